@@ -180,13 +180,9 @@ class Google:
         body: Any,
     ) -> Answer:
         try:
-            if self.project.knows(method.id) and not (
-                method.id == "compute.images.get" and values["project"] == self.id
-            ):
-                said = self.project.answer(method.id, path, body)
-                if said is None:
-                    raise answers.RefusedError(404, f"The resource '{path}' was not found", "notFound")
-            else:
+            is_own_image = method.id == "compute.images.get" and values["project"] == self.id
+            said = NotImplemented if is_own_image else self.project.answer(method.id, path, body)
+            if said is NotImplemented:
                 said = answers.answer(self, method.id, values, query, body)
         except answers.RefusedError as exc:
             return refusal(exc.status, str(exc), exc.reason)

@@ -41,16 +41,9 @@ def install(folder: Path, world: Path) -> Path:
 
 def tunnel(world: Path, instance: str, port: int, *, project: str, zone: str) -> int:
     """Carry our streams to a port of an instance until either side is done."""
-    there = json.loads(world.read_text())["resources"].get("google_compute_instance", {}).values()
-    found = next(
-        (
-            one
-            for one in there
-            if (one["name"], one["project"], one["zone"].rpartition("/")[2]) == (instance, project, zone)
-        ),
-        None,
-    )
-    if found is None:
+    rows = json.loads(world.read_text())["resources"].get("google_compute_instance", {}).values()
+    there = {(row["name"], row["project"], row["zone"].rpartition("/")[2]): row for row in rows}
+    if (found := there.get((instance, project, zone))) is None:
         sys.stderr.write(f"ERROR: (gcloud.compute.start-iap-tunnel) {instance} was not found\n")
         return 1
     try:

@@ -40,14 +40,6 @@ _FOUND: dict[str, dict[str, Any]] = {
     "compute.networks.getEffectiveFirewalls": {"firewalls": [], "firewallPolicys": []},
     "storage.buckets.get": {},
 }
-_ASKED = {
-    "cloudresourcemanager.projects.get": "project",
-    "cloudresourcemanager.projects.testIamPermissions": "permissions",
-    "cloudresourcemanager.projects.getEffectiveOrgPolicy": "policy",
-    "orgpolicy.projects.policies.getEffectivePolicy": "managed policy",
-    "compute.projects.get": "quotas",
-    "compute.regions.get": "quotas",
-}
 
 
 @dataclass
@@ -62,51 +54,49 @@ class Project:
     has: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     has_parent: bool = True
 
-    def knows(self, method: str) -> bool:
-        """Whether a call of this method is about the project."""
-        return method in _FOUND or method in _ASKED
-
     def answer(self, method: str, path: str, body: Any) -> Any:
-        """What a call gets; None where there is no such thing.
+        """What a call gets; NotImplemented if it is not about the project.
 
         Raises:
-            RefusedError: a managed constraint is asked for by the old API.
+            RefusedError: there is no such thing, or a managed constraint is asked for by the old API.
         """
         name = path.rpartition("/")[2]
-        match _ASKED.get(method):
-            case "project":
+        match method:
+            case "cloudresourcemanager.projects.get":
                 parent = {"parent": {"type": "organization", "id": "987654321098"}} if self.has_parent else {}
                 return {"projectId": name, "projectNumber": NUMBER, "lifecycleState": "ACTIVE"} | parent
-            case "permissions":
+            case "cloudresourcemanager.projects.testIamPermissions":
                 return {"permissions": [one for one in body["permissions"] if one not in self.denied]}
-            case "policy":
-                constraint = body["constraint"].removeprefix("constraints/")
-                if ".managed." in constraint:
-                    raise RefusedError(400, _MANAGED.format(body["constraint"]), "badRequest")
-                said = {"booleanPolicy": {"enforced": True}} if constraint in self.enforced else {}
-                listed = {"allowedValues": self.allowed[constraint]} if constraint in self.allowed else {}
-                return {
-                    "constraint": body["constraint"],
-                    **said,
-                    **({"listPolicy": listed} if listed else {}),
-                }
-            case "managed policy":
+            case "cloudresourcemanager.projects.getEffectiveOrgPolicy":
+                return self._policy(body["constraint"])
+            case "orgpolicy.projects.policies.getEffectivePolicy":
                 constraint = name.partition(":")[0]
                 rules: list[dict[str, Any]] = [{"enforce": True}] if constraint in self.enforced else []
                 rules += [{"enforce": True, "condition": {"expression": "resource.hasTagKey('1/a')"}}]
                 return {"name": f"projects/{NUMBER}/policies/{constraint}", "spec": {"rules": rules}}
-            case "quotas":
-                return {
-                    "name": name,
-                    **(
-                        self._common()
-                        if method == "compute.projects.get"
-                        else {"quotas": [*map(self._quota, _REGIONAL)]}
-                    ),
-                }
-        special = next((one for end, one in self.has.items() if path.endswith(end)), {})
-        named = {} if method.endswith("getEffectiveFirewalls") else {"name": name}
-        return None if special is None else named | _FOUND[method] | special
+            case "compute.projects.get":
+                said = self._common()
+            case "compute.regions.get":
+                said = {"quotas": [*map(self._quota, _REGIONAL)]}
+            case _ if method in _FOUND:
+                special = next((one for end, one in self.has.items() if path.endswith(end)), {})
+                if special is None:
+                    raise RefusedError(404, f"The resource '{path}' was not found", "notFound")
+                said = _FOUND[method] | special
+            case _:
+                return NotImplemented
+        return said if method.endswith("getEffectiveFirewalls") else {"name": name} | said
+
+    def _policy(self, name: str) -> Any:
+        constraint = name.removeprefix("constraints/")
+        if ".managed." in constraint:
+            raise RefusedError(400, _MANAGED.format(name), "badRequest")
+        said: dict[str, Any] = {"constraint": name}
+        if constraint in self.enforced:
+            said["booleanPolicy"] = {"enforced": True}
+        if constraint in self.allowed:
+            said["listPolicy"] = {"allowedValues": self.allowed[constraint]}
+        return said
 
     def _common(self) -> dict[str, Any]:
         items = [{"key": key, "value": value} for key, value in self.metadata.items()]

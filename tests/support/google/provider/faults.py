@@ -45,7 +45,7 @@ def text_of(fault: str, kind: str, value: Mapping[str, Any], **more: str) -> str
         "project": value.get("project"),
         "zone": zone,
         "region": value.get("region") or zone.rsplit("-", 1)[0],
-        "metric": metric(value),
+        "metric": "NVIDIA_L4_GPUS" if str(value.get("machine_type")).startswith("g2-") else "CPUS",
         "name": value.get("name"),
         "email": (value.get("service_account") or [{}])[0].get("email"),
         **more,
@@ -53,11 +53,3 @@ def text_of(fault: str, kind: str, value: Mapping[str, Any], **more: str) -> str
     if fault in REFUSALS:
         return REFUSALS[fault].said({name: str(fact) for name, fact in facts.items()})
     return TEXTS["rules"][fault].format_map(facts)
-
-
-def metric(value: Mapping[str, Any]) -> str:
-    """The quota that an instance counts against."""
-    machine = str(value.get("machine_type", ""))
-    model = (value.get("scheduling") or [{}])[0].get("provisioning_model")
-    quota = next((quota for family, quota in TEXTS["metrics"].items() if machine.startswith(family)), "CPUS")
-    return f"PREEMPTIBLE_{quota}" if model == "SPOT" else quota

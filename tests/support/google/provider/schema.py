@@ -13,7 +13,6 @@ from tf.types import Unknown
 
 SCHEMAS = Path(__file__).with_name("schemas")
 SOURCE = "registry.terraform.io/hashicorp/google"
-NESTING = {"single": "SINGLE", "list": "LIST", "set": "SET"}
 
 Block = Mapping[str, Any]
 Trail = tuple[str | int, ...]
@@ -60,7 +59,7 @@ def _block(block: Block) -> pb.Schema.Block:
         pb.Schema.NestedBlock(
             type_name=name,
             block=_block(inner["block"]),
-            nesting=getattr(pb.Schema.NestedBlock, NESTING[inner["nesting_mode"]]),
+            nesting=getattr(pb.Schema.NestedBlock, inner["nesting_mode"].upper()),
             min_items=inner.get("min_items", 0),
             max_items=inner.get("max_items", 0),
         )

@@ -6,7 +6,8 @@ import json
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -142,7 +143,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
     def _create(self, kind: str, planned: Mapping[str, Any]) -> Mapping[str, Any]:
         name, identifier = world.name_of(kind, planned), world.id_of(kind, planned)
         fault = self._fault("create", kind, planned)
-        with _Logged(self.store, "create", kind, name, identifier) as cloud:
+        with _logged(self.store, "create", kind, name, identifier) as cloud:
             there = cloud["resources"].setdefault(kind, {})
             if identifier in there and not kind.endswith(GIVEN_OFTEN):
                 raise RefusedError(faults.text_of("name_taken", kind, planned, id=identifier, name=name))
@@ -163,7 +164,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         return world.read(kind, made, planned)
 
     def _update(self, kind: str, prior: Mapping[str, Any], planned: Mapping[str, Any]) -> Mapping[str, Any]:
-        with _Logged(self.store, "update", kind, world.name_of(kind, planned), prior["id"]) as cloud:
+        with _logged(self.store, "update", kind, world.name_of(kind, planned), prior["id"]) as cloud:
             stops = any(world.needs_a_stop(kind, trail) for trail in schema.differences(prior, planned))
             if stops and not planned["allow_stopping_for_update"]:
                 raise RefusedError(faults.text_of("not_stopped", kind, planned))
@@ -177,7 +178,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
     def _delete(self, kind: str, prior: Mapping[str, Any]) -> None:
         name, identifier = world.name_of(kind, prior), prior["id"]
         fault = self._fault("delete", kind, prior)
-        with _Logged(self.store, "delete", kind, name, identifier) as cloud:
+        with _logged(self.store, "delete", kind, name, identifier) as cloud:
             if user := world.user_of(cloud, kind, prior):
                 raise RefusedError(faults.text_of("in_use", kind, prior, id=identifier, user=user))
             if fault and fault["kind"] not in faults.DEEDS:
@@ -221,20 +222,18 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         return block
 
 
-class _Logged:
+@contextmanager
+def _logged(store: Store, op: str, kind: str, name: str, identifier: str) -> Iterator[dict[str, Any]]:
     """The cloud under its lock, and a line of its log with the error that ended the operation, if one did."""
-
-    def __init__(self, store: Store, op: str, kind: str, name: str, identifier: str) -> None:
-        self._change = store.change()
-        self._entry = {"at": time.time(), "op": op, "type": kind, "name": name, "id": identifier}
-
-    def __enter__(self) -> dict[str, Any]:
-        self._cloud = self._change.__enter__()
-        return self._cloud
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        self._cloud["log"].append(self._entry | {"error": str(error) if error else None})
-        self._change.__exit__(kind, error, trace)
+    entry = {"at": time.time(), "op": op, "type": kind, "name": name, "id": identifier, "error": None}
+    with store.change() as cloud:
+        try:
+            yield cloud
+        except RefusedError as error:
+            entry["error"] = str(error)
+            raise
+        finally:
+            cloud["log"].append(entry)
 
 
 def _counted(settings: Mapping[str, Any]) -> str | None:

@@ -118,9 +118,9 @@ def shown(kind: str, made: dict[str, Any]) -> dict[str, Any]:
     if kind == "google_compute_instance" and not made["reservation_affinity"]:
         made["reservation_affinity"] = [{"type": "ANY_RESERVATION", "specific_reservation": []}]
     made |= {name: made[name][::-1] for name in KNOWN["order"].get(kind, ())}
-    link = partial(_link, f"projects/{made.get('project')}/zones/{made.get('zone')}")
+    zone = f"projects/{made.get('project')}/zones/{made.get('zone')}"
     for words, how in KNOWN["shown"].get(kind, {}).items():
-        made = at(made, words.split("."), str.upper if how == "upper" else link)
+        made = at(made, words.split("."), partial(_as_shown, how, zone))
     return made
 
 
@@ -143,16 +143,22 @@ def imported(kind: str, there: Mapping[str, Any]) -> Mapping[str, Any]:
     return read(kind, there, {**dict.fromkeys(there), "id": there["id"]})
 
 
-def at(value: Any, words: Sequence[str], change: Callable[[str], str]) -> Any:
-    """The value with the texts below these names changed."""
+def at(value: Any, words: Sequence[str], change: Callable[[Any], Any]) -> Any:
+    """The value with what is below these names changed."""
     if isinstance(value, list):
         return [at(each, words, change) for each in value]
-    if isinstance(value, dict) and words:
-        return value | {words[0]: at(value.get(words[0]), words[1:], change)}
-    return change(value) if isinstance(value, str) and not words else value
+    if not words:
+        return change(value)
+    if isinstance(value, Mapping) and words[0] in value:
+        return {**value, words[0]: at(value[words[0]], words[1:], change)}
+    return value
 
 
-def _link(zone: str, text: str) -> str:
+def _as_shown(how: str, zone: str, text: Any) -> Any:
+    if not isinstance(text, str):
+        return text
+    if how == "upper":
+        return text.upper()
     path = text if "/" in text else f"{zone}/acceleratorTypes/{text}"
     return COMPUTE + re.sub(r"/images/family/(.*)", r"/images/\1-v20261101", path.removeprefix(COMPUTE))
 
@@ -160,18 +166,12 @@ def _link(zone: str, text: str) -> str:
 def with_defaults(kind: str, proposed: Any) -> Any:
     """What is asked for, with the defaults of the provider's schema, of what this version of it has."""
     for words, default in KNOWN["default"].get(kind, {}).items():
-        proposed = _with_default(proposed, words.split("."), default)
+        proposed = at(proposed, words.split("."), partial(_or, default))
     return proposed
 
 
-def _with_default(value: Any, words: Sequence[str], default: Any) -> Any:
-    if isinstance(value, list):
-        return [_with_default(each, words, default) for each in value]
-    if not isinstance(value, dict) or words[0] not in value:
-        return value
-    if words[1:]:
-        return value | {words[0]: _with_default(value[words[0]], words[1:], default)}
-    return value | {words[0]: default if value[words[0]] is None else value[words[0]]}
+def _or(default: Any, value: Any) -> Any:
+    return default if value is None else value
 
 
 def kept(kind: str, planned: dict[str, Any], prior: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,8 +206,10 @@ def refused_by_validate(kind: str, config: Mapping[str, Any]) -> Iterator[tuple[
     """
     for rule, wrong in _WRONG.items():
         for words, right in KNOWN[rule].get(kind, {}).items():
-            given = _given(config, words.split("."))
-            yield from ((said, "") for each in given if (said := wrong(words, each, right)))
+            given: list[Any] = []
+            at(config, words.split("."), given.append)
+            known = (each for each in given if isinstance(each, str | int | float))
+            yield from ((said, "") for each in known if (said := wrong(words, each, right)))
     for names in KNOWN["exactly_one"].get(kind, ()):
         there = [name for name in names if config[name] not in (None, [])]
         every, summary = ",".join(names), "Invalid combination of arguments"
@@ -249,17 +251,6 @@ _WRONG: Mapping[str, Callable[[str, Any, Any], str]] = {
     **{"one_of": _not_one_of, "pattern": _unlike},
     **{"range": _out_of_range, "cidr": _no_cidr},
 }
-
-
-def _given(value: Any, words: Sequence[str]) -> Iterator[Any]:
-    """The texts and numbers below these names."""
-    if isinstance(value, list):
-        for each in value:
-            yield from _given(each, words)
-    elif isinstance(value, Mapping) and words:
-        yield from _given(value.get(words[0]), words[1:])
-    elif isinstance(value, str | int | float) and not words:
-        yield value
 
 
 def _known(world: Mapping[str, Any], kind: str, value: Mapping[str, Any], number: int) -> dict[str, Any]:
