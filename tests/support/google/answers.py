@@ -14,6 +14,7 @@ from tests.support.google.refusals import REFUSALS
 if TYPE_CHECKING:
     from tests.support.google.api import Google
 
+LINK = "https://www.googleapis.com/compute/v1/"
 PAGE = 2
 WAITED_S = 120.0  # then a wait ends, and the operation "might be `DONE` or still in progress": its document
 HOST_KEY = "AAAAC3NzaC1lZDI1NTE5AAAAIKeyOfTheDouble"
@@ -78,11 +79,10 @@ def _compute(
     google: Google, collection: str, verb: str, values: Mapping[str, str], query: Mapping[str, str]
 ) -> Any:
     kind, scope = COMPUTE[collection]
-    if verb == "list":
+    if verb in {"list", "aggregatedList"}:
         rows, token = _page([_shown(google, collection, r) for r in _rows(google, kind)], query)
-        return {"items": rows, "kind": f"compute#{collection}List"} | token
-    if verb == "aggregatedList":
-        rows, token = _page([_shown(google, collection, r) for r in _rows(google, kind)], query)
+        if verb == "list":
+            return {"items": rows, "kind": f"compute#{collection}List"} | token
         items: dict[str, Any] = {"zones/empty-a": {"warning": {"code": "NO_RESULTS_ON_PAGE"}}}
         for row in rows:
             where = row[scope].split("/projects/")[1].split("/", 1)[1]
@@ -141,17 +141,15 @@ def _shown(google: Google, collection: str, row: Row) -> Row:
     """A resource as it is shown; a disk with the instances that it is attached to."""
     said = _shape(collection, row)
     if collection == "disks":
-        users = [
-            path for kind, path in _users(google, "google_compute_disk", row) if kind.endswith("instance")
-        ]
-        said["users"] = [f"https://www.googleapis.com/compute/v1/{path}" for path in users]
+        users = _users(google, "google_compute_disk", row)
+        said["users"] = [f"{LINK}{path}" for kind, path in users if kind.endswith("instance")]
     return said
 
 
 def _shape(collection: str, row: Row) -> Row:
     """A resource of Terraform's as the REST API has it."""
     project = row.get("project") or "demo-project"
-    base = f"https://www.googleapis.com/compute/v1/projects/{project}"
+    base = f"{LINK}projects/{project}"
     said: Row = {
         "name": row["name"],
         "creationTimestamp": "2026-11-01T10:00:00.000-07:00",
@@ -166,32 +164,30 @@ def _shape(collection: str, row: Row) -> Row:
         said["network"] = f"{base}/global/networks/{row['network'].rpartition('/')[2]}"
     if row.get("ip_cidr_range"):
         said["ipCidrRange"] = row["ip_cidr_range"]
-    if collection == "instances":
-        said |= _instance(row, said["zone"])
-    if collection == "images":
-        sizes = {"archiveSizeBytes": str(2 << 30), "diskSizeGb": row["size"]}
-        said |= {"status": row["status"], "family": row["family"], **sizes}
-    if collection == "disks":
-        said |= {
-            "sizeGb": str(row.get("size", 10)),
-            "type": f"{said['zone']}/diskTypes/{row.get('type', 'pd-standard')}",
-        }
+    match collection:
+        case "instances":
+            said |= _instance(row, said["zone"])
+        case "images":
+            sizes = {"archiveSizeBytes": str(2 << 30), "diskSizeGb": row["size"]}
+            said |= {"status": row["status"], "family": row["family"], **sizes}
+        case "disks":
+            of_type = f"{said['zone']}/diskTypes/{row.get('type', 'pd-standard')}"
+            said |= {"sizeGb": str(row.get("size", 10)), "type": of_type}
     return said
 
 
 def _instance(row: Row, zone: str) -> Row:
     scheduling = (row.get("scheduling") or [{}])[0]
-    accelerators = row.get("guest_accelerator") or []
     return {
         "status": row.get("desired_status") or "RUNNING",
         "machineType": f"{zone}/machineTypes/{row.get('machine_type', 'e2-standard-4')}",
         "scheduling": {"provisioningModel": scheduling.get("provisioning_model") or "STANDARD"},
         "guestAccelerators": [
             {
-                "acceleratorType": f"{zone}/acceleratorTypes/{a['type'].rpartition('/')[2]}",
-                "acceleratorCount": a["count"],
+                "acceleratorType": f"{zone}/acceleratorTypes/{gpu['type'].rpartition('/')[2]}",
+                "acceleratorCount": gpu["count"],
             }
-            for a in accelerators
+            for gpu in row.get("guest_accelerator") or ()
         ],
     }
 
