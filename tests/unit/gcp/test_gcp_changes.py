@@ -82,9 +82,8 @@ def test_a_host_that_was_stopped_is_started() -> None:
     (start,) = host_changes(plan(change(INSTANCE, "update", off, on)))
     assert start == HostChange("demo-train-1", "change", "g2-standard-4, 1 x l4", "it is off", off=True)
     (other,) = host_changes(plan(change(INSTANCE, "update", off, on | {"machine_type": "g2-standard-8"})))
-    assert (other.why.split("; "), other.restarts, other.off) == (
-        *(["it is off", "machine type changes"], False, True),
-    )
+    assert other.why.split("; ") == ["it is off", "machine type changes"]
+    assert (other.restarts, other.off) == (False, True)
 
 
 def test_what_is_no_host_is_counted() -> None:

@@ -179,19 +179,19 @@ OBSTACLES: dict[str, tuple[Plant, str, str, str]] = {
     "bucket": (lambda g: has(g, "b/my-data"), "bucket-missing", "my-data", "buckets create gs://my-data"),
 }
 
-# What a policy that is enforced forbids.
+# What a policy that is enforced forbids, and what to do with the policy.
 POLICIES = {
-    "compute.disableGuestAttributesAccess": "SSH host keys",
-    "compute.managed.disableGuestAttributesAccess": "SSH host keys",
-    "compute.requireOsLogin": "rejects instances with OS Login off",
-    "compute.managed.requireOsLogin": "rejects instances with OS Login off",
-    "iam.managed.disableServiceAccountCreation": "service accounts",
-    "compute.managed.restrictNonConfidentialComputing": "no Confidential VMs",
-    "compute.requireShieldedVm": "Secure Boot",
+    "compute.disableGuestAttributesAccess": ("SSH host keys", "describe"),
+    "compute.managed.disableGuestAttributesAccess": ("SSH host keys", "describe"),
+    "compute.requireOsLogin": ("rejects instances with OS Login off", "delete"),
+    "compute.managed.requireOsLogin": ("rejects instances with OS Login off", "delete"),
+    "iam.managed.disableServiceAccountCreation": ("service accounts", "describe"),
+    "compute.managed.restrictNonConfidentialComputing": ("no Confidential VMs", "describe"),
+    "compute.requireShieldedVm": ("Secure Boot", "describe"),
 }
 OBSTACLES |= {
-    policy: (lambda g, policy=policy: g.project.enforced.add(policy), "org-policy", why, f" {policy} ")
-    for policy, why in POLICIES.items()
+    policy: (lambda g, policy=policy: g.project.enforced.add(policy), "org-policy", why, f"{verb} {policy}")
+    for policy, (why, verb) in POLICIES.items()
 }
 
 
