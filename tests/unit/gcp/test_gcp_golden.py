@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from difflib import unified_diff
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,41 @@ def test_a_plan_is_its_golden_file_and_keeps_every_promise(plan: Plan, name: str
     known = {} if name == SIMPLEST else described(planned(plan, SIMPLEST), spec_of(SIMPLEST).name)
     text = rendered(described(resources, spec.name), {_NODE.sub("NODE", each): known[each] for each in known})
     assert [*is_golden(GOLDEN / f"{name}.txt", text)] == []
+
+
+HOST = "google_compute_instance.host"
+# What is found of a planned attribute: its resource, the way to it, and a value that breaks a promise.
+MISTAKES: list[tuple[str, str, Sequence[str | int], Any]] = [
+    ("public address", HOST, ("network_interface", 0, "access_config"), [{}]),
+    ("not shielded", HOST, ("shielded_instance_config", 0, "enable_vtpm"), False),
+    ("lets in more", HOST, ("metadata", "serial-port-enable"), "TRUE"),
+    ("may send packets", HOST, ("can_ip_forward",), True),
+    ("can't be migrated", f'["whole-train-1"].{HOST}', ("scheduling", 0, "on_host_maintenance"), "MIGRATE"),
+    ("lacks the labels", HOST, ("labels",), {}),
+    ("not encrypted", HOST, ("boot_disk", 0, "kms_key_self_link"), None),
+    ("lets 0.0.0.0/0 in", "google_compute_firewall.iap_ssh", ("source_ranges",), ["0.0.0.0/0"]),
+    ("description", "google_compute_firewall.iap_ssh", ("description",), "for SSH"),
+    ("roles/editor", "google_project_iam_member", ("role",), "roles/editor"),
+    ("is ALL", "google_compute_router_nat", ("source_subnetwork_ip_ranges_to_nat",), "ALL"),
+    ("would be removed", "module.storage", ("labels", "clusterctl-id"), "0123ab"),
+    ("force_destroy", "google_storage_bucket.", ("force_destroy",), True),
+    ("disable_on_destroy", "google_project_service", ("disable_on_destroy",), True),
+]
+
+
+@pytest.mark.parametrize(("words", "of", "way", "value"), MISTAKES, ids=[mistake[0] for mistake in MISTAKES])
+def test_a_broken_promise_is_found(
+    plan: Plan, words: str, of: str, way: Sequence[str | int], value: Any
+) -> None:
+    resources: Any = deepcopy({**planned(plan, "everything"), **planned(plan, "kept")})
+    kms_key = gcp.settings_of(spec_of("kept")).kms_key
+    before = findings(resources, kms_key=kms_key)
+    place = next(values for address, values in resources.items() if of in address)
+    for step in way[:-1]:
+        place = place[step]
+    place[way[-1]] = value
+    (found,) = set(findings(resources, kms_key=kms_key)) - set(before)
+    assert words in found
 
 
 def test_the_longest_names_are_not_too_long_for_google(plan: Plan) -> None:

@@ -124,11 +124,6 @@ class TestFinding:
         with refused("cloud-refused", CloudError, "file.googleapis.com is off", enable):
             find_resources(api, OURS)
 
-    def test_what_may_not_be_looked_at_is_not_taken_for_nothing(self, google: Google, api: Api) -> None:
-        google.fail("iam.projects.serviceAccounts.list", 403, message="no")
-        with pytest.raises(CloudError):
-            find_resources(api, OURS)
-
     @pytest.mark.parametrize("name", ["train", "train-202611"])
     def test_a_name_that_could_be_of_another_cluster_is_not_enough(
         self, google: Google, api: Api, name: str
