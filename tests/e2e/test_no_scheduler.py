@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.cluster import Cluster, raised, records
+from tests.support.messages import codes
 from tests.support.nvidia import machines
 from tests.support.nvidia.furnish import becomes
 
@@ -33,13 +34,6 @@ SLEEPER = """\
 #!/bin/bash
 echo "first $(hostname)"
 mpirun --map-by ppr:1:node bash -c 'echo "rank $(hostname)"; exec -a sleeper-of-the-test sleep 600'
-"""
-LEAVES_7 = """\
-import sys
-from mpi4py import MPI
-MPI.COMM_WORLD.Barrier()
-print("rank", MPI.COMM_WORLD.rank, flush=True)
-sys.exit(7)
 """
 FAILS = """\
 import sys
@@ -119,7 +113,8 @@ def test_job_users_reach_the_clusters_hosts_and_nobody_else_may(plain: Cluster) 
     assert options.startswith('restrict,from="')
     assert len(options.split('"')[1].split(",")) == 3
     # The admin has no key, and an address of a host under another name is not trusted.
-    assert plain.ssh(one, f"ssh -F {config} {two} true && echo in", rc=None) == ""
+    as_admin = f"ssh -F {config} {two} true && echo in"
+    assert plain.ssh(one, as_admin, rc=None) == ""
     unknown = f"ssh -F {config} -o HostKeyAlias=else {two} true 2>/dev/null && echo in"
     assert plain.ssh(one, unknown, user=plain.user, rc=None) == ""
 
@@ -170,25 +165,19 @@ def test_an_unhealthy_node_gets_no_job_until_it_is_healthy(plain: Cluster, scrip
     refused = plain("-o", "json", "submit", path, "--nodes", "2", rc=1)
     (failure,) = refused.json["failures"]
     assert (failure["code"], failure["host"]) == ("unhealthy", unhealthy)
-    assert failure["cause"] == "GPU 0: 96 C, and 90 are allowed"
+    assert failure["cause"].startswith("GPU 0: 96 C")
     becomes(sh, machines.rtx_4070())
     assert plain.json("submit", path, "--nodes", "2", "--wait")["state"] == "COMPLETED"
-
-
-def test_a_failure_is_told_with_its_exit_code(plain: Cluster, script: Any) -> None:
-    path = script("leaves.py", LEAVES_7)
-    failed = plain("-o", "json", "submit", path, "--nodes", "2", "--wait", rc=4).json
-    (failure,) = failed["failures"]
-    assert failure["code"] == "job-failed"
-    assert "failed: exit code 7 in rank " in failure["cause"]
-    assert job(plain, failed["job_id"])["exit_code"] == 7
 
 
 def test_an_error_of_one_rank_ends_the_job(plain: Cluster, script: Any) -> None:
     path = script("fails.py", FAILS)
     flags = ("--nodes", "2", "--wait", "--timeout", "1m")
-    (failure,) = plain("-o", "json", "submit", path, *flags, rc=4).json["failures"]
-    assert f"failed: KeyError: 'a bug' (rank 1 on {nodes(plain)[1]})" in failure["cause"]
+    failed = plain("-o", "json", "submit", path, *flags, rc=4)
+    assert codes(failed) == ["job-failed"]
+    found = failed.json["diagnosis"]
+    assert (found["code"], found["rank"], found["host"]) == ("python-exception", 1, nodes(plain)[1])
+    assert job(plain, failed.json["job_id"])["exit_code"] == found["exit_code"] == 1
     assert not [host for host in nodes(plain) if "fails.py" in processes(plain, host)]
 
 
@@ -199,7 +188,7 @@ def test_one_at_a_time_and_cancel_ends_it_everywhere(plain: Cluster, script: Any
     (failure,) = refused.json["failures"]
     assert failure["code"] == "busy"
     assert first in failure["cause"]
-    assert f"{plain.user} has it since " in failure["cause"]
+    assert plain.user in failure["cause"]
     again = plain.json("up")
     assert (again["probed"], again["not_probed"]) == ([], nodes(plain))
     assert [node["state"] for node in plain.json("status")["nodes"]] == ["allocated", "allocated"]
@@ -212,7 +201,7 @@ def test_one_at_a_time_and_cancel_ends_it_everywhere(plain: Cluster, script: Any
     assert plain.json("cancel", first)["cancelled"] == [first]
     assert until(plain, first, "CANCELLED")["reason"] == ""
     while any("sleeper-of-the-test" in processes(plain, node) for node in nodes(plain)):
-        assert time.monotonic() < deadline, "the ranks live on"
+        assert time.monotonic() < deadline
         time.sleep(0.3)
 
 
@@ -233,7 +222,7 @@ def test_what_only_slurm_can_do_is_refused_by_name(plain: Cluster, script: Any) 
     assert "--qos, --array" in refused
     directives = script("directives.sh", "#!/bin/bash\n#SBATCH --nodes=2\ntrue\n")
     assert "#SBATCH --nodes=2" in plain("submit", directives, rc=2).stderr
-    assert "partition train has 2" in plain("submit", "train", "--nodes", "3", rc=2).stderr
+    assert codes(plain("-o", "json", "submit", "train", "--nodes", "3", rc=2)) == ["too-many-nodes"]
     assert "needs Slurm" in plain("shell", "--", "true", rc=2).stderr
     spec = plain.runner.cwd / "slurm.yaml"
     spec.write_text(plain.spec.read_text().replace("scheduler: none", "scheduler: slurm"))
@@ -265,8 +254,8 @@ def test_down_stops_at_the_only_copy_of_anything_and_goes_through_once_it_is_her
     assert {one["code"] for one in refused} == {"only-copy"}
     causes = [one["cause"] for one in refused]
     assert causes[0].startswith(f"job {sleeper} (sleeper) of {plain.user} is RUNNING")
-    assert f"out of job {job} (saves): 2.9 MiB in 1 file of {plain.user}, " in causes[1]
-    assert f"/shared/home/{plain.user}/models: 976.6 KiB in 1 file of {plain.user}, " in causes[2]
+    assert causes[1].startswith(f"out of job {job} (saves): 2.9 MiB")
+    assert causes[2].startswith(f"/shared/home/{plain.user}/models: 976.6 KiB")
     assert "/var/tmp/kept.txt on " in "".join(causes[3:])
     assert not any("set.txt" in cause for cause in causes)
 
