@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.cluster import Cluster, raised
+from tests.support.messages import shows
 from tests.support.nvidia import machines
 from tests.support.nvidia.furnish import becomes, furnish, put
 
@@ -126,7 +127,7 @@ def test_ranks_that_share_a_node_in_parts_have_one_part_each(gpus: Cluster, tmp_
 def test_an_unhealthy_node_is_drained_with_the_reason_and_comes_back(gpus: Cluster) -> None:
     _becomes(gpus, _two_t4(temperature=97))
     said = _wait(gpus, lambda said: "drain" in said)
-    assert "clusterctl health: GPU 0: 97 C, and 90 are allowed" in said
+    assert "clusterctl health: GPU 0: 97 C" in said
     up = gpus.json("up", "--yes")
     assert any("GPU 0: 97 C" in note for note in up["notes"])
     _becomes(gpus, _two_t4())
@@ -148,11 +149,6 @@ def _job(cluster: Cluster, job: str) -> str:
     return cluster.ssh(f"{cluster.name}-ctl", f"scontrol -o show job {job} | {told}").strip()
 
 
-def _put_in_a_third(cluster: Cluster) -> None:
-    cluster.ssh(_node(cluster), "sudo ln -sf /dev/null /dev/nvidia2")
-    _becomes(cluster, {"gpus": [*_two_t4()["gpus"], machines.gpu(2, "Tesla T4")]})
-
-
 def test_up_takes_up_a_card_that_was_put_in_while_a_job_elsewhere_goes_on(gpus: Cluster) -> None:
     """It sees at once, too, that the node is well again."""
     _log(gpus, machines.xid(79) + "\n")
@@ -160,7 +156,8 @@ def test_up_takes_up_a_card_that_was_put_in_while_a_job_elsewhere_goes_on(gpus: 
     started = "systemctl show slurmd --property=ExecMainStartTimestampMonotonic"
     other = f"{gpus.name}-parts-1"
     elsewhere, before = _sleeper(gpus, "--partition=parts", "--gpus=1"), gpus.ssh(other, started)
-    _put_in_a_third(gpus)
+    gpus.ssh(_node(gpus), "sudo ln -sf /dev/null /dev/nvidia2")
+    _becomes(gpus, {"gpus": [*_two_t4()["gpus"], machines.gpu(2, "Tesla T4")]})
     said = f"{_node(gpus)}: 1 card more: gres gpu:t4:3 (was gpu:t4:2)"
     plan = gpus("plan").stdout
     assert said in plan.replace("\n", " ")
@@ -169,7 +166,8 @@ def test_up_takes_up_a_card_that_was_put_in_while_a_job_elsewhere_goes_on(gpus: 
     up = gpus("-o", "json", "up", "--yes")
     assert f"repaired: {said}: configured" in up.stderr
     assert _node(gpus) in up.json["probed"]
-    assert "Gres=gpu:t4:3" in gpus.ssh(f"{gpus.name}-ctl", f"scontrol -o show node {_node(gpus)}")
+    known = gpus.ssh(f"{gpus.name}-ctl", f"scontrol -o show node {_node(gpus)}")
+    assert "Gres=gpu:t4:3" in known
     assert _srun(gpus, "--gpus=3", command="printenv CUDA_VISIBLE_DEVICES").strip() == "0,1,2"
     assert (_job(gpus, elsewhere), gpus.ssh(other, started)) == ("RUNNING 0", before)
     gpus.ssh(f"{gpus.name}-ctl", f"scancel {elsewhere}", user=gpus.user)
@@ -191,7 +189,7 @@ def test_nodes_with_gpus_get_cupy_and_others_do_not(tmp_path: Path) -> None:
         words = ("--partition", "train", "--gpus", "1", "--wait", "--", "--iterations", "2", "--device")
         assert cluster.json("submit", "train", *words, "auto")["state"] == "COMPLETED"
         refused = cluster.json("submit", "train", *words, "gpu", rc=4)
-        (line,) = (cluster.run_of(refused["job_id"]) / "stderr.log").read_text().splitlines()[:1]
-        assert "--device gpu: no GPU: cudaError" in line
-        assert "see that nvidia-smi shows one there" in line
+        line, *_ = (cluster.run_of(refused["job_id"]) / "stderr.log").read_text().splitlines()
+        assert shows(line, "no-gpu")
+        assert "cudaError" in line
         assert cluster.json("up", "--yes", "--reconfigure")["repaired"] == []
