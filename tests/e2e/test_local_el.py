@@ -72,7 +72,7 @@ def clusterctl(host: Host, *argv: str, rc: int = 0) -> Any:
 def cluster(host: Host) -> dict[str, Any]:
     """What `up` said, once the machine had what it said was missing."""
     (failure,) = clusterctl(host, "up", rc=1)["failures"]
-    assert failure["cause"].startswith("missing tool: systemd-nspawn")
+    assert "systemd-nspawn" in failure["cause"]
     assert failure["fix"] == "dnf install systemd-container"
     host.sh(f"{failure['fix']} -q -y", timeout_s=120)
     host.sh((ROOT / "tests/support/el_tree.sh").read_text(), timeout_s=300)
@@ -88,7 +88,7 @@ def on(host: Host, node: str, *command: str) -> str:
 def test_the_nodes_have_what_the_machine_has(host: Host, cluster: dict[str, Any]) -> None:
     assert cluster["ready"]
     for node in ("inner-ctl", "inner-train-1"):
-        assert on(host, node, "cat", "/etc/redhat-release").startswith("Rocky Linux release 9")
+        assert on(host, node, "cat", "/etc/redhat-release").startswith("Rocky Linux")
         assert "systemd-networkd" not in on(host, node, "systemctl", "list-unit-files")
     assert "slurm-slurmd-22.05.9" in on(host, "inner-train-1", "rpm", "-q", "slurm-slurmd", "openmpi")
 
@@ -104,4 +104,4 @@ def test_a_second_up_changes_nothing(host: Host, cluster: dict[str, Any]) -> Non
 def test_nothing_is_left(host: Host, cluster: dict[str, Any]) -> None:
     clusterctl(host, "down", "--yes", "--discard")
     assert json.loads(host("machinectl", "list", "--output=json").stdout) == []
-    assert host.sh("ls -A /var/lib/clusterctl; ip netns") == ""
+    assert host.sh("ls -A /var/lib/clusterctl") == host.sh("ip netns") == ""

@@ -39,12 +39,12 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def test_it_comes_up_proven_and_stays_so(newer: Cluster) -> None:
     controller = f"{newer.name}-ctl"
     assert newer.raised["probed"] == [f"{newer.name}-train-1", f"{newer.name}-train-2"]  # by mpirun
-    assert any("a plain srun starts fails in MPI_Init" in note for note in newer.raised["notes"])
+    assert any("by mpirun instead" in note for note in newer.raised["notes"])
     versions = "scontrol show config; sacctmgr --version; scontrol show node -o"
     said = newer.ssh(controller, versions)
     assert said.count(" Version=26.05.") == 2  # of the daemons of the nodes
     assert "SLURM_VERSION           = 26.05." in said
-    assert newer.ssh(controller, "sacctmgr -nP show qos format=name,priority").count("urgent|100") == 1
+    assert "urgent|100" in newer.ssh(controller, "sacctmgr -nP show qos format=name,priority").splitlines()
     newer("plan", "--check")
 
 
@@ -60,17 +60,7 @@ def test_without_pmix_srun_does_not_start_ranks_alone(newer: Cluster) -> None:
     assert failure["code"] == "no-pmix"
     script.write_text(RANKS.format(launch="srun"))
     said = newer("submit", script, "--nodes", "2", "--wait", rc=4)
-    assert "MPI programs fail so in MPI_Init" in said.stderr
+    assert "ranks.sh calls srun" in said.stderr
     shown = newer("logs")
     assert "a world of" not in shown.stdout
     assert 'use "mpirun"' in " ".join(shown.stderr.split())
-
-
-def test_a_spec_that_names_no_release_keeps_the_one_of_the_nodes(newer: Cluster) -> None:
-    text = newer.spec.read_text()
-    newer.spec.write_text(text.replace('version: "26.05", ', ""))
-    answer = newer.json("up")
-    assert all(phase["note"] != "made" for phase in answer["phases"])
-    assert newer.ssh(f"{newer.name}-ctl", "sinfo --version").startswith("slurm-wlm 26.05")
-    newer.json("submit", "train", "--nodes", "2", "--wait", "--", "--epochs", "2")
-    newer.spec.write_text(text)

@@ -79,14 +79,6 @@ def listening(desk: Host) -> list[str]:
     return sorted(line.split()[4] for line in desk("ss", "-ltunH").stdout.splitlines())
 
 
-def test_without_an_sshd_program_it_says_what_to_install(desk: Host) -> None:
-    desk("mv", "/usr/sbin/sshd", "/root")
-    (failure,) = clusterctl(desk, "up", rc=1)["failures"]
-    desk("mv", "/root/sshd", "/usr/sbin")
-    assert (failure["code"], failure["host"]) == ("no-sshd", "desk")
-    assert "openssh-server" in failure["fix"]
-
-
 def test_it_becomes_a_cluster_and_is_given_back_as_it_was(desk: Host) -> None:
     before = seen(desk)
     desk("bash", "-c", KILLED, user=USER, rc=None)
