@@ -26,7 +26,6 @@ CAROL = "groupadd -g 2222 carol; useradd -m -u 2222 -g 2222 -s /bin/bash carol"
 HER_KEYS = (
     "install -D -m 644 -o carol -g carol /dev/null ~carol/.ssh/authorized_keys"  # other modes than ours
 )
-CHRONY = "/etc/systemd/system/chrony.service.d"
 SLEEPER = "#!/bin/bash\nmpirun --map-by ppr:1:node sleep 600\n"
 
 
@@ -75,7 +74,7 @@ def runs_jobs_without_a_scheduler(cluster: Cluster) -> None:
         assert time.monotonic() < deadline, cluster("logs", job).stdout
     assert cluster.json("cancel", job)["cancelled"] == [job]
     while any("sleep 600" in cluster.ssh(node, "ps -e -o args=") for node in NODES):
-        assert time.monotonic() < deadline, "the ranks live on"
+        assert time.monotonic() < deadline
     (said,) = cluster.json("jobs", job)["jobs"]
     assert said["state"] == "CANCELLED"
 
@@ -91,23 +90,6 @@ def lets_a_machine_in_that_was_installed_anew(cluster: Cluster, machines: Lab) -
     assert (failure["code"], failure["host"]) == ("host-key", "node3")
     assert f"--accept-host-key {fingerprint}" in failure["fix"]
     assert cluster.json("up", "--accept-host-key", fingerprint)["ready"]
-
-
-def keeps_the_clock(cluster: Cluster, machines: Lab) -> None:
-    """chrony comes where nobody keeps the clock; a container's counts as its host's unless it is said."""
-    assert not machines.enter("node1", ["sh", "-c", "command -v chronyd"]).stdout
-    for host in machines.hosts:  # which may not set the clock; chronyd is told not to (-x)
-        host.inside.sh(f"mkdir -p {CHRONY}; printf '[Unit]\\nConditionCapability=\\n' > {CHRONY}/lab.conf")
-    said = {"time_in_containers": True, "time_options": "-x", "clusterctl_install_mark": "with-chrony"}
-    play(cluster, "-e", json.dumps(said))
-    lead = machines.host("node1").address
-    for node in NODES:
-        machines.ssh(node, "sudo chronyc waitsync 60 0 0 0.5")
-        assert lead in machines.ssh(node, "sudo chronyc -n tracking").stdout
-    again = play(cluster, "-e", json.dumps(said))
-    assert again.rsplit("PLAY RECAP", 1)[1].count("changed=0") == 3, again
-    for host in machines.hosts:
-        host.inside.sh(f"rm -r {CHRONY}")
 
 
 def leads_clocks_that_follow_nobody(cluster: Cluster, machines: Lab) -> None:
@@ -136,7 +118,6 @@ def test_debian_without_a_scheduler(
             changes_nothing(cluster)
             machines.host("node3").inside.sh("rm ~carol/.ssh/authorized_keys")
             assert "the cluster's key of user carol was missing" in json.dumps(cluster.json("up")["repaired"])
-            keeps_the_clock(cluster, machines)
             lets_a_machine_in_that_was_installed_anew(cluster, machines)
             shutil.rmtree(cluster.workspace)
             keys = {h.name: h.inside.sh("cat /etc/ssh/ssh_host_ed25519_key.pub") for h in machines.hosts}
@@ -213,24 +194,4 @@ def test_one_machine_that_calls_itself_otherwise_is_a_whole_cluster(
             assert cluster.raised["probed"] == ["desk"]
             trained(cluster, ["desk"])
             assert cluster.ssh("desk", "hostname").strip() == "node1"
-            assert "unchanged: 1 hosts checked" in cluster("up").stdout
-
-
-def test_a_login_host_a_controller_and_three_nodes(
-    no_residue: None, cluster_name: str, clusterctl: Clusterctl, tmp_path: Path
-) -> None:
-    with lab("debian", 5, internet=True, shared="/shared") as machines:
-        text = machines.spec(
-            cluster_name,
-            controller="node1",
-            partitions={"train": "node[3-5]"},
-            provider={
-                "login": ["node2"],
-                "hosts": hosts(machines, **{f"node{i}": f"node{i}" for i in range(1, 6)}),
-            },
-        )
-        with raised(machines, cluster_name, text, clusterctl.home, tmp_path) as cluster:
-            assert cluster.raised["probed"] == ["node3", "node4", "node5"]
-            trained(cluster, ["node3", "node4", "node5"])
-            assert cluster.ssh("node2", "sinfo -h -o %n | sort").split() == ["node3", "node4", "node5"]
-            assert cluster.ssh("node1", "pgrep -x slurmd", rc=1) == ""
+            assert "unchanged: 1 " in cluster("up").stdout
