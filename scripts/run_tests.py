@@ -31,7 +31,6 @@ from scripts import changed_tests, durations
 
 ROOT = Path(__file__).resolve().parent.parent
 UNIT, E2E, SUPPORT = "tests/unit", "tests/e2e", "tests/unit/harness"
-LAB = f"{E2E}/test_lab.py"  # the tests of on-prem machines that tests raise
 # Real clusters wait about as much as they compute, and unit tests fill the time. Where both want a core, the
 # clusters get it, then the unit tests, then the linters.
 CORES = len(os.sched_getaffinity(0))
@@ -197,7 +196,7 @@ def everything(has_sweeps: bool = False) -> Outcomes:
         words = ("-v", *SPREAD, "-m", "e2e and not alone and not sweep")
         yield pytest("Debian 12", *ON_DEBIAN_12, *words, nodes="debian-12")
         remove_remains()
-        yield pytest("support", SUPPORT, *UNITS)  # the labs' tests are among the sweeps
+        yield pytest("support", SUPPORT, *UNITS)
         # In a worker, which is replaced if a test can't be ended but with its process.
         yield pytest("alone", E2E, "-v", "-n1", "-m", "e2e and alone")
 
@@ -215,7 +214,6 @@ def changed() -> Outcomes:
 def support() -> Outcomes:
     """Run the tests of the tests."""
     yield pytest("support", SUPPORT, *UNITS)
-    yield pytest("lab", LAB, "-v", *SPREAD)
 
 
 TARGETS: dict[str, Callable[[], Outcomes]] = {

@@ -15,7 +15,7 @@ from clusterctl.util.assets import digest
 from tests.e2e.dnf_tools import dnf_tools
 from tests.support.bundled import unconnected
 from tests.support.el.build import inputs
-from tests.support.lab import Lab, lab
+from tests.support.lab import ROUTE_OUT, Lab, lab
 from tests.support.trees import debian
 from tests.support.verbs import Clusterctl
 
@@ -116,8 +116,9 @@ def test_from_nothing_to_an_mpi_job_and_back(
     machines: Lab, spec: Path, bundle: Path, clusterctl_home: Path, tmp_path: Path
 ) -> None:
     for host in HOSTS:
-        assert machines.ssh(host, "sudo dnf -q makecache", rc=None).rc != 0
-        assert machines.ssh(host, "ip route show default").stdout == ""
+        asked = machines.ssh(host, "sudo dnf -q makecache", rc=None)
+        assert asked.rc != 0
+        assert machines.ssh(host, ROUTE_OUT).stdout == ""
     before = {host: machines.ssh(host, "rpm -qa | sort; ls /etc/yum.repos.d").stdout for host in HOSTS}
     runner = Clusterctl(clusterctl_home, tmp_path, unconnected(tmp_path / "cache"))
     up = runner("-o", "json", "-f", spec, "up", "--yes", "--bundle", bundle).json
