@@ -7,6 +7,7 @@ What is printed is compared with docs/howto/first-day-rocky.md.
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import socket
@@ -24,6 +25,7 @@ from clusterctl.spec.hosts import expand
 from tests.support.cluster import Cluster, records
 from tests.support.lab import Lab, lab
 from tests.support.manual import assert_shown, blocks
+from tests.support.messages import shows
 from tests.support.nested import Host
 from tests.support.nvidia.machines import PROGRAM, rtx_4070
 from tests.support.terminal import plain, terminal
@@ -226,15 +228,11 @@ def test_the_first_day_is_planned_as_its_page_shows(
         as_shown(clusterctl("-f", spec, verb), f"clusterctl {verb}", "lab")
 
 
-def test_up_proves_itself(rocky: Cluster) -> None:
+def test_it_is_up_with_the_distributions_own_packages(rocky: Cluster) -> None:
     assert rocky.json("status")["ready"]
-
-
-def test_the_distributions_own_packages_are_there(rocky: Cluster) -> None:
     assert rocky.ssh("node2", "rpm -q --qf '%{name} ' slurm-slurmd openmpi") == "slurm-slurmd openmpi "
-    assert (
-        rocky.ssh("node1", "systemctl is-active slurmctld slurmdbd mariadb munge").split() == ["active"] * 4
-    )
+    units = "slurmctld slurmdbd mariadb munge"
+    assert rocky.ssh("node1", f"systemctl is-active {units}").split() == ["active"] * 4
     assert rocky.ssh("node2", "sudo firewall-cmd --state").strip() == "running"
 
 
@@ -255,8 +253,9 @@ def test_doctor_names_ports_that_are_closed_in_a_cluster_that_is_up(rocky: Clust
         host.sh("nft delete table ip lab")
     (found,) = (one for one in findings if one["code"] == "firewall")
     assert (found["host"], found["level"]) == ("node1", "error")
-    assert found["why"].startswith(f"node2 can't reach {address}, port 6817, 6819: no answer")
-    assert "; the firewall in force on node1 is firewalld (public)" in found["why"]
+    assert found["why"].startswith("node2 ")
+    assert f" {address}, port 6817, 6819: no answer" in found["why"]
+    assert found["why"].endswith(" firewalld (public)")
 
 
 def test_the_firewall_lets_members_through_and_nobody_else(rocky: Cluster, machines: Lab) -> None:
@@ -265,19 +264,20 @@ def test_the_firewall_lets_members_through_and_nobody_else(rocky: Cluster, machi
         rocky.ssh("node2", f"timeout 5 bash -c 'echo >/dev/tcp/{address}/{port}'")
         with socket.create_connection((address, 22), timeout=5):  # this machine is no member
             pass
-        with pytest.raises(OSError, match="No route to host"), socket.create_connection((address, port), 5):
-            pass
+        with socket.socket() as stranger:
+            stranger.settimeout(5)
+            assert stranger.connect_ex((address, port)) == errno.EHOSTUNREACH
 
 
 def test_a_host_with_cards_has_what_the_spec_asks_for_and_says_what_it_waits_for(rocky: Cluster) -> None:
     wanted = "nvidia-open cuda-toolkit-12-9 datacenter-gpu-manager-4-cuda12 libnccl nvidia-fabricmanager"
     assert rocky.ssh("node2", f"rpm -q --qf '%{{name}} ' {wanted}").split() == wanted.split()
     assert "not installed" in rocky.ssh("node1", "rpm -q nvidia-open || true")
-    assert rocky.ssh("node2", "rpm -q libnccl-devel libnccl-static || true").count("not installed") == 2
-    lines = rocky.raised["shown"].splitlines()
-    (needed,) = (line for line in lines if "a reboot is needed" in line)
+    unwanted = rocky.ssh("node2", "rpm -q libnccl-devel libnccl-static || true")
+    assert unwanted.count("not installed") == 2
+    (needed,) = (line for line in rocky.raised["shown"].splitlines() if "node reboot node2" in line)
     assert needed.startswith("note: node2: ")
-    assert "`clusterctl node reboot node2`" in needed
+    assert shows(needed, "reboot-needed")
 
 
 def test_two_nodes_train_together_and_the_run_comes_home(rocky: Cluster) -> None:
@@ -315,9 +315,10 @@ def test_a_node_is_booted_when_its_job_has_ended_and_has_its_gpu_then(rocky: Clu
         assert state(here) == "RUNNING"
         rocky.ssh("node1", "sudo touch /shared/go")
         said = booting.result()
-    assert f"at work: job {here}" in said.stderr
+    assert f"job {here}" in said.stderr
     assert (state(here), state(other)) == ("COMPLETED", "RUNNING")
-    assert "Gres=gpu:rtx-4070:1" in rocky.ssh("node1", "scontrol -o show node node2")
+    known = rocky.ssh("node1", "scontrol -o show node node2")
+    assert "Gres=gpu:rtx-4070:1" in known
     units = "nvidia-persistenced nvidia-fabricmanager nvidia-dcgm"
     assert rocky.ssh("node2", f"systemctl is-active {units}").split() == ["active"] * 3
     rocky.ssh("node1", f"scancel {other}; sudo rm /shared/go")
