@@ -9,9 +9,10 @@ from types import ModuleType
 import pytest
 
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from tests.support.plays import load_module
+from tests.unit.hosts.inventories import a_host, an_inventory, controller
 
 PLAYBOOKS = Path(__file__).parent / "playbooks"
 
@@ -46,25 +47,11 @@ def spec() -> ClusterSpec:
 
 @pytest.fixture
 def inventory(spec: ClusterSpec) -> Inventory:
-    names = ["demo-ctl", *spec.node_names(spec.partitions[0])]
-    return Inventory(
-        cluster="demo",
-        cluster_id="abc123",
-        provider="local",
-        hosts=tuple(
-            Host(
-                name=name,
-                address=f"10.1.2.{10 + i}",
-                roles=("compute" if i else "controller",),
-                partition="train" if i else None,
-                host_key="ssh-ed25519 AAAA",
-            )
-            for i, name in enumerate(names)
-        ),
-        network="10.1.2.0/24",
-        shared="/shared",
-        baked=True,
+    nodes = (
+        a_host(name, f"10.1.2.{number}", partition="train")
+        for number, name in enumerate(spec.node_names(spec.partitions[0]), 11)
     )
+    return an_inventory(controller("demo-ctl", "10.1.2.10"), *nodes)
 
 
 @pytest.fixture

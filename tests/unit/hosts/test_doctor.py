@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,23 +67,12 @@ def answer(**facts: object) -> str:
     return json.dumps({"state": "", "host": facts})
 
 
-def expected(address: str, *, gpus: int | None = None, brings: frozenset[str] = frozenset()) -> Expected:
+def expected(address: str, **differs: Any) -> Expected:
     accounts = {"hpc": 10000, "slurm": 64030, "munge": 64031}
-    return Expected(address, PORTS, accounts, {"/": 20, "/var": 4096}, gpus, brings)
+    return Expected(address, PORTS, accounts, {"/": 20, "/var": 4096}, **differs)
 
 
-def found(
-    changed: dict[str, Any],
-    *,
-    gpus: int | None = None,
-    skew_s: float = 0.0,
-    brings: frozenset[str] = frozenset(),
-    here: bool = False,
-    driver: str = "",
-    branch: str | None = None,
-    epel: bool = False,
-    cgroups: bool = False,
-) -> list[Finding]:
+def found(changed: dict[str, Any], *, skew_s: float = 0.0, **of_two: Any) -> list[Finding]:
     """What is found of two hosts, of which the second is as ``changed`` says; dots lead inwards."""
     two = json.loads(json.dumps(WELL | {"addresses": ["10.0.0.2/24"]}))
     two["system"] |= {"machine_id": "bb"}
@@ -99,9 +87,7 @@ def found(
         facts = WELL if host == "one" else two
         return answer(**facts | {"time": time.time() + (skew_s if host == "two" else 0.0)})
 
-    two_expected = replace(expected("10.0.0.2", gpus=gpus, brings=brings), here=here)
-    two_expected = replace(two_expected, driver=driver, branch=branch, epel=epel, cgroups=cgroups)
-    hosts = {"one": expected("10.0.0.1"), "two": two_expected}
+    hosts = {"one": expected("10.0.0.1"), "two": expected("10.0.0.2", **of_two)}
     return list(examine(ProbeRequest(), hosts, root, leader="one").findings)
 
 
@@ -221,13 +207,12 @@ TAKEN_OVER = [
 def test_what_somebody_runs_is_not_taken_over(
     changed: dict[str, Any], level: str, code: str, why: str
 ) -> None:
-    (finding,) = found(changed, brings=frozenset({"slurmctld", "mariadb"}))
+    brings = frozenset({"slurmctld", "mariadb"})
+    (finding,) = found(changed, brings=brings)
     assert (finding.host, finding.level, finding.code) == ("two", level, code)
     assert why in finding.why
     assert found(changed) == []  # a host of the cluster's
-    assert (
-        found({**changed, "texts": {CLAIM: '{"id": "1"}'}}, brings=frozenset({"slurmctld", "mariadb"})) == []
-    )
+    assert found({**changed, "texts": {CLAIM: '{"id": "1"}'}}, brings=brings) == []
 
 
 def test_databases_matter_where_mariadb_comes_to() -> None:

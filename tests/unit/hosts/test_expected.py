@@ -9,8 +9,8 @@ import pytest
 from clusterctl.hosts.expected import expected, host_facts_request
 from clusterctl.hosts.roles import probe_requests, role_files
 from clusterctl.spec.load import parse_spec
-from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
+from tests.unit.hosts.inventories import a_host, an_inventory, controller
 
 SPEC = """\
 version: 1
@@ -19,10 +19,7 @@ provider: {type: onprem, controller: a, hosts: {a: 10.0.0.1, b: 10.0.0.2}}
 partitions: [{name: train, hosts: b}]
 scheduler: SCHEDULER
 """
-HOSTS = [
-    Host(name=name, address=address, roles=(role,), host_key="ssh-ed25519 AAAA")
-    for name, address, role in (("a", "10.0.0.1", "controller"), ("b", "10.0.0.2", "compute"))
-]
+HOSTS = [controller("a", "10.0.0.1"), a_host("b", "10.0.0.2")]
 
 
 @pytest.mark.parametrize(
@@ -62,9 +59,7 @@ def test_the_numbers_of_the_daemons_accounts_must_be_free_too(
     assert set(wanted) <= set(asked["accounts"])
     assert set(wanted.values()) <= set(asked["uids"])
     (tmp_path / "id_ed25519.pub").write_text("ssh-ed25519 AAAA")
-    told = {"cluster": "demo", "cluster_id": "a1b2c3", "provider": "onprem", "scheduler": scheduler}
-    told |= {"hosts": HOSTS, "network": "10.0.0.0/24", "shared": "/shared", "baked": False}
-    inventory = Inventory.model_validate(told)
+    inventory = an_inventory(*HOSTS, provider="onprem", scheduler=scheduler, baked=False)
     requests = probe_requests(spec, inventory, Workspace(tmp_path))
     for request in requests.values():
         assert {name: uid for name, uid in request.numbers.items() if name != "clusterctl"} == wanted

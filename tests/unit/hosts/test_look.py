@@ -341,6 +341,19 @@ def test_numbers_of_slurm_and_munge_that_others_have_are_found_as_well() -> None
     }
 
 
+LED_BY_CTL: Any = SimpleNamespace(controller=SimpleNamespace(name="ctl"), baked=False)
+
+
+def session_of(tmp_path: Path, hosts: dict[str, Any], *, is_cloud: bool) -> Any:
+    return SimpleNamespace(
+        spec=SimpleNamespace(users=(), scheduler="slurm", provider=SimpleNamespace(is_cloud=is_cloud)),
+        workspace=Workspace(tmp_path),
+        report=lambda _: None,
+        connections=SimpleNamespace(to=hosts.__getitem__),
+        notes=[],
+    )
+
+
 def test_up_tells_where_our_own_account_has_another_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -349,16 +362,8 @@ def test_up_tells_where_our_own_account_has_another_number(
     reports = {host: parse_report(answer(accounts=its)) for host, its in numbers.items()}
     monkeypatch.setattr(up, "probe_requests", lambda *_: {})
     monkeypatch.setattr(up, "probe_hosts", lambda *_, **__: reports)
-    to = SimpleNamespace(to=None)
-    session: Any = SimpleNamespace(
-        spec=SimpleNamespace(users=(), scheduler="slurm", provider=SimpleNamespace(is_cloud=False)),
-        workspace=Workspace(tmp_path),
-        report=None,
-        connections=to,
-        notes=[],
-    )
-    inventory: Any = SimpleNamespace(controller=SimpleNamespace(name="ctl"), baked=False)
-    assert up.probe(session, inventory, {}) == reports
+    session = session_of(tmp_path, {}, is_cloud=False)
+    assert up.probe(session, LED_BY_CTL, {}) == reports
     (note,) = session.notes
     assert note.startswith("train-1: ")
     assert all(word in note for word in ("uid 1001 there", "1000 on ctl"))
@@ -395,17 +400,10 @@ def test_our_account_gets_one_uid_on_rented_hosts_that_gave_it_several(
     """One where another account has that one keeps its own, and is named; equal ones are not changed."""
     hosts: dict[str, Any] = {"ctl": Rented(1000), "train-1": Rented(1000)}
     monkeypatch.setattr(up, "probe_requests", lambda *_: dict.fromkeys(hosts, ProbeRequest()))
-    inventory: Any = SimpleNamespace(controller=SimpleNamespace(name="ctl"), baked=False)
 
     def uids() -> tuple[list[int], list[str]]:
-        session: Any = SimpleNamespace(
-            spec=SimpleNamespace(users=(), scheduler="slurm", provider=SimpleNamespace(is_cloud=True)),
-            workspace=Workspace(tmp_path),
-            report=lambda _: None,
-            connections=SimpleNamespace(to=hosts.__getitem__),
-            notes=[],
-        )
-        reports = up.probe(session, inventory, {})
+        session = session_of(tmp_path, hosts, is_cloud=True)
+        reports = up.probe(session, LED_BY_CTL, {})
         return [one.accounts["clusterctl"] for one in reports.values()], session.notes
 
     assert uids() == ([1000, 1000], [])

@@ -10,11 +10,12 @@ from clusterctl.errors import KeyRefusedError, ProvisionError, TransportError
 from clusterctl.hosts import probe
 from clusterctl.hosts.probe import with_distributions
 from clusterctl.spec.distributions import UNSEEN
-from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
 from tests.support.messages import refused as rejected
 from tests.support.scripted import ScriptedTransport, Step
+from tests.unit.hosts.inventories import a_host, an_inventory, controller
 from tests.unit.hosts.test_look import SYSTEM, answer
 
 ASKED = ("sudo", "-n", "sh", "...")
@@ -36,25 +37,10 @@ def workspace(tmp_path: Path) -> Workspace:
 
 def hosts(*known: str) -> Inventory:
     """A controller and nodes, of which this is known."""
-    names = ("ctl", *(f"train-{n}" for n in range(1, len(known))))
-    made = [
-        Host(
-            name=name,
-            address=f"10.0.0.{n}",
-            roles=("compute" if n else "controller",),
-            host_key="ssh-ed25519 AAAA",
-            distribution=distribution,
-        )
-        for n, (name, distribution) in enumerate(zip(names, known, strict=True))
-    ]
-    return Inventory(
-        cluster="demo",
-        cluster_id="3fa2b1",
-        provider="gcp",
-        hosts=tuple(made),
-        network="10.0.0.0/24",
-        shared="/shared",
-        baked=False,
+    leader, *others = known
+    nodes = (a_host(f"train-{n}", f"10.0.0.{n}", distribution=one) for n, one in enumerate(others, 1))
+    return an_inventory(
+        controller("ctl", "10.0.0.0", distribution=leader), *nodes, provider="gcp", baked=False
     )
 
 

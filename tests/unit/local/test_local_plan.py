@@ -15,9 +15,10 @@ from clusterctl.providers.local.layout import ClusterState, Existing
 from clusterctl.providers.local.provider import Hardware, LocalProvider, compare, divide, same_uids
 from clusterctl.spec.common import User
 from clusterctl.spec.models import ClusterSpec, LocalSettings
-from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.state.inventory import Host
 from clusterctl.state.workspace import Workspace
 from tests.support.messages import refused as rejected
+from tests.unit.hosts.inventories import a_host, an_inventory, controller
 
 HERE = Hardware((0, 1, 2, 3), 9 * 1024)
 CTL, ONE, TWO = "d-ctl", "d-train-1", "d-train-2"
@@ -40,15 +41,7 @@ def spec(**train: Any) -> ClusterSpec:
 
 
 def node(name: str, cpus: int = 2, memory_mib: int = 4096) -> Host:
-    return Host(
-        name=name,
-        address="10.9.8.3",
-        roles=(COMPUTE,),
-        partition="train",
-        host_key="k",
-        cpus=cpus,
-        memory_mib=memory_mib,
-    )
+    return a_host(name, "10.9.8.3", partition="train", cpus=cpus, memory_mib=memory_mib)
 
 
 def there(*names: str, off: Collection[str] = (), disk_mib: int | None = None) -> Existing:
@@ -143,17 +136,8 @@ def test_what_is_there_is_read_from_the_machine(tmp_path: Path, monkeypatch: pyt
 def test_hosts_are_those_that_up_left(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     assert hosts_as_raised(workspace) == {}
-    host = Host(name=CTL, address="10.9.8.2", roles=(CONTROLLER,), host_key="k")
-    inventory = Inventory(
-        cluster="d",
-        cluster_id="a1b2c3",
-        provider="local",
-        hosts=(host,),
-        network="10.9.8.0/24",
-        shared="/shared",
-        baked=True,
-    )
-    workspace.inventory.write_text(inventory.model_dump_json())
+    host = controller(CTL, "10.9.8.2")
+    workspace.inventory.write_text(an_inventory(host).model_dump_json())
     assert hosts_as_raised(workspace) == {CTL: host}
     workspace.inventory.write_text("torn")
     assert hosts_as_raised(workspace) == {}

@@ -15,12 +15,12 @@ from clusterctl.providers.local import layout, provider
 from clusterctl.providers.local.layout import ClusterState, Existing
 from clusterctl.providers.local.provider import LocalProvider, image_keys
 from clusterctl.spec.models import ClusterSpec, LocalSettings
-from clusterctl.state.inventory import CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace
 from tests.support.messages import refused
+from tests.unit.hosts.inventories import an_inventory, controller
 
 SETTINGS = LocalSettings(distribution="debian-13")
-CTL = Host(name="d-ctl", address="10.9.8.2", roles=(CONTROLLER,), host_key="k", distribution="debian-13")
+CTL = controller("d-ctl", "10.9.8.2", distribution="debian-13")
 NETWORK = IPv4Network("10.9.8.0/24")
 
 
@@ -28,11 +28,6 @@ def spec(version: str | None = None) -> ClusterSpec:
     values = {"version": 1, "name": "d", "partitions": [{"name": "train", "nodes": 1}]}
     given = {"provider": SETTINGS, "slurm": {"version": version}, "users": [{"name": "a", "uid": 2000}]}
     return ClusterSpec.model_validate({**values, **given})
-
-
-def inventory(**values: Any) -> Inventory:
-    place = {"cluster": "d", "cluster_id": "a1b2c3", "provider": "local", "network": "10.9.8.0/24"}
-    return Inventory.model_validate({**place, "shared": "/shared", "hosts": (CTL,), "baked": True, **values})
 
 
 @pytest.fixture
@@ -52,7 +47,7 @@ def test_another_release_than_the_distributions_has_an_image_of_its_own() -> Non
 
 @pytest.mark.parametrize(("asked", "suite"), [(None, None), ("24.11", None), ("26.05", "forky")])
 def test_an_image_gets_the_slurm_that_the_spec_asks_for(asked: str | None, suite: str | None) -> None:
-    text = image_inventory_text(spec(asked), inventory(), Path("/c"), Path("/w"), Path("/l"))
+    text = image_inventory_text(spec(asked), an_inventory(CTL), Path("/c"), Path("/w"), Path("/l"))
     variables = YAML(typ="safe").load(text)["all"]["vars"]
     source = {"release": asked, "suite": suite, "mirror": SETTINGS.mirror}
     assert variables.get("clusterctl_newer_slurm") == (source if suite else None)
@@ -87,7 +82,7 @@ def plan(workspace: Workspace, monkeypatch: pytest.MonkeyPatch, asked: str | Non
 def test_nodes_are_not_brought_to_another_release(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, by_helper: str | None, by_up: str, asked: str
 ) -> None:
-    workspace.inventory.write_text(inventory(slurm=by_up).model_dump_json())
+    workspace.inventory.write_text(an_inventory(CTL, slurm=by_up).model_dump_json())
     runs = by_helper or by_up or "24.11"
     keep = f'slurm: {{version: "{runs}"}}'
     values = (asked, keep, "`clusterctl down`", "`clusterctl up`")
@@ -121,7 +116,7 @@ def test_the_inventory_tells_the_slurm_of_the_nodes(
     told: tuple[str, bool],
 ) -> None:
     """Whatever the spec says: nodes that are there keep their image."""
-    workspace.inventory.write_text(inventory(slurm=recorded).model_dump_json())
+    workspace.inventory.write_text(an_inventory(CTL, slurm=recorded).model_dump_json())
     nodes = tuple(
         layout.MadeNode(name=name, address="10.9.8.2", host_key="k", started=True, made=False)
         for name in ("d-ctl", "d-train-1")

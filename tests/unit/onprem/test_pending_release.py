@@ -14,9 +14,10 @@ from clusterctl.providers.onprem import release
 from clusterctl.providers.onprem.login import Login
 from clusterctl.providers.onprem.provider import OnpremProvider
 from clusterctl.spec.onprem import OnpremSettings
-from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.inventory import Host
 from clusterctl.state.workspace import Workspace
 from tests.support.messages import refused
+from tests.unit.hosts.inventories import a_host, an_inventory
 
 SETTINGS = OnpremSettings.model_validate(
     {
@@ -29,7 +30,7 @@ SETTINGS = OnpremSettings.model_validate(
 
 
 def host(name: str = "gpu1", address: str = "10.0.0.2", key: str = "AAAA") -> Host:
-    return Host(name=name, address=address, roles=("compute",), partition="p", host_key=f"ssh-ed25519 {key}")
+    return a_host(name, address, partition="p", host_key=f"ssh-ed25519 {key}")
 
 
 @pytest.fixture
@@ -39,10 +40,7 @@ def workspace(tmp_path: Path) -> Workspace:
     one.create()
     one.create_secrets()
     one.cluster_id()
-    inventory = Inventory(
-        cluster="own", cluster_id="abc", provider="onprem", hosts=(host(),), network="10.0.0.0/24",
-        shared="/shared", baked=False,
-    )  # fmt: skip
+    inventory = an_inventory(host(), provider="onprem", baked=False)
     release.record_pending(host(), inventory, SETTINGS, one, why="it does not answer")
     return one
 

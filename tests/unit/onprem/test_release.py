@@ -13,11 +13,10 @@ from clusterctl.providers.base import NO_PROMPTS
 from clusterctl.providers.onprem import members, release
 from clusterctl.providers.onprem.login import Login
 from clusterctl.spec.onprem import OnpremSettings
-from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from tests.support.messages import refused
-
-KEY = "ssh-ed25519 AAAA"
+from tests.unit.hosts.inventories import KEY, a_host, an_inventory, controller
 
 
 class Way:
@@ -43,19 +42,8 @@ class Way:
 
 
 def inventory(*names: str) -> Inventory:
-    hosts = [Host(name="ctl", address="10.0.0.1", roles=("controller",), host_key=KEY)]
-    hosts += [
-        Host(name=name, address="10.0.0.2", roles=("compute",), partition="p", host_key=KEY) for name in names
-    ]
-    return Inventory(
-        cluster="own",
-        cluster_id="abc",
-        provider="onprem",
-        hosts=tuple(hosts),
-        network="10.0.0.0/24",
-        shared="/shared",
-        baked=False,
-    )
+    nodes = (a_host(name, "10.0.0.2", partition="p") for name in names)
+    return an_inventory(controller("ctl", "10.0.0.1"), *nodes, provider="onprem", baked=False)
 
 
 def dismissed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *going: str) -> Mapping[str, str]:

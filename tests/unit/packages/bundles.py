@@ -12,6 +12,12 @@ from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.util.assets import digest, job_lock, payload_hash
 
 RELEASE = "debian-12"
+SPEC = """\
+version: 1
+name: demo
+provider: {type: onprem, controller: a, hosts: {a: 10.0.0.1}}
+partitions: [{name: train, hosts: a}]
+"""
 FILES: dict[str, bytes] = {
     PAYLOAD: b"payload" * 300,
     f"systems/{RELEASE}/Packages": b"",
@@ -31,6 +37,14 @@ def system(**other: object) -> System:
         "wheels": ("numpy-2.0-py3-none-any.whl",),
     }
     return System.model_validate(values | other)
+
+
+def damage(path: Path, *contents: bytes) -> None:
+    """Flip a bit in the file of munge's package, or in those that end with these contents."""
+    raw = bytearray(path.read_bytes())
+    for content in contents or (b"munge",):
+        raw[raw.rindex(content)] ^= 1
+    path.write_bytes(raw)
 
 
 def a_bundle(path: Path, files: dict[str, bytes] = FILES, **other: object) -> Path:

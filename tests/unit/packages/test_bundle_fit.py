@@ -17,14 +17,8 @@ from clusterctl.spec.load import load_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.util.assets import digest, gpu_lock
 from tests.support.messages import refused
-from tests.unit.packages.bundles import RELEASE, a_bundle, system
+from tests.unit.packages.bundles import RELEASE, SPEC, a_bundle, system
 
-SPEC = """\
-version: 1
-name: demo
-provider: {type: onprem, controller: a, hosts: {a: 10.0.0.1}}
-partitions: [{name: train, hosts: a}]
-"""
 GPUS = SPEC.replace("hosts: a}", "hosts: a, gpus: {type: t4, count: 1}}")
 ASKING = f"{SPEC}software: {{python: {{requirements: requirements.txt}}}}\n"
 CUPY = {"gpu": ("numpy-2.0-py3-none-any.whl",), "gpu_base": digest(gpu_lock().read_bytes())}

@@ -30,7 +30,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import digest, gpu_lock, job_lock
 from tests.support.messages import refused
-from tests.unit.packages.bundles import FILES, RELEASE, a_bundle, system
+from tests.unit.packages.bundles import FILES, RELEASE, SPEC, a_bundle, damage, system
 
 ATTRS = b"a wheel of attrs"
 NODE = NodePlatform.of(distribution_of(RELEASE))
@@ -51,10 +51,8 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
 @pytest.fixture
 def spec(tmp_path: Path) -> ClusterSpec:
     (tmp_path / "requirements.txt").write_text("attrs\n")
-    (tmp_path / "cluster.yaml").write_text(
-        "version: 1\nname: demo\nprovider: {type: onprem, controller: a, hosts: {a: 10.0.0.1}}\n"
-        "partitions: [{name: train, hosts: a}]\nsoftware: {python: {requirements: requirements.txt}}\n"
-    )
+    asking = "software: {python: {requirements: requirements.txt}}\n"
+    (tmp_path / "cluster.yaml").write_text(SPEC + asking)
     return load_spec(tmp_path / "cluster.yaml")
 
 
@@ -101,18 +99,14 @@ def test_a_bundle_is_checked_again_once_it_is_written_to(
     assert known is not None
     assert known.file == path
     assert str(path) in str(missing_bundle(workspace))
-    raw = bytearray(path.read_bytes())
-    raw[raw.rindex(b"munge")] ^= 1
-    path.write_bytes(raw)
+    damage(path)
     with refused("bundle-corrupted"):
         use_bundle(path, spec, workspace, report=said.append)
     assert cluster_bundle(workspace) == known
 
 
 def test_a_damaged_bundle_is_not_remembered(workspace: Workspace, spec: ClusterSpec, path: Path) -> None:
-    raw = bytearray(path.read_bytes())
-    raw[raw.rindex(b"munge")] ^= 1
-    path.write_bytes(raw)
+    damage(path)
     with refused("bundle-corrupted"):
         use_bundle(path, spec, workspace, report=lambda _: None)
     assert cluster_bundle(workspace) is None

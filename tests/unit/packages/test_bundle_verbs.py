@@ -9,14 +9,8 @@ import pytest
 
 from tests.support.messages import codes, shows
 from tests.support.verbs import Clusterctl
-from tests.unit.packages.bundles import RELEASE, a_bundle
+from tests.unit.packages.bundles import RELEASE, SPEC, a_bundle, damage
 
-SPEC = """\
-version: 1
-name: demo
-provider: {type: onprem, controller: a, hosts: {a: 10.0.0.1}}
-partitions: [{name: train, hosts: a}]
-"""
 ASKING = "software: {python: {requirements: asked.txt}}\n"
 
 
@@ -44,10 +38,7 @@ def test_a_whole_bundle_is_described(cli: Clusterctl, path: Path, verb: str) -> 
 
 
 def test_each_fault_is_a_failure(cli: Clusterctl, path: Path) -> None:
-    raw = bytearray(path.read_bytes())
-    for content in (b"munge", b"wheel"):
-        raw[raw.rindex(content)] ^= 1
-    path.write_bytes(raw)
+    damage(path, b"munge", b"wheel")
     said = cli("-o", "json", "bundle", "verify", path, rc=2).json
     assert [failure["code"] for failure in said["failures"]] == ["bundle-corrupted", "bundle-corrupted"]
     assert ["munge" in f["cause"] or "numpy" in f["cause"] for f in said["failures"]] == [True, True]

@@ -73,23 +73,18 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_every_wheel_of_the_lock_and_nothing_beside(fetch: Fetch, tmp_path: Path) -> None:
+def test_every_wheel_of_the_lock_is_fetched_once_and_nothing_beside(
+    fetch: Fetch, lock: Path, tmp_path: Path
+) -> None:
     folder = Path(fetch()["folder"])
     assert names(folder) == ["firstpart-1.0-py3-none-any.whl", "secondpart-1.0-py3-none-any.whl"]
     assert names(tmp_path / "cache" / "clusterctl") == [folder.name]
-
-
-def test_they_are_fetched_once(fetch: Fetch, tmp_path: Path) -> None:
-    folder = fetch()["folder"]
+    assert not stat.S_IMODE(folder.stat().st_mode) & 0o022  # others may not write into it
     for wheel in (tmp_path / "index").iterdir():
         wheel.unlink()
-    assert fetch()["folder"] == folder
-
-
-def test_another_lock_has_another_wheelhouse(fetch: Fetch, lock: Path, tmp_path: Path) -> None:
-    first = fetch()["folder"]
+    assert Path(fetch()["folder"]) == folder
     lock.write_text(a_wheel(tmp_path / "index", "thirdpart"))
-    assert fetch()["folder"] != first
+    assert Path(fetch()["folder"]) != folder
 
 
 def test_a_wheel_that_is_not_what_was_locked_is_refused(fetch: Fetch, tmp_path: Path) -> None:
@@ -129,8 +124,3 @@ def test_no_home_is_an_error_with_a_way_out(fetch: Fetch) -> None:
     error = fetch(XDG_CACHE_HOME="", HOME="~nobody-of-that-name")
     assert "no folder" in error["what"]
     assert "XDG_CACHE_HOME" in error["fix"]
-
-
-def test_others_may_not_write_into_it(fetch: Fetch) -> None:
-    folder = Path(fetch()["folder"])
-    assert not stat.S_IMODE(folder.stat().st_mode) & 0o022
