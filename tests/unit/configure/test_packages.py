@@ -48,23 +48,21 @@ ROCKY = {
 }
 
 
-def test_a_check_names_what_is_missing_and_asks_no_repository(tmp_path: Path) -> None:
-    facts = ROCKY | {"packages": {"munge": []}}
-    said = check(tmp_path, "packages", facts, packages_names=["munge", "slurm"])
-    assert "would install slurm" in said
-    assert "changed=1" in said
-
-
-def test_a_check_is_silent_where_all_is_there(tmp_path: Path) -> None:
-    said = check(tmp_path, "packages", ROCKY | {"packages": {"munge": []}}, packages_names=["munge"])
-    assert "would install" not in said
-    assert "changed=0" in said
-
-
-def test_a_check_of_a_rocky_host_that_has_nothing(tmp_path: Path) -> None:
-    said = check(tmp_path, "repositories", ROCKY | {"packages": {}})
-    assert "would install dnf-plugins-core" in said
-    assert "would install epel-release" in said
+@pytest.mark.parametrize(
+    ("role", "there", "variables", "missing"),
+    [
+        ("packages", {"munge": []}, {"packages_names": ["munge", "slurm"]}, ["slurm"]),
+        ("packages", {"munge": []}, {"packages_names": ["munge"]}, []),
+        ("repositories", {}, {}, ["dnf-plugins-core", "epel-release"]),
+        ("repositories", {}, {"packages_bundle": "/var/lib/bundle"}, []),
+    ],
+)
+def test_a_check_names_what_is_missing_and_asks_no_repository(
+    tmp_path: Path, role: str, there: dict[str, Any], variables: dict[str, Any], missing: list[str]
+) -> None:
+    said = check(tmp_path, role, ROCKY | {"packages": there}, **variables)
+    assert re.findall(r"would install ([\w-]+)", said) == missing
+    assert ("changed=0" in said) == (not missing)
 
 
 def test_a_mirror_takes_the_place_of_epel_and_of_openhpc(tmp_path: Path) -> None:
@@ -72,14 +70,8 @@ def test_a_mirror_takes_the_place_of_epel_and_of_openhpc(tmp_path: Path) -> None
     folder = tmp_path / "repos"
     folder.mkdir()
     facts = ROCKY | {"packages": {"dnf": []}}
-    said = check(
-        tmp_path,
-        "repositories",
-        facts,
-        repositories_mirrors=mirrors,
-        repositories_openhpc=True,
-        repositories_folder=str(folder),
-    )
+    variables = {"repositories_mirrors": mirrors, "repositories_openhpc": True}
+    said = check(tmp_path, "repositories", facts, **variables, repositories_folder=str(folder))
     assert "would install epel-release" not in said
     for name in ("epel", "OpenHPC", "OpenHPC-updates"):
         assert f"repository {name}]" in said
@@ -110,11 +102,6 @@ def test_gcsfuse_has_a_key_that_the_release_takes(tmp_path: Path, major: str, ke
     done = run_play(tmp_path, play, ("ctl", "node"), known={"bucket_repositories_folder": str(folder)})
     assert done.returncode == 0, done.stdout
     assert re.findall(r"/yum/doc/(\S+)", (folder / "gcsfuse.repo").read_text()) == keys
-
-
-def test_with_a_bundle_no_repository_is_added(tmp_path: Path) -> None:
-    said = check(tmp_path, "repositories", ROCKY | {"packages": {}}, packages_bundle="/var/lib/bundle")
-    assert "epel" not in said
 
 
 @pytest.mark.parametrize("release", ["debian-12", "ubuntu-22.04", "ubuntu-24.04", "rocky-9.6", "rocky-10.0"])

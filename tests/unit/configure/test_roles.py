@@ -8,15 +8,14 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
+import jinja2
 import pytest
-import yaml
 
 from clusterctl.cluster.hardware import mark_of_wheels
 from clusterctl.hosts.remote_probe import rivals_mark
 from clusterctl.util.assets import asset
-from tests.support.plays import run_tasks
+from tests.support.plays import program, role_data, run_tasks
 from tests.support.wheels import a_wheel
 
 SCRATCH = asset("ansible") / "roles" / "scratch" / "files" / "clusterctl-scratch"
@@ -26,27 +25,19 @@ SHARED = {"shared_storage_server": "10.80.0.2", "shared_storage_export": "/share
 @pytest.fixture
 def stand_ins(tmp_path: Path) -> Path:
     """Programs that note in `calls` how they were called, and end with what `NAME.status` says."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
     for name in ("mount", "mdadm", "mkfs.ext4", "blkid", "mountpoint", "chmod", "lsblk"):
-        program = folder / name
-        program.write_text(
-            f'#!/bin/sh\necho {name} "$@" >>{shlex.quote(str(tmp_path / "calls"))}\n'
-            f"cat {shlex.quote(str(tmp_path))}/{name}.said 2>/dev/null\n"
-            f"exit $(cat {shlex.quote(str(tmp_path))}/{name}.status 2>/dev/null || echo 0)\n"
+        program(
+            tmp_path,
+            name,
+            f'cd {shlex.quote(str(tmp_path))}\necho {name} "$@" >>calls\ncat {name}.said 2>/dev/null\n'
+            f"exit $(cat {name}.status 2>/dev/null || echo 0)",
         )
-        program.chmod(0o755)
-    return folder
+    return tmp_path / "bin"
 
 
 def calls(tmp_path: Path) -> list[str]:
     found = tmp_path / "calls"
     return found.read_text().splitlines() if found.exists() else []
-
-
-def read_touches(role: str) -> dict[str, Any]:
-    path = asset("ansible") / "roles" / role / "meta" / "touches.yml"
-    return dict(yaml.safe_load(path.read_text())[f"{role}_touches"])
 
 
 def play(tmp_path: Path, role: str, tasks: str, **variables: object) -> str:
@@ -56,47 +47,33 @@ def play(tmp_path: Path, role: str, tasks: str, **variables: object) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(
-    ("kind", "version"), [("nfs", "vers=4.2,hard"), ("filestore", "vers=3,hard")], ids=["nfs", "filestore"]
-)
-def test_a_node_mounts_the_shared_folder_and_notes_it(
-    tmp_path: Path, stand_ins: Path, kind: str, version: str
-) -> None:
+def test_a_node_mounts_the_shared_folder_and_notes_it(tmp_path: Path, stand_ins: Path) -> None:
     fstab, folder = tmp_path / "fstab", tmp_path / "shared"
-    variables = {**SHARED, "shared_storage_kind": kind, "shared_storage_path": str(folder)}
+    variables = {**SHARED, "shared_storage_kind": "filestore", "shared_storage_path": str(folder)}
     play(tmp_path, "shared_storage", "mount", **variables, shared_storage_fstab=str(fstab))
     (line,) = fstab.read_text().splitlines()
-    source, where, fstype, options, *_ = line.split()
-    assert (source, where, fstype) == ("10.80.0.2:/shared", str(folder), "nfs")
-    assert options.startswith(version)
-    assert "_netdev" in options  # after the network, at boot
+    known = role_data("shared_storage")["shared_storage_options"]
+    assert line.split()[:4] == ["10.80.0.2:/shared", str(folder), "nfs", known["filestore"]]
+    versions = {"nfs": "vers=4.2,hard", "server": "hard", "filestore": "vers=3,hard"}
+    assert [kind for kind, options in known.items() if not options.startswith(versions[kind])] == []
+    assert all("_netdev" in options for options in known.values())  # after the network, at boot
     assert [call for call in calls(tmp_path) if call.startswith("mount ")]
 
 
-def test_the_controller_exports_to_the_clusters_network_alone(tmp_path: Path) -> None:
-    exports = tmp_path / "exports"
-    role = asset("ansible") / "roles" / "shared_storage"
-    task = {"src": str(role / "templates" / "clusterctl.exports.j2"), "dest": str(exports)}
-    (tmp_path / "roles" / "exports" / "tasks").mkdir(parents=True)
-    (tmp_path / "roles" / "exports" / "tasks" / "main.yml").write_text(
-        yaml.safe_dump([{"ansible.builtin.template": task}])
-    )
+def test_the_controller_exports_to_the_clusters_network_alone() -> None:
+    template = asset("ansible") / "roles/shared_storage/templates/clusterctl.exports.j2"
     variables = {"shared_storage_path": "/shared", "shared_storage_network": "10.80.0.0/20"}
-    play(tmp_path, str(tmp_path / "roles" / "exports"), "main", **variables)
-    lines = [line for line in exports.read_text().splitlines() if not line.startswith("#")]
+    text = jinja2.Template(template.read_text(), undefined=jinja2.StrictUndefined).render(
+        **variables, ansible_managed="a test"
+    )
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
     assert lines == ["/shared 10.80.0.0/20(rw,sync,no_subtree_check,root_squash)"]
 
 
 def test_the_bucket_is_mounted_for_all_users(tmp_path: Path, stand_ins: Path) -> None:
     fstab, folder = tmp_path / "fstab", tmp_path / "bucket"
-    play(
-        tmp_path,
-        "bucket",
-        "configure",
-        bucket_name="my-data",
-        bucket_path=str(folder),
-        bucket_fstab=str(fstab),
-    )
+    variables = {"bucket_name": "my-data", "bucket_path": str(folder), "bucket_fstab": str(fstab)}
+    play(tmp_path, "bucket", "configure", **variables)
     source, where, fstype, options, *_ = fstab.read_text().split()
     assert (source, where, fstype) == ("my-data", str(folder), "gcsfuse")
     assert {"rw", "_netdev", "allow_other"} <= set(options.split(","))
@@ -110,7 +87,7 @@ def prolog(script: Path, **environ: str) -> list[str]:
 
 def task_prolog(folder: Path, **variables: object) -> Path:
     """The script as the role writes it."""
-    own = {"job_env_root": str(folder), "job_env_network": "127.0.0.0/8", "job_env_task_prolog": True}
+    own = {"job_env_root": str(folder), "job_env_network": "127.0.0.0/8"}
     play(folder, "job_env", "variables", **own, **variables)
     return folder / "task-prolog"
 
@@ -133,9 +110,8 @@ def test_without_pmix_an_mpi_program_that_srun_starts_is_to_fail(tmp_path: Path)
     assert prolog(script, **step) == ["export PMIX_NAMESPACE=srun-without-pmix"]
     assert prolog(script, **step, PMIX_NAMESPACE="prterun-1") == []  # it is a rank of mpirun's
     assert prolog(script, **{**step, "SLURM_STEP_NUM_TASKS": "1"}) == []
-    assert (
-        prolog(script, **{**step, "SLURM_SCRIPT_CONTEXT": ""}) == []
-    )  # a rank that reads the variables itself
+    # A rank that reads the variables itself.
+    assert prolog(script, **{**step, "SLURM_SCRIPT_CONTEXT": ""}) == []
     conf.write_text("MpiDefault=pmix\n")
     assert prolog(script, **step) == []
 
@@ -164,17 +140,10 @@ def test_jobs_are_told_what_cuda_calls_their_gpus(tmp_path: Path, constrains: bo
     shown = {"node": {"cupy": False, "uuids": ["MIG-a", "MIG-b", "GPU-c"]}}
     (tmp_path / "gpus.json").write_text(json.dumps(shown))
     (tmp_path / "gpus").write_text("MIG-a\nMIG-b\nGPU-c\n")
-    play(
-        tmp_path,
-        "job_env",
-        "variables",
-        job_env_root=str(tmp_path),
-        job_env_network="127.0.0.0/8",
-        job_env_gpus_src=str(tmp_path / "gpus.json"),
-        job_env_constrains_gpus=constrains,
-    )
+    gpus = {"job_env_gpus_src": str(tmp_path / "gpus.json"), "job_env_constrains_gpus": constrains}
+    script = task_prolog(tmp_path, **gpus)
     for environ, seen in _BY_UUID[constrains]:
-        said = prolog(tmp_path / "task-prolog", **environ)
+        said = prolog(script, **environ)
         assert said == ([f"export CUDA_VISIBLE_DEVICES={seen}"] if seen else [])
 
 
@@ -213,7 +182,8 @@ def test_a_node_with_cards_gets_the_wheels_of_the_lock(
         (wheel,) = index.iterdir()
         locked = wheel.read_bytes()
         a_wheel(index, "cupy", files={"cupy.py": "another = True\n"})
-        done = run_tasks(tmp_path, "job_env", "configure", **variables)
+        wheels = {"job_env_lock": str(lock), "job_env_fetches": True, **variables}
+        done = run_tasks(tmp_path, "job_env", "install_wheels", **wheels)
         assert done.returncode != 0
         assert "DO NOT MATCH THE HASHES" in done.stdout
         assert not site.exists()
@@ -308,7 +278,7 @@ def test_another_dnf_is_waited_for_and_named_where_it_stays(tmp_path: Path) -> N
 
 def test_less_than_our_limit_is_taken_out_of_files_that_are_read_later(tmp_path: Path) -> None:
     """By the pattern that the probe looks with. Elsewhere, and on somebody's own machine, it stays."""
-    (named,) = read_touches("common")["drift"][1:2]
+    named = role_data("common", "meta/touches.yml")["common_touches"]["drift"][1]
     ((default, pattern),) = named["rivals"].items()
     ours = tmp_path / Path(default).name
     others = "* soft memlock unlimited\n*    hard    memlock\t\tunlimited\n* hard core 0\n"
