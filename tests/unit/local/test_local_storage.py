@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +68,12 @@ def raised(
     (home_of_ada / "weights").write_text("0.5")
     os.chown(home_of_ada, UID, -1)
     return folder
+
+
+def leave_behind(cluster_id: str) -> None:
+    """Have a shared folder of a cluster that is down."""
+    raised(cluster_id)
+    helper.down({"id": cluster_id})
 
 
 def request(storage: str | None, owner: int | None = None) -> ClusterRequest:
@@ -147,8 +152,7 @@ def test_a_down_removes_only_what_it_has_looked_at(
 
 def test_a_down_that_ended_late_and_an_up_without_keep_lose_nothing(state: Path) -> None:
     """The first has ended the cluster, but not its workspace: the second goes on under the same id."""
-    raised(OLD)
-    helper.down({"id": OLD})
+    leave_behind(OLD)
     here = {"id": OLD, "keep_storage": False, "workspace": str(Workspace.of("d").root)}
     wanted = request(None).model_copy(update=here)
     with pytest.MonkeyPatch.context() as patch:
@@ -158,15 +162,6 @@ def test_a_down_that_ended_late_and_an_up_without_keep_lose_nothing(state: Path)
     helper._shared(wanted)
     helper.down({"id": OLD})
     assert [one.id for one in kept_here()] == [OLD]
-
-
-def test_it_takes_the_place_of_a_folder_that_an_ended_up_made(state: Path) -> None:
-    raised(OLD)
-    helper.down({"id": OLD})
-    (state / NEW / "shared").mkdir(parents=True)
-    shared = helper._shared(request(OLD))
-    assert (shared / "home/ada/weights").read_text() == "0.5"
-    assert not (state / OLD).exists()
 
 
 def test_an_up_without_keep_forgets_no_earlier_one_with_it(state: Path) -> None:
@@ -198,10 +193,10 @@ def test_a_down_that_ends_midway_loses_nothing(
     assert [kept.id for kept in kept_here()] == [OLD]
 
 
-def test_the_next_cluster_has_it(state: Path) -> None:
-    raised(OLD)
-    helper.down({"id": OLD})
-    (state / NEW).mkdir()
+@pytest.mark.parametrize("made", [NEW, f"{NEW}/shared"], ids=["new", "an `up` was ended"])
+def test_the_next_cluster_has_it(state: Path, made: str) -> None:
+    leave_behind(OLD)
+    (state / made).mkdir(parents=True)
     shared = helper._shared(request(OLD))
     assert shared == state / NEW / "shared"
     assert (shared / "home/ada/weights").read_text() == "0.5"
@@ -211,8 +206,7 @@ def test_the_next_cluster_has_it(state: Path) -> None:
 
 
 def test_an_up_that_ended_as_it_took_it_leaves_no_folder(state: Path) -> None:
-    raised(OLD)
-    helper.down({"id": OLD})
+    leave_behind(OLD)
     (state / OLD / "shared").rename(state / "taken")
     assert kept_here() == ()
     assert not (state / OLD).exists()
@@ -220,8 +214,7 @@ def test_an_up_that_ended_as_it_took_it_leaves_no_folder(state: Path) -> None:
 
 @pytest.mark.parametrize("wanted", [request(OTHER), request(OLD, owner=4711)])
 def test_what_is_gone_or_anothers_is_not_taken(state: Path, wanted: ClusterRequest) -> None:
-    raised(OLD)
-    helper.down({"id": OLD})
+    leave_behind(OLD)
     (state / NEW).mkdir()
     with refused("storage-gone", ProvisionError):
         helper._shared(wanted)
@@ -242,8 +235,7 @@ def test_it_is_that_of_one_user_and_state_folder(state: Path, tmp_path: Path) ->
 
 def test_it_is_removed_by_name(state: Path) -> None:
     for cluster_id in (OLD, OTHER):
-        raised(cluster_id)
-        helper.down({"id": cluster_id})
+        leave_behind(cluster_id)
     (first, second) = kept_here()
     LocalProvider(LocalSettings()).remove_storage(first, report=lambda _: None)
     assert kept_here() == (second,)
@@ -299,41 +291,29 @@ def test_start_up_files_are_told_by_the_image_of_the_nodes(
     assert {one.what for one in found.files} == {"/shared/home/ada/.profile", "/shared/home/ada/weights"}
 
 
-@pytest.fixture
-def notes(state: Path) -> Callable[..., tuple[str, ...]]:
+def notes(wanted: ClusterSpec, found: Existing = Existing()) -> tuple[str, ...]:  # noqa: B008
     """What a plan says of storage."""
-
-    def notes(wanted: ClusterSpec, found: Existing = Existing()) -> tuple[str, ...]:  # noqa: B008
-        return LocalProvider(LocalSettings())._storage_notes(wanted, found)
-
-    return notes
+    return LocalProvider(LocalSettings())._storage_notes(wanted, found)
 
 
-def test_a_plan_says_that_it_is_taken_up(state: Path, notes: Callable[..., tuple[str, ...]]) -> None:
+def test_a_plan_says_that_it_is_taken_up(state: Path) -> None:
     assert notes(spec()) == ()
-    raised(OLD)
-    helper.down({"id": OLD})
+    leave_behind(OLD)
     (note,) = notes(spec())
     assert "taken up" in note
     assert str(state / OLD / "shared") in note
     assert notes(spec(keep=False)) == ()
 
 
-def test_accounts_must_be_those_whose_files_there_are(
-    state: Path, notes: Callable[..., tuple[str, ...]]
-) -> None:
-    raised(OLD)
-    helper.down({"id": OLD})
+def test_accounts_must_be_those_whose_files_there_are(state: Path) -> None:
+    leave_behind(OLD)
     with pytest.raises(UsageError) as caught:
         notes(spec(uid=2000))
     assert caught.value.where == "users"
     assert all(word in caught.value.why for word in ("ada has", "2000", f"to uid {UID}"))
 
 
-def test_a_cluster_that_has_a_folder_of_its_own_takes_none_up(
-    state: Path, notes: Callable[..., tuple[str, ...]]
-) -> None:
-    raised(OLD)
-    helper.down({"id": OLD})
+def test_a_cluster_that_has_a_folder_of_its_own_takes_none_up(state: Path) -> None:
+    leave_behind(OLD)
     with refused("storage-keep-changed", UsageError):
         notes(spec(), Existing(nodes={"d-ctl": None}))
