@@ -26,14 +26,8 @@ def test_a_package_with_another_checksum_reaches_no_host(tmp_path: Path) -> None
     deb.write_text("not what upstream released")
     fetched = tmp_path / "fetched"
     fetched.mkdir()
-    done = run_tasks(
-        tmp_path,
-        "apptainer",
-        "upstream",
-        apptainer_url=deb.as_uri(),
-        apptainer_sha256=data["apptainer_sha256"],
-        apptainer_fetched=str(fetched),
-    )
+    locked = {"apptainer_url": deb.as_uri(), "apptainer_sha256": data["apptainer_sha256"]}
+    done = run_tasks(tmp_path, "apptainer", "upstream", **locked, apptainer_fetched=str(fetched))
     assert done.returncode != 0
     assert "checksum" in done.stdout
     assert not list(fetched.iterdir())

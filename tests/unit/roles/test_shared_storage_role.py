@@ -21,27 +21,18 @@ ROLE = asset("ansible") / "roles/shared_storage"
 SHARED = ROLE / "files/clusterctl-shared"
 
 
-def mode_after_install(tmp_path: Path, folder: Path) -> int:
-    done = run_tasks(
-        tmp_path,
-        "shared_storage",
-        "install",
-        shared_storage_path=str(folder),
-        shared_storage_kind="existing",
-    )
-    assert done.returncode == 0, done.stdout
-    return folder.stat().st_mode & 0o7777
-
-
-def test_a_folder_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [0o2775, None])
+def test_a_folder_that_is_there_keeps_its_mode_and_a_missing_one_is_made(
+    tmp_path: Path, mode: int | None
+) -> None:
     folder = tmp_path / "data"
-    folder.mkdir()
-    folder.chmod(0o2775)
-    assert mode_after_install(tmp_path, folder) == 0o2775
-
-
-def test_one_that_is_missing_is_made(tmp_path: Path) -> None:
-    assert mode_after_install(tmp_path, tmp_path / "shared") == 0o755
+    if mode is not None:
+        folder.mkdir()
+        folder.chmod(mode)
+    variables = {"shared_storage_path": str(folder), "shared_storage_kind": "existing"}
+    done = run_tasks(tmp_path, "shared_storage", "install", **variables)
+    assert done.returncode == 0, done.stdout
+    assert folder.stat().st_mode & 0o7777 == (mode or 0o755)
 
 
 @pytest.fixture

@@ -15,13 +15,8 @@ def tune(tmp_path: Path, found: str) -> tuple[dict[str, str], list[str]]:
         tmp_path, "sysctl", f'case "$*" in *--load*) echo "$*" >>{calls};; *) cat {tmp_path}/found;; esac'
     )
     drop_in = tmp_path / "90-clusterctl.conf"
-    done = run_tasks(
-        tmp_path,
-        "tuning",
-        "configure",
-        tuning_sysctl_file=str(drop_in),
-        tuning_limits_file=str(tmp_path / "limits"),
-    )
+    files = {"tuning_sysctl_file": str(drop_in), "tuning_limits_file": str(tmp_path / "limits")}
+    done = run_tasks(tmp_path, "tuning", "configure", **files)
     assert done.returncode == 0, done.stdout
     lines = (line.split(" = ") for line in drop_in.read_text().splitlines() if not line.startswith("#"))
     return dict(lines), calls.read_text().splitlines() if calls.exists() else []

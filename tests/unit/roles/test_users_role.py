@@ -53,15 +53,9 @@ def etc(root: Path) -> Path:
 
 def configure(tmp_path: Path, ada: pwd.struct_passwd, homes: Path) -> str:
     """Play the role."""
-    done = run_tasks(
-        tmp_path,
-        "users",
-        "configure",
-        leads=True,
-        users_home_root=str(homes),
-        users_accounts=[{"name": ada.pw_name, "uid": ada.pw_uid, "ssh_authorized_keys": [KEY]}],
-        clusterctl_keeps=True,
-    )
+    account = {"name": ada.pw_name, "uid": ada.pw_uid, "ssh_authorized_keys": [KEY]}
+    variables = {"users_home_root": str(homes), "users_accounts": [account], "clusterctl_keeps": True}
+    done = run_tasks(tmp_path, "users", "configure", leads=True, **variables)
     assert done.returncode == 0, done.stdout
     return done.stdout
 
@@ -94,16 +88,7 @@ def converge(
     paths = [*ansible.module_utils.__path__, str(asset("ansible") / "module_utils")]
     monkeypatch.setattr(ansible.module_utils, "__path__", paths)
     library = load_module("user_home")
-    options = (
-        "home",
-        "authorized_keys",
-        "key_options",
-        "key_pair",
-        "key_comment",
-        "folder",
-        "link",
-        "target",
-    )
+    options = "home authorized_keys key_options key_pair key_comment folder link target".split()
 
     def act(**params: Any) -> dict[str, Any]:
         asked = {**dict.fromkeys(options, ""), **params}
@@ -133,16 +118,8 @@ def converged(ada: pwd.struct_passwd) -> list[str]:
 
 
 def as_user(ada: pwd.struct_passwd, command: str) -> None:
-    argv = [
-        "setpriv",
-        f"--reuid={ada.pw_uid}",
-        f"--regid={ada.pw_gid}",
-        "--clear-groups",
-        "sh",
-        "-ec",
-        command,
-    ]
-    subprocess.run(argv, check=True, cwd=ada.pw_dir)
+    ids = [f"--reuid={ada.pw_uid}", f"--regid={ada.pw_gid}", "--clear-groups"]
+    subprocess.run(["setpriv", *ids, "sh", "-ec", command], check=True, cwd=ada.pw_dir)
 
 
 def test_a_link_in_place_of_ssh_leads_root_nowhere(tmp_path: Path, ada: pwd.struct_passwd, etc: Path) -> None:
