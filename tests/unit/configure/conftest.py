@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
-from tests.support.plays import load_module
 from tests.unit.hosts.inventories import a_host, an_inventory, controller
-
-PLAYBOOKS = Path(__file__).parent / "playbooks"
 
 
 @pytest.fixture
@@ -61,9 +57,3 @@ def workspace(tmp_path: Path) -> Workspace:
     made.create()
     write_atomic(made.public_key, "ssh-ed25519 AAAA clusterctl\n")
     return made
-
-
-@pytest.fixture
-def module() -> Callable[[str], ModuleType]:
-    """Loads one of our Ansible modules as plain Python."""
-    return load_module

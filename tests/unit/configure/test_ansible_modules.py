@@ -6,14 +6,12 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-Load = Callable[[str], ModuleType]
+from tests.support.plays import load_module
 
 # As `sacctmgr show` printed them once everything below was entered.
 TABLES = {
@@ -49,8 +47,8 @@ def wanted(**more: Any) -> dict[str, Any]:
 
 
 class TestAccounting:
-    def test_an_empty_database_gets_everything_in_order(self, module: Callable[[str], ModuleType]) -> None:
-        commands = [" ".join(words) for words in module("slurm_accounting").plan(wanted(), FRESH)]
+    def test_an_empty_database_gets_everything_in_order(self) -> None:
+        commands = [" ".join(words) for words in load_module("slurm_accounting").plan(wanted(), FRESH)]
         assert commands == [
             "add cluster demo",
             "add qos high priority=100 maxwall=00:02:00 flags=DenyOnLimit",
@@ -61,34 +59,34 @@ class TestAccounting:
             "modify user where name=clusterctl set adminlevel=Administrator",
         ]
 
-    def test_what_is_there_is_left_alone(self, module: Load) -> None:
-        assert module("slurm_accounting").plan(wanted(), TABLES) == []
+    def test_what_is_there_is_left_alone(self) -> None:
+        assert load_module("slurm_accounting").plan(wanted(), TABLES) == []
 
-    def test_a_new_account_of_a_user_and_a_new_default(self, module: Load) -> None:
+    def test_a_new_account_of_a_user_and_a_new_default(self) -> None:
         users = [{"name": "ada", "accounts": ["physics", "default"], "admin": False}]
-        commands = module("slurm_accounting").plan(wanted(accounts=["physics"], users=users), TABLES)
+        commands = load_module("slurm_accounting").plan(wanted(accounts=["physics"], users=users), TABLES)
         assert [" ".join(words) for words in commands] == [
             "add account physics cluster=demo",
             "add user ada account=physics cluster=demo",
             "modify user where name=ada set defaultaccount=physics",
         ]
 
-    def test_a_changed_limit_is_corrected_and_a_dropped_one_lifted(self, module: Load) -> None:
-        plan = module("slurm_accounting").plan
+    def test_a_changed_limit_is_corrected_and_a_dropped_one_lifted(self) -> None:
+        plan = load_module("slurm_accounting").plan
         longer = plan(wanted(qos=[{"name": "high", "priority": 100, "max_time_s": 90_000}]), TABLES)
         assert longer[0][-2] == "maxwall=1-01:00:00"
         lifted = plan(wanted(qos=[{"name": "high", "priority": 100, "max_time_s": None}]), TABLES)
         assert lifted[0][-2] == "maxwall=-1"
 
-    def test_qualities_that_others_added_stay_allowed(self, module: Load) -> None:
+    def test_qualities_that_others_added_stay_allowed(self) -> None:
         rows = [["root", "", "normal,theirs"]]
-        (command,) = module("slurm_accounting").plan_allowed_qos("demo", wanted()["qos"], rows)
+        (command,) = load_module("slurm_accounting").plan_allowed_qos("demo", wanted()["qos"], rows)
         assert command[-1] == "qos=high,normal,theirs"
 
 
 class TestServiceCurrent:
-    def test_a_unit_is_stale_when_a_file_changed_after_its_start(self, module: Load, tmp_path: Path) -> None:
-        is_stale = module("service_current").is_stale
+    def test_a_unit_is_stale_when_a_file_changed_after_its_start(self, tmp_path: Path) -> None:
+        is_stale = load_module("service_current").is_stale
         config = tmp_path / "slurm.conf"
         config.write_text("KillWait=5\n")
         changed = config.stat().st_ctime
@@ -105,18 +103,18 @@ class TestServiceCurrent:
         anew = {**started(-1), "ExecMainStartTimestampMonotonic": executed}
         assert not is_stale(anew, [str(config)], now=now, monotonic=monotonic)
 
-    def test_a_changed_mode_counts_as_a_change(self, module: Load, tmp_path: Path) -> None:
+    def test_a_changed_mode_counts_as_a_change(self, tmp_path: Path) -> None:
         """A daemon that could not read its file must be restarted once it can."""
         config = tmp_path / "munge.key"
         config.write_bytes(b"key")
         os.utime(config, (0, 0))
         started = {"InactiveExitTimestampMonotonic": str(int((time.monotonic() - 3600) * 1e6))}
         now, monotonic = time.time(), time.monotonic()
-        assert module("service_current").is_stale(started, [str(config)], now=now, monotonic=monotonic)
+        assert load_module("service_current").is_stale(started, [str(config)], now=now, monotonic=monotonic)
 
     @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-    def test_listening_is_seen_without_a_connection(self, module: Load, family: int) -> None:
-        listens = module("service_current").listens
+    def test_listening_is_seen_without_a_connection(self, family: int) -> None:
+        listens = load_module("service_current").listens
         with socket.socket(family) as server:
             server.bind(("127.0.0.1" if family == socket.AF_INET else "::1", 0))
             port = server.getsockname()[1]
@@ -125,10 +123,8 @@ class TestServiceCurrent:
             assert listens(port)
         assert not listens(port)
 
-    def test_a_restart_waits_for_the_end_of_a_script_that_the_unit_runs(
-        self, module: Load, tmp_path: Path
-    ) -> None:
-        is_run = module("service_current").is_run
+    def test_a_restart_waits_for_the_end_of_a_script_that_the_unit_runs(self, tmp_path: Path) -> None:
+        is_run = load_module("service_current").is_run
         script = tmp_path / "prolog"
         script.write_text("#!/bin/sh\necho begun\nread _\nexit 0\n")
         script.chmod(0o755)
@@ -140,11 +136,9 @@ class TestServiceCurrent:
             process.communicate("end\n")
         assert not is_run(str(script))
 
-    def test_the_cause_of_a_failure_is_found_in_what_the_daemon_logged_since(
-        self, module: Load, tmp_path: Path
-    ) -> None:
+    def test_the_cause_of_a_failure_is_found_in_what_the_daemon_logged_since(self, tmp_path: Path) -> None:
         """slurmctld tells its log why it ends, not its journal."""
-        errors_since = module("service_current").errors_since
+        errors_since = load_module("service_current").errors_since
         log = tmp_path / "slurmctld.log"
         log.write_text("[2026-11-20T08:20:00.100] fatal: an old story\n")
         start = log.stat().st_size

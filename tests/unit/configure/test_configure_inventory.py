@@ -6,6 +6,7 @@ import json
 import re
 import tarfile
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -26,13 +27,23 @@ from clusterctl.util.assets import asset, payload_hash
 from tests.support.forks import ansible
 
 
-@pytest.fixture
-def seen(spec: ClusterSpec, inventory: Inventory, workspace: Workspace, tmp_path: Path) -> dict[str, Any]:
+def listed(workspace: Workspace, tmp_path: Path) -> dict[str, Any]:
     """The inventory as plain ansible-inventory reads it."""
-    write_ansible_inventory(spec, inventory, workspace)
     done = ansible("ansible-inventory", ["-i", workspace.ansible_inventory, "--list"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
+
+
+def validate(workspace: Workspace, tmp_path: Path) -> CompletedProcess[str]:
+    """Hold the inventory against what roles say of their arguments."""
+    argv = ["-i", workspace.ansible_inventory, "-c", "local", asset("ansible") / "validate.yml"]
+    return ansible("ansible-playbook", argv, cwd=tmp_path)
+
+
+@pytest.fixture
+def seen(spec: ClusterSpec, inventory: Inventory, workspace: Workspace, tmp_path: Path) -> dict[str, Any]:
+    write_ansible_inventory(spec, inventory, workspace)
+    return listed(workspace, tmp_path)
 
 
 def test_groups_are_as_agreed(seen: dict[str, Any]) -> None:
@@ -101,23 +112,15 @@ def test_users_and_their_accounts(seen: dict[str, Any]) -> None:
     ]
 
 
-def test_every_role_gets_its_arguments(
+def test_every_role_gets_its_arguments_and_another_structure_is_refused(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, tmp_path: Path
 ) -> None:
     write_ansible_inventory(spec, inventory, workspace)
-    argv = ["-i", workspace.ansible_inventory, "-c", "local", asset("ansible") / "validate.yml"]
-    done = ansible("ansible-playbook", argv, cwd=tmp_path)
+    done = validate(workspace, tmp_path)
     assert done.returncode == 0, done.stdout
-
-
-def test_an_inventory_of_another_structure_is_refused(
-    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, tmp_path: Path
-) -> None:
-    write_ansible_inventory(spec, inventory, workspace)
     text = workspace.ansible_inventory.read_text().replace("    compute:\n", "    workers:\n")
     workspace.ansible_inventory.write_text(text)
-    argv = ["-i", workspace.ansible_inventory, "-c", "local", asset("ansible") / "validate.yml"]
-    done = ansible("ansible-playbook", argv, cwd=tmp_path)
+    done = validate(workspace, tmp_path)
     assert done.returncode != 0
     assert "group controller" in done.stdout
 
@@ -128,15 +131,14 @@ def test_one_host_may_have_every_role_and_others_be_for_logins(
     roles = [("controller", "compute", "login"), ("compute",), ("login",)]
     hosts = [host.model_copy(update={"roles": r}) for host, r in zip(inventory.hosts, roles, strict=True)]
     write_ansible_inventory(spec, inventory.model_copy(update={"hosts": tuple(hosts)}), workspace)
-    argv = ["-i", workspace.ansible_inventory, "-c", "local"]
-    done = ansible("ansible-playbook", [*argv, asset("ansible") / "validate.yml"], cwd=tmp_path)
+    done = validate(workspace, tmp_path)
     assert done.returncode == 0, done.stdout
-    argv += ["--list-hosts", asset("ansible") / "configure.yml"]
-    listed = ansible("ansible-playbook", argv, cwd=tmp_path)
-    assert "WARNING" not in listed.stdout + listed.stderr
+    argv = ["-i", workspace.ansible_inventory, "--list-hosts", asset("ansible") / "configure.yml"]
+    said = ansible("ansible-playbook", argv, cwd=tmp_path)
+    assert "WARNING" not in said.stdout + said.stderr
     every, computing = ["demo-ctl", "demo-train-1", "demo-train-2"], ["demo-ctl", "demo-train-1"]
     plays = {}
-    for play in listed.stdout.split("play #")[1:]:
+    for play in said.stdout.split("play #")[1:]:
         name = re.search(r"\): (.*?)\s+TAGS", play)
         assert name
         plays[name[1]] = sorted(re.findall(r"^ {6}(\S+)$", play, re.MULTILINE))
@@ -160,8 +162,8 @@ def test_a_controller_that_exports_the_shared_folder_is_given_back_last(
     for kind, counts in (("existing", ["3", "0"]), ("nfs", ["2", "1"])):
         folder = SharedFolder(kind=kind, server="demo-ctl", path="/shared")
         write_restore_inventory(inventory.model_copy(update={"shared_folder": folder}), workspace)
-        listed = ansible("ansible-playbook", argv, cwd=tmp_path).stdout
-        assert re.findall(r"hosts \((\d)\)", listed) == counts
+        said = ansible("ansible-playbook", argv, cwd=tmp_path).stdout
+        assert re.findall(r"hosts \((\d)\)", said) == counts
 
 
 def test_no_secret_stands_in_it(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
@@ -192,18 +194,12 @@ def test_what_an_idle_cluster_may_take_away_is_said_also_where_it_is_not_to(
     inventory: Inventory, workspace: Workspace, tmp_path: Path, auto_down: str | None, after_s: int
 ) -> None:
     provider = {"type": "gcp", "project": "my-project", "zone": "us-central1-a", "auto_down": auto_down}
+    partitions, users = [{"name": "train", "nodes": 2}], [{"name": "ada", "uid": 10001}]
     spec = ClusterSpec.model_validate(
-        {
-            "version": 1,
-            "name": "demo",
-            "provider": provider,
-            "partitions": [{"name": "train", "nodes": 2}],
-            "users": [{"name": "ada", "uid": 10001}],
-        }
+        {"version": 1, "name": "demo", "provider": provider, "partitions": partitions, "users": users}
     )
     write_ansible_inventory(spec, inventory, workspace)
-    done = ansible("ansible-inventory", ["-i", workspace.ansible_inventory, "--list"], cwd=tmp_path)
-    of = json.loads(done.stdout)["_meta"]["hostvars"]["demo-ctl"]
+    of = listed(workspace, tmp_path)["_meta"]["hostvars"]["demo-ctl"]
     assert of["auto_down_after_s"] == after_s
     assert of["auto_down_cluster"] == {
         "project": "my-project",
@@ -213,8 +209,7 @@ def test_what_an_idle_cluster_may_take_away_is_said_also_where_it_is_not_to(
         "controller": "demo-ctl",
         "hosts": ["demo-train-1", "demo-train-2"],
     }
-    argv = ["-i", workspace.ansible_inventory, "-c", "local", asset("ansible") / "validate.yml"]
-    checked = ansible("ansible-playbook", argv, cwd=tmp_path)
+    checked = validate(workspace, tmp_path)
     assert checked.returncode == 0, checked.stdout
 
 
@@ -229,8 +224,7 @@ def test_what_only_some_hosts_have_reaches_their_roles(
         update={"hosts": (controller, first, second), "shared_folder": shared, "bucket": "my-data"}
     )
     write_ansible_inventory(spec, made, workspace)
-    done = ansible("ansible-inventory", ["-i", workspace.ansible_inventory, "--list"], cwd=tmp_path)
-    of = json.loads(done.stdout)["_meta"]["hostvars"]
+    of = listed(workspace, tmp_path)["_meta"]["hostvars"]
     assert of[first.name]["job_env_variables"] == {
         "NCCL_SOCKET_IFNAME": {"__ansible_unsafe": "={interface}"},
         "NCCL_DEBUG": "WARN",
@@ -243,8 +237,7 @@ def test_what_only_some_hosts_have_reaches_their_roles(
         assert host["bucket_name"] == "my-data"
         assert (host["shared_storage_kind"], host["shared_storage_server"]) == ("nfs", "10.1.2.10")
         assert (host["shared_storage_export"], host["shared_storage_network"]) == ("/shared", "10.1.2.0/24")
-    argv = ["-i", workspace.ansible_inventory, "-c", "local", asset("ansible") / "validate.yml"]
-    checked = ansible("ansible-playbook", argv, cwd=tmp_path)
+    checked = validate(workspace, tmp_path)
     assert checked.returncode == 0, checked.stdout
 
 
