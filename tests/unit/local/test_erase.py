@@ -9,8 +9,8 @@ import pytest
 
 from clusterctl.providers.local import image, layout, system
 from clusterctl.providers.local.helper import look
-from clusterctl.providers.local.layout import ClusterState
 from tests.support.hostile import deep_folder, nest
+from tests.unit.local.states import a_state
 
 
 @pytest.fixture
@@ -49,10 +49,7 @@ def test_a_node_whose_removal_was_ended_is_not_there_any_more(
 
 def test_a_cluster_whose_removal_was_ended_is_none(tmp_path: Path, ended: pytest.MonkeyPatch) -> None:
     ended.setattr(layout, "STATE", tmp_path)
-    state = ClusterState(
-        id="abcdef", name="one", owner=0, workspace="/w", image="0123456789abcdef", subnet="10.9.0.0/24"
-    )
-    write(tmp_path / "abcdef" / "cluster.json", state.model_dump_json())
+    write(tmp_path / "abcdef" / "cluster.json", a_state("abcdef").model_dump_json())
     write(tmp_path / "abcdef" / "a")
     assert [one.id for one in image.states()] == ["abcdef"]
     with pytest.raises(KeyboardInterrupt):

@@ -14,7 +14,8 @@ import pytest
 
 from clusterctl.errors import ProvisionError
 from clusterctl.providers.local import helper, image, layout, machine, node_class, system
-from clusterctl.providers.local.layout import ClusterState, Node, PlacedFile
+from clusterctl.providers.local.layout import Node, PlacedFile
+from tests.unit.local.states import a_state
 
 IMAGE, INPUTS, KEY = "a" * 16, "b" * 16, "ssh-ed25519 AAAA"
 CLASS = node_class.class_key(IMAGE, INPUTS)
@@ -83,9 +84,7 @@ def test_a_damaged_one_under_a_node_is_left_and_not_used(cache: Path) -> None:
 
 def raised(cluster_id: str, key: str) -> Path:
     """A cluster with a node of a class."""
-    state = ClusterState(
-        id=cluster_id, name="one", owner=0, workspace="/w", image=IMAGE, subnet=IPv4Network("10.9.0.0/24")
-    )
+    state = a_state(cluster_id, name="one", image=IMAGE)
     node = layout.cluster_dir(cluster_id) / "nodes" / "n"
     node.mkdir(parents=True)
     layout.class_note(node).write_text(key)

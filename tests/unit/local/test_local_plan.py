@@ -11,7 +11,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.providers.base import HostChange, HostPlan, hosts_as_raised
 from clusterctl.providers.local import helper, layout, machine, provider
-from clusterctl.providers.local.layout import ClusterState, Existing
+from clusterctl.providers.local.layout import Existing
 from clusterctl.providers.local.provider import Hardware, LocalProvider, compare, divide, same_uids
 from clusterctl.spec.common import User
 from clusterctl.spec.models import ClusterSpec, LocalSettings
@@ -19,20 +19,11 @@ from clusterctl.state.inventory import Host
 from clusterctl.state.workspace import Workspace
 from tests.support.messages import refused as rejected
 from tests.unit.hosts.inventories import a_host, an_inventory, controller
+from tests.unit.local.states import a_state
 
 HERE = Hardware((0, 1, 2, 3), 9 * 1024)
 CTL, ONE, TWO = "d-ctl", "d-train-1", "d-train-2"
-STATE = ClusterState.model_validate(
-    {
-        "id": "a1b2c3",
-        "name": "d",
-        "owner": 0,
-        "workspace": "/w",
-        "image": "0" * 16,
-        "subnet": "10.9.8.0/24",
-        "numbers": {CTL: 1, ONE: 2, TWO: 3},
-    }
-)
+STATE = a_state(numbers={CTL: 1, ONE: 2, TWO: 3})
 
 
 def spec(**train: Any) -> ClusterSpec:

@@ -12,12 +12,13 @@ from ruamel.yaml import YAML
 from clusterctl.configure.inventory_file import image_inventory_text
 from clusterctl.errors import UsageError
 from clusterctl.providers.local import layout, provider
-from clusterctl.providers.local.layout import ClusterState, Existing
+from clusterctl.providers.local.layout import Existing
 from clusterctl.providers.local.provider import LocalProvider, image_keys
 from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.state.workspace import Workspace
 from tests.support.messages import refused
 from tests.unit.hosts.inventories import an_inventory, controller
+from tests.unit.local.states import a_state
 
 SETTINGS = LocalSettings(distribution="debian-13")
 CTL = controller("d-ctl", "10.9.8.2", distribution="debian-13")
@@ -55,16 +56,7 @@ def test_an_image_gets_the_slurm_that_the_spec_asks_for(asked: str | None, suite
 
 def plan(workspace: Workspace, monkeypatch: pytest.MonkeyPatch, asked: str | None, **known: Any) -> str:
     """Return the notes on a cluster that is up, of which the helper has recorded this."""
-    state = ClusterState(
-        id="a1b2c3",
-        name="d",
-        owner=0,
-        workspace="/w",
-        image="0" * 16,
-        distribution="debian-13",
-        subnet=NETWORK,
-        **known,
-    )
+    state = a_state(distribution="debian-13", **known)
     monkeypatch.setattr(provider, "_existing", lambda _: Existing(state=state, nodes={"d-ctl": None}))
     workspace.cluster_id()
     return str(LocalProvider(SETTINGS).plan(spec(asked), workspace, keep={}, report=print).notes)

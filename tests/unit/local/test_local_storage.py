@@ -12,7 +12,7 @@ import pytest
 from clusterctl.cluster.look import look_at_storage
 from clusterctl.errors import ProvisionError, UsageError
 from clusterctl.providers.local import helper, image, layout, machine, provider, system
-from clusterctl.providers.local.layout import ClusterRequest, ClusterState, Existing
+from clusterctl.providers.local.layout import ClusterRequest, Existing
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.providers.storage import KeptStorage
 from clusterctl.spec.load import dump_spec
@@ -20,6 +20,7 @@ from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.copies import Copies, note
 from tests.support.messages import refused
+from tests.unit.local.states import a_state
 
 NEW, OLD, OTHER = "aaaaaa", "bbbbbb", "cccccc"
 UID = os.getuid() or 1001
@@ -50,13 +51,11 @@ def raised(
     cluster_id: str, *, keep: bool = True, name: str = "d", owner: int | None = None, home: Path | None = None
 ) -> Path:
     """A cluster as `up` leaves it: the shared folder."""
-    state = ClusterState(
-        id=cluster_id,
+    state = a_state(
+        cluster_id,
         name=name,
         owner=os.getuid() if owner is None else owner,
         workspace=str(home / name if home else Workspace.of(name).root),
-        image="0" * 16,
-        subnet="10.9.0.0/24",  # type: ignore[arg-type]
         keep_storage=keep,
     )
     folder = layout.cluster_dir(cluster_id)
