@@ -24,7 +24,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.util.assets import asset
 from tests.support.forks import ansible
 from tests.support.messages import refused
-from tests.support.plays import program, run_tasks
+from tests.support.plays import program, run_play, run_tasks
 
 pytestmark = pytest.mark.platform("rendered", "nvidia-packages")
 
@@ -192,6 +192,14 @@ def test_nccl_is_no_other_package_that_begins_so(would_install: dict[str, list[s
     assert not equals or version
 
 
+def played(tmp_path: Path, *tasks: dict[str, Any]) -> str:
+    """What Ansible says as it plays these tasks."""
+    play = {"hosts": "compute", "gather_facts": False, "tasks": [*tasks]}
+    done = run_play(tmp_path, play, ("ctl", "node"), known={})
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
 REPOSITORIES = {
     "rocky-9": "rhel9/x86_64 rhel9/x86_64/D42D0685.pub",
     "debian-12": "debian12/x86_64 debian12/x86_64/3bf863cc.pub",
@@ -205,16 +213,14 @@ def test_packages_come_from_nvidias_repository_or_a_mirror_of_it(tmp_path: Path,
     said = "{{ cuda_repository }} {{ cuda_repository_key }}"
     mirror = {"url": "http://here/cuda", "key": "http://here/key"}
     mirrors = {"the_projects": {}, "ours": {"nvidia": mirror}}
-    tasks = [
-        {"include_vars": str(asset("ansible") / "roles/cuda/vars" / f"{RELEASES[release]['os_family']}.yml")},
+    names = asset("ansible") / "roles/cuda/vars" / f"{RELEASES[release]['os_family']}.yml"
+    text = played(
+        tmp_path,
+        {"set_fact": {"ansible_facts": RELEASES[release]}},
+        {"include_vars": str(names)},
         *({"debug": {"msg": said}, "vars": {"repositories_mirrors": one}} for one in mirrors.values()),
-    ]
-    role = tmp_path / "asks" / "tasks"
-    role.mkdir(parents=True)
-    (role / "main.yml").write_text(json.dumps(tasks))
-    done = run_tasks(tmp_path, str(role.parent), "main", facts=RELEASES[release])
-    assert done.returncode == 0, done.stdout
-    theirs, ours = re.findall(r'"msg": "(.*)"', done.stdout)
+    )
+    theirs, ours = re.findall(r'"msg": "(.*)"', text)
     home = "https://developer.download.nvidia.com/compute/cuda/repos/"
     assert theirs.replace(home, "") == REPOSITORIES[release]
     assert ours == "http://here/cuda http://here/key"
@@ -235,18 +241,10 @@ CARD, SOUND, SWITCH, VGA = "0x030200", "0x040300", "0x068000", "0x030000"
 
 
 def facts(tmp_path: Path, devices: Path, loaded: str = "") -> dict[str, Any]:
-    role = tmp_path / "looks" / "tasks"
-    role.mkdir(parents=True)
     (tmp_path / "version").write_text(loaded)
     looking = {"devices": str(devices), "driver": str(tmp_path / "version"), "units": [str(tmp_path)]}
-    (role / "main.yml").write_text(
-        json.dumps(
-            [{"nvidia_facts": looking, "register": "seen"}, {"ansible.builtin.debug": {"var": "seen"}}]
-        )
-    )
-    done = run_tasks(tmp_path, str(role.parent), "main")
-    assert done.returncode == 0, done.stdout
-    found: dict[str, Any] = json.loads(re.findall(r"=> (\{\n.*?\n\})", done.stdout, re.DOTALL)[-1])["seen"]
+    text = played(tmp_path, {"nvidia_facts": looking, "register": "seen"}, {"debug": {"var": "seen"}})
+    found: dict[str, Any] = json.loads(re.findall(r"=> (\{\n.*?\n\})", text, re.DOTALL)[-1])["seen"]
     return {key: found[key] for key in ("cards", "switches", "loaded", "installed", "units")}
 
 
@@ -346,14 +344,7 @@ def test_apt_keeps_to_the_branch_of_the_driver(tmp_path: Path) -> None:
     (tmp_path / "preferences").write_text(text)
     (tmp_path / "status").touch()
     (tmp_path / "lists" / "partial").mkdir(parents=True)
-    driver = (
-        "nvidia-open",
-        "cuda-drivers",
-        "libcuda1",
-        "nvidia-kernel-open-dkms",
-        "libnvidia-cfg1",
-        "libnvoptix1",
-    )
+    driver = "nvidia-open cuda-drivers libcuda1 nvidia-kernel-open-dkms libnvidia-cfg1 libnvoptix1".split()
     packages = {(name, version) for name in driver for version in ("580.95.05-1", "590.48.01-1", "610.10-1")}
     packages |= {("cuda-toolkit-12-9", "12.9.0-1"), ("cuda-toolkit-12-9", "12.9.1-1"), ("slurmd", "24.11-1")}
     records = (
@@ -364,12 +355,8 @@ def test_apt_keeps_to_the_branch_of_the_driver(tmp_path: Path) -> None:
     (tmp_path / "Packages").write_text("\n".join(records))
     (tmp_path / "sources.list").write_text(f"deb [trusted=yes] file:{tmp_path} ./\n")
     places = {"Etc::SourceList": "sources.list", "Etc::Preferences": "preferences", "State::status": "status"}
-    places |= {
-        "State::lists": "lists",
-        "Cache": "cache",
-        "Etc::SourceParts": "no",
-        "Etc::PreferencesParts": "no",
-    }
+    places |= {"State::lists": "lists", "Cache": "cache"}
+    places |= dict.fromkeys(("Etc::SourceParts", "Etc::PreferencesParts"), "no")
     options = [f"--option=Dir::{key}={tmp_path / place}" for key, place in places.items()]
     subprocess.run(["apt-get", "--quiet=2", *options, "update"], check=True)
     names = sorted({name for name, _ in packages})
