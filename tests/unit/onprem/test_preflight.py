@@ -7,7 +7,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
@@ -120,6 +120,10 @@ def _well(name: str) -> dict[str, Any]:
     }
 
 
+NO_DRIVER = {"cards": 1, "shown": [], "driver": None, "nouveau": False, "secure_boot": False}
+DEBIAN = _well("n3")["system"] | {"id": "debian", "version": "12"}
+
+
 @pytest.fixture
 def machines(tmp_path: Path) -> Machines:
     return Machines(tmp_path, spec_of())
@@ -174,13 +178,13 @@ def plant(machines: Machines) -> Iterator[tuple[str, str, str, str]]:
     yield "n1", "database-in-use", "it holds wiki", "move these databases"
     two["listeners"] = {"6818": "nginx"}
     yield "n2", "port-taken", "nginx listens on port 6818", "ss -lptn"
-    three["gpus"] = {"cards": 1, "shown": [], "driver": None, "nouveau": False, "secure_boot": False}
+    three["gpus"] = NO_DRIVER
     three["headers"] = False
     yield "n3", "kernel-headers", "dnf's cache knows none: without them no module can be built", "dnf upgrade"
-    one["gpus"] = three["gpus"]
+    one["gpus"] = NO_DRIVER
     one["newest_kernel"] = "5.14.0-580.el9.x86_64"
     yield "n1", "kernel", "5.14.0-580", "reboot"
-    two["gpus"] = {"cards": 0, "shown": [], "driver": None, "nouveau": False, "secure_boot": False}
+    two["gpus"] = NO_DRIVER | {"cards": 0}
     yield "n2", "gpus-missing", "the PCI bus has 0", "correct gpus in the spec"
     three["cgroup_plugin"] = False
     yield "n3", "no-cgroups", "no plugin for the kernel's", "docs/doctor.md"
@@ -236,34 +240,25 @@ def test_a_plan_leaves_out_what_is_said_at_another_place(machines: Machines, kno
     assert ["control groups" in one for one in others] == [True] * (not known)
 
 
-def other_release(machines: Machines) -> None:
-    machines.facts["n3"]["system"] |= {"id": "debian", "version": "12"}
-
-
-def other_network(machines: Machines) -> None:
-    at = {"addresses": ["127.0.0.1/8", "10.9.0.3/24"], "interfaces": {"eth0": ["10.9.0.3/24"]}}
-    machines.facts["n3"] |= at
-
-
-def behind_nat(machines: Machines) -> None:
-    at = {"eth0": ["10.1.0.1/24"], "eth1": ["10.2.0.1/24"]}
-    machines.facts["n1"] |= {"addresses": [one for some in at.values() for one in some], "interfaces": at}
+def at(**interfaces: str) -> dict[str, Any]:
+    """The facts of a machine with these addresses."""
+    return {"addresses": [*interfaces.values()], "interfaces": {k: [one] for k, one in interfaces.items()}}
 
 
 @pytest.mark.parametrize(
-    ("planted", "expected"),
+    ("host", "facts", "code", "why", "fix"),
     [
-        (other_release, ("n3", "release-differs", "n1 has Rocky Linux 9", "hosts of one distribution")),
-        (other_network, ("n3", "address", "the cluster's network 10.0.0.0/24", "write provider.network")),
-        (behind_nat, ("n1", "address", "10.0.0.1 is no address of its own", "write provider.network")),
+        ("n3", {"system": DEBIAN}, "release-differs", "n1 has Rocky Linux 9", "of one distribution"),
+        ("n3", at(lo="127.0.0.1/8", eth0="10.9.0.3/24"), "address", "10.0.0.0/24", "provider.network"),
+        # Behind NAT.
+        ("n1", at(eth0="10.1.0.1/24", eth1="10.2.0.1/24"), "address", "10.0.0.1 is no", "provider.network"),
     ],
 )
 def test_machines_that_are_no_cluster_together_are_found_before_one_is_made_of_them(
-    machines: Machines, planted: Callable[[Machines], None], expected: tuple[str, str, str, str]
+    machines: Machines, *, host: str, facts: dict[str, Any], code: str, why: str, fix: str
 ) -> None:
-    planted(machines)
+    machines.facts[host] |= facts
     (one,) = machines.found()
-    host, code, why, fix = expected
     assert (one.host, one.level, one.code) == (host, "error", code)
     assert why in one.why
     assert fix in one.fix
@@ -336,25 +331,14 @@ def test_kept_storage_of_other_accounts_is_found_with_all_else(tmp_path: Path) -
     assert {"address", "kept-storage"} <= {one.code for one in caught.value.failures}
 
 
-@pytest.mark.parametrize(
-    ("release", "why", "fix"),
-    [
-        ({"id": "debian", "version": "12"}, "apt knows none", "apt-get install linux-image-amd64"),
-        ({"id": "rocky", "version": "9.6"}, "dnf's cache knows none", "dnf upgrade kernel"),
-    ],
-)
-def test_headers_that_are_missing_are_told_with_the_hosts_own_package_manager(
-    tmp_path: Path, release: Mapping[str, str], why: str, fix: str
-) -> None:
-    machines = Machines(tmp_path, spec_of())
-    no_driver = {"cards": 1, "shown": [], "driver": None, "nouveau": False, "secure_boot": False}
+def test_headers_that_are_missing_are_told_with_debians_own_package_manager(machines: Machines) -> None:
     for one in machines.facts.values():
-        one["system"] |= release
-    machines.facts["n3"] |= {"gpus": no_driver, "headers": False}
-    (one,) = (one for one in machines.found() if one.code == "kernel-headers")
-    assert (one.host, one.level) == ("n3", "warning")
-    assert why in one.why
-    assert fix in one.fix
+        one["system"] |= {"id": "debian", "version": "12"}
+    machines.facts["n3"] |= {"gpus": NO_DRIVER, "headers": False}
+    (finding,) = (one for one in machines.found() if one.code == "kernel-headers")
+    assert (finding.host, finding.level) == ("n3", "warning")
+    assert "apt knows none" in finding.why
+    assert "apt-get install linux-image-amd64" in finding.fix
 
 
 def test_a_host_that_hangs_is_not_waited_for(machines: Machines) -> None:

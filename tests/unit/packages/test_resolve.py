@@ -225,9 +225,3 @@ def test_sources_are_refused(solve: Resolve, index: Path, tmp_path: Path) -> Non
 
 def test_a_file_without_requirements_adds_nothing(solve: Resolve) -> None:
     assert solve("# nothing").wheels == ()
-
-
-def test_a_file_that_is_not_there(tmp_path: Path, solve: Resolve) -> None:
-    missing = tmp_path / "missing.txt"
-    with refused("file-unreadable", UsageError):
-        resolve(Requirements((missing,), tmp_path / "base.lock"), report=print)
