@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import ClusterctlError, ProvisionError
-from clusterctl.hosts.checks import DoctorReport, Finding
+from clusterctl.hosts.checks import DoctorReport, Finding, Level
+from clusterctl.hosts.probe import HostFacts
 from clusterctl.hosts.roles import role_packages
 from clusterctl.providers.base import NO_PROMPTS, OfferedKey
 from clusterctl.providers.onprem.access import AccessError, explain
@@ -290,6 +291,27 @@ def test_a_release_of_slurm_that_hosts_can_not_have_is_found_before_they_are_cha
         DoctorReport(found, {}), machines.asked, [*machines.facts], machines.workspace, silent={}
     )
     assert {one.host for one in wrong} == machines.facts.keys()
+
+
+@pytest.mark.parametrize(
+    ("finding", "new", "ends"),
+    [
+        (("error", "port-taken"), ["n2"], True),
+        (("error", "port-taken"), [], False),  # of a host that is in the cluster already
+        (("error", "firewall"), ["n1"], True),  # it keeps the new one out
+        (("error", "firewall"), [], False),  # nothing changes: the jobs show who gets through
+        (("warning", "firewall"), ["n2"], False),
+        (("error", "release-differs"), [], True),  # no cluster can be made of them
+        (("error", "address"), [], True),
+        (("error", "slurm-release"), [], True),  # the spec asks for another one, while the cluster is up
+    ],
+)
+def test_errors_of_new_hosts_end_an_up_and_any_firewall_that_they_meet(
+    machines: Machines, finding: tuple[Level, str], new: list[str], ends: bool
+) -> None:
+    facts = dict.fromkeys(machines.facts, HostFacts.model_construct(texts={}))
+    report = DoctorReport((Finding("n2", *finding, "what", "why", "fix"),), facts)
+    assert bool(in_the_way(report, machines.asked, new, machines.workspace, {})) == ends
 
 
 def test_a_release_that_is_refused_is_said_once(machines: Machines) -> None:
