@@ -1,4 +1,4 @@
-"""Failures of a playbook become one clear failure a host."""
+"""Failures of a playbook become one clear failure a host, and check mode's changes lines without secrets."""
 
 from __future__ import annotations
 
@@ -65,3 +65,47 @@ def test_a_changed_task_is_told_as_changed() -> None:
     assert progress is not None
     assert progress.status is Status.CHANGED
     assert str(progress) == f"a: slurmd: {TASK}"
+
+
+def changed(**result: Any) -> dict[str, Any]:
+    """As check mode says it."""
+    return event("gpu1", kind="runner_on_ok", **{"changed": True, **result})
+
+
+def test_a_changed_file_is_shown_as_a_difference() -> None:
+    diff = {"before": "a\nb\n", "after": "a\nc\n", "before_header": "/etc/x", "after_header": "new"}
+    found = progress_of(changed(diff=[diff]))
+    assert found is not None
+    assert found.diff.splitlines() == ["--- /etc/x", "+++ new", "@@ -1,2 +1,2 @@", " a", "-b", "+c"]
+
+
+def test_items_that_change_are_shown_and_others_are_not() -> None:
+    one = {"changed": True, "diff": {"before": "", "after": "x\n"}}
+    other = {"changed": False, "diff": {"before": "", "after": "y\n"}}
+    found = progress_of(changed(results=[one, other]))
+    assert found is not None
+    assert "+x" in found.diff
+    assert "y" not in found.diff.splitlines()
+
+
+def test_a_secret_is_told_without_its_lines() -> None:
+    found = progress_of(changed(censored="hidden", diff=[{"before": "", "after": "the key\n"}]))
+    assert found is not None
+    assert found.diff == ""
+
+
+def test_what_stays_and_what_fails_is_not_a_pending_change() -> None:
+    stays, fails = (
+        progress_of(changed(changed=False)),
+        progress_of({**changed(), "event": "runner_on_failed"}),
+    )
+    assert stays is not None
+    assert fails is not None
+    assert Status.CHANGED not in (stays.status, fails.status)
+
+
+def test_a_very_long_difference_is_cut() -> None:
+    found = progress_of(changed(diff={"before": "", "after": "line\n" * 1000}))
+    assert found is not None
+    assert found.diff.splitlines()[-1].startswith("... and ")
+    assert len(found.diff.splitlines()) < 250

@@ -137,22 +137,16 @@ def short_tmp() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_nothing_runs_on_when_clusterctl_is_killed(
-    local_inventory: WriteInventory, tmp_path: Path, short_tmp: Path
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
+def test_nothing_runs_on_when_clusterctl_ends_and_an_interrupt_leaves_only_the_log(
+    local_inventory: WriteInventory, tmp_path: Path, short_tmp: Path, ending: signal.Signals
 ) -> None:
     inventory = local_inventory("one", never=tmp_path / "never")
-    end_one_that_waits(inventory, signal.SIGKILL, short_tmp)
+    end_one_that_waits(inventory, ending, short_tmp)
     wait_until(lambda: not processes_with(str(inventory)))
-
-
-def test_an_interrupt_leaves_only_the_log(
-    local_inventory: WriteInventory, tmp_path: Path, short_tmp: Path
-) -> None:
-    inventory = local_inventory("one", never=tmp_path / "never")
-    end_one_that_waits(inventory, signal.SIGINT, short_tmp)
-    wait_until(lambda: not processes_with(str(inventory)))
-    assert list(short_tmp.iterdir()) == []
-    assert {path.name for path in tmp_path.iterdir()} == {inventory.name, "log"}
+    if ending == signal.SIGINT:
+        assert list(short_tmp.iterdir()) == []
+        assert {path.name for path in tmp_path.iterdir()} == {inventory.name, "log"}
 
 
 def test_the_death_of_mitogens_process_is_noticed(

@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-from clusterctl.packages.os_packages import package_names
-from clusterctl.spec.distributions import distribution_of
 from clusterctl.util.assets import asset, install_inputs
 from tests.support.forks import ansible
 from tests.support.plays import run_play
@@ -102,14 +100,6 @@ def test_gcsfuse_has_a_key_that_the_release_takes(tmp_path: Path, major: str, ke
     done = run_play(tmp_path, play, ("ctl", "node"), known={"bucket_repositories_folder": str(folder)})
     assert done.returncode == 0, done.stdout
     assert re.findall(r"/yum/doc/(\S+)", (folder / "gcsfuse.repo").read_text()) == keys
-
-
-@pytest.mark.parametrize("release", ["debian-12", "ubuntu-22.04", "ubuntu-24.04", "rocky-9.6", "rocky-10.0"])
-def test_every_distribution_has_names_for_all_roles(release: str) -> None:
-    names = package_names(distribution_of(release))
-    slurm = {"Debian": "slurmctld", "RedHat": "slurm-slurmctld"}[distribution_of(release).family]
-    assert {slurm, "munge", "mariadb-server", "chrony"} <= set(names)
-    assert any(name.startswith("python3") for name in names)
 
 
 def modules(tasks: list[dict[str, Any]]) -> Iterator[tuple[str, Any]]:

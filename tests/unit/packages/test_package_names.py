@@ -156,7 +156,10 @@ def test_what_roles_ask_for_is_in_a_repository(release: str) -> None:
         if release == "rocky-10" and branch < LEAST_ON_10:
             continue
         names = asked(KNOWN[release], software)
-        assert {"chrony", "gcsfuse"} < names
+        slurm = "slurmctld" if KNOWN[release].family == "Debian" else "slurm-slurmctld"
+        assert {"chrony", "gcsfuse", "munge", "mariadb-server"} < names
+        assert {slurm, f"{slurm}-ohpc"} & names
+        assert any(name.startswith("python3") for name in names)
         missing |= unknown(names, release, branch)
     assert missing == set()
 
