@@ -34,28 +34,11 @@ from clusterctl.state.workspace import Workspace
 from clusterctl.util.process import Result
 from tests.support.hostile import deep_folder, nest
 from tests.support.messages import refused
+from tests.unit.hosts.test_doctor import WELL, room
 
 FACTS = "@node\nCPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=2000\n"
-SYSTEM = {
-    "id": "debian",
-    "version": "12",
-    "name": "Debian GNU/Linux 12 (bookworm)",
-    "machine": "x86_64",
-    "python": [3, 11],
-    "systemd": True,
-    "cpus": 2,
-    "memory_mib": 2000,
-    "hostname": "n",
-    "machine_id": "aa",
-}
-DISK = {
-    "paths": ["/"],
-    "free": 1 << 30,
-    "size": 512 << 20,
-    "inodes": None,
-    "read_only": False,
-    "largest": None,
-}
+SYSTEM = WELL["system"] | {"id": "debian", "version": "12"}
+DISK = room(512, "/")
 
 
 def looked(question: ProbeRequest) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.state.inventory import Inventory
 from tests.support.messages import refused
+from tests.unit.hosts.test_doctor import WELL
 
 
 def spec_of(**provider: Any) -> ClusterSpec:
@@ -29,15 +30,9 @@ def spec_of(**provider: Any) -> ClusterSpec:
 
 
 def facts(name: str, *addresses: str, version: str = "12") -> HostFacts:
-    system = {"id": "debian", "version": version, "name": "Debian", "machine": "x86_64",
-              "python": (3, 11), "systemd": True, "cpus": 2, "memory_mib": 2000,
-              "hostname": f"{name}.lab", "machine_id": name}  # fmt: skip
-    gpus = {"cards": 0, "shown": (), "driver": None, "nouveau": False, "secure_boot": False}
-    return HostFacts.model_validate(
-        {"time": 0, "uid": 0, "system": system, "addresses": ("127.0.0.1/8", *addresses), "resolved": {},
-         "space": (), "listeners": {}, "lock_holders": (), "selinux": "disabled", "units": (), "gpus": gpus,
-         "accounts": {}}
-    )  # fmt: skip
+    system = {"id": "debian", "version": version, "hostname": f"{name}.lab", "machine_id": name}
+    told = {"system": WELL["system"] | system, "addresses": ("127.0.0.1/8", *addresses)}
+    return HostFacts.model_validate(WELL | told)
 
 
 def made(spec: ClusterSpec, seen: dict[str, HostFacts]) -> Inventory:

@@ -32,6 +32,7 @@ from clusterctl.util.progress import Clock, Limit
 from tests.support.messages import refused as rejected
 from tests.support.played_time import PlayedTime
 from tests.support.scripted import ScriptedTransport, Step
+from tests.unit.hosts.test_doctor import WELL, room
 
 DROPPED = {"6817": "no answer within 2 s", "6819": "no answer within 2 s"}
 
@@ -99,21 +100,15 @@ _REACHES: Mapping[str, Any] = {
 
 def _well(name: str) -> dict[str, Any]:
     number = int(name[1:])
-    system = {"id": "rocky", "version": "9.6", "name": "Rocky", "machine": "x86_64", "python": (3, 9)}
-    system |= {"systemd": True, "cpus": 8, "memory_mib": 16000, "hostname": name, "machine_id": name}
-    room = {"paths": ["/", "/usr", "/var", "/opt", "/tmp"], "free": 1 << 40, "size": 1 << 40}
     return {
-        "uid": 0,
-        "system": system,
+        **WELL,
+        "system": WELL["system"] | {"hostname": name, "machine_id": name},
         "addresses": ["127.0.0.1/8", f"10.0.0.{number}/24"],
         "interfaces": {"lo": ["127.0.0.1/8"], "eth0": [f"10.0.0.{number}/24"]},
         "mtus": {"lo": 65536, "eth0": 9000},
         "resolved": {f"n{one}": [f"10.0.0.{one}"] for one in range(1, 6)},
-        "space": [{**room, "inodes": None, "read_only": False, "largest": None}],
+        "space": [room(1 << 20, "/", "/usr", "/var", "/opt", "/tmp")],
         "listeners": {},
-        "lock_holders": [],
-        "selinux": "enforcing",
-        "units": [],
         "gpus": {"cards": 1, "shown": ["A100"], "driver": "580.1", "nouveau": False, "secure_boot": False},
         "accounts": {"ada": 2001},
         "kernel": "5.14.0-570.el9.x86_64",
@@ -162,12 +157,8 @@ def plant(machines: Machines) -> Iterator[tuple[str, str, str, str]]:
     yield "n1", "disk-full", "1MiB free", "remove what is not needed"
     three["space"][0]["inodes"] = 10
     yield "n3", "disk-full", "10 inodes free", "remove small files"
-    (room,) = two["space"]
-    two["space"] = [
-        {**room, "paths": ["/", "/usr", "/tmp"]},
-        {**room, "paths": ["/var"], "noexec": True},
-        {**room, "paths": ["/opt"], "read_only": True},
-    ]
+    two["space"] = [room(1 << 20, "/", "/usr", "/tmp"), room(1 << 20, "/var", noexec=True)]
+    two["space"].append(room(1 << 20, "/opt", read_only=True))
     yield "n2", "noexec", "/var is mounted noexec", "remount,exec"
     yield "n2", "read-only", "/opt is mounted so", "dmesg"
     three["lock_holders"] = [{"pid": 77, "command": "apt-get upgrade"}]
