@@ -15,6 +15,7 @@ from ruamel.yaml import YAML
 from clusterctl.configure.inventory_file import (
     install_mark,
     inventory_text,
+    own_machine_variables,
     role_variables,
     write_ansible_inventory,
     write_restore_inventory,
@@ -25,6 +26,9 @@ from clusterctl.state.inventory import Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import asset, payload_hash
 from tests.support.forks import ansible
+
+GCP = {"type": "gcp", "project": "my-project", "zone": "us-central1-a"}
+AT_GOOGLE = {"version": 1, "name": "demo", "provider": GCP, "partitions": [{"name": "train", "nodes": 2}]}
 
 
 def listed(workspace: Workspace, tmp_path: Path) -> dict[str, Any]:
@@ -182,10 +186,9 @@ def test_the_payload_is_packed_the_same_each_time_and_marked_last(
 def test_what_an_idle_cluster_may_take_away_is_said_also_where_it_is_not_to(
     inventory: Inventory, workspace: Workspace, tmp_path: Path, auto_down: str | None, after_s: int
 ) -> None:
-    provider = {"type": "gcp", "project": "my-project", "zone": "us-central1-a", "auto_down": auto_down}
-    partitions, users = [{"name": "train", "nodes": 2}], [{"name": "ada", "uid": 10001}]
+    users = [{"name": "ada", "uid": 10001}]
     spec = ClusterSpec.model_validate(
-        {"version": 1, "name": "demo", "provider": provider, "partitions": partitions, "users": users}
+        {**AT_GOOGLE, "provider": GCP | {"auto_down": auto_down}, "users": users}
     )
     write_ansible_inventory(spec, inventory, workspace)
     of = listed(workspace, tmp_path)["_meta"]["hostvars"]["demo-ctl"]
@@ -235,3 +238,21 @@ def test_other_packages_that_a_spec_asks_for_are_installed_on_hosts_that_have_al
 ) -> None:
     choices = (Software(), Software(slurm="openhpc"), Software(apptainer=True))
     assert len({install_mark(inventory, one) for one in choices}) == len(choices)
+
+
+@pytest.mark.parametrize(("kind", "homes_are"), [("nfs", "exported"), ("filestore", "mounted")])
+def test_a_host_at_google_is_guarded_and_is_nobodys_own(
+    inventory: Inventory, kind: str, homes_are: str
+) -> None:
+    spec = ClusterSpec.model_validate(AT_GOOGLE)
+    shared = SharedFolder.model_validate({"kind": kind, "server": "10.0.0.2", "path": "/shared"})
+    values = own_machine_variables(spec, inventory.model_copy(update={"shared_folder": shared}))
+    assert values["clusterctl_guarded"] is True
+    assert values["firewall_addresses"] == [host.address for host in inventory.hosts]
+    assert (values["firewall_exports"], values["selinux_homes_are"]) == (kind == "nfs", homes_are)
+    assert "clusterctl_keeps" not in values
+    assert not [name for name in values if name.startswith("time_")]
+
+
+def test_a_local_node_has_neither(spec: ClusterSpec, inventory: Inventory) -> None:
+    assert own_machine_variables(spec, inventory) == {}

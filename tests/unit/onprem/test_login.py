@@ -1,0 +1,169 @@
+"""Logins to machines of one's own: this very machine, our account, and Ctrl-C while others do not answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import ClusterctlError, CommandError, TransportError, UnreachableError
+from clusterctl.providers.onprem import login, remote_account
+from clusterctl.providers.onprem.access import AccessError
+from clusterctl.providers.onprem.login import (
+    Claim,
+    Login,
+    check_this_machine,
+    connect,
+    create_account,
+    is_installation,
+)
+from clusterctl.spec.hosts import OnpremHost
+from clusterctl.state.workspace import Workspace
+
+CONFIG = """\
+Host desk
+    HostName localhost
+    User clusterctl
+    IdentityFile "/nowhere/key"
+    UserKnownHostsFile "/nowhere/known_hosts"
+"""
+
+
+def test_its_owner_is_here_and_goes_no_way(played: Path) -> None:
+    machines = {"desk": OnpremHost(address="localhost", become="none"), "far": OnpremHost(become="none")}
+    (played / "far").write_text("free")
+    access = Login(machines, Workspace(played))
+    asked = ("sh", "-c", "echo ${PLAYED_HOST:-here}; cat")
+    assert access.root("desk", asked, b"data") == "here\ndata"
+    assert access.root("far", asked, b"data") == "far\ndata"
+
+
+def test_an_installation_where_jobs_have_their_environment_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "prefix", "/opt/clusterctl/venv")
+    refused = check_this_machine("desk")
+    assert refused is not None
+    assert refused.code == "own-place"
+
+
+def test_a_machine_without_an_sshd_program_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_this_machine("desk") is None
+    monkeypatch.setattr(login, "_PLACES", "/nowhere")
+    refused = check_this_machine("desk")
+    assert refused is not None
+    assert refused.code == "no-sshd"
+    assert "openssh-server" in refused.failures[0].fix
+    monkeypatch.setattr(remote_account, "find_sshd", lambda: None)
+    with pytest.raises(remote_account.RefusedError) as caught:
+        remote_account.make_gate("/nowhere")
+    assert caught.value.answer["code"] == "no-sshd"
+
+
+def test_without_a_gate_it_is_not_ours_which_is_no_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "ssh_config"
+    config.write_text(CONFIG)
+    monkeypatch.setattr(login, "GATE", tmp_path / "sshd")
+    with pytest.raises(TransportError) as caught:
+        connect("desk", config)
+    assert not isinstance(caught.value, UnreachableError)
+    (tmp_path / "sshd").touch()
+    assert connect("desk", config).host == "desk"
+
+
+def test_clusterctl_itself_is_nothing_that_a_cluster_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", "/opt/pipx/venvs/clusterctl")
+    package = Path(login.__file__).parents[2]
+    own = ["/opt/pipx/venvs/clusterctl", str(package), f"{package}-1.0.dist-info"]
+    assert [path for path in own if not is_installation(path)] == []
+    left = [
+        "/opt/clusterctl",
+        "/var/lib/clusterctl-ledger",
+        "/etc/hosts: lines of ours",
+        "the account clusterctl",
+    ]
+    assert [path for path in left if is_installation(path)] == []
+
+
+class Way:
+    """A way in to a machine that answers with an error."""
+
+    def __init__(self, error: ClusterctlError) -> None:
+        self._error = error
+
+    def run(self, *_: object, **__: object) -> None:
+        raise self._error
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def refusal(error: ClusterctlError) -> AccessError:
+    def root(*_: object) -> str:
+        return json.dumps({"ok": True, "changed": True, "allowed": ["allowusers rocky"]})
+
+    def enter(_: str) -> Any:
+        return Way(error)
+
+    with pytest.raises(AccessError) as caught:
+        create_account("gpu1", root, Claim("abc", "own", "ssh-ed25519 AAAA"), enter)
+    return caught.value
+
+
+def test_sshd_that_does_not_let_it_in_is_told_from_sudo_that_does_not_serve_it() -> None:
+    refused = refusal(TransportError("it does not accept our key", host="gpu1"))
+    assert refused.code == "login-refused"
+    assert "allowusers rocky" in refused.why
+    said = "sudo: account validation failure"
+    refused = refusal(CommandError("`sudo -n true` failed", rc=1, stderr=said, where="gpu1", host="gpu1"))
+    assert refused.code == "no-sudo"
+    assert said in refused.why
+    assert "sshd" not in refused.why
+
+
+ASKS = """
+import sys
+from pathlib import Path
+from clusterctl.providers.onprem.login import Login
+from clusterctl.spec.hosts import OnpremHost
+from clusterctl.state.workspace import Workspace
+from clusterctl.util.process import on_each
+hosts = ["a", "b"]
+login = Login({host: OnpremHost(user="rocky") for host in hosts}, Workspace(Path(sys.argv[1])))
+on_each(hosts, lambda host: login.run(host, ["true"]))
+"""
+SSH = '#!/bin/sh\necho $$ >> "$STARTED"\nexec sleep 600\n'
+
+
+def test_it_ends_at_once_and_so_does_ssh(tmp_path: Path) -> None:
+    started, ssh = tmp_path / "started", tmp_path / "ssh"
+    ssh.write_text(SSH)
+    ssh.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    asking = subprocess.Popen(
+        ["/usr/bin/env", "--default-signal=INT", sys.executable, "-c", ASKS, tmp_path],
+        env={**os.environ, "PATH": path, "STARTED": str(started)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        while not started.exists() or len(started.read_text().split()) < len("ab"):
+            assert asking.poll() is None
+            time.sleep(0.05)
+        asking.send_signal(signal.SIGINT)  # to it alone, as `kill` does; a terminal tells ssh, too
+        _, said = asking.communicate(timeout=60)  # the played ssh takes ten minutes
+    finally:
+        asking.kill()
+    assert "KeyboardInterrupt" in said
+    for pid in started.read_text().split():
+        while Path("/proc", pid).exists():
+            time.sleep(0.05)
