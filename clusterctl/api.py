@@ -23,7 +23,7 @@ from clusterctl.cli.output import Phases, Screen
 from clusterctl.cli.status import Status as Status  # noqa: PLC0414 - a public name, as those below
 from clusterctl.cluster import down
 from clusterctl.cluster.nodes import names_of
-from clusterctl.cluster.plan import Plan
+from clusterctl.cluster.plan import Plan, preview
 from clusterctl.cluster.session import PhaseRunner
 from clusterctl.cluster.up import UpOptions, UpResult
 from clusterctl.errors import ClusterctlError as ClusterctlError  # noqa: PLC0414
@@ -143,7 +143,7 @@ class Cluster:
 
     def plan(self) -> Plan:
         """What `up` would change."""
-        return up.plan_of(self.validate(), Prompts(password=self.become_password))
+        return preview(up.session_of(self.validate(), Prompts(password=self.become_password)))
 
     def up(
         self,

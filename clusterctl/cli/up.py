@@ -169,7 +169,7 @@ def raise_cluster(
         screen.known["repaired"].append(asdict(repair))
         screen.note(f"repaired: {repair}")
 
-    session = _session(
+    session = session_of(
         spec,
         prompts,
         reporter=phases,
@@ -208,7 +208,7 @@ def bake(screen: Screen, options: Options, no_wait: NoWait = False, yes: Yes = F
                 screen.confirm("make this at that price?", yes=yes)
 
     baked = spec.model_copy(update={"provider": settings})
-    session = _session(baked, reporter=phases, wait_s=0 if no_wait else WAIT_S)
+    session = session_of(baked, reporter=phases, wait_s=0 if no_wait else WAIT_S)
     with phases.shown("`clusterctl image bake` begins anew, and removes what is left"):
         became = bake_ahead(session, approve)
     for line in session.notes:
@@ -223,7 +223,7 @@ def bake(screen: Screen, options: Options, no_wait: NoWait = False, yes: Yes = F
     )
 
 
-def _session(spec: ClusterSpec, prompts: Prompts | None = None, **settings: Any) -> ClusterSession:
+def session_of(spec: ClusterSpec, prompts: Prompts | None = None, **settings: Any) -> ClusterSession:
     """Return the session in which a cluster of this spec is planned or raised."""
     from clusterctl.cluster.session import ClusterSession, provider_of
 
@@ -276,8 +276,10 @@ def show_plan(
     ask_become_pass: bool = False,
 ) -> int:
     """Plan and show it; the exit code."""
+    from clusterctl.cluster.plan import preview
+
     with screen.working("looking"):
-        found = plan_of(spec, read_only_prompts(ask_password=ask_become_pass))
+        found = preview(session_of(spec, read_only_prompts(ask_password=ask_become_pass)))
     lines = text(screen, spec, found)
     for task in found.tasks:
         if diff and task.diff:
@@ -297,13 +299,6 @@ def show_preflight(screen: Screen, spec: ClusterSpec, *, ask_become_pass: bool =
         lines += [*([""] if lines else []), "nothing stands in the way of `clusterctl up`"]
     screen.result({**report_dict(spec, report), "provider": spec.provider.type}, *lines)
     return 1 if report.errors else 0
-
-
-def plan_of(spec: ClusterSpec, prompts: Prompts) -> Plan:
-    """What `up` would change."""
-    from clusterctl.cluster import plan as planning
-
-    return planning.preview(_session(spec, prompts))
 
 
 def approve(screen: Screen, found: Plan, *, yes: bool) -> None:
