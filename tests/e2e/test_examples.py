@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -32,8 +29,7 @@ def own(cluster: Cluster) -> Iterator[Cluster]:
     """The shared cluster while its spec has requirements: one package, of the tests' own index."""
     cwd, spec = cluster.runner.cwd, cluster.spec.read_text()
     (cwd / "index").mkdir()
-    for package in ("basic", "twice", "killed"):
-        a_wheel(cwd / "index", package)
+    a_wheel(cwd / "index", "basic")
     file = cwd / "requirements of the cluster.txt"
     file.write_text("--find-links index\nbasic\n")
     cluster.spec.write_text(spec + SOFTWARE.format(file=json.dumps(str(file))))
@@ -43,12 +39,6 @@ def own(cluster: Cluster) -> Iterator[Cluster]:
         yield replace(cluster, raised=cluster.json("up"))
     cluster.spec.write_text(spec)
     cluster("up")
-
-
-def requirements(cluster: Cluster, *packages: str) -> Path:
-    file = cluster.runner.cwd / f"{'-'.join(packages)}.txt"
-    file.write_text("\n".join(("--find-links index", *packages, "")))
-    return file
 
 
 def script(cluster: Cluster, *modules: str) -> Path:
@@ -79,35 +69,13 @@ def test_up_builds_what_the_spec_asks_for_and_keeps_it(own: Cluster) -> None:
     assert environments(own) == before
 
 
-def with_tensorboard(cluster: Cluster) -> tuple[Path, Path]:
-    """The example for PyTorch, as one that writes event files beside what it prints; and its requirements."""
-    line = 'print(f"epoch {epoch}: loss {total[0] / total[1]:.4f}", flush=True)'
-    text = (EXAMPLES / "torch_ddp.py").read_text()
-    assert line in text
-    folder = cluster.runner.cwd / "with tensorboard"
-    folder.mkdir(exist_ok=True)
-    text = text.replace(line, f"{line}; BOARD.add_scalar('train/loss', float(total[0] / total[1]), epoch)")
-    text = text.replace("    os._exit(0)", "    BOARD.close()\n    os._exit(0)")
-    head = "from tensorboardX import SummaryWriter\nBOARD = SummaryWriter()\n"
-    (folder / "torch_board.py").write_text(head + text)
-    file = folder / "requirements.txt"
-    file.write_text(f"-r {EXAMPLES}/requirements-torch.txt\ntensorboardX==2.6.5\n")
-    return folder / "torch_board.py", file
-
-
-def listed(cluster: Cluster, job: str) -> dict[str, Any]:
-    """What `runs` says of a job's run."""
-    (row,) = (row for row in cluster.json("runs")["runs"] if row["job"] == job)
-    assert isinstance(row, dict)
-    return row
-
-
 @pytest.mark.parametrize("launcher", ["torchrun", pytest.param("srun", marks=pytest.mark.sweep)])
 def test_torch_trains_on_two_nodes(own: Cluster, launcher: str) -> None:
-    program, file = with_tensorboard(own)
+    file = EXAMPLES / "requirements-torch.txt"
     argv = ("--requirements", file, "--nodes", "2", "--launcher", launcher, "--wait")
+    words = ("submit", EXAMPLES / "torch_ddp.py", *argv, "--", "--epochs", "15")
     # Where PyTorch's index can't be reached, gigabytes are downloaded, and sent to the nodes.
-    job = own("-o", "json", "submit", program, *argv, "--", "--epochs", "15", timeout_s=800).json
+    job = own("-o", "json", *words, timeout_s=800).json
     run = own.run_of(job["job_id"])
     said = (run / "stdout.log").read_text()
     for rank in (0, 1):
@@ -115,25 +83,15 @@ def test_torch_trains_on_two_nodes(own: Cluster, launcher: str) -> None:
     losses = [float(line.split()[-1]) for line in said.splitlines() if line.startswith("epoch")]
     assert len(losses) == 15
     assert losses[-1] < losses[0] / 10
-    assert "all 2 ranks agree" in said
+    assert "2 ranks agree" in said
     assert (run / "model.pt").stat().st_size > 1000
     lock = json.loads((run / "environment.json").read_text())["client"]["requirements"]
     assert "\ntorch==" in lock
     assert "\nbasic==1.0 --hash=sha256:" in lock
-    loss = listed(own, job["job_id"])["metrics"]["train/loss"]
-    assert (loss["last_step"], loss["count"]) == (14, 15)
-    assert loss["last"] == pytest.approx(losses[-1], abs=1e-4)
-    silent = own.runner.cwd / "silent.sh"
-    silent.write_text("#!/bin/sh\nhostname\n")
-    other = own.json("submit", silent, "--no-folder", "--wait")
-    own.run_of(other["job_id"])
-    assert listed(own, other["job_id"])["metrics"] == {}
-    differs = own.json("runs", "diff", job["job_id"], other["job_id"])["differences"]
-    assert {"section": "result", "key": "train/loss", "a": loss["last"], "b": None} in differs
 
 
 TORCHRUN_FAILS = """\
-import ctypes, os, signal, sys, time
+import ctypes, os
 import torch.distributed as dist
 dist.init_process_group("gloo")
 dist.barrier()
@@ -145,30 +103,23 @@ dist.barrier()
 
 @pytest.mark.sweep  # as test_failures.py has it with the other launchers
 @pytest.mark.parametrize(
-    ("line", "cause"),
+    ("line", "code"),
     [
-        ("raise KeyError('a bug')", "KeyError: 'a bug'"),
-        ("os._exit(3)", "exit code 3"),
-        ("ctypes.string_at(0)", "segmentation fault"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL"),
-        ("import cv2", "no module cv2"),
-        ("raise OSError(28, 'No space left on device')", "disk full"),
-        ("raise RuntimeError('CUDA error: out of memory')", "CUDA out of memory"),
+        ("raise KeyError('a bug')", "python-exception"),
+        ("os._exit(3)", "exit-code"),
+        ("ctypes.string_at(0)", "segmentation-fault"),
     ],
-    ids=["error", "exit", "segv", "kill", "module", "disk", "cuda"],
 )
-def test_torchrun_names_the_first_rank_that_failed(own: Cluster, line: str, cause: str) -> None:
+def test_torchrun_names_the_first_rank_that_failed(own: Cluster, line: str, code: str) -> None:
     path = own.runner.cwd / "fails.py"
     path.write_text(TORCHRUN_FAILS.format(line=line))
     file = EXAMPLES / "requirements-torch.txt"
     argv = ("--requirements", file, "--nodes", "2", "--launcher", "torchrun", "--wait")
-    ran = own.quoting("submit", path, *argv)
+    ran = own.quoting("-o", "json", "submit", path, *argv)
     assert ran.returncode == 4, ran
-    said = ran.stderr
-    (first,) = (one for one in said.splitlines() if one.startswith("error: "))
-    assert cause in first, said
-    assert f"rank 1 on {own.name}-train-2" in first, said
-    assert said.count("Traceback (most recent call last)") == line.startswith(("raise", "import")), said
+    found = json.loads(ran.stdout)["diagnosis"]
+    assert (found["code"], found["rank"], found["host"]) == (code, 1, f"{own.name}-train-2"), ran
+    assert ran.stderr.count("Traceback") == line.startswith("raise"), ran
 
 
 @pytest.mark.sweep  # hundreds of megabytes to resolve, send and unpack
@@ -190,7 +141,7 @@ def test_other_libraries_train_on_two_nodes(own: Cluster, program: str, name: st
     (accuracy,) = re.findall(r"^0: accuracy ([0-9.]+) by 2 ranks$", said, re.MULTILINE)
     assert float(accuracy) > 0.8
     own.run_of(job)
-    found = listed(own, job)["metrics"]
+    (found,) = (row["metrics"] for row in own.json("runs")["runs"] if row["job"] == job)
     if name == "lightning":  # its CSVLogger
         assert (found["loss"]["count"], found["loss"]["nonfinite"]) == (5, 0)
     else:
@@ -200,7 +151,8 @@ def test_other_libraries_train_on_two_nodes(own: Cluster, program: str, name: st
 def test_mpi4py_across_nodes(own: Cluster) -> None:
     job = own.json("submit", EXAMPLES / "mpi4py_pi.py", "--nodes", "2", "--wait")
     said = own("logs", job["job_id"]).stdout
-    assert f"pi is 3.1415926536 by 2 ranks on {own.name}-train-1, {own.name}-train-2" in said
+    assert "3.1415926536 by 2 ranks" in said
+    assert f"{own.name}-train-1, {own.name}-train-2" in said
 
 
 @pytest.fixture(scope="module")
@@ -254,37 +206,3 @@ def test_an_array_of_learning_rates(own: Cluster) -> None:
     results = [json.loads((run / f"task-{i}" / "result.json").read_text()) for i in range(4)]
     assert [result["rate"] for result in results] == [0.01, 0.03, 0.1, 0.3]
     assert results[3]["loss"] < results[0]["loss"]
-
-
-def test_what_cannot_be_met_is_not_queued(own: Cluster) -> None:
-    before = own.json("jobs")["jobs"]
-    file = requirements(own, "basic", "no-such-package")
-    ran = own("submit", script(own, "basic"), "--requirements", file, rc=2)
-    assert "No matching distribution found for no-such-package" in ran.stderr
-    assert own.json("jobs")["jobs"] == before
-
-
-def test_two_submits_at_once_build_once(own: Cluster) -> None:
-    before = environments(own)
-    argv = ("-f", own.spec, "-o", "json", "submit", script(own, "twice", "basic"))
-    argv += ("--requirements", requirements(own, "twice"), "--wait")
-    both = [own.runner.start(*argv) for _ in range(2)]
-    for process in both:
-        stdout, stderr = process.communicate(timeout=300)
-        assert process.returncode == 0, stdout + stderr
-        assert "found 1.0" in own("logs", json.loads(stdout)["job_id"]).stdout
-    assert len(environments(own) - before) == 2
-
-
-def test_killed_while_it_is_built_the_next_submit_builds_it(own: Cluster) -> None:
-    argv = ("submit", script(own, "killed"), "--requirements", requirements(own, "killed"))
-    before = environments(own)
-    process = own.runner.start("-f", own.spec, *argv)
-    deadline = time.monotonic() + 120
-    while environments(own) == before and time.monotonic() < deadline:
-        pass
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    job = own.json(*argv, "--wait")
-    assert "found 1.0" in own("logs", job["job_id"]).stdout
-    assert len(environments(own) - before) == 2
