@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support.cluster import Cluster, raised
+from tests.support.messages import shows
 from tests.support.sweeps import in_sweep
 
 SPEC = """\
@@ -33,6 +34,8 @@ echo "process $$ restarted ${{SLURM_RESTART_COUNT-never}}"
 for ((i = 1; ; i++)); do echo "$i"; sleep 0.2; done
 """
 PATIENCE_S = 60
+SLURMS_REASON = "Kill task failed"  # Slurm's own, for which it drains a node
+AS_CLASS = "hosts as their class"  # how `converge` says that Ansible had nothing to do
 SPOOL = "/var/spool/clusterctl-slurmd"
 
 
@@ -110,12 +113,12 @@ def test_what_a_person_drained_stays_and_what_slurm_drained_is_resumed(one: Clus
     second, third = node(one, 2), node(one, 3)
     drain = "scontrol update nodename={} state=drain reason='{}'"
     one.ssh(second, drain.format(second, "noisy fan"))
-    one.ssh(third, "sudo " + drain.format(third, "Kill task failed"))
+    one.ssh(third, "sudo " + drain.format(third, SLURMS_REASON))
     answer = one.json("up")
     assert answer["probed"] == [third]
     assert second in answer["not_probed"]
-    assert f"not probed, and left as it is: {second}: drained by clusterctl: noisy fan" in answer["notes"]
-    assert mended(answer) == {f"{third}: was IDLE+DRAIN: Kill task failed: resumed"}
+    assert any(note.endswith(f"{second}: drained by clusterctl: noisy fan") for note in answer["notes"])
+    assert mended(answer) == {f"{third}: was IDLE+DRAIN: {SLURMS_REASON}: resumed"}
     one.ssh(second, f"scontrol update nodename={second} state=resume")
 
 
@@ -175,8 +178,7 @@ def test_one_drift_alone_is_put_back_where_it_is(one: Cluster, kind: str) -> Non
     assert repaired.startswith(f"{second}: {told}")
     assert ansible_hosts(answer) == "1 hosts"
     assert [one.ssh(host, asked) for host in untouched] == before
-    again = one.json("up")
-    assert converged(again) == "unchanged: 4 hosts checked"
+    assert converged(one.json("up")).startswith("unchanged: 4 ")
 
 
 def test_a_node_that_lost_a_package_is_named_and_made_anew(one: Cluster) -> None:
@@ -188,11 +190,11 @@ def test_a_node_that_lost_a_package_is_named_and_made_anew(one: Cluster) -> None
     (found,) = one("-o", "json", "up", rc=1).json["failures"]
     assert (found["host"], found["code"]) == (second, "package-missing"), found
     assert "removed there: munge" in found["cause"]
-    assert f"`clusterctl node replace {second}`" in found["fix"]
+    assert f" node replace {second}`" in found["fix"]
     assert failure(one("-o", "json", "node", "replace", f"{one.name}-train-9", rc=2).json)
     answer = one.json("node", "replace", second, "--yes")
     assert answer["probed"] == [second, third]
-    assert converged(answer) == "1 hosts as their class"
+    assert converged(answer) == f"1 {AS_CLASS}"
     assert one.ssh(third, boot) == before
     assert one.ssh(second, "dpkg-query -W -f '${Status}' munge") == "install ok installed"
 
@@ -230,11 +232,12 @@ def test_an_edited_configuration_and_nodes_without_power_come_back_in_one_up(one
         key,
     }
     assert answer["probed"] == [second, third]
-    assert "tasks on 4 hosts" in converged(answer)
+    assert ansible_hosts(answer) == "4 hosts"
     see_that_root_was_led_nowhere(one)
     assert one.ssh(leader, shown) == was
     for number in (1, 2, 3):
-        assert "77" not in one.ssh(node(one, number), f"sudo grep -r ^SlurmdTimeout {SPOOL}/conf-cache")
+        cached = one.ssh(node(one, number), f"sudo grep -r ^SlurmdTimeout {SPOOL}/conf-cache")
+        assert "77" not in cached
     assert "cred_state.left" not in one.ssh(third, f"sudo ls {SPOOL}")
 
 
@@ -266,10 +269,12 @@ def test_nodes_that_do_not_reach_each_other_are_named(one: Cluster) -> None:
     one.ssh(second, f"sudo ip route add blackhole {address}; sudo systemctl stop munge")
     ran = one("-o", "json", "up", rc=1)
     one.ssh(second, f"sudo ip route delete blackhole {address}")
-    assert f"{second} and {third} can't reach each other" in ran.stderr
     assert {f["host"] for f in ran.json["failures"]} == {second, third}
     assert failure(ran.json)["code"] == "network"
-    assert f"{second}: munge was stopped: started" in mended(ran.json)  # what was done is told all the same
+    assert f"{second} and {third} " in failure(ran.json)["cause"]
+    # What was done is told all the same.
+    started = f"{second}: munge was stopped: started"
+    assert started in mended(ran.json)
 
 
 def test_a_full_disk_is_named_with_what_fills_it(one: Cluster) -> None:
@@ -338,8 +343,9 @@ def test_a_cluster_grows_and_shrinks_beside_the_job_as_planned(one: Cluster) -> 
     answer = up()
     assert answer["probed"] == [node(one, 2), node(one, 3), node(one, 4), f"{one.name}-other-1"]
     # Ansible has nothing to do, and slurmd goes on.
-    assert (converged(answer), daemons(one, 3)) == ("6 hosts as their class", slurmd)
-    assert on_each(one, 3, f"sudo grep -c ^NodeName= {SPOOL}/conf-cache/slurm.conf") == ["5\n"] * 3
+    assert (converged(answer), daemons(one, 3)) == (f"6 {AS_CLASS}", slurmd)
+    nodes = f"sudo grep -c ^NodeName= {SPOOL}/conf-cache/slurm.conf"
+    assert on_each(one, 3, nodes) == ["5\n"] * 3
     on_second = begin(one, "second", COUNTER.format(node=node(one, 2)))
     script = one.runner.cwd / "waits.sh"
     script.write_text("#!/bin/bash\n#SBATCH --hold --partition=other\nhostname\n")
@@ -356,27 +362,26 @@ def test_a_cluster_grows_and_shrinks_beside_the_job_as_planned(one: Cluster) -> 
     harms = {harm["job_id"]: harm["nodes"] for harm in planned(one, rc=3)["affected_jobs"]}
     assert harms[on_second] == [node(one, 2)]
     refusal = failure(up(rc=2))["cause"]
-    assert f"job {on_second} (second)" in refusal
-    assert f"job {waits} (waits)" in refusal
-    assert "partition other is removed" in refusal
-    assert "with all data" in one("up", "--force", rc=2).stderr, "nobody was there to be asked"
+    for words in (f"job {on_second} (second)", f"job {waits} (waits)", "partition other"):
+        assert words in refusal
+    # Nobody was there to be asked.
+    assert failure(up("--force", rc=2))["code"] == "needs-confirmation"
     assert len(one.json("status")["nodes"]) == 5
 
-    user = one.user
-    one.ssh(fourth, f"sudo -u {user} sh -c 'echo kept >/var/tmp/kept.txt'")
+    one.ssh(fourth, f"sudo -u {one.user} sh -c 'echo kept >/var/tmp/kept.txt'")
     (only,) = up("--force", "--yes", rc=1)["failures"]
     assert only["code"] == "only-copy"
-    assert f"/var/tmp/kept.txt on {fourth}: 5 B in 1 file of {user}" in only["cause"]
+    assert f"/var/tmp/kept.txt on {fourth}" in only["cause"]
     assert len(one.json("status")["nodes"]) == 5
     assert one.json("jobs", on_second)["jobs"][0]["state"] == "RUNNING"
     brought = [Path(folder) / "kept.txt" for folder in one.json("collect", "--all")["folders"]]
     assert [path.read_text() for path in brought if path.exists()] == ["kept\n"]
     answer = up("--force", "--yes")
     notes = "\n".join(answer["notes"])
-    assert f"ended job {on_second} (second)" in notes
+    assert f"ended job {on_second}" in notes
     assert f"{node(one, 1)} keeps 1 CPU" in notes
     assert [each["name"] for each in one.json("status")["nodes"]] == [node(one, 1)]
-    assert (converged(answer), daemons(one, 1)) == ("2 hosts as their class", slurmd[:1])
+    assert (converged(answer), daemons(one, 1)) == (f"2 {AS_CLASS}", slurmd[:1])
     assert "leaves the cluster" in one.sacct(on_second, "AdminComment")
     assert one.sacct(waits, "State").startswith("CANCELLED")
     assert planned(one, rc=0)["changes"] == []
@@ -386,8 +391,10 @@ def test_a_uid_does_not_pass_to_another_user(one: Cluster) -> None:
     text = one.spec.read_text()
     one.spec.write_text(f"{text}users:\n  - {{name: other, uid: 10000}}\n")
     if one.user == "hpc":
-        assert "`up` refuses this: a uid can't pass" in " ".join(one.json("plan")["notes"])
-        assert "uid 10000 is that of hpc" in one("up", rc=2).stderr
+        assert shows(" ".join(one.json("plan")["notes"]), "uid-taken")
+        refused = failure(one.json("up", rc=2))
+        assert refused["code"] == "uid-taken"
+        assert "hpc" in refused["cause"]
     one.spec.write_text(text)
 
 
@@ -399,7 +406,7 @@ def test_another_release_of_slurm_is_refused_before_anything_changes(one: Cluste
     for words in (("plan",), ("up",), ("up", "--force")):
         refused = failure(one.json(*words, rc=2))
         assert refused["code"] == "slurm-changed"
-        assert "`clusterctl down`, then `clusterctl up`" in refused["fix"]
+        assert "clusterctl down" in refused["fix"]
     after = applied.read_bytes(), one.ssh(ctl(one), "systemctl show --property=MainPID slurmctld slurmdbd")
     assert (after, daemons(one, 1)) == (before, slurmd)
     one.spec.write_text(text)
