@@ -138,6 +138,17 @@ def test_logs_and_files_come_from_the_nodes_it_ran_on(
     assert (run.directory / "made.txt").read_text() == "made there"
 
 
+def test_a_job_on_nodes_of_their_own_is_followed_to_its_end(
+    apart: Session, job: JobSpec, tmp_path: Path
+) -> None:
+    assert isinstance(job.script, Path)
+    seen = tmp_path / "seen"
+    job.script.write_text(f"#!/bin/bash\nuntil [ -e {seen} ]; do sleep 0.02; done\n")
+    done = submit(apart, job)
+    (ended,) = follow(apart, done.job_id, on_output=print, on_change=lambda *_: seen.touch())
+    assert ended.state is JobState.COMPLETED
+
+
 def test_a_log_is_read_also_where_another_node_is_away(
     apart: Session, cluster: PlayedCluster, nodes: dict[str, ApartNode], job: JobSpec, tmp_path: Path
 ) -> None:

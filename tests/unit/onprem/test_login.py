@@ -67,6 +67,16 @@ def test_a_machine_without_an_sshd_program_says_what_to_install(monkeypatch: pyt
     assert caught.value.answer["code"] == "no-sshd"
 
 
+def test_the_lists_of_those_who_may_log_in_are_sshds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sshd = tmp_path / "sshd"
+    sshd.write_text("#!/bin/sh\nprintf 'port 22\\nallowusers %s\\ndenyusers eve\\n' \"${3%%,*}\"\n")
+    sshd.chmod(0o755)
+    monkeypatch.setattr(remote_account, "find_sshd", lambda: str(sshd))
+    assert remote_account.allowed("ada") == ["allowusers user=ada", "denyusers eve"]
+    monkeypatch.setattr(remote_account, "find_sshd", lambda: None)
+    assert remote_account.allowed("ada") == []
+
+
 def test_without_a_gate_it_is_not_ours_which_is_no_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

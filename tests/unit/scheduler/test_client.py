@@ -11,6 +11,7 @@ import pytest
 
 from clusterctl.errors import AnswerLostError, NoAnswerError, SlurmError, UnreachableError, UsageError
 from clusterctl.scheduler import slurm
+from clusterctl.scheduler.base import JobRequest
 from clusterctl.scheduler.slurm import SlurmAwayError, SlurmClient
 from clusterctl.util.progress import Clock, backoff
 from tests.support.here import LocalTransport
@@ -202,6 +203,14 @@ def test_a_job_is_found_by_its_comment(steps: list[Step], token: str, job_id: st
     found = client(*steps)[0].by_token(token, time.time())
     assert found is not None
     assert found.id == job_id
+
+
+def test_a_submission_whose_answer_is_lost_is_looked_for_not_repeated():
+    lost = UnreachableError("gone", why="ssh: connect to host ctl port 22: Connection refused")
+    slurm, transport, _ = client(Step(("sh", "..."), error=lost), QUEUE)
+    request = JobRequest("abc", "train", "/f", "job.sbatch", submitted_at=time.time())
+    assert slurm.submit(request) == "15"
+    assert not transport.left
 
 
 def test_the_accounting_is_searched_from_the_submission_on():
