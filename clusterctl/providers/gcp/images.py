@@ -12,7 +12,6 @@ from typing import Final
 
 from clusterctl.errors import CloudError, ProvisionError
 from clusterctl.providers.gcp import costs
-from clusterctl.providers.gcp.allowance import HostGroup
 from clusterctl.providers.gcp.api import Api, Json, iap_tunnel
 from clusterctl.providers.node_class import KeptImage
 from clusterctl.spec import gcp
@@ -30,6 +29,21 @@ _SMALL: Final = "e2-standard-2"  # installs packages, and has no job to run
 _WAIT_S: Final = 1800.0
 _LONGEST_NAME: Final = 63
 _BYTES_A_GIB: Final = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class HostGroup:
+    """Hosts that are made alike: the controller, or the nodes of a partition that do not exist yet."""
+
+    name: str
+    nodes: GcpNodes
+    machine: Machine
+    image: Image
+    count: int
+
+    @property
+    def who(self) -> str:
+        return f"partition {self.name}" if self.name else "controller"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import MachineError, StalePlanError, UsageError
-from clusterctl.providers.gcp import api, notes, provider
+from clusterctl.providers.gcp import notes, provider
 from clusterctl.providers.gcp.notes import job_environment, network_note
 from clusterctl.spec import gcp_nodes
 from clusterctl.spec.distributions import UNSEEN
@@ -175,15 +175,16 @@ def test_a_state_in_a_bucket_is_not_swapped_for_another(tmp_path: Path) -> None:
 
 
 def test_gcloud_is_looked_for_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_of()
     monkeypatch.setenv("PATH", str(tmp_path))
     with refused("tool-missing", MachineError, "gcloud", "https://cloud.google.com/sdk"):
-        api.check_gcloud()
+        provider_of(spec).check(spec)
     bin_folder = gcloud.install(tmp_path, tmp_path / "world.json")
     monkeypatch.setenv("PATH", f"{bin_folder}:{os.defpath}")
-    api.check_gcloud()
+    provider_of(spec).check(spec)
     (bin_folder / "account").write_text("")
     with refused("gcloud-login", MachineError, "gcloud auth login"):
-        api.check_gcloud()
+        provider_of(spec).check(spec)
 
 
 @pytest.mark.parametrize(("release", "is_said"), [("10", True), ("9", False)])
