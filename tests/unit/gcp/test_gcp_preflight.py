@@ -234,11 +234,59 @@ def test_what_has_google_refuse_all_calls_is_one_finding(
     assert filled(REFUSALS[name].message, FACTS).split(".")[0] in one.why
 
 
-def test_a_refusal_that_no_table_knows_is_a_warning_beside_the_obstacles(google: Google) -> None:
-    google.fail("compute.regions.get", 400, reason="invalid", message="a new kind of refusal")
+@pytest.mark.parametrize(
+    ("plant", "text", "warning"),
+    [
+        (lambda g: g.fail("compute.regions.get", 400, reason="invalid"), PLAIN, ("cloud-refused", "quotas")),
+        (
+            lambda g: g.fail("serviceusage.services.get", 400, times=99),
+            *(PLAIN, ("cloud-refused", "compute.googleapis.com")),
+        ),
+        (
+            lambda g: g.fail("storage.buckets.get", 403, reason="forbidden"),
+            *(SPEC, ("bucket-unseen", "provider.bucket")),
+        ),
+        (lambda _: None, PLAIN.replace("type: l4", "type: h100, count: 8"), ("quota", "us-central1")),
+        (lambda g: g.off.add("compute"), PLAIN, ("api-off", "compute.googleapis.com")),
+    ],
+    ids=["a new kind of refusal", "Service Usage", "bucket", "GPUs counted by family", "an API that is off"],
+)
+def test_what_google_does_not_say_is_a_warning_beside_the_obstacles(
+    google: Google, plant: Plant, text: str, warning: tuple[str, str]
+) -> None:
+    plant(google)
     deny(google, "iam.serviceAccounts.actAs")
-    levels = {one.code: (one.level, one.host) for one in found(PLAIN)}
-    assert levels == {"permission": ("error", PROJECT), "cloud-refused": ("warning", "quotas")}
+    has(google, f"zones/{ZONE}")
+    errors = {"permission"} if warning[0] == "api-off" else {"permission", "bad-zone"}
+    # The id of a cluster without hosts: all of them are to be made.
+    findings = [one for one in found(text, "a1b2c3") if one.code != "fabric-manager"]
+    assert {one.code for one in findings if one.level == "error"} == errors
+    warnings = [(one.code, one.host) for one in findings if one.level == "warning"]
+    assert len(warnings) == 1
+    assert warnings[0][0] == warning[0]
+    assert warning[1] in warnings[0][1].split(", ")
+
+
+def test_a_project_that_the_login_may_not_see_may_not_exist(google: Google) -> None:
+    google.fail("cloudresourcemanager.projects.get", 403, reason="forbidden")
+    (one,) = found(PLAIN)
+    assert (one.level, one.code, one.host) == ("error", "project-missing", PROJECT)
+    google.off.add("cloudresourcemanager")
+    (one,) = found(PLAIN)
+    assert (one.level, one.code, one.host) == ("warning", "api-off", "cloudresourcemanager.googleapis.com")
+
+
+def test_hosts_that_exist_need_nothing(google: Google) -> None:
+    quota(google, "GPUS_ALL_REGIONS", 1)
+    deny(google, "iam.serviceAccounts.actAs")
+    short, right = sorted(found(PLAIN, "a1b2c3"), key=lambda one: one.code, reverse=True)
+    assert (right.code, short.code, short.why.split()[0]) == ("permission", "quota", "2")
+    for left, name in ((2, "demo-ctl"), (1, "demo-train-1"), (0, "demo-train-2")):
+        path = f"projects/{PROJECT}/zones/{ZONE}/instances/{name}"
+        google.world.put("google_compute_instance", path, zone=ZONE, labels={"clusterctl-id": "a1b2c3"})
+        # A quota of one GPU is enough for one more node.
+        codes = {2: {"permission", "quota"}, 1: {"permission"}, 0: set()}[left]
+        assert {one.code for one in found(PLAIN, "a1b2c3")} == codes
 
 
 def test_without_a_login_nothing_else_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
