@@ -240,18 +240,6 @@ def _labels(row: Row) -> Row:
     return row.get("effective_labels") or row.get("labels") or {}
 
 
-def _account(google: Google, values: Mapping[str, str], query: Mapping[str, str]) -> Row:
-    return {"email": _row(google, "google_service_account", values["serviceAccountsId"])["email"]}
-
-
-def _iam_policy(google: Google, values: Mapping[str, str], query: Mapping[str, str]) -> Row:
-    bound: dict[str, list[str]] = {}
-    for row in _rows(google, "google_project_iam_member"):
-        bound.setdefault(row["role"], []).append(row["member"])
-    bindings = [{"role": role, "members": members} for role, members in bound.items()]
-    return {"version": 1, "etag": "BwX", "bindings": bindings}
-
-
 def _objects(google: Google, values: Mapping[str, str], query: Mapping[str, str]) -> Row:
     holds = values["bucket"] in google.world.read()["filled"]
     return {"kind": "storage#objects", "items": [{"name": "runs/1/run.json"}] if holds else []}
@@ -280,8 +268,6 @@ _OTHERS: dict[str, Handler] = {
     "file.projects.locations.instances.list": _list("instances", "google_filestore_instance", _filestore),
     "file.projects.locations.instances.delete": _delete_plain("google_filestore_instance", "instancesId"),
     "iam.projects.serviceAccounts.list": _list("accounts", "google_service_account", _account_shown),
-    "iam.projects.serviceAccounts.get": _account,
-    "cloudresourcemanager.projects.getIamPolicy": _iam_policy,
     "iam.projects.serviceAccounts.delete": _delete_plain("google_service_account", "serviceAccountsId"),
     "storage.buckets.list": _list("items", "google_storage_bucket", _bucket),
     "storage.buckets.delete": _delete_plain("google_storage_bucket", "bucket"),

@@ -4,7 +4,6 @@
     google.project.denied.add("iap.tunnelInstances.accessViaIAP")
     google.project.enforced.add("compute.requireOsLogin")
     google.project.metadata["enable-oslogin"] = "TRUE"
-    google.project.allowed["compute.trustedImageProjects"] = ["projects/debian-cloud"]
     google.project.has["zones/us-central1-a/machineTypes/g2-standard-4"] = None  # it is missing
 
 All else is as in a project where nothing stands in the way.
@@ -28,7 +27,7 @@ _EVERYWHERE = ("CPUS_ALL_REGIONS", "GPUS_ALL_REGIONS", "NETWORKS", "ROUTERS", "S
 _REGIONAL = (
     *("A2_CPUS", "C2_CPUS", "CPUS", "DISKS_TOTAL_GB", "HDB_TOTAL_GB", "INSTANCES", "LOCAL_SSD_TOTAL_GB"),
     *("N2_CPUS", "NVIDIA_A100_GPUS", "NVIDIA_L4_GPUS", "NVIDIA_T4_GPUS", "PREEMPTIBLE_LOCAL_SSD_GB"),
-    *("PREEMPTIBLE_NVIDIA_L4_GPUS", "RESOURCE_POLICIES", "SSD_TOTAL_GB"),
+    *("PREEMPTIBLE_NVIDIA_L4_GPUS", "SSD_TOTAL_GB"),
 )
 _FOUND: dict[str, dict[str, Any]] = {
     "compute.zones.get": {"status": "UP"},
@@ -37,7 +36,6 @@ _FOUND: dict[str, dict[str, Any]] = {
     "compute.images.get": {"status": "READY", "diskSizeGb": "20", "architecture": "X86_64"},
     "compute.images.getFromFamily": {"status": "READY", "diskSizeGb": "20", "architecture": "X86_64"},
     "compute.reservations.get": {"status": "READY", "specificReservationRequired": True},
-    "compute.networks.getEffectiveFirewalls": {"firewalls": [], "firewallPolicys": []},
     "storage.buckets.get": {},
 }
 
@@ -49,7 +47,6 @@ class Project:
     quotas: dict[str, tuple[float, float]] = field(default_factory=dict)
     denied: set[str] = field(default_factory=set)
     enforced: set[str] = field(default_factory=set)
-    allowed: dict[str, list[str]] = field(default_factory=dict)
     metadata: dict[str, str] = field(default_factory=dict)
     has: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     has_parent: bool = True
@@ -85,7 +82,7 @@ class Project:
                 said = _FOUND[method] | special
             case _:
                 return NotImplemented
-        return said if method.endswith("getEffectiveFirewalls") else {"name": name} | said
+        return {"name": name} | said
 
     def _policy(self, name: str) -> Any:
         constraint = name.removeprefix("constraints/")
@@ -94,8 +91,6 @@ class Project:
         said: dict[str, Any] = {"constraint": name}
         if constraint in self.enforced:
             said["booleanPolicy"] = {"enforced": True}
-        if constraint in self.allowed:
-            said["listPolicy"] = {"allowedValues": self.allowed[constraint]}
         return said
 
     def _common(self) -> dict[str, Any]:
