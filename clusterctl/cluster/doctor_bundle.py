@@ -164,10 +164,11 @@ def _secrets(workspace: Workspace) -> Iterator[str | bytes]:
             yield from (line for line in raw.splitlines() if not line.startswith(b"-----"))
     yield from (value for name, value in os.environ.items() if is_secret_name(name))
     # Files of application default credentials: gcloud's own, and the named one.
-    own = f"{os.environ.get('CLOUDSDK_CONFIG', '~/.config/gcloud')}/application_default_credentials.json"
-    for path in (own, os.environ.get("GOOGLE_APPLICATION_CREDENTIALS") or own):
+    folder = os.environ.get("CLOUDSDK_CONFIG", "~/.config/gcloud")
+    named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS", "")
+    for path in (f"{folder}/application_default_credentials.json", named):
         with suppress(OSError, ValueError):
-            login = json.loads(Path(path).expanduser().read_bytes())
+            login = json.loads(Path(os.path.expanduser(path)).read_bytes())  # noqa: PTH111 - it never raises
             yield from (v for name, v in login.items() if isinstance(v, str) and is_secret_name(name))
 
 

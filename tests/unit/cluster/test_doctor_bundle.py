@@ -98,6 +98,13 @@ def test_no_secret_is_in_any_file(
     assert not [name for name in found if name.endswith(("id_ed25519", "munge.key", ".tfstate"))]
 
 
+def test_it_is_made_if_no_account_has_the_home_of_a_key(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "~no-such-account/key.json")
+    assert files(made(workspace, tmp_path).file)
+
+
 def test_it_is_made_where_nothing_answers(workspace: Workspace, tmp_path: Path) -> None:
     def doctor() -> Mapping[str, Any]:
         raise TransportError("no connection", why="nobody is there")
