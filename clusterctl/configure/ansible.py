@@ -313,6 +313,8 @@ def preview(
         run_playbook(asked, found.append)
     except ConfigureError as exc:
         failures = exc.failures
+        if failures[0].host is None:
+            raise
     return tuple(task for task in found if task.status is Status.CHANGED), failures
 
 

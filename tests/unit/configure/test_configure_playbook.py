@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -14,9 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.configure.ansible import PlaybookRun, run_playbook
+from clusterctl.configure.ansible import PlaybookRun, preview, run_playbook
 from clusterctl.configure.events import Status, TaskProgress
 from clusterctl.errors import ConfigureError
+from clusterctl.state.inventory import Inventory
+from clusterctl.state.workspace import Workspace
 from tests.support.forks import ansible
 from tests.support.messages import refused
 
@@ -68,6 +71,15 @@ def test_a_failure_names_host_task_and_cause(local_inventory: WriteInventory, tm
     assert "all is lost" in failures["bad"].cause
     assert str(run.log) in raised.value.fix
     assert [progress.task for progress in told if progress.host == "good"][-1] == LAST
+
+
+def test_a_preview_without_mitogen_is_refused(
+    inventory: Inventory, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can't say of any host where a task would fail."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with refused("mitogen-missing", ConfigureError):
+        preview(inventory, workspace, limit=[])
 
 
 def test_what_a_host_skips_is_decided_without_a_process(
