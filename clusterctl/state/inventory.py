@@ -228,7 +228,10 @@ def keeps_storage(workspace: Workspace, *, if_damaged: bool = False) -> bool:
 
 
 def may_keep_storage(workspace: Workspace) -> bool:
-    """Whether it does, or may: an earlier `up` that failed may have taken kept storage up."""
+    """Return whether the shared folder outlives the cluster, or may.
+
+    An earlier `up` that failed before it configured the hosts may have taken up kept storage.
+    """
     if keeps_storage(workspace, if_damaged=True):
         return True
     return not (workspace.configured.exists() or applied_spec(workspace).provider.user_owned)

@@ -30,7 +30,11 @@ _PAUSE_S = 0.2
 
 
 def state_home() -> Path:
-    """The folder that holds one folder a cluster; MachineError if its path does not fit an ssh_config."""
+    """The folder that holds one folder a cluster.
+
+    Raises:
+        MachineError: the caller has no home, or its path does not fit an ssh_config.
+    """
     with _needing_home("the state of clusters", "CLUSTERCTL_HOME"):
         home = os.environ.get("CLUSTERCTL_HOME")
         folder = Path(home).expanduser().absolute() if home else _xdg_folder("XDG_STATE_HOME", ".local/state")
@@ -76,10 +80,14 @@ def write_atomic(path: Path, data: str | bytes, *, mode: int = 0o600, anew: bool
     """Write a file so that a reader, or a crash, sees the old content or the new, never a part.
 
     One that has this content stays the file that it is, unless ``anew``; whether it was written.
+
+    Raises:
+        MachineError: it can't be written; see ``disk.writing``.
     """
     raw = data.encode() if isinstance(data, str) else data
-    if not anew and has_content(path, raw, mode) and path.stat().st_uid == os.geteuid():
-        return False
+    with suppress(FileNotFoundError):  # it may be removed between the two looks
+        if not anew and has_content(path, raw, mode) and path.stat().st_uid == os.geteuid():
+            return False
     with writing(path):
         fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
@@ -96,7 +104,7 @@ def write_atomic(path: Path, data: str | bytes, *, mode: int = 0o600, anew: bool
 
 
 def has_content(path: Path, raw: bytes, mode: int) -> bool:
-    """Whether it is a file of this content and mode."""
+    """Return whether the path is a regular file, not a link, with this content and mode."""
     with suppress(OSError):
         found = path.lstat()
         fits = (found.st_mode, found.st_size) == (stat.S_IFREG | mode, len(raw))
@@ -159,7 +167,10 @@ class Workspace:
         return self._id.read_text().strip() if self._id.exists() else None
 
     def cluster_id(self) -> str:
-        """Six hex digits that name this cluster; the first is a letter, so no filter reads a number."""
+        """Six hex digits that name this cluster, drawn once, before anything is made.
+
+        The first is a letter, so that Google's filters do not take them for a number.
+        """
         if not self._id.exists():
             write_atomic(self._id, secrets.choice("abcdef") + secrets.token_hex(3)[1:] + "\n")
         return self._id.read_text().strip()
@@ -292,8 +303,11 @@ def hold(
 ) -> Iterator[None]:
     """Hold the lock while the body runs. ``waiting`` gets one message about the holder; ``wait_s`` bounds it.
 
-    After that a LockedError names the holder, and ``what`` is locked. Where the disk takes no new file,
-    ``folder``, if it is there, is locked instead.
+    If the disk takes no new file, ``folder``, if it exists, is locked instead.
+
+    Raises:
+        LockedError: another clusterctl holds it for all that time. Names it, and ``what`` is locked.
+        OSError: the file can't be made.
     """
     deadline = time.monotonic() + wait_s
     told = False

@@ -153,6 +153,19 @@ def test_a_file_that_has_the_content_stays_as_it_is(tmp_path: Path) -> None:
     assert path.stat().st_ino != known.st_ino or path.stat().st_mtime_ns != known.st_mtime_ns
 
 
+def test_a_file_that_is_removed_meanwhile_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    path.touch()
+
+    def has_content(*_: object) -> bool:
+        path.unlink()
+        return True
+
+    monkeypatch.setattr("clusterctl.state.workspace.has_content", has_content)
+    assert write_atomic(path, "old")
+    assert path.read_text() == "old"
+
+
 @pytest.mark.parametrize("other", ["content", "size", "mode", "link"])
 def test_one_that_differs_in_anything_is_written(tmp_path: Path, other: str) -> None:
     path, mine = tmp_path / "file", tmp_path / "mine"
