@@ -24,15 +24,15 @@ class PackageError(Exception):
 
 
 class _Manager:
-    """Common to both. ``TEST`` is the command that tells whether packages could be removed."""
+    """What both managers have in common. ``TEST`` is the command that only tries to remove packages."""
 
     TEST: tuple[str, ...] = ()
 
     def __init__(self, run: Run) -> None:
         self._run = run
 
-    def needed(self, error: str, names: Collection[str]) -> set[str]:
-        """Return those of the names that a failed test of their removal could not remove."""
+    def needed(self, output: str, names: Collection[str]) -> set[str]:
+        """Return those of the names that can't be removed, by what ``TEST`` printed."""
         raise NotImplementedError
 
     def removable(self, names: Iterable[str]) -> list[str]:
@@ -84,9 +84,9 @@ class Dpkg(_Manager):
         if wanted := sorted(manual.intersection(names)):
             _ask(self._run, ["apt-mark", "auto", *wanted])
 
-    def needed(self, error: str, names: Collection[str]) -> set[str]:
-        """Return those of the names that a failed test of their removal could not remove."""
-        failed = {line.strip().partition(":")[0] for line in error.rpartition("processing:")[2].splitlines()}
+    def needed(self, output: str, names: Collection[str]) -> set[str]:
+        """Return those of the names that can't be removed, by what ``TEST`` printed."""
+        failed = {line.strip().partition(":")[0] for line in output.rpartition("processing:")[2].splitlines()}
         return {name for name in names if name.partition(":")[0] in failed}
 
     def remove(self, names: Collection[str], keep_settings: Collection[str] = ()) -> None:
@@ -142,9 +142,9 @@ class Rpm(_Manager):
         if wanted := sorted(set(self.installed()).intersection(names).difference(self.automatic())):
             _ask(self._run, ["dnf", "--quiet", "mark", "remove", *wanted])
 
-    def needed(self, error: str, names: Collection[str]) -> set[str]:
-        """Return those of the names that a failed test of their removal could not remove."""
-        missed = {found.group("what") for found in _NEEDED.finditer(error)}
+    def needed(self, output: str, names: Collection[str]) -> set[str]:
+        """Return those of the names that can't be removed, by what ``TEST`` printed."""
+        missed = {found.group("what") for found in _NEEDED.finditer(output)}
         return self._providers(missed).intersection(names)
 
     def remove(self, names: Collection[str], keep_settings: Collection[str] = ()) -> None:  # noqa: ARG002
