@@ -146,7 +146,7 @@ def _job(
     kept, array = _started(run, said, again)
     if again.indices:
         kept |= {key: said[key] for key in ("tag", "note") if said.get(key)}
-        array = str(RangeSet.fromlist(map(str, again.indices))) + "".join(str(array or "").partition("%")[1:])
+        array = str(RangeSet(again.indices)) + "".join(str(array or "").partition("%")[1:])
     target, folder = said.get("bundled"), Path()
     if source is not None and said.get("script"):
         script = _script_of(run, str(said["script"]), source)

@@ -210,8 +210,9 @@ def write_report(report: Report, path: Path) -> None:
             code="not-a-report",
             fix="name another file: --out FILE",
         )
+    umask = os.umask(0o077)  # it can only be read by setting another
+    os.umask(umask)
     try:
-        os.umask(umask := os.umask(0o077))
         write_atomic(path, report.as_html(), mode=_MODE & ~umask)
     except MachineError as exc:
         raise UsageError(

@@ -99,9 +99,11 @@ def spec_brief_of(workspace: Workspace) -> SpecBrief | None:
         of: dict[str, Any] = json.loads(workspace.spec_brief.read_bytes())
         if of["of"] != _digest(workspace):
             return None
-        rows = ((row, row["gpus"]) for row in of["partitions"])
-        partitions = (PartitionBrief(**{**row, "gpus": gpus and _Gpus(gpus)}) for row, gpus in rows)
-        return SpecBrief(tuple(partitions), _User(of["job_user"]), _Monitoring(of["interval"]), of["text"])
+        partitions = tuple(
+            PartitionBrief(**{**row, "gpus": _Gpus(row["gpus"]) if row["gpus"] else None})
+            for row in of["partitions"]
+        )
+        return SpecBrief(partitions, _User(of["job_user"]), _Monitoring(of["interval"]), of["text"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
