@@ -188,7 +188,7 @@ class _PlainParam(RuntimeParam):
 
 
 class _Plain:
-    """Has the parameters of a command read without pydantic."""
+    """A command or a group whose parameters are read without pydantic."""
 
     def get_params(self, ctx: Any) -> Any:
         params = super().get_params(ctx)  # type: ignore[misc] # the command's
@@ -199,11 +199,11 @@ class _Plain:
 
 
 class _Verb(_Plain, TyperCommand):
-    """A verb."""
+    """A verb with its parameters."""
 
 
 class _Root(_Plain, TyperGroup):
-    """A group of verbs, which leaves in the context's ``args`` the words after the verb."""
+    """A group of verbs. It leaves the words after the verb in the context's ``args``, for messages."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         ctx.args = args[1:]

@@ -360,7 +360,7 @@ def _prepared(
 ) -> list[tuple[JobSpec, Source | None, Environment]]:
     """The jobs with what is sent of their scripts' folders, and the environments that they ask for.
 
-    ``model`` is sent with a job that uses one. Of a replay, all that is as it was.
+    A job that uses a model is sent with it. In a replay, all of this is as it was.
     """
     from clusterctl.jobs.source import source_of
     from clusterctl.jobs.trained import with_model

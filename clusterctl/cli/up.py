@@ -1,4 +1,4 @@
-"""plan, up, image bake: what `up` would do, shown and asked about, and doing it, or its image ahead."""
+"""plan, up, image bake: what `up` would do is shown, asked about and done, or its image is made ahead."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def bake(screen: Screen, options: Options, no_wait: NoWait = False, yes: Yes = F
         screen.note("note: `up` uses it once the spec says `provider: {image: {bake: true}}`")
     phases = Phases(screen, verbose=options.verbose)
 
-    def approve(images: tuple[str, ...]) -> None:
+    def confirm(images: tuple[str, ...]) -> None:
         with screen.still():
             screen.note(*images)
             if sys.stdin.isatty() and sys.stderr.isatty():
@@ -210,7 +210,7 @@ def bake(screen: Screen, options: Options, no_wait: NoWait = False, yes: Yes = F
     baked = spec.model_copy(update={"provider": settings})
     session = session_of(baked, reporter=phases, wait_s=0 if no_wait else WAIT_S)
     with phases.shown("`clusterctl image bake` begins anew, and removes what is left"):
-        became = bake_ahead(session, approve)
+        became = bake_ahead(session, confirm)
     for line in session.notes:
         screen.note(f"note: {line}")
     rows: list[list[object]] = [[shown_phase(p.name), p.seconds, p.note] for p in session.phases]

@@ -29,7 +29,7 @@ _SETTINGS: Final = "config.toml"  # the run's, which says on what data it was tr
 MODEL_FLAG: Final = "--model-folder"
 # Job -> its own options that name a model, or a checkpoint.
 _NAMING: Final = {"eval": (MODEL_FLAG, "--out", "--resume"), "export": (MODEL_FLAG, "--checkpoint")}
-# One rank is not worth a word.
+# The message leaves the rank out: there is only one.
 _ERROR: Final = re.compile(r"payload: error: (?:\[(?P<code>[\w-]*)\] )?(?:rank 0 on \S+: )?(?P<what>.*)")
 
 

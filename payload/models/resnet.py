@@ -30,8 +30,8 @@ def build(
 ) -> list[Unit]:
     """Images (B, side, side, channels) to logits (B, classes); a unit a residual block.
 
-    Small images begin with one 3x3 convolution; others, as ImageNet's, with a 7x7 one of stride 2 and a
-    max-pooling of stride 2.
+    The first layer is a 3x3 convolution for small images; for larger ones, such as ImageNet's, it is a 7x7
+    convolution of stride 2, and a max-pooling of stride 2 follows.
 
     Args:
         width: channels of the first stage; each further stage has twice as many on a quarter of the area.

@@ -163,7 +163,8 @@ def _place(root: Path, name: str, text: str | bytes, *, mode: int = 0o644) -> Pa
             )
     path.parent.mkdir(parents=True, exist_ok=True)
     data = text.encode() if isinstance(text, str) else text
-    if not has_content(path, data, mode):  # so that a node whose disk is full can be started
+    # What is right is not written again, so that a node whose disk is full can be started.
+    if not has_content(path, data, mode):
         path.unlink(missing_ok=True)  # a link is replaced, not followed
         path.touch(mode=mode)
         path.write_bytes(data)

@@ -271,7 +271,8 @@ class LocalProvider(Provider):
         return tuple(c.id for c in mine if is_orphan(c))
 
     def kept_storage(self, name: str, users: Sequence[str]) -> tuple[KeptStorage, ...]:  # noqa: ARG002
-        found = map(layout.KeptFolder.model_validate, call("storage", {})["kept"])  # whoever's they were
+        # The helper lists those of all accounts.
+        found = map(layout.KeptFolder.model_validate, call("storage", {})["kept"])
         return tuple(_kept(one) for one in found if one.name == name and _is_ours(one))
 
     def files_of_storage(

@@ -117,10 +117,10 @@ def explain(stderr: str, *, host: str, user: str, address: str) -> AccessError |
     return AccessError(rule.failure({**words, **groups}, host=host, phase="access"))
 
 
-def no_ssh(why: object) -> MachineError:
-    return MachineError(
-        "missing tool: ssh", code="tool-missing", why=str(why), fix="install OpenSSH's client"
-    )
+def no_ssh(exc: OSError) -> MachineError:
+    """Return the error of a machine that could not start ssh."""
+    fix = "install OpenSSH's client"
+    return MachineError("missing tool: ssh", code="tool-missing", why=str(exc), fix=fix)
 
 
 ANSWER_S: Final = 20.0
