@@ -125,7 +125,8 @@ class _Module:
         """Return which of the assigned values can stand at a node: the last, and those of other branches."""
         above = set(self._statements_above(node))
         reaching = []
-        for value in reversed([value for value in values if value.lineno <= getattr(node, "lineno", 0)]):
+        before = (value for value in values if value.lineno <= getattr(node, "lineno", 0))
+        for value in sorted(before, key=lambda value: value.lineno, reverse=True):
             reaching.append(value)
             if next(self._statements_above(value)) in above:
                 break

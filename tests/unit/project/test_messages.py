@@ -37,7 +37,8 @@ def check(job: str, late: bool) -> None:
         why = f"{job} is late"
     if job:
         raise UsageError(f"unknown job {job!r}", code="job-unknown", why=why, fix="name " + "another")
-    raise StalePlanError("nothing fits")
+    why = "last words"
+    raise StalePlanError("nothing fits", why=why)
 
 def other() -> None:
     raise UsageError("no code here")
@@ -54,8 +55,8 @@ def test_messages_are_read_from_source(tmp_path: Path, monkeypatch: pytest.Monke
     unknown, stale = [one for one in found if one.place.startswith("clusterctl/module.py")]
     assert (unknown.code, unknown.whats) == ("job-unknown", ("unknown job …",))
     assert (unknown.whys, unknown.fixes) == (("first words", "… is late"), ("name another",))
-    assert (stale.code, stale.whats) == ("stale-plan", ("nothing fits",))
-    assert uncoded == ["clusterctl/module.py:13: UsageError"]
+    assert (stale.code, stale.whats, stale.whys) == ("stale-plan", ("nothing fits",), ("last words",))
+    assert uncoded == ["clusterctl/module.py:14: UsageError"]
 
 
 def test_shows_takes_any_value_for_a_gap() -> None:
