@@ -309,9 +309,9 @@ def choose_subnet(
     if wanted is not None:
         if clash := next((network for network in taken if network.overlaps(wanted)), None):
             what = f"subnet {wanted} is in use on this machine"
-            where = "provider.subnet"
-            overlap, free = f"it overlaps {clash}", "choose another private /24, or leave provider.subnet out"
-            raise MachineError(what, code="subnet-in-use", where=where, why=overlap, fix=free)
+            why = f"it overlaps {clash}"
+            fix = "choose another private /24, or leave provider.subnet out"
+            raise MachineError(what, code="subnet-in-use", where="provider.subnet", why=why, fix=fix)
         return wanted
     seed = zlib.crc32(cluster_id.encode())
     for block in _CANDIDATES:
