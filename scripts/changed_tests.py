@@ -110,7 +110,11 @@ def choose(changed: Iterable[str], modules: Mapping[str, str], shares: Mapping[s
 
 
 def _ranked(path: str, modules: Mapping[str, str]) -> Iterator[tuple[str, int]]:
-    """The modules that test a file: 0 is named like it, 1 uses it, 2 is near it, 3 uses it from elsewhere."""
+    """Yield the modules that test a file, and ranks.
+
+    0: near the file and named like it; 1: near and using it, or elsewhere and named like it; 2: near it;
+    3: elsewhere and using it.
+    """
     role = re.match(r"ansible/roles/(\w+)/", path)
     file = PurePath(path)
     name = role[1] if role else file.parent.name if file.stem == "__init__" else file.name.partition(".")[0]
@@ -122,10 +126,11 @@ def _ranked(path: str, modules: Mapping[str, str]) -> Iterator[tuple[str, int]]:
     for module in (module for module in modules if module.startswith(UNIT)):
         is_near = PurePath(module).parts[2] in folders
         is_used = uses.search(modules[module])
-        if is_near and named.fullmatch(PurePath(module).stem):
-            yield module, 0
-        elif is_near or is_used:
-            yield module, 2 - bool(is_used) if is_near else 3
+        is_named = named.fullmatch(PurePath(module).stem)
+        if is_near:
+            yield module, 0 if is_named else 1 if is_used else 2
+        elif is_named or is_used:
+            yield module, 1 if is_named else 3
 
 
 def _use(file: PurePath) -> re.Pattern[str]:

@@ -20,6 +20,7 @@ MODULES = changed_tests.modules_of(ROOT)
     ("path", "units", "stories"),
     [
         ("clusterctl/cli/jobs.py", "cli/test_cli_jobs", STORY),
+        ("clusterctl/cli/bundle.py", "packages/test_bundle_verbs", STORY),
         ("clusterctl/cluster/down.py", "cluster/test_down", STORY),
         ("clusterctl/state/workspace.py", "state/test_workspace", STORY),
         ("clusterctl/util/disk.py", "util/test_disk cluster/test_down", STORY),
