@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from clusterctl.errors import ApiOffError, CloudError, ProvisionError
+from clusterctl.errors import ApiOffError, CloudError, PermissionDeniedError, ProvisionError
 from clusterctl.providers.gcp.api import Api
 from clusterctl.providers.gcp.orphans import find_resources, orphan_ids, remove_resources
 from tests.support.google.api import PROJECT, Google
@@ -114,6 +114,11 @@ class TestFinding:
             find_resources(api, OURS)
         with pytest.raises(ApiOffError):
             orphan_ids(api, "demo")
+
+    def test_what_may_not_be_looked_at_is_not_taken_for_nothing(self, google: Google, api: Api) -> None:
+        google.fail("iam.projects.serviceAccounts.list", 403, message="no")
+        with pytest.raises(PermissionDeniedError):
+            find_resources(api, OURS)
 
     def test_where_nobody_says_which_apis_are_off_nothing_is_taken_for_nothing(
         self, google: Google, api: Api
