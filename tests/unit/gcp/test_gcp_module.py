@@ -48,6 +48,8 @@ def test_only_what_is_asked_for_otherwise_changes(tmp_path: Path, monkeypatch: p
     with module.cloud.store.change() as world:  # as Google's provider says which one the family stood for
         for each in world["resources"][INSTANCE].values():
             each["boot_disk"][0]["initialize_params"][0]["image"] = "projects/p/global/images/of-last-month"
+            if each["name"] == "whole-d":  # by hand, which would take our account's key and sudo away
+                each["metadata"]["enable-oslogin"] = "TRUE"
     module.cloud.lose("whole-f")
     changed = _changed(nodes)
     module.set(_asked(changed, machine_type="n2-standard-16"))
@@ -55,6 +57,7 @@ def test_only_what_is_asked_for_otherwise_changes(tmp_path: Path, monkeypatch: p
     said += module.apply()
     kept = {name for name, each in module.cloud.instances.items() if each["instance_id"] == before.get(name)}
     assert kept == {"whole-ctl", "whole-c", "whole-d"}
+    assert module.cloud.instances["whole-d"]["metadata"]["enable-oslogin"] == "FALSE"
     disks = module.cloud.resources("google_compute_disk").values()
     assert {each["type"] for each in disks} == {"pd-standard"}
 
@@ -115,7 +118,7 @@ def _assert_that_each_change_is_said(planned: dict[str, Any]) -> None:
         "whole-b": ("replace", "image changes"),
         "whole-c": ("keep", ""),
         "whole-ctl": ("change", "machine type changes"),
-        "whole-d": ("change", "attached disk changes"),
+        "whole-d": ("change", "attached disk and metadata change"),
         "whole-e": ("remove", "it is no longer asked for"),
         "whole-f": ("make", ""),
         "whole-g": ("make", ""),
