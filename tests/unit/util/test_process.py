@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.util.process import PREFIX, sweep, temporary_folder, under_subreaper
+from clusterctl.util.process import PREFIX, run, sweep, temporary_folder, under_subreaper
+from tests.support import processes
 
 IN_A_FOLDER = """
 import sys
@@ -95,6 +96,17 @@ def test_what_a_program_started_ends_with_it() -> None:
     with running(STARTS, "0") as (process, pids):
         assert process.wait(30) == 0
         assert all(map(gone, pids.split()))
+
+
+def test_a_program_whose_time_is_up_ends_with_what_it_started(tmp_path: Path) -> None:
+    pid, end = tmp_path / "pid", tmp_path / "end"
+
+    def attempt(timeout_s: float) -> None:
+        with pytest.raises(subprocess.TimeoutExpired):
+            run(["sh", "-c", f"(sleep 40; touch {end}) & echo $! >{pid}; wait"], timeout_s=timeout_s)
+
+    assert processes.gone(processes.noted(pid, attempt))
+    assert not end.exists()
 
 
 @pytest.mark.parametrize(("script", "code"), [("exit 7", 7), ("kill -KILL $$", 128 + signal.SIGKILL)])
