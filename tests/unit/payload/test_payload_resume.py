@@ -192,3 +192,8 @@ def test_every_layout_loads_what_every_other_saved(program: Runner, tmp_path: Pa
 def test_a_folder_that_is_not_shared_is_refused(program: Runner, tmp_path: Path) -> None:
     answer = program(2, "faults.py", "has_its_own_folder", str(tmp_path), rc=2)
     assert_one_error(answer.stderr, "checkpoints-not-shared", str(tmp_path))
+
+
+def test_a_writer_that_dies_on_one_rank_fails_all(program: Runner, tmp_path: Path) -> None:
+    answer = program(2, "faults.py", "loses_its_writer", str(tmp_path), rc=1)
+    assert_one_error(answer.stderr, "checkpoint-writer-ended", "rank 1 on ", "-9")

@@ -4,14 +4,17 @@ mpirun -n 2 python faults.py NAME ...    the name of one of these functions, and
 """
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
 from unittest.mock import patch
 
 from payload.__main__ import main
+from payload.checkpoint.saver import Saver
 from payload.comm import mpi
 from payload.device import Array
+from tests.support.processes import descendants
 
 RANK, SIZE = (int(os.environ[f"OMPI_COMM_WORLD_{name}"]) for name in ("RANK", "SIZE"))
 LAST = RANK == SIZE - 1
@@ -54,6 +57,19 @@ def drifts(folder: str) -> int:
 
     with patch.object(mpi, "MpiCommunicator", Drifting):
         return main(["train", "--iterations", "2", "--precision", "fp64", "--out", folder])
+
+
+def loses_its_writer(folder: str) -> int:
+    """The process that writes the last rank's checkpoints is killed along the way."""
+    before = Saver.written
+
+    def written(saver: Saver) -> bool:
+        for child in descendants(os.getpid()) if LAST else []:
+            os.kill(child, signal.SIGKILL)
+        return before(saver)
+
+    with patch.object(Saver, "written", written):
+        return main(["train", "--save-interval", "2", "--out", folder])
 
 
 sys.exit(globals()[sys.argv[1]](*sys.argv[2:]))
