@@ -48,12 +48,13 @@ PUT: Mapping[str, Callable[[Path], object]] = {
     "folder": Path.mkdir,
     "sparse": lambda path: (path.touch(), os.truncate(path, TIB)),
     "nested": lambda path: path.write_text("[" * (4 << 20)),
+    "list": lambda path: path.write_text("[]"),
     "socket": lambda path: socket.socket(socket.AF_UNIX).bind(path.name),
 }
 
 
 @pytest.mark.parametrize(
-    "kind", ["pipe", "sparse", "nested", *in_sweep("endless", "dangling", "folder", "socket")]
+    "kind", ["pipe", "sparse", "nested", "list", *in_sweep("endless", "dangling", "folder", "socket")]
 )
 def test_none_of_our_names_is_waited_for_or_followed(remote, tree, monkeypatch, kind):
     monkeypatch.chdir(remote)  # a socket's path may have at most 108 bytes
@@ -62,7 +63,7 @@ def test_none_of_our_names_is_waited_for_or_followed(remote, tree, monkeypatch, 
     (remote / "result").write_text("x")
     manifest = fetch(remote, tree)
     assert content(tree)[b"result"] == b"x"
-    if kind not in {"folder", "nested"}:
+    if kind not in {"folder", "nested", "list"}:
         assert {one.path for one in manifest.skipped} == set(OURS)
     else:
         assert manifest.skipped == ()
