@@ -227,7 +227,10 @@ FIRST = (
     "a checkpoint in a job's folder",
     "a sent file that was changed",
     "a sent file that is gone here",
+    "a start-up file of one's own",
     "names that are no text",
+    "a folder beside the homes",
+    "the home of another user",
 )
 
 
