@@ -1,8 +1,12 @@
 """A subnet that nothing uses, on machines with VPNs and containers too."""
 
+import json
 from ipaddress import IPv4Network
 
+import pytest
+
 from clusterctl.errors import MachineError
+from clusterctl.providers.local import system
 from clusterctl.providers.local.layout import bridge_name, machine_name, netns_name
 from clusterctl.providers.local.system import choose_subnet, sorting
 from tests.support.messages import refused
@@ -30,6 +34,14 @@ def test_a_vpn_that_routes_a_whole_block_is_left_alone() -> None:
     subnet = choose_subnet("a1b2c3", networks("10.0.0.0/8", "172.17.0.0/16"))
     assert subnet.overlaps(IPv4Network("172.16.0.0/12"))
     assert not subnet.overlaps(IPv4Network("172.17.0.0/16"))
+
+
+def test_a_vpn_that_halves_the_default_route_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    routes = [{"dst": dst} for dst in ("default", "0.0.0.0/1", "128.0.0.0/1", "10.0.0.0/8")]
+    links = [{"addr_info": [{"local": "172.17.0.1", "prefixlen": 16}]}]
+    said = {"route": routes, "addr": links}
+    monkeypatch.setattr(system, "_ip", lambda *argv, what: json.dumps(said[argv[2]]))  # noqa: ARG005
+    assert system.used_networks() == networks("10.0.0.0/8", "172.17.0.0/16")
 
 
 def test_two_clusters_never_meet() -> None:
