@@ -225,3 +225,7 @@ def test_sources_are_refused(solve: Resolve, index: Path, tmp_path: Path) -> Non
 
 def test_a_file_without_requirements_adds_nothing(solve: Resolve) -> None:
     assert solve("# nothing").wheels == ()
+
+
+def test_on_another_base_it_is_another_environment() -> None:
+    assert Lock((), {"numpy": "1.0"}).key != Lock((), {"numpy": "2.0"}).key
