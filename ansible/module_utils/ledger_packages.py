@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import hashlib
 import re
 import shutil
@@ -23,17 +24,17 @@ class PackageError(Exception):
     """The package manager did not do it; the text is what it said."""
 
 
-class _Manager:
+class _Manager(abc.ABC):
     """What both managers have in common. ``TEST`` is the command that only tries to remove packages."""
 
-    TEST: tuple[str, ...] = ()
+    TEST: tuple[str, ...]
 
     def __init__(self, run: Run) -> None:
         self._run = run
 
+    @abc.abstractmethod
     def needed(self, output: str, names: Collection[str]) -> set[str]:
-        """Return those of the names that can't be removed, by what ``TEST`` printed."""
-        raise NotImplementedError
+        """Return the packages among ``names`` that ``TEST`` did not remove because others need them."""
 
     def removable(self, names: Iterable[str]) -> list[str]:
         """Return those of the names that nothing else that is installed needs."""
@@ -85,7 +86,6 @@ class Dpkg(_Manager):
             _ask(self._run, ["apt-mark", "auto", *wanted])
 
     def needed(self, output: str, names: Collection[str]) -> set[str]:
-        """Return those of the names that can't be removed, by what ``TEST`` printed."""
         failed = {line.strip().partition(":")[0] for line in output.rpartition("processing:")[2].splitlines()}
         return {name for name in names if name.partition(":")[0] in failed}
 
@@ -143,7 +143,6 @@ class Rpm(_Manager):
             _ask(self._run, ["dnf", "--quiet", "mark", "remove", *wanted])
 
     def needed(self, output: str, names: Collection[str]) -> set[str]:
-        """Return those of the names that can't be removed, by what ``TEST`` printed."""
         missed = {found.group("what") for found in _NEEDED.finditer(output)}
         return self._providers(missed).intersection(names)
 
