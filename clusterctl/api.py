@@ -143,7 +143,7 @@ class Cluster:
 
     def plan(self) -> Plan:
         """What `up` would change."""
-        return preview(up.session_of(self.validate(), Prompts(password=self.become_password)))
+        return preview(up.cluster_session(self.validate(), Prompts(password=self.become_password)))
 
     def up(
         self,

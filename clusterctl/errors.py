@@ -320,8 +320,19 @@ class CommandError(TransportError):
 
     code = "command"
 
-    def __init__(self, what: str, *, rc: int, stderr: str = "", **more: Any) -> None:
-        super().__init__(what, why=stderr.strip()[-2000:], **more)
+    def __init__(
+        self,
+        what: str,
+        *,
+        rc: int,
+        stderr: str = "",
+        code: str = "",
+        where: str = "",
+        fix: str = "",
+        host: str | None = None,
+    ) -> None:
+        why = stderr.strip()[-2000:]
+        super().__init__(what, code=code, where=where, why=why, fix=fix, host=host)
         self.rc = rc
         self.stderr = stderr
 

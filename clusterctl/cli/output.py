@@ -270,6 +270,11 @@ class Screen:
         except OSError:  # nothing is left to say it on; the exit code still tells
             silence(sys.stderr)
 
+    @property
+    def can_prompt(self) -> bool:
+        """Whether a person can read a question on stderr and answer it."""
+        return sys.stdin.isatty() and sys.stderr.isatty()
+
     def confirm(self, prompt: str, *, yes: bool) -> None:
         """Ask before something is destroyed; only on a terminal, else ``--yes`` is required.
 
@@ -278,7 +283,7 @@ class Screen:
         """
         if yes:
             return
-        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        if not self.can_prompt:
             raise UsageError(
                 prompt, code="needs-confirmation", why="there is no terminal to prompt on", fix="say --yes"
             )

@@ -88,7 +88,7 @@ def _confirm(screen: Screen, offered: Sequence[OfferedKey]) -> None:
     with screen.still():
         screen.note("these host keys are not confirmed yet; compare them with the machines' own")
         screen.note(*screen.table(["HOST", "ADDRESS", "KEY", "FINGERPRINT"], rows))
-        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        if not screen.can_prompt:
             flags = [word for one in offered for word in ("--accept-host-key", one.fingerprint)]
             raise UsageError(
                 "host keys must be confirmed",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -169,9 +168,8 @@ def raise_cluster(
         screen.known["repaired"].append(asdict(repair))
         screen.note(f"repaired: {repair}")
 
-    session = session_of(
-        spec,
-        prompts,
+    session = replace(
+        cluster_session(spec, prompts),
         reporter=phases,
         on_repair=on_repair,
         on_warning=lambda text: screen.note(f"note: {text}"),
@@ -204,11 +202,11 @@ def bake(screen: Screen, options: Options, no_wait: NoWait = False, yes: Yes = F
     def confirm(images: tuple[str, ...]) -> None:
         with screen.still():
             screen.note(*images)
-            if sys.stdin.isatty() and sys.stderr.isatty():
+            if screen.can_prompt:
                 screen.confirm("make this at that price?", yes=yes)
 
     baked = spec.model_copy(update={"provider": settings})
-    session = session_of(baked, reporter=phases, wait_s=0 if no_wait else WAIT_S)
+    session = replace(cluster_session(baked), reporter=phases, wait_s=0 if no_wait else WAIT_S)
     with phases.shown("`clusterctl image bake` begins anew, and removes what is left"):
         became = bake_ahead(session, confirm)
     for line in session.notes:
@@ -223,12 +221,12 @@ def bake(screen: Screen, options: Options, no_wait: NoWait = False, yes: Yes = F
     )
 
 
-def session_of(spec: ClusterSpec, prompts: Prompts | None = None, **settings: Any) -> ClusterSession:
+def cluster_session(spec: ClusterSpec, prompts: Prompts | None = None) -> ClusterSession:
     """Return the session in which a cluster of this spec is planned or raised."""
     from clusterctl.cluster.session import ClusterSession, provider_of
 
     provider = provider_of(spec.provider, prompts) if prompts else provider_of(spec.provider)
-    return ClusterSession(spec=spec, workspace=Workspace.of(spec.name), provider=provider, **settings)
+    return ClusterSession(spec=spec, workspace=Workspace.of(spec.name), provider=provider)
 
 
 CHANGES: Final = 3  # the exit code of --check
@@ -279,7 +277,7 @@ def show_plan(
     from clusterctl.cluster.plan import preview
 
     with screen.working("looking"):
-        found = preview(session_of(spec, read_only_prompts(ask_password=ask_become_pass)))
+        found = preview(cluster_session(spec, read_only_prompts(ask_password=ask_become_pass)))
     lines = text(screen, spec, found)
     for task in found.tasks:
         if diff and task.diff:
@@ -319,7 +317,7 @@ def approve(screen: Screen, found: Plan, *, yes: bool) -> None:
             screen.confirm(f"remove {', '.join(gone)}, with all data there?", yes=yes)
         elif leaving:
             screen.confirm(f"release {_folded(leaving)} to the owner, restored as it was?", yes=yes)
-        elif sys.stdin.isatty() and sys.stderr.isatty():
+        elif screen.can_prompt:
             screen.confirm("create this at that price?", yes=yes)
 
 

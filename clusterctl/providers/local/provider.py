@@ -31,7 +31,7 @@ from clusterctl.providers.base import (
 from clusterctl.providers.local import layout
 from clusterctl.providers.local.client import call, keeping_helper, refuse_other_machines, start_ahead
 from clusterctl.providers.local.image import DEBIAN, DEFAULT_MIRROR, base_inputs
-from clusterctl.providers.node_class import NodeClass, SharedFiles
+from clusterctl.providers.node_class import NodeClass, NodeFile, SharedFiles
 from clusterctl.providers.storage import KeptStorage, taken_up_note, to_take_up
 from clusterctl.spec import distributions
 from clusterctl.spec.common import LEAST_MEMORY_MIB, User
@@ -235,13 +235,7 @@ class LocalProvider(Provider):
             planned = layout.MadeCluster.model_validate(answer)
             files = node_class.files(inventory_of(planned)) if node_class else {}
             classed = tuple(node.name for node in planned.nodes if node.made and node.name in files)
-            return {
-                name: [
-                    {"path": path, "data": b64encode(one.data).decode(), "mode": one.mode, "owner": one.owner}
-                    for path, one in files[name].items()
-                ]
-                for name in classed
-            }
+            return {name: [_placed(path, file) for path, file in files[name].items()] for name in classed}
 
         report(f"starting {len(request.nodes)} machines")
         answer = call("up", request.model_dump(mode="json"), report=report, ready=ready)
@@ -361,6 +355,11 @@ def clusters() -> tuple[layout.ClusterState, ...]:
     """The clusters that live on this machine, whoever's they are."""
     answer = call("clusters", {})
     return tuple(layout.ClusterState.model_validate(state) for state in answer["clusters"])
+
+
+def _placed(path: str, file: NodeFile) -> dict[str, Any]:
+    data = b64encode(file.data).decode()
+    return layout.PlacedFile(path=path, data=data, mode=file.mode, owner=file.owner).model_dump(mode="json")
 
 
 def _is_ours(one: layout.KeptFolder) -> bool:
