@@ -78,12 +78,16 @@ class _Module:
 
     path: Path
     tree: ast.Module
+    nodes: list[ast.AST] = field(default_factory=list)
     parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for node in ast.walk(self.tree):
+        self.nodes.append(self.tree)
+        # The list grows by the children, so the loop reaches the whole tree.
+        for node in self.nodes:
             for child in ast.iter_child_nodes(node):
                 self.parents[child] = node
+                self.nodes.append(child)
 
     def place(self, node: ast.expr) -> str:
         return f"{self.path.relative_to(ROOT)}:{node.lineno}"
@@ -182,7 +186,7 @@ def classes_with_codes(every: Iterable[_Module]) -> Mapping[str, tuple[str, str]
     """Return the code and the docstring's first line of each class of errors that means one condition."""
     found = {}
     for module in every:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.ClassDef) and node.name.endswith("Error") and node.name not in BROAD:
                 for value in _assigned(ast.Module(node.body, []), "code"):
                     if isinstance(value, ast.Constant):
@@ -199,7 +203,7 @@ def messages() -> tuple[list[Message], list[str]]:
     own = classes_with_codes(every)
     found, uncoded = list(_from_data()), []
     for module in every:
-        calls = (node for node in ast.walk(module.tree) if isinstance(node, ast.Call))
+        calls = (node for node in module.nodes if isinstance(node, ast.Call))
         for call in sorted(calls, key=lambda call: call.lineno):
             kind = _called(call)
             given = {keyword.arg: keyword.value for keyword in call.keywords}
