@@ -6,13 +6,18 @@ from typing import Any
 
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 
+KEY = "ssh-ed25519 AAAA"
+
 
 def host_of(name: str, role: str = COMPUTE, **more: Any) -> Host:
-    return Host(**{"name": name, "address": "10.0.0.3", "roles": (role,), "host_key": "k", **more})
+    return Host(**{"name": name, "address": "10.0.0.3", "roles": (role,), "host_key": KEY, **more})
 
 
 def inventory_of(*nodes: str | Host, **more: Any) -> Inventory:
-    """Return the inventory of a cluster `d` of its controller and these nodes; `more` changes its fields."""
+    """Return the inventory of a cluster `d` of its controller and these nodes.
+
+    ``more`` changes its fields: ``hosts`` takes the place of all hosts, the controller among them.
+    """
     hosts = (host_of(name) if isinstance(name, str) else name for name in nodes)
     controller = host_of("d-ctl", CONTROLLER, address="10.0.0.2")
     fixed = {"cluster": "d", "cluster_id": "a1b2c3", "provider": "local", "network": "10.0.0.0/24"}

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import Inventory
+from clusterctl.state.inventory import CONTROLLER, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
-from tests.unit.hosts.inventories import a_host, an_inventory, controller
+from tests.support.inventories import host_of, inventory_of
 
 
 @pytest.fixture
@@ -44,10 +44,12 @@ def spec() -> ClusterSpec:
 @pytest.fixture
 def inventory(spec: ClusterSpec) -> Inventory:
     nodes = (
-        a_host(name, f"10.1.2.{number}", partition="train")
+        host_of(name, address=f"10.1.2.{number}", partition="train")
         for number, name in enumerate(spec.node_names(spec.partitions[0]), 11)
     )
-    return an_inventory(controller("demo-ctl", "10.1.2.10"), *nodes)
+    controller = host_of("demo-ctl", CONTROLLER, address="10.1.2.10")
+    known = {"cluster": "demo", "cluster_id": "abc123", "network": "10.1.2.0/24"}
+    return inventory_of(hosts=(controller, *nodes), **known)
 
 
 @pytest.fixture

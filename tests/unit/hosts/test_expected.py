@@ -9,8 +9,9 @@ import pytest
 from clusterctl.hosts.expected import expected, host_facts_request
 from clusterctl.hosts.roles import probe_requests, role_files
 from clusterctl.spec.load import parse_spec
+from clusterctl.state.inventory import CONTROLLER
 from clusterctl.state.workspace import Workspace
-from tests.unit.hosts.inventories import a_host, an_inventory, controller
+from tests.support.inventories import host_of, inventory_of
 
 SPEC = """\
 version: 1
@@ -19,7 +20,7 @@ provider: {type: onprem, controller: a, hosts: {a: 10.0.0.1, b: 10.0.0.2}}
 partitions: [{name: train, hosts: b}]
 scheduler: SCHEDULER
 """
-HOSTS = [controller("a", "10.0.0.1"), a_host("b", "10.0.0.2")]
+HOSTS = (host_of("a", CONTROLLER, address="10.0.0.1"), host_of("b", address="10.0.0.2"))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_the_numbers_of_the_daemons_accounts_must_be_free_too(
     assert set(wanted) <= set(asked["accounts"])
     assert set(wanted.values()) <= set(asked["uids"])
     (tmp_path / "id_ed25519.pub").write_text("ssh-ed25519 AAAA")
-    inventory = an_inventory(*HOSTS, provider="onprem", scheduler=scheduler, baked=False)
+    inventory = inventory_of(hosts=HOSTS, provider="onprem", scheduler=scheduler, baked=False)
     requests = probe_requests(spec, inventory, Workspace(tmp_path))
     for request in requests.values():
         assert {name: uid for name, uid in request.numbers.items() if name != "clusterctl"} == wanted

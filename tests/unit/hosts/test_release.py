@@ -10,12 +10,12 @@ from clusterctl.errors import KeyRefusedError, ProvisionError, TransportError
 from clusterctl.hosts import probe
 from clusterctl.hosts.probe import with_distributions
 from clusterctl.spec.distributions import UNSEEN
-from clusterctl.state.inventory import Inventory
+from clusterctl.state.inventory import CONTROLLER, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
+from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import refused as rejected
 from tests.support.scripted import ScriptedTransport, Step
-from tests.unit.hosts.inventories import a_host, an_inventory, controller
 from tests.unit.hosts.test_look import SYSTEM, answer
 
 ASKED = ("sudo", "-n", "sh", "...")
@@ -38,10 +38,9 @@ def workspace(tmp_path: Path) -> Workspace:
 def hosts(*known: str) -> Inventory:
     """A controller and nodes, of which this is known."""
     leader, *others = known
-    nodes = (a_host(f"train-{n}", f"10.0.0.{n}", distribution=one) for n, one in enumerate(others, 1))
-    return an_inventory(
-        controller("ctl", "10.0.0.0", distribution=leader), *nodes, provider="gcp", baked=False
-    )
+    controller = host_of("ctl", CONTROLLER, address="10.0.0.0", distribution=leader)
+    nodes = (host_of(f"train-{n}", address=f"10.0.0.{n}", distribution=d) for n, d in enumerate(others, 1))
+    return inventory_of(hosts=(controller, *nodes), provider="gcp", baked=False)
 
 
 def test_those_that_nobody_has_looked_at_are_asked(workspace: Workspace) -> None:

@@ -22,10 +22,10 @@ from clusterctl.providers.local.provider import (
 )
 from clusterctl.spec.common import Partition, User
 from clusterctl.spec.models import ClusterSpec, LocalSettings
-from clusterctl.state.inventory import Host
+from clusterctl.state.inventory import CONTROLLER, Host
 from clusterctl.state.workspace import Workspace
+from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import refused as rejected
-from tests.unit.hosts.inventories import a_host, an_inventory, controller
 from tests.unit.local.states import a_state
 
 HERE = Hardware((0, 1, 2, 3), 9 * 1024)
@@ -39,7 +39,7 @@ def spec(**train: Any) -> ClusterSpec:
 
 
 def node(name: str, cpus: int = 2, memory_mib: int = 4096) -> Host:
-    return a_host(name, "10.9.8.3", partition="train", cpus=cpus, memory_mib=memory_mib)
+    return host_of(name, address="10.9.8.3", partition="train", cpus=cpus, memory_mib=memory_mib)
 
 
 def there(*names: str, off: Collection[str] = (), disk_mib: int | None = None) -> Existing:
@@ -134,8 +134,8 @@ def test_what_is_there_is_read_from_the_machine(tmp_path: Path, monkeypatch: pyt
 def test_hosts_are_those_that_up_left(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     assert hosts_as_raised(workspace) == {}
-    host = controller(CTL, "10.9.8.2")
-    workspace.inventory.write_text(an_inventory(host).model_dump_json())
+    host = host_of(CTL, CONTROLLER, address="10.9.8.2")
+    workspace.inventory.write_text(inventory_of(hosts=(host,)).model_dump_json())
     assert hosts_as_raised(workspace) == {CTL: host}
     workspace.inventory.write_text("torn")
     assert hosts_as_raised(workspace) == {}

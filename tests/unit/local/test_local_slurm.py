@@ -15,13 +15,14 @@ from clusterctl.providers.local import layout, provider
 from clusterctl.providers.local.layout import Existing
 from clusterctl.providers.local.provider import LocalProvider, image_keys
 from clusterctl.spec.models import ClusterSpec, LocalSettings
+from clusterctl.state.inventory import CONTROLLER
 from clusterctl.state.workspace import Workspace
+from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import refused
-from tests.unit.hosts.inventories import an_inventory, controller
 from tests.unit.local.states import a_state
 
 SETTINGS = LocalSettings(distribution="debian-13")
-CTL = controller("d-ctl", "10.9.8.2", distribution="debian-13")
+CTL = host_of("d-ctl", CONTROLLER, address="10.9.8.2", distribution="debian-13")
 NETWORK = IPv4Network("10.9.8.0/24")
 
 
@@ -48,7 +49,7 @@ def test_another_release_than_the_distributions_has_an_image_of_its_own() -> Non
 
 @pytest.mark.parametrize(("asked", "suite"), [(None, None), ("24.11", None), ("26.05", "forky")])
 def test_an_image_gets_the_slurm_that_the_spec_asks_for(asked: str | None, suite: str | None) -> None:
-    text = image_inventory_text(spec(asked), an_inventory(CTL), Path("/c"), Path("/w"), Path("/l"))
+    text = image_inventory_text(spec(asked), inventory_of(hosts=(CTL,)), Path("/c"), Path("/w"), Path("/l"))
     variables = YAML(typ="safe").load(text)["all"]["vars"]
     source = {"release": asked, "suite": suite, "mirror": SETTINGS.mirror}
     assert variables.get("clusterctl_newer_slurm") == (source if suite else None)
@@ -74,7 +75,7 @@ def plan(workspace: Workspace, monkeypatch: pytest.MonkeyPatch, asked: str | Non
 def test_nodes_are_not_brought_to_another_release(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, by_helper: str | None, by_up: str, asked: str
 ) -> None:
-    workspace.inventory.write_text(an_inventory(CTL, slurm=by_up).model_dump_json())
+    workspace.inventory.write_text(inventory_of(hosts=(CTL,), slurm=by_up).model_dump_json())
     runs = by_helper or by_up or "24.11"
     keep = f'slurm: {{version: "{runs}"}}'
     values = (asked, keep, "`clusterctl down`", "`clusterctl up`")
@@ -108,7 +109,7 @@ def test_the_inventory_tells_the_slurm_of_the_nodes(
     told: tuple[str, bool],
 ) -> None:
     """Whatever the spec says: nodes that are there keep their image."""
-    workspace.inventory.write_text(an_inventory(CTL, slurm=recorded).model_dump_json())
+    workspace.inventory.write_text(inventory_of(hosts=(CTL,), slurm=recorded).model_dump_json())
     nodes = tuple(
         layout.MadeNode(name=name, address="10.9.8.2", host_key="k", started=True, made=False)
         for name in ("d-ctl", "d-train-1")

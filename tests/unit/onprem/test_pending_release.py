@@ -16,8 +16,8 @@ from clusterctl.providers.onprem.provider import OnpremProvider
 from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.state.inventory import Host
 from clusterctl.state.workspace import Workspace
+from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import refused
-from tests.unit.hosts.inventories import a_host, an_inventory
 
 SETTINGS = OnpremSettings.model_validate(
     {
@@ -30,7 +30,7 @@ SETTINGS = OnpremSettings.model_validate(
 
 
 def host(name: str = "gpu1", address: str = "10.0.0.2", key: str = "AAAA") -> Host:
-    return a_host(name, address, partition="p", host_key=f"ssh-ed25519 {key}")
+    return host_of(name, address=address, partition="p", host_key=f"ssh-ed25519 {key}")
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def workspace(tmp_path: Path) -> Workspace:
     one.create()
     one.create_secrets()
     one.cluster_id()
-    inventory = an_inventory(host(), provider="onprem", baked=False)
+    inventory = inventory_of(hosts=(host(),), provider="onprem", baked=False)
     release.record_pending(host(), inventory, SETTINGS, one, why="it does not answer")
     return one
 

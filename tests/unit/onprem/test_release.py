@@ -13,10 +13,10 @@ from clusterctl.providers.base import NO_PROMPTS
 from clusterctl.providers.onprem import members, release
 from clusterctl.providers.onprem.login import Login
 from clusterctl.spec.onprem import OnpremSettings
-from clusterctl.state.inventory import Inventory
+from clusterctl.state.inventory import CONTROLLER, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
+from tests.support.inventories import KEY, host_of, inventory_of
 from tests.support.messages import refused
-from tests.unit.hosts.inventories import KEY, a_host, an_inventory, controller
 
 
 class Way:
@@ -42,8 +42,9 @@ class Way:
 
 
 def inventory(*names: str) -> Inventory:
-    nodes = (a_host(name, "10.0.0.2", partition="p") for name in names)
-    return an_inventory(controller("ctl", "10.0.0.1"), *nodes, provider="onprem", baked=False)
+    controller = host_of("ctl", CONTROLLER, address="10.0.0.1")
+    nodes = (host_of(name, address="10.0.0.2", partition="p") for name in names)
+    return inventory_of(hosts=(controller, *nodes), provider="onprem", baked=False)
 
 
 def dismissed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *going: str) -> Mapping[str, str]:
