@@ -6,13 +6,13 @@ import os
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.support.cluster import Cluster
 from tests.support.hostile import HOSTILE_NAMES
+from tests.support.processes import eventually
 from tests.support.transfers import content
 
 MIB = 1 << 20
@@ -72,9 +72,8 @@ def test_a_transfer_that_was_ended_goes_on(cluster: Cluster, tmp_path: Path) -> 
     assert 0 < put["sent_bytes"] < size
 
     getting = cluster.runner.start("-f", cluster.spec, "get", "large", back)
-    deadline = time.monotonic() + 120
-    while not any(part.stat().st_size > MIB for part in back.glob(".clusterctl-*.part")):
-        assert time.monotonic() < deadline
+    unfinished = ".clusterctl-*.part"
+    eventually(lambda: any(p.stat().st_size > MIB for p in back.glob(unfinished)), 120, pause_s=0)
     end(getting, signal.SIGINT)
     assert not (back / "large").exists()
     got = cluster.json("get", "large", back)

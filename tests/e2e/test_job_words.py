@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from tests.support.cluster import Cluster
 from tests.support.messages import codes
+from tests.support.processes import eventually
 from tests.support.sweeps import in_sweep
 
 pytestmark = pytest.mark.platform("stand-in", "apptainer")
@@ -120,7 +120,5 @@ def test_a_stopped_slurmctld_is_said_soon_and_nothing_is_submitted(cluster: Clus
     assert codes(ran) == ["unreachable"]
     assert "clusterctl up" in ran.json["failures"][0]["fix"]
     assert cluster.ssh(controller, "ls clusterctl/jobs", user=cluster.user) == before
-    deadline = time.monotonic() + 60
-    while not cluster.json("status")["ready"]:
-        assert time.monotonic() < deadline
+    eventually(lambda: cluster.json("status")["ready"])
     assert " is UP" in cluster.ssh(controller, "scontrol ping", user=cluster.user), "SlurmClient.is_there"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from tests.support.cluster import Cluster, raised, records
 from tests.support.messages import codes
 from tests.support.nvidia import machines
 from tests.support.nvidia.furnish import becomes
+from tests.support.processes import eventually
 
 pytestmark = pytest.mark.platform("real", "no-scheduler")
 
@@ -70,19 +70,6 @@ def script(plain: Cluster) -> Any:
 
 def nodes(cluster: Cluster) -> list[str]:
     return [f"{cluster.name}-train-{i}" for i in (1, 2)]
-
-
-def job(cluster: Cluster, job_id: str) -> dict[str, Any]:
-    (found,) = cluster.json("jobs", job_id)["jobs"]
-    return dict(found)
-
-
-def until(cluster: Cluster, job_id: str, state: str) -> dict[str, Any]:
-    deadline = time.monotonic() + 60
-    while (found := job(cluster, job_id))["state"] != state:
-        assert time.monotonic() < deadline, found
-        time.sleep(0.3)
-    return found
 
 
 def processes(cluster: Cluster, host: str) -> str:
@@ -177,7 +164,7 @@ def test_an_error_of_one_rank_ends_the_job(plain: Cluster, script: Any) -> None:
     assert codes(failed) == ["job-failed"]
     found = failed.json["diagnosis"]
     assert (found["code"], found["rank"], found["host"]) == ("python-exception", 1, nodes(plain)[1])
-    assert job(plain, failed.json["job_id"])["exit_code"] == found["exit_code"] == 1
+    assert plain.job(failed.json["job_id"])["exit_code"] == found["exit_code"] == 1
     assert not [host for host in nodes(plain) if "fails.py" in processes(plain, host)]
 
 
@@ -192,17 +179,12 @@ def test_one_at_a_time_and_cancel_ends_it_everywhere(plain: Cluster, script: Any
     again = plain.json("up")
     assert (again["probed"], again["not_probed"]) == ([], nodes(plain))
     assert [node["state"] for node in plain.json("status")["nodes"]] == ["allocated", "allocated"]
-    deadline = time.monotonic() + 60
-    while (text := plain("logs", first).stdout).count("rank ") < 2:
-        assert time.monotonic() < deadline, text
-        time.sleep(0.3)
-    assert set(text.split()) == {"first", "rank", *nodes(plain)}
+    eventually(lambda: plain("logs", first).stdout.count("rank ") >= 2)
+    assert set(plain("logs", first).stdout.split()) == {"first", "rank", *nodes(plain)}
     assert all("sleeper-of-the-test" in processes(plain, node) for node in nodes(plain))
     assert plain.json("cancel", first)["cancelled"] == [first]
-    assert until(plain, first, "CANCELLED")["reason"] == ""
-    while any("sleeper-of-the-test" in processes(plain, node) for node in nodes(plain)):
-        assert time.monotonic() < deadline
-        time.sleep(0.3)
+    assert plain.job_in("CANCELLED", first)["reason"] == ""
+    eventually(lambda: not any("sleeper-of-the-test" in processes(plain, node) for node in nodes(plain)))
 
 
 def test_a_time_limit_and_a_lost_node_end_a_job(plain: Cluster, script: Any) -> None:
@@ -212,7 +194,7 @@ def test_a_time_limit_and_a_lost_node_end_a_job(plain: Cluster, script: Any) -> 
     lost = plain.json("submit", path, "--nodes", "2")["job_id"]
     plain.ssh(nodes(plain)[0], "sudo systemctl reboot -ff", rc=None)
     assert plain.json("up")["probed"] == nodes(plain)
-    ended = job(plain, lost)
+    ended = plain.job(lost)
     assert (ended["state"], ended["exit_code"]) == ("NODE_FAIL", 0)
     assert plain.json("submit", "probe", "--nodes", "2", "--wait")["state"] == "COMPLETED"
 

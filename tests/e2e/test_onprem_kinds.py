@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from clusterctl.spec.distributions import distribution_of
 from tests.support.cluster import Cluster, records
 from tests.support.lab import Kind, Lab, lab
 from tests.support.own import raised
+from tests.support.processes import eventually
 from tests.support.verbs import Clusterctl
 
 pytestmark = [pytest.mark.sweep, pytest.mark.timeout(1800)]  # each raises a cluster and takes it down
@@ -69,14 +69,10 @@ def runs_jobs_without_a_scheduler(cluster: Cluster) -> None:
     script = cluster.runner.cwd / "sleeper.sh"
     script.write_text(SLEEPER)
     job = cluster.json("submit", script, "--nodes", "2")["job_id"]
-    deadline = time.monotonic() + 60
-    while not all("sleep 600" in cluster.ssh(node, "ps -e -o args=") for node in NODES):
-        assert time.monotonic() < deadline, cluster("logs", job).stdout
+    eventually(lambda: all("sleep 600" in cluster.ssh(node, "ps -e -o args=") for node in NODES))
     assert cluster.json("cancel", job)["cancelled"] == [job]
-    while any("sleep 600" in cluster.ssh(node, "ps -e -o args=") for node in NODES):
-        assert time.monotonic() < deadline
-    (said,) = cluster.json("jobs", job)["jobs"]
-    assert said["state"] == "CANCELLED"
+    eventually(lambda: not any("sleep 600" in cluster.ssh(node, "ps -e -o args=") for node in NODES))
+    assert cluster.job(job)["state"] == "CANCELLED"
 
 
 def lets_a_machine_in_that_was_installed_anew(cluster: Cluster, machines: Lab) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.support.cluster import Cluster, records
+from tests.support.processes import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -61,13 +61,9 @@ def test_a_training_whose_time_is_over_goes_on_to_the_same_weights(cluster: Clus
     flags = (*work, "--save-interval", "80", "--resume", "auto")
     submitted = cluster.json("submit", "train", "--nodes", "2", "--requeue", "--", *flags)
     job = submitted["job_id"]
-    deadline = time.monotonic() + 60
-    while "epoch   5 " not in cluster("logs", job).stdout:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    eventually(lambda: "epoch   5 " in cluster("logs", job).stdout)
     cluster.ssh(f"{cluster.name}-ctl", f"sudo scancel --batch --signal=USR1 {job}")  # as Slurm does in time
-    while cluster.json("jobs", job)["jobs"][0]["state"] != "PENDING":
-        assert time.monotonic() < deadline
+    cluster.job_in("PENDING", job)
     # Slurm starts a job again some seconds later: the nodes are free for the same training in one go.
     whole = cluster.json("submit", "train", "--nodes", "2", "--", *flags)["job_id"]
     cluster("logs", job, "--follow", timeout_s=120)

@@ -20,6 +20,7 @@ import pytest
 
 from tests.support.cluster import Cluster
 from tests.support.faults import cause, eventually_none
+from tests.support.processes import eventually
 from tests.support.victim import Victim
 
 SEED = int(os.environ.get("SWEEP_SEED") or random.SystemRandom().randrange(10_000))
@@ -56,17 +57,12 @@ def silent_slurmctld(cluster: Cluster) -> Iterator[Callable[[], None]]:
 
 
 def until_sbatch_waits(cluster: Cluster) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not controller(cluster, "pgrep -x sbatch || true").strip():
-        assert time.monotonic() < deadline
+    eventually(lambda: controller(cluster, "pgrep -x sbatch || true").strip(), PATIENCE_S)
 
 
 def settle(cluster: Cluster, name: str) -> collections.Counter[str]:
     """The jobs that there are once nothing is on its way any more."""
-    deadline = time.monotonic() + PATIENCE_S
-    while controller(cluster, "pgrep -x sbatch || true").strip():
-        assert time.monotonic() < deadline, "sbatch never ends"
-        time.sleep(0.5)
+    eventually(lambda: not controller(cluster, "pgrep -x sbatch || true").strip(), PATIENCE_S)
     return jobs_by_token(cluster, name)
 
 

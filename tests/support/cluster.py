@@ -24,6 +24,7 @@ from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from tests.support.nvidia.furnish import furnish
 from tests.support.nvidia.machines import Machine
+from tests.support.processes import eventually
 from tests.support.residue import nothing_left
 from tests.support.verbs import Clusterctl, Ran
 
@@ -88,6 +89,22 @@ class Cluster:
                 return asked
             assert time.monotonic() < deadline, f"job {job_id}: {said!r}"
             time.sleep(0.5)
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        """Return a job as `jobs` lists it."""
+        (found,) = self.json("jobs", job_id)["jobs"]
+        return dict(found)
+
+    def job_in(self, state: str, job_id: str) -> dict[str, Any]:
+        """Wait until a job is in a state, and return the job."""
+
+        def look() -> dict[str, Any] | None:
+            found = self.job(job_id)
+            return found if found["state"] == state else None
+
+        found = eventually(look, pause_s=0.3)
+        assert found is not None
+        return found
 
     def run_of(self, job_id: str) -> Path:
         (run,) = self.json("collect", job_id)["runs"]

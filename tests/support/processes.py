@@ -1,4 +1,4 @@
-"""Processes that tests watch."""
+"""Processes that tests watch, and waiting for what they do."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _HOLD = """
 import sys
@@ -18,6 +21,15 @@ with Workspace(Path(sys.argv[1])).lock("up", wait_s=0, waiting=print):
     print("held", flush=True)
     sys.stdin.read()
 """
+
+
+def eventually(look: Callable[[], T], timeout_s: float = 60, *, pause_s: float = 0.05) -> T:
+    """Return what ``look`` returns as soon as that is true; AssertionError if it is not in time."""
+    deadline = time.monotonic() + timeout_s
+    while not (seen := look()):
+        assert time.monotonic() < deadline, f"{seen!r} after {timeout_s:g} s"
+        time.sleep(pause_s)
+    return seen
 
 
 @contextmanager

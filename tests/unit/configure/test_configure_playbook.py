@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +21,7 @@ from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from tests.support.forks import ansible
 from tests.support.messages import refused
+from tests.support.processes import eventually
 
 PLAYBOOKS = Path(__file__).parent / "playbooks"
 # Tasks of report.yml.
@@ -155,7 +155,7 @@ def test_nothing_runs_on_when_clusterctl_ends_and_an_interrupt_leaves_only_the_l
 ) -> None:
     inventory = local_inventory("one", never=tmp_path / "never")
     end_one_that_waits(inventory, ending, short_tmp)
-    wait_until(lambda: not processes_with(str(inventory)))
+    eventually(lambda: not processes_with(str(inventory)), 120)
     if ending == signal.SIGINT:
         assert list(short_tmp.iterdir()) == []
         assert {path.name for path in tmp_path.iterdir()} == {inventory.name, "log"}
@@ -172,7 +172,7 @@ def test_the_death_of_mitogens_process_is_noticed(
     before = set(started())
 
     def kill_it() -> None:
-        wait_until(begun.exists)
+        eventually(begun.exists, 120)
         (reaper,) = (pid for pid in set(started()) - before if str(inventory) in command_of(pid))
         (ansible,) = children_of(reaper)
         mitogens, *_ = sorted(children_of(ansible))
@@ -218,7 +218,7 @@ def end_one_that_waits(inventory: Path, ending: signal.Signals, temporary: Path)
     ) as process:
         assert process.stdout
         assert "Begin" in process.stdout.readline()
-        wait_until(lambda: "Wait" in log.read_text())
+        eventually(lambda: "Wait" in log.read_text(), 120)
         os.kill(process.pid, ending)
         process.communicate(timeout=120)
 
@@ -234,11 +234,3 @@ def processes_with(*words: str) -> list[str]:
         if all(word in line for word in words) and str(os.getpid()) != path.parent.name:
             found.append(line)
     return found
-
-
-def wait_until(true: Callable[[], object], timeout_s: float = 120) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        # It did not come true in time.
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -17,6 +18,7 @@ import pytest
 from payload.checkpoint.folder import Lock
 from payload.errors import UsageError
 from tests.support.messages import refused
+from tests.support.processes import eventually
 from tests.unit.payload.conftest import Runner, Starter, assert_one_error, children, records
 
 Undisturbed = Callable[[str], tuple[Any, ...]]
@@ -51,11 +53,8 @@ def outcome(folder: Path) -> tuple[Any, ...]:
     return losses, result["param_hashes"], result["accuracy"], result["loss"]
 
 
-def wait_until(true: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < give_up
-        time.sleep(0.005)
+# A kill is to hit any moment, so the moment must be seen early.
+wait_until = functools.partial(eventually, pause_s=0.005)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 
 from payload.sensors import Cpu, Memory, Network, SensorError
 from payload.telemetry import sample
+from tests.support.processes import eventually
 from tests.unit.payload.conftest import Runner, assert_one_error
 
 _HOST = socket.gethostname().split(".")[0]
@@ -31,10 +31,7 @@ def _watch(out: Path, stop: signal.Signals) -> tuple[int, list[dict[str, Any]], 
         text=True,
     )
     try:
-        deadline = time.monotonic() + 30
-        while not (file.exists() and file.read_text().count('"sample"') >= had + 2):
-            assert time.monotonic() < deadline, "no samples came"
-            time.sleep(0.05)
+        eventually(lambda: file.exists() and file.read_text().count('"sample"') >= had + 2, 30)
         before = file.read_text().count('"sample"')
         process.send_signal(stop)
         _, stderr = process.communicate(timeout=30)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import pytest
 
 from clusterctl.util.process import PREFIX, run, sweep, temporary_folder, under_subreaper
 from tests.support import processes
+from tests.support.processes import eventually
 
 IN_A_FOLDER = """
 import sys
@@ -74,13 +75,6 @@ def test_only_folders_of_ours_are_removed(tmp_path: Path) -> None:
 
 def gone(pid: str) -> bool:
     return not Path(f"/proc/{pid}/exe").exists()  # nor has a zombie one
-
-
-def eventually(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
