@@ -284,9 +284,8 @@ class Screen:
         if yes:
             return
         if not self.can_prompt:
-            raise UsageError(
-                prompt, code="needs-confirmation", why="there is no terminal to prompt on", fix="say --yes"
-            )
+            why = "there is no terminal to prompt on"
+            raise UsageError(prompt, code="needs-confirmation", why=why, fix="say --yes")
         print(f"{printable(prompt)} [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
             raise UsageError("nothing was done", code="declined", why="the answer was no")
