@@ -10,9 +10,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from payload.config import COMMANDS, check, parse
+from payload.cli.config import COMMANDS, check, parse
 from payload.errors import LaunchError, PayloadError, UsageError, line_of
-from payload.host import keep_freed_memory, launcher_rank
+from payload.node.host import keep_freed_memory, launcher_rank
 
 
 def main(argv: Sequence[str]) -> int:
@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     keep_freed_memory()
     # Only now: NumPy and MPI are slow to load, and `--help` must work without them.
     name = next(name for name, kind in COMMANDS.items() if kind is type(config))
-    command = importlib.import_module(f"payload.{name}")
+    command = importlib.import_module(f"payload.commands.{name}")
     try:
         code: int = command.run(config)
     except PayloadError as exc:

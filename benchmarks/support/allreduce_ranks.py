@@ -15,9 +15,9 @@ from torch import distributed
 
 from benchmarks.support import gloo
 from benchmarks.support.allreduce import BARE, GLOO, OURS
+from payload.cli.config import COMPRESSORS
 from payload.comm import mpi
 from payload.comm.compression import ParamSlice, make_compressor
-from payload.config import COMPRESSORS
 
 _SIZES = [4096 * 4**power for power in range(9)]
 _TURN_S = 0.01

@@ -7,14 +7,14 @@ from dataclasses import astuple, dataclass
 import numpy as np
 
 from payload.comm import mpi
-from payload.device import Cpu
+from payload.device.base import Cpu
 from payload.models import gpt
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim.adamw import AdamW
+from payload.optim.precision import PRECISIONS, Precision
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import Mesh, Options, make_mesh
 from payload.parallel.pipeline import MicroBatch
-from payload.precision import PRECISIONS, Precision
 
 SIZES = {"vocabulary": 8192, "length": 64, "layers": 12, "heads": 8, "width": 256}
 PRECISION = PRECISIONS["bf16"]

@@ -24,13 +24,13 @@ from benchmarks.support import gloo, torch_models
 from benchmarks.support.rounds import Measured
 from payload.comm import mpi
 from payload.comm.base import Solo
-from payload.device import Array, Cpu
-from payload.host import keep_freed_memory
+from payload.device.base import Array, Cpu
 from payload.models import gpt as our_gpt
 from payload.models import mlp as our_mlp
 from payload.models import resnet as our_resnet
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, Unit
+from payload.node.host import keep_freed_memory
 from payload.optim.adamw import AdamW
 from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine

@@ -34,7 +34,7 @@ def reject_wrong_arguments(jobs: Sequence[JobSpec], before: Sequence[str] = ()) 
         return
     tasks = [(job, words) for job in checked for words in _of_tasks(job)]
     lines = [[str(job.bundled), *before, *words] for job, words in tasks]
-    answers = json.loads(_payload(["payload.arguments"], json.dumps(lines)).stdout)
+    answers = json.loads(_payload(["payload.cli.arguments"], json.dumps(lines)).stdout)
     wrong = [(job, said) for (job, _), said in zip(tasks, answers, strict=True) if said]
     for job, said in wrong[:1]:
         raise UsageError(

@@ -407,4 +407,4 @@ def active_jobs(scheduler: Scheduler) -> tuple[JobInfo, ...]:
 
 def verification_argv(hosts: Sequence[str]) -> tuple[str, ...]:
     """The command of one rank of the payload's probe."""
-    return ("/opt/clusterctl/env/bin/python", "-m", "payload.probe", ",".join(hosts))
+    return ("/opt/clusterctl/env/bin/python", "-m", "payload.commands.probe", ",".join(hosts))

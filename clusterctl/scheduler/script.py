@@ -204,7 +204,7 @@ def program(
     is_rank = is_launched(job, own)
     env = env if is_rank or by_itself else {**_ALONE, **env}
     runs_ranks = is_rank and own is not None and own.is_python and not torchrun
-    runner = f"{payload_root}/payload/rank.py" if runs_ranks else ""
+    runner = f"{payload_root}/payload/node/rank.py" if runs_ranks else ""
     command = _command(job, own, environment, runner)
     if job.container is not None:
         folders = ('"$submit_dir"', *([payload_root] if own is None or runner else []))

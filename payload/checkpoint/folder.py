@@ -14,7 +14,7 @@ from pathlib import Path
 
 from payload.comm.base import Communicator, on_all_ranks
 from payload.errors import UsageError
-from payload.host import hostname
+from payload.node.host import hostname
 
 _NAME = re.compile(r"iteration-(\d{8,})")
 INCOMPLETE = ".incomplete"

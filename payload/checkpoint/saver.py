@@ -35,7 +35,7 @@ from payload.checkpoint.shards import (
     scalars,
 )
 from payload.comm.base import on_all_ranks
-from payload.device import Mark
+from payload.device.base import Mark
 from payload.errors import PayloadError
 from payload.parallel.engine import Engine
 

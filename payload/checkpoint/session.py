@@ -24,11 +24,11 @@ from payload.checkpoint.shards import (
     set_scalars,
     verify,
 )
+from payload.cli.config import TrainConfig
+from payload.cli.settings import to_record
 from payload.comm.base import Communicator, on_all_ranks
-from payload.config import TrainConfig
 from payload.errors import UsageError
 from payload.parallel.engine import Engine
-from payload.settings import to_record
 
 
 class Session:

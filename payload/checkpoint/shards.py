@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from payload.data.loader import local_slice
-from payload.device import Array
+from payload.device.base import Array
 from payload.errors import UsageError
 from payload.nn.module import Segment, state_of
 from payload.parallel.engine import Engine
-from payload.safetensors import FilePlan, plan, read
+from payload.saved_model.safetensors import FilePlan, plan, read
 
 
 @dataclass(frozen=True, slots=True)

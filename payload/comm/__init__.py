@@ -13,7 +13,7 @@ from payload.errors import UsageError
 
 if TYPE_CHECKING:
     from payload.comm.transport import Transport
-    from payload.device import Device
+    from payload.device.base import Device
 
 _TRANSPORTS = {
     "mpi": ("mpi", "MpiCommunicator"),

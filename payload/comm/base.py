@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from payload.device import Array
+from payload.device.base import Array
 from payload.errors import PayloadError
-from payload.host import hostname
+from payload.node.host import hostname
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ import numpy as np
 from payload.comm.base import CommunicatorWrapper, Pending
 from payload.comm.staging import address, flat
 from payload.comm.transport import Steps, Transport
-from payload.device import Array
+from payload.device.base import Array
 
 
 @dataclass(frozen=True, slots=True)

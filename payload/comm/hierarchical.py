@@ -11,7 +11,7 @@ from collections.abc import Callable
 from payload.comm.base import Request
 from payload.comm.staging import Staging
 from payload.comm.transport import MPI, Last, Steps, Transport, chunks
-from payload.device import Array, Device
+from payload.device.base import Array, Device
 
 NodeOf = Callable[[MPI.Comm], MPI.Comm]
 

@@ -12,7 +12,7 @@ from payload.comm.base import Request, on_all_ranks
 from payload.comm.ring import scattered, summed
 from payload.comm.staging import CudaAware, InPlace, Staging
 from payload.comm.transport import CHUNK_BYTES, MPI, Last, Steps, Transport, chunks
-from payload.device import Array, Device
+from payload.device.base import Array, Device
 from payload.errors import PayloadError, UsageError
 
 RING_BYTES = 256 << 10

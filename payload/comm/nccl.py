@@ -13,9 +13,9 @@ from typing import Any
 from payload.comm.base import Pending, Request, on_all_ranks
 from payload.comm.staging import OnDevice, Staging, address, flat
 from payload.comm.transport import MPI, Last, Steps, Transport
-from payload.device import Array, Device
+from payload.device.base import Array, Device
 from payload.errors import UsageError
-from payload.host import hostname
+from payload.node.host import hostname
 
 _KINDS = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16")
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from payload.comm.base import Request
 from payload.comm.transport import MPI, Last, Steps, Transport, chunks
-from payload.device import Array
+from payload.device.base import Array
 
 MESSAGE_BYTES = 512 << 10
 """A part goes in messages of this size, so that one is added while the next is on its way."""

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from payload.comm.base import Request
-from payload.device import Array, Device
+from payload.device.base import Array, Device
 
 _WHOLE = slice(None)
 

@@ -12,7 +12,7 @@ from types import TracebackType
 import mpi4py
 
 from payload.errors import LaunchError, PayloadError, line_of
-from payload.host import hostname, launcher_rank, pmi_complaint, size_complaint
+from payload.node.host import hostname, launcher_rank, pmi_complaint, size_complaint
 
 mpi4py.rc(initialize=False, finalize=True)  # not on import: where MPI cannot start, it ends the process
 from mpi4py import MPI  # noqa: E402

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from payload.device import Array
+from payload.device.base import Array
 from payload.nn.module import Draw
 
 Pair = tuple[Array, Array]

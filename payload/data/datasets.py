@@ -13,19 +13,19 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from payload.cli.config import TrainConfig
 from payload.comm.base import Communicator, on_all_ranks
-from payload.config import TrainConfig
 from payload.data import idx
 from payload.data.base import Dataset, Pair
 from payload.data.gpt2 import GPT2, load
 from payload.data.images import Images, Known, Labelled, facts, image_input
 from payload.data.text import MaskedText, Text, parts
 from payload.data.tokenizer import BytePairs, Bytes, Tokenizer, learn
-from payload.device import Array
+from payload.device.base import Array
 from payload.errors import UsageError
-from payload.host import hostname
 from payload.models import MODELS
 from payload.nn.module import Draw
+from payload.node.host import hostname
 
 T = TypeVar("T")
 

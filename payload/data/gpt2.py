@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from payload.data.tokenizer import Merge, replace
-from payload.device import Array
+from payload.device.base import Array
 from payload.errors import UsageError
 
 END = "<|endoftext|>"

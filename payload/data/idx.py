@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from payload.data.images import Labelled
-from payload.device import Array
+from payload.device.base import Array
 from payload.errors import UsageError
 
 _UINT8 = 8

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from payload.data.base import Pair
-from payload.device import Array
+from payload.device.base import Array
 from payload.errors import UsageError
 from payload.nn.module import Draw
 from payload.nn.random import drawn, sample_keys

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from payload.data import idx, png
-from payload.device import Array
+from payload.device.base import Array
 from payload.errors import UsageError
 
 Shape = tuple[int, int, int]

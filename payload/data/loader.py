@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from payload.data.base import Dataset, Pair
-from payload.device import Array, Device
+from payload.device.base import Array, Device
 from payload.nn.module import Draw
 from payload.parallel.mesh import Mesh
 from payload.parallel.pipeline import MicroBatch

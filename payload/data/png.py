@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from payload.device import Array
+from payload.device.base import Array
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _GRAY, _RGB, _PALETTE, _GRAY_ALPHA, _RGB_ALPHA = 0, 2, 3, 4, 6

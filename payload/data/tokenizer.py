@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from payload.device import Array
+from payload.device.base import Array
 
 Merge = tuple[int, int]
 

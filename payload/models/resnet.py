@@ -3,7 +3,7 @@ convolution, which is known as version 1.5. Layers have torchvision's names."""
 
 from __future__ import annotations
 
-from payload.device import Array
+from payload.device.base import Array
 from payload.errors import UsageError
 from payload.nn.activation import ReLU
 from payload.nn.conv import Conv2d

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.polynomial import chebyshev
 from numpy.typing import NDArray
 
-from payload.device import Array, Kernel, acc_dtype, bits
+from payload.device.base import Array, Kernel, acc_dtype, bits
 from payload.nn.module import Context, Parameter, Tape
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
 
-from payload.device import Array, acc_dtype
+from payload.device.base import Array, acc_dtype
 from payload.errors import UsageError
 from payload.nn.linear import Linear
 from payload.nn.module import Context, Init, Tape

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import numpy as np
 
-from payload.device import Array
+from payload.device.base import Array
 from payload.nn.form import convolution
 from payload.nn.module import Context, Parameter, Tape, normal, zeros
 

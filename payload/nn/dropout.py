@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from payload.device import Array, bits
+from payload.device.base import Array, bits
 from payload.nn.module import Context, Parameter, Tape
 from payload.nn.random import kept, sample_keys
 

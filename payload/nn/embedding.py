@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from payload.device import Array, bits
+from payload.device.base import Array, bits
 from payload.nn.module import Context, Init, Parameter, Tape, normal, zeros
 
 _MULTIPLE = 64

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from payload.device import Array
+from payload.device.base import Array
 
 Shape = tuple[int, ...]
 

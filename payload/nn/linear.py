@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from payload.device import Array
+from payload.device.base import Array
 from payload.nn.form import Form, matrix, reshaped
 from payload.nn.module import Context, Init, Parameter, Tape, normal, zeros
 

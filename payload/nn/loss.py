@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Protocol
 
-from payload.device import Array, acc_dtype
+from payload.device.base import Array, acc_dtype
 from payload.nn.module import Context, Tape
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from payload.device import Array, acc_dtype
+from payload.device.base import Array, acc_dtype
 from payload.nn.form import matrix
 from payload.nn.module import Context, Parameter, Tape, uniform, zeros
 

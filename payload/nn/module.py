@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from payload.comm.base import Communicator, Solo
-from payload.device import Array, Device
+from payload.device.base import Array, Device
 from payload.errors import UsageError
 from payload.nn.form import Form, Shape, same
 

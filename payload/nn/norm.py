@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from payload.device import Array, acc_dtype, bits
+from payload.device.base import Array, acc_dtype, bits
 from payload.nn.module import Context, Init, Parameter, Tape, ones, zeros
 
 _MOMENTUM = 0.1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from payload.device import Array, bits
+from payload.device.base import Array, bits
 from payload.nn.conv import output_size
 from payload.nn.module import Context, Parameter, Tape
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 
-from payload.device import Array, Device
+from payload.device.base import Array, Device
 from payload.nn.module import Draw
 
 

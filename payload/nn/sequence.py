@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from payload.device import Array
+from payload.device.base import Array
 from payload.nn.form import reshaped
 from payload.nn.module import Context, Parameter, Tape, normal
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from payload.device import Array, Device, Kernel
+from payload.device.base import Array, Device, Kernel
 from payload.nn.module import Segment
 from payload.optim.base import runs
 

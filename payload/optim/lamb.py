@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from payload.comm.base import Communicator
-from payload.device import Array, Device, Kernel
+from payload.device.base import Array, Device, Kernel
 from payload.nn.module import Parameter, Segment
 from payload.optim.adamw import MOMENTS, Moments, remember
 from payload.optim.base import runs

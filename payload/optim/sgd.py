@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from payload.device import Array, Device, Kernel
+from payload.device.base import Array, Device, Kernel
 from payload.nn.module import Segment
 from payload.optim.base import runs
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from numpy.typing import DTypeLike
 
-from payload.device import Array, Device
+from payload.device.base import Array, Device
 from payload.nn.module import Parameter, Segment, Unit
 
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from payload.device import Array, Device
+from payload.device.base import Array, Device
 from payload.errors import UsageError
 from payload.nn.loss import Loss
 from payload.nn.module import Parameter, Unit, recomputed
 from payload.optim.base import Optimizer
+from payload.optim.precision import LossScale
 from payload.parallel.mesh import Mesh, Options
 from payload.parallel.pipeline import MicroBatch, Pipeline, Stage, Ties, split
 from payload.parallel.zero import Storage
-from payload.precision import LossScale
 
 if TYPE_CHECKING:
     from payload.comm.compression import Compressed

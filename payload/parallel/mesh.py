@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from payload.comm.base import Communicator, Solo
-from payload.device import Device
+from payload.device.base import Device
 from payload.errors import UsageError
 from payload.nn.module import Context
-from payload.precision import PRECISIONS, Precision
+from payload.optim.precision import PRECISIONS, Precision
 
 if TYPE_CHECKING:
     from payload.comm.transport import Transport  # it needs MPI, which one rank does without

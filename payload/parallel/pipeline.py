@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from payload.comm.base import Communicator, Pending, Solo
-from payload.device import Array, Device
+from payload.device.base import Array, Device
 from payload.errors import UsageError
 from payload.nn.form import Shape
 from payload.nn.loss import Loss, LossSums

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from payload.device import Array
+from payload.device.base import Array
 from payload.nn.form import Shape
 from payload.nn.module import Parameter, Unit, state_of
 from payload.parallel.engine import Engine

@@ -22,7 +22,7 @@ from typing import Protocol
 from numpy.typing import DTypeLike
 
 from payload.comm.base import Communicator, Pending
-from payload.device import Array, Cpu, Device
+from payload.device.base import Array, Cpu, Device
 from payload.nn.module import Parameter, Segment, Unit
 from payload.parallel.buffers import Bucket, BufferLayout, Pool, make_layout
 from payload.parallel.mesh import Options

@@ -78,7 +78,7 @@ class Batch:
     def start(self, text: str) -> subprocess.Popen[str]:
         """Start a script, with the cluster's folders replaced by the test's."""
         text = text.replace(
-            f"/opt/clusterctl/payload/{HASH}/payload/rank.py", str(asset("payload") / "rank.py")
+            f"/opt/clusterctl/payload/{HASH}/payload/node/rank.py", str(asset("payload") / "node/rank.py")
         )
         text = text.replace("/opt/clusterctl/payload", str(self.payload))
         text = text.replace("/opt/clusterctl/env/bin/python -m payload telemetry", "telemetry-python")

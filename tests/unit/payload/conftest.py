@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from payload.config import TrainConfig, parse
-from payload.device import Array, Device, choose
+from payload.cli.config import TrainConfig, parse
+from payload.device import choose
+from payload.device.base import Array, Device
 from tests.support.messages import shows
 from tests.unit.payload.doubles.strict import Strict
 from tests.unit.payload.ranks import LAUNCHERS, Ranks

@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from payload import peak
 from payload.__main__ import main
 from payload.comm.world import MPI
+from payload.training import peak
 
 SIZE = 4
 _START_S = 120
@@ -136,8 +136,8 @@ def _serve(address: str, *outputs: str) -> None:
     MPI.Init = lambda: None  # each program calls it
     # tensorboardX would import PyTorch, for 2 s.
     sys.modules["torch"] = None  # type: ignore[assignment]
-    for name in ("train", "eval", "export", "align", "models", "allreduce", "gemm", "probe", "bench"):
-        importlib.import_module(f"payload.{name}")
+    for name in ("train", "eval", "export", "align", "allreduce", "gemm", "probe", "bench"):
+        importlib.import_module(f"payload.commands.{name}")
     # Shorter than in production: no test asks for the speed of this machine.
     peak._SECONDS = 0.001
     gc.freeze()

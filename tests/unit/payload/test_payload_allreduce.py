@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from payload.allreduce import sizes
-from payload.config import AllreduceConfig, parse
+from payload.cli.config import AllreduceConfig, parse
+from payload.commands.allreduce import sizes
 from payload.errors import UsageError
 from tests.support.messages import refused
 from tests.support.sweeps import in_sweep

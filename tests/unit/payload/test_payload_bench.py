@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from payload.bench import Side, Silent, sides_of
+from payload.cli.config import BenchConfig, parse
 from payload.comm.base import Solo
-from payload.config import BenchConfig, parse
+from payload.commands.bench import Side, Silent, sides_of
 from payload.errors import UsageError
 from tests.support.messages import refused
 from tests.unit.payload.conftest import Runner, records

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from payload.build import build_schedule, build_units
 from payload.comm.base import Solo
 from payload.data.datasets import open_dataset
-from payload.device import Cpu
+from payload.device.base import Cpu
 from payload.errors import UsageError
 from payload.models import MODELS
 from payload.nn.module import Context, Unit
 from payload.parallel.mesh import alone
+from payload.training.build import build_schedule, build_units
 from tests.support.messages import refused
 from tests.unit.payload.conftest import train_config
 

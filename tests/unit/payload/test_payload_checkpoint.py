@@ -35,14 +35,14 @@ from payload.checkpoint.shards import (
     verify,
 )
 from payload.comm.base import Solo
-from payload.device import Device
+from payload.device.base import Device
 from payload.errors import PayloadError, UsageError
 from payload.models import mlp
 from payload.nn.embedding import Embedding
 from payload.nn.module import Context, Unit
+from payload.optim.precision import PRECISIONS, LossScale
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import alone
-from payload.precision import PRECISIONS, LossScale
 from tests.support.disks import small_disk
 from tests.support.messages import refused
 from tests.unit.payload.conftest import children

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from payload.config import COMPRESSORS
+from payload.cli.config import COMPRESSORS
 from tests.support.sweeps import in_sweep
 from tests.unit.payload.conftest import Runner, python, records
 
@@ -66,13 +66,13 @@ def test_probe_finds_all_ranks_in_order(mpirun: Runner) -> None:
 
 def test_the_verification_of_many_nodes_loads_no_numpy() -> None:
     """On a local cluster of 64 nodes it took a third of the whole."""
-    program = "import sys, payload.probe; print(*{'numpy', 'payload.config'} & {*sys.modules})"
+    program = "import sys, payload.commands.probe; print(*{'numpy', 'payload.cli.config'} & {*sys.modules})"
     assert python("-c", program).stdout == "\n"
 
 
 def test_the_verification_says_why_ranks_do_not_find_each_other() -> None:
-    """`-m payload.probe` is started without the command line of the other programs."""
-    (line,) = python("-m", "payload.probe", "a,b", SLURM_NTASKS="2", rc=1).stderr.splitlines()
+    """`-m payload.commands.probe` is started without the command line of the other programs."""
+    (line,) = python("-m", "payload.commands.probe", "a,b", SLURM_NTASKS="2", rc=1).stderr.splitlines()
     assert line.startswith("payload: error: on ")
     assert "SLURM_NTASKS=2" in line
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from payload.__main__ import main
-from payload.build import model_sizes
-from payload.config import COMMANDS, ProbeConfig, TelemetryConfig, TrainConfig, check, parse
+from payload.cli.config import COMMANDS, ProbeConfig, TelemetryConfig, TrainConfig, check, parse
+from payload.cli.settings import to_record, to_toml
 from payload.data.datasets import synthetic_tokens
 from payload.errors import UsageError
-from payload.schedule import LearningRate, scaled
-from payload.settings import to_record, to_toml
+from payload.training.build import model_sizes
+from payload.training.schedule import LearningRate, scaled
 from tests.support.messages import refused
 from tests.unit.payload.conftest import Runner, assert_one_error, python, train_config
 

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from payload.device import Array, Device
+from payload.device.base import Array, Device
 
 _HALVES = [np.float16, ml_dtypes.bfloat16]
 

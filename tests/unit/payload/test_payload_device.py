@@ -8,8 +8,8 @@ import pytest
 from payload.models import gpt
 from payload.nn.module import Context
 from payload.optim.adamw import AdamW
+from payload.optim.precision import PRECISIONS, loss_scale
 from payload.parallel.mesh import alone
-from payload.precision import PRECISIONS, loss_scale
 from tests.unit.payload.conftest import python
 from tests.unit.payload.doubles.layers import batch_of, cut, engine_of
 from tests.unit.payload.doubles.strict import Strict, Waits

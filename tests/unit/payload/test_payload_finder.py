@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from payload.build import build_loader
 from payload.data.datasets import open_dataset
 from payload.data.tokenizer import BytePairs
-from payload.device import Cpu
+from payload.device.base import Cpu
 from payload.errors import UsageError
-from payload.finder import Point, Speed, knee, steepest, usable
 from payload.parallel.mesh import alone as alone_mesh
+from payload.training.build import build_loader
+from payload.training.search import Point, Speed, knee, steepest, usable
 from tests.support.messages import refused
 from tests.unit.payload.conftest import Runner, assert_one_error, idx_file, records, train_config
 

@@ -11,10 +11,10 @@ import pytest
 
 from payload.checkpoint.folder import Lock
 from payload.checkpoint.writer import publish
-from payload.config import COMPRESSORS
+from payload.cli.config import COMPRESSORS
+from payload.cli.jsonl import JsonLines
 from payload.errors import RankError
-from payload.jsonl import JsonLines
-from payload.tensorboard import EventFile
+from payload.training.tensorboard import EventFile
 from tests.support.messages import refused
 from tests.unit.payload.conftest import Runner, Starter, assert_one_error, records
 

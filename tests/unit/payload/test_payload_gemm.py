@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from payload.cli.config import GemmConfig, parse
+from payload.cli.settings import GemmSize
 from payload.comm.base import Solo
-from payload.config import GemmConfig, parse
-from payload.device import Device
+from payload.commands.gemm import _Layer, gemm
+from payload.device.base import Device
 from payload.errors import UsageError
-from payload.gemm import _Layer, gemm
-from payload.settings import GemmSize
 from tests.support.messages import refused
 from tests.unit.payload.conftest import Runner, records
 

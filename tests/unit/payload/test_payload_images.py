@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import DTypeLike
 
-from payload.device import Array, Cpu, Device
+from payload.device.base import Array, Cpu, Device
 from payload.nn.conv import Conv2d
 from payload.nn.module import Context, Tape, Unit
 from payload.nn.norm import BatchNorm

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from payload.config import SampleConfig
+from payload.cli.config import SampleConfig
+from payload.commands.predict import probabilities
+from payload.commands.sample import tokens
 from payload.data import png
 from payload.data.datasets import load_digits, tokenizer_of
 from payload.data.inputs import read_images
-from payload.device import Device
+from payload.device.base import Device
 from payload.errors import UsageError
-from payload.inference import load
-from payload.predict import probabilities
-from payload.sample import tokens
+from payload.saved_model.inference import load
 from tests.support.messages import refused
 from tests.unit.payload.conftest import Runner, assert_one_error, idx_file, python
 

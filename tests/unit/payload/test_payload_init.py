@@ -11,19 +11,19 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from payload.__main__ import main
-from payload.build import build_engine, model_sizes
+from payload.cli.config import parse
 from payload.comm.base import Solo
-from payload.config import parse
 from payload.data.datasets import synthetic_tokens
-from payload.device import Array, Cpu
+from payload.device.base import Array, Cpu
 from payload.errors import UsageError
-from payload.init import initial
-from payload.libraries import LIBRARIES, config, naming
-from payload.model_folder import make_units, read_record
 from payload.models import MODELS
 from payload.nn.module import Context
 from payload.parallel.mesh import alone as on_one_rank
 from payload.parallel.whole import WholeTensors
+from payload.saved_model.folder import make_units, read_record
+from payload.saved_model.libraries import LIBRARIES, config, naming
+from payload.training.build import build_engine, model_sizes
+from payload.training.initial import initial
 from tests.support.messages import refused, shows
 from tests.support.sweeps import in_sweep
 from tests.unit.payload.conftest import Runner, assert_one_error, records

@@ -15,7 +15,7 @@ import pytest
 
 import payload.nn
 import payload.optim
-from payload.device import Array, Kernel
+from payload.device.base import Array, Kernel
 
 _N = 1000
 

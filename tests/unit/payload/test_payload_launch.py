@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from payload import align
 from payload.__main__ import main
-from payload.host import launcher_rank, pmi_complaint, size_complaint
+from payload.commands import align
+from payload.node.host import launcher_rank, pmi_complaint, size_complaint
 from tests.support.sweeps import in_sweep
 from tests.unit.payload.conftest import Runner
 

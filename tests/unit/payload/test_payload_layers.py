@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from payload.comm.base import Solo
-from payload.device import Array, Cpu, Device
+from payload.device.base import Array, Cpu, Device
 from payload.models import mlp
 from payload.nn.activation import ReLU
 from payload.nn.attention import Attention

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from payload.device import Device
+from payload.device.base import Device
 from payload.parallel.mesh import alone as on_one_rank
 from tests.support.sweeps import in_sweep
 from tests.unit.payload.conftest import Runner

@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 
 from payload.__main__ import main
+from payload.cli.config import parse
 from payload.comm.base import Solo
-from payload.config import parse
 from payload.data.datasets import open_dataset
 from payload.data.gpt2 import load
 from payload.data.loader import Order
-from payload.device import Array, Cpu
-from payload.model_folder import build, read_record, read_weights
+from payload.device.base import Array, Cpu
 from payload.models import MODELS
 from payload.nn.module import Draw, Tape
+from payload.saved_model.folder import build, read_record, read_weights
 from tests.support.install import libraries
 from tests.unit.payload.conftest import Runner, idx_file, records
 from tests.unit.payload.doubles.oracle import torch

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from payload.cli.config import Run, TrainConfig
 from payload.comm.base import Done, Solo
-from payload.config import Run, TrainConfig
-from payload.device import Array, Cpu, Device, Mark
-from payload.metrics import Metrics, Work
+from payload.device.base import Array, Cpu, Device, Mark
 from payload.parallel.engine import StepResult
-from payload.peak import _by_sheet, find_peak
-from payload.timing import CommTime, CommTimes, TimedCommunicator
-from payload.trace import OFF, Timeline
+from payload.training.metrics import Metrics, Work
+from payload.training.peak import _by_sheet, find_peak
+from payload.training.timing import CommTime, CommTimes, TimedCommunicator
+from payload.training.trace import OFF, Timeline
 from tests.support.sweeps import in_sweep
 from tests.unit.payload.conftest import Runner, records
 from tests.unit.payload.doubles.strict import Ranges, Strict
@@ -296,7 +296,7 @@ def test_the_peak_of_a_cpu_is_the_best_of_what_fits_in_a_fifth_of_a_second(
             return np.empty(0)
 
     device = Hurried()
-    monkeypatch.setattr("payload.peak.time.perf_counter", lambda: device.now)
+    monkeypatch.setattr("payload.training.peak.time.perf_counter", lambda: device.now)
     peak = find_peak(device, Solo(), "float16", None)
     assert peak.tflops == pytest.approx(2 * 512**3 / 1e-3 / 1e12, abs=1e-4)
     assert "512^3 in float32" in peak.source

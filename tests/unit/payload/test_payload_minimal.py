@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from payload import minimal
-from payload.device import Array, Cpu
+from payload.device.base import Array, Cpu
 from payload.models import gpt
 from payload.nn.module import Context
 from payload.optim.adamw import AdamW
+from payload.optim.precision import PRECISIONS
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import alone
-from payload.precision import PRECISIONS
 from tests.unit.payload.doubles.layers import batch_of, engine_of
 
 SIZES = minimal.Config(vocabulary=64, length=12, layers=2, heads=2, width=16)

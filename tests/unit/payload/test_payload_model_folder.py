@@ -16,14 +16,14 @@ import pytest
 from safetensors.numpy import load_file
 
 from payload.__main__ import main
-from payload.device import Array, Cpu, Device
+from payload.device.base import Array, Cpu, Device
 from payload.errors import PayloadError, UsageError
-from payload.model_folder import ModelRecord, build, make_units, read_record, read_weights, set_weights
-from payload.model_writer import ModelWriter
 from payload.nn.module import Tape, Unit, state_of
 from payload.parallel.engine import Engine, Evaluation
 from payload.parallel.mesh import alone as on_one_rank
 from payload.parallel.whole import WholeTensors
+from payload.saved_model.folder import ModelRecord, build, make_units, read_record, read_weights, set_weights
+from payload.saved_model.writer import ModelWriter
 from tests.support.disks import small_disk
 from tests.support.messages import refused
 from tests.unit.payload.conftest import Runner, assert_one_error, records

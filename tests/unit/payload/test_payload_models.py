@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from payload.device import Cpu, Device
+from payload.device.base import Cpu, Device
 from payload.errors import UsageError
 from payload.models import MODELS, bert, gpt, lstm, vit
 from payload.nn.loss import SoftmaxCrossEntropy

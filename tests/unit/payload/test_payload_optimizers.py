@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from payload.device import Array, Device
+from payload.device.base import Array, Device
 from payload.nn.module import Context, Parameter, Segment, zeros
 from payload.optim.adamw import AdamW
 from payload.optim.base import Optimizer
 from payload.optim.lamb import LAMB
 from payload.optim.sgd import SGD
-from payload.schedule import LearningRate, scaled
+from payload.training.schedule import LearningRate, scaled
 from tests.unit.payload.conftest import Runner
 from tests.unit.payload.doubles.oracle import torch
 

@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from payload.device import Cpu
+from payload.device.base import Cpu
 from payload.errors import UsageError
 from payload.models import mlp
 from payload.nn.linear import Linear

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from payload.data.datasets import load_digits
-from payload.device import Array, Device
+from payload.device.base import Array, Device
 from payload.models import mlp
 from payload.nn.linear import Linear
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, Draw, Tape, Unit
+from payload.optim.precision import PRECISIONS, LossScale, loss_scale
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import Options, alone
 from payload.parallel.pipeline import MicroBatch
 from payload.parallel.zero import Storage
-from payload.precision import PRECISIONS, LossScale, loss_scale
 from tests.unit.payload.doubles.layers import batch_of, engine_of
 from tests.unit.payload.doubles.models import SMALL
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from payload import rank
+from payload.node import rank
 from tests.support.sweeps import in_sweep
 from tests.unit.payload.ranks import LAUNCHERS
 

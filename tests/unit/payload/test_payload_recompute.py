@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from payload.device import Array, Device
+from payload.device.base import Array, Device
 from payload.models import mlp
 from payload.nn.module import (
     Context,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from payload.device import Device
+from payload.device.base import Device
 from payload.errors import UsageError
 from payload.models import resnet
 from payload.nn.loss import SoftmaxCrossEntropy

@@ -19,7 +19,7 @@ from payload.data.datasets import data_record, open_dataset
 from payload.data.images import Images, Labelled
 from payload.data.text import MaskedText, Text
 from payload.data.tokenizer import BytePairs, Bytes, learn
-from payload.device import Array
+from payload.device.base import Array
 from payload.errors import UsageError
 from payload.nn.module import Draw
 from tests.support.messages import refused

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from payload.checkpoint.folder import Lock
-from payload.model_folder import read_record, read_weights
+from payload.saved_model.folder import read_record, read_weights
 
 ROOT = Path(__file__).parents[3]
 

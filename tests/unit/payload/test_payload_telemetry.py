@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from payload.sensors import Cpu, Memory, Network, SensorError
-from payload.telemetry import sample
+from payload.commands.telemetry import sample
+from payload.node.sensors import Cpu, Memory, Network, SensorError
 from tests.support.processes import eventually
 from tests.unit.payload.conftest import Runner, assert_one_error
 

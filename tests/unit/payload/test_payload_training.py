@@ -9,7 +9,7 @@ from pydoc_data.topics import topics
 
 import pytest
 
-from payload.device import Device
+from payload.device.base import Device
 from tests.support.sweeps import in_sweep
 from tests.unit.payload.conftest import Runner, assert_one_error, records
 

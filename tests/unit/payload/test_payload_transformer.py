@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from payload.device import Array, Device
+from payload.device.base import Array, Device
 from payload.nn.attention import Attention
 from payload.nn.dropout import Dropout
 from payload.nn.loss import SoftmaxCrossEntropy

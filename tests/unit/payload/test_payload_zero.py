@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from payload.comm.base import Solo
-from payload.device import Array, Cpu
+from payload.device.base import Array, Cpu
 from payload.models import mlp
 from payload.nn.linear import Linear
 from payload.nn.module import Context, Parameter, Segment, Sequential, Tape, Unit
 from payload.optim.adamw import AdamW
+from payload.optim.precision import PRECISIONS
 from payload.parallel.buffers import make_layout
 from payload.parallel.mesh import Options, alone
 from payload.parallel.zero import Storage
-from payload.precision import PRECISIONS
 from tests.support.sweeps import in_sweep
 from tests.unit.payload.conftest import Runner
 from tests.unit.payload.doubles.layers import batch_of, engine_of

@@ -6,9 +6,9 @@ import argparse
 import re
 from pathlib import Path
 
-from payload.config import COMMANDS, TrainConfig
+from payload.cli.config import COMMANDS, TrainConfig
+from payload.cli.settings import parser_of
 from payload.models import MODELS
-from payload.settings import parser_of
 
 PAGE = (Path(__file__).parents[3] / "docs" / "payload.md").read_text()
 

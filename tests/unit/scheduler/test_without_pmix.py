@@ -49,7 +49,7 @@ def test_the_proof_of_the_cluster_does_too(tmp_path: Path) -> None:
     SlurmClient(transport, has_pmix=False).run_verification_job(("d-1", "d-2"), str(tmp_path))
     (call,) = transport.calls
     assert "srun" not in call.argv
-    assert call.argv.index("salloc") < call.argv.index("mpirun") < call.argv.index("payload.probe")
+    assert call.argv.index("salloc") < call.argv.index("mpirun") < call.argv.index("payload.commands.probe")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from payload.device import Array
+from payload.device.base import Array
 
 _KINDS: dict[int, Any] = {0: np.float32, 2: np.float16, 14: ml_dtypes.bfloat16}
 

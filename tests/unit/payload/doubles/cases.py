@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from payload.device import Array
+from payload.device.base import Array
 from payload.nn.activation import GELU, ReLU
 from payload.nn.attention import Attention
 from payload.nn.conv import Conv2d

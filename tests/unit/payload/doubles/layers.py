@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from payload.data.loader import local_slice
-from payload.device import Array, Device
+from payload.device.base import Array, Device
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Draw, Unit
 from payload.optim.base import Optimizer
+from payload.optim.precision import LossScale, Precision
 from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import Mesh, Options, alone
 from payload.parallel.pipeline import MicroBatch
 from payload.parallel.zero import Storage
-from payload.precision import LossScale, Precision
 
 
 def engine_of(

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from payload.device import Array, Device
-from payload.model_folder import make_units
+from payload.device.base import Array, Device
 from payload.nn.module import Context, Unit
+from payload.saved_model.folder import make_units
 from tests.unit.payload.doubles.oracle import Tensors, functional, torch
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from payload.device import Array, Device
+from payload.device.base import Array, Device
 from payload.nn.module import Layer, Parameter, Tape, Unit
 from tests.support.sweeps import in_sweep
 from tests.unit.payload.doubles.layers import stored

@@ -19,7 +19,7 @@ import numpy as np
 from mpi4py import MPI
 
 from payload.comm.base import Request
-from payload.device import Array
+from payload.device.base import Array
 from tests.unit.payload.doubles.strict import Strict
 
 _KINDS = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16")

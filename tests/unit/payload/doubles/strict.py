@@ -21,8 +21,9 @@ import numpy as np
 
 from payload.comm.base import Request
 from payload.comm.staging import Staged, flat
-from payload.cublas import Products
-from payload.device import Array, Gpu, Kernel
+from payload.device.base import Array, Kernel
+from payload.device.cublas import Products
+from payload.device.gpu import Gpu
 from tests.unit.payload.doubles.blas import PlayedCublas
 
 _FILE = Path(__file__).with_name("cupy-14.2.0.txt")

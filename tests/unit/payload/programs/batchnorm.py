@@ -5,12 +5,13 @@ import numpy as np
 from payload.comm import mpi
 from payload.comm.base import Communicator, Solo
 from payload.comm.world import local_rank
-from payload.device import Array, choose
+from payload.device import choose
+from payload.device.base import Array
 from payload.nn.module import Context, Tape, Unit
 from payload.nn.norm import BatchNorm
+from payload.optim.precision import PRECISIONS
 from payload.parallel.mesh import Options, alone
 from payload.parallel.zero import Storage
-from payload.precision import PRECISIONS
 
 mpi.start()
 device = choose("auto", local_rank())

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from payload.cli.config import COMPRESSORS
 from payload.comm import mpi
 from payload.comm.compression import Compressed, ParamSlice, make_compressor
 from payload.comm.nccl import Nccl
 from payload.comm.ring import Naive, Ring
 from payload.comm.transport import Transport
-from payload.config import COMPRESSORS
-from payload.device import Array, Cpu
+from payload.device.base import Array, Cpu
 from tests.unit.payload.doubles.streams import Streamed
 from tests.unit.payload.programs.elsewhere import Apart
 

@@ -4,10 +4,10 @@ import os
 import sys
 from pathlib import Path
 
+from payload.cli.config import TrainConfig, parse
 from payload.comm import mpi
-from payload.config import TrainConfig, parse
 from payload.data import datasets
-from payload.device import Cpu
+from payload.device.base import Cpu
 from payload.errors import UsageError
 
 mpi.start()

@@ -26,7 +26,8 @@ from payload.checkpoint.shards import (
     scalars,
 )
 from payload.comm import mpi
-from payload.device import Array, choose
+from payload.device import choose
+from payload.device.base import Array
 from payload.models import gpt
 from payload.nn.module import Context, Unit
 from payload.nn.norm import BatchNorm

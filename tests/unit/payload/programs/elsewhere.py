@@ -9,7 +9,7 @@ import numpy as np
 
 from payload.comm.base import Request
 from payload.comm.staging import Staged, flat
-from payload.device import Array
+from payload.device.base import Array
 from tests.unit.payload.doubles.streams import Later
 
 _GARBAGE = 0xA5

@@ -13,7 +13,7 @@ from unittest.mock import patch
 from payload.__main__ import main
 from payload.checkpoint.saver import Saver
 from payload.comm import mpi
-from payload.device import Array
+from payload.device.base import Array
 from tests.support.processes import descendants
 
 RANK, SIZE = (int(os.environ[f"OMPI_COMM_WORLD_{name}"]) for name in ("RANK", "SIZE"))

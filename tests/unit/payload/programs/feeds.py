@@ -4,13 +4,13 @@ import sys
 
 import numpy as np
 
+from payload.cli.config import TrainConfig, parse
 from payload.comm import mpi
 from payload.comm.base import Solo
-from payload.config import TrainConfig, parse
 from payload.data.base import Dataset
 from payload.data.datasets import open_dataset
 from payload.data.loader import Feed, Loader
-from payload.device import Array, Cpu
+from payload.device.base import Array, Cpu
 from payload.parallel.mesh import alone, make_mesh
 
 GLOBAL = 22  # neither divided by 4 ranks nor by micro-batches of 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from payload.comm import mpi
-from payload.device import Array, Cpu
+from payload.device.base import Array, Cpu
 from payload.nn.module import Sequential, Tape, Unit
 from payload.parallel.mesh import make_mesh
 from tests.unit.payload.doubles.layers import batch_of, cut, engine_of

@@ -4,7 +4,7 @@ import resource
 
 import numpy as np
 
-from payload.host import keep_freed_memory
+from payload.node.host import keep_freed_memory
 
 keep_freed_memory()
 asked = []

@@ -4,7 +4,7 @@ beside a matrix and a bias that all tensor-parallel ranks have."""
 import numpy as np
 
 from payload.comm import mpi
-from payload.device import Cpu
+from payload.device.base import Cpu
 from payload.nn.module import Context, Parameter, Segment, zeros
 from payload.optim.lamb import LAMB
 from payload.parallel.mesh import make_mesh

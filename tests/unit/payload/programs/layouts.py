@@ -21,7 +21,8 @@ from payload.comm.hierarchical import Hierarchical
 from payload.comm.ring import Ring
 from payload.comm.transport import Transport
 from payload.comm.world import local_rank
-from payload.device import Array, Device, choose
+from payload.device import choose
+from payload.device.base import Array, Device
 from payload.models import bert, gpt, lstm, mlp, resnet, vit
 from payload.nn.activation import ReLU
 from payload.nn.linear import Linear

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 
 from payload.comm import mpi
-from payload.device import Cpu
+from payload.device.base import Cpu
 from payload.models import gpt
 from payload.nn.module import Context
 from payload.parallel.mesh import make_mesh

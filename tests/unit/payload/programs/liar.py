@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any, TypeVar
 
-from payload import allreduce, gemm, probe
+from payload.cli.config import AllreduceConfig, GemmConfig
+from payload.cli.settings import GemmSize
 from payload.comm import mpi
 from payload.comm.world import MPI
-from payload.config import AllreduceConfig, GemmConfig
-from payload.device import Array, Cpu
-from payload.settings import GemmSize
+from payload.commands import allreduce, gemm, probe
+from payload.device.base import Array, Cpu
 
 T = TypeVar("T")
 

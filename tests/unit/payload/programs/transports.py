@@ -16,7 +16,7 @@ from payload.comm.nccl import Nccl
 from payload.comm.ring import Naive, Ring
 from payload.comm.staging import CudaAware
 from payload.comm.transport import MPI, Transport
-from payload.device import Array, Cpu, Device
+from payload.device.base import Array, Cpu, Device
 from payload.errors import UsageError
 from tests.unit.payload.doubles.streams import Streamed
 from tests.unit.payload.programs.elsewhere import Apart

@@ -11,10 +11,11 @@ from typing import Any
 
 from payload.comm import mpi
 from payload.comm.world import local_rank
-from payload.device import Device, choose
-from payload.model_folder import ModelRecord
-from payload.model_writer import ModelWriter
+from payload.device import choose
+from payload.device.base import Device
 from payload.parallel.mesh import Mesh, make_mesh
+from payload.saved_model.folder import ModelRecord
+from payload.saved_model.writer import ModelWriter
 from tests.unit.payload.programs.layouts import SMALL, Case, make_engine, steps
 
 LAYOUTS: dict[str, dict[str, Any]] = {

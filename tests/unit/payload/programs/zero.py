@@ -9,15 +9,16 @@ from benchmarks.support.memory import formula, held
 from payload.comm import mpi
 from payload.comm.base import Communicator
 from payload.comm.transport import Transport
-from payload.device import Array, Device, choose
+from payload.device import choose
+from payload.device.base import Array, Device
 from payload.nn.activation import ReLU
 from payload.nn.linear import Linear
 from payload.nn.module import Context, Parameter, Sequential, Tape, Unit
 from payload.optim.adamw import AdamW
+from payload.optim.precision import PRECISIONS, LossScale
 from payload.parallel.engine import Engine, StepResult
 from payload.parallel.mesh import Mesh, alone, make_mesh
 from payload.parallel.pipeline import MicroBatch
-from payload.precision import PRECISIONS, LossScale
 from tests.unit.payload.doubles.layers import batch_of, engine_of
 from tests.unit.payload.programs.elsewhere import Apart
 

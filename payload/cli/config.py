@@ -1,0 +1,510 @@
+"""What the commands can be asked to do. ``settings`` makes flags, help and config files of it.
+
+To add a setting, declare it in its section, with where it has an effect unless that is everywhere, and use
+it. Standard library only, so that `--help` is fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Self
+
+from payload.cli.settings import (
+    DTYPES,
+    Command,
+    Fact,
+    GemmSize,
+    Needs,
+    choice,
+    count,
+    data_name,
+    dtypes,
+    fraction,
+    make,
+    memory,
+    names,
+    needs,
+    non_negative,
+    parser_of,
+    path,
+    positive,
+    refuse_idle,
+    required,
+    section,
+    setting,
+    share,
+    sizes,
+    some_of,
+    switch,
+    tokenizer_name,
+    whole,
+    widths,
+    word_or_path,
+    words,
+)
+from payload.errors import UsageError
+from payload.models import MODELS
+
+_OPTIMIZERS: dict[str, dict[str, float]] = {
+    "sgd": {"lr": 0.05, "weight_decay": 0.0},
+    "adamw": {"lr": 1e-3, "eps": 1e-8, "weight_decay": 0.01},
+    "lamb": {"lr": 2e-3, "eps": 1e-6, "weight_decay": 0.01},
+}
+"""With what each of them begins."""
+
+_PRECISIONS = ("fp64", "fp32", "bf16", "fp16")
+TRANSPORTS = ("mpi", "nccl", "ring", "hierarchical", "naive")
+COMPRESSORS = ("topk", "int8", "powersgd")
+_DEVICES = ("auto", "cpu", "gpu")
+_WEIGHTS = ("best", "final")
+_OUTPUTS = ("text", "json")
+
+_TRAINING = Needs("does", ("train",), "in training", files=False)
+_NO_BENCH = Needs("does", ("train", "find"), "in training and with --find", files=False)
+_NO_FIND = Needs("does", ("train", "bench"), "in training and bench", files=False)
+_TEXT = Needs("takes", ("text", "masked text"), "with a --model of text")
+_CLASSES = Needs("takes", ("images",), "with a --model of images")
+_TEXT_FILE = Needs("kind", ("text",), "with --data text:FILE")
+_IMAGES = Needs("kind", ("digits", "idx"), "with images, --data digits or idx:DIR")
+_RANKS = Needs("several", (True,), "on two or more data-parallel ranks", files=False)  # of this launch
+_GPU = Needs("gpu", (True,), "on GPUs", files=False)
+_SGD, _ADAM = needs("optimizer", "sgd"), needs("optimizer", "adamw", "lamb")
+_MOMENTUM = needs("momentum", wanted="with a --momentum above 0")
+_DECAY, _STEP = needs("schedule", "cosine", "step"), needs("schedule", "step")
+_SAVING = needs("save_interval")
+_FOLDER = Needs("folder", (True,), "with --save-interval or --resume auto")
+_TOP_K, _POWER_SGD = needs("compress", "topk"), needs("compress", "powersgd")
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The model."""
+
+    model: str = choice("mlp", tuple(MODELS), "its sizes can be changed by what follows")
+    hidden: tuple[int, ...] | None = setting(None, widths, "N[,N...]", "of an mlp: widths of hidden layers")
+    layers: int | None = setting(
+        None, whole(1, most=10_000), "N", "blocks of a Transformer, layers of an LSTM"
+    )
+    heads: int | None = setting(None, count, "N", "of attention")
+    width: int | None = setting(
+        None, count, "N", "numbers for a token; units of an LSTM; channels of a ResNet's first stage"
+    )
+    patch: int | None = setting(None, count, "N", "of a vit: pixels along a side of a patch")
+    dropout: float | None = setting(None, fraction, "X", "share of activations that is left out, in [0, 1)")
+    norm_eps: float | None = setting(None, positive, "X", "of a Transformer: what its norms add to variances")
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """The data."""
+
+    data: str = setting(
+        "digits", data_name, "digits|idx:DIR|text:FILE|synthetic", "what is trained on, and judged by"
+    )
+    augment: tuple[str, ...] = setting(
+        (), some_of("crop", "flip"), "crop,flip", "vary images by chance", _IMAGES
+    )
+    clean: bool = switch(False, "leave repeated images out, and say how many", _IMAGES)
+    tokenizer: str = setting(
+        "bytes",
+        tokenizer_name,
+        "bytes|bpe:N|gpt2:DIR",
+        "of text; N is learned; gpt2 has the files that GPT-2 came with",
+        _TEXT_FILE,
+    )
+    sequence_length: int = setting(128, count, "N", "tokens in a sample of text", _TEXT)
+    prefetch: int = setting(2, whole(0), "N", "iterations for which samples are made ahead", _NO_BENCH)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The batch, and for how long."""
+
+    global_batch_size: int = setting(64, count, "N", "samples in an iteration, over all ranks")
+    micro_batch_size: int | None = setting(
+        None, count, "N", "samples that a rank works on at once; by default all of its share"
+    )
+    epochs: int = setting(30, count, "N", "passes over the training set", _TRAINING)
+    iterations: int | None = setting(None, count, "N", "stop after so many, if sooner", _TRAINING)
+    seed: int = setting(0, whole(0), "N", "of the weights and of the order of samples")
+    find: bool = switch(False, "do not train, but look for a micro-batch size and a learning rate", _NO_BENCH)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The layout: what is split over ranks; the batch is, over those that are left."""
+
+    tp: int = setting(1, count, "N", "ranks that split each layer's tensors")
+    pp: int = setting(1, count, "N", "ranks that split the model's layers, as stages of a pipeline")
+    zero: int = setting(0, whole(0, most=3), "0-3", "ZeRO's stage: what ranks hold in parts", _RANKS)
+    offload_optimizer: bool = switch(False, "masters and optimizer state are in host memory", _GPU)
+    recompute: bool = switch(False, "keep no activations but those between blocks")
+    bucket_mib: int = setting(25, count, "N", "of gradients, at least, that are summed in one call", _RANKS)
+    overlap: bool = switch(True, "sum gradients while the backward pass goes on", needs("zero", 0, 1), _RANKS)
+    comm: str = choice("mpi", TRANSPORTS, "how ranks talk")
+    cuda_aware: bool = switch(False, "give MPI a GPU's memory as it is", needs("comm", "mpi"))
+    compress: str = choice("none", ("none", *COMPRESSORS), "sums of gradients over ranks", _NO_FIND, _RANKS)
+    compress_ratio: float = setting(0.01, share, "X", "of topk: the share that is sent", _NO_FIND, _TOP_K)
+    compress_rank: int = setting(4, count, "N", "of powersgd's factors", _NO_FIND, _POWER_SGD)
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """The optimizer."""
+
+    optimizer: str = choice("sgd", tuple(_OPTIMIZERS), "how gradients change the weights")
+    lr: float | None = setting(
+        None,
+        positive,
+        "X",
+        "learning rate (default 0.05 for sgd, 0.001 for adamw, 0.002 for lamb)",
+        _TRAINING,
+    )
+    momentum: float = setting(0.9, fraction, "X", "of sgd, in [0, 1)", _SGD)
+    nesterov: bool = switch(False, "Nesterov's momentum, for sgd", _SGD, _MOMENTUM)
+    beta1: float = setting(0.9, fraction, "X", "of adamw and lamb, in [0, 1)", _ADAM)
+    beta2: float = setting(0.999, fraction, "X", "of adamw and lamb, in [0, 1)", _ADAM)
+    eps: float | None = setting(None, positive, "X", "by default 1e-8 for adamw, 1e-6 for lamb", _ADAM)
+    weight_decay: float | None = setting(
+        None, non_negative, "X", "of matrices, not of biases and gains; by default 0 for sgd, else 0.01"
+    )
+    clip_grad: float | None = setting(None, positive, "X", "scale gradients down to this norm")
+    schedule: str = choice("constant", ("constant", "cosine", "step"), "of the rate, once warm", _TRAINING)
+    warmup_iterations: int = setting(0, whole(0), "N", "in which the learning rate climbs", _TRAINING)
+    min_lr: float = setting(0.0, non_negative, "X", "where cosine and step end", _TRAINING, _DECAY)
+    decay_iterations: tuple[int, ...] | None = setting(
+        None, widths, "N[,N...]", "after which step lowers the rate", _TRAINING, _STEP
+    )
+    decay_factor: float = setting(0.1, share, "X", "by which step lowers it, at most 1", _TRAINING, _STEP)
+    scale_lr: str = choice(
+        "none", ("none", "linear", "sqrt"), "how it grows with data-parallel workers", _TRAINING, _RANKS
+    )
+
+    def __post_init__(self) -> None:
+        for name, value in _OPTIMIZERS[self.optimizer].items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """The precision."""
+
+    precision: str = choice(
+        "fp32", _PRECISIONS, "of weights and activations; sums and masters are at least fp32"
+    )
+    loss_scale: float | None = setting(
+        None, positive, "X", "that keeps gradients in range; by default dynamic for fp16, else 1"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """Checkpoints."""
+
+    save_interval: int | None = setting(
+        None, count, "N", "iterations between checkpoints (default: none are made)", _TRAINING
+    )
+    save: str = choice("async", ("async", "sync"), "sync: training waits for the disk", _TRAINING, _SAVING)
+    keep: int = setting(2, count, "N", "checkpoints to keep, the newest", _TRAINING, _SAVING)
+    checkpoints: Path | None = setting(
+        None, Path, "DIR", "folder for them, the same on all nodes (default: in --out)", _NO_BENCH, _FOLDER
+    )
+    resume: str = setting(
+        "never", word_or_path, "auto|never|DIR", "go on from the newest checkpoint, or that one", _NO_BENCH
+    )
+    init: Path | None = setting(
+        None,
+        path,
+        "FILE|DIR",
+        "begin with these weights: of a model/, of transformers or of torchvision; a checkpoint goes before",
+        _TRAINING,
+    )
+    new_head: bool = switch(
+        False, "but draw the last layer, for other classes", _TRAINING, _CLASSES, needs("init")
+    )
+    save_model: bool = switch(True, "write the final and the best weights to model/ in --out", _TRAINING)
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """What is measured."""
+
+    profile: bool = switch(False, "write a timeline of a few iterations to trace.json", _TRAINING)
+    profile_iterations: int = setting(
+        10, count, "N", "of the timeline; not the first", _TRAINING, needs("profile")
+    )
+    tensorboard: bool = switch(False, "write TensorBoard's event files to tensorboard/", _TRAINING)
+    peak_tflops: float | None = setting(
+        None, positive, "X", "of one rank's processor, for MFU (default: by a table, or measured)", _NO_FIND
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Where it runs, and where files go."""
+
+    device: str = choice("auto", _DEVICES, "auto: a GPU where CuPy finds one")
+    out: Path = setting(
+        Path(), Path, "DIR", "folder for metrics.jsonl and the resolved config.toml; made if missing"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainConfig(Command):
+    """train a model over MPI"""
+
+    model: Model = section(Model)
+    data: Data = section(Data)
+    batch: Batch = section(Batch)
+    layout: Layout = section(Layout)
+    optimizer: Optimizer = section(Optimizer)
+    precision: Precision = section(Precision)
+    checkpoints: Checkpoints = section(Checkpoints)
+    measuring: Measuring = section(Measuring)
+    run: Run = section(Run)
+
+    def placed(self) -> Self:
+        """The same, with absolute paths of the data and the checkpoints."""
+        data, tokenizer = (
+            f"{kind}:{Path(where).absolute()}" if kind in ("idx", "text", "gpt2") else f"{kind}{colon}{where}"
+            for kind, colon, where in (self.data.data.partition(":"), self.data.tokenizer.partition(":"))
+        )
+        folder, resume = self.checkpoints.checkpoints, self.checkpoints.resume
+        if resume not in ("auto", "never"):
+            resume = str(Path(resume).absolute())
+        return replace(
+            self,
+            data=replace(self.data, data=data, tokenizer=tokenizer),
+            checkpoints=replace(
+                self.checkpoints,
+                checkpoints=folder and folder.absolute(),
+                resume=resume,
+                init=self.checkpoints.init and self.checkpoints.init.absolute(),
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """The measurement."""
+
+    rounds: int = setting(5, count, "N", "in which all sides take their turns")
+    turn: int = setting(5, count, "N", "iterations of each side in a round")
+    warmup: int = setting(3, count, "N", "iterations of each side that are not measured")
+    ranks: tuple[int, ...] = setting((), widths, "N[,N...]", "fewer ranks to compare with (default 1,2,4...)")
+
+
+@dataclass(frozen=True, slots=True)
+class BenchConfig(TrainConfig):
+    """measure how fast a model trains, on all ranks and on fewer"""
+
+    bench: Bench = section(Bench)
+
+
+@dataclass(frozen=True, slots=True)
+class EvalConfig(Command):
+    """judge a trained model by held-out data"""
+
+    out: Path | None = setting(
+        None, Path, "DIR", "folder of the run (default: this one, or with --resume DIR the checkpoint alone)"
+    )
+    resume: str = setting("auto", word_or_path, "auto|DIR", "the run's newest checkpoint, or that one")
+    model_folder: Path | None = setting(None, Path, "DIR", "a run's model/, instead of a checkpoint")
+    weights: str = choice("best", _WEIGHTS, "at the best evaluation, or at the end", needs("model_folder"))
+    data: str | None = setting(None, data_name, "idx:DIR|text:FILE|...", "other data than the run's")
+    tp: int = setting(1, count, "N", "ranks that split each layer's tensors, now")
+    pp: int = setting(1, count, "N", "ranks that split the model's layers, now")
+    device: str = choice("auto", _DEVICES, "auto: a GPU where CuPy finds one")
+
+    def __post_init__(self) -> None:
+        checkpoint = self.out or self.resume != "auto" or self.tp > 1 or self.pp > 1
+        if self.model_folder and checkpoint:
+            raise UsageError(
+                "--model-folder takes no --out, --resume, --tp or --pp: these are of checkpoints",
+                code="options-exclusive",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class SampleConfig(Command):
+    """write text by a trained model"""
+
+    model_folder: Path = required(Path, "DIR", "a run's model/")
+    weights: str = choice("best", _WEIGHTS, "at the best evaluation, or at the end")
+    prompt: str = setting("", str, "TEXT", "what the text begins with")
+    tokens: int = setting(200, count, "N", "tokens to write")
+    temperature: float = setting(
+        1.0, non_negative, "X", "below 1 likely tokens become likelier; 0: always the likeliest"
+    )
+    top_k: int | None = setting(None, count, "N", "draw among so many of the likeliest tokens")
+    seed: int = setting(0, whole(0), "N", "of what is drawn")
+    output: str = choice("text", _OUTPUTS, "text as it comes, or one JSON object at the end")
+    device: str = choice("auto", _DEVICES, "auto: a GPU where CuPy finds one")
+
+
+@dataclass(frozen=True, slots=True)
+class PredictConfig(Command):
+    """tell the classes of images by a trained model"""
+
+    model_folder: Path = required(Path, "DIR", "a run's model/")
+    files: tuple[Path, ...] = words(path, "FILE", "a PNG, an IDX file, or a CSV file with an image a row")
+    weights: str = choice("best", _WEIGHTS, "at the best evaluation, or at the end")
+    output: str = choice("text", _OUTPUTS, "a line for each image, or one JSON object")
+    device: str = choice("auto", _DEVICES, "auto: a GPU where CuPy finds one")
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeConfig(Command):
+    """check that all ranks reach each other and add up right"""
+
+    expect_hosts: tuple[str, ...] = setting((), names, "A,B,...", "fail if one of these has no rank")
+
+
+@dataclass(frozen=True, slots=True)
+class GemmConfig(Command):
+    """multiply a layer's weights by data on each rank, sum by MPI, check"""
+
+    sizes: tuple[GemmSize, ...] = setting(
+        sizes("256,1024"), sizes, "N|MxKxN[,...]", "each rank's (m, k) times (k, n); N alone is a cube"
+    )
+    dtypes: tuple[str, ...] = setting(("float32",), dtypes, "D[,D...]", ", ".join(DTYPES))
+    warmup: int = setting(2, count, "N", "iterations that are not measured")
+    iterations: int = setting(10, count, "N", "iterations measured, of which the median")
+    seed: int = setting(0, whole(0), "N", "of the weights and the data")
+    device: str = choice("auto", _DEVICES, "auto: a GPU where CuPy finds one")
+    comm: str = choice("mpi", TRANSPORTS, "how ranks sum")
+    out: Path = setting(Path(), Path, "DIR", "folder for gemm.jsonl; made if missing")
+
+
+@dataclass(frozen=True, slots=True)
+class AllreduceConfig(Command):
+    """measure how fast ranks sum, by size and by transport"""
+
+    comm: tuple[str, ...] = setting(("mpi",), some_of(*TRANSPORTS), "A[,B...]", ", ".join(TRANSPORTS))
+    min_bytes: int = setting(4 << 10, memory, "SIZE", "smallest array, such as 4KiB", flag="min")
+    max_bytes: int = setting(256 << 20, memory, "SIZE", "largest; each is 4 times the one before", flag="max")
+    dtype: str = choice("float32", DTYPES, "of what is summed")
+    iterations: int = setting(10, count, "N", "rounds measured, of which the median")
+    cuda_aware: bool = switch(False, "let mpi have device memory, if this MPI can", needs("comm", "mpi"))
+    device: str = choice("auto", _DEVICES, "auto: a GPU where CuPy finds one")
+    out: Path = setting(Path(), Path, "DIR", "folder for allreduce.jsonl; made if missing")
+
+    def __post_init__(self) -> None:
+        if self.min_bytes > self.max_bytes:
+            raise UsageError(
+                f"--min is {self.min_bytes} bytes, above --max, which is {self.max_bytes}",
+                code="min-above-max",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetryConfig(Command):
+    """sample this node until SIGTERM"""
+
+    out: Path = required(Path, "DIR", "folder for HOSTNAME.jsonl; made if missing")
+    interval_s: float = setting(1.0, positive, "S", "seconds between samples", flag="interval")
+
+
+@dataclass(frozen=True, slots=True)
+class ExportConfig(Command):
+    """write a trained model's weights for other programs"""
+
+    to: Path | None = setting(None, Path, "FILE|DIR", "to write (default model.safetensors; hf: model-hf)")
+    model_folder: Path | None = setting(None, Path, "DIR", "the folder model/ that a run left")
+    weights: str = choice("best", _WEIGHTS, "at the best evaluation, or at the end", needs("model_folder"))
+    checkpoint: Path | None = setting(None, path, "DIR", "or a checkpoint's folder")
+    export_as: str = choice(
+        "torch",
+        ("torch", "hf", "torchvision"),
+        "names of tensors: PyTorch's for such layers; transformers' with a config.json; or torchvision's",
+    )
+    force: bool = switch(False, "overwrite what is there")
+
+
+@dataclass(frozen=True, slots=True)
+class AlignConfig(Command):
+    """line a run's metrics and telemetry up by time"""
+
+    folder: Path = required(Path, "DIR", "a job's or run's, with metrics.jsonl and telemetry/")
+
+
+COMMANDS: dict[str, type[Command]] = {
+    "train": TrainConfig,
+    "eval": EvalConfig,
+    "sample": SampleConfig,
+    "predict": PredictConfig,
+    "export": ExportConfig,
+    "bench": BenchConfig,
+    "gemm": GemmConfig,
+    "allreduce": AllreduceConfig,
+    "probe": ProbeConfig,
+    "telemetry": TelemetryConfig,
+    "align": AlignConfig,
+}
+"""Each is run by the module of its name."""
+
+
+_WITHOUT = {"several": "on one", "gpu": "on a CPU"}
+
+
+def check(config: Command, **known: bool) -> None:
+    """
+    Args:
+        known: of the run, once it is: whether there are ``several`` data-parallel ranks, and a ``gpu``.
+
+    Raises:
+        UsageError: two settings contradict each other, or one that was given would have no effect.
+    """
+    facts = {name: Fact(value, _WITHOUT[name]) for name, value in known.items()}
+    if isinstance(config, TrainConfig):
+        facts |= _facts(config)
+        for complaint in _contradictions(config):
+            raise UsageError(complaint, code="bad-settings")
+    refuse_idle(config, facts)
+
+
+def _facts(config: TrainConfig) -> dict[str, Fact]:
+    """That the command line alone tells, beside the settings themselves."""
+    model, data, checkpoints = config.model.model, config.data.data, config.checkpoints
+    does = "bench" if isinstance(config, BenchConfig) else "find" if config.batch.find else "train"
+    folder = bool(checkpoints.save_interval) or checkpoints.resume == "auto"
+    return {
+        "does": Fact(does, "with --find" if does == "find" else f"in {does}"),
+        "takes": Fact(MODELS[model].takes, f"with --model {model}"),
+        "kind": Fact(data.partition(":")[0], f"with --data {data}"),
+        "folder": Fact(folder, "without"),
+    }
+
+
+def _contradictions(config: TrainConfig) -> Iterator[str]:
+    optimizer, layout, precision = config.optimizer, config.layout, config.precision
+    if optimizer.schedule == "step" and not optimizer.decay_iterations:
+        yield "--schedule step: it lowers the learning rate after --decay-iterations; say which"
+    if layout.compress != "none" and layout.zero:
+        yield f"--compress {layout.compress} and --zero {layout.zero}: what is compressed is not in parts"
+    if layout.compress != "none" and precision.precision == "fp16" and not precision.loss_scale:
+        yield (
+            f"--compress {layout.compress} and --precision fp16: what is held back is a multiple of the loss "
+            "scale, which must not change then: give a fixed --loss-scale, or use --precision bf16"
+        )
+
+
+def parse(argv: Sequence[str]) -> Any:
+    """Read a command line, and the config file that it names.
+
+    Raises:
+        UsageError: one of them is wrong.
+        SystemExit: it asked for help, which was printed.
+    """
+    flags = vars(_parser().parse_args(argv))
+    return make(COMMANDS[flags.pop("command")], flags, flags.pop("config", None))
+
+
+@cache
+def _parser() -> argparse.ArgumentParser:
+    return parser_of(COMMANDS, TrainConfig)

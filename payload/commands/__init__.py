@@ -1,0 +1,1 @@
+"""The commands of ``python -m payload``: each is the ``run`` of the module of its name."""

@@ -1,0 +1,234 @@
+"""How fast a model trains on a layout, and on fewer of its ranks: throughput, MFU, scaling, communication.
+
+The sides that are compared take turns in one job, a few iterations each, so that what else the machines do
+falls on all of them alike. Strong scaling keeps the global batch as ranks are added, weak scaling the share
+of each. One side runs with the sums of gradients left out: what it is faster is the communication that the
+layout exposes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from payload.cli.config import BenchConfig, check
+from payload.cli.report import Report, begin
+from payload.comm import make_transport
+from payload.comm.base import Communicator, CommunicatorWrapper, Done, Pending
+from payload.comm.transport import Transport
+from payload.data.base import Dataset
+from payload.data.datasets import open_dataset
+from payload.data.loader import Feed
+from payload.device.base import Array, Device
+from payload.errors import UsageError
+from payload.optim.precision import PRECISIONS
+from payload.parallel.engine import Engine
+from payload.training.build import build_engine, build_loader, build_mesh, build_units
+from payload.training.metrics import FLOPS_FORMULA, Work
+from payload.training.peak import find_peak
+from payload.training.timing import CommTime, CommTimes, timed_mesh
+from payload.training.trace import OFF
+
+Record = dict[str, Any]
+
+_LR = 1e-6
+"""Nothing is to be learned, and nothing to diverge."""
+
+
+def run(config: BenchConfig) -> int:
+    """Measure, print, and give the exit code."""
+    _, device = begin(config.run.device)
+    check(config, gpu=device.gpu is not None)  # on one rank, too, which others are compared with
+    bench(config, device, make_transport(config.layout.comm, device, cuda_aware=config.layout.cuda_aware))
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of those that take turns: ``ranks`` train on global batches of ``batch`` samples."""
+
+    name: str
+    ranks: int
+    batch: int
+    silent: bool = False  # without the sums of gradients
+
+
+@dataclass(slots=True)
+class Team:
+    """The ranks of a side, and what they train."""
+
+    engine: Engine
+    feed: Feed
+    times: CommTimes
+    work: Work
+    iterations: int = 0
+    seconds: list[float] = field(default_factory=list)  # by iteration, of those that are measured
+    comm: list[CommTime] = field(default_factory=list)
+
+    def train(self, iterations: int) -> None:
+        """Some more iterations, on the same batch."""
+        for _ in range(iterations):
+            self.iterations += 1
+            self.times.take()
+            began = time.perf_counter()
+            feed = self.feed
+            self.engine.step(feed.batches, targets=feed.targets, iteration=self.iterations, lr=_LR)
+            self.engine.device.synchronize()
+            self.seconds.append(time.perf_counter() - began)
+            self.comm.append(self.times.take())
+
+
+def bench(config: BenchConfig, device: Device, world: Transport) -> list[Record]:
+    """One record a side, the same on all ranks; rank 0 prints and writes them."""
+    report = Report(world, config.run.out / "bench.jsonl")
+    dataset = open_dataset(config, world)
+    sides = sides_of(config, world.size)
+    teams = dict(_teams(config, device, world, dataset, sides))
+    for round_number in range(config.bench.rounds + 1):
+        for side in sides:
+            world.barrier()
+            team = teams.get(side)
+            if team:
+                team.train(config.bench.turn if round_number else config.bench.warmup)
+        if not round_number:  # the first is the warm-up
+            for team in teams.values():
+                team.seconds.clear()
+                team.comm.clear()
+    world.barrier()
+    dtype = PRECISIONS[config.precision.precision].compute
+    peak = find_peak(device, world, dtype, config.measuring.peak_tflops)
+    peaks = world.allgather(peak.tflops)
+    # Rank 0 is on every side.
+    records = world.allgather(
+        [_record(side, teams[side], peaks) for side in sides] if world.rank == 0 else []
+    )[0]
+    _compare(records)
+    for record in records:
+        report.write("bench", **record)
+    report.print_line(_table(records))
+    about = {"world_size": world.size, "model": config.model.model, "peak_source": peak.source}
+    report.answer(**about, flops_formula=FLOPS_FORMULA, sides=records)
+    return records
+
+
+def sides_of(config: BenchConfig, size: int) -> list[Side]:
+    """All ranks, all without sums, and fewer ranks by strong and by weak scaling.
+
+    Raises:
+        UsageError: a wanted number of ranks cannot be had.
+    """
+    batch, least = config.batch.global_batch_size, config.layout.tp * config.layout.pp
+    wanted = config.bench.ranks or [least << power for power in range(32) if least << power < size]
+    for ranks in wanted:
+        if ranks > size:
+            raise UsageError(f"--ranks {ranks} is above the {size} ranks of this job", code="too-few-ranks")
+        if ranks % least:
+            raise UsageError(
+                f"--ranks {ranks} is no multiple of the {least} of --tp x --pp", code="ranks-not-divisible"
+            )
+    sides = [Side("all", size, batch)]
+    if size > least:
+        sides.append(Side("all, silent", size, batch, silent=True))
+    for ranks in sorted({ranks for ranks in wanted if ranks < size}, reverse=True):
+        sides.append(Side(f"strong {ranks}", ranks, batch))
+        sides.append(Side(f"weak {ranks}", ranks, max(1, batch * ranks // size)))
+    return sides
+
+
+def _teams(
+    config: BenchConfig, device: Device, world: Transport, dataset: Dataset, sides: Sequence[Side]
+) -> Iterator[tuple[Side, Team]]:
+    """What this rank takes part in. Sides of the same ranks share an engine."""
+    for (ranks, silent), group in itertools.groupby(sides, key=lambda side: (side.ranks, side.silent)):
+        members = world.split(int(world.rank < ranks), world.rank)
+        if world.rank >= ranks:
+            continue
+        times = CommTimes(device)
+        mesh, compressor = build_mesh(config.layout, members)
+        mesh = timed_mesh(replace(mesh, dp=Silent(mesh.dp)) if silent else mesh, times, OFF)
+        units = build_units(config.model, dataset, mesh.context(device))
+        engine = build_engine(config, device, mesh, units, compressor=compressor)
+        work = Work(sum(unit.flops for unit in units), dataset.facts.get("tokens"))
+        for side in group:
+            resized = replace(config, batch=replace(config.batch, global_batch_size=side.batch))
+            feed = next(build_loader(resized, dataset, device, mesh).training(1, 1))
+            yield side, Team(engine, feed, times, work)
+
+
+def _record(side: Side, team: Team, peaks: Sequence[float | None]) -> Record:
+    """Medians over the iterations that were measured, as rank 0 saw them."""
+    seconds = statistics.median(team.seconds)
+    samples_per_s = side.batch / seconds
+    known = [peak for peak in peaks[: side.ranks] if peak is not None]
+    peak = sum(known) * 1e12 if len(known) == side.ranks else None
+    return {
+        "side": side.name,
+        "ranks": side.ranks,
+        "global_batch_size": side.batch,
+        "iterations": len(team.seconds),
+        "iteration_ms": 1e3 * seconds,
+        "samples_per_s": samples_per_s,
+        "tokens_per_s": team.work.tokens and team.work.tokens * samples_per_s,
+        "mfu": peak and 3 * team.work.flops * samples_per_s / peak,
+        "comm_total_ms": 1e3 * statistics.median(one.total_s for one in team.comm),
+        "comm_exposed_ms": 1e3 * statistics.median(one.exposed_s for one in team.comm),
+        "comm_sent_bytes": team.comm[-1].bytes_sent,
+        "memory_bytes": team.engine.device.memory_bytes(),
+    }
+
+
+def _compare(records: Sequence[Record]) -> None:
+    """Add what only several sides together tell."""
+    whole = records[0]
+    for record in records:
+        if record["side"] == "all, silent":
+            whole["silence_saves_ms"] = whole["iteration_ms"] - record["iteration_ms"]
+    for kind in ("strong", "weak"):
+        series = [record for record in records if record["side"].startswith(kind)]
+        if series:
+            least = series[-1]
+            for record in (whole, *series):
+                speedup = record["samples_per_s"] / least["samples_per_s"]
+                record[f"{kind}_efficiency"] = speedup * least["ranks"] / record["ranks"]
+
+
+def _table(records: Sequence[Record]) -> str:
+    """For people."""
+    head = f"{'side':<14}{'ranks':>6}{'batch':>7}{'ms':>10}{'samples/s':>12}{'tokens/s':>11}{'MFU':>7}"
+    lines = [f"{head}{'exposed ms':>12}{'strong':>8}{'weak':>7}"]
+    for one in records:
+        tokens, mfu = one["tokens_per_s"], one["mfu"]
+        lines.append(
+            f"{one['side']:<14}{one['ranks']:>6}{one['global_batch_size']:>7}{one['iteration_ms']:>10.2f}"
+            f"{one['samples_per_s']:>12.1f}{'' if tokens is None else format(tokens, '.0f'):>11}"
+            f"{'' if mfu is None else format(mfu, '.1%'):>7}{one['comm_exposed_ms']:>12.2f}"
+            f"{_percent(one.get('strong_efficiency')):>8}{_percent(one.get('weak_efficiency')):>7}"
+        )
+    if "silence_saves_ms" in records[0]:
+        lines.append(
+            f"without the sums of gradients an iteration is {records[0]['silence_saves_ms']:.2f} ms shorter"
+        )
+    return "\n".join(lines)
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"
+
+
+class Silent(CommunicatorWrapper[Communicator]):
+    """A communicator that leaves sums and joins of arrays out; all else goes through."""
+
+    def iallreduce(self, array: Array) -> Pending:  # noqa: ARG002
+        return Done()
+
+    def ireduce_scatter(self, array: Array, out: Array) -> Pending:
+        out[...] = array[self.rank * out.size : (self.rank + 1) * out.size]
+        return Done()
+
+    def iallgather_into(self, part: Array, out: Array) -> Pending:
+        out[self.rank * part.size : (self.rank + 1) * part.size] = part
+        return Done()

@@ -1,0 +1,150 @@
+"""Judges a trained model, of a model folder or a checkpoint, by held-out data: one JSON object on stdout."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from payload.checkpoint.session import Session
+from payload.checkpoint.shards import BrokenError, read_manifest
+from payload.cli.config import EvalConfig, TrainConfig
+from payload.cli.jsonl import answer
+from payload.cli.settings import from_record, make
+from payload.comm.base import Communicator, Solo, on_all_ranks
+from payload.data.base import Dataset
+from payload.data.datasets import open_dataset
+from payload.device import choose
+from payload.device.base import Device
+from payload.errors import UsageError
+from payload.nn.loss import SoftmaxCrossEntropy
+from payload.nn.module import Context, Tape
+from payload.node.host import launcher_rank
+from payload.parallel.engine import Evaluation
+from payload.parallel.mesh import Mesh, make_mesh
+from payload.saved_model.inference import TrainedModel, load
+from payload.training.build import build_engine, build_loader, build_units
+
+if TYPE_CHECKING:
+    from payload.comm.transport import Transport
+
+
+def run(config: EvalConfig) -> int:
+    """Evaluate, print, and give the exit code."""
+    if config.model_folder is not None:
+        return _run_on_model(config, config.model_folder)
+    from payload.cli.report import begin  # noqa: PLC0415
+    from payload.comm.mpi import MpiCommunicator  # noqa: PLC0415 - a model folder is judged without, too
+
+    world, device = begin(config.device)
+    trained = on_all_ranks(world, lambda: _settings(config))
+    found = evaluate(trained, device, MpiCommunicator(device))
+    if world.rank == 0:
+        answer(**found)
+    return 0
+
+
+def _settings(config: EvalConfig) -> TrainConfig:
+    """Those of the run, but for what is asked otherwise; of a checkpoint without its run, those in it."""
+    out = config.out or Path()
+    flags = {
+        "[run] out": out,
+        "[run] device": config.device,
+        "[checkpoints] resume": config.resume,
+        "[checkpoints] save-interval": None,
+        "[layout] tp": config.tp,
+        "[layout] pp": config.pp,
+    }
+    if config.data:
+        flags["[data] data"] = config.data
+    if config.out or config.resume == "auto":
+        return make(TrainConfig, flags, out / "config.toml", named_by="--out")
+    try:
+        return from_record(TrainConfig, read_manifest(Path(config.resume)).config, flags)
+    except BrokenError as exc:
+        raise UsageError(f"--resume: {config.resume} is broken: {exc}", code="checkpoint-damaged") from exc
+
+
+def _run_on_model(config: EvalConfig, folder: Path) -> int:
+    """As ``run``, by a model folder: on one rank without MPI, or where a launcher started us, on all."""
+    world: Communicator = Solo()
+    if launcher_rank(os.environ) is None:
+        device = choose(config.device, 0)
+    else:
+        from payload.cli.report import begin  # noqa: PLC0415 - it needs MPI
+
+        world, device = begin(config.device)
+    model = on_all_ranks(world, lambda: load(folder, config.weights, device))
+    trained = on_all_ranks(world, lambda: _settings_of_model(config, folder, model))
+    dataset = open_dataset(trained, world, _data_state(model), eval_only=True)
+    solo = Solo()
+    mesh = Mesh(world, dp=world, tp=solo, pp=solo)
+    loader = build_loader(trained, dataset, device, mesh, eval_only=True)
+    loss, tape = SoftmaxCrossEntropy(Context(device)), Tape(training=False)
+    parts = [loss.forward(model.forward(batch.inputs), batch.targets, tape) for batch in loader.held_out()]
+    names = ("loss", "correct", "count")
+    total, correct, count = world.sum([float(sum(getattr(part, name) for part in parts)) for name in names])
+    found = Evaluation(total / count, correct / count)
+    if world.rank == 0:
+        answer(**_as_record(model.record.files[config.weights].iteration, dataset, found))
+    return 0
+
+
+def _settings_of_model(config: EvalConfig, folder: Path, model: TrainedModel) -> TrainConfig:
+    """Those by which the data is read; which data it is, the run tells that the model lies in."""
+    record, run = model.record, folder.absolute().parent / "config.toml"
+    flags: dict[str, Any] = {"[model] model": record.model, "[run] device": config.device}
+    if config.data:
+        flags["[data] data"] = config.data
+    elif run.is_file():
+        flags["[data] data"] = make(TrainConfig, {}, run, named_by="the run's settings").data.data
+    else:
+        raise UsageError(
+            f"--data: {folder} does not tell what it was trained on: say what to judge it by",
+            code="data-not-named",
+        )
+    if record.tokenizer is not None:
+        kind = record.tokenizer.get("kind")
+        flags["[data] tokenizer"] = kind if kind == "bytes" else f"{kind}:"
+        flags["[data] sequence-length"] = int(record.input["length"])
+    return make(TrainConfig, flags)
+
+
+def _data_state(model: TrainedModel) -> dict[str, Any]:
+    """What the model's run learned of its data."""
+    return {**model.record.input, "classes": model.classes, **(model.record.tokenizer or {})}
+
+
+def evaluate(config: TrainConfig, device: Device, world: Transport) -> dict[str, int | float | None]:
+    """Loss in nats a target, accuracy, and for text perplexity and bits per byte; the same on all ranks."""
+    mesh = make_mesh(world, tp=config.layout.tp, pp=config.layout.pp)
+    checkpoints = Session(config, world)
+    if checkpoints.data_state is None:
+        raise UsageError(
+            f"--resume {config.checkpoints.resume}: there is no checkpoint in {config.run.out}",
+            code="no-checkpoint",
+        )
+    dataset = open_dataset(config, world, checkpoints.data_state, eval_only=True)
+    loader = build_loader(config, dataset, device, mesh, eval_only=True)
+    engine = build_engine(config, device, mesh, build_units(config.model, dataset, mesh.context(device)))
+    resumed = checkpoints.resume(engine)
+    found = engine.evaluate(loader.held_out())
+    return _as_record(resumed.iteration, dataset, found)
+
+
+def _as_record(iteration: int, dataset: Dataset, found: Evaluation) -> dict[str, int | float | None]:
+    size = dataset.bytes_per_target
+    return {
+        "iteration": iteration,
+        "samples": dataset.held_out,
+        "loss": _finite(found.loss),
+        "accuracy": found.accuracy,
+        "perplexity": _finite(found.perplexity),
+        "bits_per_byte": _finite(found.bits_per_byte(size)) if size else None,
+    }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no other numbers."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,197 @@
+"""Writes a trained model's weights for other programs: whole tensors in one file, by the names of PyTorch,
+transformers or torchvision."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from payload.checkpoint.shards import BrokenError, Manifest, Reader, read_manifest, verify
+from payload.cli.config import ExportConfig
+from payload.cli.jsonl import answer
+from payload.data.gpt2 import END
+from payload.device.base import Array, Cpu
+from payload.errors import UsageError
+from payload.nn.module import Context, state_of
+from payload.node.host import launcher_rank
+from payload.saved_model import safetensors
+from payload.saved_model.folder import (
+    ModelRecord,
+    Weights,
+    make_units,
+    parse_record,
+    read_record,
+    read_weights,
+)
+from payload.saved_model.libraries import config as library_config
+from payload.saved_model.libraries import naming
+
+_TORCHVISION = (64, 3, 7, 7)
+"""Of its ResNets' first convolution."""
+_IN_FOLDER = ("model.safetensors", "config.json")
+"""What transformers' models have in their folder."""
+
+
+def run(config: ExportConfig) -> int:
+    """Write, tell what, and give the exit code.
+
+    Raises:
+        UsageError: there is no such model, it is broken, or the file cannot be written.
+    """
+    if launcher_rank(os.environ):  # one rank does it
+        return 0
+    if (config.checkpoint is None) == (config.model_folder is None):
+        raise UsageError("export: give either --model-folder or --checkpoint", code="options-exclusive")
+    is_folder = config.export_as == "hf"
+    file = config.to or Path("model-hf" if is_folder else "model.safetensors")
+    _check_target(file, is_folder=is_folder, force=config.force)
+    if config.checkpoint:
+        record, weights, iteration = of_checkpoint(config.checkpoint)
+    else:
+        folder = config.model_folder or Path()
+        record = read_record(folder)
+        weights = read_weights(folder, config.weights, record)
+        iteration = record.files[config.weights].iteration
+    tensors = naming(config.export_as, record.model).to_library(weights)
+    if config.export_as == "torchvision":
+        _refuse_other_stem(tensors["conv1.weight"].shape)
+    if is_folder:
+        _write_texts(file, record)
+        file /= _IN_FOLDER[0]
+    size = write(file, tensors)
+    numbers = sum(tensor.size for tensor in tensors.values())
+    answer(model=record.model, iteration=iteration, tensors=len(tensors), numbers=numbers, bytes=size)
+    return 0
+
+
+def _check_target(to: Path, *, is_folder: bool, force: bool) -> None:
+    """
+    Raises:
+        UsageError: ``to`` cannot be written there, or something is there already.
+    """
+    if not to.parent.is_dir():
+        raise UsageError(f"--to: there is no folder {to.parent}: make it first", code="no-such-folder")
+    if to.exists() and to.is_dir() != is_folder:
+        kinds = ("a file", "a folder")[:: 1 if is_folder else -1]
+        raise UsageError(f"--to: {to} is {kinds[0]}: name {kinds[1]}", code="target-other-kind")
+    there = [file for file in ([to / name for name in _IN_FOLDER] if is_folder else [to]) if file.exists()]
+    if there and not force:
+        raise UsageError(
+            f"--to: {there[0]} is there already: name another, or overwrite it with --force",
+            code="file-exists",
+        )
+
+
+def _refuse_other_stem(shape: tuple[int, ...]) -> None:
+    """
+    Args:
+        shape: of a ResNet's first convolution.
+
+    Raises:
+        UsageError: it is not torchvision's, but for images of other sizes or channels.
+    """
+    if shape == _TORCHVISION:
+        return
+    width, channels, kernel, _ = shape
+    stem, pool = "stride=2, padding=3", ""
+    if kernel < _TORCHVISION[-1]:
+        stem, pool = "padding=1", ", and whose maxpool is Identity()"
+    raise UsageError(
+        f"--export-as torchvision: its ResNets begin with weights of {_TORCHVISION}, and this one, for other "
+        f"images, with {shape}: take torch, and load that into one whose conv1 is "
+        f"Conv2d({channels}, {width}, {kernel}, {stem}, bias=False){pool}",
+        code="export-unfit",
+    )
+
+
+def _write_texts(folder: Path, record: ModelRecord) -> None:
+    """What transformers has beside the weights: its config, how images are given to it, GPT-2's tokens.
+
+    Raises:
+        UsageError: one of the files cannot be written.
+    """
+    classes = record.classes
+    names = [f"LABEL_{number}" for number in range(classes)] if isinstance(classes, int) else [*classes]
+    config = library_config(record.model, record.settings, names)
+    texts = {}
+    if "mean" in record.input:
+        height, width, _ = record.input["shape"]
+        images = {
+            "image_processor_type": "ViTImageProcessor",
+            "size": {"height": height, "width": width},
+            "rescale_factor": 1 / 255,
+            "image_mean": [mean / 255 for mean in record.input["mean"]],
+            "image_std": [1 / scale / 255 for scale in record.input["scale"]],
+        }
+        texts["preprocessor_config.json"] = json.dumps(images, indent=1)
+    if record.tokenizer and record.tokenizer["kind"] == "gpt2":
+        config |= dict.fromkeys(("bos_token_id", "eos_token_id"), record.tokenizer["added"].get(END))
+        texts["vocab.json"] = json.dumps({**record.tokenizer["vocabulary"], **record.tokenizer["added"]})
+        pairs = (" ".join(pair) for pair in record.tokenizer["merges"])
+        texts["merges.txt"] = "\n".join(["#version: 0.2", *pairs])
+    texts[_IN_FOLDER[1]] = json.dumps(config, indent=1)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (folder / name).write_text(text + "\n", encoding="utf-8")
+    except OSError as exc:
+        raise UsageError(
+            f"--to: {exc.filename or folder} cannot be written: {exc.strerror}", code="file-unwritable"
+        ) from exc
+
+
+def write(path: Path, weights: Weights) -> int:
+    """One file in the safetensors format, of so many bytes.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    stream = safetensors.Stream(path, {name: weights[name].shape for name in sorted(weights)})
+    for name in sorted(weights):
+        stream.write(weights[name])
+    try:
+        stream.close()
+    except OSError as exc:
+        raise UsageError(f"--to: {path} cannot be written: {exc.strerror}", code="file-unwritable") from exc
+    return stream.plan.size
+
+
+def of_checkpoint(folder: Path) -> tuple[ModelRecord, Weights, int]:
+    """What a checkpoint has of a model, and its iteration.
+
+    Raises:
+        UsageError: it is broken.
+    """
+    try:
+        manifest = read_manifest(folder)
+        for facts in manifest.files:
+            verify(folder, facts)
+    except BrokenError as exc:
+        raise UsageError(f"--checkpoint: {folder} is broken: {exc}", code="checkpoint-damaged") from exc
+    record = parse_record(manifest.model, folder)
+    return record, _Saved(folder, manifest, record), manifest.iteration
+
+
+class _Saved(Mapping[str, Array]):
+    """The weights in a checkpoint, with PyTorch's names and layouts. Each is read when it is asked for."""
+
+    def __init__(self, folder: Path, manifest: Manifest, record: ModelRecord) -> None:
+        self._reader = Reader(folder, manifest)
+        units = make_units(record.model, record.settings, Context(Cpu()))
+        self._parameters = {p.name: p for unit in units for p in unit.layer.parameters}
+        self._names = sorted([*self._parameters, *state_of([unit.layer for unit in units])])
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self._parameters:
+            return self._reader.whole("state", name).astype("float32")
+        parameter = self._parameters[name]
+        whole = self._reader.whole("weight", name)[: parameter.rows]
+        return parameter.form.to_torch(whole).astype("float32")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

@@ -1,0 +1,147 @@
+"""Each rank's layer times its part of the data, summed over ranks by MPI: what training spends its time on.
+
+Rank r holds k of a layer's inputs: their values for m samples, A_r (m, k), and their weights, B_r (k, n). The
+layer's output is the product over all inputs, C = A B = sum over r of A_r B_r (m, n). All numbers are small
+whole ones, so float32 and float64 give C exactly, whatever the order of the sums. It is checked as Freivalds
+did ("Probabilistic machines can use less running time", 1977): C x = A (B x) for a random x of ±1, which a
+wrong row of C passes with a probability of at most 1/2.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from payload.cli.config import GemmConfig
+from payload.cli.report import Report, begin, place
+from payload.cli.settings import GemmSize
+from payload.comm import make_transport
+from payload.comm.base import Communicator
+from payload.device.base import Array, Device
+
+Record = dict[str, Any]
+
+_LARGEST = 4
+"""The factors' entries are whole numbers between minus and plus this."""
+
+
+def run(config: GemmConfig) -> int:
+    """Multiply, sum, check, print, and give the exit code: 0, or 1 if a result is wrong."""
+    _, device = begin(config.device)
+    records = gemm(config, device, make_transport(config.comm, device))
+    return 0 if all(record["ok"] for record in records) else 1
+
+
+def gemm(config: GemmConfig, device: Device, comm: Communicator) -> list[Record]:
+    """One record for each size and dtype, the same on all ranks; rank 0 prints and writes them."""
+    report = Report(comm, config.out / "gemm.jsonl")
+    places = comm.allgather(place(comm.rank, device))
+    records = []
+    for size in config.sizes:
+        for dtype in config.dtypes:
+            layer = _Layer.draw(device, comm, size, dtype, seed=config.seed)
+            record = _measure(layer, device, comm, warmup=config.warmup, iterations=config.iterations)
+            records.append(record)
+            report.write("gemm", **record)
+            report.print_line(_words(record, places))
+    ok = all(record["ok"] for record in records)
+    report.answer(ok=ok, world_size=comm.size, ranks=places, results=records)
+    return records
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One rank's part of a layer, and what checks the layer's output."""
+
+    size: GemmSize
+    a: Array  # (m, k) on the device
+    b: Array  # (k, n) on the device
+    x: Array  # (n,) float64 on the device: ±1, the same on all ranks
+    expected: Array  # (m,) float64 on the host: A (B x), summed over ranks
+    rounding: float  # of one number of a product, relative; 0: all are exact
+
+    @classmethod
+    def draw(cls, device: Device, comm: Communicator, size: GemmSize, dtype: str, *, seed: int) -> _Layer:
+        own = np.random.default_rng((seed, comm.rank))
+        a = own.integers(-_LARGEST, _LARGEST, (size.m, size.k), endpoint=True).astype(np.float64)
+        b = own.integers(-_LARGEST, _LARGEST, (size.k, size.n), endpoint=True).astype(np.float64)
+        x = np.random.default_rng(seed).choice([-1.0, 1.0], size.n)
+        # Not by the allreduce that is to be checked.
+        expected = np.array(comm.sum((a @ (b @ x)).tolist()))
+        largest_sum = _LARGEST**2 * size.k * comm.size
+        spacing = float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]
+        rounding = 0.0 if largest_sum <= 2 / spacing else spacing
+        return cls(
+            size, device.asarray(a, dtype), device.asarray(b, dtype), device.asarray(x), expected, rounding
+        )
+
+    @property
+    def flops(self) -> int:
+        """Of one rank's product, each multiply-add as 2."""
+        return 2 * self.size.m * self.size.k * self.size.n
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of sums: factors of 16 bits are summed as float32."""
+        return np.promote_types(self.a.dtype, np.float32)
+
+    def wrong_rows(self, device: Device, comm: Communicator, own: Array, output: Array) -> int:
+        """How many rows of the output (m, n) are not what they must be; ``own`` is this rank's product."""
+        found = device.to_host(output.astype(self.x.dtype) @ self.x).copy()
+        tolerance = np.zeros(self.size.m)
+        if self.rounding:
+            sizes = device.to_host(abs(own).sum(axis=1, dtype=self.x.dtype)).tolist()
+            tolerance = self.rounding * np.array(comm.sum(sizes))
+        return int((np.abs(found - self.expected) > tolerance).sum())
+
+
+def _measure(layer: _Layer, device: Device, comm: Communicator, *, warmup: int, iterations: int) -> Record:
+    """Medians over the iterations, and whether the last one's output is right."""
+    xp, size = device.xp, layer.size
+    product = xp.empty((size.m, size.n), layer.dtype)
+    own = product
+    product_s, sum_s = [], []
+    for _ in range(warmup + iterations):
+        comm.barrier()
+        began = time.perf_counter()
+        device.matmul(layer.a, layer.b, out=product)
+        device.synchronize()
+        product_s.append(time.perf_counter() - began)
+        own = product.copy()
+        device.synchronize()
+        comm.barrier()  # so that the sum's time has no waiting for a slower rank in it
+        began = time.perf_counter()
+        comm.allreduce(product)
+        device.synchronize()
+        sum_s.append(time.perf_counter() - began)
+    gflops = layer.flops / statistics.median(product_s[warmup:]) / 1e9
+    sum_ms = 1e3 * max(comm.allgather(statistics.median(sum_s[warmup:])))
+    wrong = comm.allgather(layer.wrong_rows(device, comm, own, product))
+    return {
+        "ok": not any(wrong),
+        "m": size.m,
+        "k": size.k,
+        "n": size.n,
+        "dtype": layer.a.dtype.name,
+        "iterations": iterations,
+        "gflops": [round(one, 3) for one in comm.allgather(gflops)],
+        "sum_bytes": product.nbytes,
+        "sum_ms": round(sum_ms, 4),
+        "wrong_rows": wrong,
+    }
+
+
+def _words(record: Record, places: list[Record]) -> str:
+    shape = f"({record['m']}, {record['k']}) x ({record['k']}, {record['n']}) {record['dtype']}"
+    speeds = ", ".join(
+        f"rank {place['rank']} on {place['host']} {speed:.1f} GFLOP/s"
+        for place, speed in zip(places, record["gflops"], strict=True)
+    )
+    verdict = "right" if record["ok"] else f"WRONG in {max(record['wrong_rows'])} rows"
+    mib = record["sum_bytes"] / 2**20
+    return f"{shape}: {speeds}; sum of {mib:.1f} MiB {record['sum_ms']:.2f} ms; {verdict}"

@@ -1,0 +1,85 @@
+"""Watches one node: a line about the host, then a sample every few seconds, until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from payload.cli.config import TelemetryConfig
+from payload.cli.jsonl import JsonLines
+from payload.node import host
+from payload.node.nvml import Gpus
+from payload.node.sensors import Cpu, Memory, Network, Sensor, SensorError
+
+_STOP = (signal.SIGTERM, signal.SIGINT)
+
+
+def run(config: TelemetryConfig) -> int:
+    """Sample this node until told to stop, and give the exit code.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    # Blocked signals wait until sigtimedwait asks for them: no handler can interrupt a line half written.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
+    memory, gpus = Memory(), Gpus()
+    sensors: Sequence[Sensor] = (Cpu(host.node_cores()), memory, Network(), gpus)
+    again = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"  # the job goes on where it was stopped
+    with JsonLines(config.out / f"{host.hostname()}.jsonl", keep=(lambda _: True) if again else None) as file:
+        file.write("host", **_host(memory, gpus))
+        sample(sensors)  # the rates count from here
+        due = time.monotonic()
+        stopped = False
+        while not stopped:
+            due = max(due + config.interval_s, time.monotonic())
+            stopped = signal.sigtimedwait(_STOP, max(0.0, due - time.monotonic())) is not None
+            file.write("sample", **sample(sensors))
+    return 0
+
+
+def sample(sensors: Sequence[Sensor]) -> dict[str, Any]:
+    """One reading of every source; what failed is named under ``errors``, and the others go on."""
+    fields: dict[str, Any] = {}
+    errors: list[str] = []
+    for sensor in sensors:
+        try:
+            fields |= sensor.read()
+        except SensorError as exc:
+            errors.append(str(exc))
+    return {**fields, "errors": errors} if errors else fields
+
+
+def _host(memory: Memory, gpus: Gpus) -> dict[str, Any]:
+    try:
+        total_mib = memory.total_mib()
+    except SensorError:
+        total_mib = None
+    return {
+        "host": host.hostname(),
+        "versions": host.versions("numpy", "mpi4py", "cupy-cuda12x") | _mpi_version(),
+        "cpu_model": host.cpu_model(),
+        "cpus": host.node_cores(),
+        "memory_total_mib": total_mib,
+        "gpus": gpus.describe(),
+        "machine_id": host.read("/etc/machine-id"),
+        "boot_id": host.read("/proc/sys/kernel/random/boot_id"),
+    }
+
+
+def _mpi_version() -> dict[str, str]:
+    """Of Open MPI, if it is installed; asked for without starting MPI."""
+    ompi_info = shutil.which("ompi_info")
+    if ompi_info is None:
+        return {}
+    try:
+        answer = subprocess.run(
+            [ompi_info, "--version"], capture_output=True, text=True, timeout=5, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return {"mpi": answer.stdout.partition("\n")[0].strip()}

@@ -1,0 +1,21 @@
+"""Trains a model over MPI, on all ranks that the launcher started."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+from payload.checkpoint.saver import StopSignals
+from payload.cli.config import TrainConfig, check
+from payload.cli.report import begin
+from payload.comm import make_transport
+from payload.training.loop import train
+
+
+def run(config: TrainConfig) -> int:
+    """Train, and give the exit code."""
+    with nullcontext() if config.batch.find else StopSignals() as signals:  # before all that takes long
+        world, device = begin(config.run.device)
+        layout = config.layout
+        check(config, several=world.size > layout.tp * layout.pp, gpu=device.gpu is not None)
+        transport = make_transport(layout.comm, device, cuda_aware=layout.cuda_aware)
+        return train(config, device, transport, signals)

@@ -1,0 +1,155 @@
+"""CuPy on one GPU: memory that is pinned, products of 16 bits that are summed in 32, and streams."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from payload.device.base import FLOAT32, Array, Device, Kernel, Mark
+from payload.device.cublas import Products
+
+_GPU_MATRIX_BYTES = 1 << 28
+"""Likewise on a GPU, where only memory bounds it: large enough for products at full speed."""
+
+
+class Gpu(Device):
+    """CuPy on one of the node's GPUs."""
+
+    def __init__(self, cupy: ModuleType, index: int) -> None:
+        self.xp = cupy
+        self.note = "CuPy found it"
+        self._index = index
+        self.use()
+        properties = cupy.cuda.runtime.getDeviceProperties(index)
+        self.gpu = {
+            "index": index,
+            "name": properties["name"].decode(),
+            "uuid": _uuid(properties.get("uuid", b"")),
+        }
+        self._empty_pinned = importlib.import_module("cupyx").empty_pinned
+        libraries = importlib.import_module("cupy_backends.cuda.libs")  # finds and loads what it is asked for
+        self._products = Products(libraries.cublas, cupy.cuda.device.get_cublas_handle)
+        self._staging: dict[tuple[int, str], Array] = {}
+        self._on_their_way: list[tuple[Any, Array]] = []
+        self._kernels: dict[str, Callable[..., Any]] = {}
+
+    def asarray(self, host: Array, dtype: DTypeLike | None = None) -> Array:
+        array: Array = self.xp.asarray(host, dtype=dtype)
+        return array
+
+    def to_host(self, array: Array) -> Array:
+        key = (array.size, array.dtype.str)
+        if key not in self._staging:
+            self._staging[key] = self._empty_pinned(array.size, array.dtype)
+        host = self._staging[key].reshape(array.shape)
+        device_array: Any = array
+        device_array.get(out=host)
+        return host
+
+    def matmul(
+        self, left: Array, right: Array, out: Array | None = None, dtype: DTypeLike | None = None
+    ) -> Array:
+        wanted = np.dtype(dtype) if dtype is not None else out.dtype if out is not None else left.dtype
+        if wanted.itemsize > left.dtype.itemsize:
+            # CuPy's product of 16 bits is rounded to 16, and fp16 may overflow, before it could be widened.
+            if wanted == FLOAT32 and self._products.fits(left, right):
+                return self._float32_product(left, right, out)
+            left, right = left.astype(wanted), right.astype(wanted)
+        if out is not None and out.dtype == left.dtype and out.flags.c_contiguous:
+            product: Array = self.xp.matmul(left, right, out=out)
+            return product
+        product = self.xp.matmul(left, right).astype(wanted, copy=False)
+        if out is None:
+            return product
+        out[...] = product
+        return out
+
+    def _float32_product(self, left: Array, right: Array, out: Array | None) -> Array:
+        direct = out is not None and out.flags.c_contiguous
+        shape = (*left.shape[:-1], right.shape[-1])
+        product: Array = out if direct and out is not None else self.xp.empty(shape, FLOAT32)
+        self._products.write(left, right, product)
+        if out is None or direct:
+            return product
+        out[...] = product
+        return out
+
+    def blocked(self, function: Callable[..., None], *arrays: Array) -> None:
+        function(*arrays)
+
+    def block_rows(self, row_bytes: int) -> int:
+        return max(1, _GPU_MATRIX_BYTES // row_bytes)
+
+    def apply(self, kernel: Kernel, scalars: Mapping[str, float], *arrays: Array) -> None:
+        if kernel.name not in self._kernels:
+            inputs, outputs = (
+                ", ".join(f"T {name}" for name in names)
+                for names in (kernel.scalars + kernel.reads, kernel.writes)
+            )
+            compiled = self.xp.ElementwiseKernel(inputs, outputs, kernel.code, f"payload_{kernel.name}")
+            self._kernels[kernel.name] = compiled
+        self._kernels[kernel.name](*(scalars[name] for name in kernel.scalars), *arrays)
+
+    def use(self) -> None:
+        self.xp.cuda.Device(self._index).use()
+
+    def pinned_copy(self, host: Array) -> Array:
+        pinned: Array = self._empty_pinned(host.shape, host.dtype)
+        pinned[...] = host
+        return pinned
+
+    def upload(self, host: Array) -> Array:
+        host = np.ascontiguousarray(host)
+        array: Array = self.xp.empty(host.shape, host.dtype)
+        device_array: Any = array
+        device_array.set(host, stream=self.xp.cuda.get_current_stream())
+        arrived = self.xp.cuda.Event(disable_timing=True)
+        arrived.record()
+        # Pinned memory that nobody refers to is given out again at once.
+        self._on_their_way = [(event, kept) for event, kept in self._on_their_way if not event.done]
+        self._on_their_way.append((arrived, host))
+        return array
+
+    def synchronize(self) -> None:
+        self.xp.cuda.get_current_stream().synchronize()
+
+    def mark(self) -> Mark:
+        event = self.xp.cuda.Event()
+        event.record()
+        return event
+
+    def elapsed_s(self, start: Mark, end: Mark) -> float:
+        end.synchronize()
+        return float(self.xp.cuda.get_elapsed_time(start, end)) / 1e3
+
+    def has_passed(self, mark: Mark) -> bool:
+        return bool(mark.done)
+
+    def pin(self, host: Array) -> None:
+        self.xp.cuda.runtime.hostRegister(host.ctypes.data, host.nbytes, 0)
+
+    def unpin(self, host: Array) -> None:
+        self.synchronize()  # a copy may be under way
+        self.xp.cuda.runtime.hostUnregister(host.ctypes.data)
+
+    def copy_out(self, array: Array, host: Array) -> None:
+        if isinstance(array, np.ndarray):  # such as an optimizer's state that was offloaded
+            np.copyto(host, array)
+        else:
+            array.get(out=host, blocking=False)
+
+    def memory_bytes(self) -> int:
+        return int(self.xp.get_default_memory_pool().total_bytes())
+
+
+def _uuid(raw: bytes) -> str | None:
+    """In the form nvidia-smi and Slurm print; None where its 16 bytes were cut at a zero."""
+    if len(raw) < 16:  # noqa: PLR2004
+        return None
+    digits = raw[:16].hex()
+    return "GPU-" + "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))

@@ -1,0 +1,1 @@
+"""The training loop and what it is made of: begin with ``loop``."""

@@ -1,0 +1,96 @@
+"""The most that a rank's processor can do, which MFU (model FLOPs utilisation) is a share of."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from payload.comm.base import Communicator
+from payload.device.base import Device
+
+# TFLOP/s of dense matrix products at boost clock, from NVIDIA's data sheets and architecture white papers, by
+# the words of the GPU's name: the first row that fits counts. Half precision is with sums in float32.
+# A precision that is missing has no figure of its own there, or is not done in hardware.
+_SHEETS: tuple[tuple[str, dict[str, float]], ...] = (
+    ("H200 NVL", {"half": 835.5, "tf32": 417.5, "float32": 60.0, "float64": 60.0}),
+    ("H200", {"half": 989.4, "tf32": 494.7, "float32": 66.9, "float64": 66.9}),
+    ("H100 PCIe", {"half": 756.0, "tf32": 378.0, "float32": 51.2, "float64": 51.2}),
+    ("H100 NVL", {"half": 835.5, "tf32": 417.5, "float32": 60.0, "float64": 60.0}),
+    ("H100", {"half": 989.4, "tf32": 494.7, "float32": 66.9, "float64": 66.9}),
+    ("A100", {"half": 312.0, "tf32": 156.0, "float32": 19.5, "float64": 19.5}),
+    ("A30", {"half": 165.0, "tf32": 82.0, "float32": 10.3, "float64": 10.3}),
+    ("A40", {"half": 149.7, "tf32": 74.8, "float32": 37.4}),
+    ("A10", {"half": 125.0, "tf32": 62.5, "float32": 31.2}),
+    ("L40S", {"half": 362.0, "tf32": 183.0, "float32": 91.6}),
+    ("L40", {"half": 181.0, "tf32": 90.5, "float32": 90.5}),
+    ("L4", {"half": 121.0, "tf32": 60.0, "float32": 30.3}),
+    ("V100 SXM2", {"float16": 125.0, "float32": 15.7, "float64": 7.8}),
+    ("V100", {"float16": 112.0, "float32": 14.0, "float64": 7.0}),
+    ("T4", {"float16": 65.0, "float32": 8.1}),
+    ("RTX 4090", {"half": 165.2, "tf32": 82.6, "float32": 82.6}),
+    ("RTX 4070 Ti", {"half": 80.2, "tf32": 40.1, "float32": 40.1}),
+    ("RTX 4070", {"half": 58.3, "tf32": 29.1, "float32": 29.1}),
+    ("RTX 3090", {"half": 71.0, "tf32": 35.6, "float32": 35.6}),
+)
+_VARIANTS = {"Ti", "SUPER", "Laptop", "Max"}
+"""Of consumer GPUs: other chips under the same number."""
+
+_EDGE = 512
+_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """Of one rank; ``tflops`` is None where nobody knows it."""
+
+    tflops: float | None
+    source: str
+
+
+def find_peak(device: Device, comm: Communicator, dtype: DTypeLike, given: float | None) -> Peak:
+    """What was given; or by the table, for a GPU; or measured, for a CPU, on all ranks at once."""
+    if given is not None:
+        return Peak(given, "--peak-tflops")
+    if device.gpu is None:
+        return _measured(device, comm, dtype)
+    return _by_sheet(str(device.gpu["name"]), np.dtype(dtype).name, tf32=os.environ.get("CUPY_TF32") == "1")
+
+
+def _by_sheet(name: str, dtype: str, *, tf32: bool) -> Peak:
+    words = set(name.replace("-", " ").split())
+    if "MIG" in words:
+        return Peak(None, f"{name} is a part of a GPU, of which no data sheet is known; say --peak-tflops")
+    precision = "tf32" if tf32 and dtype == "float32" else dtype
+    for model, sheet in _SHEETS:
+        if words >= set(model.split()) and not words & _VARIANTS - set(model.split()):
+            tflops = sheet.get(precision)
+            if tflops is None and precision in ("float16", "bfloat16"):
+                tflops = sheet.get("half")
+            told = f"NVIDIA's data sheet of the {model}, {precision}, dense"
+            return Peak(tflops, told if tflops is not None else f"none in {told}; say --peak-tflops")
+    return Peak(None, f"no data sheet of the {name} is known; say --peak-tflops")
+
+
+def _measured(device: Device, comm: Communicator, dtype: DTypeLike) -> Peak:
+    """The best of many products: the first ones meet a clock that is still low, or a busy machine.
+
+    NumPy computes 16-bit ones as float32.
+    """
+    kind = np.promote_types(np.float32, dtype)
+    left = device.xp.ones((_EDGE, _EDGE), kind)
+    out = device.xp.empty_like(left)
+    comm.barrier()
+    best, spent = math.inf, 0.0
+    while spent < _SECONDS:
+        began = time.perf_counter()
+        device.matmul(left, left, out=out)
+        seconds = time.perf_counter() - began
+        best, spent = min(best, seconds), spent + seconds
+    tflops = round(2 * _EDGE**3 / best / 1e12, 4)
+    what = f"the best product of {_EDGE}^3 in {kind.name} within {_SECONDS} s, all ranks at once"
+    return Peak(tflops, f"measured: {what}")
