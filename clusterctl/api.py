@@ -22,9 +22,9 @@ from clusterctl.cli.options import SOON_S, Options, open_session, spec_of, works
 from clusterctl.cli.output import Phases, Screen
 from clusterctl.cli.status import Status as Status  # noqa: PLC0414 - a public name, as those below
 from clusterctl.cluster import down
+from clusterctl.cluster.context import ClusterContext, PhaseRunner
 from clusterctl.cluster.nodes import names_of
 from clusterctl.cluster.plan import Plan, preview
-from clusterctl.cluster.session import PhaseRunner
 from clusterctl.cluster.up import UpOptions, UpResult
 from clusterctl.errors import ClusterctlError as ClusterctlError  # noqa: PLC0414
 from clusterctl.errors import UsageError, printable
@@ -143,7 +143,7 @@ class Cluster:
 
     def plan(self) -> Plan:
         """What `up` would change."""
-        return preview(up.cluster_session(self.validate(), Prompts(password=self.become_password)))
+        return preview(ClusterContext.of(self.validate(), prompts=Prompts(password=self.become_password)))
 
     def up(
         self,
@@ -164,7 +164,7 @@ class Cluster:
             discard=discard,
             bundle=_path(bundle),
             own_repositories=no_bundle,
-            limit=names_of(_several(limit)),
+            limit=names_of(_several(limit)) or None,
         )
         return up.raise_cluster(
             self._screen, self.validate(), wanted, self._prompts, yes=yes, no_wait=no_wait

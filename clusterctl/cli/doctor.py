@@ -13,7 +13,7 @@ import typer
 from clusterctl.cli.options import Options, spec_file, spec_of_existing
 from clusterctl.cli.output import Screen
 from clusterctl.cli.prompts import AskBecomePass, read_only_prompts
-from clusterctl.cluster.session import provider_of
+from clusterctl.cluster.context import provider_of
 from clusterctl.errors import NotUpError, UsageError
 from clusterctl.hosts.checks import DoctorReport, failures
 from clusterctl.hosts.probe import GpuFacts

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
 from typing import Annotated
 
 import typer
@@ -17,6 +16,7 @@ from clusterctl.cli.output import Phases, Screen
 from clusterctl.cli.prompts import AcceptHostKey, AskBecomePass, prompts_for
 from clusterctl.cli.up import NoWait, Yes, phase_dicts
 from clusterctl.cluster import down as cluster_down
+from clusterctl.cluster.context import PhaseRunner, provider_of
 from clusterctl.cluster.look import (
     is_of_own_machines,
     look_at_storage,
@@ -24,7 +24,6 @@ from clusterctl.cluster.look import (
     reject_lost_storage,
 )
 from clusterctl.cluster.nodes import names_of
-from clusterctl.cluster.session import PhaseRunner, provider_of
 from clusterctl.errors import ClusterctlError, NotUpError, UsageError
 from clusterctl.providers.base import Leftover, Prompts, pending_releases
 from clusterctl.providers.registry import cached_images
@@ -202,7 +201,7 @@ def down_storage(screen: Screen, options: Options, prompts: Prompts, *, yes: boo
     screen.confirm("remove it, with all that is on it?", yes=yes)
     phases = Phases(screen, verbose=options.verbose)
     runner = PhaseRunner(workspace=workspace, reporter=phases)
-    with phases.shown(), workspace.lock("down", wait_s=WAIT_S, waiting=runner.report_waiting):
+    with phases.shown(), workspace.lock("down", wait_s=WAIT_S, waiting=runner.reporter.note):
         note_discarded(workspace, lost.lines, since=(now := time.time()))
         try:
             cluster_down.remove_storage(runner, provider, found, noted)
@@ -257,10 +256,11 @@ def down_orphans(
     screen.confirm(f"remove all of this ({which})? It may be somebody else's", yes=yes)
     phases = Phases(screen, verbose=options.verbose)
     with phases.shown():
+        phases.step("destroy")
         for cluster_id in found:
-            cluster_down.remove_cluster(provider, cluster_id, None, partial(phases, "destroy"))
+            cluster_down.remove_cluster(provider, cluster_id, None, phases.progress)
         runner, left = PhaseRunner(workspace=Workspace.of(name)), Record(provider=settings, kept=())
-        kept = cluster_down.keep_storage(runner, provider, left) if settings.shares_kernel else ()
+        kept = cluster_down.keep_storage(runner, provider, left).value if settings.shares_kernel else ()
     down_line = f"cluster {name!r} ({which}) is down; cleanup verified"
     screen.result(answer, down_line, *_kept_lines(name, kept))
 

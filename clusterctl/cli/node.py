@@ -137,7 +137,7 @@ def replace(
     nodes.check_names(inventory, chosen if is_local else there)
     if is_local:  # of a spec that says more since, nothing else is done
         spec = applied_spec(workspace)
-    wanted = UpOptions(limit=() if is_local else chosen, replaced=there, force=force, discard=discard)
+    wanted = UpOptions(limit=None if is_local else chosen, replaced=there, force=force, discard=discard)
     return bring_up(screen, options, spec, wanted, **joining)
 
 
@@ -196,7 +196,7 @@ def reboot(
         nodes.reboot({name: connections.to(name) for name in chosen})
         spec = applied_spec(workspace)
     # Ours are put back by it once they are configured, by the reason that they were given.
-    limit = chosen if inventory.traits.user_owned else ()
+    limit = chosen if inventory.traits.user_owned else None
     return bring_up(screen, options, spec, UpOptions(limit=limit), yes=True, no_wait=no_wait)
 
 

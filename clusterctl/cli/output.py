@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 from clusterctl.errors import ClusterctlError, UsageError, printable
+from clusterctl.util.progress import HostStep, Reporter, Waiting
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from clusterctl.jobs.watch import LogChunk
     from clusterctl.transport.tree import Progress
-    from clusterctl.util.progress import HostStep
     from clusterctl.util.terminal import LogFilter
 
 
@@ -426,7 +426,7 @@ class _Phase:
         return f"{len(self.done)}/{self.of} hosts, waiting for {', '.join(rest)}"
 
 
-class Phases:
+class Phases(Reporter):
     """Told by `up` and `down` what they are at. A picture that moves on a terminal, elsewhere lines."""
 
     def __init__(self, screen: Screen, *, verbose: bool) -> None:
@@ -455,19 +455,21 @@ class Phases:
     def now(self) -> str:
         return str(self._phase)
 
-    def __call__(self, phase: str, what: str | HostStep) -> None:
-        from clusterctl.util.progress import WAITING
-
-        if phase == WAITING:  # for another clusterctl
-            self._screen.note(str(what))
-            return
+    def step(self, phase: str) -> None:
         self._begun = True
         if phase != self._phase.name:
             self._begin(phase)
-        if what:
-            self._phase.take(what)
-            self._say(phase, what)
-        if self._picture is not None and self._drawn is not None:
+
+    def progress(self, message: str | HostStep) -> None:
+        self._phase.take(message)
+        self._say(message)
+        self._draw()
+
+    def note(self, text: str) -> None:
+        self._screen.note(text)
+
+    def _draw(self) -> None:
+        if self._picture and self._drawn is not None:
             self._picture.update(self._drawn, text=printable(self.now))
 
     def _begin(self, name: str) -> None:
@@ -481,12 +483,10 @@ class Phases:
             self._screen.note(self._stamped(name))
         self._phase = _Phase(name)
 
-    def _say(self, phase: str, what: str | HostStep) -> None:
-        """Detail for those who want it; a host that failed, at once and for everybody."""
-        from clusterctl.util.progress import Waiting
-
+    def _say(self, what: str | HostStep) -> None:
+        """Detail if wanted; a host that failed, at once."""
         if self._verbose or isinstance(what, Waiting):
-            self._screen.note(f"{self._stamped(phase)}: {what}")
+            self._screen.note(f"{self._stamped(self._phase.name)}: {what}")
         elif not isinstance(what, str) and what.failed and what.host not in self._failed:
             self._failed.add(what.host)
             self._screen.note(f"failed on {what.host}: {what.task}")

@@ -17,8 +17,8 @@ from clusterctl.errors import Notice, UsageError, excluded
 from clusterctl.state.workspace import WAIT_S, Workspace
 
 if TYPE_CHECKING:  # imported while the provider starts what it needs
+    from clusterctl.cluster.context import Phase
     from clusterctl.cluster.plan import Plan
-    from clusterctl.cluster.session import ClusterSession, Drift, Phase
     from clusterctl.cluster.up import UpOptions, UpResult
     from clusterctl.providers.base import HostChange, HostPlan, Prompts
     from clusterctl.spec.models import ClusterSpec
@@ -93,7 +93,7 @@ def up(
         discard=discard,
         bundle=bundle,
         own_repositories=no_bundle,
-        limit=names_of(limit or ()),
+        limit=names_of(limit) if limit else None,
     )
     return bring_up(
         screen,
@@ -160,23 +160,16 @@ def raise_cluster(
 ) -> UpResult:
     """Have the cluster of this spec up, and show the phases. A plan that needs an answer is asked about."""
     from clusterctl.cluster import up as cluster_up
+    from clusterctl.cluster.context import ClusterContext
 
     phases = Phases(screen, verbose=verbose)
-    screen.known = {"repaired": []}
-
-    def on_repair(repair: Drift) -> None:
-        screen.known["repaired"].append(asdict(repair))
-        screen.note(f"repaired: {repair}")
-
-    session = replace(
-        cluster_session(spec, prompts),
-        reporter=phases,
-        on_repair=on_repair,
-        on_warning=lambda text: screen.note(f"note: {text}"),
-        wait_s=0 if no_wait else WAIT_S,
-    )
-    with phases.shown("`clusterctl up` goes on from here, `clusterctl down` removes what there is"):
-        return cluster_up.up(session, replace(wanted, approve=partial(approve, screen, yes=yes)))
+    wait_s = 0 if no_wait else WAIT_S
+    cluster = ClusterContext.of(spec, reporter=phases, prompts=prompts, wait_s=wait_s)
+    try:
+        with phases.shown("`clusterctl up` goes on from here, `clusterctl down` removes what there is"):
+            return cluster_up.up(cluster, replace(wanted, approve=partial(approve, screen, yes=yes)))
+    finally:
+        screen.known = {"repaired": [asdict(repair) for repair in cluster.repairs]}
 
 
 def bake(screen: Screen, options: Options, no_wait: NoWait = False, yes: Yes = False) -> None:
@@ -185,7 +178,8 @@ def bake(screen: Screen, options: Options, no_wait: NoWait = False, yes: Yes = F
     `up` does it by itself, and uses it, with `provider: {image: {bake: true}}`. It takes a machine for some
     minutes, which is billed: shows which and its price, and on a terminal prompts first.
     """
-    from clusterctl.cluster.up import bake_ahead
+    from clusterctl.cluster.bake import bake_ahead
+    from clusterctl.cluster.context import ClusterContext
 
     spec = spec_of(screen, options)
     settings = spec.provider.baking()
@@ -206,27 +200,19 @@ def bake(screen: Screen, options: Options, no_wait: NoWait = False, yes: Yes = F
                 screen.confirm("make this at that price?", yes=yes)
 
     baked = spec.model_copy(update={"provider": settings})
-    session = replace(cluster_session(baked), reporter=phases, wait_s=0 if no_wait else WAIT_S)
+    cluster = ClusterContext.of(baked, reporter=phases, wait_s=0 if no_wait else WAIT_S, verb="bake")
     with phases.shown("`clusterctl image bake` begins anew, and removes what is left"):
-        became = bake_ahead(session, confirm)
-    for line in session.notes:
+        became = bake_ahead(cluster, confirm)
+    for line in cluster.notes:
         screen.note(f"note: {line}")
-    rows: list[list[object]] = [[shown_phase(p.name), p.seconds, p.note] for p in session.phases]
+    rows: list[list[object]] = [[shown_phase(p.name), p.seconds, p.note] for p in cluster.phases]
     done = "the image is made" if became == "made" else "the image was there"
     screen.result(
-        {"cluster": spec.name, "made": became == "made", "phases": phase_dicts(tuple(session.phases))},
+        {"cluster": spec.name, "made": became == "made", "phases": phase_dicts(tuple(cluster.phases))},
         *screen.table(["PHASE", "SECONDS", ""], rows),
         "",
         f"{done}; `clusterctl cache list` shows it with its cost, `cache prune --images` removes it",
     )
-
-
-def cluster_session(spec: ClusterSpec, prompts: Prompts | None = None) -> ClusterSession:
-    """Return the session in which a cluster of this spec is planned or raised."""
-    from clusterctl.cluster.session import ClusterSession, provider_of
-
-    provider = provider_of(spec.provider, prompts) if prompts else provider_of(spec.provider)
-    return ClusterSession(spec=spec, workspace=Workspace.of(spec.name), provider=provider)
 
 
 CHANGES: Final = 3  # the exit code of --check
@@ -274,10 +260,12 @@ def show_plan(
     ask_become_pass: bool = False,
 ) -> int:
     """Plan and show it; the exit code."""
+    from clusterctl.cluster.context import ClusterContext
     from clusterctl.cluster.plan import preview
 
     with screen.working("looking"):
-        found = preview(cluster_session(spec, read_only_prompts(ask_password=ask_become_pass)))
+        prompts = read_only_prompts(ask_password=ask_become_pass)
+        found = preview(ClusterContext.of(spec, prompts=prompts))
     lines = text(screen, spec, found)
     for task in found.tasks:
         if diff and task.diff:

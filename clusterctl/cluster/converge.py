@@ -14,14 +14,14 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from clusterctl.cluster.context import ClusterContext, Drift, Outcome
 from clusterctl.cluster.drift import (
-    MISSING,
-    UNKNOWN,
     drift_of_host,
     drifted,
     hosts_with_drift,
     lost_packages,
     repairs_of,
+    shows,
     touches_slurm,
 )
 from clusterctl.cluster.hardware import (
@@ -39,21 +39,19 @@ from clusterctl.cluster.hardware import (
 )
 from clusterctl.cluster.node_class import (
     can_renew,
-    expected_marks,
+    marks_of_class,
     node_files,
     own_marks,
     renew,
     shared_inputs,
 )
-from clusterctl.cluster.session import ClusterSession, Drift
 from clusterctl.configure import ansible, events, inventory_file
 from clusterctl.errors import Notice, SchedulerError, TransportError
-from clusterctl.hosts.probe import Checksums, HostReport, probe_hosts
-from clusterctl.hosts.roles import probe_requests
+from clusterctl.hosts.probe import Checksums, HostReport
 from clusterctl.providers.base import Provisioned
 from clusterctl.providers.node_class import NodeFiles
 from clusterctl.scheduler.base import Scheduler
-from clusterctl.scheduler.session import SHORT_PATIENCE_S, scheduler_of
+from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.scheduler.slurm_conf import health_file, needs_facts, render_files, slurmd_file
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import SLURMD_PORT, Inventory
@@ -73,11 +71,10 @@ _START_SLURMD = (
 
 @dataclass(frozen=True, slots=True)
 class Converged:
-    """Hosts that are as the spec wants them: ``notes``: what still needs attention."""
+    """Hosts that are as the spec wants them, with their reports."""
 
     inventory: Inventory
     reports: Mapping[str, HostReport]
-    notes: tuple[str, ...] = ()
 
 
 class Configured(BaseModel):
@@ -96,225 +93,254 @@ class Configured(BaseModel):
 
 
 def converge(
-    session: ClusterSession,
+    cluster: ClusterContext,
     provisioned: Provisioned,
     reports: Mapping[str, HostReport],
-    limit: Collection[str] = (),
     *,
+    limit: Collection[str] | None,
     again: bool = False,
-) -> Converged:
-    """Configure all hosts if what goes in has changed, or ``again``; else those that have drifted.
+) -> Outcome[Converged]:
+    """Configure the hosts that need it, and report what was repaired.
 
-    With a ``limit`` it is these and the controller; the others only learn which hosts belong to the cluster.
+    limit: the only hosts to configure, besides the controller. None: all hosts.
+    again: configure hosts that are configured and have not drifted, too.
     """
-    spec, workspace, inventory = session.spec, session.workspace, provisioned.inventory
-    slurm = scheduler_of(inventory, session.connections.to, patience_s=SHORT_PATIENCE_S)
+    workspace, inventory = cluster.workspace, provisioned.inventory
+    slurm = cluster.scheduler(inventory, patience_s=SHORT_PATIENCE_S)
     recorded = _with_registered_hardware(_read(workspace, provisioned.made), slurm)
-    reports = _installed(session, inventory, reports, limit)
-    nodes = node_config(
-        spec, inventory, reports, recorded.hardware, partial(nodes_with_jobs, slurm, drain=True), limit=limit
+    concerned = inventory.names if limit is None else limit
+    reports = _installed(cluster, inventory, reports, concerned)
+    at_work = partial(nodes_with_jobs, slurm, drain=True)
+    nodes = node_config(cluster.spec, inventory, reports, recorded.hardware, at_work, concerned=concerned)
+    rendered = render(cluster.spec, inventory, workspace, nodes.reports)
+    notes = (
+        *nodes.notes,
+        *fetch_gpu_wheels(cluster, inventory, nodes.reports),
+        *without_cgroups(inventory, nodes.reports),
     )
-    without = fetch_gpu_wheels(
-        spec, inventory, workspace, nodes.reports, to=session.connections.to, report=session.report
-    )
-    notes = (*nodes.notes, *without, *without_cgroups(inventory, nodes.reports))
-    inputs = render(spec, inventory, workspace, nodes.reports)
-    before = {host: report.checksums for host, report in reports.items()}
-    has = hardware(spec, inventory, nodes.reports)
-    drifting = hosts_with_drift(recorded.marks, before)
-    everything = again or recorded.inputs != inputs
-    if not (limit or everything or drifting):
-        session.note = f"unchanged: {len(reports)} hosts checked"
-        return Converged(inventory, reports, notes)
+    has_changed = rendered.inputs != recorded.inputs
+    groups = {} if limit else shared_inputs(cluster, inventory) if has_changed else recorded.groups
+    needs_files = provisioned.classed or (groups and has_changed)
+    files = node_files(cluster.spec, inventory, workspace, rendered.files) if needs_files else {}
+    hosts = HostsToConfigure(inventory, recorded, reports, rendered, groups, files)
+    work = hosts.of_limit(limit) if limit else hosts.choose(provisioned.classed, again=again)
+    if not work:
+        return Outcome(Converged(inventory, reports), f"unchanged: {len(reports)} hosts checked", notes)
 
-    if limit or everything:
+    has = hardware(cluster.spec, inventory, nodes.reports)
+    if work.replaces_record:
         _write(workspace, recorded.model_copy(update={"inputs": "", "groups": {}, "tried": has}))
-    chosen = [host.name for host in inventory.hosts if host.name in limit or host.is_controller]
-    # New hosts that came with all that Ansible would do there: none where a card wants more.
-    new = (host for host in provisioned.classed if host in reports and (not limit or host in limit))
-    classed = () if again else _without_cards(session, new)
-    hosts = chosen if limit else () if everything else drifting
-    shared = {} if limit else shared_inputs(session, inventory)
-    files = _own_files(session, inventory) if shared else {}
-    same = {group for group, one in shared.items() if one == recorded.groups.get(group)}
-    equal = same if everything and not again else set()
-    known = [h.name for h in inventory.hosts if h.name in recorded.marks and equal.intersection(h.roles)]
-    renewed = [
-        host
-        for host in _without_cards(session, known)
-        if not drifted(recorded.marks[host], before[host]) and can_renew(files[host], before[host])
-    ]
-    if left := {*classed, *renewed}:
-        hosts = [h.name for h in inventory.hosts if (not hosts or h.name in hosts) and h.name not in left]
-    others = [host for host in recorded.marks if host in before and host not in chosen] if limit else ()
-    controller = inventory.controller.name
-    slurm_drifted = touches_slurm(drifted(recorded.marks.get(controller, {}), before[controller]))
-    # Other nodes' slurmd are not restarted for what concerns one alone.
-    reconfigures = bool(limit) or slurm_drifted or (everything and bool(recorded.marks))
-    seen = dict(_configure(session, inventory, hosts, others)) if hosts or not left else {}
-    to = session.connections.to
-    parallel_map(renewed, lambda host: renew(files[host], before[host], to(host)))
-    if reconfigures:
-        scheduler_of(inventory, to).reconfigure()
-    if left:
-        expected = class_marks_of(session, provisioned, classed)
-        expected |= {host: {**before[host], **own_marks(files[host])} for host in renewed}
-        seen |= _take_in(session, inventory, expected, reports, new=classed)
-    after = before | {host: report.checksums for host, report in seen.items()}
-    done = Configured(inputs=_SOME if limit else inputs, groups=shared, marks=after, hardware=has)
-    _write(workspace, done)
+    seen, summary = _change_hosts(cluster, provisioned, work, reports, files)
+    before, after = _marks(reports), _marks({**reports, **seen})
+    inputs = _SOME if limit else rendered.inputs
+    _write(workspace, Configured(inputs=inputs, groups=groups, marks=after, hardware=has))
     if limit or recorded.inputs:  # else nothing is known of how the hosts were left
-        session.repaired(Drift(host, change, "configured") for host, change in nodes.taken_up.items())
-        for host in sorted(before.keys() & recorded.marks.keys()) if not limit else ():
-            session.repaired(repairs_of(host, recorded.marks[host], before[host], after[host]))
-    return Converged(inventory, {**reports, **seen}, notes)
+        cluster.repaired(Drift(host, change, "configured") for host, change in nodes.taken_up.items())
+    if recorded.inputs and not limit:
+        for host in sorted(before.keys() & recorded.marks.keys()):
+            cluster.repaired(repairs_of(host, recorded.marks[host], before[host], after[host]))
+    return Outcome(Converged(inventory, {**reports, **seen}), summary, notes)
 
 
-def _configure(
-    session: ClusterSession,
-    inventory: Inventory,
-    hosts: Collection[str],
-    others: Collection[str],
-) -> Mapping[str, HostReport]:
-    """Run the configure half of every role on these hosts, none: all; introduce them to ``others``; probe."""
-    workspace = session.workspace
-    introduced = ansible.run("introduce", inventory, workspace, limit=others) if others else None
-    recap = _run("configure", session, inventory, hosts)
-    session.note = f"{recap}; {introduced.changed} changed on others" if introduced else str(recap)
-    return _probe(session, inventory, (*hosts, *others))
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The hosts that configuring has to change, each by name.
+
+    ansible: hosts on which Ansible configures every role.
+    introduced: hosts that only learn which hosts belong to the cluster.
+    classed: new hosts that came with everything that Ansible would do.
+    renewed: hosts that lack nothing but newer files of their own.
+    reconfigures: whether Slurm's daemons have to read their configuration again.
+    replaces_record: whether the record of the last configuring is void until this has ended.
+    """
+
+    ansible: tuple[str, ...] = ()
+    introduced: tuple[str, ...] = ()
+    classed: tuple[str, ...] = ()
+    renewed: tuple[str, ...] = ()
+    reconfigures: bool = False
+    replaces_record: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.ansible or self.classed or self.renewed)
 
 
-def _without_cards(session: ClusterSession, hosts: Iterable[str]) -> tuple[str, ...]:
-    gpus = json.loads((session.workspace.rendered / inventory_file.GPUS_FILE).read_bytes())
-    return tuple(host for host in hosts if not any(gpus.get(host, {}).values()))
+@dataclass(frozen=True, slots=True)
+class HostsToConfigure:
+    """Decides which hosts are configured, and how, by what was recorded and what hosts show now.
+
+    groups: group -> digest of everything that its hosts have in common.
+    files: the files that each host has for itself, if hosts may need no more than these.
+    """
+
+    inventory: Inventory
+    recorded: Configured
+    reports: Mapping[str, HostReport]
+    rendered: Rendered
+    groups: Mapping[str, str]
+    files: NodeFiles
+
+    def of_limit(self, limit: Collection[str]) -> Work:
+        """Return the work on these hosts and the controller; the others only learn of them."""
+        ansible = tuple(
+            host.name for host in self.inventory.hosts if host.name in limit or host.is_controller
+        )
+        others = (host for host in self.recorded.marks if host in self.reports and host not in ansible)
+        return Work(ansible, tuple(others), reconfigures=True, replaces_record=True)
+
+    def choose(self, classed: Collection[str], *, again: bool) -> Work:
+        """Return the work on all hosts if what goes in has changed, or ``again``; else on those that drifted.
+
+        classed: new hosts that came with the files of their class.
+        """
+        marks = _marks(self.reports)
+        everything = again or self.recorded.inputs != self.rendered.inputs
+        hosts = self.inventory.names if everything else hosts_with_drift(self.recorded.marks, marks)
+        ready = () if again else self._without_cards(host for host in classed if host in self.reports)
+        renewed = self._to_renew(marks) if everything and not again else ()
+        lead = self.inventory.controller.name
+        drifted_on_lead = drifted(self.recorded.marks.get(lead, {}), marks[lead])
+        return Work(
+            tuple(host for host in hosts if host not in (*ready, *renewed)),
+            classed=ready if hosts else (),
+            renewed=renewed,
+            # Other nodes' slurmd are not restarted for what concerns a single node.
+            reconfigures=touches_slurm(drifted_on_lead) or (everything and bool(self.recorded.marks)),
+            replaces_record=everything,
+        )
+
+    def _to_renew(self, marks: Mapping[str, Checksums]) -> tuple[str, ...]:
+        """The hosts whose group has not changed, and that lack nothing but newer files of their own."""
+        before = self.recorded
+        same = {group for group, inputs in self.groups.items() if inputs == before.groups.get(group)}
+        known = (host.name for host in self.inventory.hosts if same & {*host.roles})
+        return tuple(
+            host
+            for host in self._without_cards(name for name in known if name in before.marks)
+            if not drifted(before.marks[host], marks[host]) and can_renew(self.files[host], marks[host])
+        )
+
+    def _without_cards(self, hosts: Iterable[str]) -> tuple[str, ...]:
+        gpus = json.loads(self.rendered.files[inventory_file.GPUS_FILE])
+        return tuple(host for host in hosts if not any(gpus.get(host, {}).values()))
+
+
+def _change_hosts(
+    cluster: ClusterContext,
+    provisioned: Provisioned,
+    work: Work,
+    reports: Mapping[str, HostReport],
+    files: NodeFiles,
+) -> tuple[Mapping[str, HostReport], str]:
+    """Configure these hosts. Return their new reports, and a summary."""
+    inventory, to = provisioned.inventory, cluster.connections.to
+    seen: dict[str, HostReport] = {}
+    summary = []
+    if work.introduced:
+        recap = ansible.run("introduce", inventory, cluster.workspace, hosts=work.introduced)
+        summary.append(f"{recap.changed} changed on others")
+    if work.ansible:
+        summary.insert(0, str(_run("configure", cluster, inventory, work.ansible)))
+        seen |= cluster.probe(inventory, (*work.ansible, *work.introduced))
+    parallel_map(work.renewed, lambda host: renew(files[host], reports[host].checksums, to(host)))
+    if work.reconfigures:
+        cluster.scheduler(inventory).reconfigure()
+    expected: dict[str, Checksums] = {
+        host: {**reports[host].checksums, **own_marks(files[host])} for host in work.renewed
+    }
+    expected |= marks_of_class(cluster, provisioned, {host: files[host] for host in work.classed})
+    if expected:
+        compute = [host.name for host in inventory.compute if host.name in work.classed]
+        # The controller was not there at their boot: newer slurmd ask again after 10 s only.
+        parallel_map(compute, lambda host: to(host).run(_START_SLURMD))
+        checked, unlike = _take_in(cluster, inventory, expected, reports)
+        seen |= checked
+        summary.append(f"{len(expected) - len(unlike)} hosts as their class")
+    return seen, "; ".join(summary)
 
 
 def _take_in(
-    session: ClusterSession,
+    cluster: ClusterContext,
     inventory: Inventory,
     expected: Mapping[str, Checksums],
     reports: Mapping[str, HostReport],
-    new: Collection[str],
-) -> Mapping[str, HostReport]:
-    """Look at hosts that have what their class has and their own files; those that lack it are configured.
+) -> tuple[dict[str, HostReport], tuple[str, ...]]:
+    """Look at hosts that should be as expected without Ansible, and configure those that are not.
 
-    ``reports``: of hosts as they were seen before.
+    reports: of the hosts as they were seen before. Returns the new reports, and the hosts that were unlike.
     """
-    to = session.connections.to
-    compute = [host.name for host in inventory.compute if host.name in new]
-    # The controller was not there at their boot: newer slurmd ask again after 10 s only.
-    parallel_map(compute, lambda host: to(host).run(_START_SLURMD))
-    seen = {host: reports[host] for host in expected if _shows(reports[host], expected[host])}
+    seen = {host: reports[host] for host in expected if shows(expected[host], reports[host].checksums)}
     if rest := expected.keys() - seen.keys():
-        seen |= _probe(session, inventory, rest)
-    unlike = [host for host in expected if not _shows(seen[host], expected[host])]
-    shared = f"{len(expected) - len(unlike)} hosts as their class"
-    session.note = f"{session.note}; {shared}" if session.note else shared
+        seen |= cluster.probe(inventory, rest)
+    unlike = tuple(host for host in expected if not shows(expected[host], seen[host].checksums))
     if unlike:
-        _run("configure", session, inventory, unlike)
-        seen = {**seen, **_probe(session, inventory, unlike)}
-    return seen
+        _run("configure", cluster, inventory, unlike)
+        seen |= cluster.probe(inventory, unlike)
+    return seen, unlike
 
 
-def _shows(report: HostReport, expected: Checksums) -> bool:
-    """Whether a host is as expected; what is not, because it can't be known before, must be no fault."""
-    known, asked = (
-        {key: mark for key, mark in marks.items() if not key.startswith("accounting ")}
-        for marks in (report.checksums, expected)
-    )
-    others = (mark for key, mark in report.checksums.items() if key not in known)
-    return known == asked and all(mark not in (UNKNOWN, MISSING) for mark in others)
-
-
-def _own_files(session: ClusterSession, inventory: Inventory) -> NodeFiles:
-    """Host -> the files that it has for itself, by those that were rendered."""
-    files = (path for path in session.workspace.rendered.iterdir() if path.suffix in {".json", ".conf"})
-    rendered = {path.name: path.read_text() for path in files}
-    return node_files(session.spec, inventory, session.workspace, rendered)
-
-
-def class_marks_of(
-    session: ClusterSession, provisioned: Provisioned, hosts: Collection[str]
-) -> dict[str, Checksums]:
-    """Host -> what it has to show that came with what its class has."""
-    spec, inventory = session.spec, provisioned.inventory
-    asked, files = probe_requests(spec, inventory, session.workspace), _own_files(session, inventory)
-    marks = {
-        host.name: provisioned.class_marks[host.roles[0]] for host in inventory.hosts if host.name in hosts
-    }
-    shared = inventory.shared
-    return {host: expected_marks(asked[host], files[host], marks[host], spec, shared) for host in hosts}
+def _marks(reports: Mapping[str, HostReport]) -> dict[str, Checksums]:
+    return {host: report.checksums for host, report in reports.items()}
 
 
 def _run(
     playbook: Literal["configure", "install_first"],
-    session: ClusterSession,
+    cluster: ClusterContext,
     inventory: Inventory,
-    limit: Collection[str],
+    hosts: Collection[str],
 ) -> events.Recap:
-    """Run a playbook on these hosts, none: all; of each task, report how many of them have it to do."""
+    """Run a playbook on these hosts. Report for each task on how many hosts it runs."""
+    roles = {host.name: {*host.roles} for host in inventory.hosts if host.name in hosts}
 
     def progress(task: events.TaskProgress) -> None:
-        groups = task.group.split(":")
+        groups = {*task.group.split(":")}
         # A group clusterctl_* has all hosts, or none.
         every = any(group == "all" or group.startswith("clusterctl_") for group in groups)
-        concerned = [
-            host
-            for host in inventory.hosts
-            if (every or set(host.roles) & set(groups)) and (not limit or host.name in limit)
-        ]
-        session.report(task.step(len(concerned)))
+        concerned = [host for host, has in roles.items() if every or has & groups]
+        cluster.reporter.progress(task.step(len(concerned)))
 
-    return ansible.run(playbook, inventory, session.workspace, limit=limit, progress=progress)
-
-
-def _probe(session: ClusterSession, inventory: Inventory, hosts: Collection[str]) -> dict[str, HostReport]:
-    """Probe these hosts; none: all."""
-    asked = probe_requests(session.spec, inventory, session.workspace)
-    return dict(probe_hosts({host: asked[host] for host in hosts or asked}, session.connections.to))
+    return ansible.run(playbook, inventory, cluster.workspace, hosts=tuple(roles), progress=progress)
 
 
 def _installed(
-    session: ClusterSession,
+    cluster: ClusterContext,
     inventory: Inventory,
     reports: Mapping[str, HostReport],
-    limit: Collection[str] = (),
+    concerned: Collection[str],
 ) -> Mapping[str, HostReport]:
-    """The reports, with what only slurmd can tell of a node: it is installed first where it is missing.
+    """Return the reports with what only slurmd can tell of a node; install slurmd first if it is missing.
 
-    Where the inventory says a node's size, as of local ones, slurmd is not asked.
-    So is a driver where it does not show all cards: Slurm is told of those that it shows, and they get CuPy.
-    Whatever other hosts lack is installed in the same run.
+    Nodes whose size the inventory has, as local nodes, need no slurmd for that. A driver that does not show
+    all cards is installed, too: Slurm is told of the cards that it shows, and such nodes get CuPy.
+    Whatever else the ``concerned`` hosts and the controller lack is installed in the same run.
     """
-    spec, workspace = session.spec, session.workspace
+    spec, workspace = cluster.spec, cluster.workspace
     known = [(host, reports[host.name]) for host in inventory.compute]
     asked = {host.name for host, seen in known if needs_facts(inventory, host) and seen.facts is None}
-    if spec.software.nvidia.has_driver and (asked or stale(spec, inventory, workspace, reports)):
+    if spec.software.nvidia.has_driver and (asked or stale(cluster, inventory, reports)):
         hidden = {host.name for host, seen in known if seen.cards > seen.driver.cards}
-        asked |= hidden & set(limit) if limit else hidden
+        asked |= hidden.intersection(concerned)
     if not asked:
         return reports
     others = (
         ()
         if inventory.baked
-        else inventory_file.hosts_to_install(inventory, spec.software, reports, session.connections.to)
+        else inventory_file.hosts_to_install(inventory, spec.software, reports, cluster.connections.to)
     )
-    chosen = asked | {h.name for h in others if not limit or h.is_controller or h.name in limit}
+    chosen = asked | {host.name for host in others if host.is_controller or host.name in concerned}
     inventory_file.write_ansible_inventory(spec, inventory, workspace)
-    _run("install_first", session, inventory, sorted(chosen))
-    return {**reports, **_probe(session, inventory, asked)}
+    _run("install_first", cluster, inventory, chosen)
+    return {**reports, **cluster.probe(inventory, asked)}
 
 
-def stale(
-    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Mapping[str, HostReport]
-) -> Notice | None:
-    """Why ``converge`` would configure all of these hosts, which stay as they are; None if it would not."""
-    recorded = _read(workspace)
+def stale(cluster: ClusterContext, inventory: Inventory, reports: Mapping[str, HostReport]) -> Notice | None:
+    """Return why ``converge`` would configure all of these hosts, which stay as they are; else None."""
+    recorded = _read(cluster.workspace)
     if not recorded.inputs:
         return UNFINISHED
     same = without_jitter(reports, recorded.hardware)
-    inputs, _ = inputs_of(spec, with_plugins(inventory, same), workspace, same)
-    if inputs == recorded.inputs:
+    rendered = inputs_of(cluster.spec, with_plugins(inventory, same), cluster.workspace, same)
+    if rendered.inputs == recorded.inputs:
         return None
     return Notice(
         "hosts-outdated",
@@ -323,13 +349,14 @@ def stale(
 
 
 def pending_changes(
-    session: ClusterSession, inventory: Inventory, reports: Mapping[str, HostReport]
+    cluster: ClusterContext, inventory: Inventory, reports: Mapping[str, HostReport]
 ) -> NodeConfig:
     """The changes of hardware that ``converge`` would take up, and those that would wait."""
-    slurm = scheduler_of(inventory, session.connections.to, patience_s=SHORT_PATIENCE_S)
-    recorded = _with_registered_hardware(_read(session.workspace), slurm)
+    slurm = cluster.scheduler(inventory, patience_s=SHORT_PATIENCE_S)
+    recorded = _with_registered_hardware(_read(cluster.workspace), slurm)
+    at_work = partial(nodes_with_jobs, slurm, drain=False)
     return node_config(
-        session.spec, inventory, reports, recorded.hardware, partial(nodes_with_jobs, slurm, drain=False)
+        cluster.spec, inventory, reports, recorded.hardware, at_work, concerned=inventory.names
     )
 
 
@@ -361,14 +388,18 @@ def drift_of(workspace: Workspace, reports: Mapping[str, HostReport]) -> Iterato
         yield from drift_of_host(host, recorded[host], seen.checksums)
 
 
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """The files that are made for hosts, Slurm's among them; and a digest of all that configuring uses."""
+
+    inputs: str
+    files: Mapping[str, str]
+
+
 def inputs_of(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Mapping[str, HostReport]
-) -> tuple[str, Mapping[str, str]]:
-    """A digest of all that decides what configuring leaves on a host, and of it the files that are made
-    for them, Slurm's among these.
-
-    The payload's hash stands in the inventory.
-    """
+) -> Rendered:
+    """Render the files for these hosts. The payload's hash stands in the inventory."""
     facts = {host: seen.facts for host, seen in reports.items() if seen.facts}
     slurm = render_files(spec, inventory, facts)
     drivers = {host: seen.driver for host, seen in reports.items()}
@@ -383,19 +414,19 @@ def inputs_of(
     variables = inventory_file.inventory_text(spec, inventory, workspace)
     cards = json.dumps({host: has.cards for host, has in hardware(spec, inventory, reports).items()})
     made = (files[name] for name in sorted(files))
-    return digest(ansible_hash(), variables, *secrets, cards, *made), files
+    return Rendered(digest(ansible_hash(), variables, *secrets, cards, *made), files)
 
 
 def render(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Mapping[str, HostReport]
-) -> str:
-    """Write what Ansible ships; the digest of ``inputs_of``."""
+) -> Rendered:
+    """Render the files for these hosts, and write them where Ansible reads them."""
     inventory = with_plugins(inventory, reports)
-    inputs, files = inputs_of(spec, inventory, workspace, reports)
-    for name, content in files.items():
+    rendered = inputs_of(spec, inventory, workspace, reports)
+    for name, content in rendered.files.items():
         write_atomic(workspace.rendered / name, content)
     inventory_file.write_ansible_inventory(spec, inventory, workspace)
-    return inputs
+    return rendered
 
 
 def _read(workspace: Workspace, without: Collection[str] = ()) -> Configured:

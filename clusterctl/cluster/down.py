@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from clusterctl.cluster.context import Outcome, Phase, PhaseRunner, provider_of, workspace_copy
 from clusterctl.cluster.look import (
     all_answer,
     clear_removal,
@@ -19,7 +20,6 @@ from clusterctl.cluster.look import (
     note_storage_stays,
 )
 from clusterctl.cluster.nodes import forget
-from clusterctl.cluster.session import Phase, PhaseRunner, provider_of, workspace_copy
 from clusterctl.errors import (
     ClusterctlError,
     CollectError,
@@ -49,7 +49,7 @@ from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.multiplex import end_all
 from clusterctl.util.process import roomiest, sweep
-from clusterctl.util.progress import Reporter
+from clusterctl.util.progress import ProgressReporter
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +104,13 @@ def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
         UsageError: the cluster is down, but its storage is not removed: it is kept.
     """
     workspace = runner.workspace
-    with workspace.lock("down", wait_s=runner.wait_s, waiting=runner.report_waiting):
+    with workspace.lock("down", wait_s=runner.wait_s, waiting=runner.reporter.note):
         return down_locked(runner, options)
 
 
 def down_locked(runner: PhaseRunner, options: DownOptions) -> DownResult:
     """`down`, for one that holds the cluster's lock."""
-    runner.verb, workspace = "down", runner.workspace
+    workspace = runner.workspace
     sweep()
     discarded = to_discard(workspace, options.discard_runs, everything=options.discard)
     there = workspace.root.is_dir()
@@ -142,12 +142,14 @@ def take_down(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEnt
     provider = provider_of(settings, options.prompts)
     collected: tuple[RunRecord, ...] = ()
     if set(uncollected(workspace)) - set(discarded):
-        collected = runner.phase(collect_runs, options.out, discarded, options.on_run)
+        collected = runner.run("collect_runs", collect_runs, options.out, discarded, options.on_run)
     if discarded:
-        runner.phase(discard_runs, discarded)
+        runner.run("discard_runs", discard_runs, discarded)
     others = _other_kept_storage(workspace, provider) if options.remove_storage else ()
     beside = look_at_storage(provider, workspace, others)
-    lost = runner.phase(look, discarded, discard=options.discard, storage=options.remove_storage, kept=beside)
+    lost = runner.run(
+        "look", look, discarded, discard=options.discard, storage=options.remove_storage, kept=beside
+    )
     if forgotten := forget(workspace, options.gone):
         options.prompts.note(f"forgotten: {'; '.join(forgotten)}")
     looked = not _has_taken_none(workspace)
@@ -157,19 +159,23 @@ def take_down(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEnt
     may_keep |= recorded_storage(workspace.root.name) is not None
     what = (*(f"the run of {entry.shown}" for entry in discarded), *lost.lines)
     note = partial(note_removal, discarded=what, looked=not lost.unknown) if looked else None
-    may_keep |= runner.phase(destroy, provider, note, orphans=settings.shares_kernel, discard=options.discard)
+    may_keep |= runner.run(
+        "destroy", destroy, provider, note, orphans=settings.shares_kernel, discard=options.discard
+    )
     kept: tuple[KeptStorage, ...] = ()
     removed: tuple[KeptStorage, ...] = ()
     refused: ClusterctlError | None = None
     if looked and options.remove_storage:
         try:
-            removed = runner.phase(remove_looked_at, provider, others, left, is_seen=is_seen)
+            removed = runner.run(
+                "remove_looked_at", remove_looked_at, provider, others, left, is_seen=is_seen
+            )
         except ClusterctlError as exc:
             refused = exc
             stays = {*beside.lines, *(str(one) for one in lost.files if not one.host)}
             note_storage_stays(workspace, [line for line in what if line not in stays])
     if looked and (refused or (may_keep and not options.remove_storage)):
-        kept = runner.phase(keep_storage, provider, left)
+        kept = runner.run("keep_storage", keep_storage, provider, left)
     images: tuple[KeptImage, ...] = ()
     with suppress(ClusterctlError):  # it is down, whether they can be looked at or not
         images = kept_images(settings)
@@ -205,7 +211,7 @@ def _writable(runner: PhaseRunner) -> Iterator[None]:
         workspace.create()
     except DiskError as exc:
         copy = f"{workspace.root} takes nothing more ({exc.why}); working on a copy of it"
-        runner.report_waiting(Notice("works-on-a-copy", copy))
+        runner.reporter.note(Notice("works-on-a-copy", copy))
         with workspace_copy(workspace, without=["logs"], place=roomiest()) as runner.workspace:
             yield
     else:
@@ -217,20 +223,19 @@ def collect_runs(
     out: Path | None,
     discarded: Collection[JobEntry] = (),
     on_run: Callable[[RunRecord], None] = lambda _: None,
-) -> tuple[RunRecord, ...]:
+) -> Outcome[tuple[RunRecord, ...]]:
     ids = [entry.job_id for entry in discarded if entry.job_id]
     try:
         spec = applied_spec(runner.workspace)
         found = collect_all(spec, runner.workspace, out=out, discard=ids, on_run=on_run)
     except (CollectError, SchedulerError, TransportError, UsageError) as exc:
         raise not_collected_error(exc, ids) from exc
-    runner.note = f"{len(found)} runs"
-    return found
+    return Outcome(found, f"{len(found)} runs")
 
 
-def discard_runs(runner: PhaseRunner, discarded: Collection[JobEntry]) -> None:
+def discard_runs(_: PhaseRunner, discarded: Collection[JobEntry]) -> Outcome[None]:
     """Note whose runs are discarded; they are removed with the cluster."""
-    runner.note = f"runs of {', '.join(entry.shown for entry in discarded)}"
+    return Outcome(None, f"runs of {', '.join(entry.shown for entry in discarded)}")
 
 
 def destroy(
@@ -240,7 +245,7 @@ def destroy(
     *,
     orphans: bool,
     discard: bool,
-) -> bool:
+) -> Outcome[bool]:
     """Remove the cluster, if there is one to ``note`` it of, and orphans of its name; whether there were any.
 
     An `up` that created no hosts took the name of these.
@@ -251,17 +256,17 @@ def destroy(
     if note is not None:
         note(workspace)  # a `down` that is killed in here is finished by the next
         try:
-            remove_cluster(provider, workspace.cluster_id(), workspace, runner.report)
+            remove_cluster(provider, workspace.cluster_id(), workspace, runner.reporter.progress)
         except ClusterctlError:
             if all_answer(workspace):
                 clear_removal(workspace)
             raise
     for cluster_id in found:
-        remove_cluster(provider, cluster_id, None, runner.report)
-    return bool(found)
+        remove_cluster(provider, cluster_id, None, runner.reporter.progress)
+    return Outcome(bool(found))
 
 
-def keep_storage(runner: PhaseRunner, provider: Provider, left: Record) -> tuple[KeptStorage, ...]:
+def keep_storage(runner: PhaseRunner, provider: Provider, left: Record) -> Outcome[tuple[KeptStorage, ...]]:
     """Note the shared folder that the cluster ``left``: `list` shows it, and the next `up` takes it up."""
     name = runner.workspace.root.name
     noted = recorded_storage(name)
@@ -273,26 +278,24 @@ def keep_storage(runner: PhaseRunner, provider: Provider, left: Record) -> tuple
     if any(one.id not in before for one in kept) and runner.workspace.root.is_dir():
         note_copies(runner.workspace)
     record_storage(name, left.model_copy(update={"kept": kept}))
-    runner.note = "; ".join(map(str, kept)) or "there is none"
-    return kept
+    return Outcome(kept, "; ".join(map(str, kept)) or "there is none")
 
 
 def remove_storage(
     runner: PhaseRunner, provider: Provider, found: tuple[KeptStorage, ...], left: Record
-) -> tuple[KeptStorage, ...]:
+) -> Outcome[tuple[KeptStorage, ...]]:
     """Remove these shared folders that clusters of this name ``left`` in one place: none is there then."""
     name = runner.workspace.root.name
     for kept in found:
-        provider.remove_storage(kept, report=runner.report)
+        provider.remove_storage(kept, report=runner.reporter.progress)
     record_storage(name, left.model_copy(update={"kept": ()}))
     runner.workspace.copies.unlink(missing_ok=True)
-    runner.note = "; ".join(map(str, found)) or "there is none"
-    return found
+    return Outcome(found, "; ".join(map(str, found)) or "there is none")
 
 
 def remove_looked_at(
     runner: PhaseRunner, provider: Provider, others: Collection[KeptStorage], left: Record, *, is_seen: bool
-) -> tuple[KeptStorage, ...]:
+) -> Outcome[tuple[KeptStorage, ...]]:
     """Remove the shared folder that the cluster has just ``left``, and the ``others`` that were looked at.
 
     Raises:
@@ -331,9 +334,10 @@ def _down_without_workspace(runner: PhaseRunner, *, discard: bool) -> DownResult
             "on machines of your own whose workspace is missing is found with --orphans",
         )
     reject_orphans(found, discard=discard)
+    runner.reporter.step("destroy")
     for cluster_id in found:
-        remove_cluster(provider, cluster_id, None, partial(runner.reporter, "destroy"))
-    return DownResult(kept=keep_storage(runner, provider, Record(provider=DEFAULT_PROVIDER, kept=())))
+        remove_cluster(provider, cluster_id, None, runner.reporter.progress)
+    return DownResult(kept=keep_storage(runner, provider, Record(provider=DEFAULT_PROVIDER, kept=())).value)
 
 
 def to_discard(workspace: Workspace, ids: Collection[str], *, everything: bool) -> tuple[JobEntry, ...]:
@@ -395,7 +399,7 @@ def reject_orphans(found: Collection[str], *, discard: bool) -> None:
 
 
 def remove_cluster(
-    provider: Provider, cluster_id: str, workspace: Workspace | None, report: Reporter
+    provider: Provider, cluster_id: str, workspace: Workspace | None, report: ProgressReporter
 ) -> None:
     """Remove everything of a cluster, and look whether anything is left.
 

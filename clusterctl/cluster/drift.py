@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from clusterctl.cluster.session import Drift
+from clusterctl.cluster.context import Drift
 from clusterctl.hosts.probe import Checksums
 
 MISSING = "missing"
@@ -25,6 +25,17 @@ def drifted(recorded: Checksums, now: Checksums) -> tuple[str, ...]:
     return tuple(
         key for key, mark in now.items() if not _is_fine(key, mark) or recorded.get(key, mark) != mark
     )
+
+
+def shows(expected: Checksums, now: Checksums) -> bool:
+    """Return whether a host shows what is expected, no other file, and nothing that is bad in itself.
+
+    The accounting is not compared: it can't be known before.
+    """
+    known = {key: mark for key, mark in expected.items() if not key.startswith("accounting ")}
+    files = {key for key in now if key.startswith("file ")}
+    is_whole = files <= known.keys() <= now.keys()
+    return is_whole and UNKNOWN not in now.values() and not drifted(known, now)
 
 
 def drift_of_host(host: str, recorded: Checksums, now: Checksums) -> Iterator[Drift]:

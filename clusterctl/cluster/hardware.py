@@ -17,6 +17,7 @@ from typing import Final
 
 from ClusterShell.NodeSet import NodeSet
 
+from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.nodes import REASON, drain_usable
 from clusterctl.errors import Failure, Notice, SchedulerError, TransportError, VerifyError
 from clusterctl.hosts.checks import Finding, no_cgroups
@@ -33,7 +34,6 @@ from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect
 from clusterctl.util.assets import gpu_lock
 from clusterctl.util.process import parallel_map, temporary_folder
-from clusterctl.util.progress import Reporter
 
 _SAME_MEMORY: Final = 0.01  # the kernel's figure moves by some MiB from boot to boot
 # Findings of cards that show, and don't work.
@@ -135,9 +135,9 @@ def node_config(
     recorded: Mapping[str, Hardware],
     nodes_at_work: NodesAtWork,
     *,
-    limit: Collection[str] = (),
+    concerned: Collection[str],
 ) -> NodeConfig:
-    """How the nodes are to be configured, beside what was recorded of them; with a ``limit`` others wait.
+    """How the nodes are to be configured, beside what was recorded of them; all but ``concerned`` nodes wait.
 
     ``nodes_at_work`` says which nodes must wait for jobs, and why; it is asked of those where Slurm would end
     them.
@@ -159,7 +159,7 @@ def node_config(
     ]
     changes |= dict.fromkeys(mute, "its driver does not answer")
     waiting = {host: f"it stays as it was; nvidia-smi says: {reports[host].driver.fault}" for host in mute}
-    beyond = [host for host in changes if limit and host not in limit]
+    beyond = [host for host in changes if host not in concerned]
     waiting |= dict.fromkeys(beyond, "it is left as it was")
     ending = {host for host in changes if host not in waiting and _ends_jobs(recorded[host], now[host])}
     if ending:
@@ -249,21 +249,14 @@ def gpus_file(spec: ClusterSpec, inventory: Inventory, workspace: Workspace, rep
     return json.dumps(of_each, indent=1, sort_keys=True) + "\n"
 
 
-def fetch_gpu_wheels(
-    spec: ClusterSpec,
-    inventory: Inventory,
-    workspace: Workspace,
-    reports: Reports,
-    *,
-    to: Connect,
-    report: Reporter,
-) -> tuple[str, ...]:
-    """Have CuPy here for hosts that show GPUs, unless they fetch it; what is to be said of those without it.
+def fetch_gpu_wheels(cluster: ClusterContext, inventory: Inventory, reports: Reports) -> tuple[str, ...]:
+    """Have CuPy here for hosts that show GPUs, unless they fetch it. Return notes on hosts without it.
 
     Raises:
         MachineError: it can't be downloaded.
         TransportError: a rented host can't be asked whether it reaches the package index.
     """
+    spec, workspace = cluster.spec, cluster.workspace
     hosts = [
         host.name for host in inventory.compute if host.name in reports and reports[host.name].driver.cards
     ]
@@ -274,12 +267,14 @@ def fetch_gpu_wheels(
         text = f"without CuPy, though they have GPUs: {', '.join(hosts)}; {why}"
         return (Notice("gpus-without-cupy", text),)
     if spec.provider.is_cloud and not workspace.bundle.exists():
-        if not (lacking := _in_need_of_wheels(hosts, to)):
+        if not (lacking := _in_need_of_wheels(hosts, cluster.connections.to)):
             workspace.gpu_wheels.unlink(missing_ok=True)  # without it, the role job_env lets hosts fetch them
             return ()
         where = f"{', '.join(lacking)} can't fetch them from pypi.org"
-        report(f"CuPy and CUDA's libraries, 2.1 GB a node, are sent by SSH, which is slow: {where}")
-    report("downloading CuPy and CUDA's libraries")
+        cluster.reporter.progress(
+            f"CuPy and CUDA's libraries, 2.1 GB a node, are sent by SSH, which is slow: {where}"
+        )
+    cluster.reporter.progress("downloading CuPy and CUDA's libraries")
     link_wheels(gpu_lock(), workspace.gpu_wheels, inventory.distribution)
     return ()
 
@@ -315,7 +310,7 @@ def reject_missing_gpus(
     spec: ClusterSpec,
     inventory: Inventory,
     reports: Reports,
-    limit: Collection[str] = (),
+    concerned: Collection[str],
     *,
     needs: Iterable[Finding] = (),
 ) -> None:
@@ -334,7 +329,7 @@ def reject_missing_gpus(
     failures = []
     for host in inventory.compute:
         gpus = wanted.get(host.partition or "")
-        if gpus is None or host.name not in reports or (limit and host.name not in limit):
+        if gpus is None or host.name not in reports or host.name not in concerned:
             continue
         driver = reports[host.name].driver
         if driver.cards < gpus.count:

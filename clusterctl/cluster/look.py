@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from clusterctl.cluster.session import ClusterSession, PhaseRunner
+from clusterctl.cluster.context import ClusterContext, Outcome, PhaseRunner
 from clusterctl.errors import ClusterctlError, MachineError, SchedulerError, TransportError, UsageError
 from clusterctl.providers.base import HostPlan, Provider
 from clusterctl.providers.storage import REMOVE, KeptStorage
@@ -38,7 +38,7 @@ def look(
     discard: bool,
     storage: bool = False,
     kept: Found = NOTHING,
-) -> Found:
+) -> Outcome[Found]:
     """Find what exists only on the cluster, but for the ``discarded`` jobs, before it is removed.
 
     Of machines of the user's own that is jobs alone: their files stay where they are. With ``storage``, what
@@ -63,12 +63,11 @@ def look(
         user_owned=is_of_own_machines(workspace),
     )
     found = replace(found, files=found.files + kept.files, unknown=found.unknown + kept.unknown)
-    runner.note = _note(found, discard=discard)
     if found and not discard:
         name = workspace.root.name
         where = f"{name!r}, or on kept storage of that name" if kept else repr(name)
         raise found.error(f"the cluster stays up: this exists only on {where}", fix=fix)
-    return found
+    return Outcome(found, _summary(found))
 
 
 def is_of_own_machines(workspace: Workspace) -> bool:
@@ -170,14 +169,14 @@ def reject_lost_storage(found: Found, name: str, *, user_owned: bool) -> None:
 
 
 def look_at_leaving(
-    session: ClusterSession,
+    cluster: ClusterContext,
     before: Inventory,
     planned: HostPlan,
     scheduler: Scheduler,
     *,
     replaced: Collection[str] = (),
     discard: bool = False,
-) -> Found:
+) -> Outcome[Found]:
     """Find what exists only on hosts, and on a shared folder, that a change removes or makes anew.
 
     Of machines of the user's own, ``replaced`` ones too, these are runs that are not collected, where hosts
@@ -191,25 +190,21 @@ def look_at_leaving(
     found = Found()
     if before.traits.user_owned:
         if before.shared_folder.kind == "none":
-            found = _uncollected(session.workspace, scheduler, gone | {*replaced})
+            found = _uncollected(cluster.workspace, scheduler, gone | {*replaced})
     else:
         emptied = {host.name for host in before.hosts if host.name in stopped and host.local_ssds}
         names = [host.name for host in before.hosts if host.name in gone | emptied]
-        on_controller = before.controller.name in gone and not keeps_storage(session.workspace)
+        on_controller = before.controller.name in gone and not keeps_storage(cluster.workspace)
         shared = bool(planned.other_lost) or on_controller
         if names or shared:
-            found = Search(before, session.workspace, session.connections.to, names, shared).find()
-    session.note = _note(found, discard=discard)
+            found = Search(before, cluster.workspace, cluster.connections.to, names, shared).find()
     if found and not discard:
         raise found.error("this exists only on what the change removes: nothing was changed", fix=_fix(found))
-    return found
+    return Outcome(found, _summary(found))
 
 
-def _note(found: Found, *, discard: bool) -> str:
-    """What the journal says of a look."""
-    if not found:
-        return "nothing exists only there"
-    return f"discarded: {found.shown}" if discard else f"refused, for it exists only there: {found.shown}"
+def _summary(found: Found) -> str:
+    return f"discarded: {found.shown}" if found else "nothing exists only there"
 
 
 def _uncollected(workspace: Workspace, scheduler: Scheduler, names: Collection[str]) -> Found:

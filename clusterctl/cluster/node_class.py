@@ -10,29 +10,25 @@ from __future__ import annotations
 
 import json
 import shlex
-import socket
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from operator import or_
 from pathlib import Path
 from typing import Any, Final
 
 import jinja2
 
-from clusterctl.cluster.hardware import link_wheels
-from clusterctl.cluster.session import ClusterSession, workspace_copy
-from clusterctl.configure import ansible, inventory_file
-from clusterctl.configure.events import TaskProgress
-from clusterctl.hosts.probe import Checksums, ProbeRequest, with_distributions
-from clusterctl.hosts.roles import system_accounts
-from clusterctl.providers.node_class import NodeFile, NodeFiles, SharedFiles
-from clusterctl.scheduler.slurm_conf import TASK_PROLOG, accounting_files, takes_nodes_by_reconfigure
-from clusterctl.spec.distributions import Distribution
+from clusterctl.cluster.context import ClusterContext
+from clusterctl.configure import inventory_file
+from clusterctl.hosts.probe import Checksums
+from clusterctl.hosts.roles import probe_requests, system_accounts
+from clusterctl.providers.base import Provisioned
+from clusterctl.providers.node_class import NodeFile, NodeFiles
+from clusterctl.scheduler.slurm_conf import TASK_PROLOG, takes_nodes_by_reconfigure
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, distribution_ahead
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport, remote_argv
-from clusterctl.transport.connections import Connections
-from clusterctl.util.assets import ansible_hash, asset, digest, job_lock
+from clusterctl.util.assets import ansible_hash, asset, digest
 
 _HOSTS: Final = "/etc/hosts"
 _EDGES: Final = ("# BEGIN hosts of this cluster (clusterctl)\n", "# END hosts of this cluster (clusterctl)\n")
@@ -43,61 +39,9 @@ _SLURM: Final = ("slurm.conf", "gres.conf", "cgroup.conf", "topology.conf")  # a
 _SLURMDBD: Final = "/etc/slurm/slurmdbd.conf"
 
 
-def prepare_class(
-    session: ClusterSession, distribution: Distribution, groups: Collection[str]
-) -> Mapping[str, SharedFiles]:
-    """Have what new hosts of each group share, configured once."""
-    spec, workspace = session.spec, session.workspace
-    shared = str(session.provider.known_shared)
-    variables = {group: inventory_file.class_variables(spec, distribution, shared, group) for group in groups}
-    of_all = {name: value for values in variables.values() for name, value in values.items()}
-
-    def bake(image: Inventory) -> None:
-        if image.baked:
-            session.report("configuring what hosts have in common")
-            slurm = accounting_files(spec.name, _free_port())
-            ansible.configure_class(image.hosts, of_all, slurm, workspace=workspace, progress=progress)
-        else:
-            _bake_machine(session, image, distribution, variables[COMPUTE], progress)
-        session.note = "made"
-
-    def progress(task: TaskProgress) -> None:
-        session.report(task.step(len(groups)))
-
-    session.note = "cached"
-    inputs = {group: class_inputs(values) for group, values in variables.items()}
-    found = session.provider.prepare_class(spec, workspace, inputs, bake=bake, report=session.report)
-    if unused := inputs.keys() - found.keys():
-        session.note += f", not used for {' and '.join(sorted(unused))}"
-    return found
-
-
-def _free_port() -> int:
-    """A TCP port of this machine, whose network an image shares while it is baked."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
-
-
-def _bake_machine(
-    session: ClusterSession,
-    image: Inventory,
-    distribution: Distribution,
-    variables: inventory_file.Variables,
-    progress: Callable[[TaskProgress], None],
-) -> None:
-    """Install and configure a machine that becomes an image. What is written of it is gone with it."""
-    spec, own = session.spec, session.workspace
-    expected = image.controller.model_copy(update={"distribution": distribution.release})
-    image = image.model_copy(update={"hosts": (expected, *image.compute)})
-    with (
-        workspace_copy(own, without=[own.terraform.name, own.logs.name]) as copy,
-        Connections(copy.ssh_config) as connections,
-    ):
-        seen = with_distributions(image, copy, connections.to, report=session.report)
-        session.report("downloading the wheels of the job environment")
-        link_wheels(job_lock(), copy.wheels, seen.distribution)
-        ansible.make_image(spec, seen, variables, workspace=copy, logs=own, progress=progress)
+def has_classes(cluster: ClusterContext) -> bool:
+    """Return whether new hosts of the cluster can share what is configured."""
+    return cluster.provider.known_shared is not None and inventory_file.has_classes(cluster.spec)
 
 
 def class_inputs(variables: Mapping[str, Any]) -> str:
@@ -105,12 +49,13 @@ def class_inputs(variables: Mapping[str, Any]) -> str:
     return digest(ansible_hash(), json.dumps(variables, sort_keys=True, default=str))
 
 
-def class_ahead(session: ClusterSession) -> str:
-    """The inputs of the class that new nodes would be of; "" where they would be of none."""
-    shared, distribution = session.provider.known_shared, distribution_ahead(session.spec, session.workspace)
-    if shared is None or distribution is None or not inventory_file.has_classes(session.spec):
+def class_ahead(cluster: ClusterContext) -> str:
+    """Return the inputs of the class that new nodes would be of; "" if they would be of none."""
+    distribution = distribution_ahead(cluster.spec, cluster.workspace)
+    if distribution is None or not has_classes(cluster):
         return ""
-    return class_inputs(inventory_file.class_variables(session.spec, distribution, shared))
+    shared = str(cluster.provider.known_shared)
+    return class_inputs(inventory_file.class_variables(cluster.spec, distribution, shared))
 
 
 def node_files(
@@ -204,47 +149,42 @@ def renew(files: Mapping[str, NodeFile], seen: Checksums, transport: Transport) 
         transport.run(("sudo", "-n", *argv))
 
 
-def shared_inputs(session: ClusterSession, inventory: Inventory) -> Mapping[str, str]:
+def shared_inputs(cluster: ClusterContext, inventory: Inventory) -> Mapping[str, str]:
     """Group -> the digest of all that decides what its hosts have, but for the files of their own.
 
     None where those are not all that differs; no controller's where it has to start its slurmctld anew.
     """
-    spec = session.spec
-    if session.provider.known_shared is None or not inventory_file.has_classes(spec):
-        return {}
-    if not inventory.baked:  # a firewall, a mount
+    spec = cluster.spec
+    # Hosts that are not baked also have a firewall, or a mount.
+    if not has_classes(cluster) or not inventory.baked:
         return {}
     found = {COMPUTE: inventory_file.class_variables(spec, inventory.distribution, inventory.shared)}
     if takes_nodes_by_reconfigure(inventory):
         alone = {"host": inventory.controller.model_dump(mode="json"), "slurm": inventory.slurm}
-        given = inventory_file.role_variables(spec, inventory, session.workspace)
+        given = inventory_file.role_variables(spec, inventory, cluster.workspace)
         in_files = ("common_hosts", "openmpi_yield_when_idle")
         found[CONTROLLER] = alone | {key: given[key] for key in given if key not in in_files}
     return {group: class_inputs(variables) for group, variables in found.items()}
 
 
-def expected_marks(
-    asked: ProbeRequest,
-    files: Mapping[str, NodeFile],
-    class_marks: Mapping[str, str],
-    spec: ClusterSpec,
-    shared: str,
-) -> Checksums:
-    """What the probe of a host has to show that has the files of a class and these of its own.
+def marks_of_class(
+    cluster: ClusterContext, provisioned: Provisioned, files: NodeFiles
+) -> dict[str, Checksums]:
+    """Host -> what its probe has to show: it has the files of its class, and these of its own.
 
-    What can't be told from these is left out: what stands in the accounting.
+    Where services are, and what stands in the accounting, can't be told from files.
     """
-    homes = {user.name: f"{shared}/home/{user.name}" for user in spec.users}
+    spec, inventory = cluster.spec, provisioned.inventory
+    requests = probe_requests(spec, inventory, cluster.workspace)
+    homes = {user.name: f"{inventory.shared}/home/{user.name}" for user in spec.users}
+    users = {f"user {u.name}": f"{u.uid}:{u.uid} {u.name} {homes[u.name]} /bin/bash" for u in spec.users}
     return {
-        **{f"file {path}": class_marks[path] for path in asked.files if path in class_marks},
-        **own_marks(files),
-        **{f"path {path}": "there" for path in asked.paths},
-        **{f"absent {path}": "absent" for path in asked.absent},
-        **{f"alone {path}": "none" for path in asked.alone},
-        **{f"rivals {path}": "none" for path in asked.rivals},
-        **{f"user {u.name}": f"{u.uid}:{u.uid} {u.name} {homes[u.name]} /bin/bash" for u in spec.users},
-        **{f"home {name}": "fit" for name in asked.homes},
-        **{f"key {name}": "there" for name in asked.keys if name in asked.homes},
-        **{f"unit {name}": "running" for name in asked.units},
-        **{f"package {name}": "installed" for name in asked.packages},
+        host.name: {
+            **{f"file {path}": mark for path, mark in marks.items() if path in requests[host.name].files},
+            **own_marks(files[host.name]),
+            **users,
+            **{f"package {name}": "installed" for name in requests[host.name].packages},
+        }
+        for host in inventory.hosts
+        if host.name in files and (marks := provisioned.class_marks[host.roles[0]]) is not None
     }

@@ -176,13 +176,11 @@ def names_of(ranges: Iterable[str]) -> tuple[str, ...]:
 
 
 def limited(spec: ClusterSpec, workspace: Workspace, limit: Collection[str]) -> ClusterSpec:
-    """The spec as far as it concerns these hosts, none: all; others are in it as they are in the cluster now.
+    """Return the spec as far as it concerns these hosts; with other hosts as they are in the cluster now.
 
     Raises:
         UsageError: the spec has no such host, or its hosts are no machines of the user's own.
     """
-    if not limit:
-        return spec
     provider = own_machines(spec.provider)
     named = {p.name: spec.node_names(p) for p in spec.partitions}
     known = (*provider.machines, *itertools.chain(*named.values()))
@@ -232,29 +230,27 @@ def spec_without(spec: ClusterSpec, names: Collection[str]) -> ClusterSpec:
 
 
 @contextmanager
-def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[Callable[[], None]]:
-    """Let other machines have these names; those that had them get a pending release.
+def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[None]:
+    """Let other machines have these names. The former machines get a pending release.
 
-    If the body fails before it has called what it gets here, all is as it was.
+    If the body fails, everything is as it was before.
     """
-    there = [host for host in hosts_as_raised(workspace).values() if host.name in names]
-    if not there:
-        yield lambda: None
+    former = [host for host in hosts_as_raised(workspace).values() if host.name in names]
+    if not former:
+        yield
         return
     inventory, spec = inventory_of(workspace), applied_spec(workspace)
     files = (workspace.inventory, workspace.joining, workspace.trusted_hosts, workspace.known_hosts)
     before = {path: path.read_bytes() for path in files if path.exists()}
-    aside = [registry.record_pending(host, inventory, spec, workspace, why=REPLACED) for host in there]
+    releases = [registry.record_pending(host, inventory, spec, workspace, why=REPLACED) for host in former]
     _forget_hosts(workspace, names)
-    settled: list[bool] = []
     try:
-        yield lambda: settled.append(True)
+        yield
     except BaseException:
-        if not settled:
-            for path, content in before.items():
-                write_atomic(path, content)
-            for one in aside:
-                one.remove()
+        for path, content in before.items():
+            write_atomic(path, content)
+        for release in releases:
+            release.remove()
         raise
 
 

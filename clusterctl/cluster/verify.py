@@ -16,10 +16,10 @@ from enum import Enum
 from functools import partial
 from typing import Final
 
+from clusterctl.cluster.context import ClusterContext, Drift, Outcome
 from clusterctl.cluster.converge import Converged
 from clusterctl.cluster.hardware import NOT_LINKED, reject_missing_gpus
 from clusterctl.cluster.nodes import REASON
-from clusterctl.cluster.session import ClusterSession, Drift
 from clusterctl.errors import (
     CommandError,
     Failure,
@@ -92,31 +92,34 @@ class Verification:
     resumed: Mapping[str, str] = field(default_factory=dict)
 
 
-def verify(session: ClusterSession, converged: Converged, limit: Collection[str] = ()) -> Verification:
-    """Run an MPI job across the nodes concerned, release held jobs, and check that all GPUs are there."""
-    inventory, to = converged.inventory, session.connections.to
-    lead = inventory.controller.name
-    others = (host.name for host in inventory.compute if host.name in limit and host.name != lead)
-    found = run_verification(inventory, to, only=(lead, *others) if limit else ())
+def verify(
+    cluster: ClusterContext, converged: Converged, limit: Collection[str] | None = None
+) -> Outcome[Verification]:
+    """Run an MPI job across the nodes concerned, release held jobs, and check that all GPUs are there.
+
+    limit: the only nodes to verify, besides the controller. None: all nodes.
+    """
+    inventory, to = converged.inventory, cluster.connections.to
+    concerned = inventory.names if limit is None else limit
+    nodes = [host.name for host in inventory.compute if host.is_controller or host.name in concerned]
+    found = run_verification(inventory, to, nodes)
     given_up = ((host, was) for host, was in found.resumed.items() if REASON not in was)
-    session.repaired(Drift(host, f"was {was}", "resumed") for host, was in given_up)
-    released = scheduler_of(inventory, to).release_held_jobs()
-    session.repaired(Drift(f"job {job}", "was held after a failed launch", "released") for job in released)
-    session.note = f"MPI across {len(found.verified)} of {len(inventory.compute)} nodes"
-    session.notes += converged.notes
-    if found.busy:
-        session.notes.append(f"not probed, busy with jobs: {', '.join(found.busy)}")
-    session.notes += [f"not probed, and left as it is: {host}: {why}" for host, why in found.drained.items()]
-    needs = driver_findings(session.spec, inventory, session.connections)
-    session.notes += [note for note in map(str, needs) if note not in session.notes]
-    reject_missing_gpus(session.spec, inventory, converged.reports, limit, needs=needs)
-    return found
+    cluster.repaired(Drift(host, f"was {was}", "resumed") for host, was in given_up)
+    released = cluster.scheduler(inventory).release_held_jobs()
+    cluster.repaired(Drift(f"job {job}", "was held after a failed launch", "released") for job in released)
+    notes = [f"not probed, busy with jobs: {', '.join(found.busy)}"] if found.busy else []
+    notes += [f"not probed, and left as it is: {host}: {why}" for host, why in found.drained.items()]
+    needs = driver_findings(cluster.spec, inventory, cluster.connections)
+    notes += [note for note in map(str, needs) if note not in cluster.notes]
+    reject_missing_gpus(cluster.spec, inventory, converged.reports, concerned, needs=needs)
+    summary = f"MPI across {len(found.verified)} of {len(inventory.compute)} nodes"
+    return Outcome(found, summary, tuple(notes))
 
 
 def run_verification(
-    inventory: Inventory, to: Connect, *, timeout_s: float = READY_TIMEOUT_S, only: Collection[str] = ()
+    inventory: Inventory, to: Connect, nodes: Sequence[str], *, timeout_s: float = READY_TIMEOUT_S
 ) -> Verification:
-    """Verify the nodes in ``only``, none: all, through the controller; ``to`` connects to a host.
+    """Verify these nodes through the controller; ``to`` connects to a host.
 
     Raises:
         VerifyError: nodes are missing or out of service, or the job failed; names hosts and causes.
@@ -124,7 +127,7 @@ def run_verification(
     scheduler = scheduler_of(inventory, to)
     run_job = partial(scheduler.run_verification_job, payload=f"/opt/clusterctl/payload/{payload_hash()}")
     for tries_left in (1, 0):
-        found = _ready_nodes(inventory, scheduler, to, timeout_s=timeout_s, only=only)
+        found = _ready_nodes(inventory, nodes, scheduler, to, timeout_s=timeout_s)
         if not found.verified:
             return found
         result = run_job(found.verified)
@@ -138,19 +141,19 @@ def run_verification(
 
 
 def _ready_nodes(
-    inventory: Inventory, scheduler: Scheduler, to: Connect, *, timeout_s: float, only: Collection[str]
+    inventory: Inventory, nodes: Sequence[str], scheduler: Scheduler, to: Connect, *, timeout_s: float
 ) -> Verification:
     """The nodes that can run the job, and those that run others."""
     if not scheduler.manages_nodes:
         busy = _busy(inventory, scheduler)
-        return Verification(tuple(host.name for host in inventory.compute if host.name not in busy), busy)
-    found = wait_until_ready(inventory, scheduler, timeout_s=timeout_s, only=only)
+        return Verification(tuple(node for node in nodes if node not in busy), busy)
+    found = wait_until_ready(inventory, nodes, scheduler, timeout_s=timeout_s)
     # What their health check drained looks at itself now; one that is well is resumed by it.
     argv = ["sudo", "-n", HEALTH_PROGRAM]
     unwell = [host for host, why in found.drained.items() if HEALTH_REASON in why]
     looks = [to(host).run(argv, timeout_s=HEALTH_S, check=False) for host in unwell]
     if any(look.rc == 0 for look in looks):
-        found = wait_until_ready(inventory, scheduler, timeout_s=timeout_s, only=only)
+        found = wait_until_ready(inventory, nodes, scheduler, timeout_s=timeout_s)
     return found
 
 
@@ -166,18 +169,20 @@ _AT_SERVICE = {"IDLE": Standing.READY, **dict.fromkeys(("ALLOCATED", "MIXED", "C
 
 
 def wait_until_ready(
-    inventory: Inventory, slurm: Scheduler, *, timeout_s: float, only: Collection[str] = ()
+    inventory: Inventory, names: Sequence[str], slurm: Scheduler, *, timeout_s: float
 ) -> Verification:
-    """Wait until the nodes in ``only``, none: all, are idle, busy, or drained; resume what Slurm gave up.
+    """Wait until these nodes are idle, busy, or drained, and Slurm has no other than those of the inventory.
+
+    Nodes that Slurm took out of service are resumed.
 
     Raises:
         VerifyError: some are not in time; names hosts and Slurm's reasons.
     """
-    names = [host.name for host in inventory.compute if not only or host.name in only]
+    others = {host.name for host in inventory.compute}.difference(names)
     resumed: dict[str, str] = {}
     for _ in slurm.clock.polls(timeout_s, longest_s=_PAUSE_S):
         try:
-            nodes = {node.name: node for node in slurm.nodes() if not only or node.name in only}
+            nodes = {node.name: node for node in slurm.nodes() if node.name not in others}
             found = by_standing(nodes[name] for name in names if name in nodes)
             for node in found[Standing.OUT]:
                 if node.name not in resumed:  # once: what it takes out again has a cause that lasts

@@ -55,9 +55,8 @@ class PlaybookRun:
 
     playbook: str
     inventory: Path
-    hosts: int
+    hosts: tuple[str, ...]
     log: Path
-    limit: tuple[str, ...] = ()  # none: all hosts
     check: bool = False  # look alone, and say what would change
 
 
@@ -187,9 +186,9 @@ def _config(run: PlaybookRun, private: Path, sockets: Path) -> _Config:
         private_data_dir=str(private),
         playbook=str(asset("ansible") / run.playbook),
         inventory=str(run.inventory),
-        limit=",".join(run.limit) or None,
+        limit=",".join(run.hosts),
         cmdline="--check --diff" if run.check else None,
-        forks=max(1, min(run.hosts, MAX_FORKS)),
+        forks=max(1, min(len(run.hosts), MAX_FORKS)),
         envvars=dict(ours),
         fact_cache_type="memory",
         quiet=True,
@@ -272,14 +271,14 @@ def run(
     inventory: Inventory,
     workspace: Workspace,
     *,
-    limit: Collection[str] = (),
+    hosts: Collection[str],
     progress: Callable[[TaskProgress], None] = lambda _: None,
 ) -> Recap:
-    """Run a playbook on every host of the cluster, or those that ``limit`` names; again, it changes nothing.
+    """Run a playbook on these hosts of the cluster. Run again, it changes nothing.
 
     - configure: everything. The Ansible inventory must be written, and Slurm's files lie in
-      ``workspace.rendered``. A limit is sound only where nothing but these hosts has changed since all were
-      configured: they may need what others hold.
+      ``workspace.rendered``. Some of the hosts are enough only if nothing but these has changed since all
+      were configured: they may need what others hold.
     - install_first: the install half of every role, as configure does first where nothing is baked.
     - introduce: which hosts belong to the cluster: names, addresses, the firewall; nothing is restarted.
     - restore: release hosts as they were before they were configured; the notes say what was left, and why.
@@ -290,16 +289,16 @@ def run(
         ConfigureError: tasks failed; one failure a host. The whole output is in ``workspace.logs``.
     """
     try:
-        return run_playbook(_playbook_run(verb, inventory, workspace, limit), progress)
+        return run_playbook(_playbook_run(verb, inventory, workspace, hosts), progress)
     except ConfigureError:
         if verb in _SEALED and inventory.traits.user_owned:
             with suppress(ConfigureError):
-                run("seal", inventory, workspace, limit=limit)
+                run("seal", inventory, workspace, hosts=hosts)
         raise
 
 
 def preview(
-    inventory: Inventory, workspace: Workspace, *, limit: Collection[str]
+    inventory: Inventory, workspace: Workspace, *, hosts: Collection[str]
 ) -> tuple[tuple[TaskProgress, ...], tuple[Failure, ...]]:
     """What configuring would change on these hosts, by Ansible's check mode; and where that can't be told.
 
@@ -309,7 +308,7 @@ def preview(
     found: list[TaskProgress] = []
     failures: tuple[Failure, ...] = ()
     try:
-        asked = _playbook_run("configure", inventory, workspace, limit, check=True)
+        asked = _playbook_run("configure", inventory, workspace, hosts, check=True)
         run_playbook(asked, found.append)
     except ConfigureError as exc:
         failures = exc.failures
@@ -319,12 +318,11 @@ def preview(
 
 
 def _playbook_run(
-    verb: Verb, inventory: Inventory, workspace: Workspace, limit: Collection[str], *, check: bool = False
+    verb: Verb, inventory: Inventory, workspace: Workspace, hosts: Collection[str], *, check: bool = False
 ) -> PlaybookRun:
     playbook = "site" if verb == "configure" and not inventory.baked else verb
-    hosts = len(limit or inventory.hosts)
     return PlaybookRun(
-        f"{playbook}.yml", workspace.ansible_inventory, hosts, _log(workspace), tuple(limit), check
+        f"{playbook}.yml", workspace.ansible_inventory, tuple(hosts), _log(workspace), check=check
     )
 
 
@@ -402,8 +400,8 @@ def make_image(
     health = _no_health(inventory, workspace.rendered)
     text = inventory_file.image_of_class_text(spec, inventory, workspace, variables, health)
     write_atomic(workspace.ansible_inventory, text)
-    limit = tuple(host.name for host in inventory.compute)
-    return run_playbook(PlaybookRun("image.yml", workspace.ansible_inventory, 1, _log(logs), limit), progress)
+    nodes = tuple(host.name for host in inventory.compute)
+    return run_playbook(PlaybookRun("image.yml", workspace.ansible_inventory, nodes, _log(logs)), progress)
 
 
 def _no_health(inventory: Inventory, folder: Path) -> Path:
@@ -429,4 +427,4 @@ def _run_alone(
         write_atomic(ssh_config, alone.ssh_config(key=workspace.key, known_hosts=known_hosts))
         inventory = folder / "inventory.yml"
         write_atomic(inventory, text(alone, ssh_config))
-        return run_playbook(PlaybookRun(playbook, inventory, len(images), _log(workspace)), progress)
+        return run_playbook(PlaybookRun(playbook, inventory, alone.names, _log(workspace)), progress)

@@ -42,7 +42,7 @@ from clusterctl.util.assets import (
     yaml_text,
 )
 from clusterctl.util.process import on_each, parallel_map
-from clusterctl.util.progress import HostStep, Reporter
+from clusterctl.util.progress import HostStep, ProgressReporter
 
 GPUS_FILE = "gpus.json"  # of the rendered ones: what each node's driver shows
 HEALTH_FILE = "health.json"  # likewise: what each node must have
@@ -468,7 +468,7 @@ def hosts_to_install(
 
 
 def send_repository(
-    bundle: Bundle, hosts: Sequence[Host], to: Connect, *, report: Reporter
+    bundle: Bundle, hosts: Sequence[Host], to: Connect, *, report: ProgressReporter
 ) -> tuple[str, ...]:
     """Have the repository on these hosts; the names of those that it had to be sent to.
 

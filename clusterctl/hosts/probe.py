@@ -33,7 +33,7 @@ from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, Transport, remote_program
 from clusterctl.transport.openssh import write_ssh_files
-from clusterctl.util.progress import HostStep, Reporter
+from clusterctl.util.progress import HostStep, ProgressReporter
 
 PROGRAM: Final = remote_program("clusterctl.hosts.remote_probe").encode()
 # Rocky 8's own Python is nowhere on the PATH. What prints it also says so where there is none.
@@ -350,7 +350,7 @@ def probe_hosts(
     revive: Callable[[], None] = lambda: None,
     revive_after_s: float = REVIVE_AFTER_S,
     new: bool = False,
-    report: Reporter = lambda _: None,
+    report: ProgressReporter = lambda _: None,
 ) -> Mapping[str, HostReport]:
     """Host name -> its report, once every host answers.
 
@@ -496,7 +496,7 @@ def with_distributions(
     to: Connect,
     *,
     timeout_s: float = NEW_TIMEOUT_S,
-    report: Reporter = lambda _: None,
+    report: ProgressReporter = lambda _: None,
 ) -> Inventory:
     """The inventory, with the distribution of every host in it: those without one are probed.
 

@@ -30,7 +30,7 @@ from clusterctl.state.workspace import Workspace, write_atomic
 if TYPE_CHECKING:
     from clusterctl.hosts.checks import DoctorReport
     from clusterctl.providers.storage import KeptStorage
-    from clusterctl.util.progress import Reporter
+    from clusterctl.util.progress import ProgressReporter
 
 Bake = Callable[[Host], None]  # runs ``install.yml`` on an image under construction that answers SSH
 BakeClass = Callable[[Inventory], None]  # likewise ``class.yml``, after ``install.yml`` if that is not done
@@ -203,13 +203,11 @@ class Provider(Protocol):
     """The hosts of one kind of cluster. ``report`` reports progress in short lines.
 
     ``known_shared`` is where hosts have the shared folder, of a provider whose new nodes can be of a class;
-    ``class_groups`` are the groups of hosts for which there are such. ``anew``: hosts that the next ``apply``
-    makes anew, as they are.
+    ``class_groups`` are the groups of hosts for which there are such.
     """
 
     known_shared: str | None = None
     class_groups: tuple[str, ...] = (COMPUTE,)
-    anew: Collection[str] = ()
 
     def working(self) -> AbstractContextManager[None]:
         """While several of these methods are called: what they share may stay open."""
@@ -247,7 +245,9 @@ class Provider(Protocol):
         """
         return None
 
-    def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, report: Reporter) -> None:
+    def prepare(
+        self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, report: ProgressReporter
+    ) -> None:
         """Check that it can be done here, and bake the image unless it is cached.
 
         Raises:
@@ -263,7 +263,7 @@ class Provider(Protocol):
         inputs: Mapping[str, str],
         *,
         bake: BakeClass,
-        report: Reporter,
+        report: ProgressReporter,
     ) -> Mapping[str, SharedFiles]:
         """Have what new hosts of each group share, made of ``inputs`` (a hash each) and their image.
 
@@ -279,11 +279,19 @@ class Provider(Protocol):
         return {}
 
     def plan(
-        self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter, inputs: str = ""
+        self,
+        spec: ClusterSpec,
+        workspace: Workspace,
+        *,
+        keep: Sizes,
+        report: ProgressReporter,
+        inputs: str = "",
+        recreated: Collection[str] = (),
     ) -> HostPlan:
         """What ``apply`` would do. Nothing is made; where nothing is up, ``workspace`` may be a fresh one.
 
-        ``inputs``: those of the class of new compute nodes, if they are of one.
+        inputs: those of the class of new compute nodes, if they are of one.
+        recreated: hosts that are removed and created again.
 
         Raises:
             MachineError: this machine can't do it.
@@ -296,13 +304,15 @@ class Provider(Protocol):
         workspace: Workspace,
         *,
         keep: Sizes,
-        report: Reporter,
+        report: ProgressReporter,
         node_class: NodeClass | None = None,
+        recreated: Collection[str] = (),
     ) -> Provisioned:
         """Make what is missing, remove what is no longer named; doing it again changes nothing.
 
         Hosts in ``keep`` stay as large as they are said to be there. After a ``plan``, nothing is done that
-        it did not show. New hosts are of the ``node_class``, where there is one of their group.
+        it did not show. New hosts are of the ``node_class``, if it has their group.
+        Hosts in ``recreated`` are removed and created again.
 
         Raises:
             ProvisionError: it was tried and failed.
@@ -311,7 +321,7 @@ class Provider(Protocol):
     def alive(self, cluster_id: str) -> bool:
         """Whether any host of the cluster runs, whatever it answers."""
 
-    def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: Reporter) -> None:
+    def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: ProgressReporter) -> None:
         """Remove everything of the cluster, also where its ``workspace`` was lost.
 
         Raises:
@@ -347,7 +357,7 @@ class Provider(Protocol):
         """
         return
 
-    def remove_storage(self, kept: KeptStorage, *, report: Reporter) -> None:
+    def remove_storage(self, kept: KeptStorage, *, report: ProgressReporter) -> None:
         """Remove kept storage with all that is on it; what is gone already is fine.
 
         Raises:
@@ -400,7 +410,7 @@ class OfferedKey:
 
 Confirm = Callable[[Sequence[OfferedKey]], None]  # returns if all of them are right
 # Restores the configuration of these hosts; what was left on each of them, and why.
-Restore = Callable[[Inventory, Collection[str], Workspace, "Reporter"], Mapping[str, tuple[str, ...]]]
+Restore = Callable[[Inventory, Collection[str], Workspace, "ProgressReporter"], Mapping[str, tuple[str, ...]]]
 
 
 def refuse_unknown_keys(offered: Sequence[OfferedKey]) -> None:

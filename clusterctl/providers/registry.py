@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from clusterctl.providers.base import PendingRelease
     from clusterctl.providers.local.layout import CachedImage, ClusterState
     from clusterctl.providers.node_class import KeptImage
-    from clusterctl.util.progress import Reporter
+    from clusterctl.util.progress import ProgressReporter
 
 
 def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Provider:
@@ -71,7 +71,7 @@ def kept_images(settings: ProviderSettings, *, prune: bool = False) -> tuple[Kep
     return kept
 
 
-def cached_images(*, prune: bool = False, report: Reporter) -> tuple[CachedImage, ...]:
+def cached_images(*, prune: bool = False, report: ProgressReporter) -> tuple[CachedImage, ...]:
     """The cache of node images on this machine, or what was removed from it."""
     from clusterctl.providers.local import provider  # noqa: PLC0415
 

@@ -137,6 +137,10 @@ class Inventory(BaseModel):
         return next(h for h in self.hosts if h.is_controller)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(host.name for host in self.hosts)
+
+    @property
     def compute(self) -> tuple[Host, ...]:
         """The hosts that run slurmd, in partition order."""
         return tuple(h for h in self.hosts if h.is_compute)

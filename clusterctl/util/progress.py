@@ -28,10 +28,24 @@ class Waiting(str):
     __slots__ = ()
 
 
-Reporter = Callable[[str | HostStep], None]  # gets each message of a phase
+ProgressReporter = Callable[[str | HostStep], None]  # gets each message of a phase
 LineReporter = Callable[[str], None]  # gets messages that concern no single host
-PhaseReporter = Callable[[str, str | HostStep], None]  # gets (phase, message); "" when the phase begins
-WAITING = "waiting"  # in place of a phase, while another clusterctl holds the lock
+
+
+class Reporter:
+    """Where a verb tells what it does while it runs. This one shows nothing."""
+
+    def step(self, phase: str) -> None:
+        """Report that a phase of this name begins."""
+
+    def progress(self, message: str | HostStep) -> None:
+        """Report what the current phase does now."""
+
+    def note(self, text: str) -> None:
+        """Report a line that the user should read, at once."""
+
+
+SILENT = Reporter()
 
 
 def backoff(first_s: float = 0.2, factor: float = 1.4, longest_s: float = 15.0) -> Iterator[float]:

@@ -16,8 +16,8 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from clusterctl.cluster.session import ClusterSession
-from clusterctl.cluster.up import prepare_image
+from clusterctl.cluster.bake import prepare_image
+from clusterctl.cluster.context import ClusterContext
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.state.inventory import Inventory
@@ -145,7 +145,7 @@ def provision(spec: ClusterSpec, workspace: Workspace) -> Inventory:
     workspace.create_secrets()
     assert isinstance(spec.provider, LocalSettings)
     provider = LocalProvider(spec.provider)
-    prepare_image(ClusterSession(spec=spec, workspace=workspace, provider=provider))
+    prepare_image(ClusterContext.of(spec, workspace=workspace, provider=provider))
     inventory = provider.apply(spec, workspace, keep={}, report=lambda _: None).inventory
     workspace.known_hosts.write_text(inventory.known_hosts())
     workspace.ssh_config.write_text(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -42,7 +42,7 @@ from clusterctl.spec.units import GIB_MIB
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import asset, digest, tree_files
-from clusterctl.util.progress import Reporter
+from clusterctl.util.progress import ProgressReporter
 
 
 class GcpProvider(Provider):
@@ -70,7 +70,7 @@ class GcpProvider(Provider):
         inputs: Mapping[str, str],
         *,
         bake: BakeClass,
-        report: Reporter,
+        report: ProgressReporter,
     ) -> Mapping[str, SharedFiles]:
         self._use_images(spec, inputs[COMPUTE])
         if not self._images:
@@ -94,7 +94,7 @@ class GcpProvider(Provider):
         workspace: Workspace,
         image: images.NodeImage,
         bake: BakeClass,
-        report: Reporter,
+        report: ProgressReporter,
     ) -> None:
         """Have Terraform make a machine, bake it, make the image of its disk, and have it removed again."""
         name, owner = images.machine_name(spec), apply.Owner(workspace.cluster_id())
@@ -113,9 +113,16 @@ class GcpProvider(Provider):
             self._write_module(spec, workspace, kept)
 
     def plan(
-        self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter, inputs: str = ""
+        self,
+        spec: ClusterSpec,
+        workspace: Workspace,
+        *,
+        keep: Sizes,
+        report: ProgressReporter,
+        inputs: str = "",
+        recreated: Collection[str] = (),
     ) -> HostPlan:
-        del keep
+        del recreated, keep
         self._use_images(spec, inputs)
         kept = self._to_take_up(spec)
         asked = self._write_module(spec, workspace, kept)
@@ -156,8 +163,9 @@ class GcpProvider(Provider):
         workspace: Workspace,
         *,
         keep: Sizes,  # noqa: ARG002
-        report: Reporter,
+        report: ProgressReporter,
         node_class: NodeClass | None = None,
+        recreated: Collection[str] = (),  # noqa: ARG002
     ) -> Provisioned:
         self._use_images(spec, node_class.keys[COMPUTE] if node_class else "")
         kept = self._to_take_up(spec)
@@ -190,7 +198,7 @@ class GcpProvider(Provider):
     def alive(self, cluster_id: str) -> bool:
         return orphans.any_runs(self._api, cluster_id)
 
-    def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: Reporter) -> None:
+    def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: ProgressReporter) -> None:
         if workspace is not None and has_module(workspace.terraform):
             terraform = self._terraform(workspace, controller_of(workspace.terraform), report)
             owner = apply.Owner(cluster_id, lambda: self._remove_found(cluster_id, report))
@@ -221,7 +229,7 @@ class GcpProvider(Provider):
     def refuse_used(self, kept: KeptStorage) -> None:
         storage.refuse_used(self._api, kept)
 
-    def remove_storage(self, kept: KeptStorage, *, report: Reporter) -> None:
+    def remove_storage(self, kept: KeptStorage, *, report: ProgressReporter) -> None:
         self.refuse_used(kept)
         orphans.remove_resources(self._api, [storage.as_found(kept)], report=report)
 
@@ -233,7 +241,7 @@ class GcpProvider(Provider):
             storage.refuse_another(spec, kept)
         return kept
 
-    def _remove_found(self, cluster_id: str, report: Reporter) -> None:
+    def _remove_found(self, cluster_id: str, report: ProgressReporter) -> None:
         """Remove what the API shows of the cluster, whatever Terraform knows."""
         found = orphans.find_resources(self._api, cluster_id)
         orphans.remove_resources(self._api, found, report=report)
@@ -258,7 +266,7 @@ class GcpProvider(Provider):
         storage.write_imports(workspace.terraform, kept)
         return digest((workspace.terraform / VARIABLES).read_bytes())
 
-    def _terraform(self, workspace: Workspace, controller: str, report: Reporter) -> Terraform:
+    def _terraform(self, workspace: Workspace, controller: str, report: ProgressReporter) -> Terraform:
         settings = self._settings
         place = apply.Place(settings.project, settings.zone, controller, enables_apis=settings.enable_apis)
         return Terraform(
@@ -266,7 +274,7 @@ class GcpProvider(Provider):
         )
 
     def _inventory(
-        self, spec: ClusterSpec, workspace: Workspace, outputs: Mapping[str, Any], report: Reporter
+        self, spec: ClusterSpec, workspace: Workspace, outputs: Mapping[str, Any], report: ProgressReporter
     ) -> Inventory:
         names, hosts = _names(spec), outputs["hosts"]
         before = ((host, hosts.get(host.name)) for host in hosts_as_raised(workspace).values())

@@ -16,7 +16,7 @@ from typing import Any
 
 from clusterctl.errors import DiskError, LockedError, MachineError, ProvisionError
 from clusterctl.state.inventory import ARCHITECTURE
-from clusterctl.util.progress import Reporter, Waiting
+from clusterctl.util.progress import ProgressReporter, Waiting
 
 _MODULE = "clusterctl.providers.local.helper"
 _NO_RIGHT, _HERE = "no right to start nodes", "this machine"
@@ -30,7 +30,7 @@ def call(
     verb: str,
     request: dict[str, Any],
     *,
-    report: Reporter = lambda _: None,
+    report: ProgressReporter = lambda _: None,
     ready: Callable[[dict[str, Any]], object] | None = None,
 ) -> dict[str, Any]:
     """One request to the helper, started with ``sudo -n`` when we are not root, to its result.
@@ -133,7 +133,7 @@ def elevation(system: str) -> list[str]:
 def converse(
     process: subprocess.Popen[str],
     request: dict[str, Any],
-    report: Reporter,
+    report: ProgressReporter,
     *,
     ready: Callable[[dict[str, Any]], object] | None,
 ) -> dict[str, Any]:

@@ -49,7 +49,7 @@ from clusterctl.state.inventory import (
 from clusterctl.state.submissions import SENT_FILES
 from clusterctl.state.workspace import Workspace, state_home
 from clusterctl.util.assets import digest, install_inputs
-from clusterctl.util.progress import Reporter
+from clusterctl.util.progress import ProgressReporter
 
 _SHARED = "/shared"
 _KEEP_IMAGE: Final = (
@@ -98,7 +98,9 @@ class LocalProvider(Provider):
     def working(self) -> AbstractContextManager[None]:
         return keeping_helper()
 
-    def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, report: Reporter) -> None:
+    def prepare(
+        self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, report: ProgressReporter
+    ) -> None:
         def ready(answer: dict[str, Any]) -> None:
             bake(self._image_host(answer, "image", CONTROLLER, COMPUTE))
 
@@ -116,7 +118,7 @@ class LocalProvider(Provider):
         inputs: Mapping[str, str],
         *,
         bake: BakeClass,
-        report: Reporter,
+        report: ProgressReporter,
     ) -> Mapping[str, SharedFiles]:
         image = _image(self._settings, spec, workspace)
         request = layout.ClassRequest(
@@ -135,7 +137,14 @@ class LocalProvider(Provider):
         return {share.host: share.size for share in divide(spec, Hardware.here())[0]}
 
     def plan(
-        self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter, inputs: str = ""
+        self,
+        spec: ClusterSpec,
+        workspace: Workspace,
+        *,
+        keep: Sizes,
+        report: ProgressReporter,
+        inputs: str = "",
+        recreated: Collection[str] = (),
     ) -> HostPlan:
         del report, inputs
         refuse_other_machines(sys.platform)
@@ -152,7 +161,7 @@ class LocalProvider(Provider):
         if found.state is not None:
             notes += self._notes_on(found.state, spec, workspace)
         notes += self._storage_notes(spec, found)
-        return HostPlan(compare(spec, shares, found, hosts, self.anew), notes=notes)
+        return HostPlan(compare(spec, shares, found, hosts, recreated), notes=notes)
 
     def _notes_on(
         self, state: layout.ClusterState, spec: ClusterSpec, workspace: Workspace
@@ -198,8 +207,9 @@ class LocalProvider(Provider):
         workspace: Workspace,
         *,
         keep: Sizes,
-        report: Reporter,
+        report: ProgressReporter,
         node_class: NodeClass | None = None,
+        recreated: Collection[str] = (),
     ) -> Provisioned:
         shares, notes = _shares(spec, keep)
         image = _image(self._settings, spec, workspace)
@@ -225,7 +235,7 @@ class LocalProvider(Provider):
                 layout.Node(name=spec.controller_host),
                 *(layout.Node(name=one.host, cores=one.cores, disk_mib=one.size.disk_mib) for one in shares),
             ),
-            anew=tuple(self.anew),
+            anew=tuple(recreated),
         )
         classed: tuple[str, ...] = ()
         inventory_of = partial(_inventory, spec, workspace, request, shares)
@@ -239,7 +249,6 @@ class LocalProvider(Provider):
 
         report(f"starting {len(request.nodes)} machines")
         answer = call("up", request.model_dump(mode="json"), report=report, ready=ready)
-        self.anew = ()
         made = layout.MadeCluster.model_validate(answer)
         inventory = inventory_of(made)
         new = tuple(node.name for node in made.nodes if node.made)
@@ -251,7 +260,7 @@ class LocalProvider(Provider):
     def alive(self, cluster_id: str) -> bool:
         return bool(_existing(cluster_id).machines)
 
-    def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: Reporter) -> None:
+    def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: ProgressReporter) -> None:
         keep: bool | None = None
         if workspace is not None and keeps_storage(workspace) == may_keep_storage(workspace):
             keep = keeps_storage(workspace)
@@ -277,7 +286,7 @@ class LocalProvider(Provider):
         rows: list[dict[str, Any]] = call("copies", request.model_dump(mode="json"))["rows"]
         return rows
 
-    def remove_storage(self, kept: KeptStorage, *, report: Reporter) -> None:
+    def remove_storage(self, kept: KeptStorage, *, report: ProgressReporter) -> None:
         call("storage", {"remove": [kept.id]}, report=report)
 
 
@@ -374,7 +383,7 @@ def _kept(one: layout.KeptFolder) -> KeptStorage:
     return KeptStorage(cluster=one.name, what=where, usd_per_month=0.0, **said)
 
 
-def cached_images(*, prune: bool = False, report: Reporter) -> tuple[layout.CachedImage, ...]:
+def cached_images(*, prune: bool = False, report: ProgressReporter) -> tuple[layout.CachedImage, ...]:
     """The image cache, or what was removed from it."""
     answer = call("cache", {"prune": prune}, report=report)
     return tuple(layout.CachedImage.model_validate(image) for image in answer["images"])

@@ -44,7 +44,7 @@ from clusterctl.state.inventory import Host, Inventory, applied_spec
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.util.process import on_each
-from clusterctl.util.progress import Clock, HostStep, Limit, Reporter
+from clusterctl.util.progress import Clock, HostStep, Limit, ProgressReporter
 
 _HOST_S: Final = 0.5  # of the time of this machine's processors, for a look at one host
 _THEN: Final = "nothing was changed; correct it, then run the same command again"
@@ -121,9 +121,16 @@ class OnpremProvider(Provider):
         return replace(report, findings=(*found, *(one for one in errors if one not in found)))
 
     def plan(
-        self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter, inputs: str = ""
+        self,
+        spec: ClusterSpec,
+        workspace: Workspace,
+        *,
+        keep: Sizes,
+        report: ProgressReporter,
+        inputs: str = "",
+        recreated: Collection[str] = (),
     ) -> HostPlan:
-        del keep, inputs
+        del recreated, keep, inputs
         found = self._look(spec, workspace, report)
         before = hosts_as_raised(workspace)
         left = pending_releases(workspace)
@@ -144,8 +151,9 @@ class OnpremProvider(Provider):
         workspace: Workspace,
         *,
         keep: Sizes,  # noqa: ARG002
-        report: Reporter,
+        report: ProgressReporter,
         node_class: NodeClass | None = None,  # noqa: ARG002
+        recreated: Collection[str] = (),  # noqa: ARG002
     ) -> Provisioned:
         found = self._found
         if found is None or found.text != dump_spec(spec) or self._workspace != workspace:
@@ -170,7 +178,7 @@ class OnpremProvider(Provider):
         there, failed = members.log_in(list(hosts_as_raised(self._workspace)), self._workspace)
         return bool(there) or not all(isinstance(exc, UnreachableError) for exc in failed.values())
 
-    def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: Reporter) -> None:
+    def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: ProgressReporter) -> None:
         if workspace is None:
             with open_login(self._settings.machines, None, self._prompts) as login:
                 release.release_orphan(login, self._settings, cluster_id, report=report)
@@ -204,7 +212,7 @@ class OnpremProvider(Provider):
         with open_login(self._settings.machines, self._workspace, self._prompts) as login:
             return find_homes(login, self._settings, name, users)
 
-    def remove_storage(self, kept: KeptStorage, *, report: Reporter) -> None:
+    def remove_storage(self, kept: KeptStorage, *, report: ProgressReporter) -> None:
         report(f"removing {kept.what}")
         with open_login(self._settings.machines, self._workspace, self._prompts) as login:
             remove_homes(login, self._settings, kept)
@@ -230,7 +238,7 @@ class OnpremProvider(Provider):
             return (Finding(leader, "error", "kept-storage", exc.what, exc.why, exc.fix),)
         return ()
 
-    def _look(self, spec: ClusterSpec, workspace: Workspace, report: Reporter) -> _Found:
+    def _look(self, spec: ClusterSpec, workspace: Workspace, report: ProgressReporter) -> _Found:
         """See what the machines are and what they can become."""
         asked = members.members(spec, self._settings)
         report(f"looking at {len(asked)} machines")
@@ -289,7 +297,9 @@ class OnpremProvider(Provider):
         report = members.examine(spec, asked, login, ours, only=there, lost=lost, limit=limit)
         return ours, silent, report
 
-    def _join(self, found: _Found, joining: Sequence[str], workspace: Workspace, report: Reporter) -> None:
+    def _join(
+        self, found: _Found, joining: Sequence[str], workspace: Workspace, report: ProgressReporter
+    ) -> None:
         inventory = found.inventory
         write_atomic(workspace.joining, inventory.model_dump_json(indent=2) + "\n")
         write_ssh_files(inventory, workspace)

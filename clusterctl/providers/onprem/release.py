@@ -46,7 +46,7 @@ from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.util.assets import digest
 from clusterctl.util.process import on_each
-from clusterctl.util.progress import HostStep, Reporter
+from clusterctl.util.progress import HostStep, ProgressReporter
 
 NOT_RELEASED: Final = "could not be released"
 THEN: Final = (
@@ -56,7 +56,7 @@ _THEN_UP: Final = "then run `clusterctl up` again: what is done stays done"
 _LOOK: Final = (Path(__file__).with_name("data") / "look.sh").read_text()
 
 
-def release_all(login: Login, cluster_id: str, *, report: Reporter) -> None:
+def release_all(login: Login, cluster_id: str, *, report: ProgressReporter) -> None:
     inventory = inventory_as_raised(login.workspace)
     if inventory is None:
         return
@@ -79,7 +79,7 @@ def _release(
     workspace: Workspace,
     prompts: Prompts,
     *,
-    report: Reporter,
+    report: ProgressReporter,
 ) -> tuple[Collection[str], Mapping[str, ClusterctlError]]:
     """Restore these, then remove our account from them: those that are released, and how others failed."""
     failed = _restored(hosts, inventory, workspace, prompts, report)
@@ -89,7 +89,7 @@ def _release(
 
 
 def release_removed(
-    wanted: Inventory, workspace: Workspace, prompts: Prompts, *, report: Reporter
+    wanted: Inventory, workspace: Workspace, prompts: Prompts, *, report: ProgressReporter
 ) -> Mapping[str, str]:
     """Release the machines that are no longer part of the cluster; why nothing was done on some."""
     before = inventory_as_raised(workspace)
@@ -154,7 +154,11 @@ def _is_ours(host: str, login: Login, claim: Claim) -> bool:
 
 
 def _restored(
-    hosts: Sequence[str], inventory: Inventory, workspace: Workspace, prompts: Prompts, report: Reporter
+    hosts: Sequence[str],
+    inventory: Inventory,
+    workspace: Workspace,
+    prompts: Prompts,
+    report: ProgressReporter,
 ) -> Mapping[str, ClusterctlError]:
     """Have what was put back on these; those where it failed."""
     if not hosts:
@@ -175,7 +179,9 @@ def _restored(
     return {}
 
 
-def release_orphan(login: Login, settings: OnpremSettings, cluster_id: str, *, report: Reporter) -> None:
+def release_orphan(
+    login: Login, settings: OnpremSettings, cluster_id: str, *, report: ProgressReporter
+) -> None:
     """Release the machines that say that they belong to it; ``login`` has a workspace for the moment."""
     mine = {host: c for host, c in claims(login).items() if c.get("id") == cluster_id}
     if not mine:
@@ -254,7 +260,12 @@ def _machine(host: Host, settings: OnpremSettings) -> OnpremHost:
 
 
 def retry_all(
-    workspace: Workspace, members: Iterable[Host], prompts: Prompts, *, report: Reporter, ending: bool = False
+    workspace: Workspace,
+    members: Iterable[Host],
+    prompts: Prompts,
+    *,
+    report: ProgressReporter,
+    ending: bool = False,
 ) -> tuple[Notice, ...]:
     """Try every pending release again; what the user should know of it.
 
@@ -304,7 +315,7 @@ def _taken_again(one: PendingRelease, members: Collection[Host]) -> tuple[Notice
     return None
 
 
-def _release_pending(one: PendingRelease, login: Login, report: Reporter) -> None:
+def _release_pending(one: PendingRelease, login: Login, report: ProgressReporter) -> None:
     name, cluster_id = one.host.name, one.workspace.cluster_id()
     if lost := login.trust([name]):
         raise lost[name]

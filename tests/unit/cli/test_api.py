@@ -16,8 +16,8 @@ import clusterctl
 from clusterctl.api import JobKeywords
 from clusterctl.cluster import down as cluster_down
 from clusterctl.cluster import up as cluster_up
+from clusterctl.cluster.context import ClusterContext, PhaseRunner
 from clusterctl.cluster.down import DownOptions, DownResult
-from clusterctl.cluster.session import ClusterSession, PhaseRunner
 from clusterctl.cluster.up import UpOptions, UpResult
 from clusterctl.errors import JobFailedError, MachineError, NotUpError, SpecError, UsageError
 from clusterctl.providers.base import HostChange, HostPlan
@@ -166,9 +166,9 @@ def test_what_is_asked_about_needs_a_yes(here: Session, monkeypatch: pytest.Monk
     gone = HostChange(name="demo-train-2", action="remove", what="", why="")
     given: list[object] = []
 
-    def up(session: ClusterSession, options: UpOptions) -> UpResult:
+    def up(session: ClusterContext, options: UpOptions) -> UpResult:
         given.append(options)
-        session.reporter("provision", "")
+        session.reporter.step("provision")
         plan = cluster_up.Plan(hosts=HostPlan((gone,)))
         options.approve(plan)
         raise MachineError("yes", code="approved")
@@ -186,7 +186,7 @@ def test_what_is_asked_about_needs_a_yes(here: Session, monkeypatch: pytest.Monk
     assert any("provision" in line for line in said)
     with refused("approved", MachineError):
         demo.up(yes=True, limit=["gpu[1-2]"])
-    assert [(one.force, one.limit) for one in given] == [(True, ()), (False, ("gpu1", "gpu2"))]
+    assert [(one.force, one.limit) for one in given] == [(True, None), (False, ("gpu1", "gpu2"))]
     assert demo.down(yes=True, discard_run=["1"]) == DownResult()
     assert given[2] == (Workspace.of("demo"), ["1"])
 

@@ -25,7 +25,7 @@ def phases() -> Phases:
 def configure(phases: Phases, task: str, hosts: range, of: int) -> list[str]:
     """Return what is said after these hosts are through with a task: how many, who is not, and the task."""
     for i in hosts:
-        phases("configure", HostStep(f"demo-train-{i}", task, of))
+        phases.progress(HostStep(f"demo-train-{i}", task, of))
     count, _, rest = phases.now.partition(" hosts")
     waiting, now = rest.split("  ")
     return [count, waiting.removeprefix(", waiting for "), now]
@@ -55,9 +55,10 @@ def test_many_hosts_are_counted(phases: Phases) -> None:
 def test_whose_end_is_waited_for_is_told_without_a_terminal_too(
     phases: Phases, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    phases("provision", "starting 3 machines")
+    phases.step("provision")
+    phases.progress("starting 3 machines")
     behind = Waiting("`clusterctl up` of ada (pid 7) is at work")
-    phases("provision", behind)
+    phases.progress(behind)
     said = capsys.readouterr().err
     assert "starting 3" not in said
     assert behind in said
@@ -72,13 +73,13 @@ from clusterctl.util.progress import HostStep, Waiting
 
 phases = Phases(Screen(json=False, color=True), verbose=False)
 with phases.shown():
-    phases("image", "")
-    phases("configure", "")
+    phases.step("image")
+    phases.step("configure")
     for i in range(1, 64):
-        phases("configure", HostStep(f"demo-train-{{i}}", {LONG!r}, 64))
+        phases.progress(HostStep(f"demo-train-{{i}}", {LONG!r}, 64))
     while not Path("go-on").exists():
         time.sleep(0.05)
-    phases("configure", HostStep("demo-train-64", {LONG!r}, 64, "failed", True))
+    phases.progress(HostStep("demo-train-64", {LONG!r}, 64, "failed", True))
 print("the end")
 """
 

@@ -11,8 +11,9 @@ import pytest
 
 from clusterctl.cli.output import Screen
 from clusterctl.cli.up import approve, as_dict, text
-from clusterctl.cluster.plan import AffectedJob, Impact, Plan
-from clusterctl.cluster.session import Drift
+from clusterctl.cluster.context import Drift
+from clusterctl.cluster.impact import AffectedJob, Impact
+from clusterctl.cluster.plan import Plan
 from clusterctl.errors import UsageError
 from clusterctl.providers.base import HostChange, HostPlan
 from clusterctl.scheduler.base import JobInfo, JobState
@@ -188,7 +189,8 @@ sys.stderr = Counted()
 screen = Slow(json=False, color=False)
 phases = Phases(screen, verbose=False)
 with phases.shown():
-    phases("plan", "a picture that moves")
+    phases.step("plan")
+    phases.progress("a picture that moves")
     approve(screen, Plan(HostPlan(hosts)), yes=False)
     print("goes on")
 """
@@ -209,14 +211,14 @@ BAKES = """
 from clusterctl.cli import up as image
 from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
-from clusterctl.cluster import up
+from clusterctl.cluster import bake
 from clusterctl.spec.models import ClusterSpec
 
 cloud = {"type": "gcp", "project": "a-project", "zone": "us-central1-a"}
 parts = [{"name": "train", "nodes": 1, "gpus": {"type": "l4", "count": 1}}]
 spec = {"version": 1, "name": "demo", "provider": cloud, "partitions": parts}
 image.spec_of = lambda *_: ClusterSpec.model_validate(spec)
-up.bake_ahead = lambda session, approve: approve(("on demo-image, 0.07 USD an hour",)) or "made"
+bake.bake_ahead = lambda session, approve: approve(("on demo-image, 0.07 USD an hour",)) or "made"
 image.bake(Screen(json=False, color=False), Options(), yes=YES)
 """
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from clusterctl.cluster import converge
+from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.converge import Configured, _installed, _write, inputs_of
 from clusterctl.cluster.hardware import gpus_file, hardware
 from clusterctl.hosts.gpus import Driver
-from clusterctl.hosts.probe import HostReport, ProbeRequest
+from clusterctl.hosts.probe import HostReport
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
-from tests.support.cluster_session import session_of
 from tests.support.gpu_nodes import CTL, INVENTORY, ONE, TWO
 from tests.unit.cluster.test_converge_hardware import SPEC, WAS, shows
 
@@ -33,17 +32,14 @@ def installed(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Install:
     def run(
         inventory: Inventory,
         views: dict[str, HostReport],
-        limit: tuple[str, ...] = (),
+        limit: tuple[str, ...] = (CTL, ONE, TWO),
         lacking: tuple[str, ...] = (),
     ) -> dict[str, HostReport]:
-        def probe_hosts(asked: dict[str, ProbeRequest], _: Any) -> dict[str, HostReport]:
-            return dict.fromkeys(asked, WAS)
-
-        monkeypatch.setattr(converge, "probe_hosts", probe_hosts)
+        monkeypatch.setattr(ClusterContext, "probe", lambda _, __, hosts: dict.fromkeys(hosts, WAS))
         hosts = tuple(host for host in inventory.hosts if host.name in lacking)
         monkeypatch.setattr(converge.inventory_file, "hosts_to_install", lambda *_: hosts)
-        monkeypatch.setattr(converge.ansible, "run", lambda *_, limit, **__: LIMITS.append(limit))
-        session = session_of(SPEC, workspace)
+        monkeypatch.setattr(converge.ansible, "run", lambda *_, hosts, **__: LIMITS.append([*hosts]))
+        session = ClusterContext.of(SPEC, workspace=workspace)
         with session.connections:
             return {**_installed(session, inventory, views, limit)}
 
@@ -51,8 +47,8 @@ def installed(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 def noted(workspace: Workspace, views: dict[str, HostReport]) -> None:
-    inputs, _ = inputs_of(SPEC, INVENTORY, workspace, views)
-    _write(workspace, Configured(inputs=inputs, hardware=hardware(SPEC, INVENTORY, views)))
+    rendered = inputs_of(SPEC, INVENTORY, workspace, views)
+    _write(workspace, Configured(inputs=rendered.inputs, hardware=hardware(SPEC, INVENTORY, views)))
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "none"])
@@ -95,4 +91,4 @@ def test_all_that_lack_the_installation_get_it_in_one_run(installed: Install) ->
     installed(INVENTORY, {CTL: ctl, ONE: new, TWO: WAS}, lacking=(ONE,))
     installed(INVENTORY, {CTL: ctl, ONE: WAS, TWO: WAS}, lacking=(CTL,))  # site.yml does it, nobody waits
     installed(INVENTORY.model_copy(update={"baked": True}), {CTL: ctl, ONE: new, TWO: WAS}, lacking=lacking)
-    assert LIMITS == [[ONE, TWO, CTL], [ONE, CTL], [ONE], [ONE]]
+    assert LIMITS == [[CTL, ONE, TWO], [CTL, ONE], [ONE], [ONE]]

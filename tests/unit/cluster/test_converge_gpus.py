@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 
 from clusterctl.cluster import verify
+from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.converge import Converged, render
 from clusterctl.cluster.hardware import (
     fetch_gpu_wheels,
@@ -32,7 +33,6 @@ from clusterctl.transport.base import Connect, Transport
 from clusterctl.transport.connections import Connections
 from clusterctl.util.assets import gpu_lock
 from clusterctl.util.process import Result
-from tests.support.cluster_session import session_of
 from tests.support.gpu_nodes import CTL, INVENTORY, ONE, TWO
 from tests.support.here import LocalTransport
 from tests.support.messages import refused, shows
@@ -103,7 +103,9 @@ def no_host(name: str) -> Transport:
 def fetched(
     workspace: Workspace, spec: ClusterSpec, views: dict[str, HostReport], to: Connect = no_host
 ) -> tuple[str, ...]:
-    return fetch_gpu_wheels(spec, INVENTORY, workspace, views, to=to, report=lambda _: None)
+    cluster: Any = ClusterContext.of(spec, workspace=workspace)
+    cluster.connections.to = to
+    return fetch_gpu_wheels(cluster, INVENTORY, views)
 
 
 def test_hosts_that_show_cards_get_cupy(workspace: Workspace) -> None:
@@ -182,7 +184,7 @@ def test_a_rented_node_fetches_cupy_by_itself_where_it_reaches_the_package_index
 )
 def test_a_host_without_the_gpus_of_its_partition_is_named(driver: Driver, why: str, fix: str) -> None:
     with pytest.raises(VerifyError) as caught:
-        reject_missing_gpus(spec(), INVENTORY, views(T4, driver))
+        reject_missing_gpus(spec(), INVENTORY, views(T4, driver), INVENTORY.names)
     (failure,) = caught.value.failures
     assert (failure.host, failure.code) == (TWO, "gpus-missing")
     assert failure.cause.endswith(why)
@@ -190,17 +192,17 @@ def test_a_host_without_the_gpus_of_its_partition_is_named(driver: Driver, why: 
     assert fix in failure.fix
     assert TWO in caught.value.what
     assert caught.value.exit_code == 1
-    reject_missing_gpus(spec(), INVENTORY, views(T4, driver), limit=(ONE,))
+    reject_missing_gpus(spec(), INVENTORY, views(T4, driver), (ONE,))
 
 
 def test_a_card_in_parts_is_one(workspace: Workspace) -> None:
-    reject_missing_gpus(spec(), INVENTORY, views(T4, PARTS))
+    reject_missing_gpus(spec(), INVENTORY, views(T4, PARTS), INVENTORY.names)
 
 
 def test_what_nvidia_smi_says_is_explained() -> None:
     fault = machines.STATES["off-the-bus"]["says"]
     with pytest.raises(VerifyError) as caught:
-        reject_missing_gpus(spec(), INVENTORY, views(T4, Driver(fault=fault)))
+        reject_missing_gpus(spec(), INVENTORY, views(T4, Driver(fault=fault)), INVENTORY.names)
     (failure,) = caught.value.failures
     assert "off the bus" in failure.cause
     assert "boot the node" in failure.fix
@@ -210,10 +212,10 @@ def test_what_nvidia_smi_says_is_explained() -> None:
 def test_gpus_that_show_and_are_not_linked_are_a_failure(code: str) -> None:
     needs = [Finding(TWO, "warning", code, "NVSwitches are not set up", "it does not run", "install it")]
     with refused("nodes-changed-hardware", VerifyError, f"{TWO}") as caught:
-        reject_missing_gpus(spec(), INVENTORY, views(T4, T4), needs=needs)
+        reject_missing_gpus(spec(), INVENTORY, views(T4, T4), INVENTORY.names, needs=needs)
     (failure,) = caught.value.failures
     assert (failure.code, failure.host, failure.fix) == (code, TWO, "install it")
-    reject_missing_gpus(spec(), INVENTORY, views(T4, T4), limit=(ONE,), needs=needs)
+    reject_missing_gpus(spec(), INVENTORY, views(T4, T4), (ONE,), needs=needs)
 
 
 @pytest.mark.parametrize("runs", [True, False])
@@ -228,26 +230,25 @@ def test_up_ends_with_what_it_sees_of_the_nodes_drivers(
         said = answer(**WELL | (linked if host == TWO else {}))
         return SimpleNamespace(run=lambda *_, **__: SimpleNamespace(stdout=said))
 
-    session = session_of(spec(), workspace)
+    session = ClusterContext.of(spec(), workspace=workspace)
     session.connections = cast(Connections, SimpleNamespace(to=run))
     monkeypatch.setattr(verify, "run_verification", lambda *_, **__: verify.Verification((ONE, TWO)))
     no_jobs = SimpleNamespace(release_held_jobs=lambda: ())
-    monkeypatch.setattr(verify, "scheduler_of", lambda *_: no_jobs)
-    up = Converged(INVENTORY, views(T4, T4), ())
+    monkeypatch.setattr(ClusterContext, "scheduler", lambda *_: no_jobs)
+    up = Converged(INVENTORY, views(T4, T4))
     if runs:
-        verify.verify(session, up)
+        told = [note.split(": ")[:2] for note in verify.verify(session, up).notes]
+        assert [host for host, why in told if shows(why, "gpu-lost")] == [TWO]
     else:
         with refused("nodes-changed-hardware", VerifyError, f"{TWO}") as caught:
             verify.verify(session, up)
         assert [(one.host, one.code) for one in caught.value.failures] == [(TWO, "fabric-manager")]
-    told = [note.split(": ")[:2] for note in session.notes]
-    assert [host for host, why in told if shows(why, "gpu-lost")] == [TWO]
 
 
 def test_a_driver_that_waits_for_a_reboot_is_told_of_instead() -> None:
     why, fix = "NVIDIA's driver 575.57 is there, and it is not loaded", f"`clusterctl node reboot {TWO}`"
     needs = [Finding(TWO, "warning", "reboot-needed", "a reboot is needed", why, fix)]
     with pytest.raises(VerifyError) as caught:
-        reject_missing_gpus(spec(), INVENTORY, views(T4, Driver()), needs=needs)
+        reject_missing_gpus(spec(), INVENTORY, views(T4, Driver()), INVENTORY.names, needs=needs)
     (failure,) = caught.value.failures
     assert (failure.host, failure.cause.endswith(f", and {why}"), failure.fix) == (TWO, True, fix)

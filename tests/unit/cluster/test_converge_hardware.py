@@ -60,10 +60,12 @@ def at_work(busy: Collection[str], asked: Collection[str]) -> dict[str, str]:
     return {host: "a job is at work there" for host in busy if host in asked}
 
 
-def fitted(now: HostReport, *busy: str, was: HostReport = WAS, limit: tuple[str, ...] = ()) -> NodeConfig:
+def fitted(
+    now: HostReport, *busy: str, was: HostReport = WAS, limit: tuple[str, ...] = (CTL, ONE, TWO)
+) -> NodeConfig:
     noted = hardware(SPEC, INVENTORY, {CTL: HostReport(None, {}), ONE: was, TWO: WAS})
     views = {CTL: HostReport(None, {}), ONE: now, TWO: WAS}
-    return node_config(SPEC, INVENTORY, views, noted, partial(at_work, busy), limit=limit)
+    return node_config(SPEC, INVENTORY, views, noted, partial(at_work, busy), concerned=limit)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +131,7 @@ def test_without_slurm_nothing_ends_a_job() -> None:
     mpirun = MpirunClient(bare, "ada", ScriptedTransport([]), lambda _: ScriptedTransport([]))
     for drain in (False, True):
         ask = partial(nodes_with_jobs, mpirun, drain=drain)
-        found = node_config(SPEC, bare, {ONE: shows("t4", "t4")}, noted, ask)
+        found = node_config(SPEC, bare, {ONE: shows("t4", "t4")}, noted, ask, concerned=(ONE,))
         assert found.changes
         assert found.waiting == {}
 
@@ -172,7 +174,8 @@ def test_cards_whose_driver_does_not_answer_have_not_gone() -> None:
 
 
 def test_a_node_that_nothing_was_noted_of_has_not_changed() -> None:
-    assert node_config(SPEC, INVENTORY, {ONE: shows("t4")}, {}, partial(at_work, [ONE])).changes == {}
+    views, ask = {ONE: shows("t4")}, partial(at_work, [ONE])
+    assert node_config(SPEC, INVENTORY, views, {}, ask, concerned=(ONE,)).changes == {}
 
 
 def test_what_is_counted_on_the_bus_concerns_only_who_installs_for_it() -> None:

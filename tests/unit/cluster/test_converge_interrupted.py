@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 
 from clusterctl.cluster import converge
+from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.converge import Configured, _read, _write, inputs_of
 from clusterctl.cluster.hardware import hardware
 from clusterctl.errors import ConfigureError
 from clusterctl.hosts.probe import HostReport
 from clusterctl.providers.base import Provisioned
 from clusterctl.state.workspace import Workspace
-from tests.support.cluster_session import session_of
 from tests.support.gpu_nodes import CTL, INVENTORY, ONE, TWO
 from tests.support.scripted import Step
 from tests.unit.cluster.test_converge_hardware import SPEC, WAS, shows
@@ -28,8 +28,8 @@ Fails = Callable[..., str]
 def workspace(workspace: Workspace) -> Workspace:
     """Of a cluster whose nodes were configured with a card each."""
     views = {CTL: HostReport(None, {}), ONE: WAS, TWO: WAS}
-    inputs, _ = inputs_of(SPEC, INVENTORY, workspace, views)
-    _write(workspace, Configured(inputs=inputs, hardware=hardware(SPEC, INVENTORY, views)))
+    rendered = inputs_of(SPEC, INVENTORY, workspace, views)
+    _write(workspace, Configured(inputs=rendered.inputs, hardware=hardware(SPEC, INVENTORY, views)))
     return workspace
 
 
@@ -40,15 +40,15 @@ def fails(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Fails:
     def fail(*_: object, **__: object) -> None:
         raise ConfigureError("tasks failed")
 
-    def run(now: HostReport, *steps: Step, limit: tuple[str, ...] = ()) -> str:
+    def run(now: HostReport, *steps: Step, limit: tuple[str, ...] | None = None) -> str:
         monkeypatch.setattr(converge, "fetch_gpu_wheels", lambda *_, **__: ())
         monkeypatch.setattr(converge.ansible, "run", fail)
         views = {CTL: HostReport(None, {}), ONE: now, TWO: WAS}
-        session = session_of(SPEC, workspace)
+        session = ClusterContext.of(SPEC, workspace=workspace)
         with asked_in_order(*steps) as slurm, session.connections:
-            monkeypatch.setattr(converge, "scheduler_of", lambda *_, **__: slurm)
+            monkeypatch.setattr(ClusterContext, "scheduler", lambda *_, **__: slurm)
             with pytest.raises(ConfigureError):
-                converge.converge(session, Provisioned(INVENTORY), views, limit)
+                converge.converge(session, Provisioned(INVENTORY), views, limit=limit)
         (line,) = (
             text
             for text in (workspace.rendered / "slurm.conf").read_text().splitlines()
@@ -63,8 +63,10 @@ def slurm_has(gres: str) -> Step:
     return sinfo(ONE, TWO, state="mixed", size=("4", "62720"), gres=gres)
 
 
-@pytest.mark.parametrize("limit", [(), (ONE,)])
-def test_a_job_keeps_the_cards_that_it_was_given_meanwhile(fails: Fails, limit: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("limit", [None, (ONE,)])
+def test_a_job_keeps_the_cards_that_it_was_given_meanwhile(
+    fails: Fails, limit: tuple[str, ...] | None
+) -> None:
     two, three = shows("t4", "t4"), shows("t4", "t4", "t4")
     assert fails(two, sinfo(ONE), DRAIN, squeue(), limit=limit) == "Gres=gpu:t4:2"
     told = slurm_has("gpu:t4:2(S:0)")

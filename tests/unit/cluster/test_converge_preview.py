@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cluster import converge
+from clusterctl.cluster.context import ClusterContext, Drift
 from clusterctl.cluster.converge import Configured, _write, inputs_of
-from clusterctl.cluster.session import Drift
+from clusterctl.errors import Notice
 from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
@@ -25,6 +26,7 @@ def spec(max_time: str | None = None) -> ClusterSpec:
     return ClusterSpec.model_validate({"version": 1, "name": "d", "partitions": [partition], "users": users})
 
 
+SPEC = spec()
 INVENTORY = inventory_of(host_of(ONE, partition="train"))
 
 
@@ -33,16 +35,20 @@ def views(facts: NodeFacts = FACTS, **drifted: str) -> dict[str, HostReport]:
     return {CTL: HostReport(FACTS, FINE), ONE: HostReport(facts, marks)}
 
 
+def stale(workspace: Workspace, now: dict[str, HostReport], spec: ClusterSpec = SPEC) -> Notice | None:
+    return converge.stale(ClusterContext.of(spec, workspace=workspace), INVENTORY, now)
+
+
 @pytest.fixture
 def workspace(workspace: Workspace) -> Workspace:
     """Of a cluster whose configuring has ended well."""
-    inputs, _ = inputs_of(spec(), INVENTORY, workspace, views())
-    _write(workspace, Configured(inputs=inputs, marks={CTL: FINE, ONE: FINE}))
+    rendered = inputs_of(spec(), INVENTORY, workspace, views())
+    _write(workspace, Configured(inputs=rendered.inputs, marks={CTL: FINE, ONE: FINE}))
     return workspace
 
 
 def test_what_is_as_it_was_left_needs_nothing(workspace: Workspace) -> None:
-    assert converge.stale(spec(), INVENTORY, workspace, views()) is None
+    assert stale(workspace, views()) is None
     assert not [*converge.drift_of(workspace, views())]
 
 
@@ -59,13 +65,13 @@ def test_a_host_that_was_never_configured_is_named(workspace: Workspace) -> None
 def test_another_spec_other_hardware_and_a_torn_up_concern_all_hosts(workspace: Workspace) -> None:
     larger = views(NodeFacts(8, 1, 1, 8, 1, 8000))
     for found in (
-        converge.stale(spec("1h"), INVENTORY, workspace, views()),
-        converge.stale(spec(), INVENTORY, workspace, larger),
+        stale(workspace, views(), spec("1h")),
+        stale(workspace, larger),
     ):
         assert found is not None
         assert found.code == "hosts-outdated"
     workspace.configured.unlink()
-    assert converge.stale(spec(), INVENTORY, workspace, views()) is converge.UNFINISHED
+    assert stale(workspace, views()) is converge.UNFINISHED
 
 
 def test_to_look_writes_nothing(workspace: Workspace) -> None:
@@ -73,6 +79,6 @@ def test_to_look_writes_nothing(workspace: Workspace) -> None:
         return {path: path.read_bytes() for path in workspace.root.rglob("*") if path.is_file()}
 
     before = content()
-    converge.stale(spec("1h"), INVENTORY, workspace, views())
+    stale(workspace, views(), spec("1h"))
     list(converge.drift_of(workspace, views(munge="stopped")))
     assert content() == before

@@ -14,6 +14,7 @@ from clusterctl.cli import down as cli_down
 from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
 from clusterctl.cluster import down
+from clusterctl.cluster.context import PhaseRunner
 from clusterctl.cluster.down import (
     DownOptions,
     find_orphans,
@@ -22,7 +23,6 @@ from clusterctl.cluster.down import (
     to_discard,
 )
 from clusterctl.cluster.look import DISCARDED
-from clusterctl.cluster.session import PhaseRunner
 from clusterctl.errors import CollectError, LeftoversError, OnlyCopyError, UnreachableError, UsageError
 from clusterctl.providers.base import Leftover
 from clusterctl.spec.common import ProviderSettings
@@ -32,7 +32,7 @@ from clusterctl.state.ledger import Journal
 from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.disk import read_rows
-from clusterctl.util.progress import Reporter
+from clusterctl.util.progress import ProgressReporter
 from tests.support.messages import refused
 from tests.support.verbs import Clusterctl
 
@@ -56,7 +56,7 @@ class Stub:
     def kept_storage(self, _name: str, _users: object) -> tuple[()]:
         return ()
 
-    def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: Reporter) -> None:
+    def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: ProgressReporter) -> None:
         report("removing")
         self.destroyed.append((cluster_id, workspace))
         if not self.stubborn:

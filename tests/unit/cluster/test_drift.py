@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from clusterctl.cluster import up
+from clusterctl.cluster.context import Drift
 from clusterctl.cluster.converge import Configured
 from clusterctl.cluster.drift import drifted, hosts_with_drift, repairs_of, touches_slurm
-from clusterctl.cluster.session import Drift
 from clusterctl.errors import ConfigureError
 from clusterctl.hosts.probe import HostReport
 from clusterctl.state.workspace import Workspace
+from clusterctl.util.progress import SILENT
 from tests.support.messages import refused
 
 NOTED = {
@@ -130,11 +131,10 @@ def test_a_package_that_was_removed_is_installed_again_or_its_node_made_anew(
     session: Any = SimpleNamespace(
         spec=SimpleNamespace(users=(), scheduler="slurm", provider=SimpleNamespace(is_cloud=False)),
         workspace=Workspace(tmp_path),
-        report=None,
+        reporter=SILENT,
         connections=SimpleNamespace(
             to=lambda host: SimpleNamespace(run=lambda argv: ran.append((host, argv)))
         ),
-        notes=[],
     )
     inventory: Any = SimpleNamespace(controller=SimpleNamespace(name="d-ctl"), baked=baked)
     if not baked:

@@ -6,20 +6,22 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from clusterctl.cluster.plan import Impact, impact_of, reject, reject_taken_uids, settle
+from clusterctl.cluster import impact
+from clusterctl.cluster.context import ClusterContext, Outcome
+from clusterctl.cluster.impact import Impact, impact_of, make_way, reject, reject_taken_uids
 from clusterctl.errors import ClusterctlError, Notice, SlurmError, UnreachableError, UsageError
-from clusterctl.providers.base import HostChange, HostPlan, Size
+from clusterctl.providers.base import HostChange, HostPlan, Provider, Size
+from clusterctl.runs import only_copies
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.scheduler.slurm_parse import SQUEUE
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import Clock
-from tests.support.cluster_session import session_of
 from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import refused as rejected
 from tests.support.scripted import ScriptedTransport, Step
@@ -94,6 +96,10 @@ def asked_in_order(*steps: Step) -> Iterator[SlurmClient]:
         assert transport.left == ()
 
 
+def context(wanted: ClusterSpec, provider: Hosts) -> Any:
+    return ClusterContext.of(wanted, workspace=Workspace(Path("unused")), provider=cast(Provider, provider))
+
+
 def look(
     wanted: ClusterSpec,
     was: Inventory,
@@ -104,10 +110,12 @@ def look(
     alive: bool = True,
 ) -> tuple[dict[str, Size], tuple[str, ...]]:
     """The nodes that keep their size, and what the user should know."""
-    with asked_in_order(*steps) as slurm:
-        session = session_of(wanted, Workspace(Path("unused")), Hosts(sizes, alive))
-        found = impact_of(session, was, HostPlan(hosts), slurm, drain=True)
-        return {**found.keep}, settle(found, slurm, force=force)
+    with asked_in_order(*steps) as slurm, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(impact, "look_at_leaving", lambda *_, **__: Outcome(only_copies.NOTHING))
+        cluster = context(wanted, Hosts(sizes, alive))
+        cluster.inventory, cluster.applied, cluster.scheduler = was, wanted, lambda *_, **__: slurm
+        keep = make_way(cluster, HostPlan(hosts), force=force)
+        return {**keep}, tuple(cluster.notes)
 
 
 def look_ahead(
@@ -120,8 +128,7 @@ def look_ahead(
 ) -> Impact:
     """Every command is in ``steps``: what would change anything on the cluster is not among them."""
     with asked_in_order(*steps) as slurm:
-        session = session_of(wanted, Workspace(Path("unused")), Hosts(sizes, alive))
-        return impact_of(session, was, HostPlan(hosts), slurm)
+        return impact_of(context(wanted, Hosts(sizes, alive)), was, HostPlan(hosts), slurm)
 
 
 def test_a_look_ahead_drains_nothing_and_ends_nothing() -> None:

@@ -16,9 +16,9 @@ from clusterctl.cli import down as cli_down
 from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
 from clusterctl.cluster import down
+from clusterctl.cluster.context import Outcome, PhaseRunner, workspace_copy
 from clusterctl.cluster.down import DownOptions
 from clusterctl.cluster.look import DISCARDED, look_at_storage, reject_lost_storage
-from clusterctl.cluster.session import PhaseRunner, workspace_copy
 from clusterctl.errors import ClusterctlError, OnlyCopyError, UsageError
 from clusterctl.providers.storage import (
     KeptStorage,
@@ -36,7 +36,7 @@ from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.copies import Copies, note, read_copies
-from clusterctl.util.progress import Reporter
+from clusterctl.util.progress import ProgressReporter
 from tests.support.messages import refused
 
 DISK = KeptStorage(
@@ -130,7 +130,7 @@ class Stub:
     left: list[KeptStorage] = field(default_factory=list)  # what appears with `destroy`
     refuses: ClusterctlError | None = None
 
-    def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: Reporter) -> None:
+    def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: ProgressReporter) -> None:
         self.did.append("destroy")
         self.storage += self.left
 
@@ -152,7 +152,7 @@ class Stub:
     def refuse_used(self, kept: KeptStorage) -> None:
         pass
 
-    def remove_storage(self, kept: KeptStorage, *, report: Reporter) -> None:
+    def remove_storage(self, kept: KeptStorage, *, report: ProgressReporter) -> None:
         if self.refuses:
             raise self.refuses
         self.did.append(f"remove {kept.id}")
@@ -321,7 +321,7 @@ def test_down_storage_removes_its_own_only_where_nothing_on_it_is_to_be_kept(
 def test_down_storage_removes_its_own_with_others_that_were_looked_at(
     home: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(down, "look", lambda *_, **__: Found())  # its hosts answer, and nothing is there
+    monkeypatch.setattr(down, "look", lambda *_, **__: Outcome(Found()))
     stub.rows, stub.left = [{"end": True}], [OWN]
     runner = cluster(keep=False)
     runner.workspace.configured.touch()

@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from clusterctl.cluster import impact
 from clusterctl.cluster import look as looking
-from clusterctl.cluster import plan as planning
+from clusterctl.cluster.context import ClusterContext, PhaseRunner
+from clusterctl.cluster.impact import AffectedJob, Impact, make_way
 from clusterctl.cluster.look import (
     DISCARDED,
     LOOK_VALID_S,
@@ -24,7 +26,6 @@ from clusterctl.cluster.look import (
     look_at_leaving,
     note_removal,
 )
-from clusterctl.cluster.session import ClusterSession, PhaseRunner
 from clusterctl.errors import OnlyCopyError, SlurmError, UnreachableError
 from clusterctl.providers.base import HostChange, HostPlan
 from clusterctl.runs.only_copies import Found, OnlyCopy, Search
@@ -106,8 +107,13 @@ class Stage:
     def look(self, *given_up: str, **flags: bool) -> Found:
         entries = [JobEntry(token=i, name="mine", user="ada", submitted_at=0, job_id=i) for i in given_up]
         runner = PhaseRunner(workspace=self.workspace)
-        runner.verb = "down"
-        return runner.phase(look, entries, **{"discard": False, **flags})
+        return runner.run("look", look, entries, **{"discard": False, **flags})
+
+
+def context(stage: Stage) -> ClusterContext:
+    partitions = ({"name": "train", "nodes": 2},)
+    spec = ClusterSpec.model_validate({"version": 1, "name": "d", "partitions": partitions})
+    return ClusterContext.of(spec, workspace=stage.workspace)
 
 
 @pytest.fixture
@@ -133,8 +139,7 @@ def test_all_that_would_be_lost_is_listed_with_size_owner_and_age(stage: Stage) 
     assert [one.fix for one in caught.value.failures] == [caught.value.fix, "", "", ""]
     (entry,) = Journal(stage.workspace.journal).entries()
     assert (entry.verb, entry.ok) == ("down", False)
-    assert entry.note.startswith("refused")
-    assert "3.0 GiB in 3 files; job 7 (mine)" in entry.note
+    assert entry.note == caught.value.what
 
 
 def test_files_on_machines_of_the_users_own_are_to_be_copied(stage: Stage) -> None:
@@ -170,8 +175,7 @@ def test_a_submission_that_got_no_id_hides_no_file(stage: Stage) -> None:
     stage.found = Found(files=(MODEL, LOST))
     lost = JobEntry(token=str(7), name="mine", user="ada", submitted_at=0)
     runner = PhaseRunner(workspace=stage.workspace)
-    runner.verb = "down"
-    assert runner.phase(look, [lost], discard=True).files == (MODEL, LOST)
+    assert runner.run("look", look, [lost], discard=True).files == (MODEL, LOST)
 
 
 @pytest.mark.parametrize("dead", ["hosts", "scheduler", "record", "no record"])
@@ -351,18 +355,18 @@ def test_a_change_looks_at_what_it_removes_and_at_nothing_else(
     keep: bool,
 ) -> None:
     stage.found = Found(files=(SCRATCH,))
-    session = ClusterSession(spec=None, workspace=stage.workspace, provider=None)  # type: ignore[arg-type]
+    session, slurm = context(stage), Slurm(())
     plan = HostPlan(tuple(changes), **more)
     stage.keep(keep)
     if hosts is None:
-        assert not look_at_leaving(session, inventory(), plan, Slurm(()))  # type: ignore[arg-type]
+        assert not look_at_leaving(session, inventory(), plan, slurm).value
         assert not stage.searched
         return
     with rejected("only-copy", OnlyCopyError) as caught:
-        look_at_leaving(session, inventory(), plan, Slurm(()))  # type: ignore[arg-type]
+        look_at_leaving(session, inventory(), plan, slurm)
     assert "/scratch/shards on d-train-1" in caught.value.why
     assert [(list(one.hosts), one.shared) for one in stage.searched] == [(hosts, shared)]
-    assert look_at_leaving(session, inventory(), plan, Slurm(()), discard=True)  # type: ignore[arg-type]
+    assert look_at_leaving(session, inventory(), plan, slurm, discard=True).value
 
 
 @pytest.mark.parametrize("affected", [True, False])
@@ -371,32 +375,31 @@ def test_what_a_job_writes_until_it_is_ended_is_looked_for_too(
 ) -> None:
     """The nodes that were drained are resumed where the change is refused."""
 
-    def end(*_: object, **__: object) -> tuple[str, ...]:
+    def end(*_: object, **__: object) -> None:
         stage.found = Found(files=(SCRATCH,))
-        return ("ended job 7",)
 
     resumed: list[Sequence[str]] = []
     slurm = Slurm(())
     monkeypatch.setattr(slurm, "resume", resumed.append, raising=False)
-    impact = SimpleNamespace(drained=("d-train-1",), affected=["job 7"] * affected, keep={})
+    jobs = (AffectedJob(job(7, JobState.RUNNING, "d-train-1"), "it leaves"),) * affected
+    found = Impact(drained=("d-train-1",), affected=jobs)
     for name, does in (
         ("reject_changed_users", lambda *_: None),
-        ("scheduler_of", lambda *_, **__: slurm),
-        ("impact_of", lambda *_, **__: impact),
-        ("settle", end),
+        ("impact_of", lambda *_, **__: found),
+        ("end_jobs", end),
     ):
-        monkeypatch.setattr(planning, name, does)
-    session = ClusterSession(spec=None, workspace=stage.workspace, provider=None)  # type: ignore[arg-type]
-    session.verb = "up"
+        monkeypatch.setattr(impact, name, does)
+    session: Any = context(stage)
+    session.scheduler, session.inventory = lambda *_, **__: slurm, inventory()
     plan = HostPlan((change("d-train-1", "remove"),))
     if affected:
         with rejected("only-copy", OnlyCopyError):
-            planning.review(session, plan, force=True)
+            make_way(session, plan, force=True)
     else:
-        assert planning.review(session, plan, force=True) == {}
-        assert session.notes == ["ended job 7"]
+        assert make_way(session, plan, force=True) == {}
     assert resumed == [("d-train-1",)] * affected
-    planning.review(session, plan, force=True, discard=True)
+    stage.found = Found(files=(SCRATCH,))
+    make_way(session, plan, force=True, discard=True)
     entry = Journal(stage.workspace.journal).entries()[-1]
     assert (entry.verb, entry.phase) == ("up", "look_at_leaving")
     assert entry.note.startswith("discarded: 5 B")
@@ -413,11 +416,11 @@ def test_a_machine_of_the_users_own_leaves_once_its_runs_are_collected(
     before = inventory("onprem", shared_folder=SharedFolder(kind=kind))
     ledger = Ledger(stage.workspace.jobs)
     entry = ledger.add(JobEntry(token=str(7), name="mine", user="ada", submitted_at=0, job_id="7"))
-    session = ClusterSession(spec=None, workspace=stage.workspace, provider=None)  # type: ignore[arg-type]
+    session = context(stage)
     slurm: Any = Slurm([job(7, JobState.COMPLETED, *nodes)])
     plan = HostPlan((change("d-train-2", "remove", released=True),))
     if not stops:
-        assert not look_at_leaving(session, before, plan, slurm)
+        assert not look_at_leaving(session, before, plan, slurm).value
         return
     with rejected("only-copy", OnlyCopyError) as caught:
         look_at_leaving(session, before, plan, slurm)
@@ -425,4 +428,4 @@ def test_a_machine_of_the_users_own_leaves_once_its_runs_are_collected(
     with pytest.raises(OnlyCopyError):
         look_at_leaving(session, before, HostPlan(()), slurm, replaced=["d-train-2"])
     ledger.update(entry, run_dir="/runs/d-7-mine", run_state="COMPLETED")
-    assert not look_at_leaving(session, before, plan, slurm)
+    assert not look_at_leaving(session, before, plan, slurm).value

@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -15,14 +15,15 @@ import pytest
 from ruamel.yaml import YAML
 
 from clusterctl.cluster import converge, node_class
+from clusterctl.cluster.context import ClusterContext, Outcome
 from clusterctl.cluster.converge import _read, inputs_of
-from clusterctl.cluster.node_class import can_renew, class_inputs, expected_marks, node_files
+from clusterctl.cluster.node_class import can_renew, class_inputs, marks_of_class, node_files
 from clusterctl.configure import inventory_file
 from clusterctl.configure.events import Recap
 from clusterctl.configure.inventory_file import class_inventory_text, class_variables
 from clusterctl.errors import ConfigureError
 from clusterctl.hosts.gpus import Driver
-from clusterctl.hosts.probe import HostReport, ProbeRequest
+from clusterctl.hosts.probe import HostReport
 from clusterctl.hosts.roles import probe_requests
 from clusterctl.providers.base import Provisioned
 from clusterctl.providers.local.node_class import class_key
@@ -34,7 +35,6 @@ from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import remote_argv
 from clusterctl.transport.connections import Connections
 from clusterctl.util.assets import asset, tree_hash
-from tests.support.cluster_session import session_of
 from tests.support.inventories import host_of, inventory_of
 
 TWELVE, THIRTEEN = (distributions.distribution_of(f"debian-{number}") for number in (12, 13))
@@ -186,7 +186,7 @@ def test_what_a_class_is_made_of_holds_no_secret_and_no_host_of_a_cluster(
 
 def test_each_node_has_its_own_files(workspace: Workspace) -> None:
     spec, inventory = spec_of(), INVENTORY
-    files = node_files(spec, inventory, workspace, inputs_of(spec, inventory, workspace, {})[1])
+    files = node_files(spec, inventory, workspace, inputs_of(spec, inventory, workspace, {}).files)
     assert list(files) == [CTL, ONE, TWO]
     assert files[CTL]["/etc/munge/munge.key"] == files[ONE]["/etc/munge/munge.key"]
     assert f"({inventory.controller.address})".encode() in files[CTL]["/etc/slurm/slurm.conf"].data
@@ -204,7 +204,7 @@ def test_each_node_has_its_own_files(workspace: Workspace) -> None:
 
 def test_without_pmix_nodes_have_the_prolog_that_ansible_would_write(workspace: Workspace) -> None:
     spec, inventory = spec_of(), INVENTORY.model_copy(update={"pmix": False})
-    files = node_files(spec, inventory, workspace, inputs_of(spec, inventory, workspace, {})[1])
+    files = node_files(spec, inventory, workspace, inputs_of(spec, inventory, workspace, {}).files)
     prolog = files[ONE]["/opt/clusterctl/task-prolog"]
     assert prolog.mark.endswith(" 755 0:0")
     assert subprocess.run(["bash", "-n"], input=prolog.data, check=False).returncode == 0
@@ -234,17 +234,17 @@ class Played:
         self.limits: list[tuple[str, ...]] = []
         self.before: dict[str, Mapping[str, str]] = {}  # what hosts show at first; none: they are new
         self.shown: dict[str, Mapping[str, str]] = {}
-        monkeypatch.setattr(converge, "probe_hosts", self.probe)
+        monkeypatch.setattr(ClusterContext, "probe", self.probe)
         monkeypatch.setattr(converge.ansible, "run", self.run)
         self.renewed: list[str] = []
         monkeypatch.setattr(converge, "renew", lambda *asked: self.renewed.append(asked[2].host))
         monkeypatch.setattr(converge, "_START_SLURMD", ())
         self.started: list[str] = []
         self.reconfigured = 0
-        monkeypatch.setattr(converge, "scheduler_of", lambda *_, **__: self)
+        monkeypatch.setattr(ClusterContext, "scheduler", lambda *_, **__: self)
         monkeypatch.setattr(converge, "fetch_gpu_wheels", lambda *_, **__: ())
         spec, inventory = self.spec, self.inventory
-        _, rendered = inputs_of(spec, inventory, workspace, {})
+        rendered = inputs_of(spec, inventory, workspace, {}).files
         self.files = node_files(spec, inventory, workspace, rendered)
         asked = probe_requests(spec, inventory, workspace)
         self.marks = {
@@ -262,27 +262,24 @@ class Played:
     def show(self, inventory: Inventory) -> None:
         """Have all nodes show what they are to have as nodes of that inventory."""
         self.inventory = inventory
-        rendered = inputs_of(self.spec, inventory, self.workspace, {})[1]
+        rendered = inputs_of(self.spec, inventory, self.workspace, {}).files
         files = node_files(self.spec, inventory, self.workspace, rendered)
-        asked = probe_requests(self.spec, inventory, self.workspace)
-        groups = {host: CONTROLLER if host == CTL else COMPUTE for host in files}
-        self.shown |= {
-            host: expected_marks(asked[host], files[host], self.marks[groups[host]], self.spec, "/shared")
-            for host in files
-        }
+        made = Provisioned(inventory, class_marks=self.marks)
+        cluster = ClusterContext.of(self.spec, workspace=self.workspace)
+        self.shown |= marks_of_class(cluster, made, files)
         self.shown[CTL] = {**self.shown[CTL], "accounting all": "as the layer has it"}
 
-    def probe(self, asked: Mapping[str, ProbeRequest], _: object) -> dict[str, HostReport]:
-        return {host: HostReport(None, self.shown.get(host, {"file /x": "there"})) for host in asked}
+    def probe(self, _: object, hosts: Collection[str]) -> dict[str, HostReport]:
+        return {host: HostReport(None, self.shown.get(host, {"file /x": "there"})) for host in hosts}
 
-    def run(self, verb: str, *_: object, limit: tuple[str, ...] = (), **__: object) -> Recap:
+    def run(self, verb: str, *_: object, hosts: tuple[str, ...], **__: object) -> Recap:
         assert verb == "configure"
-        self.limits.append(tuple(limit))
+        self.limits.append(hosts)
         return Recap({}, 0, {})
 
     def converge(
         self, *, again: bool = False, classed: tuple[str, ...] = (ONE, TWO), cards: str = ""
-    ) -> converge.Converged:
+    ) -> Outcome[converge.Converged]:
         made = Provisioned(self.inventory, made=(CTL, ONE, TWO), classed=classed, class_marks=self.marks)
         reports = {
             host.name: HostReport(None, self.before.get(host.name, {})) for host in self.inventory.hosts
@@ -290,9 +287,9 @@ class Played:
         reports |= {cards: HostReport(None, {}, driver=Driver(1), cards=1)} if cards else {}
         if self.before:
             made = replace(made, made=tuple(host for host in classed if host not in self.before))
-        session = session_of(self.spec, self.workspace)
+        session = ClusterContext.of(self.spec, workspace=self.workspace)
         session.connections = cast(Connections, Silent(self.started))
-        return converge.converge(session, made, reports, again=again)
+        return converge.converge(session, made, reports, limit=None, again=again)
 
 
 @pytest.fixture
@@ -379,7 +376,7 @@ def test_a_controller_that_shows_something_else_is_configured_alone(
 def test_reconfigure_and_nodes_without_a_class_are_ansibles(played: Played) -> None:
     played.converge(again=True)
     played.converge(classed=())
-    assert played.limits == [(), (CTL, ONE, TWO)]
+    assert played.limits == [(CTL, ONE, TWO), (CTL, ONE, TWO)]
     played.converge(classed=(TWO,))
     assert played.limits[2] == (CTL, ONE)
 
@@ -468,7 +465,7 @@ def test_after_an_up_that_did_not_end_nothing_is_known_of_what_they_share(growin
         with pytest.raises(ConfigureError):
             growing.converge(classed=(THREE.name,))
     growing.converge(classed=())
-    assert growing.limits == [()]
+    assert growing.limits == [(CTL, ONE, TWO, THREE.name)]
     assert not growing.renewed
 
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from clusterctl.cluster import converge
+from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.plan import Plan, preview
 from clusterctl.errors import Notice, UsageError
 from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.providers.base import HostChange, HostPlan, Size
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.progress import Reporter
-from tests.support.cluster_session import session_of
+from clusterctl.util.progress import ProgressReporter
 from tests.support.inventories import inventory_of
 from tests.support.messages import refused as rejected
 
@@ -49,10 +49,11 @@ class Stub:
         workspace: Workspace,
         *,
         keep: Mapping[str, Size],
-        report: Reporter,
+        report: ProgressReporter,
         inputs: str = "",
+        recreated: Collection[str] = (),
     ) -> HostPlan:
-        del spec, keep, report, inputs
+        del spec, keep, report, inputs, recreated
         self.given.append(workspace)
         assert workspace.public_key.read_text().startswith("ssh-ed25519 ")
         self.seen = {
@@ -87,7 +88,7 @@ def test_a_new_cluster_is_told_what_its_slurm_lacks(tmp_path: Path) -> None:
 
 
 def look(workspace: Workspace, stub: Stub, spec: ClusterSpec = SPEC) -> Plan:
-    return preview(session_of(spec, workspace, stub))
+    return preview(ClusterContext.of(spec, workspace=workspace, provider=stub))
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -159,7 +160,7 @@ def test_nodes_whose_slurm_does_without_control_groups_are_told_of(
 ) -> None:
     workspace.inventory.write_text(inventory_of("d-train-1").model_dump_json())
     reports = {"d-train-1": HostReport(NodeFacts(4, 1, 1, 4, 1, 64000, cgroups=False), {})}
-    monkeypatch.setattr("clusterctl.cluster.plan.probe_hosts", lambda *_, **__: reports)
+    monkeypatch.setattr(ClusterContext, "probe", lambda *_, **__: reports)
     monkeypatch.setattr("clusterctl.cluster.plan._drift_of_services", lambda *_: ())
     found = look(workspace, Stub((HostChange("d-ctl", "keep", "the controller"),)))
     assert [note for note in found.notes if note.startswith("d-train-1: ") and "control groups" in note]

@@ -42,7 +42,7 @@ def verify(
     """Nodes that are not given say that they reach all others."""
     silent = {name: ScriptedTransport([JOINED]) for name in NAMES}
     hosts: dict[str, Transport] = {"d-ctl": controller, **silent, **(nodes or {})}
-    return verify_by(inventory, hosts.__getitem__, timeout_s=timeout_s)
+    return verify_by(inventory, hosts.__getitem__, NAMES, timeout_s=timeout_s)
 
 
 def sinfo(reason: str = "no reason", by: str = "ada", **states: str) -> Step:

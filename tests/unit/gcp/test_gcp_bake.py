@@ -11,8 +11,8 @@ import pytest
 
 from clusterctl.cluster import down, node_class
 from clusterctl.cluster import up as cluster_up
-from clusterctl.cluster.session import ClusterSession
-from clusterctl.cluster.up import bake_ahead
+from clusterctl.cluster.bake import bake_ahead
+from clusterctl.cluster.context import ClusterContext
 from clusterctl.configure.inventory_file import install_mark
 from clusterctl.errors import ClusterctlError, StalePlanError, UsageError
 from clusterctl.providers.base import HostPlan, Provisioned
@@ -24,7 +24,6 @@ from clusterctl.spec.gcp import refusal, settings_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, Inventory
 from clusterctl.state.workspace import Workspace
-from tests.support.cluster_session import session_of
 from tests.support.google import gcloud
 from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud
@@ -361,7 +360,7 @@ def ahead(baked: Baked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list
     monkeypatch.setattr(down, "find_orphans", lambda *_: {})  # this machine may have one of the name
     failing: list[BaseException] = []
 
-    def configure(session: ClusterSession, image: Inventory, *_: object) -> None:
+    def configure(session: ClusterContext, image: Inventory, *_: object) -> None:
         assert session.workspace.terraform.exists()
         assert [host.name for host in image.compute] == [MACHINE]
         if failing:
@@ -391,20 +390,20 @@ def test_ahead_of_up_nothing_but_the_image_stays(
         raise UsageError("nothing was done")
 
     with pytest.raises(UsageError):
-        bake_ahead(session_of(spec_of(), workspace), refuse)
+        bake_ahead(ClusterContext.of(spec_of(), workspace=workspace), refuse)
     assert not set(baked.cloud.resources().values())
     (line,) = shown.pop()
     assert "on demo-image (e2-standard-2, 0.07 USD" in line
     ahead.append(no_packages())
     with refused("no-packages"):
-        bake_ahead(session_of(spec_of(), workspace))
+        bake_ahead(ClusterContext.of(spec_of(), workspace=workspace))
     assert set(baked.cloud.resources().values()) <= NOT_BILLED
     assert not workspace.root.exists()
-    assert bake_ahead(session_of(spec_of(), workspace)) == "made"
+    assert bake_ahead(ClusterContext.of(spec_of(), workspace=workspace)) == "made"
     assert set(baked.cloud.resources().values()) <= {*NOT_BILLED, "google_compute_image"}
     assert len(baked.images) == 1
     assert not workspace.root.exists()
-    assert bake_ahead(session_of(spec_of(), workspace), refuse) == "cached"
+    assert bake_ahead(ClusterContext.of(spec_of(), workspace=workspace), refuse) == "cached"
     assert not shown
     # What it took was removed under the lock that it was made under.
     assert set(workers) == {"bake"}
@@ -425,12 +424,12 @@ def test_what_a_killed_one_left_goes_with_the_next(
         with monkeypatch.context() as patched:
             patched.setattr(down, "down_locked", lambda *_: None)
             with pytest.raises(KilledError):
-                bake_ahead(session_of(spec_of(), workspace))
+                bake_ahead(ClusterContext.of(spec_of(), workspace=workspace))
         assert not set(baked.cloud.resources().values()) <= NOT_BILLED
         assert workspace.spec.exists()
     else:
         workspace.create()
-    assert bake_ahead(session_of(spec_of(), workspace)) == "made"
+    assert bake_ahead(ClusterContext.of(spec_of(), workspace=workspace)) == "made"
     assert set(baked.cloud.resources().values()) <= {*NOT_BILLED, "google_compute_image"}
     assert not workspace.root.exists()
 
@@ -441,7 +440,7 @@ def test_a_cluster_that_is_begun_stays(baked: Baked, tmp_path: Path, ahead: list
     workspace.spec.write_text("of `up`")
     ahead.append(no_packages())
     with refused("no-packages"):
-        bake_ahead(session_of(spec_of(), workspace))
+        bake_ahead(ClusterContext.of(spec_of(), workspace=workspace))
     assert workspace.spec.read_text() == "of `up`"
     assert not baked.images
 
@@ -459,5 +458,7 @@ def test_what_a_killed_one_left_is_the_clusters_that_is_raised_then(
         raise KilledError
 
     with pytest.raises(KilledError):
-        cluster_up.up(session_of(spec_of(), workspace), cluster_up.UpOptions(approve=approve))
+        cluster_up.up(
+            ClusterContext.of(spec_of(), workspace=workspace), cluster_up.UpOptions(approve=approve)
+        )
     assert not ahead

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.plan import preview
 from clusterctl.spec.gcp import refusal
 from clusterctl.spec.gcp_nodes import Image, release_of
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
-from tests.support.cluster_session import session_of
 from tests.support.google import gcloud
 from tests.support.google.api import PROJECT
 from tests.support.google.cloud import GoogleCloud
@@ -103,7 +103,9 @@ def test_up_refuses_at_once_and_plan_and_validate_say_so(planned_cloud: GoogleCl
         assert shows(said, "image-distribution")
         assert "Rocky Linux 9" in said
     assert not cli.home.exists()
-    plan = preview(session_of(parse_spec(SPEC, "cluster.yaml"), Workspace(tmp_path / "none" / "demo")))
+    plan = preview(
+        ClusterContext.of(parse_spec(SPEC, "cluster.yaml"), workspace=Workspace(tmp_path / "none" / "demo"))
+    )
     (note,) = (one for one in plan.notes if "refuses" in one)
     assert "Debian 12" in note
     assert not planned_cloud.resources()

@@ -12,7 +12,7 @@ from clusterctl.cli.options import Options
 from clusterctl.cli.options import spec_of as read_spec
 from clusterctl.cli.output import Screen
 from clusterctl.cluster import down
-from clusterctl.cluster.session import PhaseRunner
+from clusterctl.cluster.context import ClusterContext, PhaseRunner
 from clusterctl.cluster.up import UpOptions, up
 from clusterctl.errors import ProvisionError, UsageError
 from clusterctl.providers.gcp.provider import variables
@@ -21,7 +21,6 @@ from clusterctl.spec.gcp_nodes import Image
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
-from tests.support.cluster_session import session_of
 from tests.support.google import gcloud
 from tests.support.google.api import PROJECT
 from tests.support.google.cloud import GoogleCloud
@@ -86,7 +85,7 @@ def test_a_half_made_cluster_is_not_forgotten_by_another_provider(tmp_path: Path
     workspace = workspace_in(tmp_path)
     workspace.spec.write_text(dump_spec(spec_of()))  # as an `up` leaves it that fails before the inventory
     with refused("up-with-other-provider", UsageError, "provider gcp"):
-        up(session_of(LOCAL, workspace), UpOptions(approve=decline))
+        up(ClusterContext.of(LOCAL, workspace=workspace), UpOptions(approve=decline))
 
 
 def test_what_was_declined_can_be_taken_down_and_what_was_made_is_not_forgotten(
@@ -95,7 +94,7 @@ def test_what_was_declined_can_be_taken_down_and_what_was_made_is_not_forgotten(
     monkeypatch.setattr(down, "find_orphans", lambda *_: {})  # this machine may have one of the name
     workspace = workspace_in(tmp_path)
     with pytest.raises(DeclinedError):
-        up(session_of(spec_of(), workspace), UpOptions(approve=decline))
+        up(ClusterContext.of(spec_of(), workspace=workspace), UpOptions(approve=decline))
     assert not cloud.resources()
     (workspace.terraform / "terraform.tfstate").write_text("{}")
     with refused("no-such-file", UsageError, "spec.yaml"):

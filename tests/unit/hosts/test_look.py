@@ -25,6 +25,7 @@ from clusterctl.hosts.probe import (
     ProbeRequest,
     StoppingError,
     parse_report,
+    probe_hosts,
     reject_full_disks,
     reject_taken_numbers,
 )
@@ -32,6 +33,7 @@ from clusterctl.hosts.roles import wanted_accounts
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.process import Result
+from clusterctl.util.progress import SILENT
 from tests.support.hostile import deep_folder, nest
 from tests.support.messages import refused
 from tests.unit.hosts.test_doctor import WELL, room
@@ -331,9 +333,9 @@ def session_of(tmp_path: Path, hosts: dict[str, Any], *, is_cloud: bool) -> Any:
     return SimpleNamespace(
         spec=SimpleNamespace(users=(), scheduler="slurm", provider=SimpleNamespace(is_cloud=is_cloud)),
         workspace=Workspace(tmp_path),
-        report=lambda _: None,
+        reporter=SILENT,
         connections=SimpleNamespace(to=hosts.__getitem__),
-        notes=[],
+        probe=lambda _, names: probe_hosts(dict.fromkeys(names, ProbeRequest()), hosts.__getitem__),
     )
 
 
@@ -346,8 +348,9 @@ def test_up_tells_where_our_own_account_has_another_number(
     monkeypatch.setattr(up, "probe_requests", lambda *_: {})
     monkeypatch.setattr(up, "probe_hosts", lambda *_, **__: reports)
     session = session_of(tmp_path, {}, is_cloud=False)
-    assert up.probe(session, LED_BY_CTL, {}) == reports
-    (note,) = session.notes
+    found = up.probe(session, LED_BY_CTL, {})
+    assert found.value == reports
+    (note,) = found.notes
     assert note.startswith("train-1: ")
     assert all(word in note for word in ("uid 1001 there", "1000 on ctl"))
 
@@ -384,14 +387,14 @@ def test_our_account_gets_one_uid_on_rented_hosts_that_gave_it_several(
     hosts: dict[str, Any] = {"ctl": Rented(1000), "train-1": Rented(1000)}
     monkeypatch.setattr(up, "probe_requests", lambda *_: dict.fromkeys(hosts, ProbeRequest()))
 
-    def uids() -> tuple[list[int], list[str]]:
+    def uids() -> tuple[list[int], tuple[str, ...]]:
         session = session_of(tmp_path, hosts, is_cloud=True)
-        reports = up.probe(session, LED_BY_CTL, {})
-        return [one.accounts["clusterctl"] for one in reports.values()], session.notes
+        found = up.probe(session, LED_BY_CTL, {})
+        return [one.accounts["clusterctl"] for one in found.value.values()], found.notes
 
-    assert uids() == ([1000, 1000], [])
+    assert uids() == ([1000, 1000], ())
     hosts |= {"train-2": Rented(1001), "train-3": Rented(64100)}
-    assert uids() == ([64100] * 4, [])
+    assert uids() == ([64100] * 4, ())
     hosts |= {"train-4": Rented(1000, taken=True)}
     numbers, (note,) = uids()
     assert numbers == [64100] * 4 + [1000]

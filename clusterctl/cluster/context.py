@@ -1,4 +1,4 @@
-"""What the steps of `up`, `plan` and `down` share: the session, and the phases that it runs."""
+"""The context of a verb that changes a cluster, the phases that it runs, and copies of the workspace."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from clusterctl.configure import ansible, inventory_file
-from clusterctl.errors import MachineError
+from clusterctl.errors import ClusterctlError, MachineError
+from clusterctl.hosts.probe import TIMEOUT_S, HostReport, probe_hosts
+from clusterctl.hosts.roles import probe_requests
 from clusterctl.providers import registry
 from clusterctl.providers.base import NO_PROMPTS, Prompts, Provider
+from clusterctl.scheduler.base import Scheduler
+from clusterctl.scheduler.session import PATIENCE_S, scheduler_of
 from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import Inventory
+from clusterctl.state.inventory import Inventory, applied_if_known, inventory_if_known
 from clusterctl.state.ledger import Journal
 from clusterctl.state.workspace import WAIT_S, Workspace, write_atomic
 from clusterctl.transport.connections import Connections
@@ -24,12 +29,21 @@ from clusterctl.transport.multiplex import end_all
 from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.util.assets import digest
 from clusterctl.util.process import temporary_folder
-from clusterctl.util.progress import WAITING, HostStep, PhaseReporter, Reporter
+from clusterctl.util.progress import SILENT, ProgressReporter, Reporter
 
-S = TypeVar("S", bound="PhaseRunner")
+R = TypeVar("R", bound="PhaseRunner")
 P = ParamSpec("P")
 T = TypeVar("T")
 _HEAVY = ".terraform"  # plugins of a hundred megabytes; linked
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[T]):
+    """The value that a phase returns, its summary for the table of phases, and notes for the user."""
+
+    value: T
+    summary: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,66 +71,115 @@ class Drift:
 class PhaseRunner:
     """One `up` or `down` of a cluster: its phases are journaled, timed and reported while they run.
 
-    ``reporter`` gets (phase, message), ``on_repair`` each repair as soon as it is made, ``on_warning`` what
-    is to be read before anything is changed. ``wait_s`` bounds how
-    long another clusterctl that works on the cluster is waited for. A phase leaves in ``note`` what the table
-    of phases says of it.
+    wait_s: how long to wait for another clusterctl that works on the cluster, in seconds.
     """
 
     workspace: Workspace
-    reporter: PhaseReporter = lambda *_: None
-    on_repair: Callable[[Drift], None] = lambda _: None
-    on_warning: Callable[[str], None] = lambda _: None
+    reporter: Reporter = SILENT
     wait_s: float = WAIT_S
+    verb: str = "down"
     phases: list[Phase] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    note: str = ""
-    verb: str = ""
-    _current: str = ""
+    repairs: list[Drift] = field(default_factory=list)
 
-    def phase(self: S, function: Callable[Concatenate[S, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a function as a phase; its name is the phase's in the journal."""
-        self._current, self.note = function.__name__, ""
-        self.reporter(self._current, "")
+    def run(
+        self: R,
+        name: str,
+        phase: Callable[Concatenate[R, P], Outcome[T]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Run a function as the phase of this name. Return its value; its notes are added to ``notes``."""
+        self.reporter.step(name)
         spec = self.workspace.spec
         inputs = digest(spec.read_bytes()) if spec.exists() else ""
-        with Journal(self.workspace.journal).phase(self.verb, self._current, inputs=inputs) as step:
+        with Journal(self.workspace.journal).phase(self.verb, name, inputs=inputs) as record:
             try:
-                result = function(self, *args, **kwargs)
-            finally:
-                step.note = self.note
-        self.phases.append(Phase(self._current, step.seconds, step.note))
-        return result
-
-    def report(self, message: str | HostStep) -> None:
-        self.reporter(self._current, message)
-
-    def report_waiting(self, message: str) -> None:
-        """Report that the cluster's lock, or its disk, is waited for."""
-        self.reporter(WAITING, message)
+                outcome = phase(self, *args, **kwargs)
+                record.note = outcome.summary
+            except ClusterctlError as exc:
+                record.note = exc.what
+                raise
+        self.phases.append(Phase(name, record.seconds, outcome.summary))
+        self.notes += outcome.notes
+        return outcome.value
 
     def repaired(self, repairs: Iterable[Drift]) -> None:
-        """Report repairs at once: they are made, whatever becomes of the phases to come."""
+        """Report repairs at once: they are made even if a later phase fails."""
         for repair in repairs:
-            self.on_repair(repair)
+            self.repairs.append(repair)
+            self.reporter.note(f"repaired: {repair}")
 
 
 @dataclass(kw_only=True)
-class ClusterSession(PhaseRunner):
-    """What every step of `up` and `plan` needs, made once by the command line."""
+class ClusterContext(PhaseRunner):
+    """What every step of `up` and `plan` needs, made once by the caller."""
 
     spec: ClusterSpec
     provider: Provider
-    connections: Connections = field(init=False)
+    connections: Connections
+    verb: str = "up"
 
-    def __post_init__(self) -> None:
-        self.connections = Connections(self.workspace.ssh_config)
+    @classmethod
+    def of(
+        cls,
+        spec: ClusterSpec,
+        *,
+        workspace: Workspace | None = None,
+        provider: Provider | None = None,
+        reporter: Reporter = SILENT,
+        prompts: Prompts = NO_PROMPTS,
+        wait_s: float = WAIT_S,
+        verb: str = "up",
+    ) -> Self:
+        """Return the context of a cluster.
+
+        workspace: default: the workspace of the spec's name.
+        provider: default: the provider of the spec.
+        prompts: how to ask about machines that the user owns. Default: refuse.
+        """
+        workspace = workspace or Workspace.of(spec.name)
+        return cls(
+            spec=spec,
+            workspace=workspace,
+            provider=provider or provider_of(spec.provider, prompts),
+            connections=Connections(workspace.ssh_config),
+            reporter=reporter,
+            wait_s=wait_s,
+            verb=verb,
+        )
+
+    @cached_property
+    def inventory(self) -> Inventory | None:
+        """The inventory that the last `up` left, read once; None if no `up` came that far."""
+        return inventory_if_known(self.workspace)
+
+    @cached_property
+    def applied(self) -> ClusterSpec | None:
+        """The spec that the last `up` was given, read once; None if it is unknown or damaged."""
+        return applied_if_known(self.workspace)
+
+    def scheduler(self, inventory: Inventory, *, patience_s: float = PATIENCE_S) -> Scheduler:
+        """Return the scheduler of the hosts of this inventory, as the admin user."""
+        return scheduler_of(inventory, self.connections.to, patience_s=patience_s)
+
+    def probe(
+        self, inventory: Inventory, hosts: Collection[str], *, timeout_s: float = TIMEOUT_S
+    ) -> dict[str, HostReport]:
+        """Probe these hosts of the inventory.
+
+        Raises:
+            TransportError: a host did not answer; one failure each.
+        """
+        requests = probe_requests(self.spec, inventory, self.workspace)
+        chosen = {host: request for host, request in requests.items() if host in hosts}
+        return dict(probe_hosts(chosen, self.connections.to, timeout_s=timeout_s))
 
     @contextmanager
-    def locked(self, verb: str) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Hold the cluster's lock, and close the connections at the end."""
-        self.verb = verb
-        lock = self.workspace.lock(verb, wait_s=self.wait_s, waiting=self.report_waiting)
+        lock = self.workspace.lock(self.verb, wait_s=self.wait_s, waiting=self.reporter.note)
         with lock, self.workspace.begun(), self.connections:
             yield
 
@@ -181,13 +244,13 @@ def _record(inventory: Inventory, workspace: Workspace) -> None:
 
 
 def _restore(
-    inventory: Inventory, hosts: Collection[str], workspace: Workspace, report: Reporter
+    inventory: Inventory, hosts: Collection[str], workspace: Workspace, report: ProgressReporter
 ) -> Mapping[str, tuple[str, ...]]:
     """Have Ansible put back what was on these; what was left on each, and why."""
     inventory_file.write_restore_inventory(inventory, workspace)
     _record(inventory, workspace)
 
     recap = ansible.run(
-        "restore", inventory, workspace, limit=hosts, progress=lambda task: report(task.step(len(hosts)))
+        "restore", inventory, workspace, hosts=hosts, progress=lambda task: report(task.step(len(hosts)))
     )
     return recap.notes

@@ -1,0 +1,180 @@
+"""Bake the image that nodes start from, and over it, once, the configuration that hosts have in common."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from clusterctl.cluster.context import ClusterContext, Outcome, PhaseRunner, workspace_copy
+from clusterctl.cluster.hardware import link_wheels
+from clusterctl.cluster.node_class import class_inputs, has_classes
+from clusterctl.cluster.plan import plan_changes, preflight
+from clusterctl.configure import ansible, inventory_file
+from clusterctl.configure.events import TaskProgress
+from clusterctl.errors import UsageError
+from clusterctl.hosts.probe import with_distributions
+from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
+from clusterctl.providers.base import HostPlan
+from clusterctl.providers.node_class import SharedFiles
+from clusterctl.scheduler.slurm_conf import accounting_files
+from clusterctl.spec.distributions import Distribution, distribution_of
+from clusterctl.spec.load import dump_spec
+from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, distribution_ahead
+from clusterctl.state.workspace import write_atomic
+from clusterctl.transport.connections import Connections
+from clusterctl.util.assets import job_lock
+
+
+def bake_ahead(
+    cluster: ClusterContext, approve: Callable[[tuple[str, ...]], None] = lambda _: None
+) -> Literal["made", "cached"]:
+    """Have the image made that new nodes start from. Return whether it was made, or was in the cache.
+
+    If the cluster does not exist yet, everything else that was created for the image is removed again.
+
+    approve: called with the images and their prices before anything is made. Raise to abort.
+
+    Raises:
+        UsageError: no image of these nodes can be made.
+        ClusterctlError: a phase failed.
+    """
+    cluster.provider.check(cluster.spec)
+    spec, workspace = cluster.spec, cluster.workspace
+    distribution = distribution_ahead(spec, workspace)
+    if distribution is None or cluster.provider.known_shared is None:
+        raise UsageError(
+            "no image of these nodes can be made",
+            code="no-image-possible",
+            fix="write an image that says what it has",
+        )
+    with cluster.locked():
+        if not (workspace.spec.exists() or workspace.inventory.exists()):  # else a cluster is there, or begun
+            write_atomic(workspace.baking, "")
+        try:
+            preflight(cluster)
+            workspace.create_secrets()
+            plan = cluster.run("plan_changes", plan_changes)
+            if plan.hosts.images:
+                approve(plan.hosts.images)
+            if workspace.baking.exists():
+                write_atomic(workspace.spec, dump_spec(spec))
+            groups = cluster.provider.class_groups
+            return cluster.run("prepare_class", prepare_class, distribution, groups).origin
+        finally:
+            if workspace.baking.exists() and workspace.spec.exists():  # without a spec nothing was made
+                from clusterctl.cluster.down import DownOptions, down_locked  # noqa: PLC0415 - only to bake
+
+                runner = PhaseRunner(workspace=workspace, reporter=cluster.reporter, phases=cluster.phases)
+                down_locked(runner, DownOptions(discard=True))
+
+
+def prepare_image(cluster: ClusterContext) -> Outcome[None]:
+    """Bake the image of the nodes, if the provider has one to bake."""
+    progress = cluster.reporter.progress
+
+    def bake(image: Host) -> None:
+        progress("downloading the wheels of the job environment")
+        lock = job_lock()
+        wheels = wheelhouse(lock, NodePlatform.of(distribution_of(image.distribution)))
+        progress("installing Slurm, Open MPI and the job environment")
+        ansible.install_image(
+            cluster.spec,
+            image,
+            wheels=wheels,
+            lock=lock,
+            workspace=cluster.workspace,
+            progress=lambda task: progress(task.step(1)),
+        )
+
+    cluster.provider.prepare(cluster.spec, cluster.workspace, bake=bake, report=progress)
+    return Outcome(None)
+
+
+def share_configuration(
+    cluster: ClusterContext, plan: HostPlan, distribution: Distribution | None
+) -> Mapping[str, SharedFiles]:
+    """Configure once, as a phase, what the new hosts of each group have in common.
+
+    distribution: of new hosts, if it is known before they exist.
+
+    Returns the shared files by group; without the groups of which each host is configured by itself.
+    """
+    if distribution is None or not has_classes(cluster):
+        return {}
+    lead = cluster.spec.controller_host
+    new = {change.name for change in plan.hosts if change.action in {"make", "replace"}}
+    has_new = {CONTROLLER: lead in new, COMPUTE: bool(new - {lead})}
+    groups = tuple(group for group in cluster.provider.class_groups if has_new[group])
+    if not groups:
+        return {}
+    return cluster.run("prepare_class", prepare_class, distribution, groups).files
+
+
+@dataclass(frozen=True, slots=True)
+class SharedConfiguration:
+    """What hosts of a group have in common, by group; and whether some of it was made just now."""
+
+    files: Mapping[str, SharedFiles]
+    origin: Literal["made", "cached"]
+
+
+def prepare_class(
+    cluster: ClusterContext, distribution: Distribution, groups: Collection[str]
+) -> Outcome[SharedConfiguration]:
+    """Have what new hosts of each group share, configured once."""
+    spec, workspace = cluster.spec, cluster.workspace
+    shared = str(cluster.provider.known_shared)
+    variables = {group: inventory_file.class_variables(spec, distribution, shared, group) for group in groups}
+    of_all = {name: value for values in variables.values() for name, value in values.items()}
+    baked: list[Inventory] = []
+
+    def bake(image: Inventory) -> None:
+        if image.baked:
+            cluster.reporter.progress("configuring what hosts have in common")
+            slurm = accounting_files(spec.name, _free_port())
+            ansible.configure_class(image.hosts, of_all, slurm, workspace=workspace, progress=progress)
+        else:
+            _bake_machine(cluster, image, distribution, variables[COMPUTE], progress)
+        baked.append(image)
+
+    def progress(task: TaskProgress) -> None:
+        cluster.reporter.progress(task.step(len(groups)))
+
+    inputs = {group: class_inputs(values) for group, values in variables.items()}
+    files = cluster.provider.prepare_class(
+        spec, workspace, inputs, bake=bake, report=cluster.reporter.progress
+    )
+    found = SharedConfiguration(files, "made" if baked else "cached")
+    unused = sorted(inputs.keys() - files.keys())
+    summary = f"{found.origin}, not used for {' and '.join(unused)}" if unused else found.origin
+    return Outcome(found, summary)
+
+
+def _free_port() -> int:
+    """A TCP port of this machine, whose network an image shares while it is baked."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def _bake_machine(
+    cluster: ClusterContext,
+    image: Inventory,
+    distribution: Distribution,
+    variables: inventory_file.Variables,
+    progress: Callable[[TaskProgress], None],
+) -> None:
+    """Install and configure a machine that becomes an image. What is written of it is gone with it."""
+    spec, own, report = cluster.spec, cluster.workspace, cluster.reporter.progress
+    expected = image.controller.model_copy(update={"distribution": distribution.release})
+    image = image.model_copy(update={"hosts": (expected, *image.compute)})
+    with (
+        workspace_copy(own, without=[own.terraform.name, own.logs.name]) as copy,
+        Connections(copy.ssh_config) as connections,
+    ):
+        seen = with_distributions(image, copy, connections.to, report=report)
+        report("downloading the wheels of the job environment")
+        link_wheels(job_lock(), copy.wheels, seen.distribution)
+        ansible.make_image(spec, seen, variables, workspace=copy, logs=own, progress=progress)
