@@ -30,7 +30,7 @@ WriteInventory = Callable[..., Path]
 
 
 def make_run(playbook: str, inventory: Path) -> PlaybookRun:
-    return PlaybookRun(str(PLAYBOOKS / playbook), inventory, 2, inventory.parent / "ansible.log")
+    return PlaybookRun(str(PLAYBOOKS / playbook), inventory, ("all",), inventory.parent / "ansible.log")
 
 
 def test_progress_and_recap(
@@ -79,7 +79,7 @@ def test_a_preview_without_mitogen_is_refused(
     """It can't say of any host where a task would fail."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with refused("mitogen-missing", ConfigureError):
-        preview(inventory, workspace, limit=[])
+        preview(inventory, workspace, hosts=[])
 
 
 def test_what_a_host_skips_is_decided_without_a_process(
@@ -208,7 +208,7 @@ def end_one_that_waits(inventory: Path, ending: signal.Signals, temporary: Path)
     program = (
         "import sys\nfrom pathlib import Path\n"
         "from clusterctl.configure.ansible import PlaybookRun, run_playbook\n"
-        "run = PlaybookRun(sys.argv[1], Path(sys.argv[2]), 1, Path(sys.argv[3]))\n"
+        'run = PlaybookRun(sys.argv[1], Path(sys.argv[2]), ("all",), Path(sys.argv[3]))\n'
         "run_playbook(run, lambda p: print(p, flush=True))\n"
     )
     argv = [sys.executable, "-c", program, str(PLAYBOOKS / "forever.yml"), str(inventory), str(log)]
