@@ -345,34 +345,37 @@ def render_mpirun_script(
             why=f"it has {own.directives[0].strip()!r}",
             fix="say it in flags, and remove the #SBATCH lines",
         )
-    payload_root = f"{PAYLOAD_ROOT}/{payload_hash}"
+    words = script.Words(
+        folder='"$PWD"',
+        nodes=str(len(nodes)),
+        slots=str(job.tasks_per_node),
+        job_id="${CLUSTERCTL_JOB_ID:-m0}",
+        launcher=_launcher(job, len(nodes)),
+        started_by=f" --of=mpirun --per-node={job.tasks_per_node}",
+    )
     return render(
         "job.mpirun.j2",
         title=job.name,
-        needs=f"{own.name} too" if own else "this file",
+        needs=script.needs(own, job),
         nodes=nodes,
         slots=job.tasks_per_node,
-        is_launched=script.is_launched(job, own),
-        submit_dir=own is not None or job.container is not None,
         profile=JOB_PROFILE,
         path=environment.path,
         cpus=job.cpus or 1,
-        hostfile=render("hostfile.j2", nodes=nodes, slots=job.tasks_per_node),
-        payload_root=payload_root,
-        watch=f'node=${{HOSTNAME%%.*}}; cd -- "$1" && shift || exit; {script.WATCH}',
-        telemetry=script.telemetry_argv(spec.monitoring.interval),
-        ssh=MPI_SSH,
-        program=script.program(job, own, payload_root, environment, _launched),
+        python=script.PYTHON,
+        payload=f"{PAYLOAD_ROOT}/{payload_hash}",
+        job_options=f"--telemetry={spec.monitoring.interval:g} --nodes={','.join(nodes)} --ssh='{MPI_SSH}'",
+        program=script.program(job, own, environment, words),
     )
 
 
-def _launched(job: JobSpec, command: str, exports: str) -> str:
+def _launcher(job: JobSpec, nodes: int) -> tuple[str, ...]:
     if job.launcher is Launcher.TORCHRUN:
-        spread = "--map-by ppr:1:node --bind-to none"
-        return f'mpirun -np "$nodes" --hostfile hostfile {spread} {exports} {command}'
-    spread = f"--map-by ppr:{job.tasks_per_node}:node{f':PE={job.cpus}' if job.cpus else ''}"
-    rank = script.rank("mpirun", command, slurm=False)
-    return f"mpirun -np {job.tasks} --hostfile hostfile {spread} {exports} {rank}"
+        spread, ranks = "--map-by ppr:1:node --bind-to none", nodes
+    else:
+        spread = f"--map-by ppr:{job.tasks_per_node}:node{f':PE={job.cpus}' if job.cpus else ''}"
+        ranks = job.tasks
+    return f"mpirun -np {ranks} --hostfile hostfile {spread}", script.exports(job)
 
 
 def _refuse_slurms(job: JobSpec) -> None:

@@ -3,7 +3,7 @@
     main(FOLDER, TASK)
 
 ``TASK`` is the number of an array's task, or empty. The answer is a JSON object: ``stderr`` and ``stdout``,
-``ranks`` (rank -> the end of its own log), ``ends`` (rank -> when and how it failed, as templates/rank.sh.j2
+``ranks`` (rank -> the end of its own log), ``ends`` (rank -> when and how it failed, as payload/node/task.py
 records it), and ``gone`` where the folder is not there. A log that is not there, or is no file, is empty.
 """
 
@@ -21,7 +21,7 @@ from clusterctl.transport.remote_open import open_file
 END = 1 << 16  # of a log
 RANKS_END = 1 << 20  # of all ranks' logs together
 MOST_RANKS = 2048
-# A restarted job's logs go on (templates/job.sbatch.j2, rank.sh.j2).
+# A restarted job's logs go on (payload/node/task.py).
 RESTARTED = re.compile(r"(?m)^clusterctl: restart [0-9]+ of this job$")
 RANK_LOG = re.compile(r"([0-9]{1,6})\.log")
 RECORD = 300  # bytes of how a rank failed, at most

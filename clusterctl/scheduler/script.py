@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.errors import UsageError
-from clusterctl.spec.job import JOB_FIELDS, ONE_RANK_JOBS, REQUEUE_EXIT_CODE, JobSpec, Launcher, is_python
+from clusterctl.spec.job import JOB_FIELDS, ONE_RANK_JOBS, JobSpec, Launcher, is_python
 from clusterctl.spec.names import JOB_PROFILE, PAYLOAD_ROOT
 from clusterctl.spec.units import format_duration
-from clusterctl.state.submissions import ADDED_FILES, SENT_FILES, WRITTEN_FILES
+from clusterctl.state.submissions import ADDED_FILES, SENT_FILES, SWEEP_FILE, WRITTEN_FILES
 from clusterctl.util.assets import render
 
 if TYPE_CHECKING:
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 BASE_ENVIRONMENT: Final = "/opt/clusterctl/env"  # the Python that every node has
 ENVIRONMENTS: Final = "clusterctl/environments"  # in the job user's home
 ENV_BIN: Final = f"{BASE_ENVIRONMENT}/bin"
+PYTHON: Final = f"{ENV_BIN}/python"  # of our own programs
 # To what mpirun starts.
 _EXPORTED: Final = ("PATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT")
 # What a rank is that no launcher starts, by the names that PyTorch reads.
@@ -40,22 +40,10 @@ _ALONE: Final = {
 }
 MAX_BYTES: Final = 4 << 20  # Slurm's own limit for a batch script (max_script_size)
 TAKEN_NAMES: Final = SENT_FILES | WRITTEN_FILES | ADDED_FILES  # in a job's folder
-# Runs on every node: telemetry, until its input is closed. A job may end sooner than telemetry has started:
-# it then gets two seconds to say at least what host this is.
-WATCH: Final = (
-    '"$@" </dev/null & read -r _; '
-    "for _ in {1..20}; do "
-    "[[ ! -s telemetry/$node.jsonl ]] && kill -0 $! || break; sleep 0.1; done 2>/dev/null; "
-    "kill -TERM $!; wait $!"
-)
-Launched = Callable[[JobSpec, str, str], str]  # (job, command, mpirun's options that export variables)
 _HETEROGENEOUS: Final = re.compile(r"#SBATCH\s+(hetjob|packjob)\b")
 _ON_THE_CPU: Final = ("probe", "export")  # it proves the way between ranks; it only copies
 
 _SIGNAL = "USR1@60"  # Slurm keeps time by the minute: less would come too late
-
-# In a job's folder, what the job was not given: patterns of bash with extglob.
-_NOT_GIVEN = "|".join([*sorted(TAKEN_NAMES), "@(stdout|stderr)-+([0-9]).log", "task-+([0-9])"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +58,11 @@ class Environment:
         if self.lock is None:
             return ENV_BIN
         return f'"$HOME"/{ENVIRONMENTS}/{self.lock.key}/bin'
+
+    @property
+    def python(self) -> str:
+        """Its interpreter, as a job's script reads it."""
+        return '"$python"' if self.lock is None else f"{self.bin}/python"
 
     @property
     def path(self) -> str:
@@ -176,25 +169,30 @@ def _words(directive: str) -> list[str]:
         return directive.split()
 
 
-def telemetry_argv(interval_s: float) -> list[str]:
-    words = [f"{ENV_BIN}/python", "-m", "payload", "telemetry", "--interval", f"{interval_s:g}"]
-    return [*words, "--out", "telemetry"]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """What a script has for a value, quoted for bash.
+
+    folder: the job's folder. slots: the number of ranks on a node. launcher: what starts the ranks.
+    started_by: the options by which task.py knows the launcher.
+    """
+
+    folder: str
+    nodes: str
+    slots: str
+    job_id: str
+    launcher: tuple[str, ...]
+    started_by: str
 
 
-def program(
-    job: JobSpec, own: UserScript | None, payload_root: str, environment: Environment, launched: Launched
-) -> str:
-    """The program's command line, quoted for bash; ``launched`` is as something starts it, once a task.
+def program(job: JobSpec, own: UserScript | None, environment: Environment, words: Words) -> list[str]:
+    """Return the parts of the command line that job.py starts, quoted for bash.
 
     Raises:
-        UsageError: torchrun can't start it.
+        UsageError: torchrun can't start the program.
     """
-    env = dict(job.env)
-    if job.bundled:  # it finds itself first
-        env["PYTHONPATH"] = ":".join(filter(None, (payload_root, env.get("PYTHONPATH"))))
-    by_itself = own is not None and not own.is_python
     torchrun = job.launcher is Launcher.TORCHRUN
-    if torchrun and (own is None or by_itself):
+    if torchrun and (own is None or not own.is_python):
         raise UsageError(
             "torchrun starts Python programs",
             code="torchrun-needs-python",
@@ -202,21 +200,52 @@ def program(
             fix="leave --launcher out",
         )
     is_rank = is_launched(job, own)
-    env = env if is_rank or by_itself else {**_ALONE, **env}
-    runs_ranks = is_rank and own is not None and own.is_python and not torchrun
-    runner = f"{payload_root}/payload/node/rank.py" if runs_ranks else ""
-    command = _command(job, own, environment, runner)
-    if job.container is not None:
-        folders = ('"$submit_dir"', *([payload_root] if own is None or runner else []))
-        command = contained(command, image=job.container, folders=folders, variables=env)
+    runner = ' "$node"/rank.py' if is_rank and own is not None and not torchrun else ""
+    alone = _ALONE if own is not None and own.is_python and not is_rank else {}
+    env = {name: shlex.quote(value) for name, value in {**alone, **job.env}.items()}
+    if job.bundled:  # it finds itself first
+        env["PYTHONPATH"] = '"$payload"' + (f":{env['PYTHONPATH']}" if job.env.get("PYTHONPATH") else "")
+    python = "python3" if job.container else environment.python
+    # `env` rather than `export`: --env wins over what job.py sets.
+    parts = ["env " + " ".join(f"{name}={value}" for name, value in env.items())] if env else []
     if is_rank:
-        swept = job.sweep.keys if job.sweep is not None else ()
-        names = dict.fromkeys((*_EXPORTED, *env, *map(sweep_variable, swept)))
-        exports = " ".join(f"-x {name}" for name in names)
-        command = launched(job, command, exports)
-    # `env` rather than `export`: whatever their names, they can't change this script's own variables.
-    settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
-    return f"env {settings} {command}" if env else command
+        parts += words.launcher
+    if is_rank and not torchrun:
+        parts.append(f'"$python" -IS "$node"/task.py{words.started_by}')
+    if job.container is not None:
+        folders = f'{words.folder},"$payload"' if job.bundled or runner or torchrun else words.folder
+        parts.append(
+            f'"$python" -IS "$node"/job.py container --image={_image(job.container)} --bind={folders}'
+        )
+        parts[-1] += f" --env={','.join(env)}"
+    if torchrun:
+        given = f"--nnodes={words.nodes} --nproc-per-node={words.slots} --rdzv-id={words.job_id}"
+        parts += [f'{python} -IS "$node"/job.py torchrun {python}', given]
+        parts.append(f'{python} -IS "$node"/task.py --of=torchrun')
+    return [*parts, _command(job, own, f"{python}{runner}", words.folder)]
+
+
+def _image(path: str) -> str:
+    """Return the path of an image for bash; ``~/`` is the job user's home."""
+    below_home = path.removeprefix("~/")
+    return shlex.quote(path) if below_home == path else f'"$HOME"/{shlex.quote(below_home)}'
+
+
+def _command(job: JobSpec, own: UserScript | None, python: str, folder: str) -> str:
+    """Return the program of a rank, or of the job; ``python`` runs it if it is a Python program."""
+    if own is None:
+        if job.bundled is None:
+            raise UsageError("a job needs a bundled program or a script", code="nothing-to-run")
+        return f"{python} -m payload {shlex.join([job.bundled, *job.args])}"
+    interpreter = python if own.is_python else shlex.join(own.interpreter)
+    return " ".join([interpreter, f"{folder}/{shlex.quote(own.name)}", *map(shlex.quote, job.args)])
+
+
+def exports(job: JobSpec) -> str:
+    """Return the options of mpirun that pass variables on to the ranks."""
+    swept = map(sweep_variable, job.sweep.keys) if job.sweep is not None else ()
+    bundled = ("PYTHONPATH",) if job.bundled else ()
+    return " ".join(f"-x {name}" for name in dict.fromkeys((*_EXPORTED, *job.env, *bundled, *swept)))
 
 
 def sweep_variable(key: str) -> str:
@@ -224,64 +253,11 @@ def sweep_variable(key: str) -> str:
     return "SWEEP_" + re.sub(r"\W", "_", key).upper()
 
 
-def _sweep_tasks(job: JobSpec) -> list[dict[str, str]]:
-    """What each task of a sweep is started with, for bash: arguments, variables, and its values as JSON."""
-    if job.sweep is None:
-        return []
-    from clusterctl.spec.sweep import arguments  # noqa: PLC0415 - a model, which most jobs have no use for
-
-    return [
-        {
-            "words": shlex.join(arguments(values)),
-            "variables": " ".join(f"{sweep_variable(k)}={shlex.quote(v)}" for k, v in values.items()),
-            "json": shlex.quote(json.dumps(values)),
-        }
-        for values in job.sweep.tasks
-    ]
-
-
 def is_launched(job: JobSpec, own: UserScript | None) -> bool:
     """Whether a launcher starts the ranks: a Python program alone needs none, a shell script has its own."""
     if own is None or not own.is_python:
         return own is None
     return job.tasks > 1 or bool(own.directives) or job.launcher is Launcher.TORCHRUN
-
-
-def _command(job: JobSpec, own: UserScript | None, environment: Environment, runner: str) -> str:
-    """What one rank runs: a Python program by ``runner``, if any; in a container by the image's Python."""
-    python = f"{environment.bin}/python" if job.container is None else "python3"
-    swept = ' "${_sweep[@]}"' if job.sweep is not None else ""
-    if own is None:
-        if job.bundled is None:
-            raise UsageError("a job needs a bundled program or a script", code="nothing-to-run")
-        return f"{python} -m payload {shlex.join([job.bundled, *job.args])}{swept}"
-    script = f'"$submit_dir"/{shlex.quote(own.name)}'
-    words = (f" {shlex.join(job.args)}" if job.args else "") + swept
-    interpreter = f"{python} {runner}".rstrip() if own.is_python else shlex.join(own.interpreter)
-    command = f"{interpreter} {script}{words}"
-    if job.launcher is not Launcher.TORCHRUN:
-        return command
-    agent = shlex.quote(render("torchrun.sh.j2").rstrip())
-    return f'bash -c {agent} torchrun {python} "$nodes" "$slots" "$job" {rank("torchrun", command)}'
-
-
-def rank(by: str, command: str, *, slurm: bool = True) -> str:
-    """The command line of a rank that srun, mpirun or torchrun starts, quoted for bash as ``command`` is."""
-    starts = f"bash -c {shlex.quote(render('rank.sh.j2', by=by, slurm=slurm).rstrip())} rank"
-    return f'{starts} "$slots" {command}' if by == "mpirun" else f"{starts} {command}"
-
-
-def contained(command: str, *, image: str, folders: Iterable[str], variables: Iterable[str]) -> str:
-    """The command line, quoted for bash, that runs ``command`` (likewise) in a container.
-
-    ``folders`` are words of bash and are seen inside where they are outside; an ``image`` below ``~/`` is in
-    the job user's home.
-    """
-    below_home = image.removeprefix("~/")
-    place = shlex.quote(image) if below_home == image else f'"$HOME"/{shlex.quote(below_home)}'
-    names = shlex.quote(" ".join(variables))
-    enter = shlex.quote(render("enter.sh.j2").rstrip())
-    return f"bash -c {enter} container {place} {','.join(folders)} {names} -- {command}"
 
 
 def partition_of(spec: ClusterSpec | SpecBrief, job: JobSpec) -> Partition | PartitionBrief:
@@ -382,31 +358,43 @@ def render_script(
 ) -> str:
     """The sbatch script of a job; ``interval_s`` is the time between two samples of telemetry."""
     own = UserScript.read(job.script) if job.script is not None else None
-    payload_root = f"{PAYLOAD_ROOT}/{payload_hash}"
-    # A line of it as a format of printf, which reads \\n itself: nodes are known only when the job runs.
-    hostfile = render("hostfile.j2", nodes=["%s"], slots="%s").replace("\n", "\\n")
+    is_array = _is_array(job, own)
+    job_options = [
+        f"--telemetry={interval_s:g}",
+        *(["--requeue"] if job.requeue else []),
+        *(["--array"] if is_array else []),
+        *(["--sweep"] if job.sweep is not None else []),
+    ]
+    words = Words(
+        folder='"$SLURM_SUBMIT_DIR"',
+        nodes='"$nodes"',
+        slots='"$slots"',
+        job_id='"$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"',
+        launcher=_launcher(job),
+        started_by=' --of=mpirun --per-node="$slots"' if job.launcher is Launcher.MPIRUN else "",
+    )
     return render(
         "job.sbatch.j2",
         title=job.name,
-        needs=f"{own.name} too" if own else "this file",
-        submit_dir=own is not None or job.container is not None,
+        needs=needs(own, job),
         shell_script=own is not None and not own.is_python,
         own_directives=own.directives if own else (),
         options=_options(job, own),
-        array=_is_array(job, own),
-        not_given=_NOT_GIVEN if own else None,
-        sweep=_sweep_tasks(job),
+        array=is_array,
         profile=JOB_PROFILE,
         path=environment.path,
-        payload_root=payload_root,
-        watch=f"node=$SLURMD_NODENAME; {WATCH}",
-        telemetry=telemetry_argv(interval_s),
         launcher=job.launcher,
-        is_launched=is_launched(job, own),
-        hostfile_line=hostfile,
-        run_me_again=REQUEUE_EXIT_CODE if job.requeue else None,
-        program=program(job, own, payload_root, environment, _launched),
+        python=PYTHON,
+        payload=f"{PAYLOAD_ROOT}/{payload_hash}",
+        job_options=" ".join(job_options),
+        program=program(job, own, environment, words),
     )
+
+
+def needs(own: UserScript | None, job: JobSpec) -> str:
+    """Return what has to lie in the folder that a script is started in by hand."""
+    others = [*([own.name] if own else []), *([SWEEP_FILE] if job.sweep is not None else [])]
+    return " and ".join(["this file", *others])
 
 
 def _is_array(job: JobSpec, own: UserScript | None) -> bool:
@@ -455,13 +443,13 @@ def resource_options(job: JobOptions | JobSpec, given: Collection[str]) -> list[
     return [f"--{name}={value}" for name, value in values if value is not None]
 
 
-def _launched(job: JobSpec, command: str, exports: str) -> str:
+def _launcher(job: JobSpec) -> tuple[str, ...]:
     # A script's own `#SBATCH --export` is about the batch script; what that sets reaches all ranks.
     if job.launcher is Launcher.SRUN:
-        return f"srun --mpi=pmix --kill-on-bad-exit=1 --export=ALL {rank('srun', command)}"
+        return ("srun --mpi=pmix --kill-on-bad-exit=1 --export=ALL",)
     if job.launcher is Launcher.TORCHRUN:
-        each = '--nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --cpus-per-task="$cpus"'
-        return f"srun --mpi=none --kill-on-bad-exit=1 --export=ALL {each} {command}"
+        cpus = '--cpus-per-task="$((slots * ${SLURM_CPUS_PER_TASK:-1}))"'
+        each = f'--nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 {cpus}'
+        return "srun --mpi=none --kill-on-bad-exit=1 --export=ALL", each
     spread = '--map-by "ppr:$slots:node${SLURM_CPUS_PER_TASK:+:PE=$SLURM_CPUS_PER_TASK}"'
-    start = f'env SLURM_EXPORT_ENV=ALL mpirun -np "$ranks" --hostfile hostfile {spread} {exports}'
-    return f"{start} {rank('mpirun', command)}"
+    return f'env SLURM_EXPORT_ENV=ALL mpirun -np "$ranks" --hostfile hostfile {spread}', exports(job)

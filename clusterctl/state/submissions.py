@@ -33,7 +33,7 @@ SENT_FILES = frozenset(
     f"job.sbatch job.mpirun {SPEC_FILE} {SOURCE_FILE} {SWEEP_FILE} outputs.json {CLIENT_FACTS}".split()
 )
 WRITTEN_FILES = frozenset(
-    "stdout.log stderr.log rank-logs metrics.jsonl telemetry telemetry.log hostfile".split()
+    "stdout.log stderr.log rank-logs metrics.jsonl telemetry telemetry.log hostfile job.events".split()
 )
 ADDED_FILES = frozenset(f"{RUN_FILE} sacct.json {ENVIRONMENT_FILE} SHA256SUMS".split())
 RUNS = Path("runs")  # where `collect` brings runs to, unless --out says otherwise

@@ -1,1 +1,1 @@
-"""The node that ranks run on: its sensors, and the program that runs several ranks of a script of yours."""
+"""A job on its nodes: supervisors of the job and its ranks, sensors, and the runner of Python programs."""

@@ -36,6 +36,17 @@ def play(path: Path, body: str) -> None:
     path.chmod(0o755)
 
 
+def place_payload(root: Path, host: Path, telemetry: str = "true") -> None:
+    """Place what supervises jobs, where ``host`` is clusterctl's folder of the host, and a telemetry."""
+    node = root / "payload" / "node"
+    node.mkdir(parents=True, exist_ok=True)
+    for name in ("__init__.py", "node/rank.py", "node/__init__.py", "node/job.py", "node/task.py"):
+        text = (asset("payload") / name).read_text()
+        (root / "payload" / name).write_text(text.replace("/opt/clusterctl", str(host)))
+    main = f"import os\nos.execv('/bin/bash', ['bash', '-c', {telemetry!r}])\n"
+    (root / "payload" / "__main__.py").write_text(main)
+
+
 class Batch:
     """Runs a rendered script as slurmd would, with executables that play srun and scontrol."""
 
@@ -43,6 +54,8 @@ class Batch:
         self.folder = folder / "submitted from here"
         self.folder.mkdir()
         self.payload = folder / "payload"
+        self.host = folder / "host"
+        place_payload(self.payload / HASH, self.host)
         bin_folder = folder / "bin"
         bin_folder.mkdir()
         play(
@@ -67,9 +80,8 @@ class Batch:
         }
 
     def has_telemetry(self, body: str) -> None:
-        """Put an executable in the place of the telemetry program."""
-        (self.payload / HASH / "payload").mkdir(parents=True)
-        play(self.folder.parent / "bin" / "telemetry-python", body)
+        """Put a shell script in the place of the telemetry program."""
+        place_payload(self.payload / HASH, self.host, body)
 
     def has_apptainer(self, name: str = "apptainer") -> None:
         """Put the stand-in for Apptainer on PATH."""
@@ -77,11 +89,7 @@ class Batch:
 
     def start(self, text: str) -> subprocess.Popen[str]:
         """Start a script, with the cluster's folders replaced by the test's."""
-        text = text.replace(
-            f"/opt/clusterctl/payload/{HASH}/payload/node/rank.py", str(asset("payload") / "node/rank.py")
-        )
         text = text.replace("/opt/clusterctl/payload", str(self.payload))
-        text = text.replace("/opt/clusterctl/env/bin/python -m payload telemetry", "telemetry-python")
         text = text.replace("/opt/clusterctl/env/bin/python", sys.executable)
         script = self.folder / "job.sbatch"
         script.write_text(text)

@@ -25,6 +25,7 @@ from clusterctl.state.submissions import Ledger
 from clusterctl.util.assets import payload_hash
 from clusterctl.util.progress import Clock
 from tests.support.here import LocalTransport
+from tests.support.played.batch import place_payload
 from tests.support.played.player import opened
 
 COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "sinfo", "sacctmgr", "srun", "scontrol")
@@ -50,7 +51,7 @@ class PlayedCluster:
         self.payload = root / "payload"
         self.ledger = Ledger(root / "jobs.jsonl")
         self.home.mkdir(parents=True)
-        (self.payload / payload_hash() / "payload").mkdir(parents=True)
+        place_payload(self.payload / payload_hash(), root / "host")
         (root / "bin").mkdir()
         for command in COMMANDS:
             path = root / "bin" / command

@@ -89,8 +89,12 @@ def run(job_id: str, script: str, output: str, error: str) -> None:
     environment = {**os.environ, "SLURM_SUBMIT_DIR": str(Path.cwd()), "SLURM_JOB_ID": job_id}
     environment |= {"SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "1", "SLURM_JOB_NODELIST": "n1"}
     environment |= {"SLURMD_NODENAME": "n1"}
+    text = Path(script).read_text(errors="surrogateescape")
+    payload = Path(os.environ["SLURM_PLAYER_STATE"]).with_name("payload")
+    text = text.replace("/opt/clusterctl/payload", str(payload))
+    text = text.replace("/opt/clusterctl/env/bin/python", sys.executable)
     with Path(output).open("ab") as out, Path(error).open("ab") as err:
-        rc = subprocess.call(["bash", script], stdout=out, stderr=err, env=environment)
+        rc = subprocess.call(["bash", "-c", text], stdout=out, stderr=err, env=environment)
     with opened(Path(os.environ["SLURM_PLAYER_STATE"])) as state:
         job = state["jobs"][job_id]
         job["end"] = int(time.time())
@@ -169,9 +173,11 @@ def main(command: str, argv: list[str]) -> None:
     if command == "run":
         run(*argv)
         return
-    if command == "srun":
+    if command == "srun" and "--job-name=telemetry" not in argv:
         program = next(i for i, word in enumerate(argv) if not word.startswith("-"))
         os.execvp(argv[program], argv[program:])  # noqa: S606
+    if command == "srun":
+        return
     if command == "scontrol" and argv != ["ping"]:
         say("n1\nn2\n")
         return

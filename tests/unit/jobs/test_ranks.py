@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import socket
 import subprocess
@@ -17,9 +16,9 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.spec.job import JobSpec
-from clusterctl.util.assets import render
+from clusterctl.util.assets import asset
 from tests.support.messages import refused
-from tests.support.played.batch import Batch, play, rendered, shell_job, user_script
+from tests.support.played.batch import HASH, Batch, play, rendered, shell_job, user_script
 
 NOISY = """\
 import os, select, signal, sys, time
@@ -31,14 +30,14 @@ NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
 SHOW = "import json, os; print(json.dumps({n: v for n, v in os.environ.items() if n.isupper()}))\n"
 
 
-def rank_program(by: str) -> str:
-    """What srun, mpirun or torchrun starts as a rank."""
-    return render("rank.sh.j2", by=by, slurm=True)
+def task(*words: str) -> list[str]:
+    """The command line of a process that srun, mpirun or torchrun starts."""
+    return [sys.executable, "-IS", str(asset("payload") / "node" / "task.py"), *words]
 
 
-def rank(by: str, folder: Path, *arguments: str, **environment: str) -> list[str]:
+def rank(by: str, folder: Path, *options: str, **environment: str) -> list[str]:
     """The variables of a rank that ``by`` starts with this environment."""
-    argv = ["bash", "-c", rank_program(by), "rank", *arguments, sys.executable, "-c", SHOW]
+    argv = task(f"--of={by}", *options, sys.executable, "-c", SHOW)
     env = {"PATH": "/usr/bin:/bin", **environment}
     done = subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True, check=True, timeout=60)
     found = json.loads(done.stdout)
@@ -72,7 +71,7 @@ def test_a_rank_of_mpirun(tmp_path):
     of_mpirun = {"RANK": "4", "SIZE": "5", "LOCAL_RANK": "0", "LOCAL_SIZE": "1", "NODE_RANK": "0"}
     environment = {f"OMPI_COMM_WORLD_{name}": value for name, value in of_mpirun.items()}
     environment |= {"SLURM_PROCID": "1", "SLURM_NODEID": "1"}  # of the daemon that mpirun has there
-    assert rank("mpirun", tmp_path, "2", **environment) == ["4", "5", "0", "1", "2"]
+    assert rank("mpirun", tmp_path, "--per-node=2", **environment) == ["4", "5", "0", "1", "2"]
 
 
 def test_a_rank_of_torchrun(tmp_path):
@@ -126,7 +125,7 @@ def test_torchrun_is_started_once_a_node(batch):
     play(python, 'printf "%s\\n" "$@"')
     script = user_script(batch.folder, "show.py", SHOW)
     job = JobSpec(name="j", script=script, nodes=2, tasks_per_node=2, launcher="torchrun", args=("a b",))
-    text = rendered(job).replace("torchrun /opt/clusterctl/env/bin/python", f"torchrun {python}")
+    text = rendered(job).replace('torchrun "$python"', f"torchrun {python}")
     rc, out, err = batch.run(text)
     assert (rc, err) == (0, "")
     said = out.splitlines()
@@ -186,8 +185,9 @@ select.select([arrived], [], [], 60)  # a sleep misses a signal that arrives as 
     place = batch.folder / "cgroup"
     place.write_text("0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n" if cgroup else "0::/\n")
     batch.environment["SLURM_JOB_ID"] = "7"
-    text = rendered(JobSpec(name="j", script=script, nodes=2))
-    process = batch.start(text.replace("/proc/self/cgroup", shlex.quote(str(place)).replace("'", "'\\''")))
+    program = batch.payload / HASH / "payload" / "node" / "task.py"
+    program.write_text(program.read_text().replace("/proc/self/cgroup", str(place)))
+    process = batch.start(rendered(JobSpec(name="j", script=script, nodes=2)))
     record = batch.folder / "rank-logs" / "0.log"
     while not record.exists() or "ready" not in record.read_text():
         time.sleep(0.02)
@@ -204,7 +204,7 @@ select.select([arrived], [], [], 60)  # a sleep misses a signal that arrives as 
 def alone(batch: Batch, by: str, line: str, **popen: Any) -> subprocess.Popen[str]:
     """A rank of two that runs a line of Python; if that says so, it is ready."""
     script = user_script(batch.folder, "line.py", f"import os, signal, subprocess, sys, time\n{line}\n")
-    argv = ["bash", "-c", rank_program(by), "rank", sys.executable, str(script)]
+    argv = task(f"--of={by}", sys.executable, str(script))
     ranks = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     env = {**batch.environment, **ranks, "SLURM_STEP_NUM_TASKS": "2"}
     io = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} | popen
@@ -260,13 +260,13 @@ def test_ranks_of_torchrun_on_a_node_have_a_mig_device_each(batch):
 
 
 def test_a_rank_ends_once_all_that_it_wrote_is_recorded(batch):
-    """A tee that gets no processor for a while: slurmstepd would kill it once the rank has ended."""
-    play(batch.folder.parent / "bin" / "tee", 'sleep 1; exec /usr/bin/tee "$@"')
-    line = "print('x' * 60000, flush=True); raise SystemExit('the end')"
-    with (batch.folder / "out").open("wb") as file:
-        alone(batch, "srun", line, stdout=file, stderr=file).wait()
-        assert (batch.folder / "rank-logs" / "0.log").stat().st_size == 60_009
-        assert (batch.folder / "out").stat().st_size == 60_009
+    """A launcher that reads late: slurmstepd kills what is left once the rank has ended."""
+    line = "print('x' * 200_000, flush=True); raise SystemExit('the end')"
+    process = alone(batch, "srun", line)
+    time.sleep(0.5)
+    assert process.poll() is None
+    assert len(process.communicate(timeout=60)[0]) == 200_009
+    assert (batch.folder / "rank-logs" / "0.log").stat().st_size == 200_009
 
 
 def test_a_rank_does_not_wait_for_ever_for_what_it_left_running(batch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +16,9 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.script import UserScript
 from clusterctl.spec.job import JobSpec
+from clusterctl.spec.sweep import Sweep
+from clusterctl.state.submissions import ADDED_FILES, SENT_FILES, WRITTEN_FILES
+from payload.node.job import OURS
 from tests.support.messages import refused
 from tests.support.played.batch import HOSTILE, Batch, play, rendered, shell_job, user_script
 
@@ -73,9 +77,10 @@ def test_golden(name, tmp_path, golden):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_shellcheck_has_nothing_to_say(name):
-    argv = ["shellcheck", "--severity=warning", GOLDEN / f"{name}.sbatch"]
+def test_a_script_is_short_and_shellcheck_has_nothing_to_say(name):
+    argv = ["shellcheck", "--exclude=SC2016", GOLDEN / f"{name}.sbatch"]  # one has the argument '$x'
     assert subprocess.run(argv, capture_output=True, text=True, check=False).stdout == ""
+    assert len((GOLDEN / f"{name}.sbatch").read_text().splitlines()) <= 45
 
 
 def test_a_flag_wins_over_the_scripts_line_a_default_does_not(tmp_path):
@@ -160,6 +165,44 @@ def test_a_task_of_an_array_has_a_folder_of_its_own(batch):
     (batch.folder / "stderr-3.log").touch()
     rc, out, _ = run(batch, "pwd; cat ../'my job.sh' >/dev/null; ls -d *task* std*", array="0-9")
     assert (rc, out.splitlines()) == (0, [f"{batch.folder}/task-7", "stdout-of-mine.log", "task-configs"])
+
+
+def test_files_of_ours_are_known_on_the_nodes():
+    assert SENT_FILES | WRITTEN_FILES | ADDED_FILES == OURS
+
+
+SWEPT = """\
+import json, os, sys
+print(json.dumps([sys.argv[1:], os.environ["SWEEP_LR_X"], open("sweep-values.json").read()]))
+"""
+
+
+def test_a_task_of_a_sweep_is_started_with_its_values(batch):
+    script = user_script(batch.folder, "p.py", SWEPT)
+    sweep = Sweep(grid={"lr-x": ["0.1", "2 $x"], "on": "true"})
+    job = JobSpec(name="j", script=script, sweep=sweep, array=sweep.array, args=("a",))
+    batch.environment["SLURM_ARRAY_TASK_ID"] = "1"
+    assert batch.run(rendered(job))[0] == 2  # by hand, without the list
+    (batch.folder / "sweep-tasks.json").write_text(json.dumps(sweep.record))
+    words, variable, noted = json.loads(batch.run(rendered(job))[1])
+    assert (words, variable) == (["a", "--lr-x", "2 $x", "--on"], "2 $x")
+    assert json.loads(noted) == {"lr-x": "2 $x", "on": "true"}
+
+
+def test_a_job_notes_its_start_its_signals_and_its_end(batch):
+    batch.environment |= {"SLURM_JOB_END_TIME": "1700000000", "SLURM_RESTART_COUNT": "2"}
+    body = "trap 'exit 9' USR1; echo ready; while :; do sleep 0.05; done"
+    process = batch.start(rendered(shell_job(batch, body)))
+    assert process.stdout is not None
+    assert any(line == "ready\n" for line in process.stdout)
+    process.send_signal(signal.SIGUSR1)
+    process.communicate(timeout=20)
+    events = [json.loads(line) for line in (batch.folder / "job.events").read_text().splitlines()]
+    assert [{**event, "time": event["time"] > 0} for event in events] == [
+        {"time": True, "event": "start", "restarts": 2, "until": 1700000000},
+        {"time": True, "event": "signal", "signal": "SIGUSR1"},
+        {"time": True, "event": "end", "status": 9},
+    ]
 
 
 def test_threads_follow_the_cores_of_a_task(batch):

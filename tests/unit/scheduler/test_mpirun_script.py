@@ -15,9 +15,8 @@ from clusterctl.scheduler.base import JobRequest
 from clusterctl.scheduler.mpirun import render_mpirun_script, with_nodes
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.util.assets import render
 from tests.support.messages import refused
-from tests.support.played.batch import play
+from tests.support.played.batch import place_payload, play
 
 SPEC = ClusterSpec.model_validate(
     {
@@ -47,15 +46,19 @@ def run(folder: Path, job: JobSpec) -> subprocess.CompletedProcess[str]:
     """Run the script in ``folder``; mpirun runs its last words, as one rank would."""
     tools = folder / "tools"
     tools.mkdir()
-    play(tools / "mpirun", 'while [[ $1 != bash ]]; do shift; done\n"$@"')
+    play(tools / "mpirun", f'while [[ $1 != {sys.executable} ]]; do shift; done\n"$@"')
+    play(tools / "ssh", "exit 255")
+    place_payload(folder / "payload", folder)
     env = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
-    argv = ["bash", "-c", text(job).replace("/opt/clusterctl/env/bin/python", sys.executable)]
+    script = text(job).replace("/opt/clusterctl/env/bin/python", sys.executable)
+    script = script.replace("/opt/clusterctl/payload/0123", str(folder / "payload"))
+    argv = ["bash", "-c", script]
     return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_it_is_bash() -> None:
+def test_shellcheck_has_nothing_to_say() -> None:
     for job in (train(nodes=2), train(nodes=2, tasks_per_node=3, cpus=2, env={"A": "it's"})):
-        subprocess.run(["bash", "-n"], input=text(job), text=True, check=True)
+        subprocess.run(["shellcheck", "-"], input=text(job), text=True, check=True)
 
 
 def test_ranks_are_started_with_the_rendered_hostfile(tmp_path: Path) -> None:
@@ -63,8 +66,9 @@ def test_ranks_are_started_with_the_rendered_hostfile(tmp_path: Path) -> None:
     assert run(tmp_path, job).returncode == 0
     assert (tmp_path / "hostfile").read_text() == "d-train-1 slots=3\nd-train-2 slots=3\n"
     said = text(train(nodes=2, tasks_per_node=3, cpus=2, env={"A": "1"}))
-    mpirun = "mpirun -np 6 --hostfile hostfile --map-by ppr:3:node:PE=2 -x PATH "
+    mpirun = "mpirun -np 6 --hostfile hostfile --map-by ppr:3:node:PE=2 \\\n    -x PATH "
     assert mpirun in said
+    assert "/task.py --of=mpirun --per-node=3 " in said
     assert " -x A " in said
     assert "OMP_NUM_THREADS:-2" in said
 
@@ -73,10 +77,9 @@ def test_ranks_meet_on_the_first_node(tmp_path: Path) -> None:
     shows = "import os; print(*(os.environ[n] for n in ('MASTER_ADDR', 'RANK', 'WORLD_SIZE')))"
     assert run(tmp_path, own(tmp_path, "show.py", shows)).stdout == "d-train-1 0 1\n"
     agents = text(own(tmp_path, "show.py", shows, nodes=2, tasks_per_node=3, launcher="torchrun"))
-    mpirun = 'mpirun -np "$nodes" --hostfile hostfile --map-by ppr:1:node --bind-to none '
-    assert mpirun in agents
-    assert " -x MASTER_ADDR -x MASTER_PORT bash -c " in agents
-    assert " nodes=2 slots=3\n" in agents
+    assert "mpirun -np 2 --hostfile hostfile " in agents
+    assert " -x MASTER_ADDR -x MASTER_PORT " in agents
+    assert " --nnodes=2 --nproc-per-node=3 " in agents
 
 
 def test_its_exit_status_is_the_jobs(tmp_path: Path) -> None:
@@ -92,11 +95,9 @@ def test_an_mpirun_of_the_scripts_own_takes_the_jobs_nodes(tmp_path: Path) -> No
 
 
 def test_a_program_without_mpirun_has_the_hosts_variables(tmp_path: Path) -> None:
-    play(tmp_path / "prolog", "echo 'export NCCL_SOCKET_IFNAME==eno1'\necho 'export B=$x y'")
+    play(tmp_path / "task-prolog", "echo 'export NCCL_SOCKET_IFNAME==eno1'\necho 'export B=$x y'")
     job = own(tmp_path, "one.sh", 'echo "$NCCL_SOCKET_IFNAME $B"', env={"B": "mine"})
-    script = text(job).replace("/opt/clusterctl/task-prolog", str(tmp_path / "prolog"))
-    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout == "=eno1 mine\n"
+    assert run(tmp_path, job).stdout == "=eno1 mine\n"
 
 
 @pytest.mark.parametrize(
@@ -145,12 +146,11 @@ def test_nodes_and_time_are_those_of_the_partition() -> None:
 def gpu(tmp_path: Path, rank: int, size: int, *devices: str, **more: str) -> str:
     """What a rank finds in CUDA_VISIBLE_DEVICES on a node with these devices."""
     (tmp_path / "gpus").write_text("".join(f"{device}\n" for device in devices))
-    program = render("rank.sh.j2", by="mpirun", slurm=False).replace(
-        "/opt/clusterctl/gpus", f"{tmp_path}/gpus"
-    )
+    place_payload(tmp_path / "payload", tmp_path)
     base = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     env = {**base, "OMPI_COMM_WORLD_LOCAL_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_SIZE": str(size), **more}
-    argv = ["bash", "-c", program, "rank", "1", "sh", "-c", "echo ${CUDA_VISIBLE_DEVICES-unset}"]
+    task = [sys.executable, "-IS", str(tmp_path / "payload/payload/node/task.py")]
+    argv = [*task, "--of=mpirun", "sh", "-c", "echo ${CUDA_VISIBLE_DEVICES-unset}"]
     return subprocess.run(
         argv, env=env, capture_output=True, text=True, check=True, timeout=60
     ).stdout.strip()

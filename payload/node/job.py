@@ -1,0 +1,286 @@
+"""Supervise a job on its nodes. The standard library only, Python 3.8 or newer.
+
+    job.py run [OPTION...] PROGRAM...
+        --telemetry=SECONDS   run telemetry on all nodes, which takes a sample so often
+        --requeue             have Slurm run the job again if the program exits with 75
+        --array               make links, in the folder of a task of an array, to the files beside the script
+        --sweep               start the program with the values that sweep-tasks.json has for this task
+        --nodes=HOST,...      the job's nodes, if there is no Slurm
+        --ssh=COMMAND         the command that connects to a node
+    job.py torchrun PYTHON [OPTIONS OF TORCHRUN] PROGRAM...
+    job.py container --image=FILE --bind=FOLDER,... --env=NAME,... PROGRAM...
+    job.py watch FOLDER SECONDS
+
+A job's script becomes `run` on the first node, which passes signals on to PROGRAM and ends with its exit
+status. The file job.events gets a line for the start, each signal, the end, and a requeue. On each node,
+`torchrun` becomes PyTorch's agent, and `watch` runs telemetry. `container` becomes a program in an image.
+"""
+
+from __future__ import annotations  # Python 3.8 has no list[str]
+
+import json
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+# The folder that holds the payload.
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, ROOT)
+
+from payload.node import task
+
+# EX_TEMPFAIL: the program has saved its work, and wants to continue in another run of the job.
+RUN_ME_AGAIN = 75
+# The files in a job's folder that are not the job's own.
+OURS = frozenset(
+    "job.sbatch job.mpirun spec.yaml source.json sweep-tasks.json outputs.json environment.client.json "
+    "stdout.log stderr.log rank-logs metrics.jsonl telemetry telemetry.log hostfile job.events "
+    "run.json sacct.json environment.json SHA256SUMS".split()
+)
+# The logs and folders of an array's tasks have a number between these.
+NUMBERED = (("stdout-", ".log"), ("stderr-", ".log"), ("task-", ""))
+RANK_VARIABLES = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK".split()
+# Above the ports that the kernel and srun choose from.
+FIRST_PORT, PORTS = 65000, 536
+# By these variables a job limits its steps. Telemetry shares their cores and memory, and takes no GPU.
+STEP_VARIABLES = ("SLURM_NTASKS", "SLURM_CPU", "SLURM_MEM", "SLURM_GPU", "SLURM_NPROCS", "SRUN_")
+STEP = (
+    "srun --job-name=telemetry --overlap --ntasks-per-node=1 --cpus-per-task=1 --mem=0 --gres=none "
+    "--cpu-bind=none --mpi=none --kill-on-bad-exit=0 --export=ALL"
+).split()
+TELEMETRY_END_S = 3.0
+# A job may end before telemetry has recorded at least the host.
+TELEMETRY_START_S = 2.0
+
+
+class Events:
+    """The events of a job: a JSON object a line in job.events."""
+
+    def __init__(self) -> None:
+        self._file = task.open_for_writing("job.events", os.O_APPEND)
+
+    def add(self, event: str, **fields: object) -> None:
+        """Write down an event with the time."""
+        line = json.dumps({"time": round(time.time(), 3), "event": event, **fields})
+        task.write_all(self._file, line.encode() + b"\n")
+
+
+class Telemetry:
+    """A telemetry process on each node. They end when their input does; the job continues without them."""
+
+    def __init__(self, seconds: str, nodes: Sequence[str], ssh: str) -> None:
+        self._pids: list[int] = []
+        inputs, self._open = os.pipe()
+        self._log = task.open_for_writing("telemetry.log", os.O_TRUNC)
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(STEP_VARIABLES)
+        }
+        for command in self._commands(seconds, nodes, ssh):
+            with suppress(OSError):
+                self._pids.append(task.start(command, inputs, self._log, self._log, environment))
+        os.close(inputs)
+
+    @staticmethod
+    def _commands(seconds: str, nodes: Sequence[str], ssh: str) -> list[list[str]]:
+        """Return the commands that start telemetry: a step of Slurm, or one command for each node."""
+        watch = [sys.executable, "-IS", os.path.abspath(__file__), "watch", os.getcwd(), seconds]
+        if not nodes:
+            count = os.environ.get("SLURM_JOB_NUM_NODES", "1")
+            return [[*STEP, f"--nodes={count}", f"--ntasks={count}", *watch]]
+        quoted = " ".join(map(shlex.quote, watch))
+        return [watch if node == task.host_name() else [*ssh.split(), node, quoted] for node in nodes]
+
+    def end(self) -> None:
+        """End telemetry, and remove its log if nothing went wrong."""
+        os.close(self._open)
+        deadline = time.monotonic() + TELEMETRY_END_S
+        for pid in self._pids:
+            while os.waitpid(pid, os.WNOHANG) == (0, 0):
+                if time.monotonic() > deadline:
+                    os.kill(pid, signal.SIGKILL)
+                    break
+                time.sleep(0.02)
+        lines = os.pread(self._log, task.CHUNK, 0).splitlines()
+        # srun writes this on each cluster where Slurm binds no cores.
+        if all(line.endswith(b"lacks support for cpu binding") for line in lines):
+            with suppress(OSError):
+                os.unlink("telemetry.log")
+
+
+def run(words: Sequence[str]) -> int:
+    """Run the program of a job, and return its exit status."""
+    options, program = task.split(words)
+    nodes = [node for node in options.get("nodes", "").split(",") if node]
+    if "array" in options:
+        link_given_files()
+    if "sweep" in options:
+        program += take_sweep_values()
+    task.mark_restart([1, 2])
+    if "SLURM_JOB_ID" not in os.environ:
+        task.take_host_variables()
+    # srun ignores the variable of sbatch.
+    if "SLURM_CPUS_PER_TASK" in os.environ:
+        os.environ["SRUN_CPUS_PER_TASK"] = os.environ["SLURM_CPUS_PER_TASK"]
+    set_rendezvous(nodes)
+    events = Events()
+    numbers = {"restarts": "SLURM_RESTART_COUNT", "until": "SLURM_JOB_END_TIME"}
+    events.add("start", **{name: int(os.environ.get(variable, "0")) for name, variable in numbers.items()})
+    task.hold_signals()
+    telemetry = Telemetry(options["telemetry"], nodes, options.get("ssh", ""))
+    pid = task.start_or_exit(program)
+
+    def pass_on(number: int) -> None:
+        os.kill(pid, number)
+        events.add("signal", signal=signal.Signals(number).name)
+
+    status = task.supervise(pid, pass_on)
+    events.add("end", status=status)
+    telemetry.end()
+    if status == RUN_ME_AGAIN and "requeue" in options and requeue("array" in options):
+        events.add("requeue")
+    return status
+
+
+def link_given_files() -> None:
+    """Make links, in the folder of a task of an array, to the files beside the script."""
+    for name in os.listdir(".."):
+        if name not in OURS and not is_numbered(name):
+            with suppress(FileExistsError):
+                os.symlink(f"../{name}", name)
+
+
+def is_numbered(name: str) -> bool:
+    """Return whether a name is that of a log or folder of a task of an array."""
+    return any(
+        name.startswith(begin) and name.endswith(end) and name[len(begin) : len(name) - len(end)].isdigit()
+        for begin, end in NUMBERED
+    )
+
+
+def take_sweep_values() -> list[str]:
+    """Return the values of this task of a sweep as arguments, and set them as variables."""
+    number = os.environ["SLURM_ARRAY_TASK_ID"]
+    try:
+        with open("../sweep-tasks.json") as file:
+            values = dict(json.load(file)["tasks"][int(number)])
+    except (OSError, ValueError, LookupError, TypeError) as exc:
+        task.complain(f"the sweep has no task {number}: {exc!r}")
+        sys.exit(2)
+    with open("sweep-values.json", "w") as file:
+        file.write(json.dumps(values) + "\n")
+    words: list[str] = []
+    for key, value in values.items():
+        variable = "".join(letter if letter.isalnum() else "_" for letter in key)
+        os.environ[f"SWEEP_{variable.upper()}"] = value
+        if value != "false":
+            words += [f"--{key}"] if value == "true" else [f"--{key}", value]
+    return words
+
+
+def set_rendezvous(nodes: Sequence[str]) -> None:
+    """Set where the ranks meet, by the names that PyTorch reads; --env wins.
+
+    Each job has a port of its own, on which no process listens now.
+    """
+    # A job that submitted this one may have set them.
+    for name in RANK_VARIABLES:
+        os.environ.pop(name, None)
+    listening = task.text_of("/proc/net/tcp") + task.text_of("/proc/net/tcp6")
+    job = os.environ.get("SLURM_JOB_ID") or os.environ.get("CLUSTERCTL_JOB_ID", "").lstrip("m") or "0"
+    ports = [FIRST_PORT + (int(job) + offset) % PORTS for offset in range(PORTS)]
+    port = next((port for port in ports if f":{port:04X} " not in listening), ports[-1])
+    os.environ["MASTER_ADDR"] = nodes[0] if nodes else task.host_name()
+    os.environ["MASTER_PORT"] = str(port)
+
+
+def requeue(is_array: bool) -> bool:
+    """Have Slurm run this job again in this folder, unless it was cancelled; return whether it will."""
+    job = os.environ["SLURM_JOB_ID"]
+    if is_array:
+        job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    # A job that Slurm ends, and not for its time limit, was cancelled.
+    state = task.output_of(["squeue", "--noheader", f"--jobs={job}", "--format=%T %r"])
+    if state.strip() == "COMPLETING None":
+        return False
+    with suppress(OSError):
+        return os.waitpid(task.start(["scontrol", "requeue", job]), 0)[1] == 0
+    return False
+
+
+def torchrun(python: str, *words: str) -> int:
+    """Become the agent of torchrun on this node, which starts its ranks."""
+    options, program = task.split(words)
+    for name in list(os.environ):
+        # An MPI of the ranks is not that of the launcher.
+        if name.startswith(("OMPI_", "PMIX_")):
+            del os.environ[name]
+    task.take_host_variables()
+    meets = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    agent = [python, "-m", "torch.distributed.run", *(f"--{name}={value}" for name, value in options.items())]
+    agent += ["--rdzv-backend=c10d", f"--rdzv-endpoint={meets}", f"--local-addr={task.host_name()}"]
+    return task.become([*agent, "--no-python", *program])
+
+
+def container(words: Sequence[str]) -> int:
+    """Become a program in an image of Apptainer's; it sees the host's variables.
+
+    ``--env`` names those that win over the image's own: <TOOL>ENV_NAME does.
+    """
+    options, program = task.split(words)
+    folders = os.get_exec_path()
+    tools = [
+        name
+        for name in ("apptainer", "singularity")
+        if any(os.access(f"{folder}/{name}", os.X_OK) for folder in folders)
+    ]
+    lack = ""
+    if not tools:
+        lack = "has neither apptainer nor singularity: install one there, or submit without --container"
+    elif not os.path.exists(options["image"]):
+        lack = f"has no image {options['image']}: put it where all nodes see it"
+    if lack:
+        local = os.environ.get("SLURM_LOCALID") or os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK") or "0"
+        if local == "0":
+            task.complain(f"node {task.host_name()} {lack}")
+        return 127
+    flags = ["--bind", options["bind"]]
+    # PMIx keeps data that ranks share in a folder of slurmd.
+    if os.environ.get("PMIX_SERVER_TMPDIR"):
+        flags += ["--bind", os.environ["PMIX_SERVER_TMPDIR"]]
+    gpus = os.environ.get("SLURM_JOB_GPUS") or os.environ.get("SLURM_STEP_GPUS")
+    if gpus or ("SLURM_JOB_ID" not in os.environ and task.output_of(["nvidia-smi", "--list-gpus"])):
+        flags.append("--nv")
+    for name in filter(None, options["env"].split(",")):
+        os.environ[f"{tools[0].upper()}ENV_{name}"] = os.environ.get(name, "")
+    return task.become([tools[0], "exec", *flags, options["image"], *program])
+
+
+def watch(folder: str, seconds: str) -> int:
+    """Run telemetry on this node until our input ends."""
+    os.chdir(folder)
+    os.environ.update(PYTHONPATH=ROOT, OMP_NUM_THREADS="1")
+    program = [sys.executable, "-m", "payload", "telemetry", "--interval", seconds, "--out", "telemetry"]
+    pid = task.start_or_exit(program, stdin=os.open(os.devnull, os.O_RDONLY))
+    while os.read(0, task.CHUNK):
+        pass
+    written = f"telemetry/{task.host_name()}.jsonl"
+    deadline = time.monotonic() + TELEMETRY_START_S
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if time.monotonic() > deadline or (os.path.exists(written) and os.path.getsize(written)):
+            os.kill(pid, signal.SIGTERM)
+            break
+        time.sleep(0.05)
+    return task.exit_status(os.waitpid(pid, 0)[1])
+
+
+if __name__ == "__main__":
+    verb, *words = sys.argv[1:]
+    if verb == "run":
+        sys.exit(run(words))
+    if verb == "container":
+        sys.exit(container(words))
+    sys.exit(torchrun(*words) if verb == "torchrun" else watch(*words))

@@ -1,0 +1,325 @@
+"""A rank of a job, on its node. The standard library only, Python 3.8 or newer.
+
+    task.py [--of=srun|mpirun|torchrun] [--per-node=RANKS] PROGRAM...
+
+    --of=LAUNCHER      the launcher that starts this process. Default: srun
+    --per-node=RANKS   the number of ranks on a node, of mpirun
+
+A launcher starts this program for each rank: it sets the variables that PyTorch reads, records the output of
+PROGRAM, and ends as PROGRAM ends. It imports little: the modules signal and contextlib alone would double the
+time that it takes to start. The functions at its top are those that job.py uses, too.
+"""
+
+from __future__ import annotations  # Python 3.8 has no list[str]
+
+import os
+import sys
+import time
+from _thread import LockType, allocate_lock, start_new_thread
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+else:
+    import _signal as signal
+
+# Where Ansible places files for jobs on each host.
+HOST_FOLDER = "/opt/clusterctl"
+PASSED_ON = frozenset(getattr(signal, f"SIG{name}") for name in "HUP INT QUIT ALRM TERM USR1 USR2".split())
+# The signals that end a program.
+FATAL = frozenset((1, 2, 3, 4, 6, 7, 8, 9, 11, 13, 14, 15))
+# Python ignores these, and programs would inherit that.
+IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+# How long to wait for the output of processes that a rank left running. Others wait for a rank that failed.
+DRAIN_S, DRAIN_FAILED_S = 5.0, 1.0
+CHUNK = 1 << 16
+
+
+def split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Split words into the options before the program, such as --name=value, and the program."""
+    options: dict[str, str] = {}
+    for number, word in enumerate(words):
+        if not word.startswith("--"):
+            return options, list(words[number:])
+        name, _, value = word[2:].partition("=")
+        options[name] = value
+    return options, []
+
+
+def start(
+    program: list[str],
+    stdin: int = 0,
+    stdout: int = 1,
+    stderr: int = 2,
+    environment: Mapping[str, str] = os.environ,
+) -> int:
+    """Start a program with the signals of a shell's child, and return its process id.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    return os.posix_spawnp(
+        program[0],
+        program,
+        environment,
+        file_actions=[
+            (os.POSIX_SPAWN_DUP2, file, number) for number, file in enumerate((stdin, stdout, stderr))
+        ],
+        setsigmask=(),
+        setsigdef=IGNORED_BY_PYTHON,
+    )
+
+
+def start_or_exit(program: list[str], stdin: int = 0, stdout: int = 1, stderr: int = 2) -> int:
+    """Start a program as ``start`` does, or end as a shell does if it cannot be started."""
+    try:
+        return start(program, stdin, stdout, stderr)
+    except OSError as exc:
+        sys.exit(not_started(program, exc))
+
+
+def become(program: list[str]) -> int:
+    """Replace this process by a program; return an exit status if it cannot be started."""
+    for number in IGNORED_BY_PYTHON:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvp(program[0], program)
+    except OSError as exc:
+        return not_started(program, exc)
+
+
+def not_started(program: list[str], exc: OSError) -> int:
+    complain(f"{program[0]}: {exc.strerror}")
+    return 127 if isinstance(exc, FileNotFoundError) else 126
+
+
+def complain(text: str) -> None:
+    os.write(2, f"clusterctl: {text}\n".encode(errors="surrogateescape"))
+
+
+def output_of(program: list[str]) -> str:
+    """Return the output of a program; "" if it cannot be started or fails."""
+    reads, writes = os.pipe()
+    try:
+        pid = start(program, stdout=writes)
+    except OSError:
+        os.close(reads)
+        return ""
+    finally:
+        os.close(writes)
+    with open(reads, errors="replace") as pipe:
+        output = pipe.read()
+    return output if os.waitpid(pid, 0)[1] == 0 else ""
+
+
+def hold_signals() -> None:
+    """Let signals wait until ``supervise`` asks for them."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*PASSED_ON, signal.SIGCHLD})
+
+
+def supervise(pid: int, on_signal: Callable[[int], None]) -> int:
+    """Call ``on_signal`` for each signal until a program has ended, and return its exit status.
+
+    The signals are blocked and asked for: none arrives at a bad moment, and none at a program that has ended.
+    """
+    while True:
+        number = signal.sigwait({*PASSED_ON, signal.SIGCHLD})
+        if number != signal.SIGCHLD:
+            on_signal(number)
+            continue
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return exit_status(status)
+
+
+def exit_status(status: int) -> int:
+    """Return the exit status of a program as a shell counts it, of the system's word for how it ended."""
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def open_for_writing(path: str, how: int) -> int:
+    """Open a file for writing, or /dev/null if that fails."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | how, 0o666)
+    except OSError:
+        return os.open(os.devnull, os.O_RDWR)
+
+
+def text_of(path: str) -> str:
+    """Return the text of a file; "" if it cannot be read."""
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def write_all(file: int, data: bytes) -> None:
+    """Write to a file, unless its disk is full or nobody reads it any more."""
+    try:
+        while data:
+            data = data[os.write(file, data) :]
+    except OSError:
+        pass
+
+
+def host_name() -> str:
+    """Return Slurm's name of this node; without Slurm, the machine's own short name."""
+    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
+
+
+def take_host_variables() -> None:
+    """Set the variables that this host provides to jobs, as Slurm does by its TaskProlog."""
+    prolog = f"{HOST_FOLDER}/task-prolog"
+    if os.access(prolog, os.X_OK):
+        for line in output_of([prolog]).splitlines():
+            name, _, value = line[len("export ") :].partition("=")
+            os.environ[name] = value
+
+
+def mark_restart(files: Iterable[int]) -> bool:
+    """Write a line that begins another attempt into logs, if Slurm has restarted the job.
+
+    Returns whether it has.
+    """
+    restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
+    for file in files if restarts != "0" else ():
+        write_all(file, f"\nclusterctl: restart {restarts} of this job\n".encode())
+    return restarts != "0"
+
+
+def rank(words: Sequence[str]) -> int:
+    """Run a program as one of the ranks: set its variables, and record its output."""
+    options, program = split(words)
+    launcher = options.get("of", "srun")
+    describe_rank(launcher, int(options.get("per-node", "1")))
+    if launcher == "mpirun":
+        take_host_variables()
+    choose_mig_device()
+    log = open_log() if os.environ["WORLD_SIZE"] != "1" else None
+    if log is None:
+        return become(program)
+    hold_signals()
+    streams, drained = [], []
+    for target in (1, 2):
+        source, stream = os.pipe()
+        streams.append(stream)
+        drained.append(allocate_lock())
+        drained[-1].acquire()
+        start_new_thread(record, (source, target, log, drained[-1]))
+    pid = start_or_exit(program, 0, *streams)
+    for stream in streams:
+        os.close(stream)
+    has_reached_it = is_signalled_with_its_program(launcher)
+    status = supervise(pid, lambda number: None if has_reached_it else os.kill(pid, number))
+    if status:
+        # Other ranks, which lose their connection to this one, may end before the launcher hears of its end.
+        end = f"{time.time():.6f} {status} {os.uname().nodename}\n"
+        write_all(open_for_writing(f"rank-logs/{os.environ['RANK']}.end", os.O_TRUNC), end.encode())
+    # slurmstepd kills processes that outlast this one, so it ends when all output is recorded.
+    deadline = time.monotonic() + (DRAIN_FAILED_S if status else DRAIN_S)
+    for lock in drained:
+        lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
+    return end_alike(status)
+
+
+def describe_rank(launcher: str, per_node: int) -> None:
+    """Set the numbers of the rank, by the names that PyTorch reads, unless --env has set them."""
+    given = os.environ.get
+    if launcher == "torchrun":
+        found = {"NODE_RANK": given("GROUP_RANK", "0")}
+    elif launcher == "mpirun":
+        number = given("OMPI_COMM_WORLD_RANK", "0")
+        found = {
+            "RANK": number,
+            "WORLD_SIZE": given("OMPI_COMM_WORLD_SIZE", "1"),
+            "LOCAL_RANK": given("OMPI_COMM_WORLD_LOCAL_RANK", "0"),
+            "LOCAL_WORLD_SIZE": given("OMPI_COMM_WORLD_LOCAL_SIZE", "1"),
+            "NODE_RANK": str(int(number) // per_node),
+        }
+    else:
+        node = given("SLURM_NODEID", "0")
+        found = {
+            "RANK": given("SLURM_PROCID", "0"),
+            "WORLD_SIZE": given("SLURM_STEP_NUM_TASKS") or given("SLURM_NTASKS", "1"),
+            "LOCAL_RANK": given("SLURM_LOCALID", "0"),
+            "LOCAL_WORLD_SIZE": tasks_of_node(given("SLURM_STEP_TASKS_PER_NODE", "1"), int(node)),
+            "NODE_RANK": node,
+        }
+    for name, value in found.items():
+        os.environ.setdefault(name, value)
+
+
+def tasks_of_node(counts: str, node: int) -> str:
+    """Return how many tasks a node has, of Slurm's list for all nodes, such as 2(x3),1."""
+    size, nodes = "1", 0
+    for count in counts.split(","):
+        size, _, times = count.partition("(x")
+        nodes += int(times.rstrip(")") or 1)
+        if nodes > node:
+            break
+    return size
+
+
+def choose_mig_device() -> None:
+    """Leave each of several ranks on a node a MIG device, since CUDA shows a process only one."""
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if devices is None and "SLURM_JOB_ID" not in os.environ:
+        devices = ",".join(text_of(f"{HOST_FOLDER}/gpus").split())
+    if devices and "MIG-" in devices and os.environ["LOCAL_WORLD_SIZE"] != "1":
+        parts = devices.split(",")
+        os.environ["CUDA_VISIBLE_DEVICES"] = parts[int(os.environ["LOCAL_RANK"]) % len(parts)]
+
+
+def open_log() -> int | None:
+    """Open the record of this rank's output; None if that fails."""
+    path = f"rank-logs/{os.environ['RANK']}"
+    try:
+        os.makedirs("rank-logs", exist_ok=True)
+        log = os.open(f"{path}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        if mark_restart([log]) and os.path.exists(f"{path}.end"):
+            os.unlink(f"{path}.end")
+    except OSError:
+        return None
+    return log
+
+
+def is_signalled_with_its_program(launcher: str) -> bool:
+    """Return whether the launcher signals this process and its program, rather than this process alone."""
+    # Slurm signals all processes of a task, unless it tracks them by cgroups.
+    if launcher == "srun":
+        return f"/job_{os.environ.get('SLURM_JOB_ID')}/step_" not in text_of("/proc/self/cgroup")
+    # mpirun and torchrun signal the process group of a rank that leads one.
+    return os.getpgrp() == os.getpid()
+
+
+def record(source: int, target: int, log: int, drained: LockType) -> None:
+    """Copy the output of a rank to its log and to its original destination."""
+    while True:
+        chunk = os.read(source, CHUNK)
+        if not chunk:
+            break
+        write_all(log, chunk)
+        write_all(target, chunk)
+    drained.release()
+
+
+def end_alike(status: int) -> int:
+    """End by the signal that ended the program, or return its exit status."""
+    number = status - 128
+    if number in FATAL:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+        os.kill(os.getpid(), number)
+    return status
+
+
+if __name__ == "__main__":
+    # Threads may still read from processes that were left running.
+    os._exit(rank(sys.argv[1:]))
