@@ -96,7 +96,7 @@ def _first_recorded(ranks: Mapping[int, str], ends: Mapping[int, str]) -> Failed
         with suppress(ValueError):  # a job may have written anything
             when, code, host = record.split()
             if not _PEER_GONE.search(ranks.get(rank, "")):
-                found.append((float(when.replace(",", ".")), _ended(int(code), rank=rank, host=host)))
+                found.append((float(when), _ended(int(code), rank=rank, host=host)))
     return min(found, key=lambda one: (one[1].exit_code == _LOST_PEER, one[0]), default=(0.0, None))[1]
 
 

@@ -253,6 +253,19 @@ def test_a_rank_ends_as_its_program_ended(batch, line, status, said):
     assert process.returncode == status
 
 
+def test_a_program_has_no_signal_blocked_or_ignored(batch):
+    """Python ignores SIGPIPE, and both supervisors block signals: their programs start with neither."""
+    of_job = batch.run(rendered(shell_job(batch, "grep -E 'Sig(Blk|Ign)' /proc/self/status")))[1]
+    env = {**batch.environment, "WORLD_SIZE": "2"}
+    argv = task("grep", "-E", "Sig(Blk|Ign)", "/proc/self/status")
+    of_rank = subprocess.run(
+        argv, env=env, cwd=batch.folder, capture_output=True, text=True, check=True
+    ).stdout
+    for said in (of_job, of_rank):
+        blocked, ignored = (int(mask, 16) for mask in said.split()[1::2])
+        assert (blocked, ignored & 0xFFFFFFF) == (0, 0)  # glibc ignores two signals of its own
+
+
 def test_ranks_of_torchrun_on_a_node_have_a_mig_device_each(batch):
     batch.environment["CUDA_VISIBLE_DEVICES"] = "MIG-a,MIG-b"
     process = alone(batch, "torchrun", "print(os.environ['CUDA_VISIBLE_DEVICES'])")
