@@ -1,50 +1,38 @@
-"""What the commands can be asked to do. ``settings`` makes flags, help and config files of it.
+"""The settings of each command. ``settings`` makes flags, help and config files of them.
 
-To add a setting, declare it in its section, with where it has an effect unless that is everywhere, and use
-it. Standard library only, so that `--help` is fast.
+To add a setting, declare it in its section and use it; if it has no effect with some others, add that to
+``check``. Standard library only, so that `--help` is fast.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
-from payload.cli.settings import (
+from payload.cli.settings import Command, choice, make, parser_of, refuse_idle, section, setting, switch
+from payload.cli.values import (
     DTYPES,
-    Command,
-    Fact,
     GemmSize,
-    Needs,
-    choice,
+    by_commas,
     count,
     data_name,
-    dtypes,
     fraction,
-    make,
+    gemm_size,
     memory,
     names,
-    needs,
     non_negative,
-    parser_of,
+    one_of,
     path,
     positive,
-    refuse_idle,
-    required,
-    section,
-    setting,
     share,
-    sizes,
     some_of,
-    switch,
     tokenizer_name,
     whole,
-    widths,
     word_or_path,
-    words,
 )
 from payload.errors import UsageError
 from payload.models import MODELS
@@ -63,21 +51,8 @@ _DEVICES = ("auto", "cpu", "gpu")
 _WEIGHTS = ("best", "final")
 _OUTPUTS = ("text", "json")
 
-_TRAINING = Needs("does", ("train",), "in training", files=False)
-_NO_BENCH = Needs("does", ("train", "find"), "in training and with --find", files=False)
-_NO_FIND = Needs("does", ("train", "bench"), "in training and bench", files=False)
-_TEXT = Needs("takes", ("text", "masked text"), "with a --model of text")
-_CLASSES = Needs("takes", ("images",), "with a --model of images")
-_TEXT_FILE = Needs("kind", ("text",), "with --data text:FILE")
-_IMAGES = Needs("kind", ("digits", "idx"), "with images, --data digits or idx:DIR")
-_RANKS = Needs("several", (True,), "on two or more data-parallel ranks", files=False)  # of this launch
-_GPU = Needs("gpu", (True,), "on GPUs", files=False)
-_SGD, _ADAM = needs("optimizer", "sgd"), needs("optimizer", "adamw", "lamb")
-_MOMENTUM = needs("momentum", wanted="with a --momentum above 0")
-_DECAY, _STEP = needs("schedule", "cosine", "step"), needs("schedule", "step")
-_SAVING = needs("save_interval")
-_FOLDER = Needs("folder", (True,), "with --save-interval or --resume auto")
-_TOP_K, _POWER_SGD = needs("compress", "topk"), needs("compress", "powersgd")
+Rule = tuple[bool, str, str]
+"""Whether settings have an effect, their fields by spaces, and when they have one in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +60,9 @@ class Model:
     """The model."""
 
     model: str = choice("mlp", tuple(MODELS), "its sizes can be changed by what follows")
-    hidden: tuple[int, ...] | None = setting(None, widths, "N[,N...]", "of an mlp: widths of hidden layers")
+    hidden: tuple[int, ...] | None = setting(
+        None, by_commas(count), "N[,N...]", "of an mlp: widths of hidden layers"
+    )
     layers: int | None = setting(
         None, whole(1, most=10_000), "N", "blocks of a Transformer, layers of an LSTM"
     )
@@ -105,19 +82,16 @@ class Data:
     data: str = setting(
         "digits", data_name, "digits|idx:DIR|text:FILE|synthetic", "what is trained on, and judged by"
     )
-    augment: tuple[str, ...] = setting(
-        (), some_of("crop", "flip"), "crop,flip", "vary images by chance", _IMAGES
-    )
-    clean: bool = switch(False, "leave repeated images out, and say how many", _IMAGES)
+    augment: tuple[str, ...] = setting((), some_of("crop", "flip"), "crop,flip", "vary images by chance")
+    clean: bool = switch(False, "leave repeated images out, and say how many")
     tokenizer: str = setting(
         "bytes",
         tokenizer_name,
         "bytes|bpe:N|gpt2:DIR",
         "of text; N is learned; gpt2 has the files that GPT-2 came with",
-        _TEXT_FILE,
     )
-    sequence_length: int = setting(128, count, "N", "tokens in a sample of text", _TEXT)
-    prefetch: int = setting(2, whole(0), "N", "iterations for which samples are made ahead", _NO_BENCH)
+    sequence_length: int = setting(128, count, "N", "tokens in a sample of text")
+    prefetch: int = setting(2, whole(0), "N", "iterations for which samples are made ahead")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +102,10 @@ class Batch:
     micro_batch_size: int | None = setting(
         None, count, "N", "samples that a rank works on at once; by default all of its share"
     )
-    epochs: int = setting(30, count, "N", "passes over the training set", _TRAINING)
-    iterations: int | None = setting(None, count, "N", "stop after so many, if sooner", _TRAINING)
+    epochs: int = setting(30, count, "N", "passes over the training set")
+    iterations: int | None = setting(None, count, "N", "stop after so many, if sooner")
     seed: int = setting(0, whole(0), "N", "of the weights and of the order of samples")
-    find: bool = switch(False, "do not train, but look for a micro-batch size and a learning rate", _NO_BENCH)
+    find: bool = switch(False, "do not train, but look for a micro-batch size and a learning rate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,16 +114,16 @@ class Layout:
 
     tp: int = setting(1, count, "N", "ranks that split each layer's tensors")
     pp: int = setting(1, count, "N", "ranks that split the model's layers, as stages of a pipeline")
-    zero: int = setting(0, whole(0, most=3), "0-3", "ZeRO's stage: what ranks hold in parts", _RANKS)
-    offload_optimizer: bool = switch(False, "masters and optimizer state are in host memory", _GPU)
+    zero: int = setting(0, whole(0, most=3), "0-3", "ZeRO's stage: what ranks hold in parts")
+    offload_optimizer: bool = switch(False, "masters and optimizer state are in host memory")
     recompute: bool = switch(False, "keep no activations but those between blocks")
-    bucket_mib: int = setting(25, count, "N", "of gradients, at least, that are summed in one call", _RANKS)
-    overlap: bool = switch(True, "sum gradients while the backward pass goes on", needs("zero", 0, 1), _RANKS)
+    bucket_mib: int = setting(25, count, "N", "of gradients, at least, that are summed in one call")
+    overlap: bool = switch(True, "sum gradients while the backward pass goes on")
     comm: str = choice("mpi", TRANSPORTS, "how ranks talk")
-    cuda_aware: bool = switch(False, "give MPI a GPU's memory as it is", needs("comm", "mpi"))
-    compress: str = choice("none", ("none", *COMPRESSORS), "sums of gradients over ranks", _NO_FIND, _RANKS)
-    compress_ratio: float = setting(0.01, share, "X", "of topk: the share that is sent", _NO_FIND, _TOP_K)
-    compress_rank: int = setting(4, count, "N", "of powersgd's factors", _NO_FIND, _POWER_SGD)
+    cuda_aware: bool = switch(False, "give MPI a GPU's memory as it is")
+    compress: str = choice("none", ("none", *COMPRESSORS), "sums of gradients over ranks")
+    compress_ratio: float = setting(0.01, share, "X", "of topk: the share that is sent")
+    compress_rank: int = setting(4, count, "N", "of powersgd's factors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,31 +132,25 @@ class Optimizer:
 
     optimizer: str = choice("sgd", tuple(_OPTIMIZERS), "how gradients change the weights")
     lr: float | None = setting(
-        None,
-        positive,
-        "X",
-        "learning rate (default 0.05 for sgd, 0.001 for adamw, 0.002 for lamb)",
-        _TRAINING,
+        None, positive, "X", "learning rate (default 0.05 for sgd, 0.001 for adamw, 0.002 for lamb)"
     )
-    momentum: float = setting(0.9, fraction, "X", "of sgd, in [0, 1)", _SGD)
-    nesterov: bool = switch(False, "Nesterov's momentum, for sgd", _SGD, _MOMENTUM)
-    beta1: float = setting(0.9, fraction, "X", "of adamw and lamb, in [0, 1)", _ADAM)
-    beta2: float = setting(0.999, fraction, "X", "of adamw and lamb, in [0, 1)", _ADAM)
-    eps: float | None = setting(None, positive, "X", "by default 1e-8 for adamw, 1e-6 for lamb", _ADAM)
+    momentum: float = setting(0.9, fraction, "X", "of sgd, in [0, 1)")
+    nesterov: bool = switch(False, "Nesterov's momentum, for sgd")
+    beta1: float = setting(0.9, fraction, "X", "of adamw and lamb, in [0, 1)")
+    beta2: float = setting(0.999, fraction, "X", "of adamw and lamb, in [0, 1)")
+    eps: float | None = setting(None, positive, "X", "by default 1e-8 for adamw, 1e-6 for lamb")
     weight_decay: float | None = setting(
         None, non_negative, "X", "of matrices, not of biases and gains; by default 0 for sgd, else 0.01"
     )
     clip_grad: float | None = setting(None, positive, "X", "scale gradients down to this norm")
-    schedule: str = choice("constant", ("constant", "cosine", "step"), "of the rate, once warm", _TRAINING)
-    warmup_iterations: int = setting(0, whole(0), "N", "in which the learning rate climbs", _TRAINING)
-    min_lr: float = setting(0.0, non_negative, "X", "where cosine and step end", _TRAINING, _DECAY)
+    schedule: str = choice("constant", ("constant", "cosine", "step"), "of the rate, once warm")
+    warmup_iterations: int = setting(0, whole(0), "N", "in which the learning rate climbs")
+    min_lr: float = setting(0.0, non_negative, "X", "where cosine and step end")
     decay_iterations: tuple[int, ...] | None = setting(
-        None, widths, "N[,N...]", "after which step lowers the rate", _TRAINING, _STEP
+        None, by_commas(count), "N[,N...]", "after which step lowers the rate"
     )
-    decay_factor: float = setting(0.1, share, "X", "by which step lowers it, at most 1", _TRAINING, _STEP)
-    scale_lr: str = choice(
-        "none", ("none", "linear", "sqrt"), "how it grows with data-parallel workers", _TRAINING, _RANKS
-    )
+    decay_factor: float = setting(0.1, share, "X", "by which step lowers it, at most 1")
+    scale_lr: str = choice("none", ("none", "linear", "sqrt"), "how it grows with data-parallel workers")
 
     def __post_init__(self) -> None:
         for name, value in _OPTIMIZERS[self.optimizer].items():
@@ -207,40 +175,35 @@ class Checkpoints:
     """Checkpoints."""
 
     save_interval: int | None = setting(
-        None, count, "N", "iterations between checkpoints (default: none are made)", _TRAINING
+        None, count, "N", "iterations between checkpoints (default: none are made)"
     )
-    save: str = choice("async", ("async", "sync"), "sync: training waits for the disk", _TRAINING, _SAVING)
-    keep: int = setting(2, count, "N", "checkpoints to keep, the newest", _TRAINING, _SAVING)
+    save: str = choice("async", ("async", "sync"), "sync: training waits for the disk")
+    keep: int = setting(2, count, "N", "checkpoints to keep, the newest")
     checkpoints: Path | None = setting(
-        None, Path, "DIR", "folder for them, the same on all nodes (default: in --out)", _NO_BENCH, _FOLDER
+        None, Path, "DIR", "folder for them, the same on all nodes (default: in --out)"
     )
     resume: str = setting(
-        "never", word_or_path, "auto|never|DIR", "go on from the newest checkpoint, or that one", _NO_BENCH
+        "never", word_or_path, "auto|never|DIR", "go on from the newest checkpoint, or that one"
     )
     init: Path | None = setting(
         None,
         path,
         "FILE|DIR",
         "begin with these weights: of a model/, of transformers or of torchvision; a checkpoint goes before",
-        _TRAINING,
     )
-    new_head: bool = switch(
-        False, "but draw the last layer, for other classes", _TRAINING, _CLASSES, needs("init")
-    )
-    save_model: bool = switch(True, "write the final and the best weights to model/ in --out", _TRAINING)
+    new_head: bool = switch(False, "but draw the last layer, for other classes")
+    save_model: bool = switch(True, "write the final and the best weights to model/ in --out")
 
 
 @dataclass(frozen=True, slots=True)
 class Measuring:
     """What is measured."""
 
-    profile: bool = switch(False, "write a timeline of a few iterations to trace.json", _TRAINING)
-    profile_iterations: int = setting(
-        10, count, "N", "of the timeline; not the first", _TRAINING, needs("profile")
-    )
-    tensorboard: bool = switch(False, "write TensorBoard's event files to tensorboard/", _TRAINING)
+    profile: bool = switch(False, "write a timeline of a few iterations to trace.json")
+    profile_iterations: int = setting(10, count, "N", "of the timeline; not the first")
+    tensorboard: bool = switch(False, "write TensorBoard's event files to tensorboard/")
     peak_tflops: float | None = setting(
-        None, positive, "X", "of one rank's processor, for MFU (default: by a table, or measured)", _NO_FIND
+        None, positive, "X", "of one rank's processor, for MFU (default: by a table, or measured)"
     )
 
 
@@ -296,7 +259,9 @@ class Bench:
     rounds: int = setting(5, count, "N", "in which all sides take their turns")
     turn: int = setting(5, count, "N", "iterations of each side in a round")
     warmup: int = setting(3, count, "N", "iterations of each side that are not measured")
-    ranks: tuple[int, ...] = setting((), widths, "N[,N...]", "fewer ranks to compare with (default 1,2,4...)")
+    ranks: tuple[int, ...] = setting(
+        (), by_commas(count), "N[,N...]", "fewer ranks to compare with (default 1,2,4...)"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +280,7 @@ class EvalConfig(Command):
     )
     resume: str = setting("auto", word_or_path, "auto|DIR", "the run's newest checkpoint, or that one")
     model_folder: Path | None = setting(None, Path, "DIR", "a run's model/, instead of a checkpoint")
-    weights: str = choice("best", _WEIGHTS, "at the best evaluation, or at the end", needs("model_folder"))
+    weights: str = choice("best", _WEIGHTS, "at the best evaluation, or at the end")
     data: str | None = setting(None, data_name, "idx:DIR|text:FILE|...", "other data than the run's")
     tp: int = setting(1, count, "N", "ranks that split each layer's tensors, now")
     pp: int = setting(1, count, "N", "ranks that split the model's layers, now")
@@ -334,7 +299,7 @@ class EvalConfig(Command):
 class SampleConfig(Command):
     """write text by a trained model"""
 
-    model_folder: Path = required(Path, "DIR", "a run's model/")
+    model_folder: Path = setting(MISSING, Path, "DIR", "a run's model/")
     weights: str = choice("best", _WEIGHTS, "at the best evaluation, or at the end")
     prompt: str = setting("", str, "TEXT", "what the text begins with")
     tokens: int = setting(200, count, "N", "tokens to write")
@@ -351,8 +316,10 @@ class SampleConfig(Command):
 class PredictConfig(Command):
     """tell the classes of images by a trained model"""
 
-    model_folder: Path = required(Path, "DIR", "a run's model/")
-    files: tuple[Path, ...] = words(path, "FILE", "a PNG, an IDX file, or a CSV file with an image a row")
+    model_folder: Path = setting(MISSING, Path, "DIR", "a run's model/")
+    files: tuple[Path, ...] = setting(
+        MISSING, path, "FILE", "a PNG, an IDX file, or a CSV file with an image a row", words=True
+    )
     weights: str = choice("best", _WEIGHTS, "at the best evaluation, or at the end")
     output: str = choice("text", _OUTPUTS, "a line for each image, or one JSON object")
     device: str = choice("auto", _DEVICES, "auto: a GPU where CuPy finds one")
@@ -370,9 +337,12 @@ class GemmConfig(Command):
     """multiply a layer's weights by data on each rank, sum by MPI, check"""
 
     sizes: tuple[GemmSize, ...] = setting(
-        sizes("256,1024"), sizes, "N|MxKxN[,...]", "each rank's (m, k) times (k, n); N alone is a cube"
+        by_commas(gemm_size)("256,1024"),
+        by_commas(gemm_size),
+        "N|MxKxN[,...]",
+        "each rank's (m, k) times (k, n); N alone is a cube",
     )
-    dtypes: tuple[str, ...] = setting(("float32",), dtypes, "D[,D...]", ", ".join(DTYPES))
+    dtypes: tuple[str, ...] = setting(("float32",), by_commas(one_of(*DTYPES)), "D[,D...]", ", ".join(DTYPES))
     warmup: int = setting(2, count, "N", "iterations that are not measured")
     iterations: int = setting(10, count, "N", "iterations measured, of which the median")
     seed: int = setting(0, whole(0), "N", "of the weights and the data")
@@ -390,7 +360,7 @@ class AllreduceConfig(Command):
     max_bytes: int = setting(256 << 20, memory, "SIZE", "largest; each is 4 times the one before", flag="max")
     dtype: str = choice("float32", DTYPES, "of what is summed")
     iterations: int = setting(10, count, "N", "rounds measured, of which the median")
-    cuda_aware: bool = switch(False, "let mpi have device memory, if this MPI can", needs("comm", "mpi"))
+    cuda_aware: bool = switch(False, "let mpi have device memory, if this MPI can")
     device: str = choice("auto", _DEVICES, "auto: a GPU where CuPy finds one")
     out: Path = setting(Path(), Path, "DIR", "folder for allreduce.jsonl; made if missing")
 
@@ -406,7 +376,7 @@ class AllreduceConfig(Command):
 class TelemetryConfig(Command):
     """sample this node until SIGTERM"""
 
-    out: Path = required(Path, "DIR", "folder for HOSTNAME.jsonl; made if missing")
+    out: Path = setting(MISSING, Path, "DIR", "folder for HOSTNAME.jsonl; made if missing")
     interval_s: float = setting(1.0, positive, "S", "seconds between samples", flag="interval")
 
 
@@ -416,7 +386,7 @@ class ExportConfig(Command):
 
     to: Path | None = setting(None, Path, "FILE|DIR", "to write (default model.safetensors; hf: model-hf)")
     model_folder: Path | None = setting(None, Path, "DIR", "the folder model/ that a run left")
-    weights: str = choice("best", _WEIGHTS, "at the best evaluation, or at the end", needs("model_folder"))
+    weights: str = choice("best", _WEIGHTS, "at the best evaluation, or at the end")
     checkpoint: Path | None = setting(None, path, "DIR", "or a checkpoint's folder")
     export_as: str = choice(
         "torch",
@@ -430,7 +400,7 @@ class ExportConfig(Command):
 class AlignConfig(Command):
     """line a run's metrics and telemetry up by time"""
 
-    folder: Path = required(Path, "DIR", "a job's or run's, with metrics.jsonl and telemetry/")
+    folder: Path = setting(MISSING, Path, "DIR", "a job's or run's, with metrics.jsonl and telemetry/")
 
 
 COMMANDS: dict[str, type[Command]] = {
@@ -449,49 +419,93 @@ COMMANDS: dict[str, type[Command]] = {
 """Each is run by the module of its name."""
 
 
-_WITHOUT = {"several": "on one", "gpu": "on a CPU"}
+def check(config: Command, *, several: bool | None = None, gpu: bool | None = None) -> None:
+    """Check settings against each other.
 
-
-def check(config: Command, **known: bool) -> None:
-    """
     Args:
-        known: of the run, once it is: whether there are ``several`` data-parallel ranks, and a ``gpu``.
+        several: whether there are several data-parallel ranks. None: not known yet.
+        gpu: whether ranks compute on GPUs. None: not known yet.
 
     Raises:
         UsageError: two settings contradict each other, or one that was given would have no effect.
     """
-    facts = {name: Fact(value, _WITHOUT[name]) for name, value in known.items()}
     if isinstance(config, TrainConfig):
-        facts |= _facts(config)
-        for complaint in _contradictions(config):
-            raise UsageError(complaint, code="bad-settings")
-    refuse_idle(config, facts)
+        _refuse_contradictions(config)
+        for useful, fields, wanted in _launch_rules(config, several, gpu):
+            if not useful:
+                refuse_idle(config, fields, wanted, in_files=False)
+        for useful, fields, wanted in _rules(config):
+            if not useful:
+                refuse_idle(config, fields, wanted)
+    elif isinstance(config, AllreduceConfig) and "mpi" not in config.comm:
+        refuse_idle(config, "cuda_aware", "with --comm mpi")
+    elif isinstance(config, EvalConfig | ExportConfig) and not config.model_folder:
+        refuse_idle(config, "weights", "with --model-folder")
 
 
-def _facts(config: TrainConfig) -> dict[str, Fact]:
-    """That the command line alone tells, beside the settings themselves."""
-    model, data, checkpoints = config.model.model, config.data.data, config.checkpoints
-    does = "bench" if isinstance(config, BenchConfig) else "find" if config.batch.find else "train"
-    folder = bool(checkpoints.save_interval) or checkpoints.resume == "auto"
-    return {
-        "does": Fact(does, "with --find" if does == "find" else f"in {does}"),
-        "takes": Fact(MODELS[model].takes, f"with --model {model}"),
-        "kind": Fact(data.partition(":")[0], f"with --data {data}"),
-        "folder": Fact(folder, "without"),
-    }
-
-
-def _contradictions(config: TrainConfig) -> Iterator[str]:
+def _refuse_contradictions(config: TrainConfig) -> None:
     optimizer, layout, precision = config.optimizer, config.layout, config.precision
+    complaint = ""
     if optimizer.schedule == "step" and not optimizer.decay_iterations:
-        yield "--schedule step: it lowers the learning rate after --decay-iterations; say which"
-    if layout.compress != "none" and layout.zero:
-        yield f"--compress {layout.compress} and --zero {layout.zero}: what is compressed is not in parts"
-    if layout.compress != "none" and precision.precision == "fp16" and not precision.loss_scale:
-        yield (
+        complaint = "--schedule step: it lowers the learning rate after --decay-iterations; say which"
+    elif layout.compress != "none" and layout.zero:
+        complaint = (
+            f"--compress {layout.compress} and --zero {layout.zero}: what is compressed is not in parts"
+        )
+    elif layout.compress != "none" and precision.precision == "fp16" and not precision.loss_scale:
+        complaint = (
             f"--compress {layout.compress} and --precision fp16: what is held back is a multiple of the loss "
             "scale, which must not change then: give a fixed --loss-scale, or use --precision bf16"
         )
+    if complaint:
+        raise UsageError(complaint, code="bad-settings")
+
+
+def _launch_rules(config: TrainConfig, several: bool | None, gpu: bool | None) -> tuple[Rule, ...]:
+    """Flags that have an effect in some launches only. A config file may hold them for another launch."""
+    bench, find = isinstance(config, BenchConfig), config.batch.find
+    of_training = (
+        "epochs iterations lr schedule warmup_iterations min_lr decay_iterations decay_factor scale_lr "
+        "save_interval save keep init new_head save_model profile profile_iterations tensorboard"
+    )
+    of_ranks = "zero bucket_mib overlap compress scale_lr"
+    return (
+        (not bench and not find, of_training, "in training"),
+        (not bench, "prefetch find checkpoints resume", "in training and with --find"),
+        (bench or not find, "compress compress_ratio compress_rank peak_tflops", "in training and bench"),
+        (
+            several is not False,
+            of_ranks,
+            "on two or more data-parallel ranks",
+        ),
+        (gpu is not False, "offload_optimizer", "on GPUs"),
+    )
+
+
+def _rules(config: TrainConfig) -> tuple[Rule, ...]:
+    """Flags and keys that have an effect with some other settings only."""
+    layout, optimizer, files = config.layout, config.optimizer, config.checkpoints
+    takes, kind = MODELS[config.model.model].takes, config.data.data.partition(":")[0]
+    resumes = bool(files.save_interval) or files.resume == "auto"
+    return (
+        (takes != "images", "sequence_length", "with a --model of text"),
+        (takes == "images", "new_head", "with a --model of images"),
+        (kind == "text", "tokenizer", "with --data text:FILE"),
+        (kind in ("digits", "idx"), "augment clean", "with images, --data digits or idx:DIR"),
+        (layout.zero < 2, "overlap", "with --zero 0 or 1"),  # noqa: PLR2004
+        (layout.comm == "mpi", "cuda_aware", "with --comm mpi"),
+        (layout.compress == "topk", "compress_ratio", "with --compress topk"),
+        (layout.compress == "powersgd", "compress_rank", "with --compress powersgd"),
+        (optimizer.optimizer == "sgd", "momentum nesterov", "with --optimizer sgd"),
+        (optimizer.momentum > 0, "nesterov", "with a --momentum above 0"),
+        (optimizer.optimizer != "sgd", "beta1 beta2 eps", "with --optimizer adamw or lamb"),
+        (optimizer.schedule != "constant", "min_lr", "with --schedule cosine or step"),
+        (optimizer.schedule == "step", "decay_iterations decay_factor", "with --schedule step"),
+        (bool(files.save_interval), "save keep", "with --save-interval"),
+        (resumes, "checkpoints", "with --save-interval or --resume auto"),
+        (files.init is not None, "new_head", "with --init"),
+        (config.measuring.profile, "profile_iterations", "with --profile"),
+    )
 
 
 def parse(argv: Sequence[str]) -> Any:

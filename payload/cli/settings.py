@@ -6,214 +6,23 @@ A field ``micro_batch_size`` of section ``batch`` is the flag ``--micro-batch-si
     [batch]
     micro-batch-size = 8
 
-Flags win over the file, which wins over defaults. Each setting has a parser, which makes its value of a text
-or raises ``argparse.ArgumentTypeError``. Standard library only, so that `--help` is fast.
+Flags win over the file, which wins over defaults. Names of fields are unique in a command. Each setting has a
+function of ``values`` that reads it. Standard library only, so that `--help` is fast.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import difflib
 import json
-import math
-import os
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from payload.cli.values import Read, one_of, yes_or_no
 from payload.errors import UsageError
-
-Read = Callable[[str], Any]
-
-
-def whole(least: int, most: int | None = None) -> Read:
-    """A whole number of ``least`` or more."""
-    wanted = f"of {least} or more" if most is None else f"from {least} to {most}"
-
-    def read(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
-        if value < least or (most is not None and value > most):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number {wanted}")
-        return value
-
-    return read
-
-
-count = whole(1)
-
-
-def number(text: str) -> float:
-    """Any finite number."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
-    return value
-
-
-def _number_that(fits: Callable[[float], bool], complaint: str) -> Read:
-    def read(text: str) -> float:
-        value = number(text)
-        if not fits(value):
-            raise argparse.ArgumentTypeError(f"{text!r} is {complaint}")
-        return value
-
-    return read
-
-
-positive = _number_that(lambda value: value > 0, "not a number above 0")
-share = _number_that(lambda value: 0 < value <= 1, "not above 0 and at most 1")
-non_negative = _number_that(lambda value: value >= 0, "below 0")
-fraction = _number_that(lambda value: 0 <= value < 1, "not in [0, 1)")
-
-
-def memory(text: str) -> int:
-    """Bytes, such as 4096, 4KiB or 256MiB."""
-    digits = text.rstrip("KMGiB")
-    units = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-    unit = text[len(digits) :]
-    if not digits.isdecimal() or unit not in units or int(digits) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 4096, 4KiB or 256MiB")
-    return int(digits) * units[unit]
-
-
-def widths(text: str) -> tuple[int, ...]:
-    """Whole numbers of 1 or more, by commas."""
-    return tuple(count(part) for part in text.split(","))
-
-
-def names(text: str) -> tuple[str, ...]:
-    """Names by commas, each once."""
-    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-
-
-def some_of(*words: str) -> Read:
-    """Some of a few words, by commas."""
-
-    def read(text: str) -> tuple[str, ...]:
-        return tuple(one_of(*words)(name) for name in names(text))
-
-    return read
-
-
-def data_name(text: str) -> str:
-    """A data set by its kind and, for some, where it is."""
-    kind, _, where = text.partition(":")
-    if kind not in ("digits", "idx", "text", "synthetic") or (kind in ("idx", "text")) != bool(where):
-        raise argparse.ArgumentTypeError(f"{text!r} is none of digits, idx:DIR, text:FILE, synthetic")
-    return f"{kind}:{path(where)}" if where else text
-
-
-def path(text: str) -> Path:
-    """A file or folder; ``~/`` is the home of the user that runs this."""
-    return Path(os.path.expanduser(text))  # noqa: PTH111  # it never raises
-
-
-def word_or_path(text: str) -> str:
-    """A word such as ``auto``, or what ``path`` reads."""
-    return os.path.expanduser(text)  # noqa: PTH111  # it never raises
-
-
-def tokenizer_name(text: str) -> str:
-    """``bytes``, ``bpe:N`` with more tokens than there are bytes, or ``gpt2:DIR``."""
-    kind, _, where = text.partition(":")
-    enough = kind == "bpe" and where.isdecimal() and int(where) > 256  # noqa: PLR2004
-    if text != "bytes" and not enough and not (kind == "gpt2" and where):
-        raise argparse.ArgumentTypeError(f"{text!r} is none of bytes, bpe:N with N above 256, gpt2:DIR")
-    return f"{kind}:{path(where)}" if kind == "gpt2" else text
-
-
-def yes_or_no(text: str) -> bool:
-    """As TOML writes it."""
-    if text not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
-    return text == "true"
-
-
-def one_of(*words: str) -> Read:
-    """One of a few words."""
-
-    def read(text: str) -> str:
-        if text not in words:
-            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(words)}")
-        return text
-
-    return read
-
-
-DTYPES = ("bfloat16", "float16", "float32", "float64")
-
-
-@dataclass(frozen=True, slots=True)
-class GemmSize:
-    """Of each rank's product: (m, k) times (k, n)."""
-
-    m: int
-    k: int
-    n: int
-
-    def __str__(self) -> str:
-        return f"{self.m}x{self.k}x{self.n}"
-
-
-def sizes(text: str) -> tuple[GemmSize, ...]:
-    """Shapes of products, by commas."""
-    found = [[count(number) for number in part.split("x")] for part in text.split(",")]
-    if any(len(numbers) not in (1, 3) for numbers in found):
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form N or MxKxN")
-    return tuple(GemmSize(*(numbers * 3)[:3]) for numbers in found)
-
-
-def dtypes(text: str) -> tuple[str, ...]:
-    """Formats of numbers, by commas."""
-    return tuple(one_of(*DTYPES)(name) for name in text.split(","))
-
-
-S = TypeVar("S")
-
-
-_NOTHING = (None, 0, (), "none", "never", "constant")
-"""Values that ask for nothing: where a setting has no effect, they have the one that was wanted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """Where a setting has an effect: where a fact is one of some values.
-
-    Facts are the other settings, by the names of their fields, and what ``refuse_idle`` is told.
-    """
-
-    fact: str
-    values: tuple[Any, ...]  # (): any that asks for something
-    wanted: str  # the same for people
-    files: bool = True  # or else a config file may have the setting anywhere
-
-    def met(self, value: Any) -> bool:
-        if not self.values:
-            return value not in _NOTHING
-        return any(one in self.values for one in (value if isinstance(value, tuple) else (value,)))
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """What a setting may need."""
-
-    value: Any
-    words: str  # for people: with, on or in what a setting has no effect
-
-
-def needs(field_name: str, *values: Any, wanted: str = "") -> Needs:
-    """That another setting is one of these, or else that it is set."""
-    flag = f"--{field_name.replace('_', '-')}"
-    return Needs(field_name, values, wanted or f"with {flag} {' or '.join(map(str, values))}".rstrip())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,42 +30,35 @@ class Command:
     """The settings of a command, and which of them were given."""
 
     given: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """By path, where: flags in "", and what in a file is not as it would be without it in "FILE: "."""
+    """By field, the place: "" for a flag, and "FILE: " for a file's value that is not the default."""
 
 
+S = TypeVar("S")
 T = TypeVar("T", bound=Command)
 
 
-def setting(default: Any, read: Read, metavar: str, about: str, *only: Needs, flag: str = "") -> Any:
+def setting(
+    default: Any, read: Read, metavar: str, about: str, *, flag: str = "", words: bool = False
+) -> Any:
     """A field that the user can set.
 
     Args:
-        only: where it has an effect; see ``refuse_idle``.
-        flag: needed where it is not the field's name with dashes.
+        default: MISSING if the user must set it.
+        flag: its name on the command line. Default: the field's name with dashes.
+        words: it takes the words without a flag, at least one.
     """
-    metadata = {"read": read, "metavar": metavar, "about": about, "only": only, "flag": flag}
+    metadata = {"read": read, "metavar": metavar, "about": about, "flag": flag, "words": words}
     return field(default=default, metadata=metadata)
 
 
-def required(read: Read, metavar: str, about: str) -> Any:
-    """A field that the user must set."""
-    return setting(MISSING, read, metavar, about)
-
-
-def words(read: Read, metavar: str, about: str) -> Any:
-    """A field that takes the words without a flag, at least one."""
-    metadata = {"read": read, "metavar": metavar, "about": about, "only": (), "flag": "", "words": True}
-    return field(default=MISSING, metadata=metadata)
-
-
-def choice(default: str, words: tuple[str, ...], about: str, *only: Needs) -> Any:
+def choice(default: str, words: tuple[str, ...], about: str) -> Any:
     """A field that is one of a few words."""
-    return setting(default, one_of(*words), "|".join(words), about, *only)
+    return setting(default, one_of(*words), "|".join(words), about)
 
 
-def switch(default: bool, about: str, *only: Needs) -> Any:
+def switch(default: bool, about: str) -> Any:
     """A field that ``--flag`` and ``--no-flag`` set."""
-    return setting(default, yes_or_no, "", about, *only)
+    return setting(default, yes_or_no, "", about)
 
 
 def section(kind: type[S]) -> S:
@@ -274,9 +76,13 @@ class _Setting:
     field: Field[Any]
 
     @property
+    def name(self) -> str:
+        return self.field.name
+
+    @property
     def key(self) -> str:
         """What it is called in a file; with two dashes before it, its flag."""
-        return self.field.metadata["flag"] or self.field.name.replace("_", "-")
+        return self.field.metadata["flag"] or self.name.replace("_", "-")
 
     @property
     def path(self) -> str:
@@ -284,42 +90,37 @@ class _Setting:
 
     def of(self, config: Any) -> Any:
         """Its value in a command's settings."""
-        return getattr(getattr(config, self.section) if self.section else config, self.field.name)
-
-    def told(self, value: Any) -> str:
-        """Of this value, with what something else has no effect."""
-        if value is None or value is False:
-            return "without"
-        return f"with --{self.key}" if value is True else f"with --{self.key} {_text(value)}"
+        return getattr(getattr(config, self.section) if self.section else config, self.name)
 
     def asks(self, value: Any) -> bool:
-        """Whether such a value asks for something."""
-        return bool(value != self.field.default) if isinstance(value, bool) else value not in _NOTHING
+        """Return whether the value asks for something. If not, it is harmless where it has no effect."""
+        if isinstance(value, bool):
+            return bool(value != self.field.default)
+        return value not in (None, 0, (), "none", "never", "constant")
 
     def add_to(self, group: argparse._ActionsContainer) -> None:
-        """Its flag. It leaves nothing in the namespace unless it is given."""
-        about = str(self.field.metadata["about"])
-        if self.field.default not in (None, (), MISSING):
-            about += f" (default {_text(self.field.default).replace('%', '%%')})"
-        if "words" in self.field.metadata:
-            read, metavar = self.field.metadata["read"], self.field.metadata["metavar"]
-            group.add_argument(self.path, nargs="+", type=read, metavar=metavar, help=about)
-            return
-        given: dict[str, Any] = {"dest": self.path, "default": argparse.SUPPRESS, "help": about}
-        if self.field.metadata["read"] is yes_or_no:
-            given["action"] = argparse.BooleanOptionalAction
+        """Add its flag. The namespace has it only if it is given."""
+        metadata, default = self.field.metadata, self.field.default
+        about = str(metadata["about"])
+        if default not in (None, (), MISSING):
+            about += f" (default {_text(default).replace('%', '%%')})"
+        reading = {"type": metadata["read"], "metavar": metadata["metavar"]}
+        flag: dict[str, Any] = {"dest": self.name, "default": argparse.SUPPRESS}
+        if metadata["words"]:
+            group.add_argument(self.name, nargs="+", help=about, **reading)
+        elif metadata["read"] is yes_or_no:
+            group.add_argument(f"--{self.key}", action=argparse.BooleanOptionalAction, help=about, **flag)
         else:
-            given |= {"type": self.field.metadata["read"], "metavar": self.field.metadata["metavar"]}
-            given["required"] = self.field.default is MISSING
-        group.add_argument(f"--{self.key}", **given)
+            required = default is MISSING
+            group.add_argument(f"--{self.key}", required=required, help=about, **flag, **reading)
 
 
 def settings_of(command: type[Any]) -> Iterator[_Setting]:
     """All settings of a command, those of its sections too."""
-    for each in dataclasses.fields(command):
+    for each in fields(command):
         kind: Any = each.default_factory
-        if dataclasses.is_dataclass(kind):
-            yield from (_Setting(each.name, kind, inner) for inner in dataclasses.fields(kind))  # type: ignore[arg-type]
+        if is_dataclass(kind):
+            yield from (_Setting(each.name, kind, inner) for inner in fields(kind))  # type: ignore[arg-type]
         elif each.metadata:
             yield _Setting("", command, each)
 
@@ -348,24 +149,15 @@ def parser_of(commands: Mapping[str, type[Command]], with_file: type[Command]) -
     )
     for name, command in commands.items():
         sub = chosen.add_parser(name, help=command.__doc__, description=command.__doc__, allow_abbrev=False)
-        _add_flags(sub, command)
+        groups: dict[type[Any], argparse._ActionsContainer] = {command: sub}
+        for one in settings_of(command):
+            if one.kind not in groups:
+                groups[one.kind] = sub.add_argument_group((one.kind.__doc__ or "").rstrip("."))
+            one.add_to(groups[one.kind])
         if command is with_file:
-            sub.add_argument(
-                "--config",
-                type=Path,
-                metavar="FILE",
-                help="TOML with any of these settings; flags win over it",
-            )
+            about = "TOML with any of these settings; flags win over it"
+            sub.add_argument("--config", type=Path, metavar="FILE", help=about)
     return parser
-
-
-def _add_flags(parser: argparse.ArgumentParser, command: type[Any]) -> None:
-    """A flag for every setting of a command, under its section's title."""
-    groups: dict[type[Any], argparse._ActionsContainer] = {command: parser}
-    for one in settings_of(command):
-        if one.kind not in groups:
-            groups[one.kind] = parser.add_argument_group((one.kind.__doc__ or "").rstrip("."))
-        one.add_to(groups[one.kind])
 
 
 def make(
@@ -374,7 +166,7 @@ def make(
     """The settings of a command.
 
     Args:
-        flags: what the parser found; of it, what belongs to no setting is left alone.
+        flags: values by field; of them, what belongs to no setting is left alone.
         file: a config file, for what the flags leave open.
         named_by: the flag that led to the file, for messages.
 
@@ -382,43 +174,44 @@ def make(
         UsageError: the file cannot be read, or says what is not known or not possible.
     """
     read = _read_file(command, file, named_by) if file else {}
+    default = {one.name: one.field.default for one in settings_of(command)}
+    given = {name: f"{named_by}: {file}: " for name, value in read.items() if value != default[name]}
     values = {**read, **flags}
-    default = {one.path: one.field.default for one in settings_of(command)}
-    given = {path: f"{named_by}: {file}: " for path, value in read.items() if value != default[path]}
-    sections: dict[str, tuple[type[Any], dict[str, Any]]] = {"": (command, {})}
-    for one in settings_of(command):
-        _, fields = sections.setdefault(one.section, (one.kind, {}))
-        if one.path in values:
-            fields[one.field.name] = values[one.path]
-    _, own = sections.pop("")
-    parts = {name: kind(**fields) for name, (kind, fields) in sections.items()}
-    return command(given=given | dict.fromkeys(flags, ""), **own, **parts)
+
+    def filled(kind: type[Any], **more: Any) -> Any:
+        own = {one.name: values[one.name] for one in fields(kind) if one.metadata and one.name in values}
+        return kind(**own, **more)
+
+    kinds = {one.section: one.kind for one in settings_of(command) if one.section}
+    sections = {name: filled(kind) for name, kind in kinds.items()}
+    made: T = filled(command, given=given | dict.fromkeys(flags, ""), **sections)
+    return made
 
 
-def refuse_idle(config: Command, facts: Mapping[str, Fact]) -> None:
-    """
+def refuse_idle(config: Command, names: str, wanted: str, *, in_files: bool = True) -> None:
+    """Refuse settings that were given although they have an effect only ``wanted``.
+
     Args:
-        facts: of the run, as far as they are known yet.
+        names: of their fields, by spaces.
+        wanted: the condition, such as "with --optimizer sgd".
+        in_files: refuse them in a config file as well. If not, a file may hold them for another launch.
 
     Raises:
-        UsageError: what was given would have no effect.
+        UsageError: one of them was given, and asks for something.
     """
-    every = list(settings_of(type(config)))
-    own = {one.field.name: Fact(one.of(config), one.told(one.of(config))) for one in every}
-    known = {**own, **facts}
-    for one in every:
-        where, value = config.given.get(one.path), one.of(config)
-        for need in one.field.metadata["only"] if where is not None and one.asks(value) else ():
-            fact = known.get(need.fact)
-            if fact and not need.met(fact.value) and (need.files or not where):
-                name = one.path if where else f"--no-{one.key}" if value is False else f"--{one.key}"
-                raise UsageError(
-                    f"{where}{name}: it has an effect only {need.wanted}, none {fact.words}: leave it out",
-                    code="setting-without-effect",
-                )
+    known = {one.name: one for one in settings_of(type(config))}
+    for one in (known[name] for name in names.split()):
+        place, value = config.given.get(one.name), one.of(config)
+        if place is None or (place and not in_files) or not one.asks(value):
+            continue
+        name = one.path if place else f"--no-{one.key}" if value is False else f"--{one.key}"
+        raise UsageError(
+            f"{place}{name}: it has an effect only {wanted}: leave it out", code="setting-without-effect"
+        )
 
 
 def _read_file(command: type[Any], file: Path, named_by: str) -> dict[str, Any]:
+    """The values in a config file, by field."""
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as exc:
@@ -435,7 +228,7 @@ def _read_file(command: type[Any], file: Path, named_by: str) -> dict[str, Any]:
                 f"{named_by}: {file}: there is no {path}{_hint(path, list(known))}", code="unknown-key"
             )
         try:
-            values[path] = known[path].field.metadata["read"](_text(value))
+            values[known[path].name] = known[path].field.metadata["read"](_text(value))
         except argparse.ArgumentTypeError as exc:
             raise UsageError(f"{named_by}: {file}: {path}: {exc}", code="bad-value") from exc
     return values
@@ -472,16 +265,16 @@ def to_toml(config: Any) -> str:
 
 def to_record(config: Any) -> dict[str, Any]:
     """All settings of a command by the names of their fields, without sections, for JSON."""
-    values = ((one.field.name, one.of(config)) for one in settings_of(type(config)))
+    values = ((one.name, one.of(config)) for one in settings_of(type(config)))
     return {name: str(value) if isinstance(value, Path) else value for name, value in values}
 
 
 def from_record(command: type[T], record: Mapping[str, Any], flags: Mapping[str, Any]) -> T:
     """What ``to_record`` made a record of, but for the ``flags``."""
     values = {
-        one.path: one.field.metadata["read"](_text(record[one.field.name]))
+        one.name: one.field.metadata["read"](_text(record[one.name]))
         for one in settings_of(command)
-        if record.get(one.field.name) not in (None, [])
+        if record.get(one.name) not in (None, [])
     }
     return make(command, {**values, **flags})
 

@@ -49,15 +49,15 @@ def _settings(config: EvalConfig) -> TrainConfig:
     """Those of the run, but for what is asked otherwise; of a checkpoint without its run, those in it."""
     out = config.out or Path()
     flags = {
-        "[run] out": out,
-        "[run] device": config.device,
-        "[checkpoints] resume": config.resume,
-        "[checkpoints] save-interval": None,
-        "[layout] tp": config.tp,
-        "[layout] pp": config.pp,
+        "out": out,
+        "device": config.device,
+        "resume": config.resume,
+        "save_interval": None,
+        "tp": config.tp,
+        "pp": config.pp,
     }
     if config.data:
-        flags["[data] data"] = config.data
+        flags["data"] = config.data
     if config.out or config.resume == "auto":
         return make(TrainConfig, flags, out / "config.toml", named_by="--out")
     try:
@@ -94,11 +94,11 @@ def _run_on_model(config: EvalConfig, folder: Path) -> int:
 def _settings_of_model(config: EvalConfig, folder: Path, model: TrainedModel) -> TrainConfig:
     """Those by which the data is read; which data it is, the run tells that the model lies in."""
     record, run = model.record, folder.absolute().parent / "config.toml"
-    flags: dict[str, Any] = {"[model] model": record.model, "[run] device": config.device}
+    flags: dict[str, Any] = {"model": record.model, "device": config.device}
     if config.data:
-        flags["[data] data"] = config.data
+        flags["data"] = config.data
     elif run.is_file():
-        flags["[data] data"] = make(TrainConfig, {}, run, named_by="the run's settings").data.data
+        flags["data"] = make(TrainConfig, {}, run, named_by="the run's settings").data.data
     else:
         raise UsageError(
             f"--data: {folder} does not tell what it was trained on: say what to judge it by",
@@ -106,8 +106,8 @@ def _settings_of_model(config: EvalConfig, folder: Path, model: TrainedModel) ->
         )
     if record.tokenizer is not None:
         kind = record.tokenizer.get("kind")
-        flags["[data] tokenizer"] = kind if kind == "bytes" else f"{kind}:"
-        flags["[data] sequence-length"] = int(record.input["length"])
+        flags["tokenizer"] = kind if kind == "bytes" else f"{kind}:"
+        flags["sequence_length"] = int(record.input["length"])
     return make(TrainConfig, flags)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from payload.cli.config import GemmConfig
 from payload.cli.report import Report, begin, place
-from payload.cli.settings import GemmSize
+from payload.cli.values import GemmSize
 from payload.comm import make_transport
 from payload.comm.base import Communicator
 from payload.device.base import Array, Device

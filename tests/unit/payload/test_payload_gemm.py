@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from payload.cli.config import GemmConfig, parse
-from payload.cli.settings import GemmSize
+from payload.cli.values import GemmSize
 from payload.comm.base import Solo
 from payload.commands.gemm import _Layer, gemm
 from payload.device.base import Device

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from payload.cli.config import AllreduceConfig, GemmConfig
-from payload.cli.settings import GemmSize
+from payload.cli.values import GemmSize
 from payload.comm import mpi
 from payload.comm.world import MPI
 from payload.commands import allreduce, gemm, probe
