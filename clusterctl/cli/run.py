@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import io
 import itertools
 import os
 import re
@@ -12,16 +14,14 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, Any, Final
+from types import FrameType, NoneType, UnionType
+from typing import Annotated, Any, Final, get_args, get_origin
 
 import typer
-from typer._coercion import RuntimeParam, build_runtime_param
-from typer._completion_classes import completion_init
-from typer._param_types import coerce_cli_path
 from typer.core import TyperCommand, TyperGroup
 
 from clusterctl.cli import options
@@ -30,8 +30,11 @@ from clusterctl.cli.output import READER_GONE, Screen, Terminated, silence
 from clusterctl.errors import ClusterctlError, UsageError
 
 PROGRAM = "clusterctl"
+# What Typer raises if it can't understand a command. No name of it is public in all versions.
+_CommandLineError: Final[Any] = typer.BadParameter.__base__
 _FEW_DIGITS: Final = re.compile("[0-9]{1,9}", re.ASCII)
-VARIABLE = "_CLUSTERCTL_COMPLETE"  # set by the shell's script when it asks for words
+# Set by a shell's script when it asks for words, and to have Typer print that script.
+VARIABLE = "_CLUSTERCTL_COMPLETE"
 
 
 class Shell(StrEnum):
@@ -48,11 +51,21 @@ def completion(
     bash: eval "$(clusterctl completion bash)" in ~/.bashrc; zsh the same in ~/.zshrc, after compinit;
     fish: clusterctl completion fish > ~/.config/fish/completions/clusterctl.fish
     """
-    from typer._completion_shared import get_completion_script
-
     del options
-    script = get_completion_script(prog_name=PROGRAM, complete_var=VARIABLE, shell=shell.value)
+    os.environ[VARIABLE] = f"source_{shell}"
+    _register_shells()
+    printed = io.StringIO()
+    with redirect_stdout(printed), suppress(SystemExit):
+        app(prog_name=PROGRAM)
+    script = printed.getvalue().strip()
     screen.document({"shell": shell.value, "script": script}, script)
+
+
+def _register_shells() -> None:
+    """Have Typer register its shells. It does so for any program that has its options about completion."""
+    other_program = typer.Typer(add_completion=True)
+    other_program.command()(lambda: None)
+    typer.main.get_command(other_program)
 
 
 # Verb -> its function, and the first sentence of its help. A module is read when one of its verbs is called.
@@ -159,32 +172,40 @@ HABITS: Final = {
 }
 
 
-class _PlainParam(RuntimeParam):
-    """Reads text, numbers, paths and choices as Typer does, and leaves to Typer what is left, or wrong.
+def _plain_value(kind: Any, info: Any, word: object) -> Any:
+    """Return the value of a word as Typer reads it. None: it is for Typer to read, or to refuse.
 
-    Typer has pydantic read them, whose import takes 55 ms of each verb.
+    kind: the type of the parameter, such as ``int``.
+    info: its `typer.Option` or `typer.Argument`.
     """
+    if not isinstance(word, str) or not word.isprintable() or info.parser is not None:
+        return None
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return {member.value: member for member in kind}.get(word)
+    if kind is int and (info.min, info.max) == (None, None) and _FEW_DIGITS.fullmatch(word):
+        return int(word)
+    return kind(word) if kind in {str, Path} else None
 
-    def _coerce_value(self, value: Any, param: Any, ctx: Any) -> Any:
-        is_list = self.annotation == list[str]
-        read = [self._read(word, param, ctx) for word in (value if is_list else [value])]
-        if None in read or self.parameter_info.parser is not None:
-            return build_runtime_param(param.type_descriptor).coerce(value, param, ctx)
-        return read if is_list else read[0]
 
-    def _read(self, word: Any, param: Any, ctx: Any) -> Any:
-        """None where that is Typer's to do, or to refuse."""
-        kind, info = self.annotation, self.parameter_info
-        if not isinstance(word, str) or not word.isprintable():
-            return None
-        if isinstance(kind, type) and issubclass(kind, StrEnum):
-            return {one.value: one for one in kind}.get(word)
-        if kind is int and (info.min, info.max) == (None, None) and _FEW_DIGITS.fullmatch(word):
-            return int(word)
-        if kind is Path:
-            with suppress(typer.BadParameter):
-                return coerce_cli_path(Path(word), info, path_type=Path, param=param, ctx=ctx)
-        return word if kind in {str, list[str]} else None
+def _process_value(param: Any, annotation: Any, context: Any, value: Any) -> Any:
+    """Do what `process_value` of a parameter does, but read plain words without pydantic.
+
+    Newer versions of Typer read all words by pydantic, whose import takes 55 ms of each verb.
+    """
+    kind, info = get_args(annotation)
+    if isinstance(kind, UnionType):
+        (kind,) = {*get_args(kind)} - {NoneType}
+    is_list = get_origin(kind) is list
+    if value is None and not param.required:
+        return () if is_list else None
+    kind, words = (get_args(kind)[0], value or ()) if is_list else (kind, (value,))
+    plain = [_plain_value(kind, info, word) for word in words]
+    if None in plain or (param.required and not plain):
+        return type(param).process_value(param, context, value)
+    return plain if is_list else plain[0]
+
+
+_HELP: Final = Annotated[bool, typer.Option()]
 
 
 class _Plain:
@@ -192,9 +213,11 @@ class _Plain:
 
     def get_params(self, ctx: Any) -> Any:
         params = super().get_params(ctx)  # type: ignore[misc] # the command's
+        function = getattr(self, "callback", None)
+        own = inspect.signature(function, eval_str=True).parameters if function else {}
         for param in params:
-            kind = param.type_descriptor
-            param._runtime_param = _PlainParam(kind.parameter_info, kind.annotation)
+            annotation = own[param.name].annotation if param.name in own else _HELP
+            param.process_value = partial(_process_value, param, annotation)
         return params
 
 
@@ -228,10 +251,10 @@ class LazyVerb(TyperCommand):
         one, typed = self.load(), tuple(args)
         try:
             context = one.make_context(info_name, args, parent, **extra)
-        except typer.TyperException as exc:
+        except _CommandLineError as exc:
             if getattr(exc, "ctx", self) is None:  # so that the message names the verb
                 context = typer.Context(one, info_name=info_name, parent=parent)
-                exc.ctx = context  # type: ignore[attr-defined] # click's UsageError
+                exc.ctx = context
             raise
         if self.name == "submit" and not context.resilient_parsing:  # TAB asks
             _reject_words_before_dashes(typed, context.params["target"], context.params["args"] or ())
@@ -283,7 +306,7 @@ app: Final = _program()
 
 _SIGNALLED = 128
 _SPEC_AS_ARGUMENT = re.compile(r"unexpected extra argument.*\(([^()]+\.ya?ml)\)")
-_UNKNOWN_WORD = re.compile(r"No such (?:command '(.+?)'|option: (\S+))")
+_UNKNOWN_WORD = re.compile(r"No such (?:command '(.+?)'|option:? '?([^\s']+)'?)")
 _SOON_S = 0.05
 
 
@@ -291,11 +314,11 @@ def run() -> int:
     """Run the verb that ``sys.argv`` names, and return the exit code."""
     end_by_signals()
     if VARIABLE in os.environ:
-        completion_init()
+        _register_shells()
     try:
         code = app(prog_name=PROGRAM, standalone_mode=False) or 0
         sys.stdout.flush()
-    except typer.TyperException as exc:
+    except _CommandLineError as exc:
         return _refuse(exc)
     except ClusterctlError as exc:  # a slip in the words, or showing a verb's error failed
         return _show(exc, json=isinstance(exc, UsageError) and _wants_json())
@@ -342,7 +365,7 @@ def _signal_again(lost: sys.UnraisableHookArgs) -> None:
         threading.Timer(_SOON_S, os.kill, (os.getpid(), number)).start()
 
 
-def _refuse(exc: typer.TyperException) -> int:
+def _refuse(exc: Any) -> int:
     """A command that can't be understood."""
     context: typer.Context | None = getattr(exc, "ctx", None)
     path = context.command_path if context else "clusterctl"
