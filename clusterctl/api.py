@@ -18,7 +18,7 @@ from clusterctl.cli import collect as cli_collect
 from clusterctl.cli import replay as cli_replay
 from clusterctl.cli import runs as cli_runs
 from clusterctl.cli import submit as cli_submit
-from clusterctl.cli.options import SOON_S, Options, open_session, spec_of, workspace_of
+from clusterctl.cli.options import Options
 from clusterctl.cli.output import Phases, Screen
 from clusterctl.cli.status import Status as Status  # noqa: PLC0414 - a public name, as those below
 from clusterctl.cluster import down
@@ -40,10 +40,12 @@ from clusterctl.runs.page import Report as Report  # noqa: PLC0414
 from clusterctl.runs.report import report_of
 from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.diagnosis import Diagnosis
-from clusterctl.scheduler.session import PATIENCE_S, Session
+from clusterctl.scheduler.session import PATIENCE_S, SOON_S, Session, open_session
 from clusterctl.spec.job import JobKeywords, Weights, is_job_file
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import reject_unknown
+from clusterctl.state.chosen import ChosenCluster
+from clusterctl.state.chosen_spec import spec_of
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.workspace import WAIT_S
 from clusterctl.util.progress import LineReporter
@@ -126,6 +128,10 @@ class Cluster:
         return Options(_path(self.spec), self.name, json=True)
 
     @property
+    def _chosen(self) -> ChosenCluster:
+        return ChosenCluster(_path(self.spec), self.name, self._screen.note)
+
+    @property
     def _screen(self) -> _Silent:
         return _Silent(self.report)
 
@@ -135,11 +141,11 @@ class Cluster:
         return Prompts(accepted=accepted, password=self.become_password, note=self._screen.note)
 
     def _session(self, patience_s: float = PATIENCE_S) -> AbstractContextManager[Session]:
-        return open_session(self._screen, self._options, patience_s=patience_s)
+        return open_session(self._chosen, patience_s=patience_s)
 
     def validate(self) -> ClusterSpec:
         """The spec; SpecError names all that is wrong with it."""
-        return spec_of(self._screen, self._options)
+        return spec_of(self._chosen)
 
     def plan(self) -> Plan:
         """What `up` would change."""
@@ -183,7 +189,7 @@ class Cluster:
     ) -> down.DownResult:
         """Collect runs, remove the cluster, and verify the cleanup."""
         screen = self._screen
-        workspace = workspace_of(screen, self._options, named=True)
+        workspace = self._chosen.workspace(named=True)
         screen.confirm(f"take cluster {workspace.root.name!r} down?", yes=yes)
         wanted = down.DownOptions(
             discard=discard,
@@ -199,7 +205,7 @@ class Cluster:
 
     def status(self) -> Status:
         """The nodes, and the jobs that wait or run."""
-        return status.status_of(workspace_of(self._screen, self._options))
+        return status.status_of(self._chosen.workspace())
 
     def submit(
         self,

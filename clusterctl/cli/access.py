@@ -11,16 +11,17 @@ from typing import Annotated, Any
 
 import typer
 
-from clusterctl.cli.options import Options, hosts, naming_lock_holder, open_session, workspace_of
+from clusterctl.cli.options import Options, hosts
 from clusterctl.cli.output import Screen, showing_progress
 from clusterctl.cli.submit import JOB_FLAGS, resolve
 from clusterctl.errors import Failure, UsageError, excluded
 from clusterctl.jobs.environment import build
 from clusterctl.jobs.shell import allocate, forwarded, parse_forwards
 from clusterctl.scheduler.script import Environment
-from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.session import Session, open_session
 from clusterctl.spec.job_options import JobOptions, job_options
 from clusterctl.spec.names import ADMIN_USER, reject_unknown
+from clusterctl.state.chosen import naming_lock_holder
 from clusterctl.state.inventory import Inventory, inventory_of
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.openssh import NO_CONNECTION, OpenSSH, attached, captured
@@ -50,7 +51,7 @@ def ssh(
     """
     if admin and user is not None:
         raise excluded("--admin", "--user")
-    workspace = workspace_of(screen, options)
+    workspace = options.chosen(screen.note).workspace()
     with naming_lock_holder(workspace):
         inventory = inventory_of(workspace)
     host, words = _host_and_command(inventory, host, command or [])
@@ -90,7 +91,7 @@ def shell(
             fix="name a command: clusterctl shell -- COMMAND",
         )
     forwards = parse_forwards(forward or [])
-    with open_session(screen, options) as session, ExitStack() as stack:
+    with open_session(options.chosen(screen.note)) as session, ExitStack() as stack:
         ssh = OpenSSH(Workspace.of(session.spec.name).ssh_config, session.spec.job_user.name)
         environment = _environment(screen, options, session, words)
         wait = functools.partial(_note_wait, screen, session)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from clusterctl.cli.options import Options, spec_of, workspace_of
+from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
 from clusterctl.errors import NotUpError, ProvisionError, UsageError
 from clusterctl.packages.bundle import Bundle, damages, open_bundle, reject_defects
@@ -15,6 +15,7 @@ from clusterctl.packages.bundle_checks import mismatches
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import find_spec
+from clusterctl.state.chosen_spec import spec_of
 from clusterctl.state.inventory import inventory_of
 from clusterctl.transport.tree import shown_size
 
@@ -48,7 +49,7 @@ def create(
     from clusterctl.cluster.up import reject_bundles
     from clusterctl.packages import bundle_create
 
-    spec = spec_of(screen, options)
+    spec = spec_of(options.chosen(screen.note))
     reject_bundles(spec, fix="create it without a bundle: `clusterctl up`")
     names = _names(screen, options, system)
     distributions = tuple({one.release: one for one in map(_distribution, names)}.values())
@@ -94,7 +95,7 @@ def show(screen: Screen, options: Options, path: BundleFile) -> None:
 def _spec(screen: Screen, options: Options) -> ClusterSpec | None:
     """The spec that is meant; without one, a bundle may be for any."""
     found = options.file or options.cluster or find_spec(Path.cwd())
-    return spec_of(screen, options) if found else None
+    return spec_of(options.chosen(screen.note)) if found else None
 
 
 def _distribution(name: str) -> Distribution:
@@ -111,7 +112,7 @@ def _names(screen: Screen, options: Options, names: list[str] | None) -> list[st
     if names:
         return names
     try:
-        hosts = inventory_of(workspace_of(screen, options)).hosts
+        hosts = inventory_of(options.chosen(screen.note).workspace()).hosts
     except NotUpError as exc:
         raise UsageError(
             "which distributions do the hosts have?",

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clusterctl.cli.options import Options, OutFolder, job_ids, open_session
+from clusterctl.cli.options import Options, OutFolder, job_ids
 from clusterctl.cli.output import Screen, showing_progress
 from clusterctl.errors import UsageError
 from clusterctl.runs.collect import collect as collect_runs
 from clusterctl.runs.fetch import ALL, MAX_CHECKPOINT, MAX_FILE, Selection
-from clusterctl.scheduler.session import SHORT_PATIENCE_S
+from clusterctl.scheduler.session import SHORT_PATIENCE_S, open_session
 from clusterctl.spec.units import parse_size_mib
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.submissions import UNCHANGED
@@ -68,7 +68,7 @@ def collect(
     A run is a job's logs, metrics, telemetry, accounting, and the other files in its folder.
     """
     selection = _selection(checkpoints, max_checkpoint, max_file, everything=everything)
-    opened = open_session(screen, options, patience_s=SHORT_PATIENCE_S)
+    opened = open_session(options.chosen(screen.note), patience_s=SHORT_PATIENCE_S)
     with opened as session, showing_progress(screen) as progress:
         workspace = session.ledger.workspace
         runs = collect_runs(

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from clusterctl.cli.options import Options, spec_file, spec_of_existing
+from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
 from clusterctl.cli.prompts import AskBecomePass, read_only_prompts
 from clusterctl.cluster.context import provider_of
@@ -19,6 +19,7 @@ from clusterctl.hosts.checks import DoctorReport, failures
 from clusterctl.hosts.probe import GpuFacts
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import shown_memory
+from clusterctl.state.chosen_spec import spec_of_existing
 from clusterctl.state.workspace import Workspace
 
 _SUFFIX: Final = ".tar.gz"
@@ -46,7 +47,7 @@ def doctor(
     part of the cluster. --bundle collects what is found, the logs and records of the cluster and what its
     hosts say in one archive without secrets, also where hosts do not answer.
     """
-    spec = spec_of_existing(screen, options)
+    spec = spec_of_existing(options.chosen(screen.note))
     if bundle:
         return write_bundle(screen, options, spec, hosts or (), ask_become_pass=ask_become_pass)
     report = examined(screen, spec, hosts or (), ask_become_pass=ask_become_pass)
@@ -75,9 +76,8 @@ def write_bundle(
             return report_dict(spec, preflight_of(spec, ask_become_pass=ask_become_pass))
 
     with screen.working("collecting"):
-        made = create(
-            spec, Workspace.of(spec.name), answer, Path(*(files or [default])), source=spec_file(options)
-        )
+        source = options.chosen(screen.note).spec_file
+        made = create(spec, Workspace.of(spec.name), answer, Path(*(files or [default])), source=source)
     about = {"bundle": str(made.file.absolute()), "files": made.files, "missing": made.missing}
     screen.result(
         {"ok": True, "failures": [], "cluster": spec.name, **about},

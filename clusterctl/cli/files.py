@@ -11,9 +11,10 @@ from typing import Annotated
 
 import typer
 
-from clusterctl.cli.options import Options, open_session
+from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen, showing_progress
 from clusterctl.errors import MachineError, UsageError
+from clusterctl.scheduler.session import open_session
 from clusterctl.transport.copies import Copies, note
 from clusterctl.transport.get import Fetched, fetch
 from clusterctl.transport.put import Sent, send_into
@@ -38,7 +39,7 @@ def put(
     for other in others:
         screen.note(f"note: not sent, being no file: {other}")
     begun = time.monotonic()
-    with open_session(screen, options) as session, showing_progress(screen) as progress:
+    with open_session(options.chosen(screen.note)) as session, showing_progress(screen) as progress:
         sent = send_into(session.transport, items, remote, progress=progress)
         copies = [
             Copies(session.transport.host, f"{sent.folder}/{it.path}", str(it.origin.absolute()), sent=True)
@@ -66,7 +67,7 @@ def get(
     _refuse_empty(paths)
     remote, local = (paths, ".") if len(paths) == 1 else (paths[:-1], paths[-1])
     begun = time.monotonic()
-    with open_session(screen, options) as session, showing_progress(screen) as progress:
+    with open_session(options.chosen(screen.note)) as session, showing_progress(screen) as progress:
         done = fetch(
             session.transport, [_below_home(path) for path in remote], Path(local), progress=progress
         )

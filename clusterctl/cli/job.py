@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clusterctl.cli.options import SOON_S, Options, job_ids, open_session
+from clusterctl.cli.options import Options, job_ids
 from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.errors import Notice, SchedulerError, TransportError, UsageError, excluded
 from clusterctl.jobs import watch
 from clusterctl.jobs.watch import LogChunk, OnOutput
 from clusterctl.scheduler.base import JobInfo, Outcome, state_counts, worst
-from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.session import SOON_S, Session, open_session
 from clusterctl.spec.units import parse_slurm_time_s
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def logs(
     causes: tuple[Diagnosis, ...] = ()
     try:
         with (
-            open_session(screen, options) as session,
+            open_session(options.chosen(screen.note)) as session,
             shown as on_output,
             labelled(on_output, label=label and not screen.json) as show,
         ):
@@ -94,7 +94,7 @@ def _last_submitted(screen: Screen, session: Session) -> str:
 
 def cancel(screen: Screen, options: Options, ids: Ids) -> None:
     """Cancel jobs. The id of an array cancels all of its tasks."""
-    with open_session(screen, options, patience_s=SOON_S) as session:
+    with open_session(options.chosen(screen.note), patience_s=SOON_S) as session:
         jobs = watch.cancel(session, ids)
     cancelled, ended = ([job for job in jobs if job.ended is over] for over in (False, True))
     lines = [f"cancelled job {job.id} ({job.name})" for job in cancelled]

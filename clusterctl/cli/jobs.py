@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from clusterctl.cli.options import SOON_S, Options, job_ids, open_session
+from clusterctl.cli.options import Options, job_ids
 from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.errors import Notice, TransportError, excluded
 from clusterctl.scheduler.base import JobInfo, JobState, state_counts, worst
+from clusterctl.scheduler.session import SOON_S, open_session
 
 if TYPE_CHECKING:
     from clusterctl.scheduler.diagnosis import Diagnosis
@@ -50,7 +51,7 @@ def jobs(
     """
     if watch and screen.json:
         raise excluded("--watch", "-o json")
-    with open_session(screen, options, patience_s=SOON_S) as session:
+    with open_session(options.chosen(screen.note), patience_s=SOON_S) as session:
 
         def ask() -> tuple[tuple[JobInfo, ...], int]:
             from clusterctl.jobs.watch import known_jobs, list_jobs

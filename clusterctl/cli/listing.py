@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from clusterctl.cli.options import Options, spec_file, spec_of
+from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
 from clusterctl.errors import ClusterctlError, Notice, UsageError
 from clusterctl.providers.node_class import KeptImage
@@ -23,6 +23,7 @@ from clusterctl.providers.registry import (
 )
 from clusterctl.providers.storage import REMOVE, all_recorded, damaged_records
 from clusterctl.spec.models import DEFAULT_PROVIDER, PROVIDERS
+from clusterctl.state.chosen_spec import spec_of
 from clusterctl.state.inventory import Inventory, applied_if_known
 from clusterctl.state.workspace import Workspace, state_home
 
@@ -127,7 +128,7 @@ def cache_prune(
     """
     kept: Sequence[KeptImage] = ()
     if images:
-        provider = spec_of(screen, options).provider
+        provider = spec_of(options.chosen(screen.note)).provider
         if not provider.is_cloud:
             raise UsageError(
                 f"there are no images to delete in a project: the provider is {provider.type}",
@@ -141,9 +142,9 @@ def cache_prune(
 def cache_list(screen: Screen, options: Options) -> None:
     """List the cached node images; with a spec of a cloud, also those in its project, with their cost."""
     kept: Sequence[KeptImage] = ()
-    if options.cluster is not None or spec_file(options) is not None:
+    if options.cluster is not None or options.chosen(screen.note).spec_file is not None:
         try:
-            kept = kept_images(spec_of(screen, options).provider)
+            kept = kept_images(spec_of(options.chosen(screen.note)).provider)
         except ClusterctlError as exc:  # what is here needs neither a spec nor a login
             unlisted = f"note: images in a cloud project are not listed: {exc.cause}"
             screen.note(Notice("project-images-unlisted", unlisted))

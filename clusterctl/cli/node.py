@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from clusterctl.cli.job import timeout_of
-from clusterctl.cli.options import Options, naming_lock_holder, spec_of_existing, workspace_of
+from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
 from clusterctl.cli.prompts import AcceptHostKey, AskBecomePass
 from clusterctl.cli.up import Discard, NoWait, Yes, bring_up
@@ -21,6 +21,8 @@ from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.session import scheduler_of
 from clusterctl.spec.hosts import is_this_machine
 from clusterctl.spec.onprem import own_machines
+from clusterctl.state.chosen import naming_lock_holder
+from clusterctl.state.chosen_spec import spec_of_existing
 from clusterctl.state.inventory import Inventory, applied_spec, inventory_of
 from clusterctl.state.workspace import WAIT_S, Workspace
 from clusterctl.transport.connections import Connections
@@ -74,7 +76,7 @@ def add(screen: Screen, options: Options, names: Names, **joining: Any) -> int:
 
     Only the new nodes are configured; the others get their addresses. Running jobs go on.
     """
-    spec = spec_of_existing(screen, options)
+    spec = spec_of_existing(options.chosen(screen.note))
     own_machines(spec.provider)
     inventory = inventory_of(Workspace.of(spec.name))
     chosen = nodes.names_of(names)
@@ -94,7 +96,7 @@ def remove(
     no_wait: NoWait = False,
 ) -> int:
     """Remove nodes from the cluster and restore the machines. Other nodes and their jobs go on."""
-    workspace = workspace_of(screen, options)
+    workspace = options.chosen(screen.note).workspace()
     inventory = inventory_of(workspace)
     spec = applied_spec(workspace)
     own_machines(spec.provider)
@@ -119,7 +121,7 @@ def replace(
     Local nodes are made anew, and what is on their disks is lost. Of machines of your own new host keys are
     confirmed, and the old ones are released; one that does not answer is released once it does.
     """
-    spec = spec_of_existing(screen, options)
+    spec = spec_of_existing(options.chosen(screen.note))
     workspace = Workspace.of(spec.name)
     is_local = spec.provider.shares_kernel
     if not is_local:
@@ -143,7 +145,7 @@ def replace(
 
 def forget(screen: Screen, options: Options, names: Names, yes: Yes = False, no_wait: NoWait = False) -> None:
     """Forget removed nodes that could not be released and are gone for good."""
-    workspace = workspace_of(screen, options)
+    workspace = options.chosen(screen.note).workspace()
     chosen = nodes.names_of(names)
     nodes.check_pending_release(workspace, chosen)
     screen.confirm(f"forget {', '.join(chosen)}? What is ours stays on them", yes=yes)
@@ -171,7 +173,7 @@ def reboot(
 
     After its reboot a node is configured, verified and resumed. One that was drained before stays drained.
     """
-    workspace, timeout_s = workspace_of(screen, options), timeout_of(timeout)
+    workspace, timeout_s = options.chosen(screen.note).workspace(), timeout_of(timeout)
     with naming_lock_holder(workspace):
         inventory = inventory_of(workspace)
     chosen = _chosen(inventory, names)
@@ -222,7 +224,7 @@ def _refuse_reboot(inventory: Inventory, names: Sequence[str]) -> None:
 @contextmanager
 def _cluster(screen: Screen, options: Options) -> Iterator[tuple[Inventory, Scheduler]]:
     """The cluster that is meant, with who runs its jobs as its admin."""
-    workspace = workspace_of(screen, options)
+    workspace = options.chosen(screen.note).workspace()
     with naming_lock_holder(workspace), Connections(workspace.ssh_config) as connections:
         inventory = inventory_of(workspace)
         yield inventory, scheduler_of(inventory, connections.to)

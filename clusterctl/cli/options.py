@@ -1,9 +1,8 @@
-"""The options common to all verbs, what TAB offers, the cluster that they select, and how a verb ends."""
+"""The options common to all verbs, what TAB offers, and how a verb ends."""
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
 import json
 import os
@@ -11,8 +10,8 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -23,40 +22,22 @@ import typer
 
 from clusterctl import __version__
 from clusterctl.cli.output import Screen
-from clusterctl.errors import (
-    ClusterctlError,
-    LockedError,
-    MachineError,
-    Notice,
-    NotUpError,
-    SchedulerError,
-    SpecError,
-    TransportError,
-    UsageError,
-    excluded,
-    printable,
-)
-from clusterctl.util.disk import read_rows
+from clusterctl.errors import ClusterctlError, MachineError, printable
+from clusterctl.state.workspace import clusters_up, state_home, write_atomic
+from clusterctl.util.disk import REFUSALS, disk_error, read_rows
 
 if TYPE_CHECKING:
-    from clusterctl.scheduler.session import Session
-    from clusterctl.spec.models import ClusterSpec
-    from clusterctl.state.workspace import Workspace
+    from clusterctl.state.chosen import ChosenCluster
 
 # What TAB offers is words from the workspace and the current folder, never from the network. It is quick:
 # files are read plainly, without the models that check them. What a shell could take for more than a word
 # is not offered: zsh evaluates even what is said of one.
 _NAME = re.compile(r"^name:\s*['\"]?([a-z][a-z0-9-]*)", re.MULTILINE)
 _PROGRAMS = (".py", ".sh", ".bash", ".yaml", ".yml")
-_NOTED = 8  # spec files of one cluster that were read
 _PLAIN = re.compile(r"[\w.+][\w.+-]*")  # a shell takes it as it is
 _NOT_PLAIN = re.compile(r"[^\w.+-]")
 
 INTERRUPTED = 130
-_BUILT_IN = Notice(
-    "built-in-spec", "no cluster.yaml here: using the built-in local cluster (`clusterctl init` writes one)"
-)
-SOON_S = 10.0  # for a scheduler, which may be starting: a user who asks for its state wants to know soon
 
 
 def jobs_to_submit(incomplete: str) -> list[str]:
@@ -97,8 +78,10 @@ def partitions(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def clusters(incomplete: str) -> list[str]:
     """Clusters that were raised from here."""
-    names = (path.parent.name for path in _state_home().glob("*/hosts.json"))
-    return _offered(sorted(names), incomplete)
+    try:
+        return _offered(clusters_up(), incomplete)
+    except MachineError:
+        return []
 
 
 def launchers(incomplete: str) -> list[str]:
@@ -132,8 +115,6 @@ def _hosts(ctx: typer.Context) -> list[dict[str, Any]]:
 
 
 def _state_home() -> Path:
-    from clusterctl.state.workspace import state_home
-
     try:
         return state_home()
     except MachineError:
@@ -188,6 +169,13 @@ class Options:
     markdown: bool = False
     verbose: bool = False
     no_color: bool = False
+
+    def chosen(self, note: Callable[[str], None]) -> ChosenCluster:
+        """Return the cluster that is meant. It passes ``note`` lines for the user."""
+        # Neither the help nor TAB needs it.
+        from clusterctl.state.chosen import ChosenCluster
+
+        return ChosenCluster(self.file, self.cluster, note)
 
 
 def _version(value: bool) -> None:
@@ -270,8 +258,6 @@ def _guarded(call: Callable[[], int | None], screen: Screen, options: Options) -
         screen.note("interrupted")
         return INTERRUPTED
     except Exception as exc:  # the last resort: no traceback ever reaches a user unasked
-        from clusterctl.util.disk import REFUSALS, disk_error
-
         if isinstance(exc, OSError) and exc.errno in REFUSALS:
             screen.error(disk_error(exc))
         else:
@@ -280,8 +266,6 @@ def _guarded(call: Callable[[], int | None], screen: Screen, options: Options) -
 
 
 def _unexpected(options: Options) -> ClusterctlError:
-    from clusterctl.state.workspace import state_home, write_atomic
-
     text = traceback.format_exc()
     last = text.strip().splitlines()[-1]
     if options.verbose:
@@ -297,193 +281,4 @@ def _unexpected(options: Options) -> ClusterctlError:
         )
     return ClusterctlError(
         "unexpected error, this is a bug", code="bug", why=last, fix=f"report it with the traceback in {path}"
-    )
-
-
-def spec_of(screen: Screen, options: Options) -> ClusterSpec:
-    """The spec that ``-f`` names, or ./cluster.yaml, or the built-in default, which is said.
-
-    With ``--cluster`` it is that cluster's spec as it was raised, by the rules of its day: what is up can
-    be repaired. What a newer rule would refuse is noted.
-    """
-    from clusterctl.spec.load import load_spec
-    from clusterctl.spec.models import faults
-    from clusterctl.state.inventory import applied_if_known, applied_spec
-    from clusterctl.state.workspace import Workspace
-
-    if options.cluster is not None:
-        workspace = _named(options)
-        if not workspace.spec.exists():
-            raise _unknown(options.cluster)
-        spec = applied_spec(workspace)
-        for fault in faults(spec):
-            screen.note(f"note: {fault.key}: {fault.message} (a rule newer than the cluster)")
-        return spec
-    path = spec_file(options)
-    if path is None:
-        screen.note(_BUILT_IN)
-    return load_spec(path, raised=lambda name: applied_if_known(Workspace.of(name)))
-
-
-def spec_of_existing(screen: Screen, options: Options) -> ClusterSpec:
-    """The same; but without a spec file that of the cluster that is up, if exactly one is."""
-    return spec_of(screen, replace(options, cluster=_only_cluster(screen, options) or options.cluster))
-
-
-def workspace_of(screen: Screen, options: Options, *, named: bool = False) -> Workspace:
-    """The workspace of the cluster that is meant: only its name is needed, so a spec file may be wrong.
-
-    Without a spec file it is the only cluster that is up, unless it must be ``named``.
-
-    Raises:
-        UsageError: the file can't be read, or not even its name can; or several clusters are up.
-        NotUpError: the file is wrong, and there is no such cluster.
-    """
-    from clusterctl.spec.names import DEFAULT_CLUSTER
-    from clusterctl.state.workspace import Workspace
-
-    if options.cluster is not None:
-        return _named(options)
-    path = spec_file(options)
-    if path is None:
-        if only := _only_cluster(screen, options, named=named):
-            return Workspace.of(only)
-        screen.note(_BUILT_IN)
-        return Workspace.of(DEFAULT_CLUSTER)
-    if known := _known_workspace(path):
-        return known
-    from clusterctl.spec.load import read_name
-
-    try:
-        name, wrong = read_name(path)
-    except UsageError as exc:
-        why = str(exc.problems[0]) if isinstance(exc, SpecError) else exc.why or exc.what
-        raise UsageError(
-            "the spec file does not say which cluster is meant",
-            code="spec-without-name",
-            where=str(path),
-            why=why,
-            fix="correct it, or name the cluster: --cluster NAME (`clusterctl list` shows them)",
-        ) from exc
-    workspace = Workspace.of(name)
-    if wrong is None:
-        _note_right(path, workspace)
-        return workspace
-    if not workspace.root.is_dir():
-        raise NotUpError(
-            f"cluster {name!r} is not up, and its spec file is wrong",
-            code="not-up",
-            where=str(path),
-            why="\n".join(map(str, wrong.problems)),
-            fix="correct it, then `clusterctl up`; or name the cluster, for which no spec is read: --cluster "
-            f"NAME ({name}, if `down` is to remove what an earlier one left; `clusterctl list` shows others)",
-        )
-    screen.note(f"note: {wrong.what} (see `clusterctl validate`); cluster {name!r} is taken as it was raised")
-    return workspace
-
-
-def _known_workspace(path: Path) -> Workspace | None:
-    """The workspace of a spec file that this version has read before, and found right; else None."""
-    from clusterctl.state.workspace import Workspace
-
-    with suppress(OSError, UnicodeDecodeError):
-        if match := _NAME.search(path.read_text()):
-            workspace = Workspace.of(match[1])
-            return workspace if _digest(path) in workspace.read_specs.read_text().split() else None
-    return None
-
-
-def _note_right(path: Path, workspace: Workspace) -> None:
-    """So that the file, as long as it is unchanged, need not be read again to tell whose it is."""
-    from clusterctl.state.workspace import write_atomic
-
-    with suppress(OSError, UnicodeDecodeError, MachineError):
-        if workspace.root.is_dir() and not workspace.removing.exists():
-            known = workspace.read_specs
-            noted = known.read_text(errors="replace").split() if known.exists() else []
-            write_atomic(workspace.read_specs, "\n".join([*noted, _digest(path)][-_NOTED:]) + "\n")
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(__version__.encode() + b"\0" + path.read_bytes()).hexdigest()
-
-
-@contextmanager
-def naming_lock_holder(workspace: Workspace) -> Iterator[None]:
-    """While another clusterctl raises the cluster or takes it down, that is why it does not answer.
-
-    Raises:
-        LockedError: the body failed for want of an answer, and another clusterctl holds its lock.
-    """
-    try:
-        yield
-    except (NotUpError, SchedulerError, TransportError) as exc:
-        worker = workspace.worker()
-        if worker is None or exc.had_side_effects:
-            raise
-        raise LockedError(
-            f"cluster {workspace.root.name!r} is locked",
-            why=f"{worker}; until then: {exc.cause}",
-            fix="wait until it is done",
-        ) from exc
-
-
-@contextmanager
-def open_session(screen: Screen, options: Options, *, patience_s: float | None = None) -> Iterator[Session]:
-    """A connection to the controller as the job user; the scheduler is waited for ``patience_s``."""
-    from clusterctl.scheduler.session import PATIENCE_S, session
-
-    workspace = workspace_of(screen, options)
-    with naming_lock_holder(workspace):
-        with session(None, workspace, patience_s=patience_s or PATIENCE_S) as opened:
-            yield opened
-        if refusal := opened.ledger.refusal:
-            screen.note(f"note: {refusal.what} ({refusal.why}): what became of jobs is asked anew next time")
-
-
-def spec_file(options: Options) -> Path | None:
-    from clusterctl.spec.names import find_spec
-
-    return options.file or find_spec(Path.cwd())
-
-
-def _only_cluster(screen: Screen, options: Options, *, named: bool = False) -> str | None:
-    """The cluster that is meant where no spec says it; None: the built-in one, or one is named.
-
-    Raises:
-        UsageError: several are up, and none of them is the built-in one; or it must be ``named``.
-    """
-    from clusterctl.spec.names import DEFAULT_CLUSTER
-
-    up = clusters("")
-    if options.cluster is not None or spec_file(options) or not up or DEFAULT_CLUSTER in up:
-        return None
-    if named or len(up) > 1:
-        raise UsageError(
-            "no cluster is named, and there is no cluster.yaml here",
-            code="no-cluster-named",
-            why=f"{'these are' if len(up) > 1 else 'this one is'} up: {', '.join(up)}",
-            fix=f"name it: `--cluster {up[0]}`, or its spec: -f FILE",
-        )
-    screen.note(Notice("only-cluster-up", f"using cluster {up[0]!r} (the only one that is up)"))
-    return up[0]
-
-
-def _named(options: Options) -> Workspace:
-    from clusterctl.spec.names import is_cluster_name
-    from clusterctl.state.workspace import Workspace
-
-    name = options.cluster or ""
-    if options.file is not None:
-        raise excluded("-f", "--cluster")
-    if not is_cluster_name(name):
-        raise _unknown(name)
-    return Workspace.of(name)
-
-
-def _unknown(name: str) -> UsageError:
-    return UsageError(
-        f"there is no cluster {name!r}",
-        code="unknown-cluster",
-        fix="`clusterctl list` shows the clusters there are",
     )

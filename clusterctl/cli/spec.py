@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from clusterctl.cli.options import Options, spec_of
+from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
 from clusterctl.configure.imported import spec_of_inventory
 from clusterctl.errors import UsageError
@@ -19,6 +19,7 @@ from clusterctl.spec.base import either
 from clusterctl.spec.job_file import job_schema
 from clusterctl.spec.load import json_schema, starter_spec
 from clusterctl.spec.models import DEFAULT_PROVIDER, PROVIDERS
+from clusterctl.state.chosen_spec import spec_of
 from clusterctl.util.assets import asset
 
 DEFAULT_FILE = Path("cluster.yaml")
@@ -112,7 +113,7 @@ def validate(
     live: Annotated[bool, typer.Option("--live", help="Also check the hosts, as `doctor` does.")] = False,
 ) -> int:
     """Validate a spec: all errors are reported, each with its line."""
-    spec = spec_of(screen, options)
+    spec = spec_of(options.chosen(screen.note))
     nodes = sum(partition.nodes for partition in spec.partitions)
     lines = [f"valid: cluster {spec.name!r}, provider {spec.provider.type}, {nodes} node{'s'[: nodes != 1]}"]
     found: dict[str, Any] = {"cluster": spec.name, "provider": spec.provider.type, "nodes": nodes}

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.cli.jobs import job_table, waiting
-from clusterctl.cli.options import SOON_S, Options, naming_lock_holder, workspace_of
+from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
 from clusterctl.scheduler.base import JobInfo, NodeInfo
-from clusterctl.scheduler.session import applied, scheduler_of
+from clusterctl.scheduler.session import SOON_S, applied, scheduler_of
 from clusterctl.spec.units import format_duration, shown_memory
 from clusterctl.state.brief import brief_of
+from clusterctl.state.chosen import naming_lock_holder
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, Transport
 from clusterctl.transport.connections import Connections
@@ -67,7 +68,7 @@ def status_of(workspace: Workspace) -> Status:
 
 def status(screen: Screen, options: Options) -> None:
     """Show the state of nodes and jobs."""
-    workspace = workspace_of(screen, options)
+    workspace = options.chosen(screen.note).workspace()
     found = status_of(workspace)
     left: tuple[PendingRelease, ...] = ()
     if workspace.releases.exists():

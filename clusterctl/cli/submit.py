@@ -14,21 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
 
 import typer
 
-from clusterctl.cli.options import (
-    Options,
-    jobs_to_submit,
-    launchers,
-    open_session,
-    partitions,
-    run_names,
-    spec_of_existing,
-    workspace_of,
-)
+from clusterctl.cli.options import Options, jobs_to_submit, launchers, partitions, run_names
 from clusterctl.cli.output import Screen, showing_progress
 from clusterctl.errors import ClusterctlError, CollectError, Notice, UsageError
 from clusterctl.jobs.arguments import help_of, help_wanted, reject_wrong_arguments
 from clusterctl.scheduler.base import worst
+from clusterctl.scheduler.session import open_session
 from clusterctl.spec.job import MODEL_JOBS, JobSpec, Weights, is_job_file, job_spec
+from clusterctl.state.chosen_spec import spec_of_existing
 
 if TYPE_CHECKING:
     from clusterctl.jobs.replay import Replay
@@ -204,7 +197,7 @@ def submit_all(
     if dry_run:
         _dry_run(screen, options, wanted)
         return []
-    with open_session(screen, options) as session:
+    with open_session(options.chosen(screen.note)) as session:
         rows = _submitted(screen, options, session, wanted)
         ids = [row["job_id"] for row in rows]
         if not (wait or follow):
@@ -302,7 +295,9 @@ def _use_here(
         )
     _reject_wrong(wanted, chosen)
     (job,) = wanted
-    known = () if folder_of_run(chosen.run) else Ledger(workspace_of(screen, options).jobs).entries()
+    known = (
+        () if folder_of_run(chosen.run) else Ledger(options.chosen(screen.note).workspace().jobs).entries()
+    )
     if screen.json:
         said = bytearray()
         use_here(job, chosen, known, said.extend, as_json=True)
@@ -326,7 +321,7 @@ def _dry_run(screen: Screen, options: Options, wanted: Wanted) -> None:
     from clusterctl.state.workspace import Workspace
     from clusterctl.transport.tree import shown_size
 
-    spec = spec_of_existing(screen, options)
+    spec = spec_of_existing(options.chosen(screen.note))
     workspace = Workspace.of(spec.name)
     hosts = inventory_if_known(workspace)
     has_pmix = hosts is None or hosts.pmix

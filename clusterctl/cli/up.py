@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from clusterctl.cli.options import Options, spec_of
+from clusterctl.cli.options import Options
 from clusterctl.cli.output import Phases, Screen, shown_phase
 from clusterctl.cli.prompts import AcceptHostKey, AskBecomePass, prompts_for, read_only_prompts
 from clusterctl.errors import Notice, UsageError, excluded
+from clusterctl.state.chosen_spec import spec_of
 from clusterctl.state.workspace import WAIT_S, Workspace
 
 if TYPE_CHECKING:  # imported while the provider starts what it needs
@@ -74,7 +75,7 @@ def up(
     """
     if bundle is not None and no_bundle:
         raise excluded("--bundle", "--no-bundle")
-    spec = spec_of(screen, options)
+    spec = spec_of(options.chosen(screen.note))
     if not dry_run:  # what has to be started for it starts while the rest is imported
         from clusterctl.providers.registry import provider_of
 
@@ -181,7 +182,7 @@ def bake(screen: Screen, options: Options, no_wait: NoWait = False, yes: Yes = F
     from clusterctl.cluster.bake import bake_ahead
     from clusterctl.cluster.context import ClusterContext
 
-    spec = spec_of(screen, options)
+    spec = spec_of(options.chosen(screen.note))
     settings = spec.provider.baking()
     if settings is None:
         raise UsageError(
@@ -245,9 +246,9 @@ def plan(
                 code="options-exclusive",
                 fix="run the one, then the other",
             )
-        return show_preflight(screen, spec_of(screen, options), ask_become_pass=ask_become_pass)
+        return show_preflight(screen, spec_of(options.chosen(screen.note)), ask_become_pass=ask_become_pass)
     return show_plan(
-        screen, spec_of(screen, options), check=check, diff=diff, ask_become_pass=ask_become_pass
+        screen, spec_of(options.chosen(screen.note)), check=check, diff=diff, ask_become_pass=ask_become_pass
     )
 
 

@@ -13,6 +13,7 @@ from clusterctl.errors import UsageError
 from clusterctl.scheduler.base import JobRequest, Scheduler
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.state.brief import Brief, SpecBrief, brief_of, note_spec, spec_brief_of
+from clusterctl.state.chosen import ChosenCluster, naming_lock_holder
 from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, Transport
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from clusterctl.state.inventory import Inventory
 
 PATIENCE_S = 60.0  # for the scheduler to answer
+# A scheduler may be starting, but a user who asks for its state wants to know soon.
+SOON_S = 10.0
 SHORT_PATIENCE_S = 5.0  # of commands that do something without it: it is there soon, or will not be
 
 
@@ -144,6 +147,23 @@ def session(
         has_pmix = known is None or known.pmix
         hosts = partial(distribution_of_hosts, spec, workspace)
         yield Session(spec, scheduler, Ledger(workspace.jobs), unshared_nodes, hosts, has_pmix)
+
+
+@contextmanager
+def open_session(chosen: ChosenCluster, *, patience_s: float = PATIENCE_S) -> Iterator[Session]:
+    """Open a session of the chosen cluster, whose spec is the applied one.
+
+    patience_s: how long to wait for the scheduler, in seconds.
+
+    Raises:
+        LockedError: the cluster does not answer while another clusterctl works on it.
+    """
+    workspace = chosen.workspace()
+    with naming_lock_holder(workspace):
+        with session(None, workspace, patience_s=patience_s) as opened:
+            yield opened
+        if refusal := opened.ledger.refusal:
+            chosen.note(f"note: {refusal.what} ({refusal.why}): what became of jobs is asked anew next time")
 
 
 def applied(workspace: Workspace) -> ClusterSpec:

@@ -46,6 +46,11 @@ def state_home() -> Path:
     return folder
 
 
+def clusters_up() -> list[str]:
+    """Return the names of the clusters that were raised from this account, sorted."""
+    return sorted(path.parent.name for path in state_home().glob("*/hosts.json"))
+
+
 def cache_home() -> Path:
     """The folder that holds what was downloaded."""
     with _needing_home("downloads", "XDG_CACHE_HOME"):

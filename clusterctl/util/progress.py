@@ -48,6 +48,10 @@ class Reporter:
 SILENT = Reporter()
 
 
+def report_nothing(line: str) -> None:
+    """Take a message that nobody wants to read."""
+
+
 def backoff(first_s: float = 0.2, factor: float = 1.4, longest_s: float = 15.0) -> Iterator[float]:
     """Ever longer pauses between two polls, in seconds: quick for short jobs, easy on Slurm for long ones."""
     pause = first_s

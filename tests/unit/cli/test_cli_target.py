@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.cli.options import Options, workspace_of
-from clusterctl.cli.output import Screen
 from clusterctl.errors import SpecError, UsageError
 from clusterctl.spec.load import read_name
+from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.workspace import Workspace
 from tests.support.messages import codes, shows
 from tests.support.processes import holding_lock
@@ -51,7 +50,7 @@ def test_a_file_is_read_again_only_once_it_has_changed(
 ) -> None:
     monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "home"))
     (tmp_path / "home" / "demo").mkdir(parents=True)
-    file, screen = tmp_path / "cluster.yaml", Screen(json=False, color=False)
+    file = tmp_path / "cluster.yaml"
     read: list[Path] = []
     monkeypatch.setattr("clusterctl.spec.load.read_name", lambda path: read.append(path) or read_name(path))
 
@@ -59,7 +58,7 @@ def test_a_file_is_read_again_only_once_it_has_changed(
         file.write_text(text)
         read.clear()
         for _ in range(3):
-            assert workspace_of(screen, Options(file=file)).root.name == "demo"
+            assert ChosenCluster(file).workspace().root.name == "demo"
         return len(read)
 
     right = "version: 1\nname: demo\nprovider: {type: local}\npartitions: [{name: train, nodes: 1}]\n"

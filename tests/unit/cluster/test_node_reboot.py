@@ -18,6 +18,7 @@ from clusterctl.cluster.up import UpOptions
 from clusterctl.cluster.verify import Standing, standing
 from clusterctl.errors import SchedulerError, TransportError, UnreachableError, UsageError
 from clusterctl.scheduler.base import NodeInfo
+from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.process import Result
@@ -150,7 +151,7 @@ class Booted:
             with workspace.lock("node reboot", wait_s=0, waiting=lambda _: None):  # as the `up` takes it
                 return bring_up(*args, **more)
 
-        monkeypatch.setattr(node, "workspace_of", lambda *_: workspace)
+        monkeypatch.setattr(ChosenCluster, "workspace", lambda _: workspace)
         monkeypatch.setattr(node, "bring_up", unlocked)
         monkeypatch.setattr(node, "inventory_of", lambda _: cluster())
         monkeypatch.setattr(node, "applied_spec", lambda _: None)

@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cli.options import Options
-from clusterctl.cli.options import spec_of as read_spec
-from clusterctl.cli.output import Screen
 from clusterctl.cluster import down
 from clusterctl.cluster.context import ClusterContext, PhaseRunner
 from clusterctl.cluster.up import UpOptions, up
@@ -20,6 +17,8 @@ from clusterctl.spec import gcp
 from clusterctl.spec.gcp_nodes import Image
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.chosen import ChosenCluster
+from clusterctl.state.chosen_spec import spec_of as read_spec
 from clusterctl.state.workspace import Workspace
 from tests.support.google import gcloud
 from tests.support.google.api import PROJECT
@@ -117,7 +116,7 @@ def read(folder: Path, text: str) -> ClusterSpec:
     """What `up` takes of a spec file."""
     path = folder / "cluster.yaml"
     path.write_text(text)
-    return read_spec(Screen(json=False, color=False), Options(file=path))
+    return read_spec(ChosenCluster(path))
 
 
 def images(spec: ClusterSpec) -> list[str]:

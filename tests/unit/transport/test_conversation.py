@@ -15,6 +15,7 @@ from clusterctl.cli import access
 from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
 from clusterctl.errors import CommandError, UnreachableError
+from clusterctl.state.chosen import ChosenCluster
 from clusterctl.transport.base import Conversation, Transport
 from clusterctl.transport.connections import PersistentSSH
 from clusterctl.transport.multiplex import end_all
@@ -127,7 +128,8 @@ def test_one_string_is_for_the_remote_shell_and_words_are_not(
     sshd, me, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["clusterctl", "ssh", *words])
-    monkeypatch.setattr(access, "workspace_of", lambda *_: SimpleNamespace(ssh_config=sshd.config()))
+    workspace = SimpleNamespace(ssh_config=sshd.config())
+    monkeypatch.setattr(ChosenCluster, "workspace", lambda _: workspace)
     inventory = SimpleNamespace(hosts=[SimpleNamespace(name="node")], job_user=me)
     monkeypatch.setattr(access, "inventory_of", lambda _: inventory)
     begun: list[list[str]] = []
