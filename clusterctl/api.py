@@ -1,90 +1,100 @@
 """The verbs of the command line as functions for Python programs, with the same errors.
 
-Nothing is printed and nobody is asked: lines of progress go to a ``report``, and what the command line asks
-about needs ``yes=True``.
+Nothing is printed and nothing is asked: lines of progress go to a ``report``, and a prompt of the
+command line is an error without ``yes=True``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import Any, Literal, Unpack
+from typing import Any, Final, Literal, Unpack
 
-from clusterctl.cli import access, files, job, jobs, status, up
-from clusterctl.cli import collect as cli_collect
-from clusterctl.cli import replay as cli_replay
-from clusterctl.cli import runs as cli_runs
-from clusterctl.cli import submit as cli_submit
-from clusterctl.cli.options import Options
-from clusterctl.cli.output import Phases, Screen
-from clusterctl.cli.status import Status as Status  # noqa: PLC0414 - a public name, as those below
-from clusterctl.cluster import down
+from clusterctl.cluster import down, up
 from clusterctl.cluster.context import ClusterContext, PhaseRunner
 from clusterctl.cluster.nodes import names_of
-from clusterctl.cluster.plan import Plan, preview
+from clusterctl.cluster.plan import Plan, preview, prompt_about
+from clusterctl.cluster.replayed_run import again_of
+from clusterctl.cluster.status import Status as Status  # noqa: PLC0414 - a public name, as those below
+from clusterctl.cluster.status import status_of
 from clusterctl.cluster.up import UpOptions, UpResult
 from clusterctl.errors import ClusterctlError as ClusterctlError  # noqa: PLC0414
 from clusterctl.errors import UsageError, printable
-from clusterctl.jobs import watch
+from clusterctl.jobs import files, watch
+from clusterctl.jobs.arguments import help_wanted
+from clusterctl.jobs.changes import ChangeNotes
+from clusterctl.jobs.log_text import KeptLogs, whole_lines
+from clusterctl.jobs.replay import reject_missing, replayed
+from clusterctl.jobs.submission import Preparer, Submission, reject_wrong, submit_prepared
+from clusterctl.jobs.trained import ChosenModel
 from clusterctl.jobs.watch import LogChunk
 from clusterctl.providers.base import Prompts
+from clusterctl.runs.collect import collect
 from clusterctl.runs.compare import compare as compare  # noqa: PLC0414
+from clusterctl.runs.fetch import selection_of
 from clusterctl.runs.find import Row as Row  # noqa: PLC0414
 from clusterctl.runs.find import named_run as named_run  # noqa: PLC0414
 from clusterctl.runs.find import ranked
 from clusterctl.runs.frame import frame as frame  # noqa: PLC0414
+from clusterctl.runs.only_copies import bring_all
 from clusterctl.runs.page import Report as Report  # noqa: PLC0414
+from clusterctl.runs.query import RunQuery, select_runs
 from clusterctl.runs.report import report_of
 from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.diagnosis import Diagnosis
-from clusterctl.scheduler.session import PATIENCE_S, SOON_S, Session, open_session
+from clusterctl.scheduler.session import PATIENCE_S, SHORT_PATIENCE_S, SOON_S, Session, open_session
 from clusterctl.spec.job import JobKeywords, Weights, is_job_file
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import reject_unknown
-from clusterctl.state.chosen import ChosenCluster
-from clusterctl.state.chosen_spec import spec_of
-from clusterctl.state.ledger import RunRecord
-from clusterctl.state.workspace import WAIT_S
-from clusterctl.util.progress import LineReporter
+from clusterctl.state.chosen import ChosenCluster, naming_lock_holder
+from clusterctl.state.chosen_spec import spec_of, spec_of_existing
+from clusterctl.state.inventory import inventory_of
+from clusterctl.state.submissions import RUNS
+from clusterctl.state.workspace import WAIT_S, Workspace
+from clusterctl.transport.openssh import OpenSSH, captured
+from clusterctl.util.progress import HostStep, LineReporter, Reporter, Waiting, report_nothing
 
 _Names = str | Sequence[str]
 _Paths = str | Path | Sequence[str | Path]
 
 
-class _Silent(Screen):
-    """Keeps a verb's answer, and passes its notes on; draws nothing, and asks nothing."""
-
-    def __init__(self, report: LineReporter) -> None:
-        super().__init__(json=True, color=False)
-        self._report = report
-        self.answer: dict[str, Any] = {}
-
-    def result(self, answer: dict[str, Any], *_: str) -> None:
-        self.answer = answer
-
-    def note(self, *lines: str) -> None:
-        for line in lines:
-            self._report(printable(line))
-
-    @contextmanager
-    def working(self, _text: str) -> Iterator[None]:
-        yield
-
-    @contextmanager
-    def moving(self) -> Iterator[None]:
-        yield
-
-    def confirm(self, prompt: str, *, yes: bool) -> None:
-        if not yes:
-            raise UsageError(
-                prompt, code="needs-confirmation", why="Python programs are not prompted", fix="say yes=True"
-            )
+# The numbers of a sweep. All other values are those of the program's options.
+_OF_SWEEP: Final = frozenset({"trials", "seed", "parallel"})
+# The options of a job that a replay may change: where and how long it runs.
+_REPLAY_OPTIONS: Final = frozenset("partition account qos constraint time mem tag note".split())
 
 
-_OF_SWEEP = {"trials", "seed", "parallel"}  # its numbers; all others are values of the program's options
+@dataclass
+class _Lines(Reporter):
+    """Passes on progress as lines: each phase as it begins, and hosts that fail."""
+
+    report: LineReporter
+    begun: float = field(default_factory=time.monotonic)
+    phase: str = ""
+    failed: set[str] = field(default_factory=set)
+
+    def step(self, phase: str) -> None:
+        if phase != self.phase:
+            self.phase = phase
+            self.report(self._stamped())
+
+    def progress(self, message: str | HostStep) -> None:
+        if isinstance(message, Waiting):
+            self.report(f"{self._stamped()}: {message}")
+        elif not isinstance(message, str) and message.failed and message.host not in self.failed:
+            self.failed.add(message.host)
+            self.report(f"failed on {message.host}: {message.task}")
+
+    def note(self, text: str) -> None:
+        self.report(text)
+
+    def _stamped(self) -> str:
+        return f"[{time.monotonic() - self.begun:6.1f}s] {self.phase.replace('_', ' ')}"
 
 
 def _as_texts(value: object) -> object:
@@ -105,8 +115,20 @@ def _path(path: str | Path | None) -> Path | None:
     return None if path is None else Path(path)
 
 
-def _ignore(line: str) -> None:
-    """No progress is wanted."""
+def _unconfirmed(prompt: str) -> UsageError:
+    """Return the error that takes the place of a prompt of the command line."""
+    why = "Python programs are not prompted"
+    return UsageError(prompt, code="needs-confirmation", why=why, fix="say yes=True")
+
+
+def _approve(plan: Plan, *, yes: bool) -> None:
+    """Reject a plan that destroys data or releases machines.
+
+    Raises:
+        UsageError: it does, and not ``yes``.
+    """
+    if not yes and (prompt := prompt_about(plan)):
+        raise _unconfirmed(prompt)
 
 
 @dataclass(frozen=True)
@@ -119,26 +141,21 @@ class Cluster:
 
     spec: str | Path | None = None
     name: str | None = None
-    report: LineReporter = field(default=_ignore, repr=False)
+    report: LineReporter = field(default=report_nothing, repr=False)
     accept_host_key: Sequence[str] = ()
     become_password: str | None = field(default=None, repr=False)
 
-    @property
-    def _options(self) -> Options:
-        return Options(_path(self.spec), self.name, json=True)
+    def _note(self, line: str) -> None:
+        self.report(printable(line))
 
     @property
     def _chosen(self) -> ChosenCluster:
-        return ChosenCluster(_path(self.spec), self.name, self._screen.note)
-
-    @property
-    def _screen(self) -> _Silent:
-        return _Silent(self.report)
+        return ChosenCluster(_path(self.spec), self.name, self._note)
 
     @property
     def _prompts(self) -> Prompts:
         accepted = tuple(self.accept_host_key)
-        return Prompts(accepted=accepted, password=self.become_password, note=self._screen.note)
+        return Prompts(accepted=accepted, password=self.become_password, note=self._note)
 
     def _session(self, patience_s: float = PATIENCE_S) -> AbstractContextManager[Session]:
         return open_session(self._chosen, patience_s=patience_s)
@@ -164,7 +181,8 @@ class Cluster:
         no_wait: bool = False,
     ) -> UpResult:
         """Create the cluster, or repair it."""
-        wanted = UpOptions(
+        options = UpOptions(
+            approve=partial(_approve, yes=yes),
             reconfigure=reconfigure,
             force=force,
             discard=discard,
@@ -172,9 +190,13 @@ class Cluster:
             own_repositories=no_bundle,
             limit=names_of(_several(limit)) or None,
         )
-        return up.raise_cluster(
-            self._screen, self.validate(), wanted, self._prompts, yes=yes, no_wait=no_wait
+        cluster = ClusterContext.of(
+            self.validate(),
+            reporter=_Lines(self._note),
+            prompts=self._prompts,
+            wait_s=0 if no_wait else WAIT_S,
         )
+        return up.up(cluster, options)
 
     def down(
         self,
@@ -188,24 +210,24 @@ class Cluster:
         no_wait: bool = False,
     ) -> down.DownResult:
         """Collect runs, remove the cluster, and verify the cleanup."""
-        screen = self._screen
         workspace = self._chosen.workspace(named=True)
-        screen.confirm(f"take cluster {workspace.root.name!r} down?", yes=yes)
-        wanted = down.DownOptions(
+        if not yes:
+            raise _unconfirmed(f"take cluster {workspace.root.name!r} down?")
+        options = down.DownOptions(
             discard=discard,
             discard_runs=_several(discard_run),
             out=_path(out),
-            on_run=lambda run: screen.note(f"collected {run.directory}"),
+            on_run=lambda run: self._note(f"collected {run.directory}"),
             gone=names_of(_several(forget)),
             prompts=self._prompts,
             remove_storage=storage,
         )
-        reporter, wait_s = Phases(screen, verbose=False), 0 if no_wait else WAIT_S
-        return down.down(PhaseRunner(workspace=workspace, reporter=reporter, wait_s=wait_s), wanted)
+        reporter, wait_s = _Lines(self._note), 0 if no_wait else WAIT_S
+        return down.down(PhaseRunner(workspace=workspace, reporter=reporter, wait_s=wait_s), options)
 
     def status(self) -> Status:
         """The nodes, and the jobs that wait or run."""
-        return status.status_of(self._chosen.workspace())
+        return status_of(self._chosen.workspace())
 
     def submit(
         self,
@@ -223,8 +245,9 @@ class Cluster:
                 code="job-file-given",
                 fix="use submit_file",
             )
-        (row,) = self._submit(target, args, options, run=run, weights=weights)
-        return Job(self, row["job_id"], row["name"], row["dir"])
+        model = None if run is None else ChosenModel(str(run), Weights(weights))
+        (job,) = self._submit(self._submission(target, args, options, model=model))
+        return job
 
     def submit_file(
         self,
@@ -235,48 +258,49 @@ class Cluster:
         **options: Unpack[JobKeywords],
     ) -> tuple[Job, ...]:
         """Submit the jobs of a job file, or some variants."""
-        rows = self._submit(path, args, options, variants=variants)
-        return tuple(Job(self, row["job_id"], row["name"], row["dir"]) for row in rows)
+        return self._submit(self._submission(path, args, options, variants=_several(variants)))
 
     def render(
         self, target: str | Path, args: str | Iterable[object] = (), **options: Unpack[JobKeywords]
     ) -> tuple[str, ...]:
         """The sbatch scripts that `submit` would submit, as with --dry-run."""
-        return tuple(row["script"] for row in self._submit(target, args, options, dry_run=True))
+        submission = self._submission(target, args, options)
+        jobs = Preparer(self._note).render(submission, spec_of_existing(self._chosen))
+        return tuple(job.script for job in jobs)
 
-    def _submit(
+    def _submission(
         self,
         target: str | Path,
         args: str | Iterable[object],
         options: JobKeywords,
         *,
-        run: str | Path | None = None,
-        weights: str = "best",
-        variants: _Names = (),
-        dry_run: bool = False,
-    ) -> list[dict[str, Any]]:
+        model: ChosenModel | None = None,
+        variants: Sequence[str] = (),
+    ) -> Submission:
+        """Read the jobs that are named, and reject what can be seen to be wrong without a cluster."""
         reject_unknown(options, JobKeywords.__annotations__, "jobs have no option")
         if isinstance(sweep := options.get("sweep"), Mapping):
             options["sweep"] = {k: v if k in _OF_SWEEP else _as_texts(v) for k, v in sweep.items()}
-        screen = self._screen
-        cli_submit.submit(
-            screen,
-            self._options,
-            str(target),
-            _several(args),
-            _several(variants),
-            None if run is None else str(run),
-            Weights(weights),
-            dry_run=dry_run,
-            **options,
-        )
-        if "help" in screen.answer:
+        given = {name: value for name, value in options.items() if value not in (None, [])}
+        if words := _several(args):
+            given = {"args": words, **given}
+        jobs = Preparer(self._note).read_jobs(str(target), given, variants)
+        if help_wanted(jobs):
             raise UsageError(
                 "--help starts no job",
                 code="help-starts-no-job",
                 fix=f"`clusterctl submit {target} -- --help` shows it",
             )
-        return list(screen.answer["jobs"])
+        reject_wrong(jobs, model)
+        return Submission(jobs, model)
+
+    def _submit(self, submission: Submission) -> tuple[Job, ...]:
+        with self._session() as session:
+            prepared = Preparer(self._note).prepare(session, submission)
+            if submission.replay is not None:
+                reject_missing(session, prepared.jobs[0].job)
+            submitted = list(submit_prepared(session, prepared, report=self._note))
+        return tuple(Job(self, one.job_id, one.name, one.remote_dir) for one in submitted)
 
     def replay(
         self,
@@ -290,12 +314,17 @@ class Cluster:
 
         ``flags`` are those of the command line's `replay`, such as ``partition`` and ``time``.
         """
-        reject_unknown(flags, cli_replay.FLAGS["replay"], "replay has no option")
-        screen, name = self._screen, str(run.folder if isinstance(run, Row) else run)
-        said = [f"{key}={_as_texts(value)}" for key, value in (changes or {}).items()]
-        cli_replay.replay(screen, self._options, name, said, failed=failed, **flags)
-        jobs = [Job(self, row["job_id"], row["name"], row["dir"]) for row in screen.answer["jobs"]]
-        return jobs[0] if jobs else None
+        reject_unknown(flags, _REPLAY_OPTIONS, "replay has no option")
+        row = run if isinstance(run, Row) else named_run(str(run))
+        texts = {key.removeprefix("--"): str(_as_texts(value)) for key, value in (changes or {}).items()}
+        given = {name: value for name, value in flags.items() if value not in (None, [])}
+        again = again_of(row, texts, failed=failed, flags=given)
+        if again is None:
+            return None
+        with replayed(row.run.directory, again) as replay:
+            reject_wrong((replay.job,), None)
+            (job,) = self._submit(Submission((replay.job,), replay=replay))
+        return job
 
     def job(self, job_id: str) -> Job:
         """A job that was submitted before, also from elsewhere."""
@@ -324,27 +353,35 @@ class Cluster:
         everything: bool = False,
     ) -> tuple[Row, ...]:
         """Copy runs from the cluster: those of these jobs, else all that are not collected yet."""
-        screen, sizes = self._screen, (checkpoints, max_checkpoint, max_file)
-        cli_collect.collect(screen, self._options, _several(ids), _path(out), *sizes, everything=everything)
-        return tuple(Row(RunRecord.load(Path(run["dir"]))) for run in screen.answer["runs"])
+        selection = selection_of(checkpoints, max_checkpoint, max_file, everything=everything)
+        folder = _path(out) or RUNS
+        with self._session(SHORT_PATIENCE_S) as session:
+            runs = collect(session, _several(ids) or None, out=folder, selection=selection)
+            if everything and not ids:
+                bring_all(session.ledger.workspace, folder)
+        return tuple(Row(run) for run in runs)
 
     def put(self, paths: _Paths, to: str = ".") -> str:
         """Copy files and folders to a folder on the cluster, by default the home; its whole path."""
-        screen = self._screen
-        files.put(screen, self._options, [*_several(paths), to])
-        return str(screen.answer["folder"])
+        return files.put(self._chosen, [*_several(paths), to]).sent.folder
 
     def get(self, paths: _Names, to: str | Path = ".") -> Path:
         """Copy files and folders from the cluster to a folder here; its whole path."""
-        screen = self._screen
-        files.get(screen, self._options, [*_several(paths), str(to)])
-        return Path(screen.answer["folder"])
+        files.get(self._chosen, [*_several(paths), str(to)])
+        return Path(to).absolute()
 
     def ssh(self, command: _Names, host: str | None = None, *, admin: bool = False) -> CompletedProcess[str]:
         """Run a command on a host, by default the controller; a text is for the shell there."""
-        screen, words = self._screen, _several(command)
-        code = access.ssh(screen, self._options, host, words, admin=admin)
-        return CompletedProcess(words, code, screen.answer["stdout"], screen.answer["stderr"])
+        workspace, words = self._chosen.workspace(), _several(command)
+        with naming_lock_holder(workspace):
+            inventory = inventory_of(workspace)
+        if host is not None:
+            reject_unknown([host], [one.name for one in inventory.hosts], "the cluster has no host")
+        if not words:
+            raise UsageError("a shell needs a terminal", code="needs-terminal", fix="name a command")
+        ssh = OpenSSH(workspace.ssh_config, None if admin else inventory.job_user)
+        done = captured(ssh.argv(host or inventory.controller.name, words[0] if len(words) == 1 else words))
+        return CompletedProcess(words, done.rc, done.stdout, done.stderr)
 
 
 @dataclass(frozen=True)
@@ -368,7 +405,8 @@ class Job:
             WaitTimeoutError: ``timeout_s`` has passed; the job goes on.
         """
         with self.cluster._session() as session:
-            ended = job.wait_for(self.cluster._screen, session, [self.id], timeout_s)
+            notes = ChangeNotes(session, self.cluster._note)
+            ended = watch.wait(session, [self.id], timeout_s=timeout_s, on_change=notes)
             watch.raise_unless_completed(session, ended)
         return ended
 
@@ -381,22 +419,25 @@ class Job:
             for line in chunk.data.removesuffix(b"\n").split(b"\n"):
                 show(line.decode(errors="replace"))
 
-        with self.cluster._session() as session, job.whole_lines(show_lines) as take:
-            return job.follow_job(self.cluster._screen, session, self.id, timeout_s, show=take)
+        with self.cluster._session() as session, whole_lines(show_lines) as take:
+            notes = ChangeNotes(session, self.cluster._note)
+            ended = watch.follow(session, self.id, on_output=take, timeout_s=timeout_s, on_change=notes)
+            watch.raise_unless_completed(session, ended, log_is_shown=True)
+            return ended
 
     def logs(self, *, stream: Literal["stdout", "stderr"] | None = None, rank: int | None = None) -> str:
         """What it wrote so far, to one stream or both, or what one rank wrote; the last 8 MiB."""
-        kept = job.KeptLogs()
+        kept = KeptLogs()
         with self.cluster._session() as session:
             watch.logs(session, self.id, on_output=kept.keep, rank="" if rank is None else str(rank))
-        found = [one for one in kept.as_list() if stream in {None, one["stream"]}]
-        found.sort(key=lambda one: (one["task"] or 0, one["stream"] == "stderr", one["rank"] or 0))
-        return "".join(str(one["text"]) for one in found)
+        logs = [log for log in kept.texts() if stream in {None, log.stream}]
+        logs.sort(key=lambda log: (log.task or 0, log.stream == "stderr", log.rank or 0))
+        return "".join(log.text for log in logs)
 
     def diagnosis(self) -> Diagnosis | None:
         """Why it failed, or what it waits for."""
         with self.cluster._session(SOON_S) as session:
-            return jobs.diagnosis_of(session, watch.known_jobs(session, [self.id]))
+            return watch.diagnosis_of(session, watch.known_jobs(session, [self.id]))
 
     def cancel(self) -> None:
         """End it, or take it from the queue."""
@@ -420,7 +461,7 @@ def list_runs(
     folders: _Paths = (),
     everywhere: bool = False,
     cluster: str | None = None,
-    report: LineReporter = _ignore,
+    report: LineReporter = report_nothing,
 ) -> list[Row]:
     """Collected runs, newest first, as `runs list` has them; of a ``sweep`` its tasks, the best first."""
     if sweep is not None:
@@ -431,10 +472,7 @@ def list_runs(
                 fix="leave out what chooses among runs, and reverse=",
             )
         return ranked(named_run(sweep), sort)[0]
-    screen = _Silent(report)
-    return cli_runs.selected(
-        screen,
-        cli_runs.folders_of(screen, [*map(Path, _several(folders))], everywhere=everywhere),
+    query = RunQuery(
         where=_several(where),
         sort=sort,
         reverse=reverse,
@@ -442,7 +480,11 @@ def list_runs(
         tags=_several(tags),
         tasks=tasks,
         cluster=cluster,
-    )[0]
+    )
+    found = select_runs(query, [*map(Path, _several(folders))], everywhere=everywhere)
+    for note in found.notes:
+        report(printable(note))
+    return found.rows
 
 
 def report(runs: Row | Sequence[Row]) -> Report:

@@ -7,13 +7,14 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
-from clusterctl.cli.options import Options, hosts
+from clusterctl.cli.job_flags import some_flags
+from clusterctl.cli.options import Options, hosts, takes
 from clusterctl.cli.output import Screen, showing_progress
-from clusterctl.cli.submit import JOB_FLAGS, resolve
+from clusterctl.cli.submit import preparer
 from clusterctl.errors import Failure, UsageError, excluded
 from clusterctl.jobs.environment import build
 from clusterctl.jobs.shell import allocate, forwarded, parse_forwards
@@ -27,8 +28,9 @@ from clusterctl.state.workspace import Workspace
 from clusterctl.transport.openssh import NO_CONNECTION, OpenSSH, attached, captured
 
 Command = Annotated[list[str] | None, typer.Argument(metavar="COMMAND", help="A command, after --.")]
-_OF_ALLOCATIONS = "nodes tasks_per_node cpus gpus mem time partition account qos constraint requirements"
-FLAGS = {"shell": {name: JOB_FLAGS[name] for name in _OF_ALLOCATIONS.split()}}
+_ALLOCATION: Final = some_flags(
+    "nodes tasks_per_node cpus gpus mem time partition account qos constraint requirements"
+)
 
 
 def ssh(
@@ -51,7 +53,7 @@ def ssh(
     """
     if admin and user is not None:
         raise excluded("--admin", "--user")
-    workspace = options.chosen(screen.note).workspace()
+    workspace = options.chosen(screen).workspace()
     with naming_lock_holder(workspace):
         inventory = inventory_of(workspace)
     host, words = _host_and_command(inventory, host, command or [])
@@ -66,6 +68,7 @@ def ssh(
     return code
 
 
+@takes(_ALLOCATION)
 def shell(
     screen: Screen,
     options: Options,
@@ -74,14 +77,14 @@ def shell(
         list[str] | None,
         typer.Option(help="Forward a local port to the node: 8888, or LOCAL:REMOTE. Repeatable."),
     ] = None,
-    **flags: object,
+    **given: object,
 ) -> int:
     """Open a shell, or run a command, on allocated nodes.
 
     It runs on the first node of its own allocation, in the job environment. The allocation is released at
     the end.
     """
-    words = job_options({name: value for name, value in flags.items() if value is not None})
+    words = job_options(given)
     terminal = sys.stdin.isatty() and sys.stdout.isatty() and not screen.json
     _refuse_shell_as_json(screen, command)
     if not command and not terminal:
@@ -91,7 +94,7 @@ def shell(
             fix="name a command: clusterctl shell -- COMMAND",
         )
     forwards = parse_forwards(forward or [])
-    with open_session(options.chosen(screen.note)) as session, ExitStack() as stack:
+    with open_session(options.chosen(screen)) as session, ExitStack() as stack:
         ssh = OpenSSH(Workspace.of(session.spec.name).ssh_config, session.spec.job_user.name)
         environment = _environment(screen, options, session, words)
         wait = functools.partial(_note_wait, screen, session)
@@ -111,7 +114,8 @@ def shell(
 
 def _environment(screen: Screen, options: Options, session: Session, words: JobOptions) -> Environment:
     """The Python of the spec's and the flag's requirements, on the cluster before nodes are asked for."""
-    (environment,) = resolve(screen, options, session.spec, [words], lambda: session.distribution)
+    with screen.working("resolving requirements"):
+        environment = preparer(screen, options).environment(session, words)
     rented = session.spec.provider.is_cloud
     with showing_progress(screen) as progress:
         for transport in (session.transport, *session.transports_of_partition(None)):

@@ -49,7 +49,7 @@ def create(
     from clusterctl.cluster.up import reject_bundles
     from clusterctl.packages import bundle_create
 
-    spec = spec_of(options.chosen(screen.note))
+    spec = spec_of(options.chosen(screen))
     reject_bundles(spec, fix="create it without a bundle: `clusterctl up`")
     names = _names(screen, options, system)
     distributions = tuple({one.release: one for one in map(_distribution, names)}.values())
@@ -95,7 +95,7 @@ def show(screen: Screen, options: Options, path: BundleFile) -> None:
 def _spec(screen: Screen, options: Options) -> ClusterSpec | None:
     """The spec that is meant; without one, a bundle may be for any."""
     found = options.file or options.cluster or find_spec(Path.cwd())
-    return spec_of(options.chosen(screen.note)) if found else None
+    return spec_of(options.chosen(screen)) if found else None
 
 
 def _distribution(name: str) -> Distribution:
@@ -112,7 +112,7 @@ def _names(screen: Screen, options: Options, names: list[str] | None) -> list[st
     if names:
         return names
     try:
-        hosts = inventory_of(options.chosen(screen.note).workspace()).hosts
+        hosts = inventory_of(options.chosen(screen).workspace()).hosts
     except NotUpError as exc:
         raise UsageError(
             "which distributions do the hosts have?",

@@ -11,11 +11,9 @@ import typer
 
 from clusterctl.cli.options import Options, OutFolder, job_ids
 from clusterctl.cli.output import Screen, showing_progress
-from clusterctl.errors import UsageError
 from clusterctl.runs.collect import collect as collect_runs
-from clusterctl.runs.fetch import ALL, MAX_CHECKPOINT, MAX_FILE, Selection
+from clusterctl.runs.fetch import CHECKPOINTS, selection_of
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, open_session
-from clusterctl.spec.units import parse_size_mib
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.submissions import UNCHANGED
 from clusterctl.state.workspace import Workspace
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
     from clusterctl.transport.copies import Copies
 
 _MOST_REASONS = 8
-_CHECKPOINTS = ("latest", "all", "none")
 
 
 def collect(
@@ -42,7 +39,7 @@ def collect(
         typer.Option(
             metavar="latest|all|none",
             help="Which checkpoints of each run to copy; the others are listed. Default: latest.",
-            autocompletion=lambda: list(_CHECKPOINTS),
+            autocompletion=lambda: list(CHECKPOINTS),
         ),
     ] = None,
     max_checkpoint: Annotated[
@@ -67,8 +64,8 @@ def collect(
 
     A run is a job's logs, metrics, telemetry, accounting, and the other files in its folder.
     """
-    selection = _selection(checkpoints, max_checkpoint, max_file, everything=everything)
-    opened = open_session(options.chosen(screen.note), patience_s=SHORT_PATIENCE_S)
+    selection = selection_of(checkpoints, max_checkpoint, max_file, everything=everything)
+    opened = open_session(options.chosen(screen), patience_s=SHORT_PATIENCE_S)
     with opened as session, showing_progress(screen) as progress:
         workspace = session.ledger.workspace
         runs = collect_runs(
@@ -108,37 +105,6 @@ def _what_becomes(workspace: Workspace) -> str:
     if inventory_of(workspace).traits.user_owned:
         return "it stays on your machines"
     return "it stays on the kept storage" if keeps_storage(workspace) else "it ends with the cluster"
-
-
-def _selection(
-    checkpoints: str | None, max_checkpoint: str | None, max_file: str | None, *, everything: bool
-) -> Selection:
-    if everything:
-        if any(one is not None for one in (checkpoints, max_checkpoint, max_file)):
-            raise UsageError(
-                "--all copies everything",
-                code="options-exclusive",
-                fix="leave out --checkpoints, --max-checkpoint and --max-file",
-            )
-        return ALL
-    if checkpoints not in {None, *_CHECKPOINTS}:
-        raise UsageError(
-            f"--checkpoints: {checkpoints!r} is none of them",
-            code="unknown-value",
-            fix=f"say {', '.join(_CHECKPOINTS)}",
-        )
-    return Selection(
-        checkpoints or "latest",
-        _bytes("--max-checkpoint", max_checkpoint, MAX_CHECKPOINT),
-        _bytes("--max-file", max_file, MAX_FILE),
-    )
-
-
-def _bytes(flag: str, size: str | None, default: int) -> int:
-    try:
-        return default if size is None else parse_size_mib(size) << 20
-    except ValueError as exc:
-        raise UsageError(f"{flag} is wrong", code="bad-value", why=str(exc)) from exc
 
 
 def brought_otherwise(workspace: Workspace) -> tuple[Copies, ...]:

@@ -47,7 +47,7 @@ def doctor(
     part of the cluster. --bundle collects what is found, the logs and records of the cluster and what its
     hosts say in one archive without secrets, also where hosts do not answer.
     """
-    spec = spec_of_existing(options.chosen(screen.note))
+    spec = spec_of_existing(options.chosen(screen))
     if bundle:
         return write_bundle(screen, options, spec, hosts or (), ask_become_pass=ask_become_pass)
     report = examined(screen, spec, hosts or (), ask_become_pass=ask_become_pass)
@@ -76,7 +76,7 @@ def write_bundle(
             return report_dict(spec, preflight_of(spec, ask_become_pass=ask_become_pass))
 
     with screen.working("collecting"):
-        source = options.chosen(screen.note).spec_file
+        source = options.chosen(screen).spec_file
         made = create(spec, Workspace.of(spec.name), answer, Path(*(files or [default])), source=source)
     about = {"bundle": str(made.file.absolute()), "files": made.files, "missing": made.missing}
     screen.result(

@@ -97,7 +97,7 @@ def down(
         return
     if project is not None:
         raise UsageError("--project is for --orphans", code="option-needs-option", fix="say --orphans, too")
-    workspace = options.chosen(screen.note).workspace(named=yes or storage)  # else the question names it
+    workspace = options.chosen(screen).workspace(named=yes or storage)  # else the question names it
     name = workspace.root.name
     if storage and not workspace.root.is_dir():
         prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
@@ -165,12 +165,12 @@ def down_storage(screen: Screen, options: Options, prompts: Prompts, *, yes: boo
         OnlyCopyError: it holds what exists nowhere else, or may, and that is not to be discarded.
         UsageError: a cluster has it, or another machine.
     """
-    workspace = options.chosen(screen.note).workspace()
+    workspace = options.chosen(screen).workspace()
     name = workspace.root.name
     known = recorded(name)
     noted = known or Record(provider=DEFAULT_PROVIDER, kept=())
     if not noted.kept and (options.cluster is None or options.file is not None):
-        spec = spec_of(options.chosen(screen.note))
+        spec = spec_of(options.chosen(screen))
         noted = Record.model_validate(
             {"provider": spec.provider, "users": [one.name for one in spec.users], "kept": ()}
         )
@@ -274,9 +274,9 @@ def _kept_lines(name: str, kept: Iterable[KeptStorage]) -> list[str]:
 def _where(screen: Screen, options: Options, project: str | None) -> tuple[ProviderSettings, str]:
     """Whom to ask, and for which name. Who says only the name means a local one where no spec is known."""
     if project is None:
-        if options.cluster is not None and not options.chosen(screen.note).workspace().spec.exists():
+        if options.cluster is not None and not options.chosen(screen).workspace().spec.exists():
             return DEFAULT_PROVIDER, options.cluster
-        spec = spec_of(options.chosen(screen.note))
+        spec = spec_of(options.chosen(screen))
         return spec.provider, spec.name
     if options.cluster is None or options.file is not None:
         raise UsageError(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -13,12 +11,10 @@ import typer
 
 from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen, showing_progress
-from clusterctl.errors import MachineError, UsageError
-from clusterctl.scheduler.session import open_session
-from clusterctl.transport.copies import Copies, note
-from clusterctl.transport.get import Fetched, fetch
-from clusterctl.transport.put import Sent, send_into
-from clusterctl.transport.tree import shown_size, walk
+from clusterctl.jobs import files
+from clusterctl.transport.get import Fetched
+from clusterctl.transport.put import Sent
+from clusterctl.transport.tree import shown_size
 
 
 def put(
@@ -33,23 +29,13 @@ def put(
 
     They go to the home folder, unless the last argument names another.
     """
-    _refuse_empty(paths)
-    local, remote = _split(paths)
-    items, others = walk([Path(path) for path in local])
-    for other in others:
-        screen.note(f"note: not sent, being no file: {other}")
     begun = time.monotonic()
-    with open_session(options.chosen(screen.note)) as session, showing_progress(screen) as progress:
-        sent = send_into(session.transport, items, remote, progress=progress)
-        copies = [
-            Copies(session.transport.host, f"{sent.folder}/{it.path}", str(it.origin.absolute()), sent=True)
-            for it in items
-            if "/" not in it.path
-        ]
-        with suppress(MachineError):  # a full disk: then `down` takes them for the only copies
-            note(session.ledger.workspace, copies)
-    skipped = [str(other) for other in others]
-    _show_transfer(screen, sent, begun, "sent", folder=sent.folder, where=sent.folder, skipped=skipped)
+    with showing_progress(screen) as progress:
+        done = files.put(options.chosen(screen), paths, progress=progress)
+    for path in done.skipped:
+        screen.note(f"note: not sent, being no file: {path}")
+    folder, skipped = done.sent.folder, [str(path) for path in done.skipped]
+    _show_transfer(screen, done.sent, begun, "sent", folder=folder, where=folder, skipped=skipped)
 
 
 def get(
@@ -64,15 +50,12 @@ def get(
 
     They go to this folder, unless the last argument names another.
     """
-    _refuse_empty(paths)
-    remote, local = (paths, ".") if len(paths) == 1 else (paths[:-1], paths[-1])
     begun = time.monotonic()
-    with open_session(options.chosen(screen.note)) as session, showing_progress(screen) as progress:
-        done = fetch(
-            session.transport, [_below_home(path) for path in remote], Path(local), progress=progress
-        )
+    with showing_progress(screen) as progress:
+        done = files.get(options.chosen(screen), paths, progress=progress)
     for path in done.skipped:
         screen.note(f"note: not fetched, being no file: {path}")
+    local = paths[-1] if len(paths) > 1 else "."
     folder = str(Path(local).absolute())
     _show_transfer(screen, done, begun, "fetched", folder=folder, where=local, skipped=done.skipped)
 
@@ -95,30 +78,3 @@ def _show_transfer(
         {**answer, "seconds": round(seconds, 3), "skipped": list(skipped)},
         f"{are} in {where}: {shown_size(done.sent_bytes)} {verb} in {seconds:.1f} s",
     )
-
-
-def _refuse_empty(paths: list[str]) -> None:
-    """An empty word is a variable that was not set, and would name the whole folder."""
-    if "" in paths:
-        raise UsageError(
-            "a path is empty", code="path-empty", fix="name a file or a folder; the whole folder is `.`"
-        )
-
-
-def _split(paths: list[str]) -> tuple[list[str], str]:
-    """What goes, and where it goes to. If that is a file here, it may well be meant to go, too."""
-    if len(paths) == 1:
-        return paths, "."
-    *local, remote = paths
-    if Path(remote).is_file() and not remote.endswith("/"):
-        raise UsageError(
-            f"{remote} is a file here, and the last argument names the folder on the cluster",
-            code="target-is-local-file",
-            fix=f"to send it, end with a folder (`.` is the home there); if {remote} is one, say {remote}/",
-        )
-    return local, _below_home(remote)
-
-
-def _below_home(path: str) -> str:
-    """A path as the cluster reads it: what begins with ~/ is below the home there."""
-    return os.path.normpath(path.removeprefix("~/")) if path != "~" else "."

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from datetime import datetime
-from itertools import groupby
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
+from clusterctl.cli.job_table import job_table, shown_elapsed, shown_time
 from clusterctl.cli.options import Options, job_ids
 from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.errors import Notice, TransportError, excluded
-from clusterctl.scheduler.base import JobInfo, JobState, state_counts, worst
-from clusterctl.scheduler.session import SOON_S, open_session
-
-if TYPE_CHECKING:
-    from clusterctl.scheduler.diagnosis import Diagnosis
-    from clusterctl.scheduler.session import Session
+from clusterctl.jobs.watch import diagnosis_of, known_jobs, list_jobs, reported
+from clusterctl.scheduler.base import JobInfo
+from clusterctl.scheduler.session import SOON_S, Session, open_session
+from clusterctl.transport.tree import shown_size
 
 _RECENT: Final = 20  # jobs that are listed, besides those that go on
 _REFRESH_S: Final = 2.0
 _MOST_FILES: Final = 100
 _LIST: Final = f'cd -- "$1" && find . -maxdepth 2 -type f -printf "%s %P\\0" | head -z -n {_MOST_FILES}'
-_NONE: Final = "-"
 
 
 def jobs(
@@ -51,11 +46,9 @@ def jobs(
     """
     if watch and screen.json:
         raise excluded("--watch", "-o json")
-    with open_session(options.chosen(screen.note), patience_s=SOON_S) as session:
+    with open_session(options.chosen(screen), patience_s=SOON_S) as session:
 
         def ask() -> tuple[tuple[JobInfo, ...], int]:
-            from clusterctl.jobs.watch import known_jobs, list_jobs
-
             if ids:
                 return known_jobs(session, ids), 0
             return list_jobs(session, None if everything else _RECENT)
@@ -72,65 +65,10 @@ def jobs(
         screen.note(Notice("older-jobs", f"{older} older ones: `clusterctl jobs --all`"))
 
 
-def job_table(
-    screen: Screen, infos: Sequence[JobInfo], *, users: bool = False, tasks: bool = False
-) -> list[str]:
-    """Jobs as `jobs` and `status` show them; ``users``: whose each is, too.
-
-    An array is one line, or a line for each of its ``tasks``. None where the answer is JSON.
-    """
-    if screen.json:
-        return []
-    if not infos:
-        return ["no jobs"]
-    head = ["JOB", "NAME", "STATE", "NODES", "SUBMITTED", "ELAPSED", "LIMIT", "EXIT", "REASON"]
-    lines = [list(one) for _, one in groupby(infos, key=lambda job: job.id if tasks else job.whole_id)]
-    rows = [_job_row(one) for one in lines]
-    if users:
-        for row, cell in zip((head, *rows), ("USER", *(one[0].user for one in lines)), strict=True):
-            row.insert(2, cell)
-    return screen.table(head, rows)
-
-
-def _job_row(jobs: Sequence[JobInfo]) -> list[str]:
-    """A job, or the tasks of an array: how many are in which state, and the rest of the worst of them."""
-    from clusterctl.scheduler.slurm_parse import fold_nodes
-
-    head, array = worst(jobs), len(jobs) > 1
-    return [
-        f"{head.whole_id} ({len(jobs)} tasks)" if array else head.id,
-        head.name,
-        state_counts(jobs) if array else head.state.value,
-        fold_nodes(list(dict.fromkeys(node for job in jobs for node in job.nodes))),
-        shown_time(head.submit_time),
-        shown_elapsed(max((job.elapsed_s for job in jobs if job.elapsed_s is not None), default=None)),
-        shown_elapsed(head.time_limit_s),
-        head.exit or _NONE,
-        head.reason,
-    ]
-
-
-def shown_time(at: int | None) -> str:
-    """A time as people read it, of their own time zone."""
-    with suppress(OverflowError, ValueError, OSError):  # a damaged record
-        return _NONE if at is None else f"{datetime.fromtimestamp(at).astimezone():%Y-%m-%d %H:%M:%S}"
-    return str(at)
-
-
-def shown_elapsed(seconds: int | None) -> str:
-    """A time span as Slurm writes it: ``01:30:00``, ``2-00:00:00``."""
-    if seconds is None:
-        return _NONE
-    days, rest = divmod(seconds, 86_400)
-    clock = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
-    return f"{days}-{clock}" if days else clock
-
-
 def _watch(
     screen: Screen, session: Session, ask: Callable[[], tuple[JobInfo, ...]], *, until_ended: bool
 ) -> None:
     """Show jobs again and again: drawn anew on a terminal, elsewhere a line for each that changed."""
-    from clusterctl.jobs.watch import reported
 
     def rounds() -> Iterator[tuple[JobInfo, ...]]:
         while True:
@@ -182,27 +120,6 @@ def _show_in_full(screen: Screen, session: Session, found: Sequence[JobInfo]) ->
     screen.result({"jobs": [{**one.as_dict(), **more} for one in found]}, *lines)
 
 
-def diagnosis_of(session: Session, jobs: Sequence[JobInfo]) -> Diagnosis | None:
-    """Why a job failed, or why it waits; None of one that runs or completed. An array's worst task counts."""
-    from clusterctl.jobs.watch import diagnoses
-
-    return next(iter((*diagnoses(session, jobs), *waiting(jobs))), None)
-
-
-def waiting(jobs: Iterable[JobInfo]) -> list[Diagnosis]:
-    """What those of the jobs that wait are waiting for."""
-    waits = [job for job in jobs if job.state is JobState.PENDING]
-    if not waits:
-        return []
-    from clusterctl.scheduler.diagnosis import Evidence, diagnose
-
-    found: dict[tuple[str, int | None], Diagnosis] = {}
-    for job in waits:
-        if (key := (job.reason, job.expected_start)) not in found:
-            found[key] = diagnose(Evidence(job=job))
-    return [replace(found[job.reason, job.expected_start], job_id=job.id, name=job.name) for job in waits]
-
-
 def _rows(job: JobInfo) -> list[tuple[str, str | None]]:
     """What the scheduler says of a job."""
     limit = "no limit" if job.time_limit_s is None else f"limit {shown_elapsed(job.time_limit_s)}"
@@ -240,8 +157,6 @@ def _files(session: Session, job: JobInfo) -> list[dict[str, Any]] | None:
 
 def _shown_files(files: Sequence[dict[str, Any]] | None) -> str:
     """The logs with their sizes, and how many others there are."""
-    from clusterctl.transport.tree import shown_size
-
     if files is None:
         return "they can't be listed now"
     several = len({file["host"] for file in files}) > 1

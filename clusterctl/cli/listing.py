@@ -128,7 +128,7 @@ def cache_prune(
     """
     kept: Sequence[KeptImage] = ()
     if images:
-        provider = spec_of(options.chosen(screen.note)).provider
+        provider = spec_of(options.chosen(screen)).provider
         if not provider.is_cloud:
             raise UsageError(
                 f"there are no images to delete in a project: the provider is {provider.type}",
@@ -142,9 +142,9 @@ def cache_prune(
 def cache_list(screen: Screen, options: Options) -> None:
     """List the cached node images; with a spec of a cloud, also those in its project, with their cost."""
     kept: Sequence[KeptImage] = ()
-    if options.cluster is not None or options.chosen(screen.note).spec_file is not None:
+    if options.cluster is not None or options.chosen(screen).spec_file is not None:
         try:
-            kept = kept_images(spec_of(options.chosen(screen.note)).provider)
+            kept = kept_images(spec_of(options.chosen(screen)).provider)
         except ClusterctlError as exc:  # what is here needs neither a spec nor a login
             unlisted = f"note: images in a cloud project are not listed: {exc.cause}"
             screen.note(Notice("project-images-unlisted", unlisted))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
 from clusterctl.cli.job import timeout_of
-from clusterctl.cli.options import Options
+from clusterctl.cli.options import Options, takes
 from clusterctl.cli.output import Screen
 from clusterctl.cli.prompts import AcceptHostKey, AskBecomePass
 from clusterctl.cli.up import Discard, NoWait, Yes, bring_up
@@ -37,7 +37,6 @@ Force = Annotated[bool, typer.Option("--force", help="Cancel the jobs that run o
 _REASON_REBOOT = "clusterctl: is to be booted"
 # What taking a machine into the cluster may need.
 _JOINING = {"yes": Yes, "no_wait": NoWait, "ask_become_pass": AskBecomePass, "accept_host_key": AcceptHostKey}
-FLAGS: Final = {"add": _JOINING, "replace": _JOINING}
 
 
 def drain(
@@ -71,12 +70,13 @@ def resume(screen: Screen, options: Options, names: Names) -> None:
     _show(screen, found)
 
 
+@takes(_JOINING)
 def add(screen: Screen, options: Options, names: Names, **joining: Any) -> int:
     """Add machines of the spec to the running cluster.
 
     Only the new nodes are configured; the others get their addresses. Running jobs go on.
     """
-    spec = spec_of_existing(options.chosen(screen.note))
+    spec = spec_of_existing(options.chosen(screen))
     own_machines(spec.provider)
     inventory = inventory_of(Workspace.of(spec.name))
     chosen = nodes.names_of(names)
@@ -96,7 +96,7 @@ def remove(
     no_wait: NoWait = False,
 ) -> int:
     """Remove nodes from the cluster and restore the machines. Other nodes and their jobs go on."""
-    workspace = options.chosen(screen.note).workspace()
+    workspace = options.chosen(screen).workspace()
     inventory = inventory_of(workspace)
     spec = applied_spec(workspace)
     own_machines(spec.provider)
@@ -108,6 +108,7 @@ def remove(
     return done
 
 
+@takes(_JOINING)
 def replace(
     screen: Screen,
     options: Options,
@@ -121,7 +122,7 @@ def replace(
     Local nodes are made anew, and what is on their disks is lost. Of machines of your own new host keys are
     confirmed, and the old ones are released; one that does not answer is released once it does.
     """
-    spec = spec_of_existing(options.chosen(screen.note))
+    spec = spec_of_existing(options.chosen(screen))
     workspace = Workspace.of(spec.name)
     is_local = spec.provider.shares_kernel
     if not is_local:
@@ -145,7 +146,7 @@ def replace(
 
 def forget(screen: Screen, options: Options, names: Names, yes: Yes = False, no_wait: NoWait = False) -> None:
     """Forget removed nodes that could not be released and are gone for good."""
-    workspace = options.chosen(screen.note).workspace()
+    workspace = options.chosen(screen).workspace()
     chosen = nodes.names_of(names)
     nodes.check_pending_release(workspace, chosen)
     screen.confirm(f"forget {', '.join(chosen)}? What is ours stays on them", yes=yes)
@@ -173,7 +174,7 @@ def reboot(
 
     After its reboot a node is configured, verified and resumed. One that was drained before stays drained.
     """
-    workspace, timeout_s = options.chosen(screen.note).workspace(), timeout_of(timeout)
+    workspace, timeout_s = options.chosen(screen).workspace(), timeout_of(timeout)
     with naming_lock_holder(workspace):
         inventory = inventory_of(workspace)
     chosen = _chosen(inventory, names)
@@ -224,7 +225,7 @@ def _refuse_reboot(inventory: Inventory, names: Sequence[str]) -> None:
 @contextmanager
 def _cluster(screen: Screen, options: Options) -> Iterator[tuple[Inventory, Scheduler]]:
     """The cluster that is meant, with who runs its jobs as its admin."""
-    workspace = options.chosen(screen.note).workspace()
+    workspace = options.chosen(screen).workspace()
     with naming_lock_holder(workspace), Connections(workspace.ssh_config) as connections:
         inventory = inventory_of(workspace)
         yield inventory, scheduler_of(inventory, connections.to)

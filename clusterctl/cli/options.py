@@ -170,12 +170,12 @@ class Options:
     verbose: bool = False
     no_color: bool = False
 
-    def chosen(self, note: Callable[[str], None]) -> ChosenCluster:
-        """Return the cluster that is meant. It passes ``note`` lines for the user."""
+    def chosen(self, screen: Screen) -> ChosenCluster:
+        """Return the cluster that is meant. Its notes go to the screen."""
         # Neither the help nor TAB needs it.
         from clusterctl.state.chosen import ChosenCluster
 
-        return ChosenCluster(self.file, self.cluster, note)
+        return ChosenCluster(self.file, self.cluster, screen.note)
 
 
 def _version(value: bool) -> None:
@@ -199,21 +199,55 @@ def root(
     ctx.obj = Options(file, cluster, output is Output.JSON, verbose=verbose, no_color=no_color)
 
 
-def verb(
-    function: Callable[..., int | None],
-    long_file: bool = False,
-    flags: Mapping[str, Any] = MappingProxyType({}),
-) -> Callable[..., None]:
+Verb = Callable[..., int | None]
+
+
+def takes(
+    flags: Mapping[str, Any], synonyms: Mapping[str, Any] = MappingProxyType({})
+) -> Callable[[Verb], Verb]:
+    """Give a verb more options than its signature spells out. Those that are given arrive as ``**given``.
+
+    flags: name -> annotation.
+    synonyms: the same, of further options that set what the option of the same name does.
+    """
+
+    def decorate(function: Verb) -> Verb:
+        @functools.wraps(function)
+        def take(*args: Any, **given: Any) -> int | None:
+            for name in synonyms:
+                if (value := given.pop(f"{name}_synonym", None)) is not None:
+                    given[name] = value
+            unset = {name for name in flags if given.get(name) in (None, [])}
+            return function(*args, **{name: value for name, value in given.items() if name not in unset})
+
+        own = inspect.signature(function, eval_str=True).parameters.values()
+        named = [one for one in own if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        more = {**flags, **{f"{name}_synonym": kind for name, kind in synonyms.items()}}
+        take.__signature__ = inspect.Signature([*named, *_parameters(more)])  # type: ignore[attr-defined]
+        return take
+
+    return decorate
+
+
+def _parameters(annotations: Mapping[str, Any]) -> list[inspect.Parameter]:
+    return [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in annotations.items()
+    ]
+
+
+def verb(function: Verb, long_file: bool = False) -> Callable[..., None]:
     """Turn ``function(screen, options, ...)`` into a Typer command that also takes the common options.
 
-    ``flags`` are more of its options, name -> annotation, None by default; it gets them as ``**flags``. One
-    of a common option's name takes its place.
+    An option of its own takes the place of a common one of that name.
     What the function returns is the exit code. Expected errors are shown in one shape; an unexpected one
     leaves its traceback in the state folder and one line here.
+
+    long_file: whether -f has another meaning, so that the spec file is named by --file alone.
     """
     own = list(inspect.signature(function, eval_str=True).parameters.values())[2:]
-    own = [p for p in own if p.kind is not inspect.Parameter.VAR_KEYWORD]
     common = {**COMMON, "file": LongFile} if long_file else COMMON
+    common = {name: kind for name, kind in common.items() if name not in {one.name for one in own}}
 
     @functools.wraps(function)
     def command(ctx: typer.Context, **given: Any) -> None:
@@ -223,11 +257,7 @@ def verb(
 
     parameters = [inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
     parameters += [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
-    for name, annotation in {**common, **flags}.items():
-        default = False if name in {"verbose", "no_color"} else None
-        parameters.append(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        )
+    parameters += _parameters(common)
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     return command
@@ -241,8 +271,8 @@ def _merged(before: Options, given: dict[str, Any]) -> Options:
         cluster=given.pop("cluster") or before.cluster,
         json=before.json if output is None else output == Output.JSON,
         markdown=output == "md",  # of a verb that has it
-        verbose=given.pop("verbose") or before.verbose,
-        no_color=given.pop("no_color") or before.no_color,
+        verbose=bool(given.pop("verbose")) or before.verbose,
+        no_color=bool(given.pop("no_color")) or before.no_color,
     )
 
 

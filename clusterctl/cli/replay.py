@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Final
+from dataclasses import asdict
+from typing import Annotated, Any
 
 import typer
 
-from clusterctl import __version__
-from clusterctl.cli.options import Options
+from clusterctl.cli.job_flags import DryRun, Follow, Timeout, some_flags
+from clusterctl.cli.options import Options, takes
 from clusterctl.cli.output import Screen
 from clusterctl.cli.runs import Run, shown_value
-from clusterctl.cli.submit import JOB_FLAGS, DryRun, Follow, Timeout, Wanted, submit_all
+from clusterctl.cli.submit import (
+    JobRow,
+    Watching,
+    answer_of,
+    prepare,
+    rendered,
+    show_scripts,
+    show_submitted,
+    submit_and_note,
+    watch_jobs,
+)
+from clusterctl.cluster.replayed_run import again_of, differences
 from clusterctl.errors import UsageError
-from clusterctl.jobs.replay import Again, Replay, reject_missing, replayed
+from clusterctl.jobs.replay import Replay, reject_missing, replayed
+from clusterctl.jobs.submission import Submission, reject_wrong
+from clusterctl.runs.collect import collect
 from clusterctl.runs.compare import compare_losses
-from clusterctl.runs.find import Row, latest_tasks, named_run
-from clusterctl.scheduler.base import JobState
-from clusterctl.scheduler.script import partition_name
-from clusterctl.scheduler.session import Session
+from clusterctl.runs.find import Row, named_run
+from clusterctl.scheduler.session import Session, open_session
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.util.assets import payload_hash
-
-_NUMBER: Final = re.compile(r"[0-9]{1,7}")
-# Where and how long it runs: what it computes stays. Clusters differ in the names of their partitions.
-FLAGS: Final = {
-    "replay": {name: JOB_FLAGS[name] for name in "partition account qos constraint time mem tag note".split()}
-}
+from clusterctl.state.chosen_spec import spec_of_existing
 
 
+# Where and how long it runs: the program computes the same. Clusters differ in the names of their partitions.
+@takes(some_flags("partition account qos constraint time mem tag note"))
 def replay(
     screen: Screen,
     options: Options,
@@ -49,39 +55,66 @@ def replay(
     ] = False,
     follow: Follow = False,
     timeout: Timeout = None,
-    **flags: object,
+    **given: object,
 ) -> None:
     """Submit a collected run again, as it was.
 
     Code, packages, options and arguments are the same. The job goes to the cluster in reach, which may be
     another one; what differs is said before anything is sent.
     """
-    row = named_run(run)
-    changes = _changes(set_ or [])
-    indices = _failed(row, changes) if failed else []
-    if failed and not indices:
+    row, changes = named_run(run), _changes(set_ or [])
+    again = again_of(row, changes, failed=failed, flags=given)
+    if again is None:
         screen.result({"jobs": []}, f"all tasks of {row.shown} have completed: nothing is submitted")
         return
-    original = row.run.replay_of if failed and row.run.of_failed else row.run.token
-    given = {name: value for name, value in flags.items() if value not in (None, [])}
-    again = Again(str(original), row.number, indices, changes, given)
     with replayed(row.run.directory, again) as found:
-        wanted = Wanted((found.job,), replay=_Replaying(screen, found, row, changes))
-        rows = submit_all(screen, options, wanted, dry_run=dry_run, wait=wait, follow=follow, timeout=timeout)
-    if rows and not (wait or follow):
-        job = rows[0]["job_id"]
-        then = f"runs --sweep {row.run.job_id}" if failed else f"runs diff {row.shown} {job}"
-        screen.note(f"when it has ended: `clusterctl collect {job}`, then `clusterctl {then}`")
+        submission = Submission((found.job,), replay=found)
+        reject_wrong(submission.jobs, None)
+        watching = Watching.of(submission.jobs, wait=wait, follow=follow, timeout=timeout)
+        if dry_run:
+            spec = spec_of_existing(options.chosen(screen))
+            scripts = rendered(screen, options, submission, spec)
+            more = _note_differences(screen, row, found, changes, spec, scripts[0].job)
+            show_scripts(screen, scripts, more)
+            return
+        with open_session(options.chosen(screen)) as session:
+            prepared = prepare(screen, options, session, submission)
+            job = prepared.jobs[0].job
+            reject_missing(session, job)
+            more = _note_differences(screen, row, found, changes, session.spec, job)
+            rows = submit_and_note(screen, session, prepared, more)
+            _watch(screen, session, row, found, rows, watching)
 
 
-def _changes(said: Sequence[str]) -> dict[str, str]:
-    """``lr=0.1`` as an option and its value."""
+def _watch(
+    screen: Screen, session: Session, row: Row, found: Replay, rows: Sequence[JobRow], watching: Watching
+) -> None:
+    """Answer with the replay. If it is watched, wait until it has ended, and compare its losses."""
+    job_id = rows[0]["job_id"]
+    if not watching.is_wanted:
+        show_submitted(screen, rows)
+        is_of_tasks = "of_failed" in found.known
+        then = f"runs --sweep {row.run.job_id}" if is_of_tasks else f"runs diff {row.shown} {job_id}"
+        screen.note(f"when it has ended: `clusterctl collect {job_id}`, then `clusterctl {then}`")
+        return
+    is_followed = watch_jobs(screen, session, rows, (found.job,), watching)
+    losses, lines = _collected(session, row, found, job_id)
+    if is_followed:
+        screen.note(*lines)
+    else:
+        screen.result(answer_of([{**rows[0], **losses}]), *lines)
+
+
+def _changes(settings: Sequence[str]) -> dict[str, str]:
+    """Read ``lr=0.1`` as an option and its value."""
     changes: dict[str, str] = {}
-    for one in said:
-        key, equals, value = one.partition("=")
+    for setting in settings:
+        key, equals, value = setting.partition("=")
         key = key.removeprefix("--")
         if not equals or not key or key in changes:
-            what = f"{key!r} is given twice" if key in changes else f"{one!r} is not of the form KEY=VALUE"
+            what = (
+                f"{key!r} is given twice" if key in changes else f"{setting!r} is not of the form KEY=VALUE"
+            )
             raise UsageError(
                 f"--set: {what}",
                 code="bad-setting",
@@ -91,86 +124,29 @@ def _changes(said: Sequence[str]) -> dict[str, str]:
     return changes
 
 
-def _failed(row: Row, changes: Mapping[str, str]) -> list[int]:
-    """The numbers of the tasks that have not completed, nor in a later run of the failed ones.
-
-    Raises:
-        UsageError: it is no array, one of its tasks goes on, or values would not stay the same.
-    """
-    tasks = latest_tasks(row)
-    if not tasks:
-        raise UsageError(
-            f"--failed is about the tasks of an array, and {row.shown} is none",
-            code="not-an-array",
-            fix="leave out --failed",
-        )
-    if changes:
-        raise UsageError(
-            "--failed runs tasks again as they were",
-            code="options-exclusive",
-            fix=f"leave out --set, or change one task: `clusterctl replay {row.run.job_id}_3 --set ...`",
-        )
-    if odd := next((task for task in tasks if not _NUMBER.fullmatch(task.number)), None):
-        raise UsageError(
-            f"{odd.shown} has no number of a task", code="task-without-number", where=str(odd.run.directory)
-        )
-    if going_on := next((task.run for task in tasks if not task.run.final), None):
-        raise UsageError(
-            f"job {going_on.job_id} had not ended when it was collected",
-            code="job-not-ended",
-            fix=f"when it has ended: `clusterctl collect {going_on.job_id}`",
-        )
-    return [int(task.number) for task in tasks if task.record.state != JobState.COMPLETED]
+def _note_differences(
+    screen: Screen, row: Row, found: Replay, changes: Mapping[str, str], spec: ClusterSpec, job: JobSpec
+) -> dict[str, Any]:
+    """Note what differs from the original, before anything is sent. Return what the answer has of it."""
+    listed = differences(row, found, changes, spec, job)
+    tasks = f", tasks {job.array}" if "of_failed" in found.known else ""
+    screen.note(
+        *(f"note: {note}" for note in found.notes),
+        f"replay of {row.shown}{tasks}; " + ("what differs:" if listed else "nothing is known to differ"),
+        *(f"  {one.key}: {shown_value(one.a)} -> {shown_value(one.b)}" for one in listed),
+    )
+    answer = [{"key": one.key, "a": one.a, "b": one.b} for one in listed]
+    return {"replay_of": str(row.folder), "differences": answer}
 
 
-@dataclass(frozen=True, slots=True)
-class _Replaying:
-    """What is to be said of a replay of ``row``."""
-
-    screen: Screen
-    replay: Replay
-    row: Row
-    changes: Mapping[str, str]
-
-    def before(self, spec: ClusterSpec, job: JobSpec, session: Session | None = None) -> dict[str, Any]:
-        if session is not None:
-            reject_missing(session, job)
-        differences = list(self._differences(spec, job))
-        name, tasks = self.row.shown, f", tasks {job.array}" if "of_failed" in self.replay.known else ""
-        self.screen.note(
-            *(f"note: {note}" for note in self.replay.notes),
-            f"replay of {name}{tasks}; " + ("what differs:" if differences else "nothing is known to differ"),
-            *(f"  {key}: {shown_value(a)} -> {shown_value(b)}" for key, a, b in differences),
-        )
-        listed = [{"key": key, "a": a, "b": b} for key, a, b in differences]
-        return {"replay_of": str(self.row.folder), "differences": listed}
-
-    def _differences(self, spec: ClusterSpec, job: JobSpec) -> list[tuple[str, Any, Any]]:
-        """What is known to differ before it runs: the key, of the original, of the replay."""
-        run, now = self.row.run, payload_hash()
-        known = [
-            ("clusterctl", self.replay.version, __version__),
-            ("its programs", self.replay.payload if job.bundled else now, now),
-            ("cluster", run.cluster, spec.name),
-            ("partition", run.partition, partition_name(spec, job) or run.partition),
-            *(
-                (key, self.row.config.get(key.replace("-", "_")), value)
-                for key, value in self.changes.items()
-            ),
-        ]
-        return [one for one in known if one[1] != "" and str(one[1]) != str(one[2])]  # "": not known
-
-    def after(self, session: Session, job_id: str) -> tuple[dict[str, Any], list[str]]:
-        from clusterctl.runs.collect import collect
-
-        (run,) = collect(session, [job_id])
-        lines = [f"job {job_id} ({run.name}) {run.state}: {run.directory}"]
-        if "of_failed" in self.replay.known:
-            return {"dir": str(run.directory)}, lines
-        losses = compare_losses(self.row, Row(run))
-        lines.append(f"losses: {losses or 'none that both runs have'}")
-        if losses is None or not losses.identical:
-            lines.append(
-                f"`clusterctl runs diff {self.row.shown} {run.directory.name}` compares them in full"
-            )
-        return {"losses": losses and asdict(losses)}, lines
+def _collected(session: Session, row: Row, found: Replay, job_id: str) -> tuple[dict[str, Any], list[str]]:
+    """Collect a replay that has completed, and compare its losses: for the answer, and for people."""
+    (run,) = collect(session, [job_id])
+    lines = [f"job {job_id} ({run.name}) {run.state}: {run.directory}"]
+    if "of_failed" in found.known:
+        return {"dir": str(run.directory)}, lines
+    losses = compare_losses(row, Row(run))
+    lines.append(f"losses: {losses or 'none that both runs have'}")
+    if losses is None or not losses.identical:
+        lines.append(f"`clusterctl runs diff {row.shown} {run.directory.name}` compares them in full")
+    return {"losses": losses and asdict(losses)}, lines

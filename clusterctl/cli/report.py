@@ -6,7 +6,7 @@ import webbrowser
 from enum import StrEnum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -22,17 +22,6 @@ class Form(StrEnum):
     TEXT = "text"
     JSON = "json"
     MD = "md"
-
-
-# cli/run.py reads it: this verb's --output knows one more form.
-FLAGS: Final = {
-    "report": {
-        "output": Annotated[
-            Form | None,
-            typer.Option("--output", "-o", help="Show the same facts as JSON or Markdown; write no file."),
-        ]
-    }
-}
 
 
 def report(
@@ -57,6 +46,10 @@ def report(
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of --serve. Default: a free one.", metavar="PORT")
     ] = 0,
+    output: Annotated[
+        Form | None,
+        typer.Option("--output", "-o", help="Show the same facts as JSON or Markdown; write no file."),
+    ] = None,
 ) -> None:
     """Write the report of a run, a sweep, or several runs.
 

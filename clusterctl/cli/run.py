@@ -244,8 +244,7 @@ class LazyVerb(TyperCommand):
         """The verb with its parameters and its whole help."""
         name, _, function = self._target.partition(":")
         module = importlib.import_module(f"clusterctl.cli.{name}")
-        flags = getattr(module, "FLAGS", {}).get(self.name, {})
-        return command(str(self.name), verb(getattr(module, function), self.name == "logs", flags))
+        return command(str(self.name), verb(getattr(module, function), self.name == "logs"))
 
     def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
         one, typed = self.load(), tuple(args)

@@ -12,26 +12,24 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from clusterctl.cli.jobs import shown_elapsed, shown_time
+from clusterctl.cli.job_table import shown_elapsed, shown_time
 from clusterctl.cli.options import Options, folder_path, run_names
 from clusterctl.cli.output import Screen
-from clusterctl.errors import ClusterctlError, Notice, UsageError, excluded
+from clusterctl.errors import ClusterctlError, CollectError, Notice, UsageError, excluded
+from clusterctl.runs.collect import collect
 from clusterctl.runs.compare import Difference, compare, compare_losses
 from clusterctl.runs.find import (
     FIELDS,
     TIMES,
     USUAL_METRICS,
     Row,
-    filtered,
-    find_runs,
     metric_names,
     named_run,
-    ordered,
     ranked,
-    reject_unknown_keys,
 )
-from clusterctl.state.ledger import Metric, Value, runs_folders
-from clusterctl.state.submissions import RUNS
+from clusterctl.runs.query import RunQuery, select_runs
+from clusterctl.scheduler.session import Session
+from clusterctl.state.ledger import Metric, Value
 from clusterctl.transport.tree import shown_size
 
 _LAST: Final = 50  # runs that are listed for people
@@ -117,66 +115,30 @@ def list_(
         answer, lines = ranking_of(screen, named_run(sweep), sort)
         screen.result(answer, *lines)
         return
-    wanted = [key.strip() for key in (columns or "").split(",") if key.strip()]
-    found, rows = selected(
-        screen,
-        folders_of(screen, folder or [], everywhere=everywhere),
-        where=where or [],
-        keys=wanted,
+    chosen = [key.strip() for key in (columns or "").split(",") if key.strip()]
+    query = RunQuery(
+        where=where or (),
+        columns=chosen,
         sort=sort,
         reverse=reverse,
         since=since,
-        tags=tag or [],
+        tags=tag or (),
         tasks=tasks,
         cluster=options.cluster,
     )
-    most = limit or (len(found) if screen.json else _LAST)
-    shown = found[:most]
-    keys = wanted or [*_BASIC, *_metric_columns(shown, sort)]
+    found = select_runs(query, folder or (), everywhere=everywhere)
+    for note in found.notes:
+        screen.note(note)
+    most = limit or (len(found.rows) if screen.json else _LAST)
+    shown = found.rows[:most]
+    keys = chosen or [*_BASIC, *_metric_columns(shown, sort)]
     keys = list(dict.fromkeys((*([] if "run" in keys else ["run"]), *keys)))
-    answer = {"runs": [_answer(row) for row in shown], "total": len(found)}
-    lines = _table(screen, shown, keys) if shown else [_none_text(rows)]
+    answer = {"runs": [_answer(row) for row in shown], "total": len(found.rows)}
+    lines = _table(screen, shown, keys) if shown else [_none_text(found.searched)]
     screen.result(answer, *lines)
-    if not screen.json and len(found) > most:
-        screen.note(f"{len(found) - most} more: --limit {len(found)}, or choose with --where, --since, --tag")
-
-
-def selected(
-    screen: Screen,
-    folders: Sequence[Path],
-    *,
-    where: Sequence[str] = (),
-    keys: Sequence[str] = (),
-    sort: str | None = None,
-    reverse: bool = False,
-    since: str | None = None,
-    tags: Sequence[str] = (),
-    tasks: bool = False,
-    cluster: str | None = None,
-) -> tuple[list[Row], list[Row]]:
-    """The runs in these folders that meet all conditions, in order; and those that were looked through.
-
-    Raises:
-        UsageError: a condition can't be understood, or no run has a key of it or one of ``keys``.
-    """
-    runs, damaged = find_runs(folders)
-    if damaged:
-        more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
-        screen.note(f"note: the run.json of {damaged[0]}{more} can't be read")
-    whole = [Row(run) for run in runs]
-    rows = [one for row in whole for one in ((tasks and row.tasks) or [row])]
-    asked = [*keys, *([sort] if sort is not None else [])]
-    if not tasks:
-        _reject_keys_of_tasks(rows, asked)
-    reject_unknown_keys(rows, asked)
-    if cluster is not None:
-        rows = [row for row in rows if row.run.cluster == cluster]
-    found = filtered(rows, where, since=since, tags=tags)
-    if sort is not None:
-        found = ordered(found, sort, reverse=reverse)
-    elif reverse:
-        found.reverse()
-    return found, rows
+    if not screen.json and (older := len(found.rows) - most) > 0:
+        more = f"--limit {len(found.rows)}, or choose with --where, --since, --tag"
+        screen.note(f"{older} more: {more}")
 
 
 def ranking_of(screen: Screen, run: Row, metric: str | None = None) -> tuple[dict[str, Any], list[str]]:
@@ -196,40 +158,22 @@ def ranking_of(screen: Screen, run: Row, metric: str | None = None) -> tuple[dic
     return answer, lines
 
 
-def _reject_keys_of_tasks(rows: Sequence[Row], keys: Sequence[str]) -> None:
-    """
-    Raises:
-        UsageError: only the tasks of arrays have a value of this key.
-    """
-    for key in keys:
-        if all(row.value(key) is None for row in rows) and any(
-            task.value(key) is not None for row in rows for task in row.tasks
-        ):
-            raise UsageError(
-                f"only tasks of arrays have {key!r}",
-                code="key-of-tasks-only",
-                fix="add --tasks, or name an array: --sweep RUN",
-            )
+def note_ranking(screen: Screen, session: Session, job_id: str) -> dict[str, Any] | None:
+    """Collect a sweep and note its ranking. None: no task has a metric."""
+    try:
+        (run,) = collect(session, [job_id])
+        answer, lines = ranking_of(screen, Row(run))
+    except (CollectError, UsageError) as exc:  # how the tasks ended is still to be shown
+        screen.note(f"note: {exc.cause}")
+        return None
+    screen.note(*lines, "", f"job {job_id} ({run.name}) {run.state}: {run.directory}")
+    return answer
 
 
 def _none_text(rows: Sequence[Row]) -> str:
     if rows:
         return Notice("no-run-matches", "no run is like that")
     return Notice("no-runs", "no runs; `clusterctl collect` brings them here")
-
-
-def folders_of(screen: Screen, named: Sequence[Path], *, everywhere: bool = False) -> Sequence[Path]:
-    """The folders with runs that are meant; where there is no ./runs, all that are known."""
-    if named:
-        return named
-    known = runs_folders()
-    if everywhere or not known:
-        return known
-    if RUNS.is_dir():
-        return [RUNS]
-    folders = ", ".join(map(str, known))
-    screen.note(Notice("runs-elsewhere", f"no ./runs here: these are the runs in {folders}"))
-    return known
 
 
 def _metric_columns(rows: Sequence[Row], sort: str | None = None) -> list[str]:

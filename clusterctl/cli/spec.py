@@ -113,7 +113,7 @@ def validate(
     live: Annotated[bool, typer.Option("--live", help="Also check the hosts, as `doctor` does.")] = False,
 ) -> int:
     """Validate a spec: all errors are reported, each with its line."""
-    spec = spec_of(options.chosen(screen.note))
+    spec = spec_of(options.chosen(screen))
     nodes = sum(partition.nodes for partition in spec.partitions)
     lines = [f"valid: cluster {spec.name!r}, provider {spec.provider.type}, {nodes} node{'s'[: nodes != 1]}"]
     found: dict[str, Any] = {"cluster": spec.name, "provider": spec.provider.type, "nodes": nodes}

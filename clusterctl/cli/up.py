@@ -14,6 +14,7 @@ from clusterctl.cli.options import Options
 from clusterctl.cli.output import Phases, Screen, shown_phase
 from clusterctl.cli.prompts import AcceptHostKey, AskBecomePass, prompts_for, read_only_prompts
 from clusterctl.errors import Notice, UsageError, excluded
+from clusterctl.scheduler.slurm_parse import fold_nodes
 from clusterctl.state.chosen_spec import spec_of
 from clusterctl.state.workspace import WAIT_S, Workspace
 
@@ -75,7 +76,7 @@ def up(
     """
     if bundle is not None and no_bundle:
         raise excluded("--bundle", "--no-bundle")
-    spec = spec_of(options.chosen(screen.note))
+    spec = spec_of(options.chosen(screen))
     if not dry_run:  # what has to be started for it starts while the rest is imported
         from clusterctl.providers.registry import provider_of
 
@@ -182,7 +183,7 @@ def bake(screen: Screen, options: Options, no_wait: NoWait = False, yes: Yes = F
     from clusterctl.cluster.bake import bake_ahead
     from clusterctl.cluster.context import ClusterContext
 
-    spec = spec_of(options.chosen(screen.note))
+    spec = spec_of(options.chosen(screen))
     settings = spec.provider.baking()
     if settings is None:
         raise UsageError(
@@ -246,9 +247,9 @@ def plan(
                 code="options-exclusive",
                 fix="run the one, then the other",
             )
-        return show_preflight(screen, spec_of(options.chosen(screen.note)), ask_become_pass=ask_become_pass)
+        return show_preflight(screen, spec_of(options.chosen(screen)), ask_become_pass=ask_become_pass)
     return show_plan(
-        screen, spec_of(options.chosen(screen.note)), check=check, diff=diff, ask_become_pass=ask_become_pass
+        screen, spec_of(options.chosen(screen)), check=check, diff=diff, ask_become_pass=ask_become_pass
     )
 
 
@@ -293,19 +294,16 @@ def approve(screen: Screen, found: Plan, *, yes: bool) -> None:
 
     yes: do not ask. Without a terminal only what destroys data needs it.
     """
-    planned = found.hosts
-    hosts = [host.name for host in planned.destroyed]
-    gone = [*([_folded(hosts)] if hosts else []), *planned.other_lost]
-    leaving = [host.name for host in planned.released]
-    if not gone and not leaving and not planned.may_cost_more:
+    from clusterctl.cluster.plan import prompt_about
+
+    planned, prompt = found.hosts, prompt_about(found)
+    if not prompt and not planned.may_cost_more:
         return
     with screen.still():
         screen.note(*_hosts(screen, planned, kept=False), *planned.other, *_cost(planned))
         screen.note(*(f"note: {line}" for line in planned.notes))
-        if gone:
-            screen.confirm(f"remove {', '.join(gone)}, with all data there?", yes=yes)
-        elif leaving:
-            screen.confirm(f"release {_folded(leaving)} to the owner, restored as it was?", yes=yes)
+        if prompt:
+            screen.confirm(prompt, yes=yes)
         elif screen.can_prompt:
             screen.confirm("create this at that price?", yes=yes)
 
@@ -388,7 +386,7 @@ def _hosts(screen: Screen, planned: HostPlan, *, kept: bool) -> list[str]:
     head = ["", "HOSTS", "WHAT", "WHY"]
     priced = planned.cost is not None
     table = [
-        [action, _folded([host.name for host in hosts]), what, why, *([_sum(hosts)] if priced else [])]
+        [action, fold_nodes([host.name for host in hosts]), what, why, *([_sum(hosts)] if priced else [])]
         for (action, what, why), hosts in rows.items()
     ]
     return screen.table([*head, *(["USD AN HOUR"] if priced else [])], table)
@@ -405,7 +403,7 @@ def _cost(planned: HostPlan) -> list[str]:
     now = f"; now {_money(cost.now)}" if cost.now not in {0, cost.then} else ""
     lines = [f"cost: {_money(cost.then)}{now}"]
     if cost.unpriced:
-        unpriced = _folded(list(cost.unpriced))
+        unpriced = fold_nodes(list(cost.unpriced))
         lines.append(Notice("price-unknown", f"not in it, for their price is not known: {unpriced}"))
     if planned.priced_on:
         lines.append(f"list prices of {planned.priced_on}")
@@ -414,12 +412,6 @@ def _cost(planned: HostPlan) -> list[str]:
 
 def _money(per_hour: float) -> str:
     return f"{per_hour:.2f} {CURRENCY} an hour, {per_hour * HOURS_A_DAY:.2f} a day"
-
-
-def _folded(names: list[str]) -> str:
-    from ClusterShell.NodeSet import NodeSet
-
-    return str(NodeSet.fromlist(names))
 
 
 def phase_dicts(phases: tuple[Phase, ...]) -> list[dict[str, Any]]:

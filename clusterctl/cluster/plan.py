@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from clusterctl.cluster import converge, verify
+from clusterctl.cluster import converge
 from clusterctl.cluster.context import ClusterContext, Drift, Outcome, workspace_copy
 from clusterctl.cluster.hardware import without_cgroups
 from clusterctl.cluster.impact import Impact, impact_of, reject_changed_users
@@ -31,6 +31,8 @@ from clusterctl.jobs.environment import unbuilt
 from clusterctl.providers.base import HostPlan
 from clusterctl.providers.storage import storage_left_alone
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
+from clusterctl.scheduler.slurm_parse import fold_nodes
+from clusterctl.scheduler.standing import unusable
 from clusterctl.spec.load import Difference, differences
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory, distribution_ahead
@@ -88,6 +90,15 @@ def preview(cluster: ClusterContext) -> Plan:
         if before is None or plan.is_empty or not cluster.spec.provider.user_owned:
             return plan
         return _with_tasks(cluster, plan, before, copy)
+
+
+def prompt_about(plan: Plan) -> str:
+    """Return the prompt to show before hosts or data are removed. "": the plan removes neither."""
+    hosts = fold_nodes([host.name for host in plan.hosts.destroyed])
+    if gone := [*([hosts] if hosts else []), *plan.hosts.other_lost]:
+        return f"remove {', '.join(gone)}, with all data there?"
+    leaving = fold_nodes([host.name for host in plan.hosts.released])
+    return f"release {leaving} to the owner, restored as it was?" if leaving else ""
 
 
 def plan_changes(cluster: ClusterContext, recreated: Collection[str] = ()) -> Outcome[Plan]:
@@ -213,7 +224,7 @@ def _drift_of_services(cluster: ClusterContext, before: Inventory, staying: set[
     spec, controller = cluster.spec, before.controller.name
     try:
         nodes = cluster.scheduler(before, patience_s=SHORT_PATIENCE_S).nodes()
-        for host, what in verify.unusable(node for node in nodes if node.name in staying):
+        for host, what in unusable(node for node in nodes if node.name in staying):
             yield Drift(host, what)
     except (SchedulerError, TransportError) as exc:
         yield Drift(controller, f"Slurm does not answer: {exc.why or exc.what}")

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from functools import partial
 from typing import Final
 
@@ -38,10 +37,17 @@ from clusterctl.hosts.expected import expected, host_facts_request
 from clusterctl.hosts.pairs import Peer, examine_ports, needed_ports, unconnected
 from clusterctl.hosts.probe import HostFacts
 from clusterctl.providers.base import Provider, pending_releases
-from clusterctl.scheduler.base import NodeInfo, Scheduler
+from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.session import scheduler_of
-from clusterctl.scheduler.slurm_conf import HEALTH_REASON
 from clusterctl.scheduler.slurm_parse import fold_nodes
+from clusterctl.scheduler.standing import (
+    HEALTH_REASON,
+    Standing,
+    by_standing,
+    slurms_words,
+    unusable,
+    why_drained,
+)
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import reject_unknown
 from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory, inventory_of
@@ -55,15 +61,6 @@ READY_TIMEOUT_S = 120.0  # slurmctld takes a minute to ask a node again that was
 HEALTH_S = 60
 _TAKEN = "Requested nodes are busy"  # srun's words when --immediate has run out
 _PAUSE_S = 0.2
-_DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING", "FAIL"})
-_RESERVED = frozenset({"MAINT", "RESERVED"})
-_SLURM = "slurm"  # the account of slurmctld
-# How the reasons begin that clusterctl gives, and slurmd: as root, whom a person may be, too.
-_OUR_WORDS = "clusterctl: "
-_SLURMDS_WORDS = (
-    *("Kill task failed", "Prolog error", "Epilog error", "batch job complete failure", "Low ", "gres/"),
-    *("Not responding", "Node unexpectedly rebooted", "Duplicate jobid"),
-)
 TIMED_OUT = 124  # timeout(1)'s exit code
 # Open MPI's, of what may be wrong
 _ADVICE: Final = re.compile(r"^-{40,}\n.*?^-{40,}$\n?", re.MULTILINE | re.DOTALL)
@@ -157,17 +154,6 @@ def _ready_nodes(
     return found
 
 
-class Standing(Enum):
-    READY = "ready"
-    BUSY = "busy"
-    DRAINED = "drained by a person, or reserved: their choice, so `up` leaves it"
-    OUT = "taken out of service by Slurm, though it answers"
-    FAILED = "failed"
-
-
-_AT_SERVICE = {"IDLE": Standing.READY, **dict.fromkeys(("ALLOCATED", "MIXED", "COMPLETING"), Standing.BUSY)}
-
-
 def wait_until_ready(
     inventory: Inventory, names: Sequence[str], slurm: Scheduler, *, timeout_s: float
 ) -> Verification:
@@ -187,7 +173,7 @@ def wait_until_ready(
             for node in found[Standing.OUT]:
                 if node.name not in resumed:  # once: what it takes out again has a cause that lasts
                     slurm.resume([node.name])
-                    resumed[node.name] = _says(node)
+                    resumed[node.name] = slurms_words(node)
             wrong = dict(unusable(nodes.values()))
             wrong |= dict.fromkeys(set(names) - set(nodes), "Slurm does not know this node")
             wrong |= dict.fromkeys(set(nodes) - set(names), "Slurm still has a node that is gone")
@@ -197,7 +183,7 @@ def wait_until_ready(
             return Verification(
                 verified=tuple(node.name for node in found[Standing.READY]),
                 busy=tuple(node.name for node in found[Standing.BUSY]),
-                drained={node.name: _why_drained(node) for node in found[Standing.DRAINED]},
+                drained={node.name: why_drained(node) for node in found[Standing.DRAINED]},
                 resumed=resumed,
             )
     failures = [Failure("verify", why, host, "verify") for host, why in sorted(wrong.items())]
@@ -205,61 +191,6 @@ def wait_until_ready(
     raise VerifyError.of_hosts(
         "the cluster did not become ready", failures, code="cluster-not-ready", fix=fix
     )
-
-
-def standing(node: NodeInfo) -> Standing:
-    states = {node.state, *node.flags}
-    is_drained = bool(states & _DRAINED)
-    by_slurm = node.reason_by == _SLURM or node.reason.startswith((_OUR_WORDS, *_SLURMDS_WORDS))
-    if states & _RESERVED or (is_drained and not by_slurm):
-        return Standing.DRAINED
-    if (is_drained or node.state == "DOWN") and "NOT_RESPONDING" not in states:
-        return Standing.OUT
-    return _AT_SERVICE.get(node.state, Standing.FAILED) if node.usable else Standing.FAILED
-
-
-def by_standing(nodes: Iterable[NodeInfo]) -> dict[Standing, list[NodeInfo]]:
-    found: dict[Standing, list[NodeInfo]] = {one: [] for one in Standing}
-    for node in nodes:
-        found[standing(node)].append(node)
-    return found
-
-
-def unusable(nodes: Iterable[NodeInfo]) -> tuple[tuple[str, str], ...]:
-    """The nodes that Slurm gives no jobs, though no person wants it so, each with what Slurm says."""
-    out = (Standing.OUT, Standing.FAILED)
-    return tuple((node.name, f"Slurm says {_says(node)}") for node in nodes if standing(node) in out)
-
-
-def out_of_service(nodes: Collection[NodeInfo]) -> tuple[str, ...]:
-    """For who waits for nodes on which no job begins: each with its reason, then what puts them back."""
-    given_up = unusable(nodes)
-    drained = by_standing(nodes)[Standing.DRAINED]
-    unwell = [node for node in drained if node.reason.startswith(HEALTH_REASON)]
-    by_person = [node.name for node in drained if node not in unwell and not _is_reserved(node)]
-    lines = [f"{name}: {why}" for name, why in given_up]
-    lines += [f"{node.name}: {_why_drained(node)}" for node in drained]
-    if given_up:
-        lines.append("`clusterctl up` puts back what Slurm took out itself")
-    if unwell:
-        lines.append("what the health check drained comes back by itself once it is well")
-    if by_person:
-        lines.append(f"`clusterctl node resume {' '.join(by_person)}` puts back what a person drained")
-    return tuple(lines)
-
-
-def _says(node: NodeInfo) -> str:
-    return "+".join((node.state, *node.flags)) + (f": {node.reason}" if node.reason else "")
-
-
-def _why_drained(node: NodeInfo) -> str:
-    if _is_reserved(node):
-        return "reserved"
-    return f"drained by {node.reason_by or 'somebody'}: {node.reason or 'no reason given'}"
-
-
-def _is_reserved(node: NodeInfo) -> bool:
-    return bool({node.state, *node.flags} & _RESERVED)
 
 
 def _busy(inventory: Inventory, scheduler: Scheduler) -> tuple[str, ...]:

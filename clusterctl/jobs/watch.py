@@ -184,6 +184,16 @@ def diagnoses(session: Session, jobs: Sequence[JobInfo]) -> tuple[Diagnosis, ...
     return read + tuple(diagnose(Evidence(job=job)) for job in bad[_MOST_READ:])
 
 
+def diagnosis_of(session: Session, jobs: Sequence[JobInfo]) -> Diagnosis | None:
+    """Return why a job failed, or what it waits for, of an array why its worst task did.
+
+    None: the job runs, or it completed.
+    """
+    from clusterctl.scheduler.diagnosis import waiting  # noqa: PLC0415 - as above
+
+    return next(iter((*diagnoses(session, jobs), *waiting(jobs))), None)
+
+
 def raise_unless_completed(session: Session, jobs: Sequence[JobInfo], *, log_is_shown: bool = False) -> None:
     """Turn the end of jobs into an error that names the cause, unless all of them completed.
 

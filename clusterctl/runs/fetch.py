@@ -15,6 +15,7 @@ from pathlib import Path
 from clusterctl.errors import CollectError, MachineError, TransferError, UsageError, printable
 from clusterctl.runs.remote_checkpoints import NOT_WANTED, OLDER, TOO_LARGE, UNFINISHED_ONE
 from clusterctl.runs.remote_files import EVERYTHING, UNWANTED
+from clusterctl.spec.units import parse_size_mib
 from clusterctl.state.ledger import Skipped
 from clusterctl.state.submissions import ADDED_FILES, SENT_FILES, UNCHANGED, WRITTEN_FILES
 from clusterctl.transport.base import Transport, remote_argv
@@ -86,6 +87,47 @@ def _with_command(reason: str, job_id: str, *flags: str) -> str:
 
 DEFAULT = Selection()
 ALL = Selection(EVERYTHING, sys.maxsize, sys.maxsize)
+CHECKPOINTS = ("latest", "all", "none")
+
+
+def selection_of(
+    checkpoints: str | None, max_checkpoint: str | None, max_file: str | None, *, everything: bool
+) -> Selection:
+    """Return what of runs is copied, by the options of `collect`. None: its default.
+
+    checkpoints: which checkpoints of each run: latest, all or none.
+    max_checkpoint, max_file: sizes such as 4GiB. Larger files are left and listed.
+    everything: copy everything, whatever its size.
+
+    Raises:
+        UsageError: a value is wrong, or contradicts ``everything``.
+    """
+    if everything:
+        if any(one is not None for one in (checkpoints, max_checkpoint, max_file)):
+            raise UsageError(
+                "--all copies everything",
+                code="options-exclusive",
+                fix="leave out --checkpoints, --max-checkpoint and --max-file",
+            )
+        return ALL
+    if checkpoints not in {None, *CHECKPOINTS}:
+        raise UsageError(
+            f"--checkpoints: {checkpoints!r} is none of them",
+            code="unknown-value",
+            fix=f"say {', '.join(CHECKPOINTS)}",
+        )
+    return Selection(
+        checkpoints or "latest",
+        _bytes("--max-checkpoint", max_checkpoint, MAX_CHECKPOINT),
+        _bytes("--max-file", max_file, MAX_FILE),
+    )
+
+
+def _bytes(flag: str, size: str | None, default: int) -> int:
+    try:
+        return default if size is None else parse_size_mib(size) << 20
+    except ValueError as exc:
+        raise UsageError(f"{flag} is wrong", code="bad-value", why=str(exc)) from exc
 
 
 @dataclass(frozen=True, slots=True)

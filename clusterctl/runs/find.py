@@ -6,31 +6,19 @@ import math
 import os
 import re
 import stat
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from clusterctl.errors import CollectError, UsageError
 from clusterctl.scheduler.base import shown_exit
 from clusterctl.spec.names import did_you_mean
 from clusterctl.spec.sweep import Goal, goal_of
-from clusterctl.spec.units import parse_duration_s, parse_slurm_time_s
 from clusterctl.state.ledger import Metric, RunRecord, TaskRecord, Value, runs_folders
 from clusterctl.state.submissions import RUN_FILE
 
-_CONDITION: Final = re.compile(r"([^=!<>~]+?)\s*(<=|>=|!=|==?|<|>|~)\s*(.*)", re.DOTALL)
-_OPERATORS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
-    "=": lambda a, b: a == b,
-    "==": lambda a, b: a == b,
-    "<": lambda a, b: a < b,
-    "<=": lambda a, b: a <= b,
-    ">": lambda a, b: a > b,
-    ">=": lambda a, b: a >= b,
-}
 _JOB: Final = re.compile(r"(?:(?P<cluster>[a-z][a-z0-9-]*)/)?(?P<job>[A-Za-z]?\d+)(?:_(?P<task>\d+))?")
 
 
@@ -163,10 +151,10 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[RunRecord], list[Path]]:
             found.append(RunRecord.load(path))
         except CollectError:
             damaged.append(path)
-    return sorted(found, key=lambda run: (_submitted(run), run.job_id), reverse=True), damaged
+    return sorted(found, key=lambda run: (submitted_at(run), run.job_id), reverse=True), damaged
 
 
-def _submitted(run: RunRecord) -> float:
+def submitted_at(run: RunRecord) -> float:
     """When it was submitted; where that is not known, when it was collected. Unix seconds."""
     return run.submit_time or run.collected_at
 
@@ -200,93 +188,6 @@ def _may_be_run(folder: Path | str) -> bool:
         return True  # which is told of
     except OSError:
         return False
-
-
-def filtered(
-    rows: Sequence[Row], conditions: Sequence[str], *, since: str | None = None, tags: Sequence[str] = ()
-) -> list[Row]:
-    """The rows that meet all conditions, such as ``lr>=1e-3``, ``state=FAILED``, ``name~bert``.
-
-    ``since`` is how long ago they were submitted at most, such as 7d, or a date; they have all ``tags``.
-
-    Raises:
-        UsageError: a condition can't be understood, or no run has its key.
-    """
-    found = list(rows)
-    if since is not None:
-        first = _since(since)
-        found = [row for row in found if _submitted(row.run) >= first]
-    if tags:
-        found = [row for row in found if set(tags) <= set(row.run.tags)]
-    for text in conditions:
-        match = _CONDITION.fullmatch(text.strip())
-        if match is None:
-            raise UsageError(
-                f"{text!r} is no condition",
-                code="not-a-condition",
-                fix="write it as lr=0.1, loss<2, name~bert, state!=FAILED",
-            )
-        key, operator, wanted = match.groups()
-        reject_unknown_keys(rows, [key])
-        holds = _condition(key, operator, wanted, [row.value(key) for row in rows])
-        found = [row for row in found if holds(row.value(key))]
-    return found
-
-
-def _condition(key: str, operator: str, text: str, values: Sequence[Value]) -> Callable[[Value], bool]:
-    """Whether a value meets the condition; of numbers, times and spans of time as such, of texts in any case.
-
-    Raises:
-        UsageError: the key's values are numbers, and the text is none.
-    """
-    if operator == "~":
-        return lambda value: value is not None and text.lower() in str(value).lower()
-    if operator == "!=":
-        same = _condition(key, "=", text, values)
-        return lambda value: not same(value)
-    compare, wanted = _OPERATORS[operator], _number(key, text)
-    if wanted is None and values and all(_is_number(value) or value is None for value in values):
-        raise UsageError(
-            f"{key} is a number, and {text!r} is none",
-            code="not-a-number",
-            fix=f"write it as {key}{operator}1",
-        )
-    if key == "tags" and operator in {"=", "=="}:
-        return lambda value: text in str(value).split(",")
-
-    def holds(value: Value) -> bool:
-        if _is_number(value):
-            return wanted is not None and compare(value, wanted)
-        return value is not None and compare(str(value).lower(), text.lower())
-
-    return holds
-
-
-def _is_number(value: Value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _number(key: str, text: str) -> int | float | None:
-    """The number that a text is, of a time its Unix seconds, of a span of time its seconds; None if none."""
-    kinds: list[Callable[[str], int | float]] = [int, float]
-    if key == "elapsed":
-        kinds.append(parse_slurm_time_s)
-    elif key in TIMES:
-        kinds.append(lambda one: datetime.fromisoformat(one).timestamp())
-    for kind in kinds:
-        with suppress(ValueError):
-            return kind(text)
-    return None
-
-
-def _since(text: str) -> float:
-    with suppress(ValueError):
-        return time.time() - parse_duration_s(text)
-    with suppress(ValueError):
-        return datetime.fromisoformat(text).timestamp()  # without a zone, the user's own
-    raise UsageError(
-        f"--since: {text!r} is no time", code="not-a-time", fix="say 7d, 12h, or a date: 2026-01-31"
-    )
 
 
 def ordered(rows: Sequence[Row], key: str, *, reverse: bool = False) -> list[Row]:
@@ -332,7 +233,7 @@ def latest_tasks(run: Row) -> list[Row]:
     token = run.run.replay_of if run.run.of_failed else run.run.token
     found = {run.run.directory: run.run, **{one.directory: one for one in _of_array(run, str(token))}}
     latest: dict[str, Row] = {}
-    for one in sorted(found.values(), key=_submitted) if run.tasks else ():
+    for one in sorted(found.values(), key=submitted_at) if run.tasks else ():
         latest |= {row.number: row for row in Row(one).tasks}
     return list(latest.values())
 

@@ -171,6 +171,16 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     )
 
 
+def waiting(jobs: Iterable[JobInfo]) -> list[Diagnosis]:
+    """Return what each of the jobs that wait is waiting for."""
+    waits = [job for job in jobs if job.state is JobState.PENDING]
+    found: dict[tuple[str, int | None], Diagnosis] = {}
+    for job in waits:
+        if (key := (job.reason, job.expected_start)) not in found:
+            found[key] = diagnose(Evidence(job=job))
+    return [replace(found[job.reason, job.expected_start], job_id=job.id, name=job.name) for job in waits]
+
+
 @dataclass(frozen=True, slots=True)
 class _Case:
     """A job's end, in which causes are looked for."""

@@ -268,8 +268,6 @@ def _line(settings: Settings, separator: str = " ") -> str:
     return separator.join(f"{key}={value}" for key, value in settings.items())
 
 
-HEALTH_REASON: Final = "clusterctl health:"
-
 _DISKS: Final = ("/", "/tmp", "/var", "/var/tmp", "/run", "/var/log")  # noqa: S108
 # XIDs that tell of hardware, not of a program: in NVIDIA's "XID Errors", those to reset or report.
 _GRAVE_XIDS: Final = (

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cli.status import auto_down
+from clusterctl.cluster.status import auto_down
 from clusterctl.spec.models import ClusterSpec
 from tests.support.scripted import ScriptedTransport, Step
 

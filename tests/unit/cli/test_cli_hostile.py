@@ -18,10 +18,10 @@ import pyte
 import pytest
 
 from clusterctl.cli import output
-from clusterctl.cli.job import KeptLogs, labelled
 from clusterctl.cli.output import Phases, Screen, _Bar
 from clusterctl.cli.run import app
 from clusterctl.errors import ClusterctlError
+from clusterctl.jobs.log_text import KeptLogs, labelled
 from clusterctl.jobs.watch import LogChunk
 from clusterctl.scheduler.session import Session
 from tests.support.messages import shows
@@ -279,7 +279,7 @@ def test_an_answer_in_json_has_the_end_of_logs_without_end() -> None:
     kept = KeptLogs(most=10)
     for stream, data in (("stdout", b"012"), ("stderr", b"abcdef"), ("stderr", b"gh"), ("stdout", b"3")):
         kept.keep(LogChunk(stream, None, data))
-    assert [(one["text"], one["truncated"]) for one in kept.as_list()] == [("0123", False), ("cdefgh", True)]
+    assert [(one.text, one.truncated) for one in kept.texts()] == [("0123", False), ("cdefgh", True)]
 
 
 def test_each_line_has_its_rank() -> None:

@@ -12,6 +12,7 @@ from clusterctl.cli.jobs import shown_elapsed
 from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen, Terminated
 from clusterctl.errors import UsageError
+from clusterctl.jobs.changes import ChangeNotes
 from clusterctl.jobs.watch import wait
 from clusterctl.scheduler import slurm
 from clusterctl.scheduler.base import JobInfo, JobState
@@ -165,7 +166,7 @@ def test_of_an_array_that_is_waited_for_counts_are_told_and_what_failed(here, ca
 
     monkeypatch.setattr(here.scheduler, "jobs", look)
     monkeypatch.setattr(here.scheduler, "clock", Clock(sleep=lambda _: None))
-    wait(here, ["7"], on_change=job._Changes(TEXT, here))
+    wait(here, ["7"], on_change=ChangeNotes(here, TEXT.note))
     assert capsys.readouterr().err.splitlines() == [
         "job 7: 3 PENDING",
         "job 7: 1 COMPLETED, 1 RUNNING, 1 PENDING",

@@ -15,9 +15,9 @@ from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
 from clusterctl.cluster import nodes
 from clusterctl.cluster.up import UpOptions
-from clusterctl.cluster.verify import Standing, standing
 from clusterctl.errors import SchedulerError, TransportError, UnreachableError, UsageError
 from clusterctl.scheduler.base import NodeInfo
+from clusterctl.scheduler.standing import Standing, standing
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace

@@ -10,13 +10,14 @@ from typing import cast
 
 import pytest
 
-from clusterctl.cluster.verify import Verification, out_of_service, preflight, unusable
+from clusterctl.cluster.verify import Verification, preflight
 from clusterctl.cluster.verify import run_verification as verify_by
 from clusterctl.errors import MachineError, VerifyError
 from clusterctl.hosts.checks import DoctorReport, Finding
 from clusterctl.providers.base import Provider
 from clusterctl.scheduler.base import NodeInfo
 from clusterctl.scheduler.slurm import SlurmClient
+from clusterctl.scheduler.standing import out_of_service, unusable
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory

@@ -1,0 +1,89 @@
+"""A collected run that is submitted again: which of its tasks, what differs, and how the losses compare."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from clusterctl import __version__
+from clusterctl.errors import UsageError
+from clusterctl.jobs.replay import Again, Replay
+from clusterctl.runs.compare import Difference
+from clusterctl.runs.find import Row, latest_tasks
+from clusterctl.scheduler.base import JobState
+from clusterctl.scheduler.script import partition_name
+from clusterctl.spec.job import JobSpec
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.util.assets import payload_hash
+
+_NUMBER: Final = re.compile(r"[0-9]{1,7}")
+
+
+def again_of(
+    row: Row, changes: Mapping[str, str], *, failed: bool, flags: Mapping[str, object]
+) -> Again | None:
+    """Return what of a run is to be submitted again. None: no task has failed.
+
+    changes: options of the program with their new values.
+    failed: only the tasks of an array that have not completed, nor in a later run of the failed tasks.
+    flags: options of `submit`.
+
+    Raises:
+        UsageError: `failed` is asked of a run that is no array, or has a task that has not ended.
+    """
+    indices = _unfinished_tasks(row, changes) if failed else []
+    if failed and not indices:
+        return None
+    original = row.run.replay_of if failed and row.run.of_failed else row.run.token
+    return Again(str(original), row.number, indices, changes, flags)
+
+
+def _unfinished_tasks(row: Row, changes: Mapping[str, str]) -> list[int]:
+    tasks = latest_tasks(row)
+    if not tasks:
+        raise UsageError(
+            f"--failed is about the tasks of an array, and {row.shown} is none",
+            code="not-an-array",
+            fix="leave out --failed",
+        )
+    if changes:
+        raise UsageError(
+            "--failed runs tasks again as they were",
+            code="options-exclusive",
+            fix=f"leave out --set, or change one task: `clusterctl replay {row.run.job_id}_3 --set ...`",
+        )
+    if odd := next((task for task in tasks if not _NUMBER.fullmatch(task.number)), None):
+        raise UsageError(
+            f"{odd.shown} has no number of a task", code="task-without-number", where=str(odd.run.directory)
+        )
+    if running := next((task.run for task in tasks if not task.run.final), None):
+        raise UsageError(
+            f"job {running.job_id} had not ended when it was collected",
+            code="job-not-ended",
+            fix=f"when it has ended: `clusterctl collect {running.job_id}`",
+        )
+    return [int(task.number) for task in tasks if task.record.state != JobState.COMPLETED]
+
+
+def differences(
+    row: Row, replay: Replay, changes: Mapping[str, str], spec: ClusterSpec, job: JobSpec
+) -> list[Difference]:
+    """Return what is known to differ between a run and its replay before that runs.
+
+    spec: the spec of the cluster that the replay goes to.
+    job: the job of the replay, as it is submitted.
+    """
+    run, programs = row.run, payload_hash()
+    compared = [
+        ("code", "clusterctl", replay.version, __version__),
+        ("code", "its programs", replay.payload if job.bundled else programs, programs),
+        ("job", "cluster", run.cluster, spec.name),
+        ("job", "partition", run.partition, partition_name(spec, job) or run.partition),
+        *(
+            ("configuration", key, row.config.get(key.replace("-", "_")), value)
+            for key, value in changes.items()
+        ),
+    ]
+    # The record of an older version lacks some values: they are "".
+    return [Difference(*one) for one in compared if one[2] != "" and str(one[2]) != str(one[3])]

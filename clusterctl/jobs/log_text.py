@@ -1,0 +1,98 @@
+"""What jobs write, as text: whole lines, lines after their rank, and what is kept of a log for an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from clusterctl.jobs.watch import LogChunk, OnOutput
+
+# Bytes of logs in one answer. As JSON, each may take six.
+_MOST_KEPT: Final = 8 << 20
+_LONGEST_LINE: Final = 1 << 20
+
+
+@contextmanager
+def whole_lines(show: OnOutput) -> Iterator[OnOutput]:
+    """Yield a function that passes ``show`` whole lines only, one or more at a time.
+
+    At the end, the rest of each stream is passed as a line.
+    """
+    begun: dict[LogChunk, bytes] = {}
+
+    def show_lines(chunk: LogChunk) -> None:
+        log = replace(chunk, data=b"")
+        whole, newline, begun[log] = (begun.get(log, b"") + chunk.data).rpartition(b"\n")
+        if len(begun[log]) > _LONGEST_LINE:
+            whole, newline = whole + newline + begun.pop(log), b"\n"
+        if newline:
+            show(replace(log, data=whole + newline))
+
+    try:
+        yield show_lines
+    finally:
+        for log in [log for log, rest in begun.items() if rest]:
+            show_lines(replace(log, data=b"\n"))
+
+
+@contextmanager
+def labelled(show: OnOutput, *, label: bool) -> Iterator[OnOutput]:
+    """Yield a function that passes ``show`` whole lines, each after its rank, and its task in an array.
+
+    label: whether to do so. Else ``show`` itself is yielded.
+    """
+
+    def show_labelled(chunk: LogChunk) -> None:
+        task = "" if chunk.task is None else f"{chunk.task}/"
+        prefix = f"{task}{chunk.rank or 0}: ".encode()
+        lines = chunk.data.removesuffix(b"\n").split(b"\n")
+        show(replace(chunk, data=b"".join(prefix + line + b"\n" for line in lines)))
+
+    if not label:
+        yield show
+        return
+    with whole_lines(show_labelled) as show_whole:
+        yield show_whole
+
+
+@dataclass(frozen=True, slots=True)
+class LogText:
+    """What a job, or a task of an array, wrote to a stream, or one of its ranks to both.
+
+    truncated: whether the beginning is left out.
+    """
+
+    stream: Literal["stdout", "stderr"]
+    task: int | None
+    rank: int | None
+    text: str
+    truncated: bool
+
+
+class KeptLogs:
+    """Keeps what a job writes, up to a number of bytes: beyond it, the longest log loses its beginning."""
+
+    def __init__(self, most: int = _MOST_KEPT) -> None:
+        self._most = most
+        self._size = 0
+        self._bytes: dict[LogChunk, bytearray] = {}
+        self._cut: set[LogChunk] = set()
+
+    def keep(self, chunk: LogChunk) -> None:
+        """Keep a chunk of a log."""
+        self._bytes.setdefault(replace(chunk, data=b""), bytearray()).extend(chunk.data)
+        self._size += len(chunk.data)
+        if self._size > self._most:
+            longest = max(self._bytes, key=lambda log: len(self._bytes[log]))
+            del self._bytes[longest][: self._size - self._most]
+            self._cut.add(longest)
+            self._size = sum(map(len, self._bytes.values()))
+
+    def texts(self) -> list[LogText]:
+        """Return what was kept of each log."""
+        return [
+            LogText(log.stream, log.task, log.rank, data.decode(errors="replace"), log in self._cut)
+            for log, data in self._bytes.items()
+        ]

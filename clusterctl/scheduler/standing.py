@@ -1,0 +1,91 @@
+"""How nodes stand: ready, busy, drained by a person, or taken out of service by Slurm."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from enum import Enum
+from typing import Final
+
+from clusterctl.scheduler.base import NodeInfo
+
+# How the reason begins that the health check of a node gives.
+HEALTH_REASON: Final = "clusterctl health:"
+_DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING", "FAIL"})
+_RESERVED = frozenset({"MAINT", "RESERVED"})
+_SLURM = "slurm"  # the account of slurmctld
+# How the reasons begin that clusterctl gives, and slurmd: as root, whom a person may be, too.
+_OUR_WORDS = "clusterctl: "
+_SLURMDS_WORDS = (
+    *("Kill task failed", "Prolog error", "Epilog error", "batch job complete failure", "Low ", "gres/"),
+    *("Not responding", "Node unexpectedly rebooted", "Duplicate jobid"),
+)
+
+
+class Standing(Enum):
+    READY = "ready"
+    BUSY = "busy"
+    DRAINED = "drained by a person, or reserved: their choice, so `up` leaves it"
+    OUT = "taken out of service by Slurm, though it answers"
+    FAILED = "failed"
+
+
+_AT_SERVICE = {"IDLE": Standing.READY, **dict.fromkeys(("ALLOCATED", "MIXED", "COMPLETING"), Standing.BUSY)}
+
+
+def standing(node: NodeInfo) -> Standing:
+    """Return how a node stands, by its state, its flags and its reason."""
+    states = {node.state, *node.flags}
+    is_drained = bool(states & _DRAINED)
+    by_slurm = node.reason_by == _SLURM or node.reason.startswith((_OUR_WORDS, *_SLURMDS_WORDS))
+    if states & _RESERVED or (is_drained and not by_slurm):
+        return Standing.DRAINED
+    if (is_drained or node.state == "DOWN") and "NOT_RESPONDING" not in states:
+        return Standing.OUT
+    return _AT_SERVICE.get(node.state, Standing.FAILED) if node.usable else Standing.FAILED
+
+
+def by_standing(nodes: Iterable[NodeInfo]) -> dict[Standing, list[NodeInfo]]:
+    """Return the nodes of each standing."""
+    found: dict[Standing, list[NodeInfo]] = {one: [] for one in Standing}
+    for node in nodes:
+        found[standing(node)].append(node)
+    return found
+
+
+def unusable(nodes: Iterable[NodeInfo]) -> tuple[tuple[str, str], ...]:
+    """Return the nodes that Slurm itself gives no jobs, each with its state and reason."""
+    out = (Standing.OUT, Standing.FAILED)
+    return tuple((node.name, f"Slurm says {slurms_words(node)}") for node in nodes if standing(node) in out)
+
+
+def out_of_service(nodes: Collection[NodeInfo]) -> tuple[str, ...]:
+    """Return lines about the nodes that get no jobs: the reason of each, then what puts them back."""
+    given_up = unusable(nodes)
+    drained = by_standing(nodes)[Standing.DRAINED]
+    unwell = [node for node in drained if node.reason.startswith(HEALTH_REASON)]
+    by_person = [node.name for node in drained if node not in unwell and not _is_reserved(node)]
+    lines = [f"{name}: {why}" for name, why in given_up]
+    lines += [f"{node.name}: {why_drained(node)}" for node in drained]
+    if given_up:
+        lines.append("`clusterctl up` puts back what Slurm took out itself")
+    if unwell:
+        lines.append("what the health check drained comes back by itself once it is well")
+    if by_person:
+        lines.append(f"`clusterctl node resume {' '.join(by_person)}` puts back what a person drained")
+    return tuple(lines)
+
+
+def slurms_words(node: NodeInfo) -> str:
+    """Return a node's state, flags and reason as Slurm writes them."""
+    return "+".join((node.state, *node.flags)) + (f": {node.reason}" if node.reason else "")
+
+
+def why_drained(node: NodeInfo) -> str:
+    """Return who drained a node, and why."""
+    if _is_reserved(node):
+        return "reserved"
+    return f"drained by {node.reason_by or 'somebody'}: {node.reason or 'no reason given'}"
+
+
+def _is_reserved(node: NodeInfo) -> bool:
+    return bool({node.state, *node.flags} & _RESERVED)
