@@ -9,7 +9,9 @@ import typer
 
 from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
+from clusterctl.cluster.up import reject_bundles
 from clusterctl.errors import NotUpError, ProvisionError, UsageError
+from clusterctl.packages import bundle_create
 from clusterctl.packages.bundle import Bundle, damages, open_bundle, reject_defects
 from clusterctl.packages.bundle_checks import mismatches
 from clusterctl.spec.distributions import Distribution, distribution_of
@@ -46,9 +48,6 @@ def create(
 
     For the distributions of the hosts if the cluster is up, else of --os.
     """
-    from clusterctl.cluster.up import reject_bundles
-    from clusterctl.packages import bundle_create
-
     spec = spec_of(options.chosen(screen))
     reject_bundles(spec, fix="create it without a bundle: `clusterctl up`")
     names = _names(screen, options, system)

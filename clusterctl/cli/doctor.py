@@ -14,6 +14,8 @@ from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
 from clusterctl.cli.prompts import AskBecomePass, read_only_prompts
 from clusterctl.cluster.context import provider_of
+from clusterctl.cluster.doctor_bundle import create
+from clusterctl.cluster.verify import checkup, preflight
 from clusterctl.errors import NotUpError, UsageError
 from clusterctl.hosts.checks import DoctorReport, failures
 from clusterctl.hosts.probe import GpuFacts
@@ -59,8 +61,6 @@ def write_bundle(
     screen: Screen, options: Options, spec: ClusterSpec, words: Sequence[str], *, ask_become_pass: bool
 ) -> int:
     """Make the archive, of which a word that ends like one is the name, and say what is in it."""
-    from clusterctl.cluster.doctor_bundle import create
-
     files = [word for word in words if word.endswith(_SUFFIX)]
     if len(files) > 1:
         raise UsageError(
@@ -91,8 +91,6 @@ def write_bundle(
 
 def preflight_of(spec: ClusterSpec, *, ask_become_pass: bool = False) -> DoctorReport:
     """What stands in the way of `up`."""
-    from clusterctl.cluster.verify import preflight
-
     provider = provider_of(spec.provider, read_only_prompts(ask_password=ask_become_pass))
     return preflight(spec, Workspace.of(spec.name), provider)
 
@@ -104,8 +102,6 @@ def examined(
     *,
     ask_become_pass: bool = False,
 ) -> DoctorReport:
-    from clusterctl.cluster.verify import checkup
-
     provider = provider_of(spec.provider, read_only_prompts(ask_password=ask_become_pass))
     with screen.working("looking at the hosts"):
         return checkup(spec, Workspace.of(spec.name), provider, hosts=tuple(hosts))

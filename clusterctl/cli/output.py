@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
+    from clusterctl.cli.pictures import TransferBar
     from clusterctl.jobs.watch import LogChunk
     from clusterctl.transport.tree import Progress
     from clusterctl.util.terminal import LogFilter
@@ -81,9 +81,7 @@ class Screen:
             return
         data = text.encode(errors="replace")
         if sys.stdout.isatty():
-            from clusterctl.util.terminal import LogFilter
-
-            shown = LogFilter()
+            shown = _log_filter()
             data = shown.feed(data) + shown.end()
         self._write(data.rstrip(b"\n") + b"\n")
 
@@ -100,11 +98,11 @@ class Screen:
                 self._write(log.end(), name)
 
     def _log(self, chunk: LogChunk, *, raw: bool) -> None:
-        from clusterctl.util.terminal import LogFilter
-
-        data = chunk.data
+        data, log = chunk.data, (chunk.stream, chunk.task)
         if not raw or getattr(sys, chunk.stream).isatty():
-            data = self._logs.setdefault((chunk.stream, chunk.task), LogFilter()).feed(data)
+            if log not in self._logs:
+                self._logs[log] = _log_filter()
+            data = self._logs[log].feed(data)
         self._write(data, chunk.stream)
 
     def _own_line(self) -> None:
@@ -156,9 +154,9 @@ class Screen:
         self._own_line()
         text = self._shown(lines, stderr=True)
         if self._below is not None:
-            from rich.text import Text
+            from clusterctl.cli.pictures import styled
 
-            self._below.print(Text.from_ansi(text))
+            self._below.print(styled(text))
         else:
             with _writing(sys.stderr):
                 print(text, file=sys.stderr, flush=True)
@@ -166,12 +164,10 @@ class Screen:
     @contextmanager
     def redrawing(self) -> Iterator[Callable[[Sequence[str]], None]]:
         """Yields what shows lines on the terminal in place of those before."""
-        from rich.live import Live
-        from rich.text import Text
+        from clusterctl.cli import pictures
 
-        console = self._console(stderr=False, wrap=True)
-        with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
-            yield lambda lines: live.update(Text.from_ansi(self._shown(lines, stderr=False)), refresh=True)
+        with pictures.redrawn_lines(self._console(stderr=False, wrap=True)) as live:
+            yield lambda lines: live.update(pictures.styled(self._shown(lines, stderr=False)), refresh=True)
 
     @contextmanager
     def working(self, text: str) -> Iterator[None]:
@@ -194,25 +190,10 @@ class Screen:
         if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") in {"", "dumb", "unknown"}:
             yield None
             return
-        from rich import progress
-        from rich.table import Column
+        from clusterctl.cli.pictures import running_tasks
 
         console = self._console(stderr=True, wrap=True)
-        bar = progress.Progress(
-            progress.SpinnerColumn("line", style="none", finished_text=" "),
-            progress.TextColumn("{task.description:<19} {task.elapsed:6.1f} s ", markup=False),
-            progress.TextColumn(
-                "{task.fields[text]}",
-                markup=False,
-                table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1),
-            ),
-            console=console,
-            refresh_per_second=8,
-            transient=True,
-            expand=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
+        bar = running_tasks(console)
         with bar, self._notes_go_above(console):
             self._live = bar.live
             try:
@@ -243,19 +224,12 @@ class Screen:
         finally:
             self._below = None
 
-    def bar(self) -> Bar:
-        """A progress bar of bytes on stderr, which is gone when it is stopped."""
-        from rich import progress
+    def transfer_bar(self) -> TransferBar:
+        """Return a bar on stderr that shows the progress of transfers until it is stopped."""
+        # rich takes longer to read than all else of most verbs.
+        from clusterctl.cli.pictures import TransferBar
 
-        return progress.Progress(
-            progress.TextColumn("{task.description}", markup=False),
-            progress.BarColumn(),
-            progress.DownloadColumn(binary_units=True),
-            progress.TransferSpeedColumn(),
-            progress.TimeRemainingColumn(),
-            console=self._console(stderr=True),
-            transient=True,
-        )
+        return TransferBar(self._console(stderr=True), _SILENT_S)
 
     def error(self, exc: ClusterctlError) -> None:
         """An expected error, in its one shape."""
@@ -289,6 +263,13 @@ class Screen:
         print(f"{printable(prompt)} [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
             raise UsageError("nothing was done", code="declined", why="the answer was no")
+
+
+def _log_filter() -> LogFilter:
+    """Return a filter of logs, which only verbs that show logs need."""
+    from clusterctl.util.terminal import LogFilter
+
+    return LogFilter()
 
 
 def _json(answer: dict[str, Any]) -> bytes:
@@ -325,41 +306,13 @@ def showing_progress(screen: Screen) -> Iterator[Progress]:
     if screen.json:
         yield lambda *_: None
     elif sys.stderr.isatty():
-        bar = _Bar(screen)
+        bar = screen.transfer_bar()
         try:
             yield bar
         finally:
             bar.stop()
     else:
         yield _Lines(screen)
-
-
-class _Bar:
-    """Bytes, rate and the time that is left; may be called from any thread."""
-
-    def __init__(self, screen: Screen, silent_s: float = _SILENT_S) -> None:
-        self._screen = screen
-        self._silent_s = silent_s
-        self._lock = threading.Lock()
-        self._begun: dict[str, float] = {}
-        self._bar: Bar | None = None
-        self._tasks: dict[str, TaskID] = {}
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        with self._lock:
-            now = time.monotonic()
-            if now - self._begun.setdefault(what, now) < self._silent_s:
-                return
-            if self._bar is None:
-                self._bar = self._screen.bar()
-                self._bar.start()
-            if what not in self._tasks:
-                self._tasks[what] = self._bar.add_task(printable(what), total=total, completed=done)
-            self._bar.update(self._tasks[what], completed=done, total=total)
-
-    def stop(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
 
 class _Lines:

@@ -8,15 +8,13 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
 from clusterctl.cli.output import Screen
 from clusterctl.errors import UsageError
-
-if TYPE_CHECKING:
-    from clusterctl.providers.base import OfferedKey, Prompts
+from clusterctl.providers.base import OfferedKey, Prompts
 
 AskBecomePass = Annotated[
     bool,
@@ -44,8 +42,6 @@ def prompts_for(screen: Screen, *, ask_password: bool, accepted: Sequence[str] |
     Raises:
         UsageError: that is no fingerprint, or there is no password.
     """
-    from clusterctl.providers.base import Prompts
-
     for text in accepted or ():
         if not _FINGERPRINT.fullmatch(text):
             raise UsageError(
@@ -64,8 +60,6 @@ def prompts_for(screen: Screen, *, ask_password: bool, accepted: Sequence[str] |
 
 def read_only_prompts(*, ask_password: bool) -> Prompts:
     """What verbs need that only look: they confirm no keys."""
-    from clusterctl.providers.base import Prompts
-
     return Prompts(password=_password() if ask_password else None)
 
 

@@ -18,7 +18,8 @@ import pyte
 import pytest
 
 from clusterctl.cli import output
-from clusterctl.cli.output import Phases, Screen, _Bar
+from clusterctl.cli.output import Phases, Screen
+from clusterctl.cli.pictures import TransferBar
 from clusterctl.cli.run import app
 from clusterctl.errors import ClusterctlError
 from clusterctl.jobs.log_text import KeptLogs, labelled
@@ -246,7 +247,7 @@ def test_what_moves_is_text_too(on_terminal: Run) -> None:
             screen.note(f"note {NAME}")
         with screen.working(f"spinner [link=http://evil]{NAME}"):
             screen.note(f"note {NAME}")
-        bar = _Bar(screen, silent_s=0)
+        bar = TransferBar(screen._console(stderr=True), silent_s=0)
         bar(f"bar [link=http://evil]{NAME}", 1, 2)
         bar.stop()
 

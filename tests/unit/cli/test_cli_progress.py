@@ -4,37 +4,29 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
-from clusterctl.cli import output
-from clusterctl.cli.output import Screen, _Bar, _Lines
+import pytest
+from rich.console import Console
+from rich.progress import Progress
 
-if TYPE_CHECKING:
-    import pytest
-    from rich.progress import Progress
+from clusterctl.cli import output, pictures
+from clusterctl.cli.output import Screen, _Lines
 
 
-class Counting(Screen):
-    """Counts its bars; making one takes long enough for other threads to come by."""
+def test_many_threads_share_one_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    bars: list[Progress] = []
 
-    def __init__(self) -> None:
-        super().__init__(json=False, color=False)
-        self.bars: list[Progress] = []
-
-    def bar(self) -> Progress:
-        bar = super().bar()
-        self.bars.append(bar)
+    def made_slowly(console: Console) -> Progress:
+        bars.append(Progress(console=console))
         time.sleep(0.1)
-        return bar
+        return bars[-1]
 
-
-def test_many_threads_share_one_bar() -> None:
-    screen = Counting()
-    bar = _Bar(screen, silent_s=0)
+    monkeypatch.setattr(pictures, "_bytes_bar", made_slowly)
+    bar = pictures.TransferBar(Console(), silent_s=0)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: bar("hashing", n, 8), range(8)))
     bar.stop()
-    (only,) = screen.bars
+    (only,) = bars
     assert [task.description for task in only.tasks] == ["hashing"]
 
 
