@@ -146,16 +146,11 @@ def test_a_link_to_a_run_is_that_run_and_one_that_can_not_be_read_is_told(made: 
 @pytest.mark.parametrize(
     ("words", "code", "named"),
     [
-        (["show", "9"], "unknown-run", "'9'"),
-        (["diff", "1"], "bad-command-line", "'B'"),
-        (["--where", "lrr=1"], "unknown-run-key", "mean lr?"),
         (["--sort", "lss"], "unknown-run-key", "mean loss?"),
         (["--columns", "lr,nothing.at.all"], "unknown-run-key", "'nothing.at.all'"),
         (["--dir", "nowhere"], "file-unreadable", "nowhere"),
         (["--dir", "runs", "--everywhere"], "options-exclusive", "--everywhere"),
-        (["lst"], "bad-command-line", "'list'"),
         (["--sweep", "1", "--where", "lr=1"], "options-exclusive", "--sort"),
-        (["--where", "lr"], "not-a-condition", "'lr'"),
     ],
 )
 def test_what_is_wrong_is_one_error(made: Clusterctl, words: list[str], code: str, named: str) -> None:

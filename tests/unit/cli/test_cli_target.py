@@ -111,13 +111,6 @@ def test_no_verb_about_a_cluster_that_is_up_needs_the_file(cli: Clusterctl, argv
     assert not_up(cli, "demo", *argv)
 
 
-@pytest.mark.parametrize("argv", FEW_VERBS)
-def test_a_name_goes_before_or_after_the_verb(cli: Clusterctl, argv: list[str]) -> None:
-    (cli.cwd / "cluster.yaml").write_text(WRONG["an unknown key"])
-    assert not_up(cli, "other", "--cluster", "other", *argv)
-    assert not_up(cli, "other", argv[0], "--cluster", "other", *argv[1:])
-
-
 @pytest.mark.parametrize("text", UNREADABLE.values(), ids=UNREADABLE)
 def test_a_file_that_names_no_cluster_or_two_has_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "cluster.yaml").write_text(text)

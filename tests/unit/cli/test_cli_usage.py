@@ -16,8 +16,6 @@ SPEC = "version: 1\nname: {name}\nprovider: {{type: local}}\npartitions:\n  - {{
 BAD_SPEC = SPEC.format(name="BAD").replace("nodes", "noodles")
 
 REFUSED = {
-    "an unknown verb": (["launch"], "bad-command-line", "'launch'"),
-    "an unknown option of a verb": (["up", "--fast"], "bad-command-line", "--fast"),
     "an unknown option before the verb": (["--fast", "up"], "bad-command-line", "--fast"),
     "an option without its value": (["up", "-f"], "bad-command-line", "'-f'"),
     "an unknown format": (["up", "-o", "yaml"], "bad-command-line", "'yaml'"),

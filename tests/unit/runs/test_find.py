@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.runs.find import Row, filtered, find_runs, named_run, ordered
+from clusterctl.runs.find import Row, find_runs, named_run, ordered
+from clusterctl.runs.query import RunQuery, select_runs
 from clusterctl.state.ledger import note_runs_folder, runs_folders
 from tests.support.messages import refused
 from tests.unit.runs.made import TIME, made_run
@@ -37,6 +38,10 @@ def rows(out: Path) -> list[Row]:
 
 def jobs(found: list[Row]) -> list[Any]:
     return [int(row.run.job_id) for row in found]
+
+
+def select(out: Path, **query: Any) -> list[Any]:
+    return jobs(select_runs(RunQuery(**query), [out]).rows)
 
 
 def test_the_newest_is_first_and_what_is_damaged_is_told(out: Path) -> None:
@@ -74,16 +79,16 @@ def test_the_newest_is_first_and_what_is_damaged_is_told(out: Path) -> None:
     ],
 )
 def test_all_conditions_hold(out: Path, conditions: list[str], expected: list[int]) -> None:
-    assert jobs(filtered(rows(out), conditions)) == expected
+    assert select(out, where=conditions) == expected
 
 
 def test_by_tags_and_time(out: Path) -> None:
-    assert jobs(filtered(rows(out), [], tags=["a", "t2"])) == [2]
-    assert jobs(filtered(rows(out), [], since="2000-01-01")) == [4, 3, 2, 1]
+    assert select(out, tags=["a", "t2"]) == [2]
+    assert select(out, since="2000-01-01") == [4, 3, 2, 1]
     days = int((time.time() - TIME - 2.5) / 86_400)
-    assert jobs(filtered(rows(out), [], since=f"{days}d")) == []
+    assert select(out, since=f"{days}d") == []
     with refused("not-a-time", UsageError):
-        filtered(rows(out), [], since="yesterday")
+        select(out, since="yesterday")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +105,7 @@ def test_by_tags_and_time(out: Path) -> None:
 )
 def test_a_condition_that_can_not_be_understood(out: Path, condition: str, code: str, shown: str) -> None:
     with refused(code, UsageError, shown):
-        filtered(rows(out), [condition])
+        select(out, where=[condition])
 
 
 def test_those_without_a_value_come_last_in_either_order(out: Path) -> None:
