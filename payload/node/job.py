@@ -140,8 +140,8 @@ def run(words: Sequence[str]) -> int:
     status = task.supervise(pid, pass_on)
     events.add("end", status=status)
     telemetry.end()
-    if status == RUN_ME_AGAIN and "requeue" in options and requeue("array" in options):
-        events.add("requeue")
+    if status == RUN_ME_AGAIN and "requeue" in options:
+        requeue("array" in options, events)
     return status
 
 
@@ -197,18 +197,19 @@ def set_rendezvous(nodes: Sequence[str]) -> None:
     os.environ["MASTER_PORT"] = str(port)
 
 
-def requeue(is_array: bool) -> bool:
-    """Have Slurm run this job again in this folder, unless it was cancelled; return whether it will."""
+def requeue(is_array: bool, events: Events) -> None:
+    """Have Slurm run this job again in this folder, unless it was cancelled."""
     job = os.environ["SLURM_JOB_ID"]
     if is_array:
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
     # A job that Slurm ends, and not for its time limit, was cancelled.
     state = task.output_of(["squeue", "--noheader", f"--jobs={job}", "--format=%T %r"])
     if state.strip() == "COMPLETING None":
-        return False
+        return
+    # Slurm may end this process before scontrol has returned.
+    events.add("requeue")
     with suppress(OSError):
-        return os.waitpid(task.start(["scontrol", "requeue", job]), 0)[1] == 0
-    return False
+        os.waitpid(task.start(["scontrol", "requeue", job]), 0)
 
 
 def torchrun(python: str, *words: str) -> int:

@@ -274,6 +274,7 @@ def test_a_program_that_wants_to_go_on_is_requeued(batch, status, requeue, again
     run(batch, f"exit {status}", requeue=requeue, array="0-3")
     calls = batch.folder / "scontrol-calls"
     assert (calls.read_text() if calls.exists() else "") == ("requeue 12\nrequeue 12_3\n" if again else "")
+    assert ('"requeue"' in (batch.folder / "job.events").read_text()) == again
 
 
 @pytest.mark.parametrize(
