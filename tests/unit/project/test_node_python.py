@@ -17,6 +17,8 @@ PROGRAMS = sorted(
         *ROOT.glob("ansible/module_utils/*.py"),
         *ROOT.glob("clusterctl/**/remote_*.py"),
         *ROOT.glob("clusterctl/**/remote/*.py"),
+        ROOT / "payload" / "node" / "job.py",
+        ROOT / "payload" / "node" / "task.py",
     ]
 )
 NEWER_NAMES = {"tomllib", "file_digest", "hardlink_to", "batched", "pairwise", "aclosing", "chdir"}
