@@ -16,7 +16,7 @@ import os, sys
 from pathlib import Path
 from mpi4py import MPI
 import utils
-ours = b"std", b"telemetry", b"rank-logs", b"__pyc"
+ours = b"std", b"telemetry", b"rank-logs", b"job.events", b"__pyc"
 found = sorted(p for p in os.listdir(b".") if not p.startswith(ours))
 every = MPI.COMM_WORLD.gather((utils.rate(), Path("link").read_text(), len(found)), 0)
 if MPI.COMM_WORLD.rank == 0:
