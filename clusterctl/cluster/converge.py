@@ -121,7 +121,7 @@ def converge(
     has_changed = rendered.inputs != recorded.inputs
     groups = {} if limit else shared_inputs(cluster, inventory) if has_changed else recorded.groups
     needs_files = provisioned.classed or (groups and has_changed)
-    files = node_files(cluster.spec, inventory, workspace, rendered.files) if needs_files else {}
+    files = node_files(cluster.spec, inventory, workspace) if needs_files else {}
     hosts = HostsToConfigure(inventory, recorded, reports, rendered, groups, files)
     work = hosts.of_limit(limit) if limit else hosts.choose(provisioned.classed, again=again)
     if not work:
@@ -395,6 +395,11 @@ class Rendered:
     inputs: str
     files: Mapping[str, str]
 
+    def write(self, workspace: Workspace) -> None:
+        """Write the files where Ansible reads them."""
+        for name, content in self.files.items():
+            write_atomic(workspace.rendered / name, content)
+
 
 def inputs_of(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Mapping[str, HostReport]
@@ -420,11 +425,10 @@ def inputs_of(
 def render(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Mapping[str, HostReport]
 ) -> Rendered:
-    """Render the files for these hosts, and write them where Ansible reads them."""
+    """Render the files for these hosts, and write all that Ansible reads."""
     inventory = with_plugins(inventory, reports)
     rendered = inputs_of(spec, inventory, workspace, reports)
-    for name, content in rendered.files.items():
-        write_atomic(workspace.rendered / name, content)
+    rendered.write(workspace)
     inventory_file.write_ansible_inventory(spec, inventory, workspace)
     return rendered
 

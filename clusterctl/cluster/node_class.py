@@ -9,34 +9,29 @@ Ansible configures it.
 from __future__ import annotations
 
 import json
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import cache, partial
 from operator import or_
 from pathlib import Path
 from typing import Any, Final
 
 import jinja2
+from ruamel.yaml.comments import TaggedScalar
 
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.configure import inventory_file
-from clusterctl.hosts.probe import Checksums
+from clusterctl.hosts.probe import Checksums, ProbeRequest
 from clusterctl.hosts.roles import probe_requests, system_accounts
 from clusterctl.providers.base import Provisioned
 from clusterctl.providers.node_class import NodeFile, NodeFiles
-from clusterctl.scheduler.slurm_conf import TASK_PROLOG, takes_nodes_by_reconfigure
+from clusterctl.scheduler.slurm_conf import takes_nodes_by_reconfigure
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, distribution_ahead
+from clusterctl.state.inventory import COMPUTE, CONTROLLER, Inventory, distribution_ahead
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport, remote_argv
-from clusterctl.util.assets import ansible_hash, asset, digest
-
-_HOSTS: Final = "/etc/hosts"
-_EDGES: Final = ("# BEGIN hosts of this cluster (clusterctl)\n", "# END hosts of this cluster (clusterctl)\n")
-_MUNGE_KEY: Final = "/etc/munge/munge.key"
-_SLURMD: Final = "/etc/systemd/system/slurmd.service.d/clusterctl.conf"
-_HEALTH: Final = "/opt/clusterctl/health.json"
-_SLURM: Final = ("slurm.conf", "gres.conf", "cgroup.conf", "topology.conf")  # a controller's
-_SLURMDBD: Final = "/etc/slurm/slurmdbd.conf"
+from clusterctl.util.assets import ansible_hash, asset, digest, table
 
 
 def has_classes(cluster: ClusterContext) -> bool:
@@ -58,95 +53,116 @@ def class_ahead(cluster: ClusterContext) -> str:
     return class_inputs(inventory_file.class_variables(cluster.spec, distribution, shared))
 
 
-def node_files(
-    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, rendered: Mapping[str, str]
-) -> NodeFiles:
-    """Host -> the files that it has for itself; ``rendered`` are those made for all hosts."""
-    variables = inventory_file.role_variables(spec, inventory, workspace)
-    accounts = system_accounts()
-    munge = NodeFile(workspace.munge_key.read_bytes(), 0o400, accounts["munge"])
-    openmpi = NodeFile(_templated("openmpi/templates/openmpi-mca-params.conf.j2", variables))
-    health = json.loads(rendered[inventory_file.HEALTH_FILE])
-    digests = json.loads(rendered[inventory_file.SLURMD_FILE])
-    slurmd = "slurmd/templates/clusterctl.conf.j2"
-    prolog = "job_env/templates/task-prolog.sh.j2"
-    of_tasks = {
-        **variables,
-        "job_env_root": "/opt/clusterctl",
-        "job_env_fabric": {},
-        "job_env_variables": {},
-        "job_env_gpus": {"uuids": ()},
-    }
-    # Without PMIx the nodes have one, which says no more than that.
-    of_all = {} if inventory.pmix else {TASK_PROLOG: NodeFile(_templated(prolog, of_tasks), 0o755)}
-    slurm = {f"/etc/slurm/{name}": NodeFile(rendered[name].encode()) for name in _SLURM}
-    slurm[_SLURMDBD] = NodeFile(rendered[Path(_SLURMDBD).name].encode(), 0o600, accounts["slurm"])
-    of_compute = {
-        host.name: {
-            _SLURMD: NodeFile(_templated(slurmd, {**variables, "slurmd_config_digest": digests[host.name]})),
-            _HEALTH: NodeFile((json.dumps(health[host.name], indent=4, sort_keys=True) + "\n").encode()),
-        }
-        for host in inventory.compute
+_OWN: Final = "own_file"  # the tag of tasks that write what differs by host, or by cluster
+
+
+def node_files(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> NodeFiles:
+    """Return the files that hosts of a class have for themselves, as the roles' tasks would write them.
+
+    The files that these copy from ``workspace.rendered`` are there already.
+    """
+    variables = {
+        name: value.value if isinstance(value, TaggedScalar) else value
+        for name, value in inventory_file.role_variables(spec, inventory, workspace).items()
     }
     return {
-        host.name: {
-            _MUNGE_KEY: munge,
-            **of_all,
-            inventory.distribution.openmpi_conf: openmpi,
-            **of_compute.get(host.name, slurm),
-            _HOSTS: NodeFile(_hosts_file(host, inventory).encode()),
+        host: {
+            path: file
+            for role, task in _own_tasks()
+            for path, file in _written(role, task, {**variables, "inventory_hostname": host}, request)
         }
-        for host in inventory.hosts
+        for host, request in probe_requests(spec, inventory, workspace).items()
     }
 
 
-def _hosts_file(host: Host, inventory: Inventory) -> str:
-    lines = "".join(f"{one.address} {one.name}\n" for one in inventory.hosts)
-    return f"127.0.0.1 localhost\n{host.address} {host.name}\n{_EDGES[0]}{lines}{_EDGES[1]}"
+@cache
+def _own_tasks() -> tuple[tuple[Path, Mapping[str, Any]], ...]:
+    """The tasks that write what differs by host, each with the folder of its role."""
+    files = sorted((asset("ansible") / "roles").glob("*/tasks/*.yml"))
+    tasks = ((path, task) for path in files if _OWN in path.read_text() for task in table(path, list[Any]))
+    return tuple((path.parents[1], task) for path, task in tasks if task.get("tags") == _OWN)
 
 
-def _templated(template: str, variables: Mapping[str, Any]) -> bytes:
-    """The text of a role's template, as Ansible writes it."""
-    environment = jinja2.Environment(  # noqa: S701 - no HTML
-        undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True
-    )
-    environment.filters |= {"combine": or_, "quote": shlex.quote}  # Ansible's
-    source = (asset("ansible") / "roles" / template).read_text()
-    return environment.from_string(source).render(ansible_managed="Ansible managed", **variables).encode()
+def _written(
+    role: Path, task: Mapping[str, Any], given: Mapping[str, Any], request: ProbeRequest
+) -> Iterator[tuple[str, NodeFile]]:
+    """The files that a task writes on a host, of those that the host is to have."""
+    defaults = table(role / "defaults/main.yml", dict[str, Any])
+    ((module, arguments),) = ((key, value) for key, value in task.items() if key.startswith("ansible."))
+    owner = {"root": 0, **system_accounts()}[arguments.get("owner", "root")]
+    for item in task.get("loop", [""]):
+        variables = {**defaults, **given, **task.get("vars", {}), "item": item}
+        path = _value(arguments.get("dest") or arguments["path"], variables)
+        mode = int(arguments["mode"], 8)
+        if path in request.blocks:
+            text = _value(arguments["block"], variables)
+            yield path, NodeFile(text.encode(), mode, owner, request.blocks[path])
+        elif path in request.files:
+            if module.endswith("template"):
+                text = (role / "templates" / arguments["src"]).read_text()
+            elif "content" in arguments:
+                text = arguments["content"]
+            else:
+                yield path, NodeFile(Path(_value(arguments["src"], variables)).read_bytes(), mode, owner)
+                continue
+            yield path, NodeFile(_value(text, variables).encode(), mode, owner)
 
 
-def _hosts_block(files: Mapping[str, NodeFile]) -> str:
-    return files[_HOSTS].data.decode().partition(_EDGES[0])[2].partition(_EDGES[1])[0]
+class _Context(jinja2.runtime.Context):
+    """Variables as Ansible resolves them: the value of a default may be a template of its own."""
+
+    def resolve_or_missing(self, key: str) -> Any:
+        value = super().resolve_or_missing(key)
+        return _value(value, self.get_all()) if isinstance(value, str) and "{{" in value else value
+
+
+class _Environment(jinja2.Environment):
+    context_class = _Context
+
+
+_ANSIBLE: Final = _Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
+_ANSIBLE.filters |= {
+    "combine": or_,
+    "quote": shlex.quote,
+    "from_json": json.loads,
+    "to_nice_json": partial(json.dumps, indent=4, sort_keys=True),
+}
+_ANSIBLE.globals |= {
+    "ansible_managed": "Ansible managed",
+    "lookup": lambda _, path: Path(path).read_text(),
+}
+_expression = cache(partial(_ANSIBLE.compile_expression, undefined_to_none=False))
+_template = cache(_ANSIBLE.from_string)
+
+
+def _value(text: str, variables: Mapping[str, Any]) -> Any:
+    """Evaluate a template; an expression alone keeps the type of its value."""
+    alone = re.fullmatch(r"{{((?:(?!}}).)*)}}", text)
+    return _expression(alone[1].strip())(**variables) if alone else _template(text).render(**variables)
 
 
 def own_marks(files: Mapping[str, NodeFile]) -> Checksums:
     """What the probe of a node shows of the files that it has for itself."""
-    block = NodeFile(_hosts_block(files).encode()).mark.partition(" ")[0]
-    marks = {f"file {path}": file.mark for path, file in files.items() if path != _HOSTS}
-    return {**marks, f"block {_HOSTS}": block}
+    return {_key(path, file): file.mark for path, file in files.items()}
+
+
+def _key(path: str, file: NodeFile) -> str:
+    return f"{'block' if file.edges else 'file'} {path}"
 
 
 def can_renew(files: Mapping[str, NodeFile], seen: Checksums) -> bool:
     """Whether a host as it was seen lacks nothing but newer files of its own, none of them secret."""
     marks = own_marks(files)
     secrets = [f"file {path}" for path, file in files.items() if not file.mode & 0o077]
-    return all(seen.get(key) == marks[key] for key in secrets) and f"block {_HOSTS}" in seen
+    return marks.keys() <= seen.keys() and all(seen[key] == marks[key] for key in secrets)
 
 
 def renew(files: Mapping[str, NodeFile], seen: Checksums, transport: Transport) -> None:
-    """Write on a host those of its own files that it shows otherwise, and restart slurmd if it reads one."""
-    marks = own_marks(files)
-    changed = {
-        path: [file.data.decode(), file.mode]
-        for path, file in files.items()
-        if path != _HOSTS and seen.get(f"file {path}") != marks[f"file {path}"]
-    }
-    block = f"block {_HOSTS}"
-    blocks = {} if seen[block] == marks[block] else {_HOSTS: [_EDGES[0], _hosts_block(files), _EDGES[1]]}
-    if changed or blocks:
-        asked = {"files": changed, "blocks": blocks, "units": {"slurmd": _SLURMD}}
-        argv = remote_argv("clusterctl.cluster.remote_own_files", json.dumps(asked))
-        transport.run(("sudo", "-n", *argv))
+    """Write on a host those of its own files that it shows otherwise, and restart units that read them."""
+    stale = {path: files[path] for path in files if seen[_key(path, files[path])] != files[path].mark}
+    if stale:
+        asked = {path: (file.data.decode(), file.mode, file.edges) for path, file in stale.items()}
+        transport.run(("sudo", "-n", *remote_argv("clusterctl.hosts.remote_own_files", json.dumps(asked))))
 
 
 def shared_inputs(cluster: ClusterContext, inventory: Inventory) -> Mapping[str, str]:

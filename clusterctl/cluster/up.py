@@ -254,7 +254,8 @@ def provision(
 
     def files(inventory: Inventory) -> NodeFiles:
         whole = completed(inventory)
-        return node_files(spec, whole, workspace, inputs_of(spec, whole, workspace, {}).files)
+        inputs_of(spec, whole, workspace, {}).write(workspace)
+        return node_files(spec, whole, workspace)
 
     node_class = NodeClass({group: one.key for group, one in shared.items()}, files) if shared else None
     made = cluster.provider.apply(

@@ -16,11 +16,13 @@ class NodeFile:
     data: bytes
     mode: int = 0o644
     owner: int = 0  # uid and gid
+    edges: tuple[str, str] | None = None  # the lines around ``data``, if other lines of the file are not ours
 
     @property
     def mark(self) -> str:
         """As the probe of a host tells it."""
-        return f"{hashlib.sha256(self.data).hexdigest()[:16]} {self.mode:o} {self.owner}:{self.owner}"
+        content = hashlib.sha256(self.data).hexdigest()[:16]
+        return content if self.edges else f"{content} {self.mode:o} {self.owner}:{self.owner}"
 
 
 NodeFiles = Mapping[str, Mapping[str, NodeFile]]  # host -> path

@@ -130,12 +130,16 @@ class ClusterRequest(_Message):
 
 
 class PlacedFile(_Message):
-    """A file that a new node has for itself; ``data`` is base64. ``owner`` is its uid and gid."""
+    """A file that a new node has for itself; ``data`` is base64. ``owner`` is its uid and gid.
+
+    edges: the lines around ``data``, if it is a part of a file that the node has already.
+    """
 
     path: Annotated[str, StringConstraints(pattern=r"^/(etc|opt)(/[A-Za-z0-9][\w.-]*)+$")]
     data: str
     mode: Annotated[int, Field(ge=0, le=0o777)]
     owner: Annotated[int, Field(ge=0)]
+    edges: tuple[str, str] | None = None
 
 
 class ClassRequest(_Message):

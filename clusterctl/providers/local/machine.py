@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO
 
 from clusterctl.errors import ProvisionError
+from clusterctl.hosts.remote_own_files import with_block
 from clusterctl.providers.local import layout, system
 from clusterctl.providers.local.system import TOOL_ENV, mount_disk, mount_overlay, rooted_under, run
 from clusterctl.spec.common import ADMIN_ID
@@ -109,11 +110,13 @@ def prepare(
         f"[Match]\nName=host0\n\n[Network]\nAddress={own}/{subnet.prefixlen}\nLinkLocalAddressing=no\n"
     )
     _place(root, "etc/systemd/network/10-host0.network", network_file)
-    for file in files:
-        path = _place(root, file.path.lstrip("/"), b64decode(file.data), mode=file.mode)
-        os.chown(path, file.owner, file.owner)
     if not (changes / "upper/etc/hosts").is_file():
         _place(root, "etc/hosts", f"127.0.0.1 localhost\n{own} {name}\n")
+    for file in files:
+        path, data = file.path.lstrip("/"), b64decode(file.data)
+        if file.edges:
+            data = with_block((root / path).read_text(), data.decode(), *file.edges).encode()
+        os.chown(_place(root, path, data, mode=file.mode), file.owner, file.owner)
     authorized = _place(root, "home/clusterctl/.ssh/authorized_keys", f"{admin_key}\n", mode=0o600)
     os.chown(authorized, ADMIN_ID, ADMIN_ID)
     host_key = machine.folder / "host_key"

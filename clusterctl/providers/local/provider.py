@@ -368,7 +368,8 @@ def clusters() -> tuple[layout.ClusterState, ...]:
 
 def _placed(path: str, file: NodeFile) -> dict[str, Any]:
     data = b64encode(file.data).decode()
-    return layout.PlacedFile(path=path, data=data, mode=file.mode, owner=file.owner).model_dump(mode="json")
+    placed = layout.PlacedFile(path=path, data=data, mode=file.mode, owner=file.owner, edges=file.edges)
+    return placed.model_dump(mode="json")
 
 
 def _is_ours(one: layout.KeptFolder) -> bool:

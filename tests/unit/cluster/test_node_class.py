@@ -27,6 +27,7 @@ from clusterctl.hosts.probe import HostReport
 from clusterctl.hosts.roles import probe_requests
 from clusterctl.providers.base import Provisioned
 from clusterctl.providers.local.node_class import class_key
+from clusterctl.providers.node_class import NodeFiles
 from clusterctl.scheduler.base import NodeInfo
 from clusterctl.spec import distributions
 from clusterctl.spec.models import ClusterSpec
@@ -184,9 +185,14 @@ def test_what_a_class_is_made_of_holds_no_secret_and_no_host_of_a_cluster(
     assert not [word for word in (key, str(workspace.munge_key), "demo-ctl", "10.9.0") if word in text]
 
 
+def own_files(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> NodeFiles:
+    inputs_of(spec, inventory, workspace, {}).write(workspace)
+    return node_files(spec, inventory, workspace)
+
+
 def test_each_node_has_its_own_files(workspace: Workspace) -> None:
     spec, inventory = spec_of(), INVENTORY
-    files = node_files(spec, inventory, workspace, inputs_of(spec, inventory, workspace, {}).files)
+    files = own_files(spec, inventory, workspace)
     assert list(files) == [CTL, ONE, TWO]
     assert files[CTL]["/etc/munge/munge.key"] == files[ONE]["/etc/munge/munge.key"]
     assert f"({inventory.controller.address})".encode() in files[CTL]["/etc/slurm/slurm.conf"].data
@@ -196,7 +202,7 @@ def test_each_node_has_its_own_files(workspace: Workspace) -> None:
     slurmd = (
         "/etc/systemd/system/slurmd.service.d/clusterctl.conf"  # of shares; else with a digest of its size
     )
-    assert same == ["/etc/munge/munge.key", "/etc/openmpi/openmpi-mca-params.conf", slurmd]
+    assert same == ["/etc/hosts", "/etc/munge/munge.key", "/etc/openmpi/openmpi-mca-params.conf", slurmd]
     assert files[ONE]["/etc/munge/munge.key"].mark.endswith(" 400 64031:64031")
     assert b"10.9.0.0/24" in files[ONE]["/etc/openmpi/openmpi-mca-params.conf"].data
     assert json.loads(files[TWO]["/opt/clusterctl/health.json"].data)["node"] == TWO
@@ -204,7 +210,7 @@ def test_each_node_has_its_own_files(workspace: Workspace) -> None:
 
 def test_without_pmix_nodes_have_the_prolog_that_ansible_would_write(workspace: Workspace) -> None:
     spec, inventory = spec_of(), INVENTORY.model_copy(update={"pmix": False})
-    files = node_files(spec, inventory, workspace, inputs_of(spec, inventory, workspace, {}).files)
+    files = own_files(spec, inventory, workspace)
     prolog = files[ONE]["/opt/clusterctl/task-prolog"]
     assert prolog.mark.endswith(" 755 0:0")
     assert subprocess.run(["bash", "-n"], input=prolog.data, check=False).returncode == 0
@@ -244,8 +250,7 @@ class Played:
         monkeypatch.setattr(ClusterContext, "scheduler", lambda *_, **__: self)
         monkeypatch.setattr(converge, "fetch_gpu_wheels", lambda *_, **__: ())
         spec, inventory = self.spec, self.inventory
-        rendered = inputs_of(spec, inventory, workspace, {}).files
-        self.files = node_files(spec, inventory, workspace, rendered)
+        self.files = own_files(spec, inventory, workspace)
         asked = probe_requests(spec, inventory, workspace)
         self.marks = {
             group: {path: f"of the class {path}" for path in asked[host].files}
@@ -262,8 +267,7 @@ class Played:
     def show(self, inventory: Inventory) -> None:
         """Have all nodes show what they are to have as nodes of that inventory."""
         self.inventory = inventory
-        rendered = inputs_of(self.spec, inventory, self.workspace, {}).files
-        files = node_files(self.spec, inventory, self.workspace, rendered)
+        files = own_files(self.spec, inventory, self.workspace)
         made = Provisioned(inventory, class_marks=self.marks)
         cluster = ClusterContext.of(self.spec, workspace=self.workspace)
         self.shown |= marks_of_class(cluster, made, files)
@@ -472,12 +476,8 @@ def test_after_an_up_that_did_not_end_nothing_is_known_of_what_they_share(growin
 def test_files_of_a_node_are_replaced_whole_and_others_lines_stay(tmp_path: Path) -> None:
     hosts, conf = tmp_path / "hosts", tmp_path / "conf"
     hosts.write_text("1 mine\n# BEGIN\nold\n# END\n2 mine\n")
-    asked = {
-        "files": {str(conf): ["text", 0o640]},
-        "blocks": {str(hosts): ["# BEGIN\n", "new\n", "# END\n"]},
-        "units": {"slurmd": "/not/changed"},
-    }
-    argv = remote_argv("clusterctl.cluster.remote_own_files", json.dumps(asked))
+    asked = {str(conf): ["text", 0o640, None], str(hosts): ["new\n", 0o644, ["# BEGIN", "# END"]]}
+    argv = remote_argv("clusterctl.hosts.remote_own_files", json.dumps(asked))
     for _ in range(2):
         subprocess.run([sys.executable, *argv[1:]], check=True)
         assert hosts.read_text() == "1 mine\n# BEGIN\nnew\n# END\n2 mine\n"
