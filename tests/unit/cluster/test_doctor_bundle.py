@@ -24,8 +24,8 @@ from clusterctl.util.redact import HIDDEN
 from tests.support.inventories import host_of, inventory_of
 from tests.support.manual import ROOT, assert_shown
 from tests.support.messages import refused
-from tests.support.planted import FACTS, PLANTED, PORTS
 from tests.support.verbs import Clusterctl
+from tests.unit.util.planted import FACTS, PLANTED, PORTS
 
 SPEC = """\
 version: 1

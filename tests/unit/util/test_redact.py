@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from clusterctl.util.assets import yaml_text
 from clusterctl.util.redact import HIDDEN, patterns, redactor
-from tests.support.planted import FACTS, PLANTED, PORTS
+from tests.unit.util.planted import FACTS, PLANTED, PORTS
 
 # The ways in which logs, specs and command lines write a password; 7777 stands beside it.
 NOTATIONS: Final[dict[str, Callable[[str], str]]] = {
