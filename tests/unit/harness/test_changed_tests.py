@@ -20,32 +20,25 @@ MODULES = changed_tests.modules_of(ROOT)
     ("path", "units", "stories"),
     [
         ("clusterctl/cli/jobs.py", "cli/test_cli_jobs", STORY),
-        ("clusterctl/cli/bundle.py", "packages/test_bundle_verbs", STORY),
         ("clusterctl/cluster/down.py", "cluster/test_down", STORY),
-        ("clusterctl/state/workspace.py", "state/test_workspace", STORY),
         ("clusterctl/util/disk.py", "util/test_disk cluster/test_down", STORY),
         ("clusterctl/api.py", "cli/test_api", STORY),
         ("clusterctl/scheduler/data/any.toml", "scheduler/test_diagnosis", STORY),
-        ("clusterctl/providers/local/machine.py", "local/test_machine", STORY),
         ("clusterctl/providers/base.py", "local/test_layout onprem/test_access gcp/test_gcp_api", STORY),
         ("clusterctl/providers/onprem/access.py", "onprem/test_access", ""),
-        ("clusterctl/providers/gcp/preflight.py", "gcp/test_gcp_preflight", ""),
         ("ansible/roles/cuda/tasks/main.yml", "roles/test_cuda_role configure/test_roles", STORY),
         ("ansible/library/host_ledger.py", "host_ledger/test_ledger_files", STORY),
         ("templates/slurm.conf.j2", "scheduler/test_slurm_config", STORY),
         ("terraform/gcp/main.tf", "gcp/test_gcp_golden", ""),
         ("payload/nn/layers.py", "payload/test_payload_layers", TRAINING),
-        ("docs/jobs.md", "project/test_links project/test_manual", ""),
         ("README.md", "project/test_links project/test_manual", ""),
         ("pyproject.toml", "project/test_packaging", ""),
         ("scripts/cli_reference.py", "project/test_written_pages harness/test_run_tests", ""),
         ("scripts/lint", "project/test_scripts", ""),
         (".ci/run", "harness/test_run_tests", ""),
         ("tests/support/residue.py", "harness/test_residue", ""),
-        ("tests/support/plays.py", "configure/test_roles", ""),
         ("tests/conftest.py", "harness/test_conditions", ""),
         ("tests/unit/configure/conftest.py", "configure/test_roles", ""),
-        ("tests/unit/runs/fetched.py", "runs/test_fetch", ""),
         ("tests/unit/spec/test_spec_load.py", "spec/test_spec_load", ""),
         ("tests/e2e/test_jobs.py", "", "tests/e2e/test_jobs.py"),
         ("tests/e2e/conftest.py", "", STORY),
@@ -82,19 +75,9 @@ def test_what_would_take_too_long_is_left_out_the_nearest_tests_last() -> None:
     assert choose(["clusterctl/jobs/stage.py"], TEXTS, heavy).units == ["tests/unit/jobs/test_stage.py"]
 
 
-def test_a_test_that_is_gone_brings_nothing() -> None:
-    choice = choose(["tests/unit/runs/test_that_is_gone.py", "tests/e2e/test_that_is_gone.py"], MODULES, {})
-    assert not choice.units + choice.stories
-
-
 def test_a_name_that_is_a_word_is_looked_for_with_its_folder() -> None:
     text = {"tests/unit/jobs/test_a.py": "run()", "tests/unit/jobs/test_b.py": 'ROOT / ".ci/run"'}
     assert choose([".ci/run"], text, {}).units == ["tests/unit/jobs/test_b.py"]
-
-
-def test_all_that_is_short_runs() -> None:
-    choice = choose(["clusterctl/jobs/stage.py"], TEXTS, dict.fromkeys(SHARES, 0.1))
-    assert {*SHARES} - {*choice.units} == {"tests/unit/runs/test_other.py"}
 
 
 def test_a_change_is_the_branch_s_and_what_is_not_committed(tmp_path: Path) -> None:

@@ -46,7 +46,6 @@ def test_the_tree_keeps_the_rules(tree: Path) -> None:
             "clusterctl/spec/base.py",
             "def f():\n    import clusterctl.state.ledger",
         ),
-        ("an import upwards from util", "clusterctl/util/assets.py", "import clusterctl.state.ledger"),
         ("clusterctl knows the payload", "clusterctl/state/workspace.py", "import payload"),
         ("the payload knows clusterctl", "payload/training/metrics.py", "import clusterctl.errors"),
     ],

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -56,30 +56,36 @@ def new(machine: Machine, before: frozenset[str]) -> list[str]:
     return left_behind(before, lambda: look_as_root(machine), patience_s=0)
 
 
-def test_a_network_namespace(machine: Machine, name: str) -> None:
-    before = look_as_root(machine)
-    root("ip", "netns", "add", name)
-    try:
-        found = new(machine, before)
-    finally:
-        root("ip", "netns", "delete", name)
-    assert f"file /run/netns/{name}" in found
-    assert any(line.startswith(f"mount /run/netns/{name}: nsfs") for line in found)
-    assert not [line for line in new(machine, before) if name in line]
-
-
-def test_a_link_its_address_and_its_route(machine: Machine, name: str) -> None:
-    before = look_as_root(machine)
-    root("ip", "link", "add", name, "type", "bridge")
-    try:
+def test_what_a_cluster_makes_is_seen_until_it_is_gone(machine: Machine, name: str, tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n")
+    watching = dataclasses.replace(machine, files=(hosts,))
+    group = next(Path("/sys/fs/cgroup").rglob("cgroup.procs")).parent / f"clusterctl-{name}"
+    home, before = str(machine.home), look_as_root(watching)
+    with ExitStack() as stack:
+        root("ip", "netns", "add", name)
+        stack.callback(root, "ip", "netns", "delete", name)
+        root("ip", "link", "add", name, "type", "bridge")
+        stack.callback(root, "ip", "link", "delete", name)
         root("ip", "address", "add", "198.51.100.1/30", "dev", name)
         root("ip", "link", "set", name, "up")
-        found = new(machine, before)
-    finally:
-        root("ip", "link", "delete", name)
-    assert {f"link {name}", f"address 198.51.100.1 on {name}", f"route 198.51.100.0/30 on {name}"} <= set(
-        found
-    )
+        group.mkdir()
+        stack.callback(group.rmdir)
+        hosts.write_text("127.0.0.1 localhost\n10.0.0.1 t-ctl\n")
+        by_environment = stack.enter_context(running(sys.executable, "-c", SLEEP, CLUSTERCTL_HOME=home))
+        by_argument = stack.enter_context(running(sys.executable, "-c", SLEEP, f"-F{home}/t/ssh_config"))
+        found = new(watching, before)
+    assert {
+        f"file /run/netns/{name}",
+        f"link {name}",
+        f"address 198.51.100.1 on {name}",
+        f"route 198.51.100.0/30 on {name}",
+        f"control group {group}",
+        f"line of {hosts}: 10.0.0.1 t-ctl",
+    } <= set(found)
+    starts = (f"mount /run/netns/{name}: nsfs", f"process {by_environment}:", f"process {by_argument}:")
+    assert [any(line.startswith(start) for line in found) for start in starts] == [True] * 3
+    assert not [line for line in new(machine, before) if name in line]
 
 
 @pytest.fixture
@@ -130,27 +136,6 @@ def test_a_tree_or_image_that_another_test_process_builds_is_not_this_ones(
         root("umount", str(place))
 
 
-def test_a_line_in_a_file_of_the_host(machine: Machine, tmp_path: Path) -> None:
-    hosts = tmp_path / "hosts"
-    hosts.write_text("127.0.0.1 localhost\n")
-    watching = Machine(machine.home, machine.state, files=(hosts,))
-    before = look_as_root(watching)
-    line = "10.0.0.1 t-ctl"
-    hosts.write_text(f"127.0.0.1 localhost\n{line}\n")
-    told = f"line of {hosts}: {line}"
-    assert told in new(watching, before)
-
-
-def test_a_process_that_was_given_our_home(machine: Machine) -> None:
-    before = look_as_root(machine)
-    with running(sys.executable, "-c", SLEEP, CLUSTERCTL_HOME=str(machine.home)) as by_environment:
-        found = new(machine, before)
-    assert any(line.startswith(f"process {by_environment}:") for line in found)
-    with running(sys.executable, "-c", SLEEP, f"-F{machine.home}/t/ssh_config") as by_argument:
-        found = new(machine, before)
-    assert any(line.startswith(f"process {by_argument}:") for line in found)
-
-
 def test_the_host_of_another_test_process_is_none_of_ours(machine: Machine, tmp_path: Path) -> None:
     nspawn = tmp_path / "systemd-nspawn"
     nspawn.symlink_to("/usr/bin/tail")
@@ -173,17 +158,6 @@ def test_a_process_whose_container_is_gone(machine: Machine, tmp_path: Path) -> 
     with running(*argv):
         found = new(machine, before)
     assert any(f"(in {folder}" in line for line in found)
-
-
-def test_a_control_group(machine: Machine) -> None:
-    group = next(Path("/sys/fs/cgroup").rglob("cgroup.procs")).parent / "clusterctl-test"
-    before = look_as_root(machine)
-    group.mkdir()
-    try:
-        found = new(machine, before)
-    finally:
-        group.rmdir()
-    assert f"control group {group}" in found
 
 
 @pytest.mark.parametrize("tool", ["nft", "iptables-save", "ip6tables-save"])
