@@ -9,8 +9,8 @@ from pathlib import Path
 
 from clusterctl.providers.local import system
 from clusterctl.providers.local.system import run
-from tests.support.apt_proxy import PORT
 from tests.support.lab import Box, Request
+from tests.support.lab_web import PROXY_PORT
 from tests.support.shapes import shape
 
 # The base has clusterctl's own account, which a machine of somebody's own has not; and it ends units quickly.
@@ -67,6 +67,8 @@ def machine(root: Path, box: Box, addresses: Mapping[str, str], services: Servic
         sudoers.touch(mode=0o440)
         sudoers.write_text(f"{request.user} ALL=(ALL:ALL) {rights}\n")
     if request.internet:
-        settings = f'Acquire::http::Proxy "http://{services.address}:{PORT}";\nAcquire::Languages "none";\n'
+        settings = (
+            f'Acquire::http::Proxy "http://{services.address}:{PROXY_PORT}";\nAcquire::Languages "none";\n'
+        )
         (root / "etc/apt/apt.conf.d/80proxy").write_text(settings)
         (root / "etc/dpkg/dpkg.cfg.d/80fast").write_text("force-unsafe-io\n")

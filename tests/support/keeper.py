@@ -26,10 +26,10 @@ from clusterctl.providers.local import image, machine, system
 from clusterctl.providers.local.helper import state_lock
 from clusterctl.providers.local.layout import address, bridge_name, machine_name, make_private, netns_name
 from clusterctl.providers.local.system import run
-from tests.support import apt_proxy, furnish
-from tests.support.el import web
+from tests.support import furnish
 from tests.support.lab import GATE, Box, LabHost, Request
-from tests.support.namespaces import inside
+from tests.support.lab_web import inside, serving_apt, serving_files
+from tests.support.processes import eventually
 from tests.support.trees import Tree, tree
 
 STATE = Path("/var/lib/clusterctl-labs")
@@ -60,9 +60,9 @@ class Keeper:
             self._make_network()
             if request.internet:
                 cache = Path(request.cache) / "test-debs"
-                stack.enter_context(apt_proxy.serving(self._netns, cache, self._tree.apt_hosts))
+                stack.enter_context(serving_apt(self._netns, cache, self._tree.apt_hosts))
             if self._tree.web:
-                stack.enter_context(web.serving(self._netns, self._tree.web))
+                stack.enter_context(serving_files(self._netns, self._tree.web))
             lower = self._tree.layers
             lower = (furnish.layer(lower, self._folder / "furnished", request), *lower)
             for number, box in enumerate(self._boxes, start=1):
@@ -128,8 +128,7 @@ class Keeper:
         deadline = time.monotonic() + _BOOT_TIMEOUT_S
         while not self._answers(own):
             if time.monotonic() > deadline or name not in machine.running():
-                console = folder / "console.log"
-                said = console.read_text(errors="replace")[-5000:] if console.exists() else ""
+                said = (folder / "console.log").read_text(errors="replace")[-5000:]
                 raise RuntimeError(f"{box.name} did not come up:\n{said}")
             time.sleep(0.1)
         public = (folder / "root/etc/ssh/ssh_host_ed25519_key.pub").read_text().split()[:2]
@@ -138,11 +137,7 @@ class Keeper:
     def _plug_gate(self) -> None:
         """The gate's second cable is there once its systemd-nspawn runs."""
         ip = ["ip", "-n", netns_name(self._request.id)]
-        deadline = time.monotonic() + _BOOT_TIMEOUT_S
-        while "gate-back" not in run([*ip, "link", "show"], what="reading links"):
-            if time.monotonic() > deadline:
-                raise RuntimeError("the gate did not start")
-            time.sleep(0.05)
+        eventually(lambda: "gate-back" in run([*ip, "link", "show"], what="reading links"), _BOOT_TIMEOUT_S)
         run([*ip, *"link set gate-back master back up".split()], what="plugging the gate's second cable")
 
     def _answers(self, own: str) -> bool:

@@ -24,7 +24,6 @@ from typing import Any, Literal
 
 from ruamel.yaml import YAML
 
-from clusterctl.spec.hosts import expand
 from clusterctl.state.workspace import cache_home
 from clusterctl.util.assets import render
 from tests.support.nested import ROOT, Host, as_root, leader
@@ -136,12 +135,12 @@ class Lab:
     ) -> str:
         """The text of a spec for these machines.
 
-        By default the first one leads, and the others are partition `train`. ``partitions`` gives ranges of
-        hosts by name; ``provider`` and ``more`` go over what is written by default.
+        By default the first one leads, and the others are partition `train`. ``partitions`` gives hosts by
+        name; ``provider`` and ``more`` go over what is written by default.
         """
         lead = controller or self.hosts[0].name
         others = [host.name for host in self.hosts if host.name != lead] or [lead]
-        asked = partitions or {"train": _one_range(others)}
+        asked = partitions or {"train": ",".join(others)}
         access: dict[str, Any] = {"user": self.user, "key": str(self.key)}
         if self.gate:
             access["jump"] = [f"{self.user}@{self.gate.address}"]
@@ -164,47 +163,34 @@ class Lab:
         return text.getvalue()
 
 
-def _one_range(names: Sequence[str]) -> str:
-    """One range that says all these names: `node[2-3]`."""
-    stem = names[0].rstrip("0123456789")
-    numbers = [int(name.removeprefix(stem) or 0) for name in names]
-    text = f"{stem}[{numbers[0]}-{numbers[-1]}]" if len(names) > 1 else names[0]
-    assert expand(text) == tuple(names), f"no range: {names}"
-    return text
-
-
 @dataclass(frozen=True)
 class Request:
-    """What the keeper is asked for, as one JSON line."""
+    """What the keeper is asked for, as one JSON line.
+
+    gate: all but one more machine, `gate`, are out of this machine's reach.
+    internet: their apt may fetch packages from Debian, through a proxy on the bridge.
+    shared: where all see one folder.
+    options: more of systemd-nspawn's own.
+    """
 
     id: str
     kind: Kind
     boxes: tuple[Box, ...]
-    user: str
-    password: str
     public_key: str
-    gate: bool
-    internet: bool
-    shared: str | None
-    options: tuple[str, ...]  # more of systemd-nspawn's own
     cache: str
+    user: str = USER
+    password: str = PASSWORD
+    gate: bool = False
+    internet: bool = False
+    shared: str | None = None
+    options: tuple[str, ...] = ()
 
 
 @contextmanager
-def lab(
-    kind: Kind = "debian",
-    boxes: int | Sequence[Box] = 3,
-    *,
-    user: str = USER,
-    gate: bool = False,
-    internet: bool = False,
-    shared: str | None = None,
-    options: Sequence[str] = (),
-) -> Iterator[Lab]:
+def lab(kind: Kind = "debian", boxes: int | Sequence[Box] = 3, **more: Any) -> Iterator[Lab]:
     """Boot machines, `node1`, `node2`, ... unless they are named; they are gone afterwards.
 
-    ``gate``: all but one more machine, `gate`, are out of this machine's reach. ``internet``: their apt may
-    fetch packages from Debian, through a proxy on the bridge. ``shared``: where all see one folder.
+    ``more``: fields of ``Request``.
 
     Raises:
         AssertionError: they did not come up; says why.
@@ -215,24 +201,12 @@ def lab(
         key = folder / "id_ed25519"
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
         public = key.with_suffix(".pub").read_text().strip()
-        request = Request(
-            id=secrets.token_hex(3),
-            kind=kind,
-            boxes=asked,
-            user=user,
-            password=PASSWORD,
-            public_key=public,
-            gate=gate,
-            internet=internet,
-            shared=shared,
-            options=tuple(options),
-            cache=str(cache_home()),
-        )
+        request = Request(secrets.token_hex(3), kind, asked, public, str(cache_home()), **more)
         with _kept(request) as answer:
             hosts = tuple(LabHost(**one) for one in answer["hosts"])
-            front = next((host for host in hosts if gate and host.name == GATE), None)
+            front = next((host for host in hosts if request.gate and host.name == GATE), None)
             behind = tuple(host for host in hosts if host is not front)
-            one = Lab(request.id, folder, user, answer["network"], behind, front, shared)
+            one = Lab(request.id, folder, request.user, answer["network"], behind, front, request.shared)
             _write_ssh_files(one)
             yield one
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 from clusterctl.providers.local import machine, system
 from clusterctl.providers.local.image import REDHAT, apt_proxy
 from clusterctl.providers.local.system import run
-from tests.support.el import certificate, repository, rpms
+from tests.support.el import repository, rpms
 from tests.support.el.packages import DATA, base_names, packages
 
+_NO_CA = "basicConstraints=critical,CA:FALSE"
 _RPMBUILD = ("rpmbuild", "-bb", "--define", "_rpmdir /quarry/rpms", "--define", "_topdir /quarry/top")
 # What is installed from the first, beside the base: a server has them.
 _SERVER = frozenset("dbus iproute openssh openssh-clients openssh-server sudo systemd".split())
@@ -30,7 +33,7 @@ def build(base: Path, folder: Path) -> None:
     web = root / "quarry/web"
     try:
         _install(root)
-        certificate.make(folder / "tls", repository.hosts())
+        _certify(folder / "tls", repository.hosts())
         repository.make_keys(root, web)
         _give_keys(root)
         every = packages()
@@ -69,6 +72,20 @@ def _install(root: Path) -> None:
         debs = tomllib.load(file)
     _script(root, "tools.sh", *(" ".join(debs[kind].split()) for kind in ("tools", "payload")))
     (root / "etc/resolv.conf").unlink()
+
+
+def _certify(folder: Path, hosts: Sequence[str]) -> None:
+    """Write ``ca.crt``, which machines are to trust, and ``server.pem``, a key with its certificate."""
+    folder.mkdir()
+    new = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 365".split()
+    ca = ["-subj", "/CN=test lab", "-keyout", "ca.key", "-out", "ca.crt"]
+    names = ",".join(f"DNS:{host}" for host in hosts)
+    own = ["-subj", f"/CN={hosts[0]}", "-keyout", "server.key", "-out", "server.crt", "-CA", "ca.crt"]
+    own += ["-CAkey", "ca.key", "-addext", f"subjectAltName={names}", "-addext", _NO_CA]
+    for options in (ca, own):
+        subprocess.run([*new, *options], cwd=folder, check=True, capture_output=True)
+    parts = (folder / "server.key", folder / "server.crt")
+    (folder / "server.pem").write_text("".join(part.read_text() for part in parts))
 
 
 def _give_keys(root: Path) -> None:

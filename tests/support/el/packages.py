@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
 
 DATA = Path(__file__).with_name("data")
 FILES = Path(__file__).with_name("files")
@@ -49,16 +50,15 @@ class Package:
 
 def packages() -> tuple[Package, ...]:
     """Every package there is."""
-    with (DATA / "transplants.toml").open("rb") as file:
-        transplants = {name: _transplant(said) for name, said in tomllib.load(file).items()}
+    said = tomllib.loads((DATA / "transplants.toml").read_text())
+    transplants = TypeAdapter(dict[str, Transplant]).validate_python(said)
     found = []
     for repo, name, epoch, version, release, arch in (*_base(), *_listed("cluster"), *_listed("more")):
         holds = transplants.get(name, Transplant())
         own = holds.like or name
         if holds.like:
-            source = transplants[holds.like]
-            kept = {"requires": holds.requires, "provides": holds.provides, "pre": holds.pre}
-            holds = Transplant(**{**vars(source), **kept})
+            like = transplants[holds.like]
+            holds = replace(like, requires=holds.requires, provides=holds.provides, pre=holds.pre)
         found.append(Package(repo, name, epoch, version, release, arch, holds, FILES / own))
     if unknown := transplants.keys() - {package.name for package in found}:
         raise ValueError(f"no package list names {', '.join(sorted(unknown))}")
@@ -68,13 +68,6 @@ def packages() -> tuple[Package, ...]:
 def base_names() -> frozenset[str]:
     """What is installed from the first."""
     return frozenset(name for _, name, *_ in _base())
-
-
-def _transplant(said: Mapping[str, Any]) -> Transplant:
-    values: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in said.items()
-    }
-    return Transplant(**(values | {"config": frozenset(values.get("config", ()))}))
 
 
 def _base() -> Iterator[tuple[str, ...]]:

@@ -38,7 +38,7 @@ getent group wheel >/dev/null || groupadd -g 10 wheel
 rm -f /etc/sudoers.d/README
 echo '%wheel ALL=(ALL) ALL' >/etc/sudoers.d/wheel && chmod 0440 /etc/sudoers.d/wheel
 
-# The web as the machine knows it is played to it (tests/support/el/web.py).
+# The web as the machine knows it is played to it (tests/support/lab_web.py).
 cp /quarry/ca.crt /usr/local/share/ca-certificates/lab.crt
 update-ca-certificates >/dev/null
 mkdir -p /etc/pki/tls/certs
