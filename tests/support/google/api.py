@@ -229,7 +229,7 @@ class _Handler(BaseHTTPRequestHandler):
         raw = self.rfile.read(length)
         asked = {name.lower(): value for name, value in self.headers.items()}
         if self.path.startswith(metadata.ROOT):
-            self._send(*metadata.answer(self._known, self.path, asked))
+            self._send(*metadata.answer(self._known(), self.path, asked))
             return
         given = json.loads(raw) if raw else None
         status, said, headers = self.server.double.answer(self.command, self.path, asked, given)

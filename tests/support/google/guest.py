@@ -5,7 +5,6 @@
 
 Until Terraform has made the instance with a machine's address, that has no metadata. The agent
 (guest_agent.py) removes clusterctl's account, and makes it anew from them once sshd has refused somebody.
-"project_metadata" in the world's file is the project's.
 As root, in that network: `python -m tests.support.google.guest WORLD_FILE BRIDGE SUBNET`.
 """
 
@@ -55,7 +54,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         asked = {name.lower(): value for name, value in self.headers.items()}
-        status, body, headers = answer(self._known, self.path, asked)
+        status, body, headers = answer(self._known(), self.path, asked)
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -71,12 +70,12 @@ class _Handler(BaseHTTPRequestHandler):
                 return {"instance": {"attributes": one["metadata"] or {}}, "project": project}
         return {}
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+    def log_message(self, *_: object) -> None:
         """Nothing."""
 
 
 def start_agent(run: Callable[[str], None]) -> None:
-    """Have the agent of a machine begin; it goes on by itself."""
+    """Have the agent of a machine begin; it ends by itself."""
     program = base64.b64encode(_AGENT.read_bytes()).decode()
     run(f"echo {program} | base64 -d | sudo install -m 0755 /dev/stdin {_PLACE}")
     run(f"sudo systemd-run --quiet --unit=google-guest-agent {_PLACE}")
