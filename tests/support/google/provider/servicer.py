@@ -44,8 +44,6 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         self.settings: Mapping[str, Any] = {}
         self.counted: str | None = None  # the project of X-Goog-User-Project, if that is sent
 
-    # ------------------------------------------------------------------------------------------ what there is
-
     def GetProviderSchema(self, request: Any, context: Any) -> Any:
         return schema.answer(self.version)
 
@@ -54,7 +52,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
 
     def ValidateResourceConfig(self, request: Any, context: Any) -> Any:
         wrong = world.refused_by_validate(request.type_name, read_dynamic_value(request.config))
-        return pb.ValidateResourceConfig.Response(diagnostics=[_error(*said) for said in wrong])
+        return pb.ValidateResourceConfig.Response(diagnostics=[_error(said) for said in wrong])
 
     def ConfigureProvider(self, request: Any, context: Any) -> Any:
         self.settings = read_dynamic_value(request.config)
@@ -68,8 +66,6 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
     def StopProvider(self, request: Any, context: Any) -> Any:
         self.stopping.set()
         return pb.StopProvider.Response()
-
-    # ---------------------------------------------------------------------------------------- what is planned
 
     def UpgradeResourceState(self, request: Any, context: Any) -> Any:
         state = to_dynamic_value(json.loads(request.raw_state.json))
@@ -112,8 +108,6 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
             else own | (self.settings.get("default_labels") or {}) | (labels or {})
         )
         return planned | {"effective_labels": every, "terraform_labels": every}
-
-    # ------------------------------------------------------------------------------------------- what is done
 
     def ApplyResourceChange(self, request: Any, context: Any) -> Any:
         kind = request.type_name
@@ -196,8 +190,6 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         while time.monotonic() < until and not self.stopping.is_set():
             time.sleep(0.05)
         return fault
-
-    # ------------------------------------------------------------------------------------------- what is read
 
     def ReadResource(self, request: Any, context: Any) -> Any:
         state = read_dynamic_value(request.current_state)

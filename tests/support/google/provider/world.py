@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,10 +54,11 @@ def _under(trail: Trail, names: Sequence[str]) -> bool:
 
 def user_of(world: Mapping[str, Any], kind: str, value: Mapping[str, Any]) -> str | None:
     """The id of something that the resource is still used by."""
-    names = {value["id"], value.get("self_link"), COMPUTE + value["id"]}
+    names = {f'"{name}"' for name in (value["id"], value.get("self_link"), COMPUTE + value["id"])}
     for other in KNOWN["used_by"].get(kind, []):
         for identifier, attributes in world["resources"].get(other, {}).items():
-            if names & set(_texts(attributes)):
+            text = json.dumps(attributes)
+            if any(name in text for name in names):
                 return str(identifier)
     return None
 
@@ -73,18 +75,6 @@ def delete(world: Mapping[str, Any], kind: str, identifier: str) -> None:
     for other in KNOWN["takes_along"].get(kind, []):
         for each in [key for key in world["resources"].get(other, {}) if key.startswith(f"{identifier}/")]:
             del world["resources"][other][each]
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Every text in a value."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from _texts(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from _texts(each)
 
 
 def computer(world: dict[str, Any], kind: str, value: Mapping[str, Any]) -> Callable[[Trail, Any], Any]:
@@ -198,58 +188,37 @@ def _plain(text: str) -> str:
     return re.sub(r"-v\d{8}$", "", name)
 
 
-def refused_by_validate(kind: str, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What the provider's Validate says of a configuration, as far as it is known: a summary and a detail.
+def refused_by_validate(kind: str, config: Mapping[str, Any]) -> Iterator[str]:
+    """What the provider's Validate does not take of a configuration, as far as it is known.
 
-    The words are those of terraform-plugin-sdk v2 (helper/validation, and helper/schema/schema.go) and of the
-    provider's verify/validation.go. What is unknown yet is taken.
+    The rules are those of terraform-plugin-sdk v2 (helper/validation, and helper/schema/schema.go) and of the
+    provider's verify/validation.go, not their words. What is unknown yet is taken.
     """
-    for rule, wrong in _WRONG.items():
+    for rule, takes in _TAKES.items():
         for words, right in KNOWN[rule].get(kind, {}).items():
             given: list[Any] = []
             at(config, words.split("."), given.append)
             known = (each for each in given if isinstance(each, str | int | float))
-            yield from ((said, "") for each in known if (said := wrong(words, each, right)))
+            yield from (f"{words}: {each} is no `{rule}`" for each in known if not takes(each, right))
     for names in KNOWN["exactly_one"].get(kind, ()):
         there = [name for name in names if config[name] not in (None, [])]
-        every, summary = ",".join(names), "Invalid combination of arguments"
-        if not there:
-            yield summary, f'"{names[0]}": one of `{every}` must be specified'
-        elif there[1:] and all(config[name] is not Unknown for name in names):
-            both = f"but `{','.join(there)}` were specified."
-            yield summary, f'"{there[0]}": only one of `{every}` can be specified, {both}'
+        if len(there) != 1 and Unknown not in (config[name] for name in names):
+            yield f"exactly one of {', '.join(names)} is to be said"
     for name, others in KNOWN["conflicts"].get(kind, {}).items():
-        for other in others if config[name] else ():
-            if config[other]:
-                yield "Conflicting configuration arguments", f'"{name}": conflicts with {other}'
+        yield from (f"{name} conflicts with {other}" for other in others if config[name] and config[other])
 
 
-def _not_one_of(words: str, given: Any, right: Sequence[str]) -> str:
-    allowed = " ".join(f'"{value}"' for value in right)
-    return "" if given in right else f"expected {words} to be one of [{allowed}], got {given}"
-
-
-def _unlike(words: str, given: Any, right: str) -> str:
-    return "" if re.fullmatch(right, given) else f'"{words}" ("{given}") doesn\'t match regexp "^{right}$"'
-
-
-def _out_of_range(words: str, given: Any, right: Sequence[int]) -> str:
-    if right[0] <= given <= right[-1] or (len(right) == 1 and given >= right[0]):
-        return ""
-    there = "at least (%d)" if len(right) == 1 else "in the range (%d - %d)"
-    return f"expected {words} to be {there % tuple(right)}, got {given}"
-
-
-def _no_cidr(words: str, given: Any, _: bool) -> str:
+def _is_cidr(given: str) -> bool:
     with suppress(ValueError):
-        if "/" in given and ip_network(given, strict=False):
-            return ""
-    return f'"{words}" is not a valid IP CIDR range: invalid CIDR address: {given}'
+        return "/" in given and bool(ip_network(given, strict=False))
+    return False
 
 
-_WRONG: Mapping[str, Callable[[str, Any, Any], str]] = {
-    **{"one_of": _not_one_of, "pattern": _unlike},
-    **{"range": _out_of_range, "cidr": _no_cidr},
+_TAKES: Mapping[str, Callable[[Any, Any], bool]] = {
+    "one_of": lambda given, right: given in right,
+    "pattern": lambda given, right: bool(re.fullmatch(right, given)),
+    "range": lambda given, right: right[0] <= given and (len(right) == 1 or given <= right[1]),
+    "cidr": lambda given, _: _is_cidr(given),
 }
 
 
@@ -286,22 +255,12 @@ def _known(world: Mapping[str, Any], kind: str, value: Mapping[str, Any], number
 
 
 def _next_address(world: Mapping[str, Any], value: Mapping[str, Any]) -> str:
-    """The first address of the instance's subnetwork that nobody has."""
-    subnetwork = next(
-        (
-            each
-            for each in world["resources"].get("google_compute_subnetwork", {}).values()
-            if value["network_interface"][0]["subnetwork"] in {each["id"], each["self_link"], each["name"]}
-        ),
-        {"ip_cidr_range": "10.128.0.0/20"},
-    )
-    taken = {
-        interface["network_ip"]
-        for each in world["resources"].get("google_compute_instance", {}).values()
-        for interface in each["network_interface"]
-    }
-    hosts = (str(each) for each in list(ip_network(subnetwork["ip_cidr_range"]))[2:-2])
-    return next(each for each in hosts if each not in taken)
+    """An address of the instance's subnetwork that no instance had before."""
+    name = value["network_interface"][0]["subnetwork"]
+    there = world["resources"].get("google_compute_subnetwork", {}).values()
+    named = (each for each in there if name in {each["id"], each["self_link"], each["name"]})
+    network = ip_network(next(named, {"ip_cidr_range": "10.128.0.0/20"})["ip_cidr_range"])
+    return str(network[2 + world["next"] % (network.num_addresses - 4)])
 
 
 def _text(words: str, kind: str, value: Mapping[str, Any]) -> str:
