@@ -17,8 +17,8 @@ from clusterctl.providers.local import machine
 from tests.support.cluster import Cluster, of_this_run
 from tests.support.faults import at_work, at_work_on_nodes, cause, eventually_none
 from tests.support.messages import codes
-from tests.support.verbs import Clusterctl
-from tests.support.victim import Ended, Victim
+from tests.support.verbs import Clusterctl, Ran
+from tests.support.victim import Victim
 
 SPEC = """\
 version: 1
@@ -38,7 +38,7 @@ def spec(clusterctl: Clusterctl, cluster_name: str) -> Iterator[Path]:
     clusterctl("down", "--yes", "--discard", rc=None)
 
 
-def interrupted(clusterctl: Clusterctl, phase: str, how: str) -> Ended:
+def interrupted(clusterctl: Clusterctl, phase: str, how: str) -> Ran:
     """Start `up` and end it once it has said that phase: wherever in it, the outcome is the same.
 
     It runs Ansible on the hosts, too, which those of classes do without.
@@ -58,7 +58,7 @@ def test_up_that_is_interrupted_ends_cleanly(
     clusterctl: Clusterctl, spec: Path, phase: str, how: str, code: int
 ) -> None:
     ended = interrupted(clusterctl, phase, how)
-    assert ended.code == code, ended
+    assert ended.rc == code, ended
     assert "Traceback" not in ended.stderr
     if how == "int":
         assert "interrupted" in ended.stderr
@@ -70,7 +70,7 @@ def test_up_that_is_interrupted_ends_cleanly(
 def test_even_a_sudden_death_leaves_nothing_at_work(
     clusterctl: Clusterctl, spec: Path, cluster_name: str
 ) -> None:
-    assert interrupted(clusterctl, "converge", "kill").code == -signal.SIGKILL
+    assert interrupted(clusterctl, "converge", "kill").rc == -signal.SIGKILL
     assert eventually_none(clusterctl.home) == []
     identity = (clusterctl.home / cluster_name / "id").read_text().strip()
     on_nodes = functools.partial(at_work_on_nodes, identity)

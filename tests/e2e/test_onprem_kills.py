@@ -33,7 +33,7 @@ def test_each_goes_on_where_it_was_killed(
             victim = Victim(clusterctl, "-f", spec, verb, *(["--yes"] if verb == "down" else []))
             victim.until_phase(phase)
             time.sleep(seconds)
-            assert victim.hit("kill").code == -signal.SIGKILL, (verb, phase)
+            assert victim.hit("kill").rc == -signal.SIGKILL, (verb, phase)
             assert eventually_none(clusterctl.home) == [], (verb, phase)
         clusterctl("-f", spec, "down", "--yes")
         as_before(machines, before)

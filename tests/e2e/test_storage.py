@@ -98,7 +98,7 @@ def test_a_down_that_was_killed_is_finished_by_the_next(kept: Cluster) -> None:
     victim = Victim(kept.runner, "down", "--yes")
     victim.until_phase("destroy")
     ended = victim.hit("kill")
-    assert ended.code == -signal.SIGKILL, ended
+    assert ended.rc == -signal.SIGKILL, ended
     assert "Traceback" not in ended.stderr
     ran = kept("-o", "json", "down", "--yes", rc=None)
     assert ran.rc == 0 or codes(ran) == ["unknown-cluster"], ran

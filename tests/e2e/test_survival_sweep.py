@@ -18,8 +18,8 @@ import pytest
 from tests.support.faults import eventually_none
 from tests.support.messages import shows
 from tests.support.residue import Machine, left_behind, look_as_root
-from tests.support.verbs import Clusterctl
-from tests.support.victim import Ended, Victim
+from tests.support.verbs import Clusterctl, Ran
+from tests.support.victim import Victim
 
 # The workers of one run must agree on it: they collect the same tests.
 RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID")
@@ -89,8 +89,8 @@ class Stage:
             self._uid += 1
             self._write_spec()
         ended = self._end(case)
-        assert ended.code in {0, *CODES[case.how]}, ended
-        assert ended.code != -1 or not ended.stderr, ended
+        assert ended.rc in {0, *CODES[case.how]}, ended
+        assert ended.rc != -1 or not ended.stderr, ended
         assert "Traceback" not in ended.stderr, ended
         assert "Exception ignored" not in ended.stderr, ended
         if case.how != "kill":
@@ -113,7 +113,7 @@ class Stage:
         spec = SPEC.format(name=self._name, uid=self._uid)
         (self.clusterctl.cwd / "cluster.yaml").write_text(spec)
 
-    def _end(self, case: Case) -> Ended:
+    def _end(self, case: Case) -> Ran:
         after = case.when if isinstance(case.when, str) else case.when * self._time(case.verb)
         victim = Victim(self.clusterctl, *words(case.verb))
         if isinstance(after, str):
