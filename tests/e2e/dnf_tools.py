@@ -19,7 +19,7 @@ from typing import Final
 
 from clusterctl.providers.local.image import DEBIAN, DEFAULT_MIRROR, debootstrap
 from clusterctl.state.workspace import cache_home
-from tests.support.nested import ROOT, as_root
+from tests.support.processes import ROOT, as_root
 
 PACKAGES: Final = ("ca-certificates", "createrepo-c", "dnf", "dnf-plugins-core", "rpm")
 TOOLS: Final = ("dnf", "createrepo_c", "rpmkeys")

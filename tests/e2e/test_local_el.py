@@ -18,7 +18,8 @@ from clusterctl.spec.distributions import distribution_of
 from clusterctl.util.assets import asset
 from tests.support.install import build_wheel, lock_of_wheels
 from tests.support.lab import lab
-from tests.support.nested import CLUSTERCTL, PLACE, ROOT, UV, Host
+from tests.support.nested import CLUSTERCTL, PLACE, UV, Host
+from tests.support.processes import ROOT
 
 # minutes; it boots machines in a machine
 pytestmark = [pytest.mark.sweep, pytest.mark.alone, pytest.mark.platform("stand-in", "rocky-9")]

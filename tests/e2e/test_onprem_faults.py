@@ -15,7 +15,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from tests.support.lab import Box, Lab, lab
-from tests.support.nested import Host, as_root
+from tests.support.nested import Host
+from tests.support.processes import as_root
 from tests.support.verbs import Clusterctl
 
 PORT = 6818  # slurmd's

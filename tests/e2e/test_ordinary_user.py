@@ -25,7 +25,8 @@ from tests.support.install import ROOT
 from tests.support.manual import Block, blocks, follow
 from tests.support.messages import codes, shows
 from tests.support.nested import leader
-from tests.support.person import CLUSTER, SPEC, Person, as_root
+from tests.support.person import CLUSTER, SPEC, Person
+from tests.support.processes import run_as_root
 from tests.support.verbs import Clusterctl
 
 pytestmark = pytest.mark.platform("real", "ordinary-user")
@@ -159,20 +160,22 @@ def readme(*, last: bool) -> Iterator[Block]:
 def stranger(person: Person) -> Iterator[str]:
     """Another account of this machine."""
     name = f"mal-{secrets.token_hex(2)}"
-    as_root("useradd", "--no-create-home", "--home-dir", "/nonexistent", "--shell", "/bin/sh", name)
+    run_as_root("useradd", "--no-create-home", "--home-dir", "/nonexistent", "--shell", "/bin/sh", name)
     yield name
-    as_root("userdel", name)
+    run_as_root("userdel", name)
 
 
 @pytest.fixture(scope="module")
 def known(person: Person, demo: None) -> dict[str, str]:
     """What the other account is given to know of the cluster, more than it could find out."""
     state = person.state / CLUSTER
-    hosts = {one["name"]: one["address"] for one in json.loads(as_root("cat", state / "hosts.json"))["hosts"]}
-    cluster_id = as_root("cat", state / "id").strip()
+    hosts = {
+        one["name"]: one["address"] for one in json.loads(run_as_root("cat", state / "hosts.json"))["hosts"]
+    }
+    cluster_id = run_as_root("cat", state / "id").strip()
     local, host = f"/var/lib/clusterctl/{cluster_id}", f"{CLUSTER}-train-1"
     nspawn = {name: pid for name, pid in machine.running().items() if name.startswith(f"c{cluster_id}-")}
-    as_root("install", "-m", "4755", "/usr/bin/id", f"{local}/nodes/{host}/root/usr/local/bin/ready")
+    run_as_root("install", "-m", "4755", "/usr/bin/id", f"{local}/nodes/{host}/root/usr/local/bin/ready")
     return {
         "ID": cluster_id,
         "LOCAL": local,
@@ -190,7 +193,7 @@ def belonging_to_others(person: Person) -> list[str]:
     """What lies in their home and isn't theirs. Of the installation only folders: see `new_person`."""
     venv = str(person.installed.venv)
     files = ["(", "-type", "d", "-o", "-not", "-path", f"{venv}/*", "-o", "-name", "*.pyc", ")"]
-    return as_root("find", person.home, *files, "-not", "-user", person.name).splitlines()
+    return run_as_root("find", person.home, *files, "-not", "-user", person.name).splitlines()
 
 
 def test_the_environment_holds_the_wheel_and_no_checkout(person: Person) -> None:
@@ -211,7 +214,7 @@ def test_without_a_spec_it_is_the_built_in_cluster(person: Person) -> None:
     assert hosts == ["local-ctl", "local-train-1", "local-train-2"]
     assert person.runs("ls", "-A") == ""
     person.clusterctl("init", "--examples")
-    as_root("diff", "--recursive", "--exclude=__pycache__", ROOT / "examples", person.work / "examples")
+    run_as_root("diff", "--recursive", "--exclude=__pycache__", ROOT / "examples", person.work / "examples")
 
 
 def test_a_link_to_the_script_is_enough(person: Person) -> None:
@@ -255,9 +258,9 @@ def test_everything_written_is_theirs_and_the_state_folder_private(person: Perso
     assert (result["kind"], result["accuracy"] >= 0.95) == ("result", True)
     assert belonging_to_others(person) == []
     assert person.runs("find", str(person.work), str(person.state), "-not", "-readable") == ""
-    assert as_root("find", person.state, "-type", "f")
+    assert run_as_root("find", person.state, "-type", "f")
     exposed = ["(", "-type", "d", "-not", "-perm", "700", "-o", "-type", "f", "-not", "-perm", "600", ")"]
-    assert as_root("find", person.state, *exposed, "-printf", "%m %p\\n") == ""
+    assert run_as_root("find", person.state, *exposed, "-printf", "%m %p\\n") == ""
 
 
 def test_other_accounts_and_homes_leave_it_alone(person: Person, demo: None, clusterctl: Clusterctl) -> None:
@@ -300,7 +303,7 @@ def test_another_account_holds_nothing_up(person: Person, stranger: str, known: 
             assert process.stdout.readline().split() == []
             person.clusterctl("cache", "list")  # it takes the machine's lock
         finally:
-            as_root("kill", str(process.pid))
+            run_as_root("kill", str(process.pid))
 
 
 def test_the_machines_accounts_find_no_other_port(known: dict[str, str]) -> None:
@@ -308,7 +311,7 @@ def test_the_machines_accounts_find_no_other_port(known: dict[str, str]) -> None
     found = set()
     for number in (1, 2, 3):
         pid = leader(f"c{known['ID']}-{number:03d}")
-        for line in as_root("cat", f"/proc/{pid}/net/tcp", f"/proc/{pid}/net/tcp6").splitlines():
+        for line in run_as_root("cat", f"/proc/{pid}/net/tcp", f"/proc/{pid}/net/tcp6").splitlines():
             address, port = line.split()[1].partition(":")[::2]
             if line.split()[3] == LISTENING and address not in LOOPBACK:
                 found.add(int(port, 16))
@@ -317,7 +320,7 @@ def test_the_machines_accounts_find_no_other_port(known: dict[str, str]) -> None
 
 def test_a_node_reaches_nothing_of_the_machine(person: Person, known: dict[str, str]) -> None:
     """Nor what the machine would forward. Answers to what the machine itself asks go through."""
-    links = json.loads(as_root("ip", "-json", "address", "show"))
+    links = json.loads(run_as_root("ip", "-json", "address", "show"))
     links.sort(key=lambda link: link["ifname"] != f"cc{known['ID']}")
     cable = [f["local"] for f in links[0]["addr_info"]]
     others = [f["local"] for link in links[1:] for f in link["addr_info"] if f["family"] == "inet"]
@@ -329,7 +332,7 @@ def test_a_node_reaches_nothing_of_the_machine(person: Person, known: dict[str, 
         udp.bind(("", 0))
         ports = [str(one.getsockname()[1]) for one in (tcp, udp)]
         asked = [address for address in [*cable, *others] if not address.startswith("127.")]
-        as_root(
+        run_as_root(
             "nsenter", "--target", known["INIT"], "--net", sys.executable, "-c", REACHES_OUT, *ports, *asked
         )
         reached = []
@@ -344,6 +347,6 @@ def test_down_leaves_their_runs_and_nothing_else(person: Person, demo: None) -> 
     person.clusterctl("submit", "who am i.sh", "--wait")
     follow(readme(last=True), person.work, person.types)
     assert person.runs("find", "runs", "-name", "run.json").count("\n") == 3
-    assert as_root("find", person.home, "-path", person.state / CLUSTER) == ""
+    assert run_as_root("find", person.home, "-path", person.state / CLUSTER) == ""
     assert belonging_to_others(person) == []
     assert "no clusters" in person.clusterctl("list").stdout

@@ -17,19 +17,15 @@ from pathlib import Path
 
 from clusterctl.providers.local import machine
 from clusterctl.providers.local.system import mounted_under
+from tests.support.processes import run_as_root
 
-ROOT = Path(__file__).resolve().parents[2]
 STATE = Path("/var/lib/clusterctl")
 _PATIENCE_S = 20.0
 
 
 def cause(fault: str, *arguments: str | Path) -> str:
     """Have root cause one of the faults below; what it said."""
-    argv = [sys.executable, "-m", "tests.support.faults", fault, *map(str, arguments)]
-    root = [] if os.geteuid() == 0 else ["sudo", "-n"]
-    done = subprocess.run([*root, *argv], capture_output=True, text=True, timeout=120, cwd=ROOT, check=False)
-    assert done.returncode == 0, done
-    return done.stdout
+    return run_as_root(sys.executable, "-m", "tests.support.faults", fault, *arguments)
 
 
 def at_work(home: Path) -> list[str]:

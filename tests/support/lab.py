@@ -26,7 +26,8 @@ from ruamel.yaml import YAML
 
 from clusterctl.state.workspace import cache_home
 from clusterctl.util.assets import render
-from tests.support.nested import ROOT, Host, as_root, leader
+from tests.support.nested import Host, leader
+from tests.support.processes import ROOT, as_root
 from tests.support.verbs import Ran
 
 USER = "rocky"

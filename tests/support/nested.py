@@ -11,7 +11,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import inspect
-import os
 import secrets
 import shutil
 import subprocess
@@ -28,9 +27,9 @@ from clusterctl.providers.local import image, machine
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.state.workspace import cache_home
 from tests.support.install import build_wheel, lock_of_wheels
+from tests.support.processes import ROOT, as_root
 from tests.support.verbs import Ran
 
-ROOT = Path(__file__).resolve().parents[2]
 UV = Path(sys.executable).with_name("uv")
 PLACE = "/usr/local/lib/clusterctl"  # where clusterctl is installed
 CLUSTERCTL = f"{PLACE}/bin/clusterctl"
@@ -172,10 +171,6 @@ def _end(name: str, process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired as exc:
             raise AssertionError(f"machine {name} would not end") from exc
     machine.remove_cgroups(name)
-
-
-def as_root() -> tuple[str, ...]:
-    return () if os.geteuid() == 0 else ("sudo", "-n", "--")
 
 
 def tree() -> Path:

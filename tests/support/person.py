@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import pwd
 import re
 import secrets
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.install import PLAIN_PATH, ROOT, Installed, build_wheel, install, pip_settings
+from tests.support.processes import run_as_root
 from tests.support.remains import marked
 from tests.support.residue import nothing_left
 from tests.support.verbs import Clusterctl
@@ -27,18 +27,6 @@ SPEC = f"version: 1\nname: {CLUSTER}\nprovider: {{type: local}}\npartitions:\n  
 _SUDOERS = Path("/etc/sudoers.d")
 _INSTALL_PAGE = ROOT / "docs" / "install.md"
 _TYPING_S = 1200  # PyTorch is fetched, sent and unpacked
-
-
-def as_root(*argv: str | Path, stdin: str = "") -> str:
-    """What a program prints that root runs.
-
-    Raises:
-        AssertionError: it failed.
-    """
-    words = [*([] if os.geteuid() == 0 else ["sudo", "-n", "--"]), *map(str, argv)]
-    done = subprocess.run(words, input=stdin, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, f"$ {shlex.join(words)}\n{done.stdout}{done.stderr}"
-    return done.stdout
 
 
 @dataclass(frozen=True)
@@ -69,11 +57,11 @@ class Person:
 
     def runs(self, *argv: str) -> str:
         """What a program prints that they run in their folder."""
-        return as_root("sudo", "-n", "-u", self.name, "--", "env", "-C", self.work, *argv)
+        return run_as_root("sudo", "-n", "-u", self.name, "--", "env", "-C", self.work, *argv)
 
     def writes(self, name: str, text: str) -> None:
         """Have them write a file in their folder."""
-        as_root("sudo", "-n", "-u", self.name, "tee", self.work / name, stdin=text)
+        run_as_root("sudo", "-n", "-u", self.name, "tee", self.work / name, stdin=text)
 
     def types(self, text: str, place: Path) -> tuple[int, str, Path]:
         """The exit code of a command, all that it printed, and the folder that it leaves them in."""
@@ -108,15 +96,15 @@ def new_person() -> Iterator[Person]:
     with ExitStack() as stack:
         # Not below pytest's own folder, which is for its user's eyes only.
         folder = Path(tempfile.mkdtemp(prefix=marked("home of ")))
-        stack.callback(as_root, "rm", "-rf", "--", folder)
+        stack.callback(run_as_root, "rm", "-rf", "--", folder)
         folder.chmod(0o755)
         home, script = folder / f"{name} at home", folder / "clusterctl"
         (home / "my work").mkdir(parents=True)
         installed = install(build_wheel(folder / "dist"), home / "venv")
-        as_root("useradd", "--no-create-home", "--home-dir", home, "--shell", "/bin/sh", name)
-        stack.callback(as_root, "userdel", name)
+        run_as_root("useradd", "--no-create-home", "--home-dir", home, "--shell", "/bin/sh", name)
+        stack.callback(run_as_root, "userdel", name)
         # Folders only: the files of the environment may be links into the cache of whoever runs this test.
-        as_root("find", home, "-type", "d", "-exec", "chown", f"{name}:", "{}", "+")
+        run_as_root("find", home, "-type", "d", "-exec", "chown", f"{name}:", "{}", "+")
         argv = [*_as_login(name, home, installed, home / "my work"), str(installed.script)]
         script.write_text(f'#!/bin/sh\nexec {shlex.join(argv)} "$@"\n')
         script.chmod(0o755)
@@ -130,9 +118,9 @@ def allowed(one: Person) -> Iterator[None]:
     """While this lasts, they may start the helper, and nothing else, as root."""
     file = _SUDOERS / f"clusterctl-test-{one.name}"
     try:
-        as_root("tee", file, stdin=one.rule + "\n")
-        as_root("chmod", "440", file)
-        as_root("visudo", "--check", "--quiet", "--file", file)
+        run_as_root("tee", file, stdin=one.rule + "\n")
+        run_as_root("chmod", "440", file)
+        run_as_root("visudo", "--check", "--quiet", "--file", file)
         yield
     finally:
-        as_root("rm", "-f", "--", file)
+        run_as_root("rm", "-f", "--", file)

@@ -1,8 +1,9 @@
-"""Processes that tests watch, and waiting for what they do."""
+"""Processes that tests watch, waiting for what they do, and programs that root runs."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
+ROOT = Path(__file__).resolve().parents[2]
 
 _HOLD = """
 import sys
@@ -21,6 +23,25 @@ with Workspace(Path(sys.argv[1])).lock("up", wait_s=0, waiting=print):
     print("held", flush=True)
     sys.stdin.read()
 """
+
+
+def as_root() -> tuple[str, ...]:
+    """How the command line of a program begins that root is to run."""
+    return () if os.geteuid() == 0 else ("sudo", "-n", "--")
+
+
+def run_as_root(*argv: str | Path, stdin: str = "") -> str:
+    """What a program prints that root runs, in this checkout.
+
+    Raises:
+        AssertionError: it failed.
+    """
+    words = [*as_root(), *map(str, argv)]
+    done = subprocess.run(
+        words, input=stdin, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, f"$ {shlex.join(words)}\n{done.stdout}{done.stderr}"
+    return done.stdout
 
 
 def eventually(look: Callable[[], T], timeout_s: float = 60, *, pause_s: float = 0.05) -> T:

@@ -23,7 +23,7 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.providers.local import client
 from clusterctl.providers.local.layout import STATE as CLUSTERS
 from tests.support.autogroup import without_autogroup
-from tests.support.nested import ROOT, as_root
+from tests.support.processes import ROOT, as_root
 from tests.support.residue import LABS
 
 RUN = "TEST_RUN_OF_CLUSTERCTL"  # in the environment of all that a run starts: its pid, and when that began

@@ -25,8 +25,8 @@ from pydantic import TypeAdapter
 from clusterctl.providers.local import layout
 from clusterctl.providers.local.machine import running
 from clusterctl.state.workspace import cache_home
+from tests.support.processes import run_as_root
 
-ROOT = Path(__file__).resolve().parents[2]
 STATE = Path("/var/lib/clusterctl")
 LABS = Path("/var/lib/clusterctl-labs")
 NAMESPACES = Path("/run/netns")  # `ip netns` mounts it for all clusters together
@@ -90,11 +90,7 @@ def look_as_root(machine: Machine) -> frozenset[str]:
     if os.geteuid() == 0:
         return look(machine)
     request = json.dumps(asdict(machine), default=str)
-    argv = ["sudo", "-n", sys.executable, "-m", "tests.support.residue"]
-    done = subprocess.run(
-        argv, input=request, capture_output=True, text=True, check=True, timeout=60, cwd=ROOT
-    )
-    return frozenset(json.loads(done.stdout))
+    return frozenset(json.loads(run_as_root(sys.executable, "-m", "tests.support.residue", stdin=request)))
 
 
 def left_behind(

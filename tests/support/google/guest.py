@@ -25,7 +25,7 @@ from clusterctl.providers.local.system import NETNS_DIR
 from clusterctl.state.inventory import Inventory
 from tests.support.google.metadata import answer
 from tests.support.google.provider.store import Store
-from tests.support.nested import ROOT, as_root
+from tests.support.processes import ROOT, as_root
 
 _ADDRESS = "169.254.169.254"
 _AGENT = Path(__file__).with_name("guest_agent.py")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import as_root, run_as_root
 from tests.support.remains import marked
 from tests.support.residue import Machine, left_behind, look, look_as_root
 
@@ -34,11 +35,6 @@ def machine(tmp_path: Path) -> Machine:
 @pytest.fixture
 def name() -> str:
     return f"zz{secrets.token_hex(4)}"
-
-
-def root(*argv: str) -> None:
-    sudo = [] if os.geteuid() == 0 else ["sudo", "-n"]
-    subprocess.run([*sudo, *argv], check=True, timeout=30)
 
 
 @contextmanager
@@ -63,12 +59,12 @@ def test_what_a_cluster_makes_is_seen_until_it_is_gone(machine: Machine, name: s
     group = next(Path("/sys/fs/cgroup").rglob("cgroup.procs")).parent / f"clusterctl-{name}"
     home, before = str(machine.home), look_as_root(watching)
     with ExitStack() as stack:
-        root("ip", "netns", "add", name)
-        stack.callback(root, "ip", "netns", "delete", name)
-        root("ip", "link", "add", name, "type", "bridge")
-        stack.callback(root, "ip", "link", "delete", name)
-        root("ip", "address", "add", "198.51.100.1/30", "dev", name)
-        root("ip", "link", "set", name, "up")
+        run_as_root("ip", "netns", "add", name)
+        stack.callback(run_as_root, "ip", "netns", "delete", name)
+        run_as_root("ip", "link", "add", name, "type", "bridge")
+        stack.callback(run_as_root, "ip", "link", "delete", name)
+        run_as_root("ip", "address", "add", "198.51.100.1/30", "dev", name)
+        run_as_root("ip", "link", "set", name, "up")
         group.mkdir()
         stack.callback(group.rmdir)
         hosts.write_text("127.0.0.1 localhost\n10.0.0.1 t-ctl\n")
@@ -104,11 +100,11 @@ def test_a_mount_of_another_worker_is_not_this_ones(elsewhere: Path) -> None:
         (worker / "state").mkdir()
     machines.append(Machine(elsewhere / "home", elsewhere))
     before = [look_as_root(machine) for machine in machines]
-    root("mount", "-t", "tmpfs", "none", str(machines[0].state))
+    run_as_root("mount", "-t", "tmpfs", "none", str(machines[0].state))
     try:
         found = [new(machine, seen) for machine, seen in zip(machines, before, strict=True)]
     finally:
-        root("umount", str(machines[0].state))
+        run_as_root("umount", str(machines[0].state))
     line = f"mount {machines[0].state}: tmpfs none"
     assert [line in lines for lines in found] == [True, False, False]
 
@@ -125,7 +121,7 @@ def test_a_tree_or_image_that_another_test_process_builds_is_not_this_ones(
     watching = dataclasses.replace(machine, cache=tmp_path, images=tmp_path, images_lock=lock_file)
     place.mkdir()
     before = look_as_root(watching)
-    root("mount", "-t", "tmpfs", "none", str(place))
+    run_as_root("mount", "-t", "tmpfs", "none", str(place))
     try:
         with lock_file.open("w") as builder:
             fcntl.flock(builder, fcntl.LOCK_EX)
@@ -133,7 +129,7 @@ def test_a_tree_or_image_that_another_test_process_builds_is_not_this_ones(
         # Its builder was killed.
         assert f"mount {place}: {TMPFS}" in new(watching, before)
     finally:
-        root("umount", str(place))
+        run_as_root("umount", str(place))
 
 
 def test_the_host_of_another_test_process_is_none_of_ours(machine: Machine, tmp_path: Path) -> None:
@@ -152,9 +148,8 @@ def test_a_process_whose_container_is_gone(machine: Machine, tmp_path: Path) -> 
     folder = tmp_path / "clusterctl" / "0abcde"
     folder.mkdir(parents=True)
     script = f'mount -t tmpfs none {folder} && exec {sys.executable} -c "{SLEEP}"'
-    sudo = [] if os.geteuid() == 0 else ["sudo", "-n"]
     before = look_as_root(machine)
-    argv = [*sudo, "unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", script]
+    argv = [*as_root(), "unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", script]
     with running(*argv):
         found = new(machine, before)
     assert any(f"(in {folder}" in line for line in found)

@@ -10,8 +10,8 @@ import jinja2
 import pytest
 
 from clusterctl.util.assets import asset
-from tests.support.nested import as_root
 from tests.support.plays import program, run_tasks
+from tests.support.processes import as_root
 
 pytestmark = pytest.mark.platform("rendered", "nfs")
 
