@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -81,14 +80,13 @@ class Cluster:
 
     def sacct(self, job_id: str, fields: str) -> str:
         """What the accounting says of a job once it knows it whole; it may hear of its end first."""
-        deadline = time.monotonic() + 30
-        while True:
+
+        def look() -> str | None:
             said = self.ssh(f"{self.name}-ctl", f"sacct -nPX -j {job_id} -o QOS,{fields}").strip()
-            qos, _, asked = said.partition("|")
-            if said and qos != "Unknown":
-                return asked
-            assert time.monotonic() < deadline, f"job {job_id}: {said!r}"
-            time.sleep(0.5)
+            qos, bar, asked = said.partition("|")
+            return asked if bar and qos != "Unknown" else None
+
+        return str(eventually(look, 30, pause_s=0.5))
 
     def job(self, job_id: str) -> dict[str, Any]:
         """Return a job as `jobs` lists it."""

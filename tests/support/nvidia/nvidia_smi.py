@@ -65,6 +65,11 @@ Before 570, where `--query-gpu` got the same fields, it said 1 and 0 instead of 
 time read numbers (`parse_nvidia_smi_remapped_rows` in public code).
 """
 UNITS = {"memory.total": "MiB"}
+PART = (
+    "\t\t\t<mig_device>\n\t\t\t\t<index>{index}</index>\n"
+    "\t\t\t\t<gpu_instance_id>{instance}</gpu_instance_id>\n"
+    "\t\t\t\t<compute_instance_id>{compute}</compute_instance_id>\n\t\t\t</mig_device>\n"
+)
 LEGEND = """
 Legend:
 
@@ -146,16 +151,8 @@ def as_xml(gpus: list[Machine]) -> None:
         say('\t<gpu id="{bus_id}">\n\t\t<product_name>{name}</product_name>'.format(**gpu))
         say("\t\t<mig_mode>\n\t\t\t<current_mig>{}</current_mig>".format(gpu["mig_mode"] or "N/A"))
         say("\t\t\t<pending_mig>{}</pending_mig>\n\t\t</mig_mode>".format(gpu["mig_pending"] or "N/A"))
-        if not gpu.get("parts"):
-            say("\t\t<mig_devices>\n\t\t\tNone\n\t\t</mig_devices>")
-        else:
-            say("\t\t<mig_devices>")
-            for part in gpu["parts"]:
-                say("\t\t\t<mig_device>\n\t\t\t\t<index>{index}</index>".format(**part))
-                say("\t\t\t\t<gpu_instance_id>{instance}</gpu_instance_id>".format(**part))
-                say("\t\t\t\t<compute_instance_id>{compute}</compute_instance_id>".format(**part))
-                say("\t\t\t</mig_device>")
-            say("\t\t</mig_devices>")
+        parts = "".join(PART.format(**part) for part in gpu.get("parts", [])) or "\t\t\tNone\n"
+        say(f"\t\t<mig_devices>\n{parts}\t\t</mig_devices>")
         say("\t\t<uuid>{uuid}</uuid>\n\t\t<minor_number>{minor}</minor_number>".format(**gpu))
         say("\t\t<processes>\n\t\t\t<process_info>\n\t\t\t\t<gpu_instance_id>N/A</gpu_instance_id>")
         say("\t\t\t\t<compute_instance_id>N/A</compute_instance_id>\n\t\t\t</process_info>\n\t\t</processes>")

@@ -9,7 +9,7 @@ from clusterctl.providers.base import HostChange
 from clusterctl.providers.gcp.apply import INSTANCE, host_changes, lost, names, other_changes, words_for
 from clusterctl.providers.gcp.terraform import Action, Plan, ResourceChange
 from clusterctl.providers.gcp.terraform_run import Progress, Resource
-from tests.support.google.terraformed import PLACE
+from tests.unit.gcp.terraformed import PLACE
 
 
 def change(

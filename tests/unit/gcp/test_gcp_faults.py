@@ -8,10 +8,9 @@ import pytest
 
 from clusterctl.errors import TerraformError
 from tests.support.google.refusals import REFUSALS
-from tests.support.google.terraformed import Terraformed
 from tests.support.messages import refused, shows
-from tests.support.sweeps import in_sweep
 from tests.unit.gcp.clusters import LEAN
+from tests.unit.gcp.terraformed import Terraformed
 
 pytestmark = pytest.mark.platform("stand-in", "google-api", "google-terraform")
 
@@ -19,10 +18,10 @@ INSTANCE = "google_compute_instance"
 ALL = {"demo-ctl", "demo-train-1", "demo-train-2", "demo-train-3", "demo-train-4"}
 
 
-@pytest.fixture(params=["found", *in_sweep("library")])
-def cluster(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Terraformed:
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Terraformed:
     """A cluster of which nothing is made yet."""
-    return Terraformed(tmp_path, monkeypatch.setenv, which=request.param)
+    return Terraformed(tmp_path, monkeypatch.setenv)
 
 
 def failures(error: TerraformError) -> list[tuple[str, str | None]]:

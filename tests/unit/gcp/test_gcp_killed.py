@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.google.terraformed import CLUSTER_ID, PLACE, Terraformed
 from tests.support.processes import descendants
 from tests.support.terraform import addresses
 from tests.unit.gcp.clusters import LEAN
+from tests.unit.gcp.terraformed import CLUSTER_ID, PLACE, Terraformed
 
 INSTANCE = "google_compute_instance"
 HOSTS = {"demo-ctl", "demo-train-1", "demo-train-2"}

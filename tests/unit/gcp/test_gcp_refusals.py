@@ -19,8 +19,8 @@ from clusterctl.providers.gcp.terraform_run import Diagnostic
 from tests.support.google.api import FACTS, PROJECT, Google
 from tests.support.google.module import labels
 from tests.support.google.refusals import REFUSALS, Refusal, filled
-from tests.support.google.terraformed import Terraformed
 from tests.support.messages import refused
+from tests.unit.gcp.terraformed import Terraformed
 
 INSTANCE = "google_compute_instance"
 WHERE = Place(PROJECT, "us-central1-a", "demo-ctl")

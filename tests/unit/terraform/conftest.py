@@ -1,4 +1,4 @@
-"""A Terraform working folder for each test, for each program that there is."""
+"""A Terraform working folder for each test."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ import pytest
 from clusterctl.providers.gcp.terraform_program import Program
 from tests.support.terraform import Work, program
 
-BOTH = ["found", pytest.param("library", marks=pytest.mark.sweep)]
 
-
-@pytest.fixture(params=BOTH)
-def chosen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Program:
     """Terraform, with a cache and a home of the test's own."""
-    found = program(request.param)  # before the cache is another
+    found = program()  # before the cache is another
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path))
     return found

@@ -11,9 +11,9 @@ import pytest
 
 from clusterctl.errors import MachineError
 from clusterctl.providers.gcp import terraform_program as finding
-from clusterctl.providers.gcp.terraform_program import Library, find, programs
+from clusterctl.providers.gcp.terraform_program import Library, find, from_library, programs
 from tests.support.messages import refused
-from tests.support.terraform import MODULE, Work, program
+from tests.support.terraform import MODULE, Work
 
 
 def silent(_: str) -> None:
@@ -93,7 +93,7 @@ def test_a_wheel_that_is_not_the_pinned_one_is_not_taken(
 
 
 def test_the_library_is_a_program_like_terraform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = program("library")
+    library = from_library("a test wants it", report=silent)
     assert library.version == programs().library.terraform
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -114,11 +114,12 @@ def test_the_library_is_a_program_like_terraform(tmp_path: Path, monkeypatch: py
 
 
 def test_the_library_ends_orderly_when_it_is_interrupted(tmp_path: Path) -> None:
-    work = Work(tmp_path / "terraform", program("library"), MODULE)
+    library = from_library("a test wants it", report=silent)
+    work = Work(tmp_path / "terraform", library, MODULE)
     work.hosts(one="small", seconds=30)
     work.terraform.init()
     plan = work.terraform.plan()
-    argv = [str(program("library").path), "apply", "-json", str(plan.path)]
+    argv = [str(library.path), "apply", "-json", str(plan.path)]
     with subprocess.Popen(argv, cwd=work.folder, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert any("provision_start" in line for line in process.stdout)

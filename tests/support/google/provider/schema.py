@@ -68,38 +68,41 @@ def _block(block: Block) -> pb.Schema.Block:
     return pb.Schema.Block(attributes=attributes, block_types=nested)
 
 
-def with_unknowns(
-    block: Block, proposed: Mapping[str, Any], prior: Mapping[str, Any] | None
-) -> dict[str, Any]:
+def with_unknowns(block: Block, proposed: Mapping[str, Any], prior: Mapping[str, Any] | None) -> Any:
     """What is planned: what Google will compute is unknown, unless it was computed before."""
-    planned = dict(proposed)
-    for name, attribute in block.get("attributes", {}).items():
-        if planned[name] is None and attribute.get("computed") and prior is None:
-            planned[name] = Unknown
-    for name, inner in block.get("block_types", {}).items():
-        before = (prior or {}).get(name)
 
-        def plan(item: Any, at: int, inner: Any = inner, before: Any = before) -> Any:
-            return with_unknowns(inner["block"], item, _like(inner, before, item, at))
+    def plan(attribute: Any, value: Any, _: str, *, fresh: bool) -> Any:
+        return Unknown if value is None and fresh and attribute.get("computed") else value
 
-        planned[name] = _each(inner, planned[name], plan)
-    return planned
+    return _walked(block, proposed, plan, prior)
 
 
-def filled(
-    block: Block, value: Mapping[str, Any], compute: Callable[[Trail, Any], Any], trail: Trail = ()
-) -> dict[str, Any]:
-    """The same value with every unknown computed from its trail and type."""
+def filled(block: Block, value: Mapping[str, Any], compute: Callable[[str, Any], Any]) -> Any:
+    """The same value with every unknown computed from its name and type."""
+
+    def fill(attribute: Any, given: Any, name: str, *, fresh: bool) -> Any:
+        return compute(name, attribute["type"]) if given is Unknown else given
+
+    return _walked(block, value, fill)
+
+
+def _walked(block: Block, value: Mapping[str, Any], leaf: Any, prior: Any = None, below: str = "") -> Any:
+    """The value with what ``leaf`` makes of each attribute; ``fresh``: its block was not there before."""
     done = dict(value)
     for name, attribute in block.get("attributes", {}).items():
-        if done[name] is Unknown:
-            done[name] = compute((*trail, name), attribute["type"])
+        done[name] = leaf(attribute, done[name], below + name, fresh=prior is None)
     for name, inner in block.get("block_types", {}).items():
-
-        def fill(item: Any, at: int, inner: Any = inner, name: str = name) -> Any:
-            return filled(inner["block"], item, compute, (*trail, name, at))
-
-        done[name] = _each(inner, done[name], fill)
+        items, before = done[name], (prior or {}).get(name)
+        if items is None or items is Unknown:
+            continue
+        single = inner["nesting_mode"] == "single"
+        each = [
+            item
+            if item is Unknown
+            else _walked(inner["block"], item, leaf, _like(inner, before, item, at), f"{below}{name}.")
+            for at, item in enumerate([items] if single else items)
+        ]
+        done[name] = each[0] if single else each
     return done
 
 
@@ -124,14 +127,6 @@ def path(trail: Trail) -> pb.AttributePath:
         for step in trail
     ]
     return pb.AttributePath(steps=steps)
-
-
-def _each(inner: Mapping[str, Any], value: Any, change: Callable[[Any, int], Any]) -> Any:
-    if value is None or value is Unknown:
-        return value
-    if inner["nesting_mode"] == "single":
-        return change(value, 0)
-    return [item if item is Unknown else change(item, at) for at, item in enumerate(value)]
 
 
 def _like(inner: Mapping[str, Any], before: Any, item: Any, at: int) -> Any:

@@ -146,8 +146,8 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
             if said and refused not in faults.MADE:
                 raise RefusedError(said)
             _refuse_unsettled(cloud, kind, planned)
-            _refuse_attached(cloud, kind, planned, identifier)
-            _refuse_image(cloud, kind, planned)
+            if kind == INSTANCE:
+                _refuse_disks(cloud, planned, identifier)
             if kind in UNSETTLED and identifier not in there:
                 cloud["unsettled"][identifier.rpartition("/")[2]] = cloud["lag"]
             made = schema.filled(self._block(kind), planned, world.computer(cloud, kind, planned))
@@ -164,7 +164,8 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
                 raise RefusedError(faults.text_of("not_stopped", kind, planned))
             if stops and prior.get("scratch_disk"):  # its stop has no discardLocalSsd: issue 26173
                 raise RefusedError(faults.text_of("local_ssd_stop", kind, planned))
-            _refuse_attached(cloud, kind, planned, prior["id"])
+            if kind == INSTANCE:
+                _refuse_disks(cloud, planned, prior["id"])
             made = schema.filled(self._block(kind), planned, world.computer(cloud, kind, planned))
             made = cloud["resources"].setdefault(kind, {})[prior["id"]] = world.shown(kind, made)
         return world.read(kind, made, planned)
@@ -201,9 +202,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         kind, identifier = request.type_name, request.id
         found = self.store.read()["resources"].get(kind, {}).get(identifier)
         if found is None:
-            missing = _error(
-                "Cannot import non-existent remote object", f"{kind} {identifier} does not exist"
-            )
+            missing = _error("Cannot import non-existent remote object", f"there is no {identifier}")
             return pb.ImportResourceState.Response(diagnostics=[missing])
         state = to_dynamic_value(world.imported(kind, found))
         imported = pb.ImportResourceState.ImportedResource(type_name=kind, state=state)
@@ -256,40 +255,27 @@ def _refuse_unsettled(cloud: dict[str, Any], kind: str, planned: Mapping[str, An
             raise RefusedError(faults.text_of(refusal, kind, planned, email=what))
 
 
-def _refuse_attached(
-    cloud: Mapping[str, Any], kind: str, planned: Mapping[str, Any], identifier: str
-) -> None:
-    """A disk that an instance writes to is attached to no other: resourceInUseByAnotherResource."""
-    if kind != INSTANCE:
-        return
+def _refuse_disks(cloud: Mapping[str, Any], planned: Mapping[str, Any], identifier: str) -> None:
+    """A disk that an instance writes to is attached to no other; an image of the same project is READY.
+
+    Sources: Google's resourceInUseByAnotherResource, and ResolveImage in the provider's
+    services/compute/image.go.
+    """
     wanted = _sources(planned)
     for other, each in cloud["resources"].get(INSTANCE, {}).items():
-        taken = wanted & _sources(each)
-        if taken and other != identifier:
-            said = faults.text_of("attached", kind, planned, id=taken.pop(), user=other)
-            raise RefusedError(said)
-
-
-def _refuse_image(cloud: Mapping[str, Any], kind: str, planned: Mapping[str, Any]) -> None:
-    """An image of the same project has to be there and READY; those of others are.
-
-    The words are those of ResolveImage in the provider's services/compute/image.go, and of Google.
-    """
-    own = f"projects/{planned.get('project')}/global/images/"
-    for image in (
-        one["image"] for disk in _listed(planned, "boot_disk") for one in _listed(disk, "initialize_params")
-    ):
-        path = str(image).removeprefix(world.COMPUTE)
-        if kind == INSTANCE and path.startswith(own) and "/family/" not in path:
-            there = cloud["resources"].get("google_compute_image", {}).get(path)
-            if there is None:
-                raise RefusedError(
-                    f"Error resolving image name '{path}': Could not find image or family {path}"
-                )
-            if there["status"] != "READY":
-                raise RefusedError(
-                    f"googleapi: Error 400: The resource '{path}' is not ready, resourceNotReady"
-                )
+        if other != identifier and (taken := wanted & _sources(each)):
+            raise RefusedError(faults.text_of("attached", INSTANCE, planned, id=taken.pop(), user=other))
+    images = cloud["resources"].get("google_compute_image", {})
+    own = f"projects/{planned['project']}/global/images/"
+    asked = (one for disk in _listed(planned, "boot_disk") for one in _listed(disk, "initialize_params"))
+    for path in (str(one["image"]).removeprefix(world.COMPUTE) for one in asked):
+        if not path.startswith(own) or "/family/" in path:
+            continue
+        if path not in images:
+            raise RefusedError(f"Error resolving image name '{path}': Could not find image or family {path}")
+        if images[path]["status"] != "READY":
+            what = f"googleapi: Error 400: The resource '{path}' is not ready, resourceNotReady"
+            raise RefusedError(what)
 
 
 def _listed(value: Mapping[str, Any], key: str) -> Sequence[Mapping[str, Any]]:

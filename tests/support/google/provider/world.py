@@ -77,14 +77,13 @@ def delete(world: Mapping[str, Any], kind: str, identifier: str) -> None:
             del world["resources"][other][each]
 
 
-def computer(world: dict[str, Any], kind: str, value: Mapping[str, Any]) -> Callable[[Trail, Any], Any]:
+def computer(world: dict[str, Any], kind: str, value: Mapping[str, Any]) -> Callable[[str, Any], Any]:
     """What gives the unknown attributes of a new resource their values."""
     number = world["next"]
     world["next"] = number + 1
     made = _known(world, kind, value, number)
 
-    def compute(trail: Trail, of_type: Any) -> Any:
-        words = ".".join(step for step in trail if isinstance(step, str))
+    def compute(words: str, of_type: Any) -> Any:
         if words in made:
             return made[words]
         if of_type == "string":

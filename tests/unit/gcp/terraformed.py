@@ -36,15 +36,8 @@ partitions: [{{name: train, nodes: {nodes}, gpus: {{type: nvidia-l4, count: 1}}}
 class Terraformed:
     """The cluster `demo` of the id ``CLUSTER_ID``, and its cloud."""
 
-    def __init__(
-        self,
-        folder: Path,
-        setenv: Callable[[str, str], None],
-        *,
-        which: str = "found",
-        lag: int = 0,
-    ) -> None:
-        self.cloud = GoogleCloud(folder, which=which, lag=lag)
+    def __init__(self, folder: Path, setenv: Callable[[str, str], None], *, lag: int = 0) -> None:
+        self.cloud = GoogleCloud(folder, lag=lag)
         for name, value in self.cloud.env.items():
             setenv(name, value)
         self.folder = folder / "terraform"
