@@ -15,8 +15,7 @@ from pytest_timeout import Settings
 
 from payload.device import choose
 from tests.support import remains
-from tests.support.autogroup import without_autogroup
-from tests.support.conditions import Limit, settle
+from tests.support.conditions import Limit, settle, without_autogroup
 from tests.support.groups import GroupScheduling
 from tests.support.residue import nothing_left
 from tests.support.verbs import Clusterctl

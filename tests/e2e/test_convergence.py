@@ -17,8 +17,7 @@ from clusterctl.providers.local import machine
 from tests.support.cluster import Cluster, of_this_run
 from tests.support.faults import at_work, at_work_on_nodes, cause, eventually_none
 from tests.support.messages import codes
-from tests.support.verbs import Clusterctl, Ran
-from tests.support.victim import Victim
+from tests.support.verbs import Clusterctl, Ran, Victim
 
 SPEC = """\
 version: 1

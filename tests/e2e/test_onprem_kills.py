@@ -11,8 +11,7 @@ import pytest
 from tests.support.faults import at_work, eventually_none
 from tests.support.lab import lab
 from tests.support.own import as_before, state
-from tests.support.verbs import Clusterctl
-from tests.support.victim import Victim
+from tests.support.verbs import Clusterctl, Victim
 
 pytestmark = pytest.mark.sweep
 

@@ -13,11 +13,11 @@ from clusterctl.packages.bundle import open_bundle
 from clusterctl.state.workspace import cache_home
 from clusterctl.util.assets import digest
 from tests.e2e.dnf_tools import dnf_tools
-from tests.support.bundled import unconnected
 from tests.support.el.build import inputs
 from tests.support.lab import ROUTE_OUT, Lab, lab
 from tests.support.trees import debian
 from tests.support.verbs import Clusterctl
+from tests.support.wheels import unconnected
 
 pytestmark = [pytest.mark.sweep, pytest.mark.platform("stand-in", "offline", "rocky-9")]
 

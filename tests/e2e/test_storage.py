@@ -17,8 +17,7 @@ import pytest
 from tests.support.cluster import Cluster, raised
 from tests.support.faults import eventually_none
 from tests.support.messages import codes
-from tests.support.verbs import Clusterctl
-from tests.support.victim import Victim
+from tests.support.verbs import Clusterctl, Victim
 
 SPEC = """\
 version: 1

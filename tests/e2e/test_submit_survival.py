@@ -21,7 +21,7 @@ import pytest
 from tests.support.cluster import Cluster
 from tests.support.faults import cause, eventually_none
 from tests.support.processes import eventually
-from tests.support.victim import Victim
+from tests.support.verbs import Victim
 
 SEED = int(os.environ.get("SWEEP_SEED") or random.SystemRandom().randrange(10_000))
 PATIENCE_S = 90.0

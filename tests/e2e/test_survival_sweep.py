@@ -18,8 +18,7 @@ import pytest
 from tests.support.faults import eventually_none
 from tests.support.messages import shows
 from tests.support.residue import Machine, left_behind, look_as_root
-from tests.support.verbs import Clusterctl, Ran
-from tests.support.victim import Victim
+from tests.support.verbs import Clusterctl, Ran, Victim
 
 # The workers of one run must agree on it: they collect the same tests.
 RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID")

@@ -1,4 +1,4 @@
-"""Inventories of clusters, for what needs no machine."""
+"""Inventories of clusters, one with GPUs among them, for what needs no machine."""
 
 from __future__ import annotations
 
@@ -22,3 +22,15 @@ def inventory_of(*nodes: str | Host, **more: Any) -> Inventory:
     controller = host_of("d-ctl", CONTROLLER, address="10.0.0.2")
     fixed = {"cluster": "d", "cluster_id": "a1b2c3", "provider": "local", "network": "10.0.0.0/24"}
     return Inventory(**{**fixed, "hosts": (controller, *hosts), "shared": "/shared", "baked": True, **more})
+
+
+CTL, ONE, TWO = "head", "gpu01", "gpu02"
+INVENTORY = inventory_of(
+    provider="onprem",
+    hosts=(
+        host_of(CTL, CONTROLLER, address="10.0.0.2"),
+        host_of(ONE, partition="train"),
+        host_of(TWO, partition="train", address="10.0.0.4"),
+    ),
+    baked=False,
+)

@@ -36,7 +36,7 @@ GATE = "gate"
 ROUTE_OUT = "ip route show default"  # prints nothing on these machines
 _BUILD_TIMEOUT_S = 600
 
-# See tests/support/shapes.py.
+# See tests/support/furnish.py.
 Kind = Literal["debian", "debian-13", "ubuntu-22.04", "ubuntu-24.04", "el", "el-10"]
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from clusterctl.errors import ClusterctlError
 from clusterctl.providers.local import client
 from clusterctl.providers.local.layout import STATE as CLUSTERS
-from tests.support.autogroup import without_autogroup
+from tests.support.conditions import without_autogroup
 from tests.support.processes import ROOT, as_root
 from tests.support.residue import LABS
 

@@ -1,11 +1,25 @@
-"""Wheels made for tests: a few bytes each, and an index to find them in."""
+"""Packages for tests: wheels of a few bytes, and a bundle for Debian 12 from Debian's own archive.
+
+Clusterctl(home, cwd, unconnected(tmp_path))("up", "-f", spec, "--bundle", debian_bundle())
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Final
 from zipfile import ZipFile
+
+from clusterctl.packages.bundle import FORMAT
+from clusterctl.packages.bundle_create import BundleRequest, create
+from clusterctl.packages.os_packages import package_names
+from clusterctl.spec.distributions import distribution_of
+from clusterctl.spec.load import default_spec
+from clusterctl.state.workspace import cache_home
+from clusterctl.util.assets import digest, job_lock, payload_hash, tree_hash
 
 
 def a_wheel(
@@ -31,3 +45,32 @@ def a_wheel(
             wheel.writestr(file, content)
         wheel.writestr(f"{info}/RECORD", "".join(f"{file},,\n" for file in contents))
     return f"{name}=={version} --hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}\n"
+
+
+DEBIAN: Final = distribution_of("debian-12")
+_KEPT_S: Final = 24 * 3600
+_CODE: Final = Path(__file__).resolve().parents[2] / "clusterctl" / "packages"
+
+
+def unconnected(cache: Path) -> dict[str, str]:
+    """An environment in which no index can be asked for wheels, and none lie in the cache."""
+    return {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "XDG_CACHE_HOME": str(cache)}
+
+
+def debian_bundle() -> Path:
+    """The bundle of the spec that has no requirements; it may be raised with any spec like that."""
+    parts = (
+        str(FORMAT),
+        digest(job_lock().read_bytes()),
+        payload_hash(),
+        tree_hash(_CODE),
+        *package_names(DEBIAN),
+    )
+    path = cache_home() / "test-bundles" / f"{digest(*parts)}.tar"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for old in path.parent.glob("*.tar"):
+            if time.time() - old.stat().st_mtime > _KEPT_S:  # others may use what is younger
+                old.unlink(missing_ok=True)
+        create(BundleRequest(default_spec(), (DEBIAN,), {}), path, report=lambda _: None)
+    return path

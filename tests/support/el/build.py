@@ -44,7 +44,7 @@ def build(base: Path, folder: Path) -> None:
         repository.publish(root, quarry / "rpms", every, web)
         repository.index(root, web)
         for place in ("dl.rockylinux.org/pub/rocky", "dl.fedoraproject.org/pub/epel"):
-            (web / place / "10").symlink_to("9")  # the same packages: see tests/support/shapes.py
+            (web / place / "10").symlink_to("9")  # the same packages: see tests/support/furnish.py
         shutil.copytree(web, folder / "web", symlinks=True)
         shutil.copyfile(next(web.rglob("rocky-release10-*.rpm")), root / "usr/share/rocky-release10.rpm")
         shutil.copyfile(folder / "tls/ca.crt", root / "quarry/ca.crt")

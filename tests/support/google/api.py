@@ -27,7 +27,7 @@ from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
 from clusterctl.util.progress import Clock
-from tests.support.google import answers, discovery, metadata
+from tests.support.google import answers, discovery, guest
 from tests.support.google.project import Project
 from tests.support.google.provider.faults import NUMBER
 from tests.support.google.provider.store import Store
@@ -228,8 +228,8 @@ class _Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         raw = self.rfile.read(length)
         asked = {name.lower(): value for name, value in self.headers.items()}
-        if self.path.startswith(metadata.ROOT):
-            self._send(*metadata.answer(self._known(), self.path, asked))
+        if self.path.startswith(guest.METADATA):
+            self._send(*guest.answer(self._known(), self.path, asked))
             return
         given = json.loads(raw) if raw else None
         status, said, headers = self.server.double.answer(self.command, self.path, asked, given)

@@ -5,12 +5,15 @@
 
 Until Terraform has made the instance with a machine's address, that has no metadata. The agent
 (guest_agent.py) removes clusterctl's account, and makes it anew from them once sshd has refused somebody.
+Sources: cloud.google.com/compute/docs/metadata/querying-metadata, of the header, X-Forwarded-For and
+`recursive`; .../docs/troubleshooting/troubleshoot-metadata-server, of 403 and 404 (2026-11).
 As root, in that network: `python -m tests.support.google.guest WORLD_FILE BRIDGE SUBNET`.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 import subprocess
 import sys
 import threading
@@ -19,11 +22,11 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 from clusterctl.providers.local.layout import bridge_name, netns_name
 from clusterctl.providers.local.system import NETNS_DIR
 from clusterctl.state.inventory import Inventory
-from tests.support.google.metadata import answer
 from tests.support.google.provider.store import Store
 from tests.support.processes import ROOT, as_root
 
@@ -91,6 +94,37 @@ def main(world: str, bridge: str, subnet: str) -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print("ready", flush=True)  # noqa: T201  (the protocol)
     sys.stdin.read()
+
+
+METADATA = "/computeMetadata/v1/"
+Answer = tuple[int, bytes, Mapping[str, str]]  # status, body, headers
+_FLAVOR = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}
+
+
+def answer(tree: Mapping[str, Any], target: str, headers: Mapping[str, str]) -> Answer:
+    """Return the answer to a GET.
+
+    tree: {"instance": {"attributes": {KEY: TEXT}, ...}, "project": ...}. Empty: there is no such instance.
+    target: a path with its query.
+    headers: by their names in small letters.
+    """
+    if headers.get("metadata-flavor") != "Google" or "x-forwarded-for" in headers:
+        return _text(403, "Missing Metadata-Flavor:Google header, or it came through a proxy.")
+    path, query = urlsplit(target).path, dict(parse_qsl(urlsplit(target).query))
+    found: Any = tree or None
+    for name in filter(None, path.removeprefix(METADATA).split("/")):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    if found is None or not path.startswith(METADATA) or (isinstance(found, str) and path.endswith("/")):
+        return _text(404, f"{path} is not here.")
+    if isinstance(found, str):
+        return _text(200, found)
+    if query != {"recursive": "true"}:
+        return _text(501, "The stand-in shows folders as JSON, with all that is below them.")
+    return 200, json.dumps(found).encode(), {**_FLAVOR, "Content-Type": "application/json"}
+
+
+def _text(status: int, text: str) -> Answer:
+    return status, text.encode(), {**_FLAVOR, "Content-Type": "application/text"}
 
 
 if __name__ == "__main__":

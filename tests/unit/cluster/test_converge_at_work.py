@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clusterctl.cluster.hardware import nodes_with_jobs
-from tests.support.gpu_nodes import ONE, TWO
+from tests.support.inventories import ONE, TWO
 from tests.support.scripted import Step
 from tests.unit.cluster.test_impact import asked_in_order, sinfo, squeue
 

@@ -16,7 +16,7 @@ from clusterctl.hosts.gpus import Driver
 from clusterctl.hosts.probe import HostReport
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
-from tests.support.gpu_nodes import CTL, INVENTORY, ONE, TWO
+from tests.support.inventories import CTL, INVENTORY, ONE, TWO
 from tests.unit.cluster.test_converge_hardware import SPEC, WAS, shows
 
 LACKS = shows(cards=1)

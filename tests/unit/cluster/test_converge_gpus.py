@@ -33,8 +33,8 @@ from clusterctl.transport.base import Connect, Transport
 from clusterctl.transport.connections import Connections
 from clusterctl.util.assets import gpu_lock
 from clusterctl.util.process import Result
-from tests.support.gpu_nodes import CTL, INVENTORY, ONE, TWO
 from tests.support.here import LocalTransport
+from tests.support.inventories import CTL, INVENTORY, ONE, TWO
 from tests.support.messages import refused, shows
 from tests.support.nvidia import machines
 from tests.support.plays import program

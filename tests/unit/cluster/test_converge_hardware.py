@@ -22,7 +22,7 @@ from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.scheduler.base import NodeInfo
 from clusterctl.scheduler.mpirun import MpirunClient
 from clusterctl.spec.models import ClusterSpec
-from tests.support.gpu_nodes import CTL, INVENTORY, ONE, TWO
+from tests.support.inventories import CTL, INVENTORY, ONE, TWO
 from tests.support.scripted import ScriptedTransport
 
 SPEC = ClusterSpec.model_validate(

@@ -14,7 +14,7 @@ from clusterctl.errors import ConfigureError
 from clusterctl.hosts.probe import HostReport
 from clusterctl.providers.base import Provisioned
 from clusterctl.state.workspace import Workspace
-from tests.support.gpu_nodes import CTL, INVENTORY, ONE, TWO
+from tests.support.inventories import CTL, INVENTORY, ONE, TWO
 from tests.support.scripted import Step
 from tests.unit.cluster.test_converge_hardware import SPEC, WAS, shows
 from tests.unit.cluster.test_impact import asked_in_order, sinfo, squeue

@@ -24,8 +24,7 @@ from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import Clock
 from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import refused as rejected
-from tests.support.scripted import ScriptedTransport, Step
-from tests.support.slurm import records
+from tests.support.scripted import ScriptedTransport, Step, records
 
 ONE, TWO, OLD = "d-train-1", "d-train-2", "d-old-1"
 DRAIN = Step(("scontrol", "update", f"nodename={TWO}", "state=drain", "reason=clusterctl: *"))

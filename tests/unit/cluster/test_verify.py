@@ -25,8 +25,7 @@ from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
 from tests.support.inventories import inventory_of
 from tests.support.messages import refused as rejected
-from tests.support.scripted import Call, ScriptedTransport, Step
-from tests.support.slurm import records
+from tests.support.scripted import Call, ScriptedTransport, Step, records
 from tests.unit.hosts.test_pairs import pairs
 
 NAMES = ("d-train-1", "d-train-2")

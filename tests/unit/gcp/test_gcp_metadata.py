@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from tests.support.google import guest_agent
-from tests.support.google.metadata import ROOT, answer
+from tests.support.google.guest import METADATA, answer
 
 FLAVOR = {"metadata-flavor": "Google"}
 TREE = {
@@ -33,7 +33,7 @@ KEYS = "instance/attributes/ssh-keys"
 def test_metadata_is_answered_as_google_does(
     target: str, headers: Mapping[str, str], answered: tuple[int, str]
 ) -> None:
-    status, body, _ = answer(TREE, ROOT + target, headers)
+    status, body, _ = answer(TREE, METADATA + target, headers)
     assert (status, body.decode() if status == 200 else "") == answered
 
 

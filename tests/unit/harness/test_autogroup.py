@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.autogroup import without_autogroup
+from tests.support.conditions import without_autogroup
 
 ROOT = Path(__file__).resolve().parents[3]
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tests.support.autogroup import without_autogroup
+from tests.support.conditions import without_autogroup
 with without_autogroup(*map(Path, sys.argv[1:])):
     os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -17,8 +17,7 @@ from clusterctl.util.progress import Clock, backoff
 from tests.support.here import LocalTransport
 from tests.support.messages import refused as rejected
 from tests.support.played.cluster import Nearby, PlayedCluster
-from tests.support.scripted import ScriptedTransport, Step
-from tests.support.slurm import said
+from tests.support.scripted import ScriptedTransport, Step, said
 
 CAPTURES = Path(__file__).parent / "captures"
 SQUEUE = (CAPTURES / "squeue.txt").read_bytes()

@@ -12,7 +12,7 @@ from clusterctl.scheduler import slurm_parse
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, StepInfo, worst
 from clusterctl.scheduler.slurm_parse import expand_nodes
 from tests.support.messages import refused
-from tests.support.slurm import CAPTURED, separator_in
+from tests.support.scripted import CAPTURED, separator_in
 
 CAPTURES = Path(__file__).parent / "captures"
 
