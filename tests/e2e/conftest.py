@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.person import Person, allowed, new_person
 from tests.support.cluster import Cluster, raised
 from tests.support.groups import turn_of
-from tests.support.person import Person, allowed, new_person
 
 SPEC = """\
 version: 1

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.person import CLUSTER, SPEC, Person
 from tests.support.manual import ROOT, Block, blocks, follow, pages
-from tests.support.person import CLUSTER, SPEC, Person
 
 pytestmark = [pytest.mark.sweep, pytest.mark.timeout(2400)]  # PyTorch comes along
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.own import FINGERPRINT, raised
 from tests.support.cluster import Cluster
 from tests.support.lab import GATE, PASSWORD, ROUTE_OUT, Box, Lab, lab
-from tests.support.own import FINGERPRINT, raised
 from tests.support.verbs import Clusterctl
 from tests.support.wheels import DEBIAN, debian_bundle, unconnected
 

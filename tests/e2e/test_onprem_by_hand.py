@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.own import up
 from tests.support.cluster import Cluster
 from tests.support.lab import Lab, lab
-from tests.support.own import up
 from tests.support.verbs import Clusterctl
 
 pytestmark = [pytest.mark.sweep, pytest.mark.platform("real", "debian-12")]  # minutes

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.own import as_before, state
 from tests.support.faults import at_work, eventually_none
 from tests.support.lab import lab
-from tests.support.own import as_before, state
 from tests.support.verbs import Clusterctl, Victim
 
 pytestmark = pytest.mark.sweep

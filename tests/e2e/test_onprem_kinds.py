@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.spec.distributions import distribution_of
+from tests.e2e.own import raised
 from tests.support.cluster import Cluster, records
 from tests.support.lab import Kind, Lab, lab
-from tests.support.own import raised
 from tests.support.processes import eventually
 from tests.support.verbs import Clusterctl
 

@@ -15,10 +15,10 @@ import pytest
 
 from clusterctl.packages.wheelhouse import wheelhouse
 from clusterctl.util.assets import asset
+from tests.e2e.own import picture
 from tests.support.install import build_wheel
 from tests.support.lab import PASSWORD, Box, lab
 from tests.support.nested import PLACE, PLATFORM, Host, tree
-from tests.support.picture import picture
 
 # minutes: all is installed from the distribution's repositories
 pytestmark = [pytest.mark.sweep, pytest.mark.platform("real", "localhost")]

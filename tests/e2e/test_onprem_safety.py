@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.own import picture
 from tests.support.lab import Box, Lab, lab
 from tests.support.nested import leader
-from tests.support.picture import picture
 from tests.support.verbs import Clusterctl
 
 pytestmark = pytest.mark.sweep  # minutes

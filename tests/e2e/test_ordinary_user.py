@@ -21,11 +21,11 @@ from pathlib import Path
 import pytest
 
 from clusterctl.providers.local import machine
+from tests.e2e.person import CLUSTER, SPEC, Person
 from tests.support.install import ROOT
 from tests.support.manual import Block, blocks, follow
 from tests.support.messages import codes, shows
 from tests.support.nested import leader
-from tests.support.person import CLUSTER, SPEC, Person
 from tests.support.processes import run_as_root
 from tests.support.verbs import Clusterctl
 

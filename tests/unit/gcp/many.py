@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.util.assets import asset
-from tests.support.google.module import Module
+from tests.unit.gcp.module import Module
 
 Variables = Mapping[str, Any]
 ROOT = {

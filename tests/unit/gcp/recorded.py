@@ -33,9 +33,9 @@ from clusterctl.providers.gcp.terraform_run import Diagnostic
 from clusterctl.spec.load import parse_spec
 from tests.support.google.api import Google as Api
 from tests.support.google.cloud import GoogleCloud
-from tests.support.google.module import PUBLIC_KEY
 from tests.support.google.provider.servicer import Google, RefusedError
 from tests.support.google.provider.store import Store
+from tests.unit.gcp.module import PUBLIC_KEY
 
 PATH = Path(__file__).with_name("recorded") / "demo.json"
 PROJECT, CLUSTER_ID = "my-project", "a1b2c3"

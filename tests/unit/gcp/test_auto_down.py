@@ -19,7 +19,7 @@ import pytest
 
 from clusterctl.util.assets import asset
 from tests.support.google.api import PROJECT, Google
-from tests.support.google.module import labels
+from tests.unit.gcp.module import labels
 
 PROGRAM = asset("ansible") / "roles/auto_down/files/auto_down.py"
 ZONE = "us-central1-a"

@@ -17,9 +17,9 @@ import pytest
 
 from clusterctl.providers.gcp.provider import variables
 from clusterctl.spec import gcp
-from tests.support.google.module import CLUSTER_ID, NAMES, PUBLIC_KEY, spec_of
 from tests.unit.gcp import recorded
 from tests.unit.gcp.many import changes, copies, planned
+from tests.unit.gcp.module import CLUSTER_ID, NAMES, PUBLIC_KEY, spec_of
 from tests.unit.gcp.policy import findings
 
 pytestmark = pytest.mark.platform("rendered", "google-terraform")

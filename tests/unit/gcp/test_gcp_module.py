@@ -11,7 +11,7 @@ import pytest
 from clusterctl.providers.gcp.apply import host_changes
 from clusterctl.providers.gcp.provider import variables
 from clusterctl.providers.gcp.terraform import Plan, read_changes
-from tests.support.google.module import CLUSTER_ID, PUBLIC_KEY, Module, spec_of
+from tests.unit.gcp.module import CLUSTER_ID, PUBLIC_KEY, Module, spec_of
 
 INSTANCE = "google_compute_instance"
 PARTS = ("module.controller.", "module.nodes.")

@@ -11,9 +11,9 @@ from clusterctl.errors import ApiOffError, CloudError, PermissionDeniedError, Pr
 from clusterctl.providers.gcp.api import Api
 from clusterctl.providers.gcp.orphans import find_resources, orphan_ids, remove_resources
 from tests.support.google.api import PROJECT, Google
-from tests.support.google.module import description, labels
 from tests.support.google.refusals import REFUSALS
 from tests.support.messages import refused
+from tests.unit.gcp.module import description, labels
 
 OURS, THEIRS = "aaaaaa", "bbbbbb"
 GLOBAL = f"projects/{PROJECT}/global"

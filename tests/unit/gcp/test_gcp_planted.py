@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from clusterctl.providers.gcp.provider import variables
-from tests.support.google.module import CLUSTER_ID, PUBLIC_KEY, spec_of
 from tests.unit.gcp.many import copies
+from tests.unit.gcp.module import CLUSTER_ID, PUBLIC_KEY, spec_of
 
 DISK = {"size_gib": 100, "type": "pd-balanced"}
 WRONG_VALUES = {

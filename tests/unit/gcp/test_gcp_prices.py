@@ -11,7 +11,7 @@ from clusterctl.providers.gcp.provider import variables
 from clusterctl.providers.registry import node_price
 from clusterctl.spec import gcp_nodes
 from clusterctl.spec.models import ClusterSpec
-from tests.support.google.module import NAMES, spec_of
+from tests.unit.gcp.module import NAMES, spec_of
 
 # A machine without disks, as Google's price pages show it for us-central1.
 PUBLISHED = {

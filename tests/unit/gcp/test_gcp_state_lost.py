@@ -11,8 +11,8 @@ from clusterctl.providers.gcp.orphans import find_resources, orphan_ids, remove_
 from clusterctl.providers.gcp.provider import variables
 from clusterctl.util.progress import Clock
 from tests.support.google.api import Google
-from tests.support.google.module import CLUSTER_ID, PUBLIC_KEY, Module, spec_of
 from tests.unit.gcp.clusters import NOT_BILLED
+from tests.unit.gcp.module import CLUSTER_ID, PUBLIC_KEY, Module, spec_of
 
 
 def test_a_cluster_whose_state_was_lost_is_removed_whole(

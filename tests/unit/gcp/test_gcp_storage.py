@@ -19,11 +19,11 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
 from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud
-from tests.support.google.module import CLUSTER_ID, PUBLIC_KEY
 from tests.support.messages import refused
 from tests.support.sweeps import in_sweep
 from tests.support.verbs import Clusterctl
 from tests.unit.gcp.clusters import OWN_NETWORK, provider_of, put_own_network, silent, workspace_in
+from tests.unit.gcp.module import CLUSTER_ID, PUBLIC_KEY
 
 DISK, FILESTORE = "google_compute_disk", "google_filestore_instance"
 ON_FILESTORE = {"filestore": {"tier": "BASIC_HDD", "capacity": "1TiB"}}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.google.module import Module, Ran
+from tests.unit.gcp.module import Module, Ran
 
 MAIN = """
 terraform {

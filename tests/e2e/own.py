@@ -11,6 +11,7 @@ from types import MappingProxyType
 from tests.support.cluster import Cluster
 from tests.support.lab import PASSWORD, Lab
 from tests.support.messages import shows
+from tests.support.nested import Host
 from tests.support.verbs import Clusterctl, Ran
 
 FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
@@ -82,3 +83,24 @@ def as_before(lab: Lab, before: Mapping[str, list[str]]) -> None:
         gone, new = sorted(set(was) - set(now)), sorted(set(now) - set(was))
         assert not gone, f"{host} lacks\n" + "\n".join(gone)
         assert not new, f"{host} has\n" + "\n".join(new)
+
+
+# Everything that a cluster could change; the backups that useradd makes, and logs of packages, left out. Of a
+# unit that is not there systemd knows for a moment that somebody asked for it: the ledger does, to be sure.
+_LOOK = r"""
+find /etc /usr/local /opt /srv /home /shared -xdev ! -name '*-' \
+    -printf '%y %m %U:%G %p %l\n' | sort
+find /etc /usr/local /opt /srv /home /shared -xdev -type f ! -name '*-' -exec sha256sum {} + | sort -k2
+dpkg-query -W -f '${db:Status-Status} ${binary:Package} ${Version}\n'
+apt-mark showauto
+systemctl list-unit-files --no-legend --no-pager | grep -v ^run-
+systemctl list-units --no-legend --no-pager --plain --type=service --all |
+    awk '$2 != "not-found" || $3 != "inactive" {print $1}' | grep -v '^run-\|^user\|^session'
+getent passwd; getent group
+ls /var/lib /var/spool /opt /; cut -d' ' -f5 /proc/self/mountinfo | sort
+"""
+
+
+def picture(host: Host) -> list[str]:
+    """What it looks like, line by line. It must have a folder /shared."""
+    return host.sh(_LOOK).splitlines()
