@@ -10,13 +10,14 @@ import re
 import secrets
 import shlex
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.install import PLAIN_PATH, ROOT, Installed, build_wheel, install, pip_settings
+from tests.support.install import LOCK, ROOT, SOURCE_ONLY, build_wheel, pip_settings, run, uv_settings
 from tests.support.processes import run_as_root
 from tests.support.remains import marked
 from tests.support.residue import nothing_left
@@ -36,8 +37,12 @@ class Person:
     name: str
     uid: int
     home: Path
-    installed: Installed
     clusterctl: Clusterctl
+
+    @property
+    def venv(self) -> Path:
+        """The environment that holds clusterctl and what it needs, and nothing else."""
+        return self.home / "venv"
 
     @property
     def work(self) -> Path:
@@ -52,7 +57,7 @@ class Person:
         """The sudoers line of docs/install.md, for this account and its installation."""
         (line,) = re.findall(r"^ *(ada ALL=.*helper \*)$", _INSTALL_PAGE.read_text(), re.MULTILINE)
         _, rest = str(line).split(" ", 1)
-        python = str(self.installed.python).replace(" ", "\\ ")
+        python = str(self.venv / "bin/python").replace(" ", "\\ ")
         return f"{self.name} {rest.replace('/opt/clusterctl/bin/python', python)}"
 
     def runs(self, *argv: str) -> str:
@@ -66,7 +71,7 @@ class Person:
     def types(self, text: str, place: Path) -> tuple[int, str, Path]:
         """The exit code of a command, all that it printed, and the folder that it leaves them in."""
         script = f"exec 2>&1\n{text}\ncode=$?\necho; pwd\nexit $code"
-        argv = [*_as_login(self.name, self.home, self.installed, place), "bash", "-c", script]
+        argv = [*_as_login(self.name, self.home, place), "bash", "-c", script]
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TYPING_S, check=False
         )
@@ -81,10 +86,10 @@ class Person:
         return place
 
 
-def _as_login(name: str, home: Path, installed: Installed, place: Path) -> list[str]:
+def _as_login(name: str, home: Path, place: Path) -> list[str]:
     """The start of a command line that runs as someone's login: their folder and variables, and no others."""
     login = {"HOME": home, "USER": name, "LOGNAME": name, "LANG": "C.UTF-8", "COLUMNS": "200"}
-    path = f"{installed.script.parent}:{PLAIN_PATH}"
+    path = f"{home}/venv/bin:/usr/local/bin:/usr/bin:/bin"  # nothing of this checkout's environment
     variables = [f"{key}={value}" for key, value in {**login, "PATH": path, **pip_settings()}.items()]
     return ["sudo", "-n", "-u", name, "--", "env", "-C", str(place), "-i", *variables]
 
@@ -100,17 +105,17 @@ def new_person() -> Iterator[Person]:
         folder.chmod(0o755)
         home, script = folder / f"{name} at home", folder / "clusterctl"
         (home / "my work").mkdir(parents=True)
-        installed = install(build_wheel(folder / "dist"), home / "venv")
+        _install(build_wheel(folder / "dist"), home / "venv")
         run_as_root("useradd", "--no-create-home", "--home-dir", home, "--shell", "/bin/sh", name)
         stack.callback(run_as_root, "userdel", name)
         # Folders only: the files of the environment may be links into the cache of whoever runs this test.
         run_as_root("find", home, "-type", "d", "-exec", "chown", f"{name}:", "{}", "+")
-        argv = [*_as_login(name, home, installed, home / "my work"), str(installed.script)]
+        argv = [*_as_login(name, home, home / "my work"), f"{home}/venv/bin/clusterctl"]
         script.write_text(f'#!/bin/sh\nexec {shlex.join(argv)} "$@"\n')
         script.chmod(0o755)
         runner = Clusterctl(folder / "unused", folder, {}, script)  # the script drops its variables
         with nothing_left(home):
-            yield Person(name, pwd.getpwnam(name).pw_uid, home, installed, runner)
+            yield Person(name, pwd.getpwnam(name).pw_uid, home, runner)
 
 
 @contextmanager
@@ -124,3 +129,26 @@ def allowed(one: Person) -> Iterator[None]:
         yield
     finally:
         run_as_root("rm", "-f", "--", file)
+
+
+def _install(wheel: Path, venv: Path) -> None:
+    """Install a wheel into a new environment, by a Python that any user of this machine can read.
+
+    The packages are those of the lock, from uv's cache where they are there, else from the package index that
+    the caller's pip is set to.
+    """
+    uv, env, from_index = uv_settings()
+    run([uv, "venv", "--quiet", "--no-config", "--python", _shared_python(), venv], env=env)
+    target: list[str | Path] = ["--quiet", "--no-config", "--python", venv / "bin" / "python"]
+    wheels = ["--only-binary", ":all:", "--no-binary", SOURCE_ONLY]
+    run([uv, "pip", "sync", *target, *from_index, *wheels, "--require-hashes", LOCK], env=env)
+    run([uv, "pip", "install", *target, "--offline", "--no-deps", wheel], env=env)
+
+
+def _shared_python() -> Path:
+    """The system's Python if it is new enough, else the one that this environment was made from."""
+    program = "import sys; sys.exit(sys.version_info < (3, 11))"
+    system = Path("/usr/bin/python3")
+    if system.exists() and subprocess.run([system, "-c", program], check=False).returncode == 0:
+        return system
+    return Path(sys._base_executable)  # type: ignore[attr-defined]

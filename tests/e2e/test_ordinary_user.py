@@ -185,20 +185,20 @@ def known(person: Person, demo: None) -> dict[str, str]:
         "ADDRESS": hosts[host],
         "NSPAWN": str(nspawn[f"c{cluster_id}-002"]),
         "INIT": str(leader(f"c{cluster_id}-002")),
-        "PYTHON": str(person.installed.python),
+        "PYTHON": str(person.venv / "bin/python"),
     }
 
 
 def belonging_to_others(person: Person) -> list[str]:
     """What lies in their home and isn't theirs. Of the installation only folders: see `new_person`."""
-    venv = str(person.installed.venv)
+    venv = str(person.venv)
     files = ["(", "-type", "d", "-o", "-not", "-path", f"{venv}/*", "-o", "-name", "*.pyc", ")"]
     return run_as_root("find", person.home, *files, "-not", "-user", person.name).splitlines()
 
 
 def test_the_environment_holds_the_wheel_and_no_checkout(person: Person) -> None:
-    found = json.loads(person.runs(str(person.installed.python), "-c", SURROUNDINGS))
-    assert Path(found["package"]).is_relative_to(person.installed.venv)
+    found = json.loads(person.runs(str(person.venv / "bin/python"), "-c", SURROUNDINGS))
+    assert Path(found["package"]).is_relative_to(person.venv)
     for name, folder in found["folders"].items():
         assert Path(folder) == Path(found["package"]) / "_assets" / name
         assert any(path.is_file() for path in Path(folder).rglob("*")) or name == "terraform"
@@ -219,7 +219,7 @@ def test_without_a_spec_it_is_the_built_in_cluster(person: Person) -> None:
 
 def test_a_link_to_the_script_is_enough(person: Person) -> None:
     """As pipx and `uv tool` install it: a link in a folder of the PATH."""
-    script = shlex.quote(str(person.installed.script))
+    script = shlex.quote(str(person.venv / "bin/clusterctl"))
     typed = f"ln -s {script} ~/linked; clusterctl --version; ~/linked --version"
     _, said, _ = person.types(typed, person.work)
     own, linked = said.splitlines()

@@ -1,13 +1,16 @@
-"""What unit tests share: golden files, and a cluster that executables play."""
+"""What unit tests share: golden files, a workspace, a cluster that executables play, and a node of it."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from clusterctl.scheduler.session import Session
+from clusterctl.state.workspace import Workspace
+from tests.support.played.batch import Batch
 from tests.support.played.cluster import PlayedCluster
 
 
@@ -44,3 +47,31 @@ def cluster(
 def session(cluster: PlayedCluster) -> Session:
     """A session with it."""
     return cluster.session()
+
+
+@pytest.fixture
+def batch(tmp_path: Path) -> Batch:
+    """A node that runs batch scripts."""
+    return Batch(tmp_path)
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    """A workspace of a cluster that is to be raised."""
+    workspace = Workspace(tmp_path / "d")
+    workspace.create()
+    workspace.create_secrets()
+    return workspace
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Path:
+    """A folder on a cluster."""
+    (folder := tmp_path / "remote folder's").mkdir()
+    return folder
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """The place that ``remote`` is brought to."""
+    return tmp_path / "work" / "tree"

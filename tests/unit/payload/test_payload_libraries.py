@@ -3,10 +3,14 @@ ours that they load. Theirs have random weights."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import random
 import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +28,7 @@ from payload.device.base import Array, Cpu
 from payload.models import MODELS
 from payload.nn.module import Draw, Tape
 from payload.saved_model.folder import build, read_record, read_weights
-from tests.support.install import libraries
+from tests.support.install import ROOT, run, uv_settings
 from tests.unit.payload.conftest import Runner, idx_file, records
 from tests.unit.payload.doubles.oracle import torch
 
@@ -44,11 +48,29 @@ _LARGE = 65
 _DIGITS = "--global-batch-size 16"
 
 
+def _libraries() -> Path:
+    """A folder of both packages, to use with this environment's PyTorch; made once, in the user's cache."""
+    lock = ROOT / "requirements" / "libraries.lock"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clusterctl-tests"
+    folder = cache / hashlib.sha256(lock.read_bytes() + sys.version.encode()).hexdigest()[:16]
+    if not folder.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        uv, env, from_index = uv_settings()
+        with tempfile.TemporaryDirectory(dir=cache) as unfinished:
+            packages = Path(unfinished) / "packages"
+            target: list[str | Path] = ["--quiet", "--no-config", "--python", sys.executable, "--target"]
+            wheels = ["--only-binary", ":all:", "--no-deps", "--require-hashes"]
+            run([uv, "pip", "install", *target, packages, *from_index, *wheels, "-r", lock], env=env)
+            with suppress(OSError):  # another worker was quicker
+                packages.rename(folder)
+    return folder
+
+
 @pytest.fixture(scope="module", autouse=True)
 def theirs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("HF_HUB_OFFLINE", "1")
-        patched.setattr(sys, "path", [*sys.path, str(libraries())])
+        patched.setattr(sys, "path", [*sys.path, str(_libraries())])
         _define_operators()
         yield
 
