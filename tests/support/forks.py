@@ -117,20 +117,12 @@ def _prepare_ansible() -> Callable[[], object]:
 
     warnings.simplefilter("ignore")  # that each child configures the finder of collections again
     loader.init_plugin_loader()
-    for plugins in (
-        loader.become_loader,
-        loader.callback_loader,
-        loader.filter_loader,
-        loader.inventory_loader,
-        loader.test_loader,
-        loader.vars_loader,
-    ):
-        list(plugins.all(class_only=True))
-    for action in ("assert", "command", "copy", "normal", "package", "set_fact", "template"):
-        loader.action_loader.get(f"ansible.builtin.{action}", class_only=True)
-    loader.connection_loader.get("ansible.builtin.local", class_only=True)
-    loader.shell_loader.get("sh", class_only=True)
-    loader.strategy_loader.get("linear", class_only=True)
+    for kind in ("become", "callback", "filter", "inventory", "test", "vars"):
+        list(getattr(loader, f"{kind}_loader").all(class_only=True))
+    actions = ("assert", "command", "copy", "normal", "package", "set_fact", "template")
+    more = (("connection", "local"), ("shell", "sh"), ("strategy", "linear"))
+    for kind, name in (*(("action", action) for action in actions), *more):
+        getattr(loader, f"{kind}_loader").get(f"ansible.builtin.{name}", class_only=True)
     commands = {
         "ansible": adhoc.AdHocCLI,
         "ansible-inventory": inventory.InventoryCLI,

@@ -32,15 +32,6 @@ def record(tmp_path: Path) -> Path:
     return tmp_path / "record"
 
 
-def test_it_is_put_back_also_after_an_interrupt(setting: Path, record: Path) -> None:
-    context = without_autogroup(setting, record)
-    context.__enter__()
-    assert setting.read_text() == "0"
-    assert not context.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None), "it goes on"
-    assert setting.read_text() == "1"
-    assert not record.exists()
-
-
 def test_the_next_run_puts_back_what_a_killed_one_left(setting: Path, record: Path) -> None:
     argv = [sys.executable, "-c", KILLED, str(setting), str(record)]
     assert subprocess.run(argv, cwd=ROOT, check=False).returncode == -signal.SIGKILL
@@ -55,13 +46,6 @@ def test_the_last_of_several_runs_puts_it_back(setting: Path, record: Path) -> N
         with without_autogroup(setting, record):
             pass
         assert setting.read_text() == "0"
-    assert setting.read_text() == "1"
-
-
-def test_what_others_set_is_theirs_to_put_back(setting: Path, record: Path) -> None:
-    setting.write_text("0\n")
-    with without_autogroup(setting, record):
-        setting.write_text("1")  # the last cluster of another went down
     assert setting.read_text() == "1"
 
 
