@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from clusterctl.providers.local import machine
+from tests.e2e.faults import Victim, at_work, at_work_on_nodes, cause, eventually_none
 from tests.support.cluster import Cluster, of_this_run
-from tests.support.faults import at_work, at_work_on_nodes, cause, eventually_none
 from tests.support.messages import codes
-from tests.support.verbs import Clusterctl, Ran, Victim
+from tests.support.verbs import Clusterctl, Ran
 
 SPEC = """\
 version: 1

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.faults import Victim, at_work, eventually_none
 from tests.e2e.own import as_before, state
-from tests.support.faults import at_work, eventually_none
 from tests.support.lab import lab
-from tests.support.verbs import Clusterctl, Victim
+from tests.support.verbs import Clusterctl
 
 pytestmark = pytest.mark.sweep
 

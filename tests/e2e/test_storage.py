@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.faults import Victim, eventually_none
 from tests.support.cluster import Cluster, raised
-from tests.support.faults import eventually_none
 from tests.support.messages import codes
-from tests.support.verbs import Clusterctl, Victim
+from tests.support.verbs import Clusterctl
 
 SPEC = """\
 version: 1

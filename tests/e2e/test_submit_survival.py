@@ -18,10 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.faults import Victim, cause, eventually_none
 from tests.support.cluster import Cluster
-from tests.support.faults import cause, eventually_none
 from tests.support.processes import eventually
-from tests.support.verbs import Victim
 
 SEED = int(os.environ.get("SWEEP_SEED") or random.SystemRandom().randrange(10_000))
 PATIENCE_S = 90.0

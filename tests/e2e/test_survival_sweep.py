@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.support.faults import eventually_none
+from tests.e2e.faults import Victim, eventually_none
 from tests.support.messages import shows
 from tests.support.residue import Machine, left_behind, look_as_root
-from tests.support.verbs import Clusterctl, Ran, Victim
+from tests.support.verbs import Clusterctl, Ran
 
 # The workers of one run must agree on it: they collect the same tests.
 RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID")

@@ -1,6 +1,6 @@
-"""Faults that only root can cause, and what of clusterctl is at work. Through sudo where we are not root.
+"""Faults that only root can cause, what of clusterctl is at work, and verbs that are ended before their time.
 
-As a program: `python -m tests.support.faults FAULT [ARGUMENT...]`.
+As a program: `python -m tests.e2e.faults FAULT [ARGUMENT...]`.
 """
 
 from __future__ import annotations
@@ -10,22 +10,26 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from clusterctl.providers.local import machine
 from clusterctl.providers.local.system import mounted_under
-from tests.support.processes import run_as_root
+from tests.support.processes import eventually, run_as_root
+from tests.support.verbs import Clusterctl, Ran
 
 STATE = Path("/var/lib/clusterctl")
 _PATIENCE_S = 20.0
+_ENDS_S = 60.0
+_SIGNALS = {"int": signal.SIGINT, "hup": signal.SIGHUP, "term": signal.SIGTERM}
 
 
 def cause(fault: str, *arguments: str | Path) -> str:
     """Have root cause one of the faults below; what it said."""
-    return run_as_root(sys.executable, "-m", "tests.support.faults", fault, *arguments)
+    return run_as_root(sys.executable, "-m", "tests.e2e.faults", fault, *arguments)
 
 
 def at_work(home: Path) -> list[str]:
@@ -58,7 +62,7 @@ def _found(home: str) -> dict[int, str]:
             ours = needle in argv or b"CLUSTERCTL_HOME=" + needle in environ
             if ours and int(proc.name) not in {os.getpid(), os.getppid()} and __name__.encode() not in argv:
                 found[int(proc.name)] = argv.replace(bytes(1), b" ").decode(errors="replace")
-    others = ("tests.support.faults", "ControlPersist=")  # the connection that verbs share outlives them
+    others = ("tests.e2e.faults", "ControlPersist=")  # the connection that verbs share outlives them
     return {pid: line for pid, line in found.items() if not any(words in line for words in others)}
 
 
@@ -116,6 +120,79 @@ def _signal(pids: Collection[int], sign: signal.Signals) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, sign)
+
+
+class Victim:
+    """One run of a verb, in a process session of its own as on a terminal."""
+
+    def __init__(self, clusterctl: Clusterctl, *argv: str | Path) -> None:
+        self._argv, self._home = tuple(map(str, argv)), clusterctl.home
+        self._process = clusterctl.start(*argv)
+        self._start = time.monotonic()
+        self._out: list[str] = []
+        self._said: list[str] = []
+        self._readers = [_reader(self._process.stdout, self._out), _reader(self._process.stderr, self._said)]
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def until_phase(self, phase: str) -> None:
+        """Wait until it says that it begins a phase.
+
+        Raises:
+            AssertionError: it ended first.
+        """
+        words = f"s] {phase.replace('_', ' ')}\n"
+
+        def begun() -> bool:
+            return any(line.endswith(words) for line in list(self._said))
+
+        eventually(lambda: begun() or not self._readers[1].is_alive(), 300)
+        assert begun(), f"it never began {phase!r}:\n{''.join(self._said)}"
+
+    def until(self, seconds: float) -> None:
+        """Wait until that long after its start, or until it has ended."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(0.0, self._start + seconds - time.monotonic()))
+
+    def hit(self, how: str, cluster_id: str = "") -> Ran:
+        """End it: `kill` (it alone), `kill-all` (and all that it started), `int`, `hup`, `term` or
+        `reboot`."""
+        if how == "kill":
+            self._signal(signal.SIGKILL, alone=True)
+        elif how in {"kill-all", "reboot"}:
+            cause(how, self._home, *([cluster_id] if how == "reboot" else []))
+        else:
+            self._signal(_SIGNALS[how], alone=False)
+        return self.end()
+
+    def end(self, *, patience_s: float = _ENDS_S) -> Ran:
+        """Await its end; one that does not come is a failure."""
+        try:
+            code = self._process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            self._signal(signal.SIGKILL, alone=False)
+            raise AssertionError(f"no end within {patience_s} s:\n{''.join(self._said)}") from None
+        for reader in self._readers:
+            reader.join(_ENDS_S)
+        return Ran(self._argv, code, "".join(self._out), "".join(self._said))
+
+    def _signal(self, sign: signal.Signals, *, alone: bool) -> None:
+        with suppress(ProcessLookupError):
+            (os.kill if alone else os.killpg)(self._process.pid, sign)
+
+
+def _reader(pipe: Iterable[str] | None, lines: list[str]) -> threading.Thread:
+    """A thread that adds what comes to the lines."""
+
+    def read() -> None:
+        for line in pipe or ():
+            lines.append(line)
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    return thread
 
 
 if __name__ == "__main__":
