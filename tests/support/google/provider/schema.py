@@ -95,14 +95,12 @@ def _walked(block: Block, value: Mapping[str, Any], leaf: Any, prior: Any = None
         items, before = done[name], (prior or {}).get(name)
         if items is None or items is Unknown:
             continue
-        single = inner["nesting_mode"] == "single"
-        each = [
+        done[name] = [
             item
             if item is Unknown
             else _walked(inner["block"], item, leaf, _like(inner, before, item, at), f"{below}{name}.")
-            for at, item in enumerate([items] if single else items)
+            for at, item in enumerate(items)
         ]
-        done[name] = each[0] if single else each
     return done
 
 
@@ -120,12 +118,8 @@ def differences(before: Any, after: Any, at: Trail = ()) -> Iterator[Trail]:
 
 def path(trail: Trail) -> pb.AttributePath:
     """A trail as the protocol has it."""
-    steps = [
-        pb.AttributePath.Step(attribute_name=step)
-        if isinstance(step, str)
-        else pb.AttributePath.Step(element_key_int=step)
-        for step in trail
-    ]
+    named = (("attribute_name" if isinstance(step, str) else "element_key_int", step) for step in trail)
+    steps = [pb.AttributePath.Step(**{kind: step}) for kind, step in named]
     return pb.AttributePath(steps=steps)
 
 
@@ -133,8 +127,6 @@ def _like(inner: Mapping[str, Any], before: Any, item: Any, at: int) -> Any:
     """The block of before that this one was, if there was one."""
     if not before or before is Unknown:
         return None
-    if inner["nesting_mode"] == "single":
-        return before
     if inner["nesting_mode"] == "set":
         return item if item in before else None
     return before[at] if at < len(before) else None
