@@ -71,14 +71,15 @@ def test_what_a_cluster_makes_is_seen_until_it_is_gone(machine: Machine, name: s
         by_environment = stack.enter_context(running(sys.executable, "-c", SLEEP, CLUSTERCTL_HOME=home))
         by_argument = stack.enter_context(running(sys.executable, "-c", SLEEP, f"-F{home}/t/ssh_config"))
         found = new(watching, before)
-    assert {
+    lines = {
         f"file /run/netns/{name}",
         f"link {name}",
         f"address 198.51.100.1 on {name}",
         f"route 198.51.100.0/30 on {name}",
         f"control group {group}",
         f"line of {hosts}: 10.0.0.1 t-ctl",
-    } <= set(found)
+    }
+    assert lines <= set(found)
     starts = (f"mount /run/netns/{name}: nsfs", f"process {by_environment}:", f"process {by_argument}:")
     assert [any(line.startswith(start) for line in found) for start in starts] == [True] * 3
     assert not [line for line in new(machine, before) if name in line]
