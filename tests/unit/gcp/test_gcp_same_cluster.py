@@ -12,6 +12,8 @@ from clusterctl.cluster import down
 from clusterctl.cluster.context import ClusterContext, PhaseRunner
 from clusterctl.cluster.up import UpOptions, up
 from clusterctl.errors import ProvisionError, UsageError
+from clusterctl.providers.gcp.api import Api
+from clusterctl.providers.gcp.orphans import find_resources, orphan_ids, remove_resources
 from clusterctl.providers.gcp.provider import variables
 from clusterctl.spec import gcp
 from clusterctl.spec.gcp_nodes import Image
@@ -20,11 +22,14 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.chosen_spec import spec_of as read_spec
 from clusterctl.state.workspace import Workspace
+from clusterctl.util.progress import Clock
 from tests.support.google import gcloud
-from tests.support.google.api import PROJECT
+from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud
 from tests.support.messages import refused
-from tests.unit.gcp.clusters import provider_of, silent, workspace_in
+from tests.unit.gcp import module as shared
+from tests.unit.gcp.clusters import NOT_BILLED, provider_of, silent, workspace_in
+from tests.unit.gcp.module import CLUSTER_ID, PUBLIC_KEY, Module
 
 DEBIAN = {"image": {"project": "debian-cloud", "family": "debian-12"}}
 LOCAL = ClusterSpec.model_validate({"version": 1, "name": "demo", "partitions": [{"name": "x", "nodes": 1}]})
@@ -150,3 +155,26 @@ def test_new_defaults_do_not_change_a_cluster_that_is_there(
     assert (other.job_user.name, other.job_user.uid) == ("grace", 2000)
     workspace.spec.write_text("damaged")
     assert read(tmp_path, GPUS).job_user.uid == 10_000
+
+
+def test_a_cluster_whose_state_was_lost_is_removed_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, spec = Module(tmp_path), shared.spec_of("everything")
+    module.set(variables(spec, CLUSTER_ID, PUBLIC_KEY))
+    module.apply()
+    (module.path / "terraform.tfstate").unlink()
+    made = {kind for kind in module.cloud.resources().values() if "iam_member" not in kind}
+    assert spec.provider.type == "gcp"
+    with Google(module.cloud.store, spec.provider.project) as google:
+        for key, value in google.environment.items():
+            monkeypatch.setenv(key, value)
+        api = Api(spec.provider.project, clock=Clock(sleep=lambda _: None))
+        assert orphan_ids(api, spec.name) == (CLUSTER_ID,)
+        found = find_resources(api, CLUSTER_ID)
+        assert len({one.kind for one in found}) >= len(made - NOT_BILLED)
+        remove_resources(api, found, report=lambda _: None)
+        assert find_resources(api, CLUSTER_ID) == ()
+        assert not google.violations
+    left = set(module.cloud.resources().values())
+    assert left <= NOT_BILLED

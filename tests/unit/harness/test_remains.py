@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.conditions import without_autogroup
 from tests.support.processes import gone
 from tests.support.remains import RUN, is_over, marked, orphaned, remove_clusters
 
@@ -94,3 +96,47 @@ def test_processes_are_a_run_s_as_long_as_its_first_one_lives() -> None:
     assert started in set(orphaned())
     os.kill(started, 9)
     assert gone(started)
+
+
+ROOT = Path(__file__).resolve().parents[3]
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tests.support.conditions import without_autogroup
+with without_autogroup(*map(Path, sys.argv[1:])):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def setting(tmp_path: Path) -> Path:
+    (setting := tmp_path / "sched_autogroup_enabled").write_text("1\n")
+    return setting
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Path:
+    return tmp_path / "record"
+
+
+def test_the_next_run_puts_back_what_a_killed_one_left(setting: Path, record: Path) -> None:
+    argv = [sys.executable, "-c", KILLED, str(setting), str(record)]
+    assert subprocess.run(argv, cwd=ROOT, check=False).returncode == -signal.SIGKILL
+    assert setting.read_text() == "0"
+    with without_autogroup(setting, record):
+        assert setting.read_text() == "0"
+    assert setting.read_text() == "1"
+
+
+def test_the_last_of_several_runs_puts_it_back(setting: Path, record: Path) -> None:
+    with without_autogroup(setting, record):
+        with without_autogroup(setting, record):
+            pass
+        assert setting.read_text() == "0"
+    assert setting.read_text() == "1"
+
+
+def test_a_kernel_without_autogroups_is_left_alone(tmp_path: Path, record: Path) -> None:
+    with without_autogroup(tmp_path / "none", record):
+        pass
+    assert not list(tmp_path.iterdir())

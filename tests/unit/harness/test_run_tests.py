@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from scripts import run_tests
+from scripts.run_tests import ON_DEBIAN_12
+from tests.support.groups import GROUPS, LONGEST
 from tests.unit.harness.repository import commit, git
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -93,3 +96,35 @@ def test_ci_tests_the_tests_if_it_can_t_tell(checkout: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize("failing", BOTH)
 def test_ci_fails_if_one_of_them_does(checkout: Path, failing: str) -> None:
     assert ci(checkout, "no-such-commit", failing=failing) == (1, BOTH)
+
+
+ROOT = Path(__file__).parents[3]
+MODULE = """\
+import os, pathlib, pytest
+@pytest.mark.parametrize("number", range(4))
+def test_one(number):
+    with open({log!r}, "a") as file:
+        print({group!r}, os.environ["PYTEST_XDIST_WORKER"], file=file)
+"""
+
+
+def test_every_test_of_a_group_runs_in_one_worker(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    for group, modules in (("local", GROUPS["local"][:2]), ("alone.py", ("test_alone.py",))):
+        for module in modules:
+            (tmp_path / module).write_text(MODULE.format(log=str(log), group=group))
+    (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_xdist_make_scheduler\n")
+    options = ["-n2", "--dist=loadscope", "-p", "no:cacheprovider", f"--rootdir={tmp_path}"]
+    argv = [sys.executable, "-m", "pytest", *options, str(tmp_path)]
+    subprocess.run(argv, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, timeout=200)
+    ran = log.read_text().splitlines()
+    assert len(ran) == 12
+    # A group's tests ran in several workers.
+    assert len(set(ran)) == 2
+
+
+def test_the_groups_name_modules_that_exist() -> None:
+    modules = {path.name for path in (ROOT / "tests" / "e2e").glob("test_*.py")}
+    assert {module for members in GROUPS.values() for module in members} <= modules
+    assert set(LONGEST) <= modules | GROUPS.keys()
+    assert {Path(path).name for path in ON_DEBIAN_12} <= modules
