@@ -109,4 +109,4 @@ def cluster_name() -> str:
 @pytest.fixture(scope="module")
 def clusterctl(clusterctl_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Clusterctl:
     """Runs verbs in an empty folder: `clusterctl("up", "-f", spec)`; see tests/support/verbs.py."""
-    return Clusterctl(clusterctl_home, cwd=tmp_path_factory.mktemp("cwd"), forked=True)
+    return Clusterctl(clusterctl_home, cwd=tmp_path_factory.mktemp("cwd"))

@@ -67,7 +67,7 @@ def raised(
     before = {host.name: state(lab, host.name) for host in lab.hosts}
     spec = cwd / f"{name}.yaml"
     spec.write_text(text)
-    runner = Clusterctl(home, cwd, environ, forked=True)
+    runner = Clusterctl(home, cwd, environ)
     try:
         yield Cluster(name, spec, runner, up(runner, spec, *more, password=password).json)
     finally:

@@ -179,7 +179,7 @@ def gcp(
             "HOME": os.environ.get("HOME", "/"),
             "XDG_CACHE_HOME": str(cache_home().parent),
         }
-        runner = Clusterctl(clusterctl_home, tmp_path_factory.mktemp("cwd"), environ, forked=True)
+        runner = Clusterctl(clusterctl_home, tmp_path_factory.mktemp("cwd"), environ)
         cluster = Gcp(cluster_name, runner, cloud, google, str(IPv4Network(inventory.network)))
         settle_in(cluster.workspace, beneath)
         cluster.ask_for(MOST_NODES - 1)

@@ -149,7 +149,7 @@ def rocky(
     file: Path, machines: Lab, before: dict[str, str], cluster_name: str, clusterctl_home: Path
 ) -> Iterator[Cluster]:
     """The cluster, up. Nobody has confirmed the host keys before."""
-    runner = Clusterctl(clusterctl_home, file.parent, forked=True)
+    runner = Clusterctl(clusterctl_home, file.parent)
     file.write_text(re.sub(r"host_key: ssh-ed25519\s+\S+(?=})", "", file.read_text()))
     try:
         shown = answered(runner, file, "up")
@@ -192,7 +192,7 @@ def spec_of_the_page(machines: Lab, **provider: Any) -> str:
 def test_a_machine_whose_dnf_is_at_work_is_told_by_pid_and_command(
     machines: Lab, file: Path, clusterctl_home: Path
 ) -> None:
-    runner, host = Clusterctl(clusterctl_home, file.parent, forked=True), machines.host("node2").inside
+    runner, host = Clusterctl(clusterctl_home, file.parent), machines.host("node2").inside
     pid = host.sh(BUSY_DNF).strip()
     findings = runner("-o", "json", "-f", file, "doctor", rc=1).json["findings"]
     (found,) = (finding for finding in findings if finding["level"] == "error")

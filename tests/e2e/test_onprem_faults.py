@@ -93,7 +93,7 @@ def broken(clusterctl_home: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     boxes = [Box("lead"), *(Box(name) for name in EXPECTED if name not in ("nosudo", "full"))]
     boxes += [Box("nosudo", sudo="none"), Box("full", disk_mib=DISK_MIB)]
     with lab("debian", boxes, internet=True) as one:
-        yield Broken(one, Clusterctl(clusterctl_home, tmp_path_factory.mktemp("cwd"), forked=True))
+        yield Broken(one, Clusterctl(clusterctl_home, tmp_path_factory.mktemp("cwd")))
 
 
 def errors(findings: list[dict[str, Any]]) -> dict[str, list[str]]:

@@ -124,7 +124,7 @@ def raised(
     Nodes that are to have ``cards`` are booted and get them before `up` configures anything.
     """
     spec = of_this_run(spec)
-    file, runner = cwd / f"{name}.yaml", Clusterctl(home, cwd, forked=True)
+    file, runner = cwd / f"{name}.yaml", Clusterctl(home, cwd)
     file.write_text(spec)
     with nothing_left(home):
         try:

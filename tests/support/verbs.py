@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -47,8 +46,6 @@ class Clusterctl:
     cwd: Path
     environ: Mapping[str, str] = field(default_factory=dict)
     script: Path = SCRIPT
-    forked: bool = False
-    """Without the start of a program, as forks.py says."""
 
     def __call__(
         self,
@@ -71,7 +68,17 @@ class Clusterctl:
 
     def start(self, *argv: str | Path, cwd: Path | None = None) -> subprocess.Popen[str]:
         """Start a verb in a process session of its own, for the test to signal or await."""
-        return self._start((str(self.script), *map(str, argv)), cwd or self.cwd)
+        words, environ, pipe = (str(self.script), *map(str, argv)), self._environ(), subprocess.PIPE
+        return subprocess.Popen(
+            words,
+            cwd=cwd or self.cwd,
+            env=environ,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+            start_new_session=True,
+        )
 
     def _environ(self) -> dict[str, str]:
         folder = temporary(self.home)
@@ -79,44 +86,21 @@ class Clusterctl:
         ours = {"CLUSTERCTL_HOME": str(self.home), "TMPDIR": str(folder), "COLUMNS": "200"}
         return {**os.environ, **ours, **self.environ}
 
-    def _start(self, words: tuple[str, ...], cwd: Path) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            words,
-            cwd=cwd,
-            env=self._environ(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
     def _run(self, words: tuple[str, ...], cwd: Path, stdin: str, timeout_s: float) -> Ran:
-        if self.forked and self.script == SCRIPT:
-            environ = self._environ()
+        environ = self._environ()
+        if self.script == SCRIPT:  # without the start of a program
             done = forks.clusterctl(words, cwd=cwd, environ=environ, stdin=stdin, timeout_s=timeout_s)
-            ran = Ran(words, done.returncode, done.stdout, done.stderr)
-            assert ran.rc != forks.TIMED_OUT, f"no end, {timeout_s}s\n{ran}"
-            return ran
-        process = self._start(words, cwd)
-        try:
-            stdout, stderr = process.communicate(stdin, timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            stdout, stderr = _end(process)
-            ran = Ran(words, process.returncode, stdout, stderr)
-            raise AssertionError(f"no end within {timeout_s} s\n{ran}") from None
-        except BaseException:
-            _end(process)
-            raise
-        return Ran(words, process.returncode, stdout, stderr)
-
-
-def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """End the whole process group, kindly at first; what it had printed."""
-    for sign, patience_s in ((signal.SIGINT, 20), (signal.SIGKILL, 20)):
-        os.killpg(process.pid, sign)
-        try:
-            return process.communicate(timeout=patience_s)
-        except subprocess.TimeoutExpired:
-            continue
-    return "", "(it would not end)"
+        else:
+            done = subprocess.run(
+                words,
+                cwd=cwd,
+                env=environ,
+                input=stdin,
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                check=False,
+            )
+        ran = Ran(words, done.returncode, done.stdout, done.stderr)
+        assert ran.rc != forks.TIMED_OUT, f"no end, {timeout_s}s\n{ran}"
+        return ran

@@ -29,7 +29,7 @@ def cli(tmp_path: Path) -> Clusterctl:
     """`cli("validate")`."""
     cwd = tmp_path / "cwd"
     cwd.mkdir()
-    return Clusterctl(tmp_path / "home", cwd, forked=True)
+    return Clusterctl(tmp_path / "home", cwd)
 
 
 @pytest.fixture

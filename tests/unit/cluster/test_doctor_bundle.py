@@ -133,7 +133,7 @@ def test_it_is_made_of_a_cluster_that_never_was(tmp_path: Path) -> None:
     (cwd / "cluster.yaml").write_text(
         "version: 1\nname: demo\nprovider: {type: local}\npartitions: [{name: train, nodes: 1}]\n"
     )
-    cli = Clusterctl(tmp_path / "home", cwd, forked=True)
+    cli = Clusterctl(tmp_path / "home", cwd)
     said = cli("doctor", "--bundle", "mine.tar.gz").stdout
     assert "wrote mine.tar.gz" in said
     page = ROOT / "docs" / "howto" / "first-day-rocky.md"

@@ -298,7 +298,7 @@ def test_a_damaged_record_does_not_make_terraforms_hosts_forgotten(tmp_path: Pat
 
 @pytest.mark.parametrize("access", [True, False])
 def test_of_what_was_never_made_nothing_is_claimed(tmp_path: Path, *, access: bool) -> None:
-    cli = Clusterctl(tmp_path / "home", cwd=tmp_path, forked=True)
+    cli = Clusterctl(tmp_path / "home", cwd=tmp_path)
     workspace = Workspace(cli.home / "d")
     workspace.create()
     if access:

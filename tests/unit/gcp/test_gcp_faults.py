@@ -81,20 +81,6 @@ def test_new_accounts_are_waited_for_and_all_goes_at_the_end(
     assert cluster.cloud.resources() == {}
 
 
-@pytest.mark.sweep  # one that is made though Google says that it was not: the first test
-def test_a_host_that_a_crashed_provider_made_is_taken_over_in_the_same_run(cluster: Terraformed) -> None:
-    cluster.cloud.fail("crash", name="demo-train-2", times=1)
-    cluster.up()
-    (told,) = (line for line in cluster.said if line.startswith("there already: "))
-    assert "demo-train-2" in told
-    created = sorted(name for _, kind, name in cluster.cloud.done("create") if kind == INSTANCE)
-    assert created == ["demo-ctl", "demo-train-1", "demo-train-2"]
-    assert not cluster.cloud.done("delete")
-    assert cluster.terraform.plan().is_empty
-    cluster.down()
-    assert cluster.cloud.instances == {}
-
-
 def test_what_is_anothers_is_never_touched(cluster: Terraformed) -> None:
     cluster.nodes(1, more=LEAN)
     theirs = cluster.plant("demo-train-1", cluster_id="ffffff")

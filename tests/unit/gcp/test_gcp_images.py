@@ -98,7 +98,7 @@ def test_what_differs_or_is_not_known_is_refused(controller: Any, train: Any, wh
 def test_up_refuses_at_once_and_plan_and_validate_say_so(planned_cloud: GoogleCloud, tmp_path: Path) -> None:
     (tmp_path / "cluster.yaml").write_text(SPEC)
     path = gcloud.install(tmp_path, planned_cloud.store.path)
-    cli = Clusterctl(tmp_path / "home", tmp_path, {"PATH": f"{path}:/usr/bin:/bin"}, forked=True)
+    cli = Clusterctl(tmp_path / "home", tmp_path, {"PATH": f"{path}:/usr/bin:/bin"})
     for said in (cli("up", "--yes", rc=2).stderr, cli("validate").stderr):
         assert shows(said, "image-distribution")
         assert "Rocky Linux 9" in said

@@ -234,7 +234,7 @@ def test_a_filestore_is_used_from_its_zone_or_region(
 
 def test_down_storage_stops_at_what_nobody_can_look_at(google: Google, tmp_path: Path) -> None:
     left_disk(google)
-    cli = Clusterctl(tmp_path / "home", tmp_path / "cwd", google.environment, forked=True)
+    cli = Clusterctl(tmp_path / "home", tmp_path / "cwd", google.environment)
     cli.cwd.mkdir()
     (cli.cwd / "cluster.yaml").write_text(dump_spec(spec_of()))
     said = cli("down", "--storage", "--yes", rc=1).stderr

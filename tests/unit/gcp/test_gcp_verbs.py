@@ -44,7 +44,7 @@ def runner(cloud: GoogleCloud, google: Google, folder: Path, spec: str = SPEC) -
     (cwd / "cluster.yaml").write_text(spec)
     path = f"{gcloud.install(folder, cloud.store.path)}:{cloud.env['PATH']}"
     environ = {**cloud.env, "PATH": path, **google.environment, "XDG_CACHE_HOME": str(cache_home().parent)}
-    return Clusterctl(folder / "home", cwd, environ, forked=True)
+    return Clusterctl(folder / "home", cwd, environ)
 
 
 def spec_of_the_page() -> str:

@@ -70,14 +70,6 @@ IN_USE = "is already being used by"
 
 
 @pytest.mark.sweep
-def test_a_fault_plays_as_often_as_it_is_said_to(folder: Folder) -> None:
-    folder.cloud.fail("stockout_plain", times=1)
-    assert folder.make(a="n1", b="n1", c="n1").rc == 1
-    assert len(folder.cloud.instances) == 2
-    assert folder.make(a="n1", b="n1", c="n1").rc == 0
-
-
-@pytest.mark.sweep
 def test_a_change_is_made_as_google_can(folder: Folder) -> None:
     folder.apply()
     for right, wrong, action in (

@@ -17,7 +17,7 @@ ASKING = "software: {python: {requirements: asked.txt}}\n"
 @pytest.fixture
 def cli(tmp_path: Path) -> Clusterctl:
     (tmp_path / "cwd").mkdir()
-    return Clusterctl(tmp_path / "home", cwd=tmp_path / "cwd", forked=True)
+    return Clusterctl(tmp_path / "home", cwd=tmp_path / "cwd")
 
 
 @pytest.fixture

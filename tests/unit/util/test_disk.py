@@ -176,7 +176,7 @@ def test_a_phase_that_is_done_is_done_though_the_journal_is_full(
 @pytest.mark.parametrize("fault", FAULTS)
 def test_down_works_on_a_full_disk(disk: SmallDisk, workspace: Workspace, fault: str, tmp_path: Path) -> None:
     disk.suffer(fault)
-    there = Clusterctl(disk.path, tmp_path, forked=True)
+    there = Clusterctl(disk.path, tmp_path)
     if fault == "read-only":
         failed = there("-o", "json", "--cluster", "demo", "down", "-y", rc=1)
         assert codes(failed) == ["disk"]
@@ -190,7 +190,7 @@ def test_down_works_on_a_full_disk(disk: SmallDisk, workspace: Workspace, fault:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_up_and_reading_on_a_full_disk(disk: SmallDisk, fault: str, tmp_path: Path) -> None:
-    there = Clusterctl(disk.path, tmp_path, forked=True)
+    there = Clusterctl(disk.path, tmp_path)
     disk.suffer(fault)
     failed = there("-o", "json", "up", "-y", rc=1)
     (failure,) = failed.json["failures"]

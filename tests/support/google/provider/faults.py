@@ -2,9 +2,8 @@
 
 A fault is ``{"kind", "type", "name", "on", "times", "seconds", "played"}`` in the file: it plays when a
 resource of ``type`` whose name matches is made or deleted, as ``on`` says, ``times`` times (null: for ever).
-Its kind is a refusal of the rule book, ``../refusals.toml``, or another deed: ``slow`` waits; ``crash`` is
-the provider's end after the thing was made, and before Terraform heard of it; ``no_credentials`` is told when
-it is configured.
+Its kind is a refusal of the rule book, ``../refusals.toml``, or another deed: ``slow`` waits;
+``no_credentials`` is told when the provider is configured.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from tests.support.google.refusals import REFUSALS
 
 NUMBER = "123456789012"  # of every project
 TEXTS: Mapping[str, Mapping[str, str]] = tomllib.loads(Path(__file__).with_name("faults.toml").read_text())
-DEEDS = frozenset({"slow", "crash", "no_credentials"})
+DEEDS = frozenset({"slow", "no_credentials"})
 MADE = frozenset(name for name, each in REFUSALS.items() if each.made)
 KINDS = DEEDS | {*REFUSALS}
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import grpc
 from tf.gen import tfplugin_pb2 as pb
 from tf.gen import tfplugin_pb2_grpc as rpc
 from tf.types import Unknown
@@ -27,10 +26,6 @@ GIVEN_OFTEN = ("_iam_member", "_project_service")  # there already is as good as
 
 class RefusedError(Exception):
     """Google says no; the text is what its provider prints."""
-
-
-class CrashedError(Exception):
-    """The provider ends, and Terraform does not hear of what was done."""
 
 
 class Google(rpc.ProviderServicer):  # type: ignore[misc]
@@ -128,8 +123,6 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
                 after = self._update(kind, prior, planned)
         except RefusedError as refused:
             after, errors = prior, [_error(str(refused))]
-        except CrashedError:
-            context.abort(grpc.StatusCode.UNAVAILABLE, "the provider is gone")
         return pb.ApplyResourceChange.Response(
             new_state=to_dynamic_value(after), diagnostics=errors, legacy_type_system=True
         )
@@ -154,7 +147,6 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
             made = there[identifier] = world.shown(kind, made)
             if said:
                 raise RefusedError(said)
-        _crash_if(fault)
         return world.read(kind, made, planned)
 
     def _update(self, kind: str, prior: Mapping[str, Any], planned: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -181,7 +173,6 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
             if kind == "google_storage_bucket" and name in cloud["filled"] and not prior["force_destroy"]:
                 raise RefusedError(faults.text_of("bucket_in_use", kind, prior, name=name))
             world.delete(cloud, kind, identifier)
-        _crash_if(fault)
 
     def _fault(self, op: str, kind: str, value: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The fault that plays; what waits has waited."""
@@ -286,11 +277,6 @@ def _sources(instance: Mapping[str, Any]) -> set[str]:
     """The ids of the disks that are attached to an instance."""
     sources = (disk["source"] for disk in instance.get("attached_disk") or ())
     return {each.removeprefix(world.COMPUTE) for each in sources if isinstance(each, str)}
-
-
-def _crash_if(fault: Mapping[str, Any] | None) -> None:
-    if fault and fault["kind"] == "crash":
-        raise CrashedError
 
 
 def _error(summary: str, detail: str = "") -> Any:
