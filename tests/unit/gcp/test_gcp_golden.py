@@ -76,17 +76,13 @@ HOST = "google_compute_instance.host"
 MISTAKES: list[tuple[str, str, Sequence[str | int], Any]] = [
     ("public address", HOST, ("network_interface", 0, "access_config"), [{}]),
     ("not shielded", HOST, ("shielded_instance_config", 0, "enable_vtpm"), False),
-    ("lets in more", HOST, ("metadata", "serial-port-enable"), "TRUE"),
-    ("may send packets", HOST, ("can_ip_forward",), True),
     ("can't be migrated", f'["whole-train-1"].{HOST}', ("scheduling", 0, "on_host_maintenance"), "MIGRATE"),
     ("lacks the labels", HOST, ("labels",), {}),
     ("not encrypted", HOST, ("boot_disk", 0, "kms_key_self_link"), None),
     ("lets 0.0.0.0/0 in", "google_compute_firewall.iap_ssh", ("source_ranges",), ["0.0.0.0/0"]),
     ("description", "google_compute_firewall.iap_ssh", ("description",), "for SSH"),
     ("roles/editor", "google_project_iam_member", ("role",), "roles/editor"),
-    ("is ALL", "google_compute_router_nat", ("source_subnetwork_ip_ranges_to_nat",), "ALL"),
     ("would be removed", "module.storage", ("labels", "clusterctl-id"), "0123ab"),
-    ("force_destroy", "google_storage_bucket.", ("force_destroy",), True),
     ("disable_on_destroy", "google_project_service", ("disable_on_destroy",), True),
 ]
 

@@ -87,13 +87,6 @@ def test_prose_is_docstrings_and_comments() -> None:
     assert one.value == pytest.approx(1000 * 6 / 24)
 
 
-@pytest.mark.parametrize(("value", "step", "recorded"), [(17, 1, 17), (22.2, 0.5, 22.5), (1001, 250, 1250)])
-def test_a_figure_is_recorded_as_the_next_multiple_of_its_step(
-    value: float, step: float, recorded: float
-) -> None:
-    assert Figure(value, [], step).to_record == recorded
-
-
 def test_a_higher_figure_fails_and_shows_its_places_if_they_are_few() -> None:
     found = {"few": Figure(2, ["a.py:1: x", "b.py:2: y"]), "many": Figure(21, ["c.py:1: z"] * 21)}
     higher, lower = figures.compare(found, {"few": 1, "many": 20})
