@@ -36,7 +36,7 @@ from tests.support.google.cloud import GoogleCloud
 from tests.support.manual import ROOT, assert_shown
 from tests.support.nested import Host, leader
 from tests.support.nvidia import machines as nvidia
-from tests.support.nvidia.furnish import furnish
+from tests.support.nvidia.machines import furnish
 from tests.support.processes import as_root
 from tests.support.terminal import plain, terminal
 from tests.support.verbs import Clusterctl, Ran

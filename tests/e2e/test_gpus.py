@@ -15,7 +15,7 @@ import pytest
 from tests.support.cluster import Cluster, raised
 from tests.support.messages import shows
 from tests.support.nvidia import machines
-from tests.support.nvidia.furnish import becomes, furnish, put
+from tests.support.nvidia.machines import becomes, furnish, put
 
 pytestmark = pytest.mark.platform("stand-in", "nvidia-smi")
 

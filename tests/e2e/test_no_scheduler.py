@@ -14,7 +14,7 @@ import pytest
 from tests.support.cluster import Cluster, raised, records
 from tests.support.messages import codes
 from tests.support.nvidia import machines
-from tests.support.nvidia.furnish import becomes
+from tests.support.nvidia.machines import becomes
 from tests.support.processes import eventually
 
 pytestmark = pytest.mark.platform("real", "no-scheduler")

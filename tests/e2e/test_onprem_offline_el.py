@@ -14,8 +14,8 @@ from clusterctl.state.workspace import cache_home
 from clusterctl.util.assets import digest
 from tests.e2e.dnf_tools import dnf_tools
 from tests.support.el.build import inputs
+from tests.support.keeper import debian
 from tests.support.lab import ROUTE_OUT, Lab, lab
-from tests.support.trees import debian
 from tests.support.verbs import Clusterctl
 from tests.support.wheels import unconnected
 

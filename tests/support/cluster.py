@@ -21,8 +21,7 @@ from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
-from tests.support.nvidia.furnish import furnish
-from tests.support.nvidia.machines import Machine
+from tests.support.nvidia.machines import Machine, furnish
 from tests.support.processes import eventually
 from tests.support.residue import nothing_left
 from tests.support.verbs import Clusterctl, Ran

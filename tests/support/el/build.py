@@ -11,8 +11,7 @@ from pathlib import Path
 from clusterctl.providers.local import machine, system
 from clusterctl.providers.local.image import REDHAT, apt_proxy
 from clusterctl.providers.local.system import run
-from tests.support.el import repository, rpms
-from tests.support.el.packages import DATA, base_names, packages
+from tests.support.el.packages import DATA, Package, base_names, packages, spec, stage
 
 _NO_CA = "basicConstraints=critical,CA:FALSE"
 _RPMBUILD = ("rpmbuild", "-bb", "--define", "_rpmdir /quarry/rpms", "--define", "_topdir /quarry/top")
@@ -33,16 +32,16 @@ def build(base: Path, folder: Path) -> None:
     web = root / "quarry/web"
     try:
         _install(root)
-        _certify(folder / "tls", repository.hosts())
-        repository.make_keys(root, web)
+        _certify(folder / "tls", hosts())
+        make_keys(root, web)
         _give_keys(root)
         every = packages()
         quarry, tree = root / "quarry", root / "quarry/tree"
-        contents = [(package, rpms.stage(package, quarry, tree)) for package in every]
-        (quarry / "all.spec").write_text(rpms.spec(contents))
+        contents = [(package, stage(package, quarry, tree)) for package in every]
+        (quarry / "all.spec").write_text(spec(contents))
         run(["chroot", str(root), *_RPMBUILD, "/quarry/all.spec"], what="building the packages")
-        repository.publish(root, quarry / "rpms", every, web)
-        repository.index(root, web)
+        publish(root, quarry / "rpms", every, web)
+        index(root, web)
         for place in ("dl.rockylinux.org/pub/rocky", "dl.fedoraproject.org/pub/epel"):
             (web / place / "10").symlink_to("9")  # the same packages: see tests/support/furnish.py
         shutil.copytree(web, folder / "web", symlinks=True)
@@ -97,7 +96,7 @@ def _give_keys(root: Path) -> None:
     ):
         place = root / "quarry/own" / package / "etc/pki/rpm-gpg" / name
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(repository.public_key(root, signer))
+        shutil.copyfile(root / "quarry/keys" / signer, place)
 
 
 def _script(root: Path, name: str, *argv: str) -> None:
@@ -105,3 +104,76 @@ def _script(root: Path, name: str, *argv: str) -> None:
     inside.parent.mkdir(exist_ok=True)
     shutil.copyfile(DATA / name, inside)
     run(["chroot", str(root), "sh", "-e", f"/quarry/{name}", *argv], what=name)
+
+
+# Where each repository lies, and who signs it.
+_PLACES = {
+    "baseos": ("dl.rockylinux.org/pub/rocky/9/BaseOS/x86_64/os", "rocky"),
+    "appstream": ("dl.rockylinux.org/pub/rocky/9/AppStream/x86_64/os", "rocky"),
+    "crb": ("dl.rockylinux.org/pub/rocky/9/CRB/x86_64/os", "rocky"),
+    "extras": ("dl.rockylinux.org/pub/rocky/9/extras/x86_64/os", "rocky"),
+    "epel": ("dl.fedoraproject.org/pub/epel/9/Everything/x86_64", "epel"),
+    "cuda": ("developer.download.nvidia.com/compute/cuda/repos/rhel9/x86_64", "nvidia"),
+    "openhpc": ("repos.openhpc.community/OpenHPC/3/EL_9", "openhpc"),
+    "openhpc-updates": ("repos.openhpc.community/OpenHPC/3/updates/EL_9", "openhpc"),
+}
+# Where each signer's public key is found: on the web, and on a host.
+_KEYS = {
+    "rocky": "dl.rockylinux.org/pub/rocky/RPM-GPG-KEY-Rocky-9",
+    "epel": "dl.fedoraproject.org/pub/epel/RPM-GPG-KEY-EPEL-9",
+    "nvidia": "developer.download.nvidia.com/compute/cuda/repos/rhel9/x86_64/D42D0685.pub",
+    "openhpc": (
+        "github.com/openhpc/ohpc/raw/refs/heads/3.x/components/admin/ohpc-release/SOURCES/RPM-GPG-KEY-OpenHPC-3"
+    ),
+}
+_GPG = ("gpg", "--batch", "--homedir", "/quarry/gnupg")
+
+
+def hosts() -> tuple[str, ...]:
+    """The names by which machines ask for them."""
+    places = (*_KEYS.values(), *(folder for folder, _ in _PLACES.values()))
+    return tuple(sorted({place.partition("/")[0] for place in places}))
+
+
+def make_keys(root: Path, web: Path) -> None:
+    """A key for each signer: private in the quarry, public there and on the web."""
+    chroot = ["chroot", str(root)]
+    (root / "quarry/gnupg").mkdir(mode=0o700)
+    (root / "quarry/keys").mkdir()
+    for signer, place in _KEYS.items():
+        new = ["--passphrase", "", "--quick-generate-key", f"{signer} (test)", "rsa2048", "sign", "never"]
+        run([*chroot, *_GPG, *new], what=f"making the key of {signer}")
+        export = [*_GPG, "--armor", "--export", f"{signer} (test)"]
+        public = run([*chroot, *export], what=f"writing the key of {signer}")
+        (root / "quarry/keys" / signer).write_text(public)
+        (web / place).parent.mkdir(parents=True, exist_ok=True)
+        (web / place).write_text(public)
+
+
+def publish(root: Path, built: Path, packages: Sequence[Package], web: Path) -> None:
+    """Sign the packages and lay them out. ``built`` is where rpmbuild put them, in ``root``."""
+    for repo, (place, signer) in _PLACES.items():
+        files = [built / package.arch / package.file for package in packages if package.repo == repo]
+        if files:
+            name = ["--define", f"_gpg_name {signer} (test)", "--define", "_gpg_path /quarry/gnupg"]
+            name += ["--define", "__gpg /usr/bin/gpg"]
+            inside = [f"/{file.relative_to(root)}" for file in files]
+            sign = ["chroot", str(root), "rpmsign", *name, "--addsign", *inside]
+            run(sign, what=f"signing the packages of {repo}")
+        folder = web / place
+        (folder / "Packages").mkdir(parents=True)
+        for file in files:
+            file.rename(folder / "Packages" / file.name)
+
+
+def index(root: Path, web: Path) -> None:
+    """Write what dnf reads of each repository. ``web`` lies in ``root``."""
+    for place, _ in _PLACES.values():
+        inside = f"/{(web / place).relative_to(root)}"
+        argv = ["chroot", str(root), "/quarry/usr/bin/createrepo_c", "--quiet", "--general-compress-type=gz"]
+        run([*argv, inside], what=f"indexing {place}")
+    modules = DATA / "nvidia-driver.modules.yaml"
+    shutil.copyfile(modules, root / "quarry" / "modules.yaml")
+    repodata = f"/{(web / _PLACES['cuda'][0]).relative_to(root)}/repodata"
+    modify = ["chroot", str(root), "/quarry/usr/bin/modifyrepo_c", "--mdtype=modules", "/quarry/modules.yaml"]
+    run([*modify, repodata], what="adding the modules of NVIDIA's driver")

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tests.support.google.provider.faults import NUMBER
-from tests.support.google.refusals import REFUSALS
+from tests.support.google.refusals import NUMBER, REFUSALS
 
 if TYPE_CHECKING:
     from tests.support.google.api import Google

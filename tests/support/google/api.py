@@ -29,9 +29,8 @@ from urllib.parse import parse_qsl, urlsplit
 from clusterctl.util.progress import Clock
 from tests.support.google import answers, discovery, guest
 from tests.support.google.project import Project
-from tests.support.google.provider.faults import NUMBER
 from tests.support.google.provider.store import Store
-from tests.support.google.refusals import REFUSALS, error_body
+from tests.support.google.refusals import NUMBER, REFUSALS, error_body
 
 Answer = tuple[int, Any, Mapping[str, str]]  # status, JSON, headers
 TOKEN = "double-token"  # noqa: S105

@@ -14,7 +14,7 @@ The ``terraform`` in ``cloud.bin``, first on the PATH of ``cloud.env``, tells Te
 do not know it yet, as at Google (cloud.google.com/iam/docs/access-change-propagation, 2025-10: "typically 2
 minutes"; of APIs the text of the refusal says it).
 
-Kinds of faults are in ``provider/faults.py``; the file's form in ``provider/store.py``.
+Kinds of faults are in ``refusals.py``; the file's form in ``provider/store.py``.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from typing import Any
 import grpc
 from tf.gen import tfplugin_pb2_grpc as rpc
 
-from tests.support.google.provider.faults import KINDS
 from tests.support.google.provider.schema import SOURCE
 from tests.support.google.provider.servicer import Google
 from tests.support.google.provider.store import Store
 from tests.support.google.provider.world import delete
+from tests.support.google.refusals import KINDS
 from tests.support.terraform import program
 
 VERSION = "8.7.0"

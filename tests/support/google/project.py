@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.support.google.answers import RefusedError
-from tests.support.google.provider.faults import NUMBER
+from tests.support.google.refusals import NUMBER
 
 # Source: github.com/terraform-google-modules/terraform-google-org-policy/issues/183 (2026-04).
 _MANAGED = (

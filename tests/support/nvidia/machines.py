@@ -1,10 +1,14 @@
-"""Machines with GPUs, as the stand-in of nvidia-smi shows them; and a stand-in of dmesg for their XIDs."""
+"""Machines with GPUs, as the stand-in of nvidia-smi shows them, and a stand-in of dmesg for their XIDs.
+
+``install`` puts them into a folder for PATH; ``furnish`` makes a host look as if it had NVIDIA's driver.
+"""
 
 from __future__ import annotations
 
 import json
 import tomllib
-from pathlib import Path
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 PROGRAM = Path(__file__).with_name("nvidia_smi.py")
@@ -187,3 +191,37 @@ def _part(card: int, number: int) -> Machine:
 def _program(path: Path, text: str) -> None:
     path.write_text(text)
     path.chmod(0o755)
+
+
+Sh = Callable[[str], object]  # runs a shell command on the host, as a user who may use sudo
+
+
+def put(sh: Sh, path: str, content: str) -> None:
+    """A program, or any other file."""
+    quoted, folder = content.replace("'", "'\\''"), PurePosixPath(path).parent
+    place = f"sudo mkdir -p {folder} && sudo tee {path} >/dev/null && sudo chmod 0755 {path}"
+    sh(f"printf %s '{quoted}' | ({place})")
+
+
+def becomes(sh: Sh, machine: Machine) -> None:
+    """What its nvidia-smi shows from now on."""
+    put(sh, "/etc/nvidia-stand-in.json", json.dumps(machine))
+
+
+def furnish(sh: Sh, machine: Machine) -> None:
+    """Give a host the driver's programs, a kernel's log, and device files."""
+    put(sh, "/usr/local/bin/nvidia-smi", PROGRAM.read_text())
+    put(sh, "/usr/local/bin/dmesg", "#!/bin/sh\ncat /etc/kernel.log\n")
+    put(sh, "/etc/kernel.log", "")
+    becomes(sh, machine)
+    minors = mig_minors()
+    put(sh, "/opt/driver/nvidia-caps/mig-minors", minors)
+    cut = [f"gpu{gpu['minor']}/" for gpu in machine["gpus"] if gpu.get("parts")]
+    devices = [f"nvidia{gpu['minor']}" for gpu in machine["gpus"]]
+    devices += [
+        f"nvidia-caps/nvidia-cap{line.split()[1]}"
+        for line in minors.splitlines()
+        if line.startswith(tuple(cut))
+    ]
+    make = f"for file in {' '.join(devices)}; do sudo ln -sf /dev/null /dev/$file; done"
+    sh(f"sudo mount --bind /opt/driver /proc/driver && sudo mkdir /dev/nvidia-caps && {make}")

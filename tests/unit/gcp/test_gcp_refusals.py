@@ -21,8 +21,7 @@ from clusterctl.providers.gcp.apply import Place, diagnose, explaining
 from clusterctl.providers.gcp.orphans import find_resources, remove_resources
 from clusterctl.providers.gcp.terraform_run import Diagnostic
 from tests.support.google.api import FACTS, PROJECT, Google
-from tests.support.google.provider.faults import TEXTS
-from tests.support.google.refusals import REFUSALS, Refusal, filled
+from tests.support.google.refusals import REFUSALS, TEXTS, Refusal, filled
 from tests.support.messages import refused
 from tests.unit.gcp.module import labels
 from tests.unit.gcp.terraformed import Terraformed

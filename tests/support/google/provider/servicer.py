@@ -15,7 +15,8 @@ from tf.gen import tfplugin_pb2_grpc as rpc
 from tf.types import Unknown
 from tf.utils import read_dynamic_value, to_dynamic_value
 
-from tests.support.google.provider import faults, schema, world
+from tests.support.google import refusals
+from tests.support.google.provider import schema, world
 from tests.support.google.provider.store import Store
 
 INSTANCE = "google_compute_instance"
@@ -54,8 +55,8 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         self.counted = _counted(self.settings)
         self.stopping.clear()  # the Terraform of before was interrupted
         with self.store.change() as cloud:
-            if faults.due(cloud, "configure", "provider", "google"):
-                return pb.ConfigureProvider.Response(diagnostics=[_error(**faults.TEXTS["no_credentials"])])
+            if refusals.due(cloud, "configure", "provider", "google"):
+                return pb.ConfigureProvider.Response(diagnostics=[_error(**refusals.TEXTS["no_credentials"])])
         return pb.ConfigureProvider.Response()
 
     def StopProvider(self, request: Any, context: Any) -> Any:
@@ -113,7 +114,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
             after = None
             where = (planned or prior).get("project")
             if where and self.counted not in {None, where}:
-                said = faults.text_of("api_off_by_id", kind, planned or prior, project=str(self.counted))
+                said = refusals.text_of("api_off_by_id", kind, planned or prior, project=str(self.counted))
                 raise RefusedError(said)
             if planned is None:
                 self._delete(kind, prior)
@@ -133,10 +134,10 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         with _logged(self.store, "create", kind, name, identifier) as cloud:
             there = cloud["resources"].setdefault(kind, {})
             if identifier in there and not kind.endswith(GIVEN_OFTEN):
-                raise RefusedError(faults.text_of("name_taken", kind, planned, id=identifier, name=name))
-            refused = fault["kind"] if fault and fault["kind"] not in faults.DEEDS else None
-            said = refused and faults.text_of(refused, kind, planned, id=identifier, name=name)
-            if said and refused not in faults.MADE:
+                raise RefusedError(refusals.text_of("name_taken", kind, planned, id=identifier, name=name))
+            refused = fault["kind"] if fault and fault["kind"] not in refusals.DEEDS else None
+            said = refused and refusals.text_of(refused, kind, planned, id=identifier, name=name)
+            if said and refused not in refusals.MADE:
                 raise RefusedError(said)
             _refuse_unsettled(cloud, kind, planned)
             if kind == INSTANCE:
@@ -153,9 +154,9 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         with _logged(self.store, "update", kind, world.name_of(kind, planned), prior["id"]) as cloud:
             stops = any(world.needs_a_stop(kind, trail) for trail in schema.differences(prior, planned))
             if stops and not planned["allow_stopping_for_update"]:
-                raise RefusedError(faults.text_of("not_stopped", kind, planned))
+                raise RefusedError(refusals.text_of("not_stopped", kind, planned))
             if stops and prior.get("scratch_disk"):  # its stop has no discardLocalSsd: issue 26173
-                raise RefusedError(faults.text_of("local_ssd_stop", kind, planned))
+                raise RefusedError(refusals.text_of("local_ssd_stop", kind, planned))
             if kind == INSTANCE:
                 _refuse_disks(cloud, planned, prior["id"])
             made = schema.filled(self._block(kind), planned, world.computer(cloud, kind, planned))
@@ -167,17 +168,17 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
         fault = self._fault("delete", kind, prior)
         with _logged(self.store, "delete", kind, name, identifier) as cloud:
             if user := world.user_of(cloud, kind, prior):
-                raise RefusedError(faults.text_of("in_use", kind, prior, id=identifier, user=user))
-            if fault and fault["kind"] not in faults.DEEDS:
-                raise RefusedError(faults.text_of(fault["kind"], kind, prior, id=identifier, name=name))
+                raise RefusedError(refusals.text_of("in_use", kind, prior, id=identifier, user=user))
+            if fault and fault["kind"] not in refusals.DEEDS:
+                raise RefusedError(refusals.text_of(fault["kind"], kind, prior, id=identifier, name=name))
             if kind == "google_storage_bucket" and name in cloud["filled"] and not prior["force_destroy"]:
-                raise RefusedError(faults.text_of("bucket_in_use", kind, prior, name=name))
+                raise RefusedError(refusals.text_of("bucket_in_use", kind, prior, name=name))
             world.delete(cloud, kind, identifier)
 
     def _fault(self, op: str, kind: str, value: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The fault that plays; what waits has waited."""
         with self.store.change() as cloud:
-            fault = faults.due(cloud, op, kind, world.name_of(kind, value))
+            fault = refusals.due(cloud, op, kind, world.name_of(kind, value))
         until = time.monotonic() + (fault["seconds"] if fault else 0)
         while time.monotonic() < until and not self.stopping.is_set():
             time.sleep(0.05)
@@ -243,7 +244,7 @@ def _refuse_unsettled(cloud: dict[str, Any], kind: str, planned: Mapping[str, An
     for what, refusal in needed.items():
         if cloud["unsettled"].get(what):
             cloud["unsettled"][what] -= 1
-            raise RefusedError(faults.text_of(refusal, kind, planned, email=what))
+            raise RefusedError(refusals.text_of(refusal, kind, planned, email=what))
 
 
 def _refuse_disks(cloud: Mapping[str, Any], planned: Mapping[str, Any], identifier: str) -> None:
@@ -255,7 +256,7 @@ def _refuse_disks(cloud: Mapping[str, Any], planned: Mapping[str, Any], identifi
     wanted = _sources(planned)
     for other, each in cloud["resources"].get(INSTANCE, {}).items():
         if other != identifier and (taken := wanted & _sources(each)):
-            raise RefusedError(faults.text_of("attached", INSTANCE, planned, id=taken.pop(), user=other))
+            raise RefusedError(refusals.text_of("attached", INSTANCE, planned, id=taken.pop(), user=other))
     images = cloud["resources"].get("google_compute_image", {})
     own = f"projects/{planned['project']}/global/images/"
     asked = (one for disk in _listed(planned, "boot_disk") for one in _listed(disk, "initialize_params"))
