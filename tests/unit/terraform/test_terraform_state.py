@@ -215,7 +215,7 @@ def test_a_run_that_came_to_its_end_left_no_lock(tmp_path: Path) -> None:
         bucket.plan(ME, ago_s=0.001)
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, *in_sweep(signal.SIGKILL)])  # killed: test_gcp_killed.py
+@pytest.mark.parametrize("sign", [signal.SIGINT, *in_sweep(signal.SIGKILL)])  # killed: test_gcp_faults.py
 def test_killed_or_interrupted_terraform_writes_its_state_and_ends(work: Work, sign: signal.Signals) -> None:
     work.hosts(seconds=1, **{f"host{n}": "small" for n in range(35)})  # five wait for the first thirty
     argv = [sys.executable, "-c", APPLIES, str(work.folder)]
