@@ -25,7 +25,7 @@ from clusterctl.state.inventory import Inventory, applied_if_known, inventory_if
 from clusterctl.state.ledger import Journal
 from clusterctl.state.workspace import WAIT_S, Workspace, write_atomic
 from clusterctl.transport.connections import Connections
-from clusterctl.transport.multiplex import end_all
+from clusterctl.transport.master import end_all
 from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.util.assets import digest
 from clusterctl.util.process import temporary_folder

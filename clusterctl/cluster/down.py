@@ -47,7 +47,7 @@ from clusterctl.state.inventory import applied_spec, keeps_storage, may_keep_sto
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.multiplex import end_all
+from clusterctl.transport.master import end_all
 from clusterctl.util.process import roomiest, sweep
 from clusterctl.util.progress import ProgressReporter
 

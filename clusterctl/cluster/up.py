@@ -54,7 +54,7 @@ from clusterctl.state.inventory import (
     distribution_ahead,
 )
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.multiplex import end_all
+from clusterctl.transport.master import end_all
 from clusterctl.util.assets import job_lock
 from clusterctl.util.process import parallel_map
 

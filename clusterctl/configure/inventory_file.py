@@ -507,7 +507,7 @@ def send_repository(
 def _bring(bundle: Bundle, host: Host, transport: Transport) -> bool:
     """Whether it had to be sent."""
     argv = ["sudo", "-n", "sh", "-c", render(f"{_TEMPLATES}/receive.sh"), "sh", BUNDLE_FOLDER, bundle.digest]
-    with transport.converse(argv, bulk=True, silence_s=_UNPACK_S) as talk:
+    with transport.converse(argv, silence_s=_UNPACK_S) as talk:
         long = TransportError(f"{host.name} says too much", code="answer-too-long", host=host.name)
         answer = next(lines(iter(talk.receive, b""), long), b"").strip()
         if answer == b"send":

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm_parse import expand_nodes
 from clusterctl.spec.job_options import JobOptions
 from clusterctl.spec.names import JOB_PROFILE
+from clusterctl.transport.base import MARK, wrapped
 from clusterctl.transport.openssh import ALONE, OpenSSH, talking
 
 _SIGN_OF_LIFE_S = 10.0
@@ -91,7 +92,8 @@ def allocate(
     controller = session.transport.host
     options = ["--job-name=shell", *resource_options(words, JobOptions.model_fields)]
     hold = ["bash", "-c", _HOLD, "hold", str(_SILENCE_S), *options]
-    lease = _Lease(ssh.argv(controller, hold, *ALONE))
+    line, script = wrapped(hold)
+    lease = _Lease(ssh.argv(controller, line, *ALONE), script.decode())
     try:
         granted = _granted(session, lease, on_wait)
         nodes = expand_nodes(granted["SLURM_JOB_NODELIST"])
@@ -130,7 +132,8 @@ def _granted(session: Session, lease: _Lease, on_wait: Callable[[str], None]) ->
 class _Lease:
     """The connection that holds an allocation. It is its own process session: Ctrl-C is ours to handle."""
 
-    def __init__(self, argv: Sequence[str]) -> None:
+    def __init__(self, argv: Sequence[str], script: str) -> None:
+        """Start ssh, whose command reads ``script`` first; see ``wrapped``."""
         self.revoked = threading.Event()
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._over = threading.Event()
@@ -143,6 +146,10 @@ class _Lease:
             errors="replace",
             start_new_session=True,
         )
+        assert self._process.stdin is not None  # noqa: S101 - a pipe was asked for
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(script)
+            self._process.stdin.flush()
         for work in (self._read, self._live):
             threading.Thread(target=work, daemon=True).start()
 
@@ -168,6 +175,9 @@ class _Lease:
 
     def _read(self) -> None:
         assert self._process.stdout is not None  # noqa: S101 - a pipe was asked for
+        for line in self._process.stdout:
+            if line.endswith(MARK.decode()):
+                break
         for line in self._process.stdout:
             if _REVOKED.match(line) and not self._over.is_set():
                 self.revoked.set()
@@ -217,9 +227,12 @@ def forwarded(ssh: OpenSSH, node: str, forwards: Sequence[Forward]) -> Iterator[
         return
     ports = [word for f in forwards for word in ("-L", f"{_HERE}:{f.local}:localhost:{f.remote}")]
     # `cat` ends when its input does: however we end, the ports are closed. It answers once all are open.
-    argv = ssh.argv(node, ["cat"], *ALONE, "-o", "ExitOnForwardFailure=yes", *ports)
-    with talking(argv, silence_s=_OPEN_S) as talk:
+    line, script = wrapped(["cat"])
+    argv = ssh.argv(node, line, *ALONE, "-o", "ExitOnForwardFailure=yes", *ports)
+    with ExitStack() as stack:
         try:
+            remote = (node, ["cat"])
+            talk = stack.enter_context(talking(argv, silence_s=_OPEN_S, remote=remote, script=script))
             talk.send(b"\n")
             if talk.receive() != b"\n":
                 talk.finish()  # which says why

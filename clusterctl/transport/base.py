@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import re
 import shlex
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -15,17 +16,22 @@ from typing import Protocol
 from clusterctl.errors import CommandError, NoAnswerError, TransportError, UnreachableError, printable
 from clusterctl.util.process import Result
 
-BULK = 16 << 20  # bytes that are worth a connection of their own
 LONGEST_LINE = 1 << 20  # bytes of an answer
 PIPE = 1 << 18  # bytes of a pipe for much data; Linux lets anyone have four times that
 ENDED_BY_SIGNAL = -1  # the exit status that stands for it
 SILENCE_S = 120.0  # after which a command that should stream is given up
 
+# Every command on a host begins with this line, which any login shell takes: csh, too. The output of the
+# command follows the mark, and its script is what stdin begins with: no shell quotes it, and a command line
+# has at most 128 KiB. It is not run unless it has come as a whole, since braces must be closed.
+MARK = b"\x1eclusterctl\x1e\n"
+_WRAPPER = 'exec /bin/sh -c \'printf "\\036clusterctl\\036\\n" && eval "$(head -c $0)"\' {size}'
+
 # sshd leaves a command without a terminal running when its channel goes away. This ends the command, and what
 # it started, when the channel's input is closed. The watcher holds no output open, and the shell becomes the
 # command, whose exit status or signal is thus what sshd says.
 _END_WITH_CHANNEL = (
-    'exec 3<&0; { read -r _ <&3; kill -0 $$ && kill -TERM 0; } >/dev/null 2>&1 & exec "$@" 3<&- </dev/null'
+    "exec 3<&0; { read -r _ <&3; kill -0 $$ && kill -TERM 0; } >/dev/null 2>&1 & exec 3<&- </dev/null"
 )
 
 _ROOT = Path(__file__).parents[2]
@@ -127,13 +133,12 @@ class Transport(Protocol):
         """
 
     def converse(
-        self, argv: Sequence[str], *, bulk: bool = False, silence_s: float | None = None
+        self, argv: Sequence[str], *, silence_s: float | None = None
     ) -> AbstractContextManager[Conversation]:
         """Start a command that reads stdin and answers on stdout.
 
-        Leaving the context without ``finish`` closes its stdin: it must end by itself then. ``bulk`` says
-        that more than ``BULK`` will travel, which is worth a slower start. After ``silence_s`` seconds
-        (default: ``SILENCE_S``) without a byte in either direction it is given up.
+        Leaving the context without ``finish`` closes its stdin: it must end by itself then. After
+        ``silence_s`` seconds (default: ``SILENCE_S``) without a byte in either direction it is given up.
 
         Raises:
             UnreachableError: no connection.
@@ -164,15 +169,21 @@ def sendable(argv: Sequence[str]) -> Sequence[str]:
     return argv
 
 
-def quoted(argv: Sequence[str], env: Mapping[str, str] | None = None) -> str:
-    """The command line of a command, for a remote shell."""
+def wrapped(
+    argv: Sequence[str], env: Mapping[str, str] | None = None, *, reads: bool = True
+) -> tuple[str, bytes]:
+    """Return the line that runs a command by any login shell, and the script that its stdin begins with.
+
+    env: variables that are added to its environment. ``reads``: it reads what follows the script. Otherwise
+    its stdin is empty, and it ends when the channel's is closed.
+
+    Raises:
+        TransportError: an argument holds a NUL character.
+    """
     words = ["env", *(f"{key}={value}" for key, value in env.items()), *argv] if env else list(argv)
-    return shlex.join(sendable(words))
-
-
-def watched(argv: Sequence[str], env: Mapping[str, str] | None = None) -> str:
-    """The command line of a command without stdin, which ends with its channel."""
-    return quoted(["sh", "-c", _END_WITH_CHANNEL, "sh", *argv], env)
+    begin = "" if reads else f"{_END_WITH_CHANNEL}; "
+    script = os.fsencode(f"{{ {begin}exec {shlex.join(sendable(words))}\n}}")
+    return _WRAPPER.format(size=len(script)), script
 
 
 def shown(argv: Sequence[str], limit: int = 120) -> str:

@@ -139,7 +139,7 @@ class Sender:
         """
         try:
             if self._talk is None:
-                self._talk = self._running.enter_context(self._transport.converse(self._argv, bulk=True))
+                self._talk = self._running.enter_context(self._transport.converse(self._argv))
             if request:
                 self._talk.send(request)
             yield Download(self._talk, most, goes_on=self._many)

@@ -1,4 +1,4 @@
-"""Commands as child processes: talks with one, and the ssh program, which reads our `ssh_config`."""
+"""Programs that we talk with, and the ssh program, which reads our `ssh_config`."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ import shlex
 import shutil
 import signal
 import subprocess
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import KW_ONLY, dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from clusterctl.errors import CommandError, MachineError, UnreachableError
+from clusterctl.errors import CommandError, MachineError, TransportError, UnreachableError
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import (
     ENDED_BY_SIGNAL,
+    MARK,
     Conversation,
     enlarge,
     failed,
@@ -39,6 +40,9 @@ _SIGNALLED = 128
 NO_CONNECTION = 255  # ssh's own exit status for a connection that was not made or broke
 _STDERR_TAIL = 1 << 16
 _NOT_FOUND = 127  # the shell's exit status for it
+# Bytes that a login shell's startup files may print.
+_MOST_NOISE = 1 << 20
+_PAUSE_MS = 50
 
 
 @contextmanager
@@ -48,70 +52,101 @@ def talking(
     silence_s: float,
     stdin: int = subprocess.PIPE,
     remote: tuple[str, Sequence[str]] | None = None,
+    script: bytes = b"",
 ) -> Iterator[Conversation]:
-    """Start a program and talk with it; ``remote``: it is ssh, for this command on this host."""
-    with tempfile.TemporaryFile() as stderr, _started(words, stdin, stderr) as process:
-        for pipe in filter(None, (process.stdin, process.stdout)):
-            enlarge(pipe.fileno())
-        host, argv = remote or ("localhost", words)
-        try:
-            yield Talk(host, argv, process, partial(_tail, stderr), silence_s, is_ssh=remote is not None)
-        finally:
-            if process.poll() is None:
-                with suppress(ProcessLookupError):  # with its children
-                    os.killpg(process.pid, signal.SIGKILL)
+    """Start a program and talk with it.
+
+    remote: the host and the command that the program, which is ssh, runs there. ``script`` is what the
+    command's `wrapped` line reads first.
+    """
+    host, argv = remote or ("localhost", words)
+    with running(words, stdin=stdin, is_ssh=remote is not None) as process:
+        talk = Talk(host, argv, process, silence_s, is_ssh=remote is not None, is_wrapped=bool(script))
+        if script:
+            talk.send(script)
+        yield talk
 
 
-def _started(argv: Sequence[str], stdin: int, stderr: IO[bytes]) -> subprocess.Popen[bytes]:
+@contextmanager
+def running(
+    words: Sequence[str], *, stdin: int = subprocess.PIPE, cwd: Path | None = None, is_ssh: bool = False
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a program with pipes, which is killed at the end of the ``with``, and its children with it.
+
+    is_ssh: it is ssh, which also ends when this process is killed, and with it the command on the host.
+
+    Raises:
+        CommandError: it can't be started.
+    """
     try:
-        # A session of its own, so that what it starts can be ended with it.
-        return subprocess.Popen(
-            argv, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
+        process = subprocess.Popen(
+            words,
+            bufsize=0,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=cwd,
+            process_group=_leader(os.getpid()).pid if is_ssh else 0,
         )
     except OSError as exc:
         raise CommandError(
-            f"can't run `{shown(argv)}`", code="tool-missing", rc=_NOT_FOUND, stderr=str(exc)
+            f"can't run `{shown(words)}`", code="tool-missing", rc=_NOT_FOUND, stderr=str(exc)
         ) from exc
+    with process:
+        for pipe in filter(None, (process.stdin, process.stdout)):
+            enlarge(pipe.fileno())
+        if process.stdin is not None:
+            os.set_blocking(process.stdin.fileno(), False)
+        try:
+            yield process
+        finally:
+            if is_ssh:
+                process.kill()
+            elif process.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
 
 
-class Process(Protocol):
-    """A command with pipes, as `subprocess` has it."""
-
-    @property
-    def stdin(self) -> IO[bytes] | None:
-        """Where it reads from."""
-
-    @property
-    def stdout(self) -> IO[bytes] | None:
-        """What it writes to."""
-
-    def wait(self, timeout: float) -> int:
-        """Its exit status, below 0 where a signal ended it.
-
-        Raises:
-            TimeoutError, TimeoutExpired: it has not ended by then.
-            ConnectionError: the connection to its host broke.
-        """
+@cache
+def _leader(_owner: int) -> subprocess.Popen[bytes]:
+    """Return the leader of a process group, which kills the group once this process, the owner, has ended."""
+    # No program inherits the end that stays open, so the kernel closes it when this process ends.
+    reading, _ = os.pipe()
+    nothing = subprocess.DEVNULL
+    words = ["sh", "-c", "read -r _; kill -KILL 0"]
+    try:
+        return subprocess.Popen(words, stdin=reading, stdout=nothing, stderr=nothing, process_group=0)
+    finally:
+        os.close(reading)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Talk:
-    """See ``Conversation``. ``complaint`` is the end of its stderr; ``is_ssh``: it is the ssh program."""
+    """A program that runs; see ``Conversation``.
+
+    silence_s: seconds without a byte after which the program is given up. ``deadline`` is the time at which
+    it is given up in any case, as `time.monotonic` has it. ``is_ssh``: it is the ssh program. ``is_wrapped``:
+    its output begins after ``MARK``.
+    """
 
     host: str
     argv: Sequence[str]
-    process: Process
-    complaint: Callable[[], str]
+    process: subprocess.Popen[bytes]
     silence_s: float
+    _: KW_ONLY
+    deadline: float | None = None
     is_ssh: bool = False
+    is_wrapped: bool = False
+    most_stderr: int = _STDERR_TAIL
+    _noise: bytearray = field(default_factory=bytearray, init=False)
+    _stderr: bytearray = field(default_factory=bytearray, init=False)
 
     def send(self, data: bytes) -> None:
         assert self.process.stdin is not None  # noqa: S101  # it is a pipe
         fd, left = self.process.stdin.fileno(), memoryview(data)
-        os.set_blocking(fd, False)
         try:
             while left:
-                self._wait(fd, select.POLLOUT)
+                self._ready({fd: select.POLLOUT})
                 left = left[os.write(fd, left) :]
         except BrokenPipeError:
             self.finish()
@@ -119,45 +154,147 @@ class Talk:
 
     def receive(self) -> bytes:
         assert self.process.stdout is not None  # noqa: S101
-        fd = self.process.stdout.fileno()
-        self._wait(fd, select.POLLIN)
-        return os.read(fd, READ)
+        while True:
+            self._ready({self.process.stdout.fileno(): select.POLLIN})
+            if (data := self._read()) is not None:
+                return data
+
+    def exchange(self, stdin: bytes, most: int, *, close: bool) -> bytes:
+        """Return what the program prints. Meanwhile it gets its stdin, which it need not read to the end.
+
+        close: close its stdin after that.
+
+        Raises:
+            TransportError: it prints more than ``most`` bytes.
+        """
+        assert self.process.stdin is not None  # noqa: S101
+        assert self.process.stdout is not None  # noqa: S101
+        output, left, fd = bytearray(), memoryview(stdin), self.process.stdin.fileno()
+        wanted = {self.process.stdout.fileno(): select.POLLIN} | ({fd: select.POLLOUT} if left else {})
+        while len(output) <= most:
+            ready = self._ready(wanted)
+            if fd in ready:
+                try:
+                    left = left[os.write(fd, left) :]
+                except BrokenPipeError:
+                    left = left[:0]
+                if not left:
+                    del wanted[fd]
+                    if close:
+                        self.process.stdin.close()
+            if self.process.stdout.fileno() in ready:
+                if (data := self._read()) == b"":
+                    return bytes(output)
+                output += data or b""
+        what = f"`{shown(self.argv)}` said more than {most} bytes"
+        raise TransportError(what, code="connection-failed", where=self.host, host=self.host)
 
     def finish(self) -> None:
         if self.process.stdin is not None:
-            with suppress(BrokenPipeError):
-                self.process.stdin.close()
+            self.process.stdin.close()
         while self.receive():
             pass
         self.ended()
 
     def ended(self) -> None:
         """Raises unless the command, whose stdout is at its end, exits with 0."""
+        if (rc := self.status()) != 0:
+            raise failed(self.host, self.argv, rc, self.complaint())
+
+    def status(self) -> int:
+        """Return the exit status of the command, whose stdout is at its end.
+
+        Raises:
+            NoAnswerError: it does not end.
+            UnreachableError: the connection broke.
+        """
+        assert self.process.stderr is not None  # noqa: S101
+        poll = select.poll()
+        poll.register(self.process.stderr, select.POLLIN)
+        started = time.monotonic()
+        while self.process.poll() is None:
+            if poll.poll(_PAUSE_MS) and not self._hear():
+                break
+            if time.monotonic() > self._limit(started):
+                raise self._silent()
+        while poll.poll(0) and self._hear():
+            pass
         try:
-            rc = max(self.process.wait(self.silence_s), ENDED_BY_SIGNAL)
-            broke = self.is_ssh and rc == NO_CONNECTION
-        except (subprocess.TimeoutExpired, TimeoutError) as exc:
-            raise no_answer(self.host, self.argv, self.silence_s) from exc
-        except ConnectionError:
-            rc, broke = NO_CONNECTION, True
-        if broke:
+            rc = max(self.process.wait(max(0.0, self._limit(started) - time.monotonic())), ENDED_BY_SIGNAL)
+        except subprocess.TimeoutExpired as exc:
+            raise self._silent() from exc
+        return self._status(rc)
+
+    def complaint(self) -> str:
+        """Return the end of its stderr, once it has ended."""
+        return self._stderr.decode(errors="replace")
+
+    def _status(self, rc: int) -> int:
+        """Return what an exit status means; raises UnreachableError if the connection broke."""
+        if self.is_ssh and rc == NO_CONNECTION:
             what = f"{self.host}: the connection broke during `{shown(self.argv)}`"
             fix = "`clusterctl up` starts it again if it is down"
             raise UnreachableError(what, why=self.complaint(), fix=fix, host=self.host)
-        if rc != 0:
-            raise failed(self.host, self.argv, rc, self.complaint())
+        return rc
 
-    def _wait(self, fd: int, event: int) -> None:
-        """Return when a pipe of the command is ready, or at its end."""
+    def _read(self) -> bytes | None:
+        """Read some of its output; None if that is only what precedes the output of the command."""
+        assert self.process.stdout is not None  # noqa: S101
+        data = os.read(self.process.stdout.fileno(), READ)
+        if not self.is_wrapped:
+            return data
+        self._noise += data
+        _, mark, rest = self._noise.partition(MARK)
+        self.is_wrapped = not mark
+        if not mark and (not data or len(self._noise) > _MOST_NOISE):
+            raise self._without_mark(bytes(self._noise))
+        return bytes(rest) or None
+
+    def _without_mark(self, noise: bytes) -> TransportError:
+        """Return the error of a login shell that did not come to the command."""
+        if len(noise) <= _MOST_NOISE and (rc := self.status()) not in {0, NO_CONNECTION}:
+            return failed(self.host, self.argv, rc, self.complaint() + noise.decode(errors="replace"))
+        return TransportError(
+            f"the login shell did not run `{shown(self.argv)}`",
+            code="connection-failed",
+            where=self.host,
+            why=noise[-500:].decode(errors="replace"),
+            fix="look at what the account's startup files there do, such as ~/.bashrc",
+            host=self.host,
+        )
+
+    def _ready(self, wanted: dict[int, int]) -> set[int]:
+        """Wait until some pipes of the program are ready, or at their end; return those."""
+        assert self.process.stderr is not None  # noqa: S101
         poll = select.poll()
-        poll.register(fd, event)
-        if not poll.poll(self.silence_s * 1000):
-            raise no_answer(self.host, self.argv, self.silence_s)
+        for fd, event in wanted.items():
+            poll.register(fd, event)
+        stderr = self.process.stderr.fileno()
+        poll.register(stderr, select.POLLIN)
+        started = time.monotonic()
+        while True:
+            ready = {fd for fd, _ in poll.poll(max(0.0, self._limit(started) - time.monotonic()) * 1000)}
+            if not ready:
+                raise self._silent()
+            if stderr in ready and not self._hear():
+                poll.unregister(stderr)
+            if ready := ready & set(wanted):
+                return ready
 
+    def _hear(self) -> bool:
+        """Read some of its stderr, of which the end is kept; return False at its end."""
+        assert self.process.stderr is not None  # noqa: S101
+        chunk = os.read(self.process.stderr.fileno(), READ)
+        self._stderr += chunk
+        del self._stderr[: -self.most_stderr]
+        return bool(chunk)
 
-def _tail(stderr: IO[bytes]) -> str:
-    stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _STDERR_TAIL))
-    return stderr.read().decode(errors="replace")
+    def _limit(self, started: float) -> float:
+        """Return when the program is given up that has been silent since ``started``."""
+        return self.deadline if self.deadline is not None else started + self.silence_s
+
+    def _silent(self) -> TransportError:
+        return no_answer(self.host, self.argv, self.silence_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +315,7 @@ class OpenSSH:
         """
         if shutil.which("ssh") is None:
             raise MachineError("missing tool: ssh", code="tool-missing", fix="apt-get install openssh-client")
-        words = ["ssh", "-F", str(self.config), *options]
+        words = ["ssh", "-F", str(self.config.absolute()), *options]
         if self.user is not None:
             words += ["-l", self.user]
         words += ["--", host]

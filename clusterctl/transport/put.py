@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, BinaryIO, TypeVar, cast
 
 from clusterctl.errors import CommandError, TransferError, TransportError, printable
-from clusterctl.transport.base import BULK, Conversation, Transport, lines, remote_argv
+from clusterctl.transport.base import Conversation, Transport, lines, remote_argv
 from clusterctl.transport.remote_content import HEADER, line_of, send_content, send_rest
 from clusterctl.transport.remote_open import HELD
 from clusterctl.transport.remote_receive import NO_REQUIRED
@@ -129,9 +129,8 @@ def _converse(
     ours: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Sent:
     """Ask what is missing, send it, and hear what became of it. Without ``hashes`` few files need one."""
-    size = sum(item.size for item in items)
     try:
-        with transport.converse(argv, bulk=size > BULK) as talk:
+        with transport.converse(argv) as talk:
             answers = lines(iter(talk.receive, b""), _not_understood(b"a line does not end", transport.host))
             request = _Outgoing(talk, lambda _: None)
             for line in _request(items, hashes, ours):
@@ -152,6 +151,7 @@ def _converse(
         raise _ended(transport.host, exc) from exc
     if wrong:
         raise _changed(wrong)
+    size = sum(item.size for item in items)
     return Sent(folder, sum(item.kind is Kind.FILE for item in items), size, total, at)
 
 
@@ -262,8 +262,7 @@ def _next(
 def _not_understood(said: bytes, host: str) -> TransportError:
     what = "the cluster answered what clusterctl does not understand"
     why = printable(said[:200].decode(errors="replace"))
-    fix = "if a startup file of the shell there writes this (~/.bashrc), let it do so for terminals only"
-    return TransportError(what, code="answer-garbled", where=host, why=why, fix=fix, host=host)
+    return TransportError(what, code="answer-garbled", where=host, why=why, host=host)
 
 
 def _rows(

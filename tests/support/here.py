@@ -71,7 +71,6 @@ class LocalTransport:
         self,
         argv: Sequence[str],
         *,
-        bulk: bool = False,  # noqa: ARG002  # there is no connection
         silence_s: float | None = None,
     ) -> Iterator[Conversation]:
         with talking(self._here(argv), silence_s=silence_s or self.silence_s) as talk:

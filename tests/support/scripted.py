@@ -88,7 +88,6 @@ class ScriptedTransport:
         self,
         argv: Sequence[str],
         *,
-        bulk: bool = False,  # noqa: ARG002
         silence_s: float | None = None,  # noqa: ARG002
     ) -> AbstractContextManager[Conversation]:
         """Answer with the next step, its stdout in one piece; see ``Transport.converse``."""

@@ -32,10 +32,8 @@ class Cutting(LocalTransport):
         self.left = after
 
     @contextmanager
-    def converse(
-        self, argv: Sequence[str], *, bulk: bool = False, silence_s: float | None = None
-    ) -> Iterator[Conversation]:
-        with super().converse(argv, bulk=bulk, silence_s=silence_s) as talk:
+    def converse(self, argv: Sequence[str], *, silence_s: float | None = None) -> Iterator[Conversation]:
+        with super().converse(argv, silence_s=silence_s) as talk:
             yield _Cut(self, talk)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import getpass
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from clusterctl.providers.onprem.access import (
     AccessError,
     HostKeys,
     access_config,
+    address_of,
     explain,
     no_ssh,
     ssh_host,
@@ -42,10 +42,9 @@ from clusterctl.spec.common import ADMIN_ID
 from clusterctl.spec.hosts import OnpremHost, is_this_machine
 from clusterctl.spec.names import ADMIN_USER
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.base import Connect, Conversation, Transport, remote_program, shown
+from clusterctl.transport.base import MARK, Connect, Conversation, Transport, remote_program, shown, wrapped
 from clusterctl.transport.openssh import talking
 from clusterctl.transport.ssh import SSHTransport
-from clusterctl.transport.target import Target
 from clusterctl.util import process
 from clusterctl.util.process import temporary_folder
 from clusterctl.util.progress import NO_LIMIT, Limit
@@ -75,7 +74,7 @@ def check_this_machine(host: str) -> AccessError | None:
 
 def connect(host: str, config: Path) -> SSHTransport:
     """The way to a machine through our own account, be it this one or another."""
-    if is_this_machine(Target.read(config, host, None).address) and not GATE.exists():
+    if is_this_machine(address_of(host, config)) and not GATE.exists():
         raise TransportError(
             f"{host} has no account of ours", code="no-admin-account", why=f"there is no {GATE}", host=host
         )
@@ -216,14 +215,15 @@ class Login:
         """Run a command as the user; its standard output."""
         timeout_s = timeout_s or self.answer_s
         try:
-            done = process.run(self._words(host, argv), stdin=stdin, timeout_s=timeout_s)
+            line, script = wrapped(argv)
+            done = process.run(self._words(host, line), stdin=script + stdin, timeout_s=timeout_s)
         except subprocess.TimeoutExpired as exc:
             what, why = f"{host} does not answer", f"`{shown(argv)}` did not end within {timeout_s:g} s"
             raise UnreachableError(what, why=why, host=host, fix="look at the host's load") from exc
         except OSError as exc:
             raise no_ssh(exc) from exc
         if done.rc == 0:
-            return done.stdout
+            return done.stdout.partition(MARK.decode())[2]
         if done.rc == _SSH_FAILED or "sudo" in argv:
             to = ssh_host(host, self._machines[host])
             known = explain(done.stderr, host=host, user=to.user or getpass.getuser(), address=to.where)
@@ -235,11 +235,12 @@ class Login:
     def converse(self, host: str, argv: Sequence[str]) -> AbstractContextManager[Conversation]:
         """Start a command as the user; see ``Transport.converse``."""
         remote = None if self.is_here(host) else (host, argv)
-        return talking(self._words(host, argv), silence_s=self.answer_s, remote=remote)
+        line, script = wrapped(argv)
+        return talking(self._words(host, line), silence_s=self.answer_s, remote=remote, script=script)
 
-    def _words(self, host: str, argv: Sequence[str]) -> Sequence[str]:
+    def _words(self, host: str, line: str) -> Sequence[str]:
         ssh = ("ssh", "-F", str(self._config), "-T", "--", host)
-        return (*(("sh", "-c") if self.is_here(host) else ssh), shlex.join(argv))
+        return (*(("sh", "-c") if self.is_here(host) else ssh), line)
 
     def root(self, host: str, argv: Sequence[str], stdin: bytes = b"") -> str:
         """Run a command as root; its standard output. Errors as of ``run``."""

@@ -29,7 +29,7 @@ def imported(*modules: str) -> list[str]:
         ("clusterctl.cli.run", set()),
         ("clusterctl.spec", {"pydantic"}),
         ("clusterctl.providers.local.helper", {"pydantic"}),
-        ("clusterctl.transport.ssh", {"paramiko"}),
+        ("clusterctl.transport.ssh", set()),
         ("clusterctl.transport.connections", set()),
         ("clusterctl.scheduler.session", set()),
         ("clusterctl.cli.status", set()),
@@ -40,7 +40,7 @@ def imported(*modules: str) -> list[str]:
         ("clusterctl.jobs.watch", set()),
         ("clusterctl.cli.submit", set()),
         ("clusterctl.cli.up", {"pydantic", "ruamel.yaml"}),
-        ("clusterctl.jobs", {"paramiko", "pydantic", "ruamel.yaml"}),
+        ("clusterctl.jobs", {"pydantic", "ruamel.yaml"}),
     ],
 )
 def test_nothing_slow_is_imported_without_need(module: str, needs: set[str]) -> None:
@@ -97,7 +97,7 @@ class Nearby(LocalTransport):
     def _here(self, argv):
         return [word.replace("/opt/clusterctl/payload", {payload!r}) for word in argv]
 
-connections.PersistentSSH = lambda *_, **__: Nearby()
+connections.SSHTransport = lambda *_, **__: Nearby()
 sys.argv = ["clusterctl", "-o", "json", "submit", *{words}]
 assert run() == 0
 print(*sys.modules)

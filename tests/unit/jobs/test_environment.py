@@ -28,7 +28,6 @@ from clusterctl.scheduler.session import script_of
 from clusterctl.spec.distributions import DEFAULT, distribution_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.transport.base import BULK
 from clusterctl.util.assets import file_sha256, job_lock
 from tests.support import forks
 from tests.support.here import LocalTransport
@@ -187,28 +186,6 @@ def test_what_is_to_be_done_yet_is_told_by_looking(home: Path, tmp_path: Path, r
     assert unbuilt(spec, HERE, LocalTransport) == ""
     (tmp_path / "spec.txt").write_text("first<2\n")
     assert "chosen anew" in unbuilt(spec, HERE, LocalTransport)
-
-
-class Noting(LocalTransport):
-    """Notes which conversations were said to be large."""
-
-    def __init__(self) -> None:
-        self.bulk: list[bool] = []
-
-    def converse(self, argv, **options):
-        self.bulk.append(options.get("bulk", False))
-        return super().converse(argv, **options)
-
-
-def test_much_travels_over_a_connection_of_its_own(home: Path, index: Path, first: Environment) -> None:
-    a_wheel(index, "large", files={"large.txt": "x" * (BULK + 1)})
-    large = locked(index, "large-1.0")
-    transport = Noting()
-    for environment, bulk in ((first, [False, False]), (large, [True, False]), (large, [])):
-        transport.bulk.clear()
-        build(transport, environment, report=lambda _text: None, base=BASE)
-        # The store, the build; nothing where it is there already.
-        assert transport.bulk == bulk
 
 
 def sending(environment: Environment, *, rented: bool = False) -> tuple[list[int], int]:

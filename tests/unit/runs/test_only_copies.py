@@ -40,10 +40,10 @@ class ThisMachine(LocalTransport):
     """This machine as a host where the admin user may do what root may."""
 
     def converse(
-        self, argv: Sequence[str], *, bulk: bool = False, silence_s: float | None = None
+        self, argv: Sequence[str], *, silence_s: float | None = None
     ) -> AbstractContextManager[Conversation]:
         assert argv[:2] == ["sudo", "-n"]
-        return super().converse(argv[2:], bulk=bulk, silence_s=silence_s)
+        return super().converse(argv[2:], silence_s=silence_s)
 
 
 @dataclass

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from clusterctl.transport.base import Transport
-from clusterctl.transport.connections import PersistentSSH
-from clusterctl.transport.multiplex import end_all
+from clusterctl.transport.master import end_all
 from clusterctl.transport.ssh import SSHTransport
 from tests.support.hostile import HOSTILE_NAMES
 
@@ -65,6 +64,8 @@ class Sshd:
             f"Host {name}\n    HostName 127.0.0.1\n    Port {port or self.port}\n    User nobody-at-all\n"
             f"    HostKeyAlias {name}\n"
             f'Host *\n    IdentityFile "{self.folder / "id"}"\n    UserKnownHostsFile "{known_hosts}"\n'
+            "    IdentitiesOnly yes\n    GlobalKnownHostsFile /dev/null\n    StrictHostKeyChecking yes\n"
+            "    ServerAliveInterval 1\n    ServerAliveCountMax 2\n    LogLevel ERROR\n"
         )
         return config
 
@@ -117,14 +118,13 @@ def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
 Reach = Callable[..., Transport]
 
 
-@pytest.fixture(params=["own", "kept"])
-def reach(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reach]:
-    """Makes transports to hosts: over a connection of its own each, or over one that stays open."""
+@pytest.fixture
+def reach() -> Iterator[Reach]:
+    """Makes transports to hosts, and ends their connections."""
     made: list[tuple[Transport, Path]] = []
 
     def make(host: str, config: Path, **settings: Any) -> Transport:
-        kind = SSHTransport if request.param == "own" else PersistentSSH
-        made.append((kind(host, config, **settings), config))
+        made.append((SSHTransport(host, config, **settings), config))
         return made[-1][0]
 
     yield make

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, closing
 from types import SimpleNamespace
 
 import pytest
@@ -16,38 +14,21 @@ from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
 from clusterctl.errors import CommandError, UnreachableError
 from clusterctl.state.chosen import ChosenCluster
-from clusterctl.transport.base import Conversation, Transport
-from clusterctl.transport.connections import PersistentSSH
-from clusterctl.transport.multiplex import end_all
-from clusterctl.transport.ssh import SSHTransport
+from clusterctl.transport.base import Transport
 from tests.support.here import LocalTransport
 from tests.support.processes import gone
 
 ECHO = ["sh", "-c", "while read -r line; do echo got $line; done"]
 
 
-class Bulk(SSHTransport):
-    """Every conversation has a connection of its own."""
-
-    def converse(
-        self, argv: Sequence[str], *, bulk: bool = True, silence_s: float | None = None
-    ) -> AbstractContextManager[Conversation]:
-        return super().converse(argv, bulk=bulk, silence_s=silence_s)
-
-
-KINDS = {"ssh": SSHTransport, "bulk": Bulk, "kept": PersistentSSH}
-
-
-@pytest.fixture(params=["local", *KINDS])
-def transport(request: pytest.FixtureRequest, me: str) -> Iterator[Transport]:
+@pytest.fixture(params=["local", "ssh"])
+def transport(request: pytest.FixtureRequest, me: str) -> Transport:
     if request.param == "local":
-        yield LocalTransport()
-        return
+        return LocalTransport()
+    # Its connections end before the sshd.
     config = request.getfixturevalue("sshd").config()
-    ssh = KINDS[request.param]("node", config, user=me)
-    yield ssh
-    ssh.close()
-    end_all(config)
+    made: Transport = request.getfixturevalue("reach")("node", config, user=me)
+    return made
 
 
 def test_it_answers_while_it_is_written_to(transport):
@@ -92,27 +73,11 @@ def test_leaving_ends_a_command_that_reads(transport):
     assert gone(pid)
 
 
-@pytest.mark.parametrize("kind", KINDS.values())
-def test_a_lost_connection(sshd, me, kind):
-    transport = kind("node", sshd.config(), user=me)
+def test_a_lost_connection(sshd, me, reach):
+    transport = reach("node", sshd.config(), user=me)
     children = f"/proc/{sshd.process.pid}/task/{sshd.process.pid}/children"
     with pytest.raises(UnreachableError):
         talk_much(transport, "sh", "-c", f"kill -9 $(cat {children}); exec cat >/dev/null")
-    transport.close()
-
-
-@pytest.mark.parametrize("connections", [2, 1])
-def test_much_travels_over_the_ssh_program_if_there_is_one(sshd, me, tmp_path, monkeypatch, connections):
-    if connections == 1:
-        monkeypatch.setenv("PATH", str(tmp_path))
-    with (
-        closing(SSHTransport("node", sshd.config(), user=me)) as transport,
-        transport.converse(ECHO, bulk=True) as talk,
-    ):
-        talk.send(b"one\n")
-        assert talk.receive() == b"got one\n"
-        assert len(sshd.connections()) == connections
-        talk.finish()
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ import pytest
 
 from clusterctl.errors import NoAnswerError
 from clusterctl.transport.base import BOOT, Transport
-from clusterctl.transport.connections import PersistentSSH
-from clusterctl.transport.multiplex import end_all
+from clusterctl.transport.master import end_all
 from clusterctl.transport.ssh import SSHTransport
 from tests.support.here import LocalTransport
 from tests.support.messages import refused
@@ -34,13 +33,13 @@ class Impatient(LocalTransport):
     silence_s = 0.2
 
 
-@pytest.fixture(params=["local", SSHTransport, PersistentSSH])
+@pytest.fixture(params=["local", "ssh"])
 def impatient(request: pytest.FixtureRequest, me: str) -> Iterator[Transport]:
     if request.param == "local":
         yield Impatient()
         return
     config = request.getfixturevalue("sshd").config()
-    ssh = request.param("node", config, user=me, silence_s=0.2)
+    ssh = SSHTransport("node", config, user=me, silence_s=0.2)
     yield ssh
     ssh.close()
     end_all(config)
@@ -52,23 +51,20 @@ def test_a_stream_that_says_no_more_is_given_up_and_ended(impatient):
         list(stream)
 
 
-@pytest.mark.parametrize("bulk", [False, True])
-def test_a_conversation_that_says_no_more_is_given_up(impatient, bulk):
-    with impatient.converse(["cat"], bulk=bulk) as talk, pytest.raises(NoAnswerError) as caught:
+def test_a_conversation_that_says_no_more_is_given_up(impatient):
+    with impatient.converse(["cat"]) as talk, pytest.raises(NoAnswerError) as caught:
         talk.receive()
     assert "`cat`" in caught.value.what
     assert "~/.bashrc" in caught.value.fix
 
 
-@pytest.mark.parametrize("bulk", [False, True])
-def test_a_conversation_that_reads_no_more_is_given_up(impatient, bulk):
-    with impatient.converse(PROGRAM, bulk=bulk) as talk, pytest.raises(NoAnswerError):
+def test_a_conversation_that_reads_no_more_is_given_up(impatient):
+    with impatient.converse(PROGRAM) as talk, pytest.raises(NoAnswerError):
         talk.send(bytes(16 << 20))
 
 
-@pytest.mark.parametrize("bulk", [False, True])
-def test_a_conversation_may_be_given_more_time(impatient, bulk):
-    with impatient.converse(["sh", "-c", "sleep 0.5; echo done"], bulk=bulk, silence_s=60) as talk:
+def test_a_conversation_may_be_given_more_time(impatient):
+    with impatient.converse(["sh", "-c", "sleep 0.5; echo done"], silence_s=60) as talk:
         assert talk.receive() == b"done\n"
         talk.finish()
 
@@ -96,7 +92,7 @@ elif how == "stream":
     for said in node.stream(argv):
         pass
 else:
-    with node.converse(argv, bulk=how == "bulk") as talk:
+    with node.converse(argv) as talk:
         while talk.receive():
             pass
 """
@@ -105,8 +101,8 @@ else:
 @pytest.mark.parametrize("stays", ["node", "none"])
 def test_what_runs_on_a_host_ends_when_we_are_killed(sshd, me, tmp_path, stays):
     clients, config = {}, sshd.config()
-    for how in ("run", "stream", "talk", "bulk"):
-        for program in (PROGRAM, ["cat"] if how in {"talk", "bulk"} else ["sleep", "1000"]):
+    for how in ("run", "stream", "talk"):
+        for program in (PROGRAM, ["cat"] if how == "talk" else ["sleep", "1000"]):
             noted = tmp_path / f"{how}-{program[0]}"
             argv = ["sh", "-c", f'echo $$ >{noted}.new; mv {noted}.new {noted}; exec "$@"', "sh", *program]
             words = [sys.executable, "-c", CLIENT, how, str(config), me, json.dumps(argv), stays]
