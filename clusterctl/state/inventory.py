@@ -1,7 +1,7 @@
 """The inventory of a cluster: its hosts, as a provider yields them, whichever provider that is.
 
 It is written as `hosts.json`, ours to read back, and for ordinary tools as `inventory.yml` (works with plain
-``ansible-playbook -i``), `ssh_config` (with plain ``ssh -F``; paramiko reads the same file), `known_hosts`.
+``ansible-playbook -i``), `ssh_config` (with plain ``ssh -F``), `known_hosts`.
 """
 
 from __future__ import annotations

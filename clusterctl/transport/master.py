@@ -25,7 +25,7 @@ from pathlib import Path
 from clusterctl.errors import HostKeyError, KeyRefusedError, TransportError
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import unreachable
-from clusterctl.transport.openssh import OpenSSH
+from clusterctl.transport.openssh import OpenSSH, ending_with_us
 from clusterctl.util.process import run
 
 IDLE_S = 300
@@ -36,7 +36,7 @@ _ANSWER_S = 10.0
 _START_S = 75.0
 _EXIT_S = 2.0
 _LOCK_S = 5.0
-_SETTLE_S = 1.0
+_LONGEST_PAUSE_S = 0.05
 _NO_SOCKET = re.compile("unix_listener|mux listener|ControlSocket")
 
 
@@ -44,32 +44,36 @@ _NO_SOCKET = re.compile("unix_listener|mux listener|ControlSocket")
 class Master:
     """One connection that ssh keeps. ``watch`` is connected to its socket, and closes when ssh ends.
 
-    As long as ``watch`` is open, the connection does not end for want of commands.
+    As long as ``watch`` is open, the connection does not end for want of commands. ``process`` is an ssh that
+    ends with us.
     """
 
     folder: Path
     name: str
     watch: socket.socket
+    process: subprocess.Popen[bytes] | None = None
 
     def has_ended(self, within_s: float = 0.0) -> bool:
-        """Return whether the connection has ended, or has been closed by ``leave`` or ``end``."""
+        """Return whether the connection has ended, or has been closed by ``close``."""
         if self.watch.fileno() < 0:
             return True
         poll = select.poll()
         poll.register(self.watch, 0)
         return bool(poll.poll(within_s * 1000))
 
-    def leave(self) -> None:
-        """Leave the connection open for the next verb. Calling it twice is fine."""
+    def close(self) -> None:
+        """Leave the connection to the next verb, or end it if it is ours alone. Twice is fine."""
+        self.watch.close()
+        if self.process is not None:
+            self.process.terminate()
+            try:
+                self.process.wait(_EXIT_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+            (self.folder / self.name).unlink(missing_ok=True)
+            return
         with suppress(OSError):
             os.utime(self.folder / self.name)
-        self.watch.close()
-
-    def end(self) -> None:
-        """End the connection and all commands that use it. Calling it twice is fine."""
-        if self.watch.fileno() >= 0:
-            self.watch.close()
-            _end(self.folder, self.name)
 
 
 def shared_master(config: Path, host: str, user: str | None, *, start: bool = True) -> Master | None:
@@ -101,11 +105,11 @@ def shared_master(config: Path, host: str, user: str | None, *, start: bool = Tr
             return Master(folder, name, _watch(folder, name))
         # An ssh that was killed leaves its socket.
         (folder / name).unlink(missing_ok=True)
-        return _started(OpenSSH(config, user), host, folder, name)
+        return _started(OpenSSH(config, user), host, folder, name, stays=True)
 
 
 def own_master(config: Path, host: str, user: str | None) -> Master | None:
-    """Open a connection to a host for this process alone; None where commands connect by themselves.
+    """Open a connection to a host that ends with this process; None where commands connect by themselves.
 
     Raises:
         HostKeyError: the host shows another key than the known one.
@@ -114,7 +118,9 @@ def own_master(config: Path, host: str, user: str | None) -> Master | None:
         TransportError: the `ssh_config` can't be used.
     """
     folder = _private_folder(config)
-    return _started(OpenSSH(config, user), host, folder, secrets.token_hex(8)) if folder else None
+    if folder is None:
+        return None
+    return _started(OpenSSH(config, user), host, folder, secrets.token_hex(8), stays=False)
 
 
 def end_all(config: Path) -> None:
@@ -176,38 +182,37 @@ def _reused(ssh: OpenSSH, host: str, folder: Path, name: str, *, check: bool) ->
     return None
 
 
-def _started(ssh: OpenSSH, host: str, folder: Path, name: str) -> Master | None:
-    """Start an ssh, which goes to the background once it is connected and serves its socket."""
-    options = ("-f", "-N", "-M", "-S", f"./{name}", "-o", f"ControlPersist={IDLE_S}", "-o", "BatchMode=yes")
+def _started(ssh: OpenSSH, host: str, folder: Path, name: str, *, stays: bool) -> Master | None:
+    """Start an ssh, which serves its socket once it is connected; ``stays``: in the background then."""
+    lasting = ("-f", "-o", f"ControlPersist={IDLE_S}") if stays else ("-o", "ControlPersist=no")
+    words = ssh.argv(host, (), "-N", "-M", "-S", f"./{name}", "-o", "BatchMode=yes", *lasting)
     nothing = subprocess.DEVNULL
+    deadline, pause_s = time.monotonic() + _START_S, 0.002
     # A file: what ssh leaves in the background, such as a ProxyCommand, may keep its stderr open.
     with tempfile.TemporaryFile() as stderr:
-        try:
-            subprocess.run(
-                ssh.argv(host, (), *options),
-                cwd=folder,
-                stdin=nothing,
-                stdout=nothing,
-                stderr=stderr,
-                timeout=_START_S,
-                check=True,
-                start_new_session=True,
-            )
-            return Master(folder, name, _watch(folder, name))
-        except subprocess.TimeoutExpired as exc:
-            what = f"no SSH connection within {_START_S:g} s"
-            raise unreachable(host, ssh.config, what) from exc
-        except subprocess.CalledProcessError as exc:
-            stderr.seek(0)
-            said = stderr.read().decode(errors="replace")
-            if _NO_SOCKET.search(said):
-                return None
-            if "kex_exchange_identification" in said:
-                # Of a connection that is kept, ssh drops what the ProxyCommand says.
-                said = _said_once_more(ssh, host) or said
-            raise refusal(host, ssh.config, said, ssh.user) from exc
-        except OSError:
-            return None
+        process = subprocess.Popen(
+            words,
+            cwd=folder,
+            stdin=nothing,
+            stdout=nothing,
+            stderr=stderr,
+            process_group=ending_with_us(),
+        )
+        while process.poll() in {None, 0} and time.monotonic() < deadline:
+            with suppress(OSError):
+                return Master(folder, name, _watch(folder, name), None if stays else process)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        process.kill()
+        process.wait()
+        stderr.seek(0)
+        said = stderr.read().decode(errors="replace")
+    if _NO_SOCKET.search(said):
+        return None
+    if stays and "kex_exchange_identification" in said:
+        # Of a connection that stays, ssh drops what the ProxyCommand says.
+        said = _said_once_more(ssh, host) or said
+    raise refusal(host, ssh.config, said, ssh.user)
 
 
 def _said_once_more(ssh: OpenSSH, host: str) -> str:

@@ -86,7 +86,7 @@ def running(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=cwd,
-            process_group=_leader(os.getpid()).pid if is_ssh else 0,
+            process_group=ending_with_us() if is_ssh else 0,
         )
     except OSError as exc:
         raise CommandError(
@@ -107,9 +107,14 @@ def running(
                     os.killpg(process.pid, signal.SIGKILL)
 
 
+def ending_with_us() -> int:
+    """Return a process group that is killed once this process has ended, however it ends."""
+    return _leader(os.getpid()).pid
+
+
 @cache
 def _leader(_owner: int) -> subprocess.Popen[bytes]:
-    """Return the leader of a process group, which kills the group once this process, the owner, has ended."""
+    """Return the leader of that process group of a process, which is given."""
     # No program inherits the end that stays open, so the kernel closes it when this process ends.
     reading, _ = os.pipe()
     nothing = subprocess.DEVNULL

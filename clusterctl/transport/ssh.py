@@ -112,10 +112,7 @@ class SSHTransport:
             process.kill()
         with self._lock:
             if self._master is not None:
-                if self.stays and _may_stay(self.config):
-                    self._master.leave()
-                else:
-                    self._master.end()
+                self._master.close()
             self._master = None
 
     @contextmanager
@@ -143,7 +140,7 @@ class SSHTransport:
         """Return the connection, opened if it is not; None if the next command has to connect by itself."""
         with self._lock:
             if self._master is not None and self._master.has_ended():
-                self._master.end()
+                self._master.close()
                 self._master = None
             if self._master is None:
                 open_master = shared_master if self.stays and _may_stay(self.config) else own_master

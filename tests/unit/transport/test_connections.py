@@ -61,7 +61,7 @@ def sockets(config: Path) -> list[Path]:
 
 
 def is_shared(config: Path, me: str) -> bool:
-    """A verb asks for something; whether over a connection that it leaves open."""
+    """A verb asks for something; return whether it leaves its connection open."""
     with closing(SSHTransport("node", config, user=me, stays=True)) as node:
         assert node.run(["echo", "there"]).stdout == "there\n"
     return bool(masters(config))
@@ -152,6 +152,7 @@ def test_end_all_leaves_neither_process_nor_socket(sshd, me, config) -> None:
     pids = masters(config)
     assert len(pids) == len(sockets(config)) == 2
     end_all(config)
+    own.close()
     assert all(map(gone, [*pids, *sshd.connections()]))
     assert sockets(config) == []
     end_all(config)

@@ -126,6 +126,23 @@ def test_a_stubborn_program_ends_all_the_same(behind):
     assert all(map(gone, pids(notes)))
 
 
+def test_the_program_ends_when_we_are_killed(behind):
+    config, notes = behind()
+    code = (
+        "import sys, time; from pathlib import Path; from clusterctl.transport.ssh import SSHTransport\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "t = SSHTransport('node', Path(sys.argv[1]))\n"
+        "with ThreadPoolExecutor(1) as pool: pool.submit(t.run, ['true']).result()\n"  # its thread ends
+        "t.run(['true']); print('connected', flush=True); time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, config], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"connected\n"
+        process.kill()
+    assert all(map(gone, pids(notes)))
+    assert len(pids(notes)) == 1
+
+
 def test_a_program_that_never_answers_is_given_up(behind):
     config, notes = behind("silent")
     config.write_text(config.read_text().replace("ConnectTimeout 60", "ConnectTimeout 1"))
