@@ -10,7 +10,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from payload.cli.config import COMMANDS, check, parse
+from payload.cli.arguments import check, parse
+from payload.cli.config import COMMANDS
 from payload.errors import LaunchError, PayloadError, UsageError, line_of
 from payload.node.host import keep_freed_memory, launcher_rank
 

@@ -1,19 +1,16 @@
 """The settings of each command. ``settings`` makes flags, help and config files of them.
 
-To add a setting, declare it in its section and use it; if it has no effect with some others, add that to
-``check``. Standard library only, so that `--help` is fast.
+To add a setting, declare it in its section and use it; if others can make it useless, ``arguments`` has the
+rules. Standard library only, so that `--help` is fast.
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, replace
-from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-from payload.cli.settings import Command, choice, make, parser_of, refuse_idle, section, setting, switch
+from payload.cli.settings import Command, choice, section, setting, switch
 from payload.cli.values import (
     DTYPES,
     GemmSize,
@@ -50,9 +47,6 @@ COMPRESSORS = ("topk", "int8", "powersgd")
 _DEVICES = ("auto", "cpu", "gpu")
 _WEIGHTS = ("best", "final")
 _OUTPUTS = ("text", "json")
-
-Rule = tuple[bool, str, str]
-"""Whether settings have an effect, their fields by spaces, and when they have one in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,108 +411,3 @@ COMMANDS: dict[str, type[Command]] = {
     "align": AlignConfig,
 }
 """Each is run by the module of its name."""
-
-
-def check(config: Command, *, several: bool | None = None, gpu: bool | None = None) -> None:
-    """Check settings against each other.
-
-    Args:
-        several: whether there are several data-parallel ranks. None: not known yet.
-        gpu: whether ranks compute on GPUs. None: not known yet.
-
-    Raises:
-        UsageError: two settings contradict each other, or one that was given would have no effect.
-    """
-    if isinstance(config, TrainConfig):
-        _refuse_contradictions(config)
-        for useful, fields, wanted in _launch_rules(config, several, gpu):
-            if not useful:
-                refuse_idle(config, fields, wanted, in_files=False)
-        for useful, fields, wanted in _rules(config):
-            if not useful:
-                refuse_idle(config, fields, wanted)
-    elif isinstance(config, AllreduceConfig) and "mpi" not in config.comm:
-        refuse_idle(config, "cuda_aware", "with --comm mpi")
-    elif isinstance(config, EvalConfig | ExportConfig) and not config.model_folder:
-        refuse_idle(config, "weights", "with --model-folder")
-
-
-def _refuse_contradictions(config: TrainConfig) -> None:
-    optimizer, layout, precision = config.optimizer, config.layout, config.precision
-    complaint = ""
-    if optimizer.schedule == "step" and not optimizer.decay_iterations:
-        complaint = "--schedule step: it lowers the learning rate after --decay-iterations; say which"
-    elif layout.compress != "none" and layout.zero:
-        complaint = (
-            f"--compress {layout.compress} and --zero {layout.zero}: what is compressed is not in parts"
-        )
-    elif layout.compress != "none" and precision.precision == "fp16" and not precision.loss_scale:
-        complaint = (
-            f"--compress {layout.compress} and --precision fp16: what is held back is a multiple of the loss "
-            "scale, which must not change then: give a fixed --loss-scale, or use --precision bf16"
-        )
-    if complaint:
-        raise UsageError(complaint, code="bad-settings")
-
-
-def _launch_rules(config: TrainConfig, several: bool | None, gpu: bool | None) -> tuple[Rule, ...]:
-    """Flags that have an effect in some launches only. A config file may hold them for another launch."""
-    bench, find = isinstance(config, BenchConfig), config.batch.find
-    of_training = (
-        "epochs iterations lr schedule warmup_iterations min_lr decay_iterations decay_factor scale_lr "
-        "save_interval save keep init new_head save_model profile profile_iterations tensorboard"
-    )
-    of_ranks = "zero bucket_mib overlap compress scale_lr"
-    return (
-        (not bench and not find, of_training, "in training"),
-        (not bench, "prefetch find checkpoints resume", "in training and with --find"),
-        (bench or not find, "compress compress_ratio compress_rank peak_tflops", "in training and bench"),
-        (
-            several is not False,
-            of_ranks,
-            "on two or more data-parallel ranks",
-        ),
-        (gpu is not False, "offload_optimizer", "on GPUs"),
-    )
-
-
-def _rules(config: TrainConfig) -> tuple[Rule, ...]:
-    """Flags and keys that have an effect with some other settings only."""
-    layout, optimizer, files = config.layout, config.optimizer, config.checkpoints
-    takes, kind = MODELS[config.model.model].takes, config.data.data.partition(":")[0]
-    resumes = bool(files.save_interval) or files.resume == "auto"
-    return (
-        (takes != "images", "sequence_length", "with a --model of text"),
-        (takes == "images", "new_head", "with a --model of images"),
-        (kind == "text", "tokenizer", "with --data text:FILE"),
-        (kind in ("digits", "idx"), "augment clean", "with images, --data digits or idx:DIR"),
-        (layout.zero < 2, "overlap", "with --zero 0 or 1"),  # noqa: PLR2004
-        (layout.comm == "mpi", "cuda_aware", "with --comm mpi"),
-        (layout.compress == "topk", "compress_ratio", "with --compress topk"),
-        (layout.compress == "powersgd", "compress_rank", "with --compress powersgd"),
-        (optimizer.optimizer == "sgd", "momentum nesterov", "with --optimizer sgd"),
-        (optimizer.momentum > 0, "nesterov", "with a --momentum above 0"),
-        (optimizer.optimizer != "sgd", "beta1 beta2 eps", "with --optimizer adamw or lamb"),
-        (optimizer.schedule != "constant", "min_lr", "with --schedule cosine or step"),
-        (optimizer.schedule == "step", "decay_iterations decay_factor", "with --schedule step"),
-        (bool(files.save_interval), "save keep", "with --save-interval"),
-        (resumes, "checkpoints", "with --save-interval or --resume auto"),
-        (files.init is not None, "new_head", "with --init"),
-        (config.measuring.profile, "profile_iterations", "with --profile"),
-    )
-
-
-def parse(argv: Sequence[str]) -> Any:
-    """Read a command line, and the config file that it names.
-
-    Raises:
-        UsageError: one of them is wrong.
-        SystemExit: it asked for help, which was printed.
-    """
-    flags = vars(_parser().parse_args(argv))
-    return make(COMMANDS[flags.pop("command")], flags, flags.pop("config", None))
-
-
-@cache
-def _parser() -> argparse.ArgumentParser:
-    return parser_of(COMMANDS, TrainConfig)

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from payload.cli.config import BenchConfig, check
+from payload.cli.arguments import check
+from payload.cli.config import BenchConfig
 from payload.cli.report import Report, begin
 from payload.comm import make_transport
 from payload.comm.base import Communicator, CommunicatorWrapper, Done, Pending

@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from payload.checkpoint.saver import StopSignals
-from payload.cli.config import TrainConfig, check
+from payload.cli.arguments import check
+from payload.cli.config import TrainConfig
 from payload.cli.report import begin
 from payload.comm import make_transport
 from payload.training.loop import train

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from payload.cli.config import TrainConfig, parse
+from payload.cli.arguments import parse
+from payload.cli.config import TrainConfig
 from payload.device import choose
 from payload.device.base import Array, Device
 from tests.support.messages import shows

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from payload.cli.config import AllreduceConfig, parse
+from payload.cli.arguments import parse
+from payload.cli.config import AllreduceConfig
 from payload.commands.allreduce import sizes
 from payload.errors import UsageError
 from tests.support.messages import refused

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from payload.cli.config import BenchConfig, parse
+from payload.cli.arguments import parse
+from payload.cli.config import BenchConfig
 from payload.comm.base import Solo
 from payload.commands.bench import Side, Silent, sides_of
 from payload.errors import UsageError

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from payload.__main__ import main
-from payload.cli.config import COMMANDS, ProbeConfig, TelemetryConfig, TrainConfig, check, parse
+from payload.cli.arguments import check, parse
+from payload.cli.config import COMMANDS, ProbeConfig, TelemetryConfig, TrainConfig
 from payload.cli.settings import to_record, to_toml
 from payload.data.datasets import synthetic_tokens
 from payload.errors import UsageError

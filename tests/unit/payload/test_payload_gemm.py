@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from payload.cli.config import GemmConfig, parse
+from payload.cli.arguments import parse
+from payload.cli.config import GemmConfig
 from payload.cli.values import GemmSize
 from payload.comm.base import Solo
 from payload.commands.gemm import _Layer, gemm

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from payload.cli.config import parse
+from payload.cli.arguments import parse
 from payload.comm.base import Solo
 from payload.data.datasets import open_dataset
 from payload.data.gpt2 import GPT2, load

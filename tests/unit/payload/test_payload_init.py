@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from payload.__main__ import main
-from payload.cli.config import parse
+from payload.cli.arguments import parse
 from payload.comm.base import Solo
 from payload.data.datasets import synthetic_tokens
 from payload.device.base import Array, Cpu

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from payload.__main__ import main
-from payload.cli.config import parse
+from payload.cli.arguments import parse
 from payload.comm.base import Solo
 from payload.data.datasets import open_dataset
 from payload.data.gpt2 import load

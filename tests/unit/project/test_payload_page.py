@@ -6,15 +6,14 @@ import argparse
 import re
 from pathlib import Path
 
-from payload.cli.config import COMMANDS, TrainConfig
-from payload.cli.settings import parser_of
+from payload.cli.arguments import parser
 from payload.models import MODELS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "payload.md").read_text()
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
-    actions = parser_of(COMMANDS, TrainConfig)._actions
+    actions = parser()._actions
     (action,) = (one for one in actions if isinstance(one, argparse._SubParsersAction))
     return dict(action.choices)
 

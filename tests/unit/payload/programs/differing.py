@@ -4,7 +4,8 @@ import os
 import sys
 from pathlib import Path
 
-from payload.cli.config import TrainConfig, parse
+from payload.cli.arguments import parse
+from payload.cli.config import TrainConfig
 from payload.comm import mpi
 from payload.data import datasets
 from payload.device.base import Cpu

@@ -4,7 +4,8 @@ import sys
 
 import numpy as np
 
-from payload.cli.config import TrainConfig, parse
+from payload.cli.arguments import parse
+from payload.cli.config import TrainConfig
 from payload.comm import mpi
 from payload.comm.base import Solo
 from payload.data.base import Dataset
