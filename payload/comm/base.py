@@ -98,9 +98,6 @@ class Communicator(Protocol):
     def allgather(self, value: T) -> list[T]:
         """Every rank's value (any picklable, small), in order of rank, on every rank."""
 
-    def exchange(self, value: T, dest: int, source: int) -> T:
-        """Send a value to one rank while receiving one from another."""
-
     def barrier(self) -> None:
         """Wait until every rank is here."""
 
@@ -138,9 +135,6 @@ class Solo(Communicator):
 
     def allgather(self, value: T) -> list[T]:
         return [value]
-
-    def exchange(self, value: T, dest: int, source: int) -> T:  # noqa: ARG002
-        return value
 
     def barrier(self) -> None:
         """Nobody to wait for."""
@@ -187,9 +181,6 @@ class CommunicatorWrapper(Communicator, Generic[Inner]):
 
     def allgather(self, value: T) -> list[T]:
         return self.inner.allgather(value)
-
-    def exchange(self, value: T, dest: int, source: int) -> T:
-        return self.inner.exchange(value, dest, source)
 
     def barrier(self) -> None:
         self.inner.barrier()

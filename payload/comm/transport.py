@@ -167,10 +167,6 @@ class Transport(Communicator):
         values: list[T] = self._comm.allgather(value)
         return values
 
-    def exchange(self, value: T, dest: int, source: int) -> T:
-        received: T = self._comm.sendrecv(value, dest=dest, source=source)
-        return received
-
     def barrier(self) -> None:
         self._comm.Barrier()
 

@@ -126,9 +126,6 @@ class TimedCommunicator(CommunicatorWrapper[Communicator]):
     def allgather(self, value: T) -> list[T]:
         return self._timed("allgather", lambda: self.inner.allgather(value))
 
-    def exchange(self, value: T, dest: int, source: int) -> T:
-        return self._timed("exchange", lambda: self.inner.exchange(value, dest, source))
-
     def barrier(self) -> None:
         self._timed("barrier", self.inner.barrier)
 

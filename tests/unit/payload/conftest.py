@@ -137,11 +137,11 @@ def nap(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def launch(nap: str) -> Starter:
-    """Start Python on some ranks by mpirun."""
+    """Start Python on some ranks by mpirun; 0 ranks: without a launcher."""
 
     def run(size: int, *argv: str, seconds: int = 600, **environ: str) -> subprocess.Popen[str]:
-        command = (*_MPIRUN, str(size), sys.executable, *argv)
-        return _start(*command, seconds=seconds, LD_PRELOAD=nap, **environ)
+        launcher = (*_MPIRUN, str(size)) if size else ()
+        return _start(*launcher, sys.executable, *argv, seconds=seconds, LD_PRELOAD=nap, **environ)
 
     return run
 
@@ -154,54 +154,38 @@ def mpi_job(launch: Starter) -> Iterator[Ranks]:
 
 
 @pytest.fixture(scope="session")
-def alone(mpi_job: Ranks) -> Runner:
-    """Run ``python -m payload ...`` without a launcher; ``rc``: the exit code that it must have."""
+def program(mpi_job: Ranks, launch: Starter) -> Runner:
+    """Run `payload`, or one of the small programs beside this file, on some ranks; 0: without a launcher.
 
-    def run(*arguments: str, rc: int = 0, **environ: str) -> subprocess.CompletedProcess[str]:
-        if environ:  # which may be of Python itself
-            return python("-m", "payload", *arguments, rc=rc, **environ)
-        return _checked(mpi_job.run(["payload", *arguments], 0, seconds=600), rc)
-
-    return run
-
-
-@pytest.fixture(scope="session")
-def mpirun(mpi_job: Ranks, launch: Starter) -> Runner:
-    """Run ``python -m payload ...`` on some ranks.
-
+    ``rc``: the exit code that it must have.
     ``launched``: start it by mpirun, in a test of how mpirun ends ranks or of their environment.
     """
 
     def run(
-        size: int, *arguments: str, rc: int = 0, launched: bool = False, seconds: int = 600, **environ: str
+        size: int,
+        name: str,
+        *words: str,
+        rc: int = 0,
+        launched: bool = False,
+        seconds: int = 600,
+        **environ: str,
     ) -> subprocess.CompletedProcess[str]:
+        file = name if name == "payload" else str(Path(__file__).with_name("programs") / name)
         if not launched and not environ:
-            return _checked(mpi_job.run(["payload", *arguments], size, seconds=seconds), rc)
-        return _ended(launch(size, "-m", "payload", *arguments, seconds=seconds, **environ), rc)
+            return _checked(mpi_job.run([file, *words], size, seconds=seconds), rc)
+        argv = ("-m", file) if name == "payload" else (file,)
+        return _ended(launch(size, *argv, *words, seconds=seconds, **environ), rc)
 
     return run
 
 
 @pytest.fixture(scope="session")
-def start(launch: Starter) -> Starter:
-    """Start ``python -m payload ...`` on some ranks by mpirun itself, without waiting for the end."""
-
-    def run(size: int, *arguments: str, **environ: str) -> subprocess.Popen[str]:
-        return launch(size, "-m", "payload", *arguments, **environ)
-
-    return run
+def mpirun(program: Runner) -> Runner:
+    """Run ``python -m payload ...`` on some ranks."""
+    return lambda size, *words, **options: program(size, "payload", *words, **options)
 
 
 @pytest.fixture(scope="session")
-def program(mpi_job: Ranks, launch: Starter) -> Runner:
-    """Run one of the small programs beside this file on some ranks; the options are those of ``mpirun``."""
-
-    def run(
-        size: int, name: str, *arguments: str, rc: int = 0, launched: bool = False, seconds: int = 300
-    ) -> subprocess.CompletedProcess[str]:
-        path = str(Path(__file__).with_name("programs") / name)
-        if launched:
-            return _ended(launch(size, path, *arguments, seconds=seconds), rc)
-        return _checked(mpi_job.run([path, *arguments], size, seconds=seconds), rc)
-
-    return run
+def alone(mpirun: Runner) -> Runner:
+    """Run ``python -m payload ...`` without a launcher."""
+    return functools.partial(mpirun, 0)

@@ -44,13 +44,13 @@ def test_a_file_that_is_missing_or_short_makes_no_checkpoint_and_costs_none(tmp_
 
 
 def test_a_second_run_in_a_folder_goes_on_from_what_the_first_saves(
-    alone: Runner, start: Starter, tmp_path: Path
+    alone: Runner, launch: Starter, tmp_path: Path
 ) -> None:
     flags = ("train", *"--peak-tflops 1 --save-interval 5 --resume auto --out".split(), str(tmp_path))
     elsewhere, checkpoints = tmp_path / "elsewhere", tmp_path / "checkpoints"
     alone(*flags, "--iterations", "5", "--checkpoints", str(elsewhere))
     held = Lock(checkpoints, patience_s=0)
-    with start(1, *flags, "--iterations", "10") as second:
+    with launch(1, "-m", "payload", *flags, "--iterations", "10") as second:
         try:
             assert second.stderr
             assert " used by process " in second.stderr.readline()

@@ -13,8 +13,6 @@ from payload.cli.values import GemmSize
 from payload.comm.base import Solo
 from payload.commands.gemm import _Layer, gemm
 from payload.device.base import Device
-from payload.errors import UsageError
-from tests.support.messages import refused
 from tests.unit.payload.conftest import Runner, records
 
 
@@ -72,10 +70,3 @@ def test_sizes_and_dtypes() -> None:
     assert isinstance(config, GemmConfig)
     assert config.sizes == (GemmSize(8, 8, 8), GemmSize(2, 3, 4))
     assert config.dtypes == ("float64", "float16")
-
-
-@pytest.mark.parametrize("line", ["--sizes 2x3", "--sizes 0", "--sizes 1x2x", "--dtypes int8", "--warmup 0"])
-def test_what_is_no_size_or_dtype_is_one_line(line: str) -> None:
-    with refused("bad-flag", UsageError, "payload gemm", line.split(maxsplit=1)[0]) as caught:
-        parse(["gemm", *line.split()])
-    assert "\n" not in str(caught.value)

@@ -258,6 +258,7 @@ def test_any_device_tells_the_time(device: Device, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "dtype", "tflops"),
     [
+        ("NVIDIA A100-SXM4-80GB", "tf32", 156.0),
         ("NVIDIA H100 80GB HBM3", "bfloat16", 989.4),
         ("NVIDIA H100 PCIe", "float32", 51.2),
         ("NVIDIA A100-SXM4-80GB", "float16", 312.0),
@@ -273,13 +274,9 @@ def test_any_device_tells_the_time(device: Device, tmp_path: Path) -> None:
     ],
 )
 def test_the_peak_of_a_gpu_is_looked_up(name: str, dtype: str, tflops: float | None) -> None:
-    peak = _by_sheet(name, dtype, tf32=False)
+    peak = _by_sheet(name, dtype.replace("tf32", "float32"), tf32=dtype == "tf32")
     assert peak.tflops == tflops
     assert ("--peak-tflops" in peak.source) is (tflops is None)
-
-
-def test_float32_may_be_tf32() -> None:
-    assert _by_sheet("NVIDIA A100-SXM4-80GB", "float32", tf32=True).tflops == 156.0
 
 
 def test_the_peak_of_a_cpu_is_the_best_of_what_fits_in_a_fifth_of_a_second(

@@ -9,11 +9,12 @@ import pytest
 
 from payload.device.base import Cpu, Device
 from payload.errors import UsageError
-from payload.models import MODELS, bert, gpt, lstm, vit
+from payload.models import MODELS, gpt, lstm, resnet, vit
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, Unit
 from payload.optim.adamw import AdamW
 from payload.parallel.pipeline import Pipeline, Stage
+from payload.saved_model.folder import module_of
 from tests.support.messages import refused
 from tests.unit.payload.doubles.layers import batch_of, cut, stored
 from tests.unit.payload.doubles.models import CASES, Case
@@ -67,26 +68,29 @@ def test_model_trains_as_pytorchs(case: Case, dtype: str, device: Device) -> Non
 
 
 @pytest.mark.parametrize(
-    ("size", "millions"), [("124m", 124.48), ("350m", 354.87), ("774m", 774.09), ("1.5b", 1557.69)]
+    ("model", "millions"),
+    [
+        *(("gpt-124m", 124.48), ("gpt-350m", 354.87), ("gpt-774m", 774.09), ("gpt-1.5b", 1557.69)),
+        *(("bert-base", 109.52), ("vit-b16", 86.57), ("resnet18", 11.69), ("resnet50", 25.56)),
+    ],
 )
-def test_gpts_sizes_are_gpt_2s(size: str, millions: float, device: Device) -> None:
-    units = gpt.build(Context(device), **MODELS[f"gpt-{size}"].sizes)
+def test_sizes_are_those_of_the_papers(model: str, millions: float, device: Device) -> None:
+    sizes = {**MODELS[model].sizes, **({"side": 224, "classes": 1000} if "resnet" in model else {})}
+    units = module_of(model).build(Context(device), **sizes)
     parameters = {id(p): p.size for unit in units for p in unit.layer.parameters}
     assert sum(parameters.values()) / 1e6 == pytest.approx(millions, abs=0.01)
 
 
-def test_the_sizes_of_bert_base_and_vit_b_16(device: Device) -> None:
-    for units, millions in ((bert.build(Context(device)), 109.5), (vit.build(Context(device)), 86.57)):
-        parameters = {id(p): p.size for unit in units for p in unit.layer.parameters}
-        assert sum(parameters.values()) / 1e6 == pytest.approx(millions, abs=0.1)
-
-
 def test_operations_are_counted(device: Device) -> None:
-    """ViT-B/16 is known for 17.58 billion multiply-adds; llm.c counts 2 N + 2 L T C for a token of GPT-2."""
-    images = sum(unit.flops for unit in vit.build(Context(device)))
-    assert images == pytest.approx(2 * 17.58e9, rel=0.002)
-    text = sum(unit.flops for unit in gpt.build(Context(device)))
-    assert text == pytest.approx(1024 * (2 * 124.48e6 + 2 * 12 * 1024 * 768), rel=0.01)
+    """Papers give multiply-adds of ViT and ResNets; llm.c counts 2 N + 2 L T C for a token of GPT-2."""
+    large = {"side": 224, "classes": 1000}
+    for units, multiply_adds, rel in (
+        (vit.build(Context(device)), 17.58e9, 0.002),
+        (resnet.build(Context(device), depth=18, **large), 1.814e9, 0.001),
+        (resnet.build(Context(device), depth=50, **large), 4.089e9, 0.001),
+        (gpt.build(Context(device)), 1024 * (124.48e6 + 12 * 1024 * 768), 0.01),
+    ):
+        assert sum(unit.flops for unit in units) == pytest.approx(2 * multiply_adds, rel=rel)
 
 
 def test_first_loss_of_gpt_is_that_of_chance(device: Device) -> None:

@@ -146,14 +146,6 @@ def test_gradients_in_float32_are_as_exact_as_pytorchs(name: str, device: Device
     assert theirs < TOLERANCE["float32"]  # else there is nothing to compare with
 
 
-@pytest.mark.parametrize(("depth", "millions", "multiply_adds"), [(18, 11.69, 1.814e9), (50, 25.56, 4.089e9)])
-def test_sizes_are_torchvisions(depth: int, millions: float, multiply_adds: float, device: Device) -> None:
-    units = resnet.build(Context(device), depth=depth, side=224, classes=1000)
-    size = sum(parameter.size for unit in units for parameter in unit.layer.parameters)
-    assert size / 1e6 == pytest.approx(millions, abs=0.005)
-    assert sum(unit.flops for unit in units) == pytest.approx(2 * multiply_adds, rel=0.001)
-
-
 def test_a_depth_that_is_not_there(device: Device) -> None:
     with refused("resnet-unknown", UsageError, "ResNet-20:", "18, 34, 50, 101, 152"):
         resnet.build(Context(device), depth=20, classes=10)

@@ -75,13 +75,13 @@ def undisturbed(mpirun: Runner, tmp_path_factory: pytest.TempPathFactory) -> Und
 class Run:
     """A run under mpirun, of which ranks can be found and killed."""
 
-    def __init__(self, start: Starter, out: Path, layout: str) -> None:
+    def __init__(self, launch: Starter, out: Path, layout: str) -> None:
         ranks, options = LAYOUTS[layout]
         self._out, self._size = out, ranks
         # `timeout`, which has mpirun as its only child
-        self._process = start(
+        self._process = launch(
             ranks,
-            *(*RUN, *options, "--resume", "auto", "--out", str(out)),
+            *("-m", "payload", *RUN, *options, "--resume", "auto", "--out", str(out)),
             # Open MPI leaves the memory that ranks share, by default in /dev/shm, if they are killed.
             OMPI_MCA_btl_vader_backing_directory=str(out.parent),
         )
@@ -118,7 +118,7 @@ class Run:
         return self._process.returncode, errors
 
 
-def disturb(start: Starter, out: Path, layout: str, dice: random.Random, kills: int) -> int:
+def disturb(launch: Starter, out: Path, layout: str, dice: random.Random, kills: int) -> int:
     """Kill a run some times, each time another rank at another moment, and let it end.
 
     Returns:
@@ -126,7 +126,7 @@ def disturb(start: Starter, out: Path, layout: str, dice: random.Random, kills: 
     """
     saving = 0
     for _ in range(kills):
-        run = Run(start, out, layout)
+        run = Run(launch, out, layout)
         match dice.choice(["anywhere", "iteration", "save"]):
             case "anywhere":
                 time.sleep(dice.random() * 2)
@@ -140,7 +140,7 @@ def disturb(start: Starter, out: Path, layout: str, dice: random.Random, kills: 
             break
         saving += run.saving
         run.kill(dice.randrange(LAYOUTS[layout][0]))
-    code, errors = Run(start, out, layout).wait()
+    code, errors = Run(launch, out, layout).wait()
     assert code == 0, errors
     return saving
 
@@ -148,22 +148,22 @@ def disturb(start: Starter, out: Path, layout: str, dice: random.Random, kills: 
 @pytest.mark.sweep
 @pytest.mark.parametrize(("layout", "runs"), [("dp", 10), ("zero", 3), ("pp", 3), ("tp", 3)])
 def test_kills_at_many_random_moments(
-    start: Starter, undisturbed: Undisturbed, tmp_path: Path, layout: str, runs: int
+    launch: Starter, undisturbed: Undisturbed, tmp_path: Path, layout: str, runs: int
 ) -> None:
     dice, saving = random.Random(SEED), 0  # noqa: S311
     for number in range(runs):
-        saving += disturb(start, tmp_path / str(number), layout, dice, kills=2)
+        saving += disturb(launch, tmp_path / str(number), layout, dice, kills=2)
         assert outcome(tmp_path / str(number)) == undisturbed(layout), f"seed {SEED}, round {number}"
     assert saving or runs < 10, f"never while it saved: seed {SEED}"
 
 
 def test_a_run_that_is_stopped_and_killed_ends_as_if_it_had_not_been(
-    start: Starter, undisturbed: Undisturbed, tmp_path: Path
+    launch: Starter, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
     """mpirun hands SIGUSR1 on to all ranks. SIGTERM comes to one alone here, and comes again."""
     ends = [0]
     for signals in ([signal.SIGUSR1], [signal.SIGTERM, signal.SIGTERM]):
-        run = Run(start, tmp_path, "zero")
+        run = Run(launch, tmp_path, "zero")
         run.reach(ends[-1] + ITERATIONS // 4)
         with refused("checkpoints-in-use", UsageError):
             Lock(tmp_path / "checkpoints", patience_s=0)
@@ -175,10 +175,10 @@ def test_a_run_that_is_stopped_and_killed_ends_as_if_it_had_not_been(
         ends.append(steps(tmp_path)[-1])
         assert (tmp_path / "checkpoints" / f"iteration-{ends[-1]:08}").is_dir()
     assert ends == sorted(set(ends))
-    run = Run(start, tmp_path, "zero")
+    run = Run(launch, tmp_path, "zero")
     run.reach(ends[-1] + ITERATIONS // 8)
     run.kill(1)
-    code, errors = Run(start, tmp_path, "zero").wait()
+    code, errors = Run(launch, tmp_path, "zero").wait()
     assert (code, errors) == (0, "")
     assert [record["done"] for record in records(tmp_path, "run")][:3] == ends
     assert outcome(tmp_path) == undisturbed("zero")

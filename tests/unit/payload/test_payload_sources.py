@@ -140,9 +140,8 @@ def test_a_bad_idx_file_is_named(
 ) -> None:
     _write(tmp_path)
     (tmp_path / name).write_bytes(spoil((tmp_path / name).read_bytes()))
-    with refused(code, UsageError, name, value) as caught:
+    with refused(code, UsageError, name, value):
         idx.load(tmp_path)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -162,9 +161,8 @@ def test_halves_of_idx_files_that_do_not_go_together(
     kind, shape, label = files
     (tmp_path / f"{kind}-images-idx3-ubyte").write_bytes(idx_file(np.zeros(shape, np.uint8)))
     (tmp_path / f"{kind}-labels-idx1-ubyte").write_bytes(idx_file(np.full(shape[0], label, np.uint8)))
-    with refused(code, UsageError, *values) as caught:
+    with refused(code, UsageError, *values):
         _open("--data", f"idx:{tmp_path}")
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -178,9 +176,8 @@ def test_halves_of_idx_files_that_do_not_go_together(
     ],
 )
 def test_data_that_is_not_there_or_does_not_fit(flags: str, code: str, values: tuple[str, ...]) -> None:
-    with refused(code, UsageError, *values) as caught:
+    with refused(code, UsageError, *values):
         _open(*flags.split())
-    assert "\n" not in str(caught.value)
 
 
 def test_images_are_normalised_by_the_training_set() -> None:

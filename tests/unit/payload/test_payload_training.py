@@ -168,11 +168,6 @@ def test_what_only_rank_0_cannot_do_stops_all(mpirun: Runner) -> None:
     assert_one_error(answer.stderr, "file-unwritable", "rank 0 on ")
 
 
-def test_a_run_that_diverges_says_so(alone: Runner, tmp_path: Path) -> None:
-    answer = alone("train", "--lr", "1e30", "--out", str(tmp_path), rc=1)
-    assert_one_error(answer.stderr, "training-diverged")
-
-
 def test_half_precision_on_two_ranks(mpirun: Runner, tmp_path: Path, real_device: Device) -> None:
     layout = "--precision fp16 --zero 2 --epochs 4"
     layout += " --offload-optimizer" if real_device.gpu else ""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import operator
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -19,8 +19,6 @@ from typing import Any, ClassVar
 import ml_dtypes
 import numpy as np
 
-from payload.comm.base import Request
-from payload.comm.staging import Staged, flat
 from payload.device.base import Array, Kernel
 from payload.device.cublas import Products
 from payload.device.gpu import Gpu
@@ -375,28 +373,3 @@ class Strict(Gpu):
 
     def memory_bytes(self) -> int:
         return 0
-
-
-class Copies:
-    """Where messages of the double's arrays are staged: copies, made at once."""
-
-    def of(self, array: Array) -> Staged:
-        return _Copy(flat(array))
-
-
-class _Copy(Staged):
-    def __init__(self, array: Any) -> None:
-        assert isinstance(array, StrictArray)
-        super().__init__(np.full(array.nbytes, 0xA5, np.uint8).view(array.dtype))
-        self._array: Any = array
-
-    def fetch(self, piece: slice = slice(None)) -> Sequence[Request]:
-        self.host[piece] = self._array[piece].get()
-        return ()
-
-    def store(self, piece: slice = slice(None)) -> Sequence[Request]:
-        self._array[piece].set(self.host[piece])
-        return ()
-
-    def release(self) -> None:
-        self.host = self.host[:0]

@@ -12,7 +12,6 @@ from payload.comm.ring import Naive, Ring
 from payload.comm.transport import Transport
 from payload.device.base import Array, Cpu
 from tests.unit.payload.doubles.streams import Streamed
-from tests.unit.payload.programs.elsewhere import Apart
 
 world = mpi.start()
 RANK, SIZE = world.rank, world.size
@@ -186,7 +185,7 @@ def is_the_same_on_a_gpu(name: str) -> None:
 
 for name in COMPRESSORS:
     is_the_same_on_a_gpu(name)
-    for transport in (mpi.MpiCommunicator(Cpu()), Ring(staging=Apart()), Naive()):
+    for transport in (mpi.MpiCommunicator(Cpu()), Ring(), Naive()):
         with np.errstate(invalid="ignore", over="ignore"):
             loses_nothing(name, transport, "float32")
             goes_on_beside_others(name, transport)

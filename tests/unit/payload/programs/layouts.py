@@ -31,8 +31,7 @@ from payload.parallel.engine import Engine
 from payload.parallel.mesh import Mesh, make_mesh
 from payload.parallel.pipeline import MicroBatch
 from tests.unit.payload.doubles.layers import cut, engine_of
-from tests.unit.payload.doubles.strict import Copies, Strict
-from tests.unit.payload.programs.elsewhere import Apart
+from tests.unit.payload.doubles.streams import Streamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,6 @@ TRANSPORTS: dict[str, Callable[..., Transport]] = {
     "mpi": mpi.MpiCommunicator,
     "ring": Ring,
     "hierarchical": Hierarchical,
-    "apart": lambda device, staging: mpi.MpiCommunicator(device, staging=staging or Apart()),
 }
 
 SMALL = 512  # a few buckets in every model
@@ -91,7 +89,6 @@ CORE: dict[int, list[Case]] = {
         Case("gpt", pp=2, zero=3, micro_batches=2, bucket_bytes=SMALL),
         Case("gpt", tp=4, micro_batches=2),
         Case("lstm", tp=2, micro_batches=2),
-        Case("gpt", pp=2, zero=3, micro_batches=2, bucket_bytes=SMALL, transport="apart"),
         Case("bert", pp=2, zero=2, micro_batches=3, recompute=True, bucket_bytes=SMALL),
         Case("bert", tp=2, zero=1, offload=True, bucket_bytes=SMALL),
         Case("vit", tp=2, pp=2, micro_batches=2, recompute=True),
@@ -246,11 +243,11 @@ def _check_copies(engine: Engine) -> None:
 def main() -> None:
     ranks = mpi.start().size
     iterations, double = int(sys.argv[2]), sys.argv[3:] == ["double"]
-    device = Strict() if double else choose("auto", local_rank())
+    device = Streamed(local_rank()) if double else choose("auto", local_rank())
 
     @cache
     def world(transport: str) -> Transport:
-        return TRANSPORTS[transport](device, staging=Copies() if double else None)
+        return TRANSPORTS[transport](device)
 
     @cache
     def mesh(transport: str, tp: int, pp: int) -> Mesh:

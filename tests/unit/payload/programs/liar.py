@@ -6,7 +6,7 @@ The first argument is the lie, the second what is run: probe, gemm or allreduce.
 import json
 import sys
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from payload.cli.config import AllreduceConfig, GemmConfig
 from payload.cli.values import GemmSize
@@ -15,18 +15,12 @@ from payload.comm.world import MPI
 from payload.commands import allreduce, gemm, probe
 from payload.device.base import Array, Cpu
 
-T = TypeVar("T")
-
 
 class Liar(mpi.MpiCommunicator):
     def allreduce(self, array: Array) -> None:
         super().allreduce(array)
         if sys.argv[1] == "sum" and self.rank == self.size - 1 and array.size > 200_000:
             array[-1] += 1
-
-    def exchange(self, value: T, dest: int, source: int) -> T:
-        received = super().exchange(value, dest, source)
-        return value if sys.argv[1] == "token" and self.rank == self.size - 1 else received
 
 
 class BareLiar(MPI.Intracomm):

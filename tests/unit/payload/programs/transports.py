@@ -19,7 +19,6 @@ from payload.comm.transport import MPI, Transport
 from payload.device.base import Array, Cpu, Device
 from payload.errors import UsageError
 from tests.unit.payload.doubles.streams import Streamed
-from tests.unit.payload.programs.elsewhere import Apart
 
 # Smaller than in earnest, so that small arrays are of many pieces and go all ways.
 transport.CHUNK_BYTES = mpi.CHUNK_BYTES = 1 << 14
@@ -209,14 +208,12 @@ EXPECTED = [(case, outcomes(Naive(), *case, blocking=True)) for case in CASES]
 np.testing.assert_array_equal(EXPECTED[2][1]["sum"], expected_sum("float32", 5003))
 gpu = Streamed(RANK)
 KINDS: list[tuple[str, Device, Callable[[], Transport]]] = [
-    ("naive", device, lambda: Naive(device, staging=Apart())),
+    ("naive on a GPU", gpu, lambda: Naive(gpu)),
     ("mpi", device, lambda: mpi.MpiCommunicator(device)),
-    ("mpi apart", device, lambda: mpi.MpiCommunicator(device, staging=Apart())),
     ("mpi on the device", device, lambda: CudaAwareMpi(device, staging=CudaAware(device))),
     ("ring", device, lambda: Ring(device)),
-    ("two nodes", device, lambda: Hierarchical(device, staging=Apart(), node_of=on_two_nodes)),
+    ("two nodes", gpu, lambda: Hierarchical(gpu, node_of=on_two_nodes)),
     ("many nodes", device, lambda: Hierarchical(device, node_of=on_nodes_of_their_own)),
-    ("hierarchical on a GPU", gpu, lambda: Hierarchical(gpu)),
     ("mpi on a GPU", gpu, lambda: mpi.MpiCommunicator(gpu)),
     ("ring on a GPU", gpu, lambda: Ring(gpu)),
     ("nccl", gpu, lambda: Nccl(gpu)),

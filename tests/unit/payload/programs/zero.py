@@ -20,7 +20,7 @@ from payload.parallel.engine import Engine, StepResult
 from payload.parallel.mesh import Mesh, alone, make_mesh
 from payload.parallel.pipeline import MicroBatch
 from tests.unit.payload.doubles.layers import batch_of, engine_of
-from tests.unit.payload.programs.elsewhere import Apart
+from tests.unit.payload.doubles.streams import Streamed
 
 SAMPLES = 12
 
@@ -117,9 +117,9 @@ mpi.start()
 device = choose("auto", 0)
 world = mpi.MpiCommunicator(device)
 # What is under way is seen late, and read late.
-apart = mpi.MpiCommunicator(device, staging=Apart()) if device.gpu is None else world
-check(device, apart, "fp64", 1e-11, bucket_bytes=600)
-check(device, apart, "fp64", 1e-11, bucket_bytes=1)
+gpu = device if device.gpu else Streamed(world.rank)
+for bucket_bytes in (600, 1):
+    check(gpu, mpi.MpiCommunicator(gpu), "fp64", 1e-11, bucket_bytes=bucket_bytes)
 check(device, world, "fp64", 1e-11, bucket_bytes=1 << 20, overlap=False)
 for precision, rtol in (("fp32", 1e-5), ("bf16", 2e-3), ("fp16", 1e-3)):
     check(device, world, precision, rtol, bucket_bytes=1)
