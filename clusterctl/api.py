@@ -55,7 +55,7 @@ from clusterctl.state.chosen import ChosenCluster, naming_lock_holder
 from clusterctl.state.chosen_spec import spec_of, spec_of_existing
 from clusterctl.state.inventory import inventory_of
 from clusterctl.state.submissions import RUNS
-from clusterctl.state.workspace import WAIT_S, Workspace
+from clusterctl.state.workspace import WAIT_S
 from clusterctl.transport.openssh import OpenSSH, captured
 from clusterctl.util.progress import HostStep, LineReporter, Reporter, Waiting, report_nothing
 
