@@ -15,7 +15,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any, Final, Literal, Unpack
 
-from clusterctl.cluster import down, up
+from clusterctl.cluster import down, remains, up
 from clusterctl.cluster.context import ClusterContext, PhaseRunner
 from clusterctl.cluster.nodes import names_of
 from clusterctl.cluster.plan import Plan, preview, prompt_about
@@ -33,7 +33,8 @@ from clusterctl.jobs.replay import reject_missing, replayed
 from clusterctl.jobs.submission import Preparer, Submission, reject_wrong, submit_prepared
 from clusterctl.jobs.trained import ChosenModel
 from clusterctl.jobs.watch import LogChunk
-from clusterctl.providers.base import Prompts
+from clusterctl.providers.base import Leftover, Prompts
+from clusterctl.providers.storage import KeptStorage
 from clusterctl.runs.collect import collect
 from clusterctl.runs.compare import compare as compare  # noqa: PLC0414
 from clusterctl.runs.fetch import selection_of
@@ -55,7 +56,7 @@ from clusterctl.state.chosen import ChosenCluster, naming_lock_holder
 from clusterctl.state.chosen_spec import spec_of, spec_of_existing
 from clusterctl.state.inventory import inventory_of
 from clusterctl.state.submissions import RUNS
-from clusterctl.state.workspace import WAIT_S
+from clusterctl.state.workspace import WAIT_S, Workspace
 from clusterctl.transport.openssh import OpenSSH, captured
 from clusterctl.util.progress import HostStep, LineReporter, Reporter, Waiting, report_nothing
 
@@ -205,7 +206,6 @@ class Cluster:
         discard: bool = False,
         discard_run: _Names = (),
         out: str | Path | None = None,
-        storage: bool = False,
         forget: _Names = (),
         no_wait: bool = False,
     ) -> down.DownResult:
@@ -220,10 +220,39 @@ class Cluster:
             on_run=lambda run: self._note(f"collected {run.directory}"),
             gone=names_of(_several(forget)),
             prompts=self._prompts,
-            remove_storage=storage,
         )
-        reporter, wait_s = _Lines(self._note), 0 if no_wait else WAIT_S
-        return down.down(PhaseRunner(workspace=workspace, reporter=reporter, wait_s=wait_s), options)
+        return down.down(self._runner(workspace.root.name, wait_s=0 if no_wait else WAIT_S), options)
+
+    def _runner(self, name: str, *, wait_s: float = WAIT_S) -> PhaseRunner:
+        return PhaseRunner(workspace=Workspace.of(name), reporter=_Lines(self._note), wait_s=wait_s)
+
+    def kept_storage(self) -> tuple[KeptStorage, ...]:
+        """The storage that earlier clusters of this name left."""
+        return remains.find_storage(self._chosen, self._prompts).kept
+
+    def remove_storage(self, *, yes: bool = False, discard: bool = False) -> tuple[KeptStorage, ...]:
+        """Remove kept storage with all that is on it; it needs ``discard``, too."""
+        storage = remains.find_storage(self._chosen, self._prompts, named=True)
+        remains.reject_storage(storage, discard=discard)
+        if not yes:
+            raise _unconfirmed(f"remove the kept storage of cluster {storage.name!r}?")
+        remains.remove_storage(self._runner(storage.name), storage)
+        return storage.kept
+
+    def orphans(self, project: str | None = None) -> Mapping[str, tuple[Leftover, ...]]:
+        """Clusters of this name without a workspace: their ids, and what there is of each."""
+        return remains.find_orphans(self._chosen, self._prompts, project=project).clusters
+
+    def remove_orphans(
+        self, project: str | None = None, *, yes: bool = False, discard: bool = False
+    ) -> tuple[str, ...]:
+        """Remove the orphans, which needs ``discard``, too; their ids."""
+        orphans = remains.find_orphans(self._chosen, self._prompts, project=project)
+        remains.reject_orphans(orphans, discard=discard)
+        if not yes:
+            raise _unconfirmed(f"remove {', '.join(orphans.clusters) or 'no orphan'}?")
+        remains.remove_orphans(self._runner(orphans.name), orphans)
+        return tuple(orphans.clusters)
 
     def status(self) -> Status:
         """The nodes, and the jobs that wait or run."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -17,9 +15,6 @@ from clusterctl.scheduler.session import SHORT_PATIENCE_S, open_session
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.submissions import UNCHANGED
 from clusterctl.state.workspace import Workspace
-
-if TYPE_CHECKING:
-    from clusterctl.transport.copies import Copies
 
 _MOST_REASONS = 8
 
@@ -87,9 +82,9 @@ def collect(
         for r in runs
     ]
     lines = []
-    brought = brought_otherwise(workspace) if any(run.skipped for run in runs) else ()
     for run in runs:
-        if stays := not_brought_home(run, brought):
+        # `collect --all` has brought with the files of homes what a run lacks.
+        if (ids or not everything) and (stays := not_brought_home(run)):
             screen.note(f"note: {stays}; {_what_becomes(workspace)}")
         cost = "" if run.cost_usd is None else f", {run.cost_usd:.2f} USD"
         lines.append(f"job {run.job_id} ({run.name}) {run.state}: {_nearby(run.directory)}{cost}")
@@ -107,29 +102,20 @@ def _what_becomes(workspace: Workspace) -> str:
     return "it stays on the kept storage" if keeps_storage(workspace) else "it ends with the cluster"
 
 
-def brought_otherwise(workspace: Workspace) -> tuple[Copies, ...]:
-    """Where files of the cluster are that came with no run, for ``not_brought_home``."""
-    from clusterctl.transport.copies import read_copies
-
-    return tuple(one for one in read_copies(workspace) if not one.sent)
-
-
-def not_brought_home(run: RunRecord, others: Collection[Copies]) -> str:
-    """What of a job's files stayed on the cluster, in one line; "" if nothing did that is not here, too."""
+def not_brought_home(run: RunRecord) -> str:
+    """Return the files of a job that stayed on the cluster, in one line; "" if none did."""
     by_reason: dict[str, list[str]] = {}
-    for skipped in (one for one in run.skipped if one.reason != UNCHANGED):
-        # `collect --all` brings with the files of homes what is not brought with the run.
-        places = (one.place(f"{run.remote_dir}/{skipped.path}") for one in others)
-        if not any(place is not None and os.path.lexists(place) for place in places):
+    for skipped in run.skipped:
+        if skipped.reason != UNCHANGED:
             by_reason.setdefault(skipped.reason, []).append(skipped.path)
     if not by_reason:
         return ""
-    said = [
+    reasons = [
         f"{paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''} ({reason})"
         for reason, paths in by_reason.items()
     ]
-    more = f", and more: see {_nearby(run.directory)}/run.json" if len(said) > _MOST_REASONS else ""
-    shown = ", ".join(said[:_MOST_REASONS])
+    more = f", and more: see {_nearby(run.directory)}/run.json" if len(reasons) > _MOST_REASONS else ""
+    shown = ", ".join(reasons[:_MOST_REASONS])
     return f"of job {run.job_id} ({run.name}) was not collected: {shown}{more}"
 
 

@@ -1,9 +1,9 @@
-"""list, cache: which clusters there are, and the images of their nodes."""
+"""list, storage list, cache: which clusters there are, what they left, and the images of their nodes."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +21,7 @@ from clusterctl.providers.registry import (
     kept_images,
     recorded_cost,
 )
-from clusterctl.providers.storage import REMOVE, all_recorded, damaged_records
+from clusterctl.providers.storage import REMOVE, KeptStorage, all_recorded, damaged_records
 from clusterctl.spec.models import DEFAULT_PROVIDER, PROVIDERS
 from clusterctl.state.chosen_spec import spec_of
 from clusterctl.state.inventory import Inventory, applied_if_known
@@ -49,23 +49,46 @@ def list_(screen: Screen, options: Options) -> None:
     """List your clusters, kept storage, and orphans on this machine.
 
     States: `up`; `unfinished` and `damaged`, which `clusterctl up` repairs; `elsewhere`, created with another
-    CLUSTERCTL_HOME; `orphaned`, without a workspace, which `clusterctl down --orphans` removes.
+    CLUSTERCTL_HOME; `orphaned`, without a workspace, which `clusterctl orphans remove` removes.
     """
     del options
     noted = list(_noted())
     found = noted + list(_on_this_machine({one.id for one in noted}))
     kept = list(all_recorded())
     lines = _table(screen, found) if found else ["no clusters"]
+    if kept:
+        lines += ["", *_storage_lines(kept)]
+    _note_damaged(screen)
+    answer = {"clusters": [asdict(one) for one in found], "storage": [one.as_dict() for one in kept]}
+    screen.result(answer, *lines)
+
+
+def storage_list(screen: Screen, options: Options) -> None:
+    """List kept storage, of all names."""
+    del options
+    kept = tuple(all_recorded())
+    _note_damaged(screen)
+    screen.result(
+        {"storage": [one.as_dict() for one in kept]}, *(_storage_lines(kept) or ["no kept storage"])
+    )
+
+
+def _storage_lines(kept: Iterable[KeptStorage]) -> list[str]:
+    """Kept storage for people, with the commands that use it up."""
+    lines = []
     for one in kept:
         remove = f"`{REMOVE.format(name=one.cluster)}` removes it"
-        lines += ["", f"kept storage of {one.cluster!r}: {one}", f"  `clusterctl up` takes it up; {remove}"]
+        lines += [f"kept storage of {one.cluster!r}: {one}", f"  `clusterctl up` takes it up; {remove}"]
+    return lines
+
+
+def _note_damaged(screen: Screen) -> None:
+    """Name the records of kept storage that can't be read."""
     for path in damaged_records():
         screen.note(
             f"note: the record of kept storage can't be read: {path}; what there is, "
-            "`clusterctl down --storage -f SPEC` finds with the spec of that cluster"
+            "`clusterctl storage remove -f SPEC` finds with the spec of that cluster"
         )
-    answer = {"clusters": [asdict(one) for one in found], "storage": [one.as_dict() for one in kept]}
-    screen.result(answer, *lines)
 
 
 def _table(screen: Screen, found: Sequence[_Listed]) -> list[str]:
@@ -109,7 +132,7 @@ def _on_this_machine(known: set[str | None]) -> Iterator[_Listed]:
             continue
         state = "unfinished" if Path(one.workspace).parent == state_home() else "elsewhere"
         state = "orphaned" if is_orphan else state
-        fix = f"clusterctl down --orphans --cluster {one.name}" if is_orphan else ""
+        fix = f"clusterctl orphans remove {one.name}" if is_orphan else ""
         nodes = sum(not name.endswith("-ctl") for name in one.numbers)
         yield _Listed(one.name, DEFAULT_PROVIDER.type, state, one.workspace, nodes, one.id, fix=fix)
 

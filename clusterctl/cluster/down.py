@@ -6,19 +6,10 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from clusterctl.cluster.context import Outcome, Phase, PhaseRunner, provider_of, workspace_copy
-from clusterctl.cluster.look import (
-    all_answer,
-    clear_removal,
-    is_of_own_machines,
-    look,
-    look_at_storage,
-    note_removal,
-    note_storage_stays,
-)
+from clusterctl.cluster.look import all_answer, is_of_own_machines, look, note_removal
 from clusterctl.cluster.nodes import forget
 from clusterctl.errors import (
     ClusterctlError,
@@ -28,22 +19,19 @@ from clusterctl.errors import (
     LeftoversError,
     Notice,
     NotUpError,
-    OnlyCopyError,
     SchedulerError,
     TransportError,
     UsageError,
 )
-from clusterctl.providers.base import NO_PROMPTS, Leftover, Prompts, Provider, pending_releases
+from clusterctl.providers.base import NO_PROMPTS, Prompts, Provider, pending_releases
 from clusterctl.providers.node_class import KeptImage
 from clusterctl.providers.registry import kept_images
-from clusterctl.providers.storage import REMOVE, KeptStorage, Record
-from clusterctl.providers.storage import record as record_storage
-from clusterctl.providers.storage import recorded as recorded_storage
+from clusterctl.providers.storage import KeptStorage, Record, record, record_of, recorded
 from clusterctl.runs.collect import collect_all, uncollected
-from clusterctl.runs.only_copies import NOTHING, Found, note_copies
+from clusterctl.runs.only_copies import NOTHING, OnlyCopies, note_copies
 from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.models import DEFAULT_PROVIDER
-from clusterctl.state.inventory import applied_spec, keeps_storage, may_keep_storage
+from clusterctl.state.inventory import applied_if_known, applied_spec, may_keep_storage
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
@@ -56,10 +44,11 @@ from clusterctl.util.progress import ProgressReporter
 class DownOptions:
     """How `down` goes about it.
 
-    Under ``discard`` no run is collected, and all that exists only on the cluster is lost; without it, all
-    runs are but those of the jobs ``discard_runs``, into the folder ``out``; ``on_run`` gets each as soon as
-    it is here. Machines of the user's own that are ``gone`` for good are not waited for. With
-    ``remove_storage`` the shared folder goes, too, where the spec keeps it.
+    discard: collect no run, and lose all that exists only on the cluster.
+    discard_runs: ids of jobs whose runs are not collected but lost. All others are collected.
+    out: the folder for collected runs. Default: ./runs.
+    on_run: called with each run as soon as it is here.
+    gone: machines of the user's own that are gone for good: they are not waited for.
     """
 
     discard: bool = False
@@ -68,28 +57,27 @@ class DownOptions:
     on_run: Callable[[RunRecord], None] = lambda _: None
     gone: Collection[str] = ()
     prompts: Prompts = NO_PROMPTS
-    remove_storage: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DownResult:
-    """A cluster that is removed, and the runs that were collected before, and those that were discarded.
+    """A cluster that is removed.
 
-    ``on_this_machine``: its nodes were parts of it. ``looked``: whether there was anything to look for.
-    ``kept`` is the shared folder that stays, ``removed`` the one that was kept until now; ``lost`` is what
-    existed only there. ``refused`` is why kept storage that was to be removed stays. ``images`` are those of
-    nodes that stay where they cost.
+    runs, discarded: the runs that were collected before, and the jobs whose runs were given up.
+    on_this_machine: whether its nodes were parts of this machine.
+    verified: whether the world was looked at for leftovers. False if nothing had been put on any machine.
+    kept: the shared folder that stays.
+    lost: what existed only on the cluster.
+    images: images of nodes that stay where they cost.
     """
 
     runs: tuple[RunRecord, ...] = ()
     phases: tuple[Phase, ...] = ()
-    on_this_machine: bool = True
-    looked: bool = True
+    on_this_machine: bool = False
+    verified: bool = False
     discarded: tuple[JobEntry, ...] = ()
     kept: tuple[KeptStorage, ...] = ()
-    removed: tuple[KeptStorage, ...] = ()
-    lost: Found = NOTHING
-    refused: ClusterctlError | None = None
+    lost: OnlyCopies = NOTHING
     images: tuple[KeptImage, ...] = ()
 
 
@@ -101,7 +89,7 @@ def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
         OnlyCopyError: something exists only on the cluster, and is not to be discarded; the cluster stays.
         DiskError: all is removed but the workspace, which stands on a read-only file system.
         LeftoversError: something of the cluster is still there.
-        UsageError: the cluster is down, but its storage is not removed: it is kept.
+        NotUpError: there is no such cluster.
     """
     workspace = runner.workspace
     with workspace.lock("down", wait_s=runner.wait_s, waiting=runner.reporter.note):
@@ -109,98 +97,58 @@ def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
 
 
 def down_locked(runner: PhaseRunner, options: DownOptions) -> DownResult:
-    """`down`, for one that holds the cluster's lock."""
+    """`down`, for a caller that holds the cluster's lock."""
     workspace = runner.workspace
     sweep()
+    if not workspace.root.is_dir():
+        raise _no_cluster(workspace.root.name)
     discarded = to_discard(workspace, options.discard_runs, everything=options.discard)
-    there = workspace.root.is_dir()
-    if there:
-        with _writable(runner):
-            result = take_down(runner, options, discarded)
-    else:
-        result = _down_without_workspace(runner, discard=options.discard)
-    if recorded_storage(workspace.root.name) is None:  # nothing is there of which these would be copies
+    with _writable(runner):
+        result = take_down(runner, options, discarded)
+    if recorded(workspace.root.name) is None:  # no kept storage, of which these would be copies
         with suppress(OSError):
             workspace.copies.unlink(missing_ok=True)
-    if there:
-        end_all(workspace.ssh_config)
-        workspace.remove()
-    if result.refused is not None:
-        raise result.refused
+    end_all(workspace.ssh_config)
+    workspace.remove()
     return result
 
 
 def take_down(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEntry, ...]) -> DownResult:
-    """The phases of `down`: collect runs, discard runs, look, destroy."""
+    """The phases of `down`: collect runs, look, destroy, keep storage."""
     workspace = runner.workspace
-    records = (workspace.spec, workspace.inventory, workspace.joining, workspace.terraform)
-    there = workspace.known_id() or pending_releases(workspace) or any(path.exists() for path in records)
-    if not there or _has_taken_none(workspace):  # `up` ended before any host was made or joined
+    if not _has_begun(workspace):
         forget(workspace, options.gone)
-        return DownResult(on_this_machine=False, looked=False)
+        return DownResult()
     settings = _settings(workspace)
     provider = provider_of(settings, options.prompts)
-    collected: tuple[RunRecord, ...] = ()
+    runs: tuple[RunRecord, ...] = ()
     if set(uncollected(workspace)) - set(discarded):
-        collected = runner.run("collect_runs", collect_runs, options.out, discarded, options.on_run)
-    if discarded:
-        runner.run("discard_runs", discard_runs, discarded)
-    others = _other_kept_storage(workspace, provider) if options.remove_storage else ()
-    beside = look_at_storage(provider, workspace, others)
-    lost = runner.run(
-        "look", look, discarded, discard=options.discard, storage=options.remove_storage, kept=beside
-    )
+        runs = runner.run("collect_runs", collect_runs, options.out, discarded, options.on_run)
+    lost = runner.run("look", look, discarded, discard=options.discard)
     if forgotten := forget(workspace, options.gone):
         options.prompts.note(f"forgotten: {'; '.join(forgotten)}")
-    looked = not _has_taken_none(workspace)
-    left = Record.model_validate({"provider": settings, "users": _users(workspace), "kept": ()})
-    may_keep = may_keep_storage(workspace)
-    is_seen = options.discard or not may_keep or keeps_storage(workspace, if_damaged=True)
-    may_keep |= recorded_storage(workspace.root.name) is not None
-    what = (*(f"the run of {entry.shown}" for entry in discarded), *lost.lines)
-    note = partial(note_removal, discarded=what, looked=not lost.unknown) if looked else None
-    may_keep |= runner.run(
-        "destroy", destroy, provider, note, orphans=settings.shares_kernel, discard=options.discard
-    )
+    if not _has_begun(workspace):
+        return DownResult(runs, tuple(runner.phases), discarded=discarded, lost=lost)
+    spec = applied_if_known(workspace)
+    left = record_of(settings, spec.users if spec else ())
+    may_keep = may_keep_storage(workspace) or recorded(workspace.root.name) is not None
+    runner.run("destroy", destroy, provider, lost)
     kept: tuple[KeptStorage, ...] = ()
-    removed: tuple[KeptStorage, ...] = ()
-    refused: ClusterctlError | None = None
-    if looked and options.remove_storage:
-        try:
-            removed = runner.run(
-                "remove_looked_at", remove_looked_at, provider, others, left, is_seen=is_seen
-            )
-        except ClusterctlError as exc:
-            refused = exc
-            stays = {*beside.lines, *(str(one) for one in lost.files if not one.host)}
-            note_storage_stays(workspace, [line for line in what if line not in stays])
-    if looked and (refused or (may_keep and not options.remove_storage)):
+    if may_keep:
         kept = runner.run("keep_storage", keep_storage, provider, left)
     images: tuple[KeptImage, ...] = ()
-    with suppress(ClusterctlError):  # it is down, whether they can be looked at or not
+    with suppress(ClusterctlError):  # the cluster is down, whether images can be listed or not
         images = kept_images(settings)
-    return DownResult(
-        collected,
-        tuple(runner.phases),
-        settings.shares_kernel,
-        looked,
-        discarded,
-        kept,
-        removed,
-        lost,
-        refused,
-        images,
-    )
+    local = settings.shares_kernel
+    return DownResult(runs, tuple(runner.phases), local, True, discarded, kept, lost, images)
 
 
-def _other_kept_storage(workspace: Workspace, provider: Provider) -> tuple[KeptStorage, ...]:
-    """The storage of this name that is not the shared folder of the cluster; none where they can't be told
-    from each other.
-    """
-    is_looked_at = _settings(workspace).user_owned and workspace.configured.exists()
-    if keeps_storage(workspace) or is_looked_at:
-        return ()
-    return provider.kept_storage(workspace.root.name, _users(workspace))
+def _has_begun(workspace: Workspace) -> bool:
+    """Return whether `up` may have made or joined a host, or whether a release is pending."""
+    if workspace.joining.exists() or workspace.inventory.exists() or pending_releases(workspace):
+        return True
+    begun = workspace.spec.exists() or workspace.terraform.exists() or workspace.known_id() is not None
+    return begun and not is_of_own_machines(workspace)
 
 
 @contextmanager
@@ -233,43 +181,43 @@ def collect_runs(
     return Outcome(found, f"{len(found)} runs")
 
 
-def discard_runs(_: PhaseRunner, discarded: Collection[JobEntry]) -> Outcome[None]:
-    """Note whose runs are discarded; they are removed with the cluster."""
-    return Outcome(None, f"runs of {', '.join(entry.shown for entry in discarded)}")
-
-
-def destroy(
-    runner: PhaseRunner,
-    provider: Provider,
-    note: Callable[[Workspace], None] | None,
-    *,
-    orphans: bool,
-    discard: bool,
-) -> Outcome[bool]:
-    """Remove the cluster, if there is one to ``note`` it of, and orphans of its name; whether there were any.
-
-    An `up` that created no hosts took the name of these.
-    """
+def destroy(runner: PhaseRunner, provider: Provider, lost: OnlyCopies) -> Outcome[None]:
+    """Remove the cluster, after a note of what is ``lost``: the next `down` finishes one that is killed."""
     workspace = runner.workspace
-    found = find_orphans(provider, workspace) if orphans and not workspace.inventory.exists() else {}
-    reject_orphans(found, discard=discard)
-    if note is not None:
-        note(workspace)  # a `down` that is killed in here is finished by the next
-        try:
-            remove_cluster(provider, workspace.cluster_id(), workspace, runner.reporter.progress)
-        except ClusterctlError:
-            if all_answer(workspace):
-                clear_removal(workspace)
-            raise
-    for cluster_id in found:
-        remove_cluster(provider, cluster_id, None, runner.reporter.progress)
-    return Outcome(bool(found))
+    note_removal(workspace, lost)
+    try:
+        remove_cluster(provider, workspace.cluster_id(), workspace, runner.reporter.progress)
+    except ClusterctlError:
+        if all_answer(workspace):  # no host is removed, and users may go on working there
+            workspace.removing.unlink(missing_ok=True)
+        raise
+    return Outcome(None)
+
+
+def remove_cluster(
+    provider: Provider, cluster_id: str, workspace: Workspace | None, report: ProgressReporter
+) -> None:
+    """Remove everything of a cluster, and look whether anything is left.
+
+    Raises:
+        LeftoversError: something is; one failure each, with its cost.
+    """
+    provider.destroy(cluster_id, workspace=workspace, report=report)
+    left = provider.leftovers(cluster_id)
+    if left:
+        fix = "run `clusterctl down` again; what stays then has to be removed by hand"
+        raise LeftoversError(
+            "something of the cluster is still there",
+            why="; ".join(map(str, left)),
+            fix=fix,
+            failures=tuple(Failure(LeftoversError.code, str(one), phase="destroy", fix=fix) for one in left),
+        )
 
 
 def keep_storage(runner: PhaseRunner, provider: Provider, left: Record) -> Outcome[tuple[KeptStorage, ...]]:
     """Note the shared folder that the cluster ``left``: `list` shows it, and the next `up` takes it up."""
     name = runner.workspace.root.name
-    noted = recorded_storage(name)
+    noted = recorded(name)
     before = {one.id: one.since for one in noted.kept} if noted else {}
     kept = tuple(
         one.model_copy(update={"since": one.since or before.get(one.id) or time.time()})
@@ -277,67 +225,17 @@ def keep_storage(runner: PhaseRunner, provider: Provider, left: Record) -> Outco
     )
     if any(one.id not in before for one in kept) and runner.workspace.root.is_dir():
         note_copies(runner.workspace)
-    record_storage(name, left.model_copy(update={"kept": kept}))
+    record(name, left.model_copy(update={"kept": kept}))
     return Outcome(kept, "; ".join(map(str, kept)) or "there is none")
 
 
-def remove_storage(
-    runner: PhaseRunner, provider: Provider, found: tuple[KeptStorage, ...], left: Record
-) -> Outcome[tuple[KeptStorage, ...]]:
-    """Remove these shared folders that clusters of this name ``left`` in one place: none is there then."""
-    name = runner.workspace.root.name
-    for kept in found:
-        provider.remove_storage(kept, report=runner.reporter.progress)
-    record_storage(name, left.model_copy(update={"kept": ()}))
-    runner.workspace.copies.unlink(missing_ok=True)
-    return Outcome(found, "; ".join(map(str, found)) or "there is none")
-
-
-def remove_looked_at(
-    runner: PhaseRunner, provider: Provider, others: Collection[KeptStorage], left: Record, *, is_seen: bool
-) -> Outcome[tuple[KeptStorage, ...]]:
-    """Remove the shared folder that the cluster has just ``left``, and the ``others`` that were looked at.
-
-    Raises:
-        UsageError: there are more of this name, or nobody could look at its own: none is removed.
-    """
-    name = runner.workspace.root.name
-    looked_at = {one.id for one in others}
-    found = provider.kept_storage(name, left.users)
-    if len([one for one in found if one.id not in looked_at]) > is_seen:
-        raise UsageError(
-            f"cluster {name!r} is down, and its storage is kept: there are {len(found)} of this name",
-            code="storage-name-ambiguous",
-            why="; ".join(map(str, found)),
-            fix=f"`{REMOVE.format(name=name)}` looks at each of them, and asks",
-        )
-    return remove_storage(runner, provider, found, left)
-
-
-def _users(workspace: Workspace) -> tuple[str, ...]:
-    """The accounts of the applied spec; none where that is damaged, or lost."""
-    try:
-        return tuple(user.name for user in applied_spec(workspace).users)
-    except UsageError:
-        return ()
-
-
-def _down_without_workspace(runner: PhaseRunner, *, discard: bool) -> DownResult:
-    """Remove local clusters whose workspace is missing."""
-    provider, name = provider_of(DEFAULT_PROVIDER), runner.workspace.root.name
-    found = find_orphans(provider, runner.workspace)
-    if not found:
-        raise NotUpError(
-            f"there is no cluster {name!r}",
-            code="unknown-cluster",
-            fix="name another with --cluster (`clusterctl list` shows them); one on Google Cloud or "
-            "on machines of your own whose workspace is missing is found with --orphans",
-        )
-    reject_orphans(found, discard=discard)
-    runner.reporter.step("destroy")
-    for cluster_id in found:
-        remove_cluster(provider, cluster_id, None, runner.reporter.progress)
-    return DownResult(kept=keep_storage(runner, provider, Record(provider=DEFAULT_PROVIDER, kept=())).value)
+def _no_cluster(name: str) -> NotUpError:
+    return NotUpError(
+        f"there is no cluster {name!r}",
+        code="unknown-cluster",
+        fix="name another with --cluster (`clusterctl list` shows them); a cluster whose workspace "
+        f"was lost is found with `clusterctl orphans list {name}`",
+    )
 
 
 def to_discard(workspace: Workspace, ids: Collection[str], *, everything: bool) -> tuple[JobEntry, ...]:
@@ -380,44 +278,6 @@ def not_collected_error(exc: ClusterctlError, discarded: Sequence[str] = ()) -> 
     )
 
 
-def find_orphans(provider: Provider, workspace: Workspace) -> dict[str, tuple[Leftover, ...]]:
-    """The clusters of the workspace's name that it does not know: their ids, and what there is of each."""
-    known = workspace.known_id()
-    ids = (cluster_id for cluster_id in provider.orphans(workspace.root.name) if cluster_id != known)
-    return {cluster_id: provider.leftovers(cluster_id) for cluster_id in ids}
-
-
-def reject_orphans(found: Collection[str], *, discard: bool) -> None:
-    """Raise OnlyCopyError at clusters without a workspace, unless what is on them is to be discarded."""
-    if found and not discard:
-        raise OnlyCopyError(
-            f"what exists only on cluster {', '.join(found)} can't be told",
-            why="it is an orphan: the keys to its hosts were lost with its workspace",
-            fix="see what there is (`clusterctl down --orphans`), copy what you need; then lose the "
-            "rest: --discard",
-        )
-
-
-def remove_cluster(
-    provider: Provider, cluster_id: str, workspace: Workspace | None, report: ProgressReporter
-) -> None:
-    """Remove everything of a cluster, and look whether anything is left.
-
-    Raises:
-        LeftoversError: something is; one failure each, with its cost.
-    """
-    provider.destroy(cluster_id, workspace=workspace, report=report)
-    left = provider.leftovers(cluster_id)
-    if left:
-        fix = "run `clusterctl down` again; what stays then has to be removed by hand"
-        raise LeftoversError(
-            "something of the cluster is still there",
-            why="; ".join(map(str, left)),
-            fix=fix,
-            failures=tuple(Failure(LeftoversError.code, str(one), phase="destroy", fix=fix) for one in left),
-        )
-
-
 def _settings(workspace: Workspace) -> ProviderSettings:
     """The provider of the cluster as it was raised. Of a local one, that may be damaged or missing."""
     try:
@@ -427,10 +287,3 @@ def _settings(workspace: Workspace) -> ProviderSettings:
         if made or is_of_own_machines(workspace) or any(workspace.terraform.glob("*.tfstate*")):
             raise  # what Terraform has made would be forgotten
         return DEFAULT_PROVIDER  # the spec is written before anything is made at Google
-
-
-def _has_taken_none(workspace: Workspace) -> bool:
-    """Whether it is of machines of the user's own, and none of them was joined to the cluster yet."""
-    return is_of_own_machines(workspace) and not (
-        workspace.joining.exists() or workspace.inventory.exists() or pending_releases(workspace)
-    )

@@ -21,7 +21,6 @@ from clusterctl.cluster.context import (
 from clusterctl.cluster.converge import converge, inputs_of, packages_lost_on
 from clusterctl.cluster.hardware import link_wheels
 from clusterctl.cluster.impact import make_way, reject
-from clusterctl.cluster.look import all_answer, clear_removal
 from clusterctl.cluster.node_class import node_files
 from clusterctl.cluster.nodes import limited, replacing
 from clusterctl.cluster.plan import Plan, plan_changes, preflight
@@ -184,8 +183,6 @@ class Decision:
 
 def _clear_marks(workspace: Workspace) -> None:
     """Forget an unfinished `down` and `image bake`: the hosts are a cluster's from now on."""
-    if workspace.removing.exists() and all_answer(workspace):
-        clear_removal(workspace)
     workspace.removing.unlink(missing_ok=True)
     workspace.baking.unlink(missing_ok=True)
 

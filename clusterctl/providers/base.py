@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -339,15 +339,6 @@ class Provider(Protocol):
 
         ``users`` are those of their spec; where nothing else says whose they are, the first of them does.
         """
-
-    def files_of_storage(
-        self, kept: KeptStorage, *, known: Iterable[int]
-    ) -> Sequence[Mapping[str, Any]] | None:
-        """What is on kept storage, as transport/remote_copies.py tells; None where only a cluster can tell.
-
-        ``known`` are the numbers of files that are elsewhere, too.
-        """
-        return None
 
     def refuse_used(self, kept: KeptStorage) -> None:  # only where others may have it
         """See that no cluster and no other machine has it.

@@ -6,7 +6,7 @@ Its provider finds it by itself. A record beside the workspaces has what `list` 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, ValidationError
 
 from clusterctl.errors import UsageError
-from clusterctl.spec.common import Cluster
+from clusterctl.spec.common import Cluster, ProviderSettings, User
 from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.spec.onprem import OnpremSettings
@@ -22,7 +22,7 @@ from clusterctl.spec.units import format_size
 from clusterctl.state.workspace import state_home, write_atomic
 
 _RECORD: Final = ".storage.json"  # after the cluster's name, which has no dot
-REMOVE: Final = "clusterctl down --storage --cluster {name}"
+REMOVE: Final = "clusterctl storage remove {name}"
 
 
 class KeptStorage(BaseModel):
@@ -110,8 +110,7 @@ def storage_left_alone(spec: ClusterSpec) -> tuple[str, ...]:
         return ()
     if not spec.storage.keep:
         return tuple(f"this is not taken up, for storage.keep is false: {one}" for one in noted.kept)
-    here = Record(provider=spec.provider, users=tuple(user.name for user in spec.users), kept=())
-    if noted.place != here.place:
+    if noted.place != record_of(spec.provider, spec.users).place:
         what = f"there is kept storage of a cluster {spec.name!r} in another place"
         why = "; ".join(one.dated for one in noted.kept)
         fix = f"name the cluster otherwise, or remove it: `{REMOVE.format(name=spec.name)}`"
@@ -137,6 +136,11 @@ class Record(BaseModel):
         """Where its provider looks for kept storage of a name; Google's looks for that of the first user."""
         project = getattr(self.provider, "project", None)
         return (self.provider.type, project, *(self.users[:1] if project else ()))
+
+
+def record_of(settings: ProviderSettings, users: Iterable[User]) -> Record:
+    """The record of a cluster with this provider and these users, before anything is kept."""
+    return Record.model_validate({"provider": settings, "users": [user.name for user in users], "kept": ()})
 
 
 def _file(name: str) -> Path:

@@ -1,7 +1,7 @@
 """Find what exists only on the cluster, and bring it here.
 
-It is looked for among all files on the shared folder and on hosts' own disks (remote_copies.py), without what
-was sent from here and what is here already (copies.py): so it does not matter how a file came to be there.
+All files on the shared folder and on hosts' own disks count (remote_copies.py), but for those that were sent
+from here or are here already (copies.py): so it does not matter how a file came to be there.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from __future__ import annotations
 import base64
 import json
 import os
-import stat
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,41 +22,43 @@ from clusterctl.errors import (
     Failure,
     MachineError,
     OnlyCopyError,
-    TransferError,
     TransportError,
     printable,
 )
 from clusterctl.runs.collect import GOING_ON
 from clusterctl.runs.fetch import FROM_JOB, shown_path
-from clusterctl.state.inventory import Inventory, inventory_of, keeps_storage
+from clusterctl.state.inventory import Inventory, inventory_of
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.submissions import SENT_FILES, UNCHANGED, JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, lines, remote_argv
 from clusterctl.transport.connections import Connections
 from clusterctl.transport.copies import Copies, note, read_copies, request_bytes
-from clusterctl.transport.get import Sender
+from clusterctl.transport.get import Sender, writing_into
 from clusterctl.transport.remote_content import Entry
 from clusterctl.transport.remote_copies import digest
 from clusterctl.transport.tree import Kind, Progress, shown_size, titled
-from clusterctl.util.disk import reason
 from clusterctl.util.process import on_each
 
 _PROGRAM = "clusterctl.transport.remote_copies"
-_MOST_FILES = 100_000  # files of one transfer
-_ROUNDS = 3  # a file that changed while it was read is read again
+# Files of one transfer of a home.
+_MOST_FILES = 100_000
+# A file that changed while it was read is read again.
+_ROUNDS = 3
 _MOST_SHOWN = 20
-_FEW_HOLES = 1 << 20  # bytes, which are not worth a word
+_MOST_REASONS = 3
+# Bytes of holes in a sparse file that are not worth a word.
+_FEW_HOLES = 1 << 20
 _AGES = ((86400, "day"), (3600, "hour"), (60, "minute"))
 
 
 @dataclass(frozen=True, slots=True)
-class OnlyCopy:
+class FilesThere:
     """Files below one path that exist only on a host, or where all hosts see them (``host`` is "").
 
-    ``what`` they are for people; the youngest was written ``age_s`` seconds ago. ``bytes`` is their size as
-    `ls -l` shows it, ``on_disk`` what they take there: less, if they have holes. ``top`` is the folder that
-    is brought here as a whole.
+    ``what`` names them for people. The youngest was written ``age_s`` seconds ago. ``bytes`` is their size as
+    `ls -l` shows it, ``on_disk`` without the holes of sparse files. ``top`` is the folder that is brought
+    here as a whole, ``job_id`` the job in whose folder they are.
     """
 
     what: str
@@ -68,7 +69,7 @@ class OnlyCopy:
     host: str = ""
     top: str = ""
     why: str = ""
-    job_id: str | None = None  # whose folder they are in
+    job_id: str | None = None
     on_disk: int | None = None
 
     def __str__(self) -> str:
@@ -85,15 +86,15 @@ class OnlyCopy:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What exists only on the cluster: files, ``runs`` not collected, ``jobs`` that wait or run.
+class OnlyCopies:
+    """What exists only on the cluster: ``jobs`` that wait or run, ``runs`` not collected, files.
 
-    ``unknown`` is what can't be told, and why.
+    ``unknown``: what can't be told, and why.
     """
 
-    files: tuple[OnlyCopy, ...] = ()
     jobs: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
+    files: tuple[FilesThere, ...] = ()
     unknown: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
@@ -108,24 +109,21 @@ class Found:
         """All of it in one line, for the journal."""
         size, files = sum(one.bytes for one in self.files), sum(one.files for one in self.files)
         total = [f"{shown_size(size)} in {files:,} files"] if files else []
-        return "; ".join([*total, *self.lines[:_MOST_SHOWN]])
+        return "; ".join([*total, *self._first_lines])
+
+    @property
+    def _first_lines(self) -> tuple[str, ...]:
+        more = len(self.lines) - _MOST_SHOWN
+        return (*self.lines[:_MOST_SHOWN], *([f"and {more} more"] if more > 0 else []))
 
     def error(self, what: str, *, fix: str) -> OnlyCopyError:
-        """The refusal to remove it; of its failures the first has the ``fix``, which is that of all."""
-        more = len(self.lines) - _MOST_SHOWN
-        shown = [*self.lines[:_MOST_SHOWN], *([f"and {more} more"] if more > 0 else [])]
-        return OnlyCopyError(
-            what,
-            why="\n".join(shown),
-            fix=fix,
-            failures=tuple(
-                Failure(OnlyCopyError.code, line, phase="look", fix="" if number else fix)
-                for number, line in enumerate(self.lines)
-            ),
-        )
+        """Return the refusal to remove all this, with one failure for each line."""
+        failures = [Failure(OnlyCopyError.code, line, phase="look") for line in self.lines]
+        failures[:1] = [Failure(OnlyCopyError.code, self.lines[0], phase="look", fix=fix)]
+        return OnlyCopyError(what, why="\n".join(self._first_lines), fix=fix, failures=tuple(failures))
 
 
-NOTHING = Found()
+NOTHING = OnlyCopies()
 
 
 def _age(seconds: int) -> str:
@@ -136,69 +134,50 @@ def _age(seconds: int) -> str:
     return "just written"
 
 
-@dataclass(frozen=True, slots=True)
 class Search:
-    """Where to look: at the shared folder or not, and at these hosts' own disks, as the admin user."""
+    """Looks for files on the shared folder, or not, and on the own disks of ``hosts``, as the admin user.
 
-    inventory: Inventory
-    workspace: Workspace
-    to: Connect
-    hosts: Collection[str]
-    shared: bool
-    left_out: tuple[str, ...] = ()  # folders that are not looked at
-    copies: tuple[Copies, ...] = field(init=False)
-    known: array[int] = field(init=False)  # the numbers of all these files
-    arrived: set[int] = field(init=False, default_factory=set)  # of these, what has come by now
+    left_out: folders that are passed over.
+    """
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "copies", tuple(_copies(self.workspace)))
-        numbers = (number for one in self.copies for number in one.numbers())
-        object.__setattr__(self, "known", array("Q", numbers))
-
-    @classmethod
-    def of_all(
-        cls,
+    def __init__(
+        self,
         inventory: Inventory,
         workspace: Workspace,
         to: Connect,
+        hosts: Collection[str],
         *,
-        kept_too: bool = False,
-        left_out: tuple[str, ...] = (),
-    ) -> Search:
-        """Where `down` destroys files: not on machines of the user's own, nor on storage that is kept.
+        shared: bool,
+        left_out: Sequence[str] = (),
+    ) -> None:
+        self.inventory, self.workspace, self.to = inventory, workspace, to
+        self.hosts, self.shared, self.left_out = hosts, shared, left_out
+        self.entries = [entry for entry in Ledger(workspace.jobs).entries() if entry.remote_dir]
+        # The digests of the files that are here, too; ``bring`` adds to them.
+        self.known = array("Q", (number for one in _copies(workspace) for number in one.numbers()))
 
-        ``kept_too``: both are removed as well.
-        """
-        owned = inventory.traits.user_owned
-        kept = keeps_storage(workspace)
-        hosts = () if owned else [host.name for host in inventory.hosts]
-        return cls(inventory, workspace, to, hosts, kept_too or not (kept or owned), left_out)
-
-    def find(self) -> Found:
-        """Look at all hosts at once. One that does not answer is in ``unknown`` of what is returned."""
+    def find(self) -> OnlyCopies:
+        """Look at all hosts at once. A host that does not answer is in ``unknown`` of the result."""
         controller = (self.inventory.controller.name,) if self.shared else ()
-        entries = {one.remote_dir: one for one in Ledger(self.workspace.jobs).entries() if one.remote_dir}
-        hosts = dict.fromkeys([*controller, *self.hosts])
-        answers, failed = on_each(hosts, lambda host: self._ask(host, entries))
-        files = _one_for_each_reason(one for found in answers.values() for one in found.files)
+        answers, failed = on_each(dict.fromkeys([*controller, *self.hosts]), self._ask)
         unknown = [f"what is on {host} can't be told: {printable(exc.cause)}" for host, exc in failed.items()]
         unknown += [line for found in answers.values() for line in found.unknown]
-        return Found(tuple(sorted(files, key=lambda one: -one.bytes)), unknown=tuple(unknown))
+        files = sorted((one for found in answers.values() for one in found.files), key=lambda one: -one.bytes)
+        return OnlyCopies(files=tuple(files), unknown=tuple(unknown))
 
     def _request(self, host: str, **more: object) -> list[str]:
-        shared = self.shared and host == self.inventory.controller.name
-        asked = {
+        request = {
             "shared": self.inventory.shared,
-            "look_at_shared": shared,
+            "look_at_shared": self.shared and host == self.inventory.controller.name,
             "host": host,
             "local": host in self.hosts,
             "ours": sorted(SENT_FILES),
             "left_out": self.left_out,
             **more,
         }
-        return ["sudo", "-n", *remote_argv(_PROGRAM, json.dumps(asked))]
+        return ["sudo", "-n", *remote_argv(_PROGRAM, json.dumps(request))]
 
-    def _ask(self, host: str, entries: Mapping[str, JobEntry]) -> Found:
+    def _ask(self, host: str) -> OnlyCopies:
         files, unknown = [], []
         row: dict[str, Any] = {}
         with self.to(host).converse(self._request(host)) as talk:
@@ -207,7 +186,7 @@ class Search:
                 for line in lines(iter(talk.receive, b""), _not_understood(host)):
                     row = json.loads(line)
                     if "files" in row:
-                        files.append(self._only_copy(row, host, entries))
+                        files.append(self._files_there(row, host))
                     elif "unread" in row:
                         path = shown_path(base64.b64decode(row["unread"]))
                         unknown.append(f"{path} on {host} can't be looked at: {printable(str(row['why']))}")
@@ -216,82 +195,59 @@ class Search:
             talk.finish()
         if "end" not in row:
             raise _not_understood(host)
-        return Found(tuple(files), unknown=tuple(unknown))
+        return OnlyCopies(files=tuple(files), unknown=tuple(unknown))
 
-    def _only_copy(self, row: Mapping[str, Any], host: str, entries: Mapping[str, JobEntry]) -> OnlyCopy:
+    def _files_there(self, row: Mapping[str, Any], host: str) -> FilesThere:
         top, path = (os.fsdecode(base64.b64decode(row[name])) for name in ("top", "path"))
         full = f"{top}/{path}" if path else "others, which are not named"
         shared = self.inventory.shared
         where = "" if top == shared or top.startswith(f"{shared}/") else host
         what, why, job_id = printable(full), "", None
-        for remote_dir, entry in entries.items():
-            if full.startswith(f"{remote_dir}/"):
-                inside = full.removeprefix(f"{remote_dir}/")
-                what, why = f"{printable(inside)} of {entry.shown}", _why_left(entry, inside)
-                job_id = entry.job_id
-        copies = sorted(
-            (one for one in self.copies if path and (one.sent or one.host == where)),
-            key=lambda one: not one.sent,  # what was sent does not come back, unless it was changed there
-        )
-        why = why or printable(next(filter(None, (one.why_not(full) for one in copies)), ""))
+        for entry in self.entries:
+            if full == entry.remote_dir:
+                what, why, job_id = f"files of {entry.shown}", _why_left(entry), entry.job_id
         files, size, age_s, on_disk = (int(row[name]) for name in ("files", "bytes", "age_s", "on_disk"))
         owner = printable(str(row["owner"]))
-        return OnlyCopy(what, owner, files, size, age_s, where, top, why, job_id, on_disk)
+        return FilesThere(what, owner, files, size, age_s, where, top, why, job_id, on_disk)
 
-    def bring(self, found: Sequence[OnlyCopy], out: Path, *, progress: Progress) -> tuple[Path, ...]:
-        """Bring all that was found into folders of ``out``, one for each home; returns these.
+    def bring(self, found: Sequence[FilesThere], out: Path, *, progress: Progress) -> tuple[Path, ...]:
+        """Bring what was found into folders of ``out``, one for each home or disk; returns these.
 
         Raises:
-            CollectError: some could not be brought; what has arrived is kept.
+            TransferError: some could not be brought; what has arrived is kept.
             TransportError: a host can't be reached.
         """
-        folders: dict[Path, None] = {}
-        try:
-            for host, top in dict.fromkeys((one.host, one.top) for one in found if one.top):
-                folders |= dict.fromkeys(self._bring_top(host, top, out.absolute(), progress))
-        except TransferError as exc:
-            raise CollectError(exc.what, code=exc.code, where=exc.where, why=exc.why, fix=exc.fix) from exc
-        except OSError as exc:
-            where = printable(os.fsdecode(exc.filename or str(out)))
-            fix = "make room and rights there, or name another folder with --out"
-            what = "files of the cluster can't be written here"
-            raise CollectError(
-                what, code="copies-unwritable", where=where, why=reason(exc, out), fix=fix
-            ) from exc
-        return tuple(folders)
+        places = dict.fromkeys((one.host, one.top) for one in found if one.top)
+        with writing_into(out):
+            folders = [self._bring_top(host, top, out.absolute(), progress) for host, top in places]
+        return tuple(filter(None, folders))
 
-    def _bring_top(self, host: str, top: str, out: Path, progress: Progress) -> Iterator[Path]:
+    def _bring_top(self, host: str, top: str, out: Path, progress: Progress) -> Path | None:
         at, place = host or self.inventory.controller.name, os.fsencode(top)
         argv = self._request(at, top=base64.b64encode(place).decode(), most=_MOST_FILES)
-        files: list[Entry] | None = None
-        while files is None or len(files) == _MOST_FILES:
-            request = request_bytes(self.known)
-            with closing(Sender(self.to(at), argv)) as sender, sender.listed(request) as download:
-                if not download.entries:
-                    return
-                for entry in download.entries:
-                    entry.mode |= 0o700 if entry.kind == Kind.FOLDER else 0o600
-                folder = self._folder_of(host, top, out, download.entries)
-                yield folder
-                arrived = download.bring(download.entries, folder, progress=titled(folder.name, progress))
-            files = [entry for entry in download.entries if entry.kind == Kind.FILE]
-            come = [
-                digest(os.fsencode(host), place + b"/" + one.path, one.size, one.mtime_ns)
-                for one in files
-                if one.index in arrived
-            ]
-            self.known.extend(come)
-            self.arrived.update(come)
-            if not arrived:
-                return
+        with (
+            closing(Sender(self.to(at), argv)) as sender,
+            sender.listed(request_bytes(self.known)) as download,
+        ):
+            if not download.entries:
+                return None
+            for entry in download.entries:
+                entry.mode |= 0o700 if entry.kind == Kind.FOLDER else 0o600
+            folder = self._folder_of(host, top, out, download.entries)
+            arrived = download.bring(download.entries, folder, progress=titled(folder.name, progress))
+        self.known.extend(
+            digest(os.fsencode(host), place + b"/" + entry.path, entry.size, entry.mtime_ns)
+            for entry in download.entries
+            if entry.kind == Kind.FILE and entry.index in arrived
+        )
+        return folder
 
     def _folder_of(self, host: str, top: str, out: Path, entries: Sequence[Entry]) -> Path:
-        """Where files of a top go: where others went before, unless what is there by now is in the way."""
+        """Where files of a top go: where earlier ones went, unless one would take the place of another."""
         for one in read_copies(self.workspace):
             folder = Path(one.directory)
-            if (one.host, one.top, one.sent, one.renamed) != (host, top, False, "") or not folder.is_dir():
-                continue
-            if not self._overwrites(folder, host, top, entries):
+            is_of_top = (one.host, one.top, one.sent, one.renamed) == (host, top, False, "")
+            if is_of_top and folder.is_dir() and not any(_is_taken(folder, entry) for entry in entries):
                 return folder
         shared = self.inventory.shared
         below = top.removeprefix(shared).strip("/") if not host else top.strip("/")
@@ -304,43 +260,47 @@ class Search:
         note(self.workspace, [Copies(host, top, str(folder))])
         return folder
 
-    def _overwrites(self, folder: Path, host: str, top: str, entries: Sequence[Entry]) -> bool:
-        """Whether one would take the place of anything but a file that has come just now."""
-        for entry in entries:
-            path = os.path.join(os.fsencode(folder), entry.path)  # noqa: PTH118  # names are bytes
-            with suppress(FileNotFoundError, NotADirectoryError):
-                status = os.lstat(path)
-                if entry.kind == Kind.FOLDER and stat.S_ISDIR(status.st_mode):
-                    continue
-                full = os.fsencode(f"{top}/") + entry.path
-                if digest(os.fsencode(host), full, status.st_size, status.st_mtime_ns) not in self.arrived:
-                    return True
-        return False
+
+def _is_taken(folder: Path, entry: Entry) -> bool:
+    """Return whether anything but a folder for a folder is in the place of an entry."""
+    path = os.path.join(os.fsencode(folder), entry.path)  # noqa: PTH118 - names are bytes
+    is_folder = os.path.isdir(path) and not os.path.islink(path)  # noqa: PTH112, PTH114
+    return os.path.lexists(path) and not (entry.kind == Kind.FOLDER and is_folder)
+
+
+def search_all(
+    inventory: Inventory,
+    workspace: Workspace,
+    to: Connect,
+    *,
+    shared: bool,
+    left_out: Sequence[str] = (),
+) -> Search:
+    """Search where `down` destroys files: not on machines of the user's own."""
+    owned = inventory.traits.user_owned
+    hosts = [] if owned else [host.name for host in inventory.hosts]
+    return Search(inventory, workspace, to, hosts, shared=shared and not owned, left_out=left_out)
 
 
 def bring_all(workspace: Workspace, out: Path, *, progress: Progress = lambda *_: None) -> tuple[Path, ...]:
-    """Bring all files here that `down` is stopped by, and `down --storage` but on machines of the user's own.
+    """Bring all files here that stop `down`, and those on storage that it keeps.
 
     Returns the folders that they are in now, below ``out``.
 
     Raises:
-        CollectError: some could not be brought, or looked for; what has arrived is kept.
+        CollectError, TransferError: some could not be brought, or looked for; what has arrived is kept.
         TransportError: a host can't be reached.
     """
     folders: dict[Path, None] = {}
+    # What a running job writes changes all the time; it is collected as it stands.
+    running = [one.remote_dir for one in Ledger(workspace.jobs).entries() if one.run_state in GOING_ON]
     with Connections(workspace.ssh_config) as connections:
-        inventory = inventory_of(workspace)
-        # What a job at work writes changes all the time; it is collected as it stands.
-        at_work = [one.remote_dir for one in Ledger(workspace.jobs).entries() if one.run_state in GOING_ON]
-        search = Search.of_all(
-            inventory,
-            workspace,
-            connections.to,
-            kept_too=not inventory.traits.user_owned,
-            left_out=tuple(filter(None, at_work)),
+        left_out = [*filter(None, running)]
+        search = search_all(
+            inventory_of(workspace), workspace, connections.to, shared=True, left_out=left_out
         )
         found = search.find()
-        for _ in range(_ROUNDS):
+        for _ in range(_ROUNDS + sum(one.files for one in found.files) // _MOST_FILES):
             if not found.files:
                 break
             folders |= dict.fromkeys(search.bring(found.files, out, progress=progress))
@@ -356,54 +316,20 @@ def bring_all(workspace: Workspace, out: Path, *, progress: Progress = lambda *_
     return tuple(folders)
 
 
-def _one_for_each_reason(files: Iterable[OnlyCopy]) -> list[OnlyCopy]:
-    """All that is of one job, for one reason, as one."""
-    alike: dict[object, list[OnlyCopy]] = {}
-    for number, one in enumerate(files):
-        of_job = one.job_id is not None and one.why
-        alike.setdefault((one.host, one.top, one.job_id, one.why) if of_job else number, []).append(one)
-    found = []
-    for first, *more in alike.values():
-        path, _, job = first.what.rpartition(" of job ")
-        every = (first, *more)
-        found.append(
-            replace(
-                first,
-                what=f"{path} and {len(more)} more of job {job}" if more else first.what,
-                owner=first.owner if len({one.owner for one in every}) == 1 else "several users",
-                files=sum(one.files for one in every),
-                bytes=sum(one.bytes for one in every),
-                on_disk=sum(one.bytes if one.on_disk is None else one.on_disk for one in every),
-                age_s=min(one.age_s for one in every),
-            )
-        )
-    return found
-
-
-def found_on_storage(rows: Iterable[Mapping[str, Any]]) -> Found:
-    """What remote_copies.py has told of kept storage."""
-    files, unknown = [], []
-    for row in rows:
-        if "files" in row:
-            top, path = (os.fsdecode(base64.b64decode(row[name])) for name in ("top", "path"))
-            what = printable(f"{top}/{path}" if path else "others, which are not named")
-            of_row = {name: row[name] for name in ("owner", "files", "bytes", "age_s", "on_disk")}
-            files.append(OnlyCopy(what, **of_row, top=top))
-        elif "unread" in row:
-            unknown.append(f"{shown_path(base64.b64decode(row['unread']))} can't be looked at: {row['why']}")
-    return Found(tuple(files), unknown=tuple(unknown))
-
-
-def _why_left(entry: JobEntry, path: str) -> str:
-    """Why `collect` has left this path of a job's folder on the cluster, if it has."""
+def _why_left(entry: JobEntry) -> str:
+    """Return why files of a job's folder are not here."""
     if not entry.run_dir:
         return "the run is not collected"
+    if not Path(entry.run_dir).exists():
+        return f"{printable(entry.run_dir)} is not here any more"
+    if entry.run_state in GOING_ON:
+        return "the run was collected before the job ended"
     with suppress(CollectError):
-        for one in RunRecord.load(Path(entry.run_dir)).skipped:
-            is_it = one.path == printable(path) or one.path.startswith(printable(f"{path}/"))
-            if is_it and one.reason != UNCHANGED:
-                return one.reason
-    return "the run was collected before the job ended" if entry.run_state in GOING_ON else ""
+        skipped = RunRecord.load(Path(entry.run_dir)).skipped
+        reasons = dict.fromkeys(one.reason for one in skipped if one.reason != UNCHANGED)
+        if reasons:
+            return ", ".join([*reasons][:_MOST_REASONS])
+    return f"not the same as in {printable(entry.run_dir)}"
 
 
 def _not_understood(host: str) -> TransportError:

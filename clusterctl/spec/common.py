@@ -258,7 +258,7 @@ class Storage(Model):
     keep: Toggle = Field(
         False,
         description="`down` leaves it, with all that is on it, and the next `up` of this name takes it up; "
-        "`down --storage` removes it",
+        "`storage remove` removes it",
     )
 
 

@@ -14,7 +14,6 @@ from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.remote_content import HEADER
@@ -40,64 +39,37 @@ class Copies:
     def numbers(self) -> Iterator[int]:
         """The ``digest`` of each file there, if it is as the one here is now."""
         hosts = {os.fsencode(self.host), *([b""] if self.sent else [])}
-        for path, status in self._files():
-            if self._is_itself(path, status):
-                continue
-            for host in hosts:
-                yield digest(host, path, status.st_size, status.st_mtime_ns)
-
-    def _files(self) -> Iterator[tuple[bytes, os.stat_result]]:
-        """The paths there, and what they are here."""
-        root, top, ending = os.fsencode(self.directory), os.fsencode(self.top), os.fsencode(self.renamed)
-        for full in self._here(root):
+        for here, there in self._files():
             with suppress(OSError):
                 # What was sent of a link was the file that it leads to.
-                status = os.stat(full) if self.sent else os.lstat(full)  # noqa: PTH116  # names are bytes
-                if full == root:
-                    yield top, status
-                    continue
-                first, slash, rest = full[len(root) + 1 :].partition(b"/")
-                while ending and first.endswith(ending):
-                    first = first[: -len(ending)]
-                yield b"%s/%s" % (top, first + slash + rest), status
+                status = os.stat(here) if self.sent else os.lstat(here)  # noqa: PTH116  # names are bytes
+                if not _is_same_file(there, status):
+                    yield from (digest(host, there, status.st_size, status.st_mtime_ns) for host in hosts)
 
-    @staticmethod
-    def _is_itself(path: bytes, status: os.stat_result) -> bool:
-        """Whether the file there is the one here: this machine is a host, or has mounted what hosts see."""
-        try:
-            return os.path.samestat(os.stat(path), status)  # noqa: PTH116  # names are bytes
-        except OSError:
-            return False
-
-    def _here(self, root: bytes) -> Iterator[bytes]:
+    def _files(self) -> Iterator[tuple[bytes, bytes]]:
+        """The paths of the files here, and there."""
+        root, top, ending = os.fsencode(self.directory), os.fsencode(self.top), os.fsencode(self.renamed)
         if self.names is not None:
-            yield from (b"%s/%s" % (root, os.fsencode(name)) for name in self.names)
+            for name in map(os.fsencode, self.names):
+                yield b"%s/%s" % (root, name), b"%s/%s" % (top, name)
             return
         if os.path.isfile(root):  # noqa: PTH113
-            yield root
+            yield root, top
         for around, _, names in os.walk(root):
-            yield from (b"%s/%s" % (around, name) for name in names)
+            for name in names:
+                here = b"%s/%s" % (around, name)
+                first, slash, rest = here[len(root) + 1 :].partition(b"/")
+                while ending and first.endswith(ending):
+                    first = first[: -len(ending)]
+                yield here, b"%s/%s%s%s" % (top, first, slash, rest)
 
-    def place(self, path: str) -> Path | None:
-        """Where the file or folder at this path there is here, if it came; None if it could not be."""
-        inside = path.removeprefix(self.top)
-        if inside == path or (inside and inside[0] != "/"):
-            return None
-        inside = inside[1:]
-        if self.names is not None and not any(f"{name}/".startswith(f"{inside}/") for name in self.names):
-            return None
-        return Path(self.directory, inside)
 
-    def why_not(self, path: str) -> str:
-        """Why the file or folder at this path there is not known to be here; "" if it need not be."""
-        here = self.place(path)
-        if here is None:
-            return ""
-        if not os.path.lexists(self.directory):
-            return f"{self.directory} is not here any more"
-        if os.path.lexists(here) or os.path.lexists(f"{here}{self.renamed}"):
-            return f"not the same as in {self.directory}"
-        return f"not in {self.directory}" if self.sent or self.renamed else ""
+def _is_same_file(there: bytes, status: os.stat_result) -> bool:
+    """Return whether it is the file here: this machine is a host, or has mounted what hosts see."""
+    try:
+        return os.path.samestat(os.stat(there), status)  # noqa: PTH116  # names are bytes
+    except OSError:
+        return False
 
 
 def note(workspace: Workspace, copies: Iterable[Copies]) -> None:

@@ -70,7 +70,7 @@ def fetch(
     """
     argv = remote_argv("clusterctl.transport.remote_content", *paths)
     try:
-        with closing(Sender(transport, argv)) as sender, sender.listed() as download, _writing(folder):
+        with closing(Sender(transport, argv)) as sender, sender.listed() as download, writing_into(folder):
             arrived = download.bring(download.entries, folder, progress=progress)
     except CommandError as exc:
         if exc.rc == NOT_THERE:
@@ -99,7 +99,8 @@ def fetch(
 
 
 @contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def writing_into(folder: Path) -> Iterator[None]:
+    """Raise TransferError if the body can't write below ``folder``."""
     try:
         yield
     except OSError as exc:

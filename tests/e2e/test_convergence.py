@@ -163,11 +163,7 @@ def test_down_stops_at_what_failed_cancelled_and_requeued_jobs_left(one: Cluster
     jobs = [cause for cause in causes if cause.startswith("job ")]
     assert any(cause.endswith(waits) for cause in jobs)
     left = {cause.partition(": ")[0] for cause in causes[len(jobs) :]}
-    outputs = {f"out of job {job} (saves)" for job in (failed, ended)}
-    assert left >= outputs
-    # Both logs, and result.txt; and telemetry, where its first sample came before the job's end.
-    logs = {f"stderr.log and 2 more of job {failed} (saves)", f"telemetry and 3 more of job {failed} (saves)"}
-    assert len(left & logs) == 1
+    assert left >= {f"files of job {job} (saves)" for job in (failed, ended)}
     (folder,) = one.json("collect", "--all")["folders"]
     assert {path.read_text() for path in Path(folder).rglob("result.txt")} == {"run 1\n"}
     assert "run 0\n" in {path.read_text() for path in one.runner.cwd.glob("runs/*/result.txt")}
@@ -185,7 +181,7 @@ def test_a_lost_workspace_does_not_keep_a_cluster_alive(one: Cluster) -> None:
     typed = shlex.split(listed["fix"])[1:]
     # Nothing can be looked at without its keys.
     assert "--discard" in one.runner(*typed, "--yes", rc=1).stderr
-    assert "--discard" in one("down", "--yes", rc=1).stderr
+    assert codes(one("-o", "json", "down", "--yes", rc=2)) == ["unknown-cluster"]
     assert "cleanup verified" in one.runner(*typed, "--yes", "--discard").stdout
     assert codes(one("-o", "json", "down", "--yes", rc=2)) == ["unknown-cluster"]
     kept.rename(one.workspace)

@@ -189,7 +189,8 @@ def gcp(
         finally:
             google.faults.clear()
             if cluster.workspace.is_dir():
-                runner("-f", cluster.spec, "down", "--yes", "--discard", "--storage", rc=None)
+                runner("-f", cluster.spec, "down", "--yes", "--discard", rc=None)
+                runner("-f", cluster.spec, "storage", "remove", "--yes", "--discard", rc=None)
     assert not google.violations
 
 
@@ -363,15 +364,15 @@ def test_storage_that_is_kept_is_listed_taken_up_and_removed(gcp: Gcp) -> None:
     assert (kept["size_mib"], kept["usd_per_month"]) == (100 * 1024, pytest.approx(10.0, rel=0.1))
     planned = gcp.json("plan")
     assert any("is taken up" in note and kept["what"] in note for note in planned["notes"])
-    refused = gcp.runner("-f", gcp.spec, "down", "--storage", "--yes", rc=1).stderr
+    refused = gcp.runner("-f", gcp.spec, "storage", "remove", "--yes", rc=1).stderr
     # Nobody can look at it.
     assert f"{kept['what']} (100GiB, 10.00 USD a month)" in refused
-    gcp.runner("-f", gcp.spec, "down", "--storage", "--discard", "--yes")
+    gcp.runner("-f", gcp.spec, "storage", "remove", "--discard", "--yes")
     assert in_the_cloud(gcp) == []
     assert gcp.json("list")["storage"] == []
-    text = f"down --orphans --cluster {gcp.name} --project {PROJECT}"
+    text = f"orphans list {gcp.name} --project {PROJECT}"
     said = gcp.runner(*text.split())
-    gcp.as_shown(said, "clusterctl down --orphans --cluster demo --project my-project")
+    gcp.as_shown(said, "clusterctl orphans list demo --project my-project")
 
 
 def in_the_cloud(gcp: Gcp) -> list[str]:

@@ -248,7 +248,7 @@ def test_what_is_shown_of_collecting_does_nothing_to_the_terminal(attack: Attack
 def test_down_stops_at_what_can_not_come_home_until_that_is_discarded(attack: Attack) -> None:
     """Of a job whose folder is gone, nothing exists; what one moved away is named as the file that it is."""
     moved, sparse = attack.hostile["swapped"], attack.hostile["sparse"]
-    left = f"sparse.bin of job {sparse}"
+    left = f"files of job {sparse}"
     with memory_bounded(attack.cluster):
         shown = attack.on_terminal("down", "--yes", rc=1)
         assert left in shown

@@ -236,7 +236,7 @@ def test_down_stops_at_the_only_copy_of_anything_and_goes_through_once_it_is_her
     assert {one["code"] for one in refused} == {"only-copy"}
     causes = [one["cause"] for one in refused]
     assert causes[0].startswith(f"job {sleeper} (sleeper) of {plain.user} is RUNNING")
-    assert causes[1].startswith(f"out of job {job} (saves): 2.9 MiB")
+    assert causes[1].startswith(f"files of job {job} (saves): 2.9 MiB")
     assert causes[2].startswith(f"/shared/home/{plain.user}/models: 976.6 KiB")
     assert "/var/tmp/kept.txt on " in "".join(causes[3:])
     assert not any("set.txt" in cause for cause in causes)

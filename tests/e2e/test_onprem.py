@@ -188,7 +188,7 @@ def test_no_password_stands_anywhere(cluster: Cluster) -> None:
         assert not path.is_file() or PASSWORD.encode() not in path.read_bytes(), path
 
 
-def test_the_homes_stay_until_down_storage_removes_them(cluster: Cluster, machines: Lab) -> None:
+def test_the_homes_stay_until_storage_remove(cluster: Cluster, machines: Lab) -> None:
     homes = f"ls /shared/home/{cluster.user}"
     cluster.ssh("node1", "echo 0.5 > weights", user=cluster.user)
     cluster("down", "--yes", "--discard")
@@ -198,11 +198,11 @@ def test_the_homes_stay_until_down_storage_removes_them(cluster: Cluster, machin
     assert kept["size_mib"] >= 1
     flags: list[str] = []
     for _ in ("the gate", "node1"):  # their keys were confirmed for the cluster alone
-        asked = cluster("down", "--storage", "--yes", *flags, rc=2)
+        asked = cluster("storage", "remove", "--yes", *flags, rc=2)
         offered = set(FINGERPRINT.findall(asked.stderr)) - {*flags}
         flags += [word for one in offered for word in ("--accept-host-key", one)]
     # Nobody can look at it.
-    assert kept["what"] in cluster("down", "--storage", "--yes", *flags, rc=1).stderr
-    cluster("down", "--storage", "--discard", "--yes", *flags)
+    assert kept["what"] in cluster("storage", "remove", "--yes", *flags, rc=1).stderr
+    cluster("storage", "remove", "--discard", "--yes", *flags)
     assert machines.ssh("node1", homes, rc=None).rc != 0
     assert cluster.json("list")["storage"] == []

@@ -58,7 +58,8 @@ def kept(clusterctl: Clusterctl, cluster_name: str) -> Iterator[Cluster]:
     spec = clusterctl.cwd / "cluster.yaml"
     spec.write_text(SPEC.format(name=cluster_name))
     yield Cluster(cluster_name, spec, clusterctl, clusterctl("-o", "json", "up").json)
-    clusterctl("down", "--yes", "--discard", "--storage", rc=None)
+    clusterctl("down", "--yes", "--discard", rc=None)
+    clusterctl("storage", "remove", "--yes", "--discard", cluster_name, rc=None)
 
 
 def as_class(up: dict[str, Any]) -> bool:
@@ -121,20 +122,17 @@ def test_the_next_up_takes_up_the_storage_that_was_kept(kept: Cluster) -> None:
     assert found == of_ada + of_bob
 
 
-def test_down_storage_removes_it(kept: Cluster) -> None:
-    """It stops at what is nowhere else, and not at what was sent to or collected from an earlier cluster."""
-    storage = ("down", "--storage", "--yes")
-    (only,) = kept.json(*storage, rc=1)["failures"]
-    assert only["cause"].startswith("/shared/home/ada/out: 4 B")
-    assert "leave out --storage" in only["fix"]
+def test_storage_remove_removes_it(kept: Cluster) -> None:
+    """It holds the only copies, as far as anybody knows: `down` leaves it, `collect --all` brings it here."""
     (kept.runner.cwd / "set.txt").unlink()
-    causes = [one["cause"] for one in kept.json(*storage, rc=1)["failures"]]
-    assert any(cause.startswith("/shared/home/ada/datasets: ") for cause in causes)
+    (folder,) = kept.json("collect", "--all")["folders"]
+    brought = {path.name for path in Path(folder).rglob("*") if path.is_file()}
+    assert {"set.txt", "weights"} <= brought
     kept("down", "--yes")
-    # It exists only there.
-    assert "/shared/home/ada/out" in kept(*storage, rc=1).stderr
-    assert len(kept.json("list")["storage"]) == 1
-    assert "remove it" in kept("down", "--storage", "--discard", rc=2).stderr, "it asks still"
-    assert "discarded: /shared/home/ada/out" in kept(*storage, "--discard").stderr
+    remove = ("storage", "remove", kept.name)
+    (storage,) = kept.json("storage", "list")["storage"]
+    assert storage["what"] in kept.runner(*remove, "--yes", rc=1).stderr
+    assert "remove it" in kept.runner(*remove, "--discard", rc=2).stderr, "it asks still"
+    assert storage["what"] in kept.runner(*remove, "--yes", "--discard").stderr
     assert kept.json("list")["storage"] == []
-    assert "no kept storage" in kept(*storage).stdout
+    assert codes(kept.runner("-o", "json", *remove, rc=2)) == ["unknown-cluster"]

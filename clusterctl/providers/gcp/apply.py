@@ -119,7 +119,7 @@ def refuse_another(plan: Plan, cluster_id: str) -> None:
             where="provider.state",
             why=f"this one is {cluster_id}; the other would be taken to pieces",
             fix="give this cluster another name, or its state another prefix; if the other was yours and its "
-            "workspace was lost, remove it first: `clusterctl down --orphans`",
+            "workspace was lost, remove it first: `clusterctl orphans remove`",
         )
 
 

@@ -101,7 +101,7 @@ def refuse_used(api: Api, kept: KeptStorage) -> None:
     names = dict.fromkeys(f"instance {one.rpartition('/')[2]} in {_place(one)}" for one in users)
     if names:
         what = f"a cluster {kept.cluster!r} has the kept storage, {kept.what}"
-        fix = "take it down first, where its workspace is; without one: `clusterctl down --orphans`"
+        fix = "take it down first, where its workspace is; without one: `clusterctl orphans remove`"
         raise UsageError(what, code="storage-in-use", why=f"there is {', '.join(names)}", fix=fix)
 
 

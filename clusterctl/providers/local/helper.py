@@ -16,7 +16,6 @@ import signal
 import sys
 import threading
 import time
-from array import array
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
@@ -29,8 +28,6 @@ from clusterctl.providers.local.machine import Machine
 from clusterctl.providers.local.system import TOOL_ENV, end_children, has_dnf
 from clusterctl.spec import distributions
 from clusterctl.state.workspace import WAIT_S, hold, write_atomic
-from clusterctl.transport import remote_copies
-from clusterctl.transport.remote_content import Beat
 from clusterctl.util.disk import REFUSALS, disk_error
 from clusterctl.util.process import parallel_map
 
@@ -46,7 +43,6 @@ TOOLS = {
 }
 DNF_NAMES = {"ip": "iproute", "mount": "util-linux", "ssh-keygen": "openssh"}  # where dnf's differ
 _PARALLEL = 8  # nodes that are made ready; what each needs is mostly waited for
-_SKELETON = "skel"  # beside a kept shared folder: /etc/skel of the image of its nodes
 
 
 def progress(message: str) -> None:
@@ -372,14 +368,9 @@ def _keep_shared(cluster_id: str, *, asked: bool | None) -> bool:
     with suppress(OSError):  # the next cluster makes its own
         (shared / "home" / f".clusterctl-{cluster_id}").rmdir()
     kept = layout.KeptFolder(**state.model_dump(), since=time.time(), size_mib=size_mib)
-    skeleton = folder / _SKELETON
-    with suppress(ProvisionError, OSError):  # at worst, each home's .bashrc will count as a file of its own
-        for layer in reversed(image.layers(state.image)):
-            if (layer / "etc/skel").is_dir():
-                shutil.copytree(layer / "etc/skel", skeleton, symlinks=True, dirs_exist_ok=True)
     write_atomic(note, kept.model_dump_json())
     for path in folder.iterdir():
-        if path not in (shared, note, record, skeleton):
+        if path not in (shared, note, record):
             system.erase(path)
     record.unlink()
     return True
@@ -409,21 +400,6 @@ def storage(request: dict[str, Any]) -> dict[str, Any]:
             if kept.id in remove:
                 system.erase(layout.cluster_dir(kept.id))
         return {"kept": [kept.model_dump(mode="json") for kept in _kept_folders()]}
-
-
-def copies(request: dict[str, Any]) -> dict[str, Any]:
-    """The files of a kept shared folder, as remote_copies.py tells of what exists nowhere else."""
-    asked = layout.CopiesQuery.model_validate(request)
-    with state_lock("list", waiting):
-        homes = next((one.homes for one in _kept_folders() if one.id == asked.id), {})
-    names = {uid: name for name, uid in homes.items()}
-    at, skeleton = layout.shared_folder(asked.id), layout.cluster_dir(asked.id) / _SKELETON
-    place = {"shared": asked.shared, "at": str(at), "look_at_shared": True, "host": "", "local": False}
-    tops = remote_copies.tops_of(place | ({"skeleton": str(skeleton)} if skeleton.is_dir() else {}))
-    walk = remote_copies.Walk(
-        array("Q", sorted(asked.known)), [*map(os.fsencode, asked.ours)], (), Beat(_refuse_to_go_on_alone)
-    )
-    return {"rows": list(remote_copies.answers(walk, tops, lambda uid: names.get(uid, str(uid))))}
 
 
 def _machines_of(cluster_id: str, names: Iterable[str]) -> list[str]:
@@ -489,8 +465,7 @@ def cache(request: dict[str, Any]) -> dict[str, Any]:
 
 
 VERBS = {
-    verb.__name__: verb
-    for verb in (bake, bake_class, up, down, existing, look, clusters, storage, copies, cache)
+    verb.__name__: verb for verb in (bake, bake_class, up, down, existing, look, clusters, storage, cache)
 }
 _TOLD = ("code", "what", "where", "why", "fix")  # of an error, besides its kind
 

@@ -218,18 +218,6 @@ class StorageQuery(_Message):
     remove: tuple[ClusterId, ...] = ()
 
 
-class CopiesQuery(_Message):
-    """A kept shared folder; hosts had it as ``shared``. ``ours``: files of ours in the folders of jobs.
-
-    ``known``: the numbers of files that are elsewhere, too (``digest`` of transport/remote_copies.py).
-    """
-
-    id: ClusterId
-    shared: str
-    ours: tuple[str, ...]
-    known: tuple[int, ...]
-
-
 class Existing(_Message):
     """What this machine has of a cluster: its nodes with the sizes of their disks, and those that run.
 

@@ -46,7 +46,6 @@ from clusterctl.state.inventory import (
     keeps_storage,
     may_keep_storage,
 )
-from clusterctl.state.submissions import SENT_FILES
 from clusterctl.state.workspace import Workspace, state_home
 from clusterctl.util.assets import digest, install_inputs
 from clusterctl.util.progress import ProgressReporter
@@ -277,14 +276,6 @@ class LocalProvider(Provider):
         # The helper lists those of all accounts.
         found = map(layout.KeptFolder.model_validate, call("storage", {})["kept"])
         return tuple(_kept(one) for one in found if one.name == name and _is_ours(one))
-
-    def files_of_storage(
-        self, kept: KeptStorage, *, known: Iterable[int]
-    ) -> Sequence[Mapping[str, Any]] | None:
-        ours = tuple(SENT_FILES)
-        request = layout.CopiesQuery(id=kept.id, shared=_SHARED, ours=ours, known=tuple(known))
-        rows: list[dict[str, Any]] = call("copies", request.model_dump(mode="json"))["rows"]
-        return rows
 
     def remove_storage(self, kept: KeptStorage, *, report: ProgressReporter) -> None:
         call("storage", {"remove": [kept.id]}, report=report)

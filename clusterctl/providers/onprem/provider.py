@@ -412,7 +412,7 @@ def find_homes(
 ) -> tuple[KeptStorage, ...]:
     """What is kept when machines are released: the homes of these users on the shared folder.
 
-    They stay in any case. Kept, they are listed, and `down --storage` removes them: nothing but what jobs had
+    They stay in any case. Kept, they are listed, and `storage remove` removes them: nothing but what jobs had
     in them where the account is somebody's own. An NFS server of the user's is the user's affair.
     """
     shared, host = settings.shared, settings.controller

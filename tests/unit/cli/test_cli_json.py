@@ -31,6 +31,9 @@ ANSWERS: dict[str, tuple[list[str], set[str]]] = {
         },
     ),
     "list": ([], {"clusters", "storage"}),
+    "storage list": ([], {"storage"}),
+    "orphans list": ([], {"cluster", "provider", "orphans"}),
+    "orphans remove": ([], {"cluster", "provider", "orphans"}),
     "completion": (["bash"], {"shell", "script"}),
 }
 # Verbs that need one, and the words that they can't do without. What they answer: tests/e2e.
@@ -50,6 +53,7 @@ NEED_A_CLUSTER: dict[str, list[str]] = {
     "ssh": ["--", "true"],
     "shell": ["--", "true"],
     "image bake": [],
+    "storage remove": ["json"],
     "node drain": ["json-train-1", "--reason", "x"],
     **{
         f"node {verb}": ["json-train-1"]
@@ -83,7 +87,7 @@ def test_an_answer_has_its_keys(cli: Clusterctl, verb: str) -> None:
     if verb != "init":
         (cli.cwd / "cluster.yaml").write_text(SPEC)
     words, keys = ANSWERS[verb]
-    found = answer(cli, verb, *words, "-o", "json", rc=0)
+    found = answer(cli, *verb.split(), *words, "-o", "json", rc=0)
     assert found["ok"]
     assert set(found) == {"ok", "failures"} | keys
 

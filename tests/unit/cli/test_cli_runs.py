@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from clusterctl.cli import collect as collecting
-from clusterctl.cli.collect import brought_otherwise, not_brought_home
+from clusterctl.cli.collect import not_brought_home
 from clusterctl.cli.run import app
 from clusterctl.scheduler import slurm
 from clusterctl.scheduler.session import Session
@@ -16,7 +16,6 @@ from clusterctl.spec.models import PROVIDERS
 from clusterctl.state import inventory
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.copies import Copies, note
 from clusterctl.util.progress import Clock
 from tests.support.messages import shows
 from tests.support.played.cluster import PlayedCluster, submitted
@@ -36,17 +35,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 def test_a_whole_run_needs_no_word(workspace: Workspace) -> None:
-    assert not_brought_home(run(workspace), brought_otherwise(workspace)) == ""
-
-
-def test_what_came_with_the_files_of_a_home_needs_none(workspace: Workspace, tmp_path: Path) -> None:
-    one = run(workspace, ("weights", "denied"), ("link", "a link"))
-    place = tmp_path / "demo-home-ada/clusterctl/jobs/train"
-    place.mkdir(parents=True)
-    note(workspace, [Copies("", "/shared/home/ada", str(tmp_path / "demo-home-ada"))])
-    assert not_brought_home(one, brought_otherwise(workspace)).endswith(": weights (denied), link (a link)")
-    (place / "weights").touch()
-    assert not_brought_home(one, brought_otherwise(workspace)).endswith(": link (a link)")
+    assert not_brought_home(run(workspace)) == ""
 
 
 @pytest.mark.parametrize(
@@ -75,7 +64,6 @@ def test_each_reason_is_named_with_its_first_file_and_how_many_more(workspace: W
             ("weights", "Permission denied"),
             ("d/first.pt", "a symbolic link"),
         ),
-        brought_otherwise(workspace),
     ) == (
         "of job 42 (train) was not collected: checkpoints (checkpoints stay on the cluster), "
         "d/best.pt and 2 more (a symbolic link), weights (Permission denied)"

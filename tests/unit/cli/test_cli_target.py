@@ -151,9 +151,9 @@ def test_a_cluster_that_is_up_is_repaired_by_name_though_its_spec_breaks_a_newer
 
 
 def test_a_name_is_enough_to_look_for_a_lost_local_cluster(cli: Clusterctl) -> None:
-    found = cli("--cluster", "other", "-o", "json", "down", "--orphans").json
+    found = cli("-o", "json", "orphans", "list", "other").json
     assert (found["cluster"], found["provider"], found["orphans"]) == ("other", "local", [])
-    assert unknown(cli, "../x", "down", "--orphans")
+    assert codes(cli("-o", "json", "orphans", "list", "../x", rc=2)) == ["unknown-cluster"]
 
 
 def up(cli: Clusterctl, *names: str) -> None:
@@ -189,7 +189,7 @@ def test_down_without_a_spec_asks_by_name_and_never_guesses_under_yes(cli: Clust
     up(cli, "demo")
     said = cli("down", rc=2).stderr
     assert all(part in said for part in ("take cluster 'demo' down", "no terminal", "--yes"))
-    for argv in (["down", "--yes"], ["down", "--storage"], ["down", "--yes", "--discard"]):
+    for argv in (["down", "--yes"], ["storage", "remove", "--yes"], ["down", "--yes", "--discard"]):
         assert codes(cli("-o", "json", *argv, rc=2)) == ["no-cluster-named"]
     assert (cli.home / "demo" / "hosts.json").exists()
 

@@ -1,4 +1,4 @@
-"""What is left is told with its price; clusters without a workspace are found, shown and removed."""
+"""`down` collects, notes what is lost, removes, and tells with its price what is left."""
 
 from __future__ import annotations
 
@@ -15,25 +15,17 @@ from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
 from clusterctl.cluster import down
 from clusterctl.cluster.context import PhaseRunner
-from clusterctl.cluster.down import (
-    DownOptions,
-    find_orphans,
-    not_collected_error,
-    remove_cluster,
-    to_discard,
-)
+from clusterctl.cluster.down import DownOptions, not_collected_error, remove_cluster, to_discard
 from clusterctl.cluster.look import DISCARDED
 from clusterctl.errors import CollectError, LeftoversError, OnlyCopyError, UnreachableError, UsageError
 from clusterctl.providers.base import Leftover
-from clusterctl.spec.common import ProviderSettings
-from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.models import LocalSettings
 from clusterctl.state.ledger import Journal
 from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.disk import read_rows
 from clusterctl.util.progress import ProgressReporter
-from tests.support.messages import refused
+from tests.support.messages import codes, refused
 from tests.support.verbs import Clusterctl
 
 DISK, RULE = Leftover("disk d-ctl in us-central1-a", 0.0125), Leftover("firewall rule d-a1b2c3-ssh")
@@ -41,14 +33,11 @@ DISK, RULE = Leftover("disk d-ctl in us-central1-a", 0.0125), Leftover("firewall
 
 @dataclass
 class Stub:
-    """A cloud with the clusters of one name; ``stubborn`` ones can't be removed."""
+    """A cloud with clusters; ``stubborn`` ones can't be removed."""
 
     clusters: dict[str, tuple[Leftover, ...]]
     stubborn: bool = False
     destroyed: list[tuple[str, Workspace | None]] = field(default_factory=list)
-
-    def orphans(self, name: str) -> tuple[str, ...]:
-        return tuple(self.clusters) if name == "d" else ()
 
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
         return self.clusters.get(cluster_id, ())
@@ -73,86 +62,6 @@ def test_each_leftover_is_a_failure_with_its_price(tmp_path: Path) -> None:
         "firewall rule d-a1b2c3-ssh",
     ]
     assert {failure.code for failure in caught.value.failures} == {"leftovers"}
-
-
-def test_a_cluster_that_a_workspace_knows_is_no_orphan(tmp_path: Path) -> None:
-    stub, workspace = Stub({"a1b2c3": (DISK,), "ffffff": (RULE,)}), Workspace(tmp_path / "d")
-    workspace.create()
-    (workspace.root / "id").write_text("ffffff\n")
-    assert find_orphans(stub, workspace) == {"a1b2c3": (DISK,)}  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
-    """Two clusters called `d` there; one of them is known here."""
-    stub = Stub({"a1b2c3": (DISK, RULE), "ffffff": (RULE,)})
-    asked: list[ProviderSettings] = []
-
-    def provider_of(settings: ProviderSettings, _hands: object = None) -> Stub:
-        asked.append(settings)
-        assert isinstance(settings, GcpSettings)
-        assert settings.project == "my-project"
-        return stub
-
-    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(cli_down, "provider_of", provider_of)
-    known = tmp_path / "home" / "d"
-    known.mkdir(parents=True)
-    (known / "id").write_text("ffffff\n")
-    return stub
-
-
-def run(*, yes: bool, discard: bool = True, cluster: str | None = "d") -> None:
-    screen = Screen(json=False, color=False)
-    cli_down.down_orphans(screen, Options(cluster=cluster), project="my-project", yes=yes, discard=discard)
-
-
-def test_orphans_are_shown_with_their_cost_before_they_go(
-    cloud: Stub, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with refused("needs-confirmation", UsageError, "a1b2c3"):
-        run(yes=False)
-    shown = capfd.readouterr().err
-    assert "a1b2c3, 0.01 USD" in shown
-    assert "\n  disk d-ctl" in shown
-    assert "ffffff" not in shown
-    assert cloud.destroyed == []
-
-    with refused("only-copy", OnlyCopyError):
-        run(yes=True, discard=False)
-    assert cloud.destroyed == []
-    run(yes=True)
-    assert cloud.destroyed == [("a1b2c3", None)]
-    assert "cleanup verified" in capfd.readouterr().out
-    run(yes=False)
-    assert capfd.readouterr().out == "cluster 'd' has no orphans\n"
-
-
-def test_a_project_alone_does_not_say_which_cluster(cloud: Stub) -> None:
-    with refused("option-needs-option", UsageError):
-        run(yes=True, cluster=None)
-    assert cloud.destroyed == []
-
-
-@pytest.mark.parametrize(
-    ("records", "gone"), [(("id",), ["ffffff", "a1b2c3"]), (("id", "hosts.json"), ["ffffff"])]
-)
-def test_one_down_is_enough_after_a_lost_workspace_and_an_up_that_was_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: tuple[str, ...], gone: list[str]
-) -> None:
-    stub = Stub({"a1b2c3": (DISK,)})
-    monkeypatch.setattr(down, "provider_of", lambda *_: stub)
-    workspace = Workspace(tmp_path / "d")
-    workspace.create()
-    for record in records:
-        (workspace.root / record).write_text("ffffff\n")
-    if "a1b2c3" in gone:
-        with refused("only-copy", OnlyCopyError):
-            down.down(PhaseRunner(workspace=workspace), DownOptions())
-        assert stub.destroyed == []
-    down.down(PhaseRunner(workspace=workspace), DownOptions(discard=True))
-    assert [cluster for cluster, _ in stub.destroyed] == gone
-    assert not workspace.root.exists()
 
 
 def cluster_with_runs(tmp_path: Path) -> Workspace:
@@ -187,28 +96,27 @@ def test_to_give_up_the_run_of_an_unknown_job_is_misuse(tmp_path: Path, job_id: 
     assert not workspace.journal.exists()
 
 
-def test_what_was_given_up_is_said_and_journaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_given_up_is_journaled_and_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stub = Stub({"ffffff": (DISK,)}, stubborn=True)
     monkeypatch.setattr(down, "provider_of", lambda *_: stub)
     workspace = cluster_with_runs(tmp_path)
     (workspace.root / "hosts.json").touch()
     with pytest.raises(LeftoversError):
         down.down(PhaseRunner(workspace=workspace), DownOptions(discard_runs=["2", "3"]))
-    first = Journal(workspace.journal).entries()[0]
-    assert first.phase == "discard_runs"
-    assert first.note.endswith("job 2 (mine), job 3 (mine)")
+    assert [one.phase for one in Journal(workspace.journal).entries()] == ["look", "destroy"]
     stub.stubborn = False  # the same command goes on
     done = down.down(PhaseRunner(workspace=workspace), DownOptions(discard_runs=["2", "3"]))
     assert [entry.job_id for entry in done.discarded] == ["2", "3"]
-    (row,) = read_rows(workspace.root.parent / DISCARDED)
-    assert [line[-12:] for line in row["discarded"]] == ["job 2 (mine)", "job 3 (mine)"]
+    assert [line[-12:] for line in done.lost.runs] == ["job 2 (mine)", "job 3 (mine)"]
+    *_, row = read_rows(workspace.root.parent / DISCARDED)
+    assert row["discarded"] == [*done.lost.runs]
     assert not workspace.root.exists()
 
 
 def test_what_is_discarded_is_noted_before_anything_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A `down` that is killed then leaves the note, and the next has no second one."""
+    """A `down` that is killed then leaves the note, and the next goes on."""
     stub = Stub({"ffffff": (DISK,)})
     monkeypatch.setattr(down, "provider_of", lambda *_: stub)
     workspace = cluster_with_runs(tmp_path)
@@ -228,7 +136,7 @@ def test_what_is_discarded_is_noted_before_anything_goes(
     monkeypatch.undo()
     monkeypatch.setattr(down, "provider_of", lambda *_: stub)
     down.down(PhaseRunner(workspace=workspace), DownOptions(discard=True))
-    assert [row["discarded"] for row in read_rows(file)] == [runs]
+    assert [row["discarded"] for row in read_rows(file)] == [runs, runs]
 
 
 @pytest.mark.parametrize("removed", [True, False])
@@ -241,7 +149,6 @@ def test_a_down_that_failed_counts_as_begun_only_where_hosts_are_gone(
     with pytest.raises(LeftoversError):
         down.down(PhaseRunner(workspace=workspace), DownOptions(discard=True))
     assert workspace.removing.exists() == removed
-    assert len([*read_rows(workspace.root.parent / DISCARDED)]) == removed
 
 
 @pytest.mark.parametrize("json", [True, False])
@@ -307,4 +214,6 @@ def test_of_what_was_never_made_nothing_is_claimed(tmp_path: Path, *, access: bo
         down.down(PhaseRunner(workspace=workspace), DownOptions(gone=["zzz"]))
     said = cli("--cluster", "d", "down", "--yes").stdout
     assert said.startswith("cluster 'd' is down; ")
+    assert "verified" not in said
     assert not workspace.root.exists()
+    assert codes(cli("-o", "json", "--cluster", "d", "down", "--yes", rc=2)) == ["unknown-cluster"]

@@ -209,7 +209,6 @@ def test_what_an_instance_has_is_not_removed(
                 step(one)
     else:
         provider.refuse_used(one)
-        assert provider.files_of_storage(one, known=()) is None
         provider.remove_storage(one, report=silent)
     assert bool(kept(spec_of())) == is_used
 
@@ -232,18 +231,19 @@ def test_a_filestore_is_used_from_its_zone_or_region(
         storage.refuse_used(cast("Any", None), share)
 
 
-def test_down_storage_stops_at_what_nobody_can_look_at(google: Google, tmp_path: Path) -> None:
+def test_storage_remove_stops_at_what_nobody_can_look_at(google: Google, tmp_path: Path) -> None:
     left_disk(google)
     cli = Clusterctl(tmp_path / "home", tmp_path / "cwd", google.environment)
     cli.cwd.mkdir()
     (cli.cwd / "cluster.yaml").write_text(dump_spec(spec_of()))
-    said = cli("down", "--storage", "--yes", rc=1).stderr
+    remove = ("-f", "cluster.yaml", "storage", "remove")
+    said = cli(*remove, "--yes", rc=1).stderr
     assert "disk demo-a1b2c3-shared in us-central1-a (100GiB, 10.00 USD" in said
     assert "--discard" in said
     assert kept(spec_of())
     # It asks still.
-    assert "remove it" in cli("down", "--storage", "--discard", rc=2).stderr
-    done = cli("down", "--storage", "--discard", "--yes")
+    assert "remove it" in cli(*remove, "--discard", rc=2).stderr
+    done = cli(*remove, "--discard", "--yes")
     assert "discarded: disk demo-a1b2c3-shared" in done.stderr
     assert "disk demo-a1b2c3-shared" in (cli.home / "discarded.jsonl").read_text()
     assert not kept(spec_of())

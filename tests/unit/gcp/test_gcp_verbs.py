@@ -1,4 +1,4 @@
-"""`plan` and `down --orphans` on Google Cloud, as a user runs them: real Terraform, a stand-in of Google.
+"""`plan` and `orphans remove` on Google Cloud, as a user runs them: real Terraform, a stand-in of Google.
 
 What docs/howto/first-day-gcp.md shows to be printed, and needs no machines, is compared here.
 """
@@ -136,7 +136,7 @@ def test_a_lost_cluster_is_shown_with_its_cost_and_removed(
     with recorded.cloud_in(tmp_path, monkeypatch, is_real=is_real) as (cloud, google):
         provider_of(spec).apply(spec, workspace, keep={}, report=silent)
         cli, cluster_id = runner(cloud, google, tmp_path), workspace.cluster_id()
-        where = ("--cluster", "demo", "down", "--orphans", "--project", PROJECT)
+        where = ("orphans", "remove", "demo", "--project", PROJECT)
         before = cloud.resources()
         shown = cli(*where, "--discard", rc=2).stderr
         assert f"cluster {cluster_id}, " in shown

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clusterctl.cluster.look import look_at_storage
 from clusterctl.errors import ProvisionError, UsageError
 from clusterctl.providers.local import helper, image, layout, machine, provider, system
 from clusterctl.providers.local.layout import ClusterRequest, Existing
@@ -18,7 +16,6 @@ from clusterctl.providers.storage import KeptStorage
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.copies import Copies, note
 from tests.support.messages import refused
 from tests.unit.local.states import a_state
 
@@ -239,55 +236,6 @@ def test_it_is_removed_by_name(state: Path) -> None:
     LocalProvider(LocalSettings()).remove_storage(first, report=lambda _: None)
     assert kept_here() == (second,)
     assert [path.name for path in state.iterdir()] == [OTHER]
-
-
-def test_what_is_on_it_is_told_as_hosts_had_it(state: Path, tmp_path: Path) -> None:
-    folder = raised(OLD)
-    job = folder / "shared/home/ada/clusterctl/jobs/mine-a1b2"
-    job.mkdir(parents=True)
-    (job / "job.sbatch").write_text("ours")
-    (job / "checkpoint").write_text("1234")
-    (folder / "shared/data.csv").write_text("1,2")
-    os.chown(folder / "shared/home/ada/weights", UID, -1)
-    helper.down({"id": OLD})
-    (kept,) = kept_here()
-    found = look_at_storage(LocalProvider(LocalSettings()), Workspace.of("d"), [kept])
-    assert found.unknown == ()
-    (mine,) = (one for one in found.files if one.what == "/shared/home/ada/weights")
-    assert (mine.files, mine.bytes, mine.host, mine.owner) == (1, 3, "", "ada")
-    assert {one.what for one in found.files} == {
-        "/shared/home/ada/weights",
-        "/shared/home/ada/clusterctl/jobs/mine-a1b2/checkpoint",
-        "/shared/data.csv",
-    }
-    # Not what clusterctl wrote.
-    assert sum(one.bytes for one in found.files) == 3 + 4 + 3
-    here = tmp_path / "collected"
-    shutil.copytree(job, here)
-    note(Workspace.of("d"), [Copies("", "/shared/home/ada/clusterctl/jobs/mine-a1b2", str(here))])
-    found = look_at_storage(LocalProvider(LocalSettings()), Workspace.of("d"), [kept])
-    # It is here, too.
-    assert [one.what for one in found.files if "mine" in one.what] == []
-    for path in (folder / "shared/home/ada/weights", folder / "shared/data.csv", job / "checkpoint"):
-        path.unlink()
-    assert not look_at_storage(LocalProvider(LocalSettings()), Workspace.of("d"), [kept])
-
-
-def test_start_up_files_are_told_by_the_image_of_the_nodes(
-    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Other distributions have others than this machine."""
-    base = tmp_path / "base"
-    (base / "etc/skel").mkdir(parents=True)
-    (base / "etc/skel/.bashrc").write_text("as the nodes' distribution has it")
-    monkeypatch.setattr(image, "layers", lambda _: (tmp_path / "upper", base))
-    folder = raised(OLD)
-    home = folder / "shared/home/ada"
-    shutil.copy(base / "etc/skel/.bashrc", home)
-    (home / ".profile").write_text("of her own")
-    helper.down({"id": OLD})
-    found = look_at_storage(LocalProvider(LocalSettings()), Workspace.of("d"), kept_here())
-    assert {one.what for one in found.files} == {"/shared/home/ada/.profile", "/shared/home/ada/weights"}
 
 
 def notes(wanted: ClusterSpec, found: Existing = Existing()) -> tuple[str, ...]:  # noqa: B008

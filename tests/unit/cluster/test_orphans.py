@@ -1,0 +1,107 @@
+"""Clusters without a workspace are found, shown with their price, and removed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from clusterctl.cli import remains as cli_remains
+from clusterctl.cli.options import Options
+from clusterctl.cli.output import Screen
+from clusterctl.cluster import remains
+from clusterctl.errors import OnlyCopyError, UsageError
+from clusterctl.providers.base import Leftover
+from clusterctl.providers.storage import KeptStorage, all_recorded
+from clusterctl.spec.common import ProviderSettings
+from clusterctl.spec.gcp import GcpSettings
+from clusterctl.util.progress import ProgressReporter
+from tests.support.messages import refused
+
+DISK, RULE = Leftover("disk d-ctl in us-central1-a", 0.0125), Leftover("firewall rule d-a1b2c3-ssh")
+SHARED = KeptStorage(cluster="d", id="a1b2c3", what="folder /a1b2c3/shared", since=7)
+
+
+@dataclass
+class Stub:
+    """Two clusters called `d`; one of them is known here. What goes leaves its storage."""
+
+    clusters: dict[str, tuple[Leftover, ...]]
+    destroyed: list[str] = field(default_factory=list)
+
+    def orphans(self, name: str) -> tuple[str, ...]:
+        return tuple(self.clusters) if name == "d" else ()
+
+    def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
+        return self.clusters.get(cluster_id, ())
+
+    def kept_storage(self, _name: str, _users: object) -> tuple[KeptStorage, ...]:
+        return (SHARED,) * bool(self.destroyed)
+
+    def destroy(self, cluster_id: str, *, workspace: None, report: ProgressReporter) -> None:
+        assert workspace is None
+        report("removing")
+        self.destroyed.append(cluster_id)
+        del self.clusters[cluster_id]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[ProviderSettings]:
+    """The settings of the providers that were asked."""
+    return []
+
+
+@pytest.fixture
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[ProviderSettings]) -> Stub:
+    stub = Stub({"a1b2c3": (DISK, RULE), "ffffff": (RULE,)})
+
+    def provider_of(settings: ProviderSettings, _prompts: object = None) -> Stub:
+        asked.append(settings)
+        return stub
+
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(remains, "provider_of", provider_of)
+    known = tmp_path / "home" / "d"
+    known.mkdir(parents=True)
+    (known / "id").write_text("ffffff\n")
+    return stub
+
+
+def remove(*, yes: bool, discard: bool = True, project: str | None = "my-project", name: str = "d") -> None:
+    screen = Screen(json=False, color=False)
+    cli_remains.orphans_remove(screen, Options(), name, project, yes=yes, discard=discard)
+
+
+def test_orphans_are_shown_with_their_cost_before_they_go(
+    stub: Stub, asked: list[ProviderSettings], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with refused("needs-confirmation", UsageError, "a1b2c3"):
+        remove(yes=False)
+    shown = capfd.readouterr().err
+    assert "a1b2c3, 0.01 USD" in shown
+    assert "\n  disk d-ctl" in shown
+    assert "ffffff" not in shown
+    with refused("only-copy", OnlyCopyError):
+        remove(yes=True, discard=False)
+    assert stub.destroyed == []
+    remove(yes=True)
+    assert stub.destroyed == ["a1b2c3"]
+    assert "cleanup verified" in capfd.readouterr().out
+    remove(yes=False)
+    assert "no orphans" in capfd.readouterr().out
+    assert {one.project for one in asked if isinstance(one, GcpSettings)} == {"my-project"}
+
+
+def test_storage_that_an_orphan_leaves_on_this_machine_is_listed(
+    stub: Stub, capfd: pytest.CaptureFixture[str]
+) -> None:
+    remove(yes=True, project=None)
+    assert list(all_recorded()) == [SHARED]
+    assert f"kept storage of 'd': {SHARED}" in capfd.readouterr().out
+
+
+def test_a_project_alone_does_not_say_which_cluster(stub: Stub) -> None:
+    with refused("option-needs-option", UsageError):
+        cli_remains.orphans_list(Screen(json=False, color=False), Options(), project="my-project")
+    assert stub.destroyed == []
