@@ -6,7 +6,6 @@ The socket of each connection lies in a private folder beside the `ssh_config`. 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
@@ -17,16 +16,15 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from clusterctl.errors import HostKeyError, KeyRefusedError, TransportError
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import unreachable
-from clusterctl.transport.openssh import OpenSSH, ending_with_us
-from clusterctl.util.process import run
+from clusterctl.transport.openssh import ALONE, NO_CONNECTION, OpenSSH, ending_with_us
 
 IDLE_S = 300
 # A connection that was used more recently than this is trusted to live: a command tells soon enough.
@@ -35,7 +33,6 @@ _ANSWER_S = 10.0
 # ssh has limits of its own, such as the ConnectTimeout of the file.
 _START_S = 75.0
 _EXIT_S = 2.0
-_LOCK_S = 5.0
 _LONGEST_PAUSE_S = 0.05
 _NO_SOCKET = re.compile("unix_listener|mux listener|ControlSocket")
 
@@ -86,26 +83,35 @@ def shared_master(config: Path, host: str, user: str | None, *, start: bool = Tr
         TransportError: as ``own_master``.
     """
     folder = _private_folder(config)
-    if folder is None:
+    if folder is None or not config.exists():
         return None
-    try:
-        status = config.stat()
-    except OSError:
-        return None
+    status = config.stat()
     # Machines may share a home, and no machine reaches another's socket.
     words = (os.uname().nodename, host, user, status.st_ino, status.st_mtime_ns)
     name = hashlib.sha256(repr(words).encode()).hexdigest()[:16]
-    if (master := _reused(OpenSSH(config, user), host, folder, name, check=start)) or not start:
-        return master
-    with _locked(folder) as held:
-        if not held:
-            return None
-        # Another verb may have opened it meanwhile.
-        with suppress(OSError):
+    with suppress(OSError):
+        if time.time() - (folder / name).stat().st_mtime < FRESH_S:
             return Master(folder, name, _watch(folder, name))
-        # An ssh that was killed leaves its socket.
-        (folder / name).unlink(missing_ok=True)
-        return _started(OpenSSH(config, user), host, folder, name, stays=True)
+    if not start:
+        return None
+    # ssh opens the connection if there is none, or if one that was killed has left its socket. One that was
+    # idle for long may be dead without its ssh knowing yet, as after a laptop's sleep: it gets little time.
+    ssh, persist = OpenSSH(config, user), ("-o", "ControlMaster=auto", "-o", f"ControlPersist={IDLE_S}")
+    command = ssh.argv(host, "true", "-S", f"./{name}", "-o", "BatchMode=yes", *persist)
+    for limit_s in (_ANSWER_S, _START_S) if (folder / name).exists() else (_START_S,):
+        rc, said = _tried(command, folder, limit_s)
+        if rc is not None:
+            break
+        _end(folder, name)
+    if rc in {None, NO_CONNECTION} and not _NO_SOCKET.search(said):
+        if "kex_exchange_identification" in said:
+            # Of a connection that stays, ssh drops what the ProxyCommand says.
+            _, said = _tried(ssh.argv(host, "true", *ALONE, "-o", "BatchMode=yes"), folder, _START_S)
+        raise refusal(host, config, said, user)
+    try:
+        return Master(folder, name, _watch(folder, name))
+    except OSError:
+        return None
 
 
 def own_master(config: Path, host: str, user: str | None) -> Master | None:
@@ -120,7 +126,22 @@ def own_master(config: Path, host: str, user: str | None) -> Master | None:
     folder = _private_folder(config)
     if folder is None:
         return None
-    return _started(OpenSSH(config, user), host, folder, secrets.token_hex(8), stays=False)
+    ssh, name = OpenSSH(config, user), secrets.token_hex(8)
+    options = ("-N", "-M", "-S", f"./{name}", "-o", "ControlPersist=no", "-o", "BatchMode=yes")
+    deadline, pause_s = time.monotonic() + _START_S, 0.002
+    with tempfile.TemporaryFile() as stderr:
+        process = _spawned(ssh.argv(host, (), *options), folder, stderr)
+        while process.poll() is None and time.monotonic() < deadline:
+            with suppress(OSError):
+                return Master(folder, name, _watch(folder, name), process)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        process.kill()
+        process.wait()
+        said = _text(stderr)
+    if _NO_SOCKET.search(said):
+        return None
+    raise refusal(host, config, said, user)
 
 
 def end_all(config: Path) -> None:
@@ -159,68 +180,30 @@ def refusal(host: str, config: Path, stderr: str, user: str | None = None) -> Tr
     return unreachable(host, config, "no SSH connection", why)
 
 
-def _reused(ssh: OpenSSH, host: str, folder: Path, name: str, *, check: bool) -> Master | None:
-    """Return the connection that an earlier verb has opened, if it still serves.
-
-    One that was idle for long may be dead without ssh knowing yet, as after a laptop's sleep. ``check``: try
-    such a connection, so that it is opened again before a command is lost on it. Otherwise it is not used.
-    """
-    try:
-        idle_s = time.time() - (folder / name).stat().st_mtime
-        watch = _watch(folder, name)
-    except OSError:
-        return None
-    if idle_s < FRESH_S:
-        return Master(folder, name, watch)
-    if check:
-        words = ssh.argv(host, "true", "-S", f"./{name}", "-o", "BatchMode=yes")
-        with suppress(subprocess.SubprocessError):
-            _quietly(words, folder, _ANSWER_S)
-            return Master(folder, name, watch)
-        _end(folder, name)
-    watch.close()
-    return None
-
-
-def _started(ssh: OpenSSH, host: str, folder: Path, name: str, *, stays: bool) -> Master | None:
-    """Start an ssh, which serves its socket once it is connected; ``stays``: in the background then."""
-    lasting = ("-f", "-o", f"ControlPersist={IDLE_S}") if stays else ("-o", "ControlPersist=no")
-    words = ssh.argv(host, (), "-N", "-M", "-S", f"./{name}", "-o", "BatchMode=yes", *lasting)
-    nothing = subprocess.DEVNULL
-    deadline, pause_s = time.monotonic() + _START_S, 0.002
-    # A file: what ssh leaves in the background, such as a ProxyCommand, may keep its stderr open.
+def _tried(words: list[str], folder: Path, limit_s: float) -> tuple[int | None, str]:
+    """Return the exit status of an ssh, None if it took too long, and what it says."""
+    # A file: what ssh leaves in the background may keep its stderr open.
     with tempfile.TemporaryFile() as stderr:
-        process = subprocess.Popen(
-            words,
-            cwd=folder,
-            stdin=nothing,
-            stdout=nothing,
-            stderr=stderr,
-            process_group=ending_with_us(),
-        )
-        while process.poll() in {None, 0} and time.monotonic() < deadline:
-            with suppress(OSError):
-                return Master(folder, name, _watch(folder, name), None if stays else process)
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        process.kill()
-        process.wait()
-        stderr.seek(0)
-        said = stderr.read().decode(errors="replace")
-    if _NO_SOCKET.search(said):
-        return None
-    if stays and "kex_exchange_identification" in said:
-        # Of a connection that stays, ssh drops what the ProxyCommand says.
-        said = _said_once_more(ssh, host) or said
-    raise refusal(host, ssh.config, said, ssh.user)
+        process = _spawned(words, folder, stderr)
+        try:
+            return process.wait(limit_s), _text(stderr)
+        except subprocess.TimeoutExpired:
+            return None, f"there was no answer within {limit_s:g} s"
+        finally:
+            process.kill()
+            process.wait()
 
 
-def _said_once_more(ssh: OpenSSH, host: str) -> str:
-    """Connect again; return what ssh and its ProxyCommand say if that fails, too."""
-    words = ssh.argv(host, "true", "-S", "none", "-o", "BatchMode=yes")
-    with suppress(subprocess.SubprocessError, OSError):
-        return run(words, timeout_s=_START_S).stderr
-    return ""
+def _spawned(words: list[str], folder: Path, stderr: IO[bytes]) -> subprocess.Popen[bytes]:
+    nothing = subprocess.DEVNULL
+    return subprocess.Popen(
+        words, cwd=folder, stdin=nothing, stdout=nothing, stderr=stderr, process_group=ending_with_us()
+    )
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
 def _private_folder(config: Path) -> Path | None:
@@ -253,37 +236,5 @@ def _watch(folder: Path, name: str) -> socket.socket:
 
 
 def _end(folder: Path, name: str) -> None:
-    with suppress(OSError, subprocess.SubprocessError):
-        _quietly(["ssh", "-F", "/dev/null", "-O", "exit", "-S", f"./{name}", "host"], folder, _EXIT_S)
+    _tried(["ssh", "-F", "/dev/null", "-O", "exit", "-S", f"./{name}", "host"], folder, _EXIT_S)
     (folder / name).unlink(missing_ok=True)
-
-
-def _quietly(words: list[str], folder: Path, timeout_s: float) -> None:
-    nothing = subprocess.DEVNULL
-    subprocess.run(
-        words,
-        cwd=folder,
-        stdin=nothing,
-        stdout=nothing,
-        stderr=nothing,
-        timeout=timeout_s,
-        check=True,
-        start_new_session=True,
-    )
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """Hold the folder; yields False if another process takes long with it."""
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    deadline, held = time.monotonic() + _LOCK_S, False
-    try:
-        while not held and time.monotonic() < deadline:
-            try:
-                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                held = True
-            except BlockingIOError:
-                time.sleep(0.02)
-        yield held
-    finally:
-        os.close(opened)

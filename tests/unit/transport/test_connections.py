@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -50,8 +49,7 @@ def masters(config: Path) -> list[int]:
     found = []
     for proc in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            words = (proc / "cmdline").read_bytes().split(b"\0")
-            if words[0].startswith(b"ssh") and os.fsencode(config) in words and b"-M" in words:
+            if (proc / "cwd").samefile(config.parent / "connections"):
                 found.append(int(proc.name))
     return found
 
@@ -160,9 +158,10 @@ def test_end_all_leaves_neither_process_nor_socket(sshd, me, config) -> None:
 
 def test_an_idle_connection_ends_by_itself(me, config, monkeypatch) -> None:
     monkeypatch.setattr(master, "IDLE_S", 1)
-    assert is_shared(config, me)
-    (pid,) = masters(config)
-    assert gone(pid)
+    with closing(SSHTransport("node", config, user=me, stays=True)) as node:
+        node.run(["true"])
+        assert masters(config)
+    eventually(lambda: not masters(config))
     assert sockets(config) == []
 
 
@@ -187,17 +186,6 @@ def test_ssh_files_stay_until_either_says_something_else(tmp_path: Path) -> None
     other_key = host.model_copy(update={"host_key": "ssh-ed25519 BBBB"})
     renamed = host.model_copy(update={"user": "else"})
     assert len({first, written(other_key), written(renamed)}) == 3
-
-
-def test_while_another_verb_connects_for_long_a_command_connects_by_itself(me, config, monkeypatch) -> None:
-    monkeypatch.setattr(master, "_LOCK_S", 0.1)
-    folder = config.parent / "connections"
-    folder.mkdir(mode=0o700)
-    held = os.open(folder, os.O_RDONLY)
-    fcntl.flock(held, fcntl.LOCK_EX)
-    assert not is_shared(config, me)
-    os.close(held)
-    assert is_shared(config, me)
 
 
 def test_no_connection_stays_if_the_cluster_is_to_end(me, config) -> None:
