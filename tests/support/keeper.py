@@ -203,20 +203,6 @@ def recorded(lab_id: str) -> Iterator[TextIO]:
                 STATE.rmdir()
 
 
-def main() -> None:
-    # Ctrl-C and the like are the caller's; we notice that it is gone when stdin closes.
-    for name in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
-        signal.signal(name, signal.SIG_IGN)
-    os.umask(0o022)
-    if sys.argv[1:] == ["--remove-dead"]:
-        remove_dead()
-        return
-    request = TypeAdapter(Request).validate_json(sys.stdin.readline())
-    with recorded(request.id), Keeper(request).kept() as answer:
-        print(json.dumps(answer), flush=True)  # noqa: T201  (the protocol)
-        sys.stdin.read()
-
-
 _KEPT_S = 24 * 3600
 
 
@@ -290,6 +276,20 @@ def tree(kind: str, cache: Path) -> Iterator[Tree]:
         return
     with el(cache) as folder:
         yield Tree((folder / "upper", base), frozenset(), folder, hosts())
+
+
+def main() -> None:
+    # Ctrl-C and the like are the caller's; we notice that it is gone when stdin closes.
+    for name in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(name, signal.SIG_IGN)
+    os.umask(0o022)
+    if sys.argv[1:] == ["--remove-dead"]:
+        remove_dead()
+        return
+    request = TypeAdapter(Request).validate_json(sys.stdin.readline())
+    with recorded(request.id), Keeper(request).kept() as answer:
+        print(json.dumps(answer), flush=True)  # noqa: T201  (the protocol)
+        sys.stdin.read()
 
 
 if __name__ == "__main__":

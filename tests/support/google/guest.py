@@ -84,18 +84,6 @@ def start_agent(run: Callable[[str], None]) -> None:
     run(f"sudo systemd-run --quiet --unit=google-guest-agent {_PLACE}")
 
 
-def main(world: str, bridge: str, subnet: str) -> None:
-    """Serve until stdin's end. The address goes with the network, which the machines' provider removes."""
-    for words in (f"address replace {_ADDRESS}/32 dev {bridge}", f"route replace {subnet} dev {bridge}"):
-        subprocess.run(["ip", *words.split()], check=True)
-    _Handler.world = Store(Path(world))
-    server = ThreadingHTTPServer((_ADDRESS, 80), _Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    print("ready", flush=True)  # noqa: T201  (the protocol)
-    sys.stdin.read()
-
-
 METADATA = "/computeMetadata/v1/"
 Answer = tuple[int, bytes, Mapping[str, str]]  # status, body, headers
 _FLAVOR = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}
@@ -125,6 +113,18 @@ def answer(tree: Mapping[str, Any], target: str, headers: Mapping[str, str]) -> 
 
 def _text(status: int, text: str) -> Answer:
     return status, text.encode(), {**_FLAVOR, "Content-Type": "application/text"}
+
+
+def main(world: str, bridge: str, subnet: str) -> None:
+    """Serve until stdin's end. The address goes with the network, which the machines' provider removes."""
+    for words in (f"address replace {_ADDRESS}/32 dev {bridge}", f"route replace {subnet} dev {bridge}"):
+        subprocess.run(["ip", *words.split()], check=True)
+    _Handler.world = Store(Path(world))
+    server = ThreadingHTTPServer((_ADDRESS, 80), _Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    print("ready", flush=True)  # noqa: T201  (the protocol)
+    sys.stdin.read()
 
 
 if __name__ == "__main__":
