@@ -18,7 +18,7 @@ from payload.parallel.pipeline import Pipeline, Stage
 from tests.support.messages import refused
 from tests.unit.payload.conftest import Runner
 from tests.unit.payload.doubles.layers import batch_of, stored
-from tests.unit.payload.doubles.models import Case, Convolutional
+from tests.unit.payload.doubles.models import NETWORKS, Case, Convolutional
 from tests.unit.payload.doubles.oracle import (
     TOLERANCE,
     Tensors,
@@ -37,20 +37,6 @@ def _without_onednn() -> Iterator[None]:
     """PyTorch's own convolutions: oneDNN's, in PyTorch 2.13, corrupt memory on some CPUs, going backward."""
     with torch.backends.mkldnn.flags(enabled=False):
         yield
-
-
-def _resnet(depth: int, side: int, channels: int) -> Case:
-    settings = {"depth": depth, "side": side, "channels": channels, "classes": 5, "width": 4}
-    return Case(f"resnet{depth}", settings, (side, side, channels), Convolutional.resnet)
-
-
-CASES = {
-    "resnet18": _resnet(18, 16, 3),
-    "resnet18-odd": _resnet(18, 13, 1),
-    "resnet50": _resnet(50, 16, 1),
-    "resnet50-large": _resnet(50, 65, 3),
-    "cnn": Case("cnn", {"side": 14, "classes": 5, "widths": [3, 4, 5]}, (14, 14, 1), Convolutional.cnn),
-}
 
 
 class Ours:
@@ -85,9 +71,9 @@ class Ours:
         return functional.cross_entropy(case.theirs(theirs, x), torch.tensor(self.labels))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_network_trains_as_pytorchs(name: str, device: Device) -> None:
-    case, dtype = CASES[name], "float64"
+    case, dtype = NETWORKS[name], "float64"
     ours = Ours(case, 6, dtype, device)
     weights = tensors(ours.units, device)
     theirs = Convolutional(weights, ours.state())
@@ -133,14 +119,14 @@ def float32_errors(case: Case, seed: int, device: Device) -> tuple[float, float]
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_gradients_in_float32_are_as_exact_as_pytorchs(name: str, device: Device) -> None:
     """In the median of seeds: a ReLU whose input is 0 but for rounding may let it pass or not.
 
     ResNet-50 has 230,000 of them in a pass. About every twentieth pass has such a one, here as in PyTorch;
     then gradients of layers before it change by 0.1 % to 100 %, and after that step the weights differ, too.
     """
-    errors = [float32_errors(CASES[name], seed, device) for seed in range(4, 9)]
+    errors = [float32_errors(NETWORKS[name], seed, device) for seed in range(4, 9)]
     ours, theirs = np.median(errors, axis=0)
     assert ours < 4 * theirs
     assert theirs < TOLERANCE["float32"]  # else there is nothing to compare with

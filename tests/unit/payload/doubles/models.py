@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,6 +42,10 @@ class Case:
         if self.model == "bert-tiny":
             return tokens, np.where(rng.random(tokens.shape) < 0.4, tokens, -1)
         return tokens[:, :-1], tokens[:, 1:]
+
+    def inputs(self, samples: int, device: Device, dtype: Any) -> Array:
+        x, _ = self.batch(np.random.default_rng(2), samples)
+        return device.asarray(x, dtype if self.shape else None)
 
 
 def _called(module: nn.Module, weights: Tensors, x: torch.Tensor, *prefixes: str, **options: Any) -> Any:
@@ -151,38 +155,6 @@ class Convolutional:
         return functional.linear(x.flatten(1), self.weights["head.weight"], self.weights["head.bias"])
 
 
-@dataclass(frozen=True)
-class Small:
-    """A model of one layer or so, and the shape of its inputs: a sequence of tokens below 32, or an image."""
-
-    model: str
-    settings: dict[str, Any]
-    shape: tuple[int, ...]
-
-    def units(self, context: Context) -> list[Unit]:
-        return make_units(self.model, self.settings, context)
-
-    def inputs(self, samples: int, device: Device, dtype: Any) -> Array:
-        rng = np.random.default_rng(2)
-        if len(self.shape) == 1:
-            return device.asarray(rng.integers(0, 32, (samples, *self.shape)))
-        return device.asarray(rng.standard_normal((samples, *self.shape)), dtype)
-
-
-_BLOCK = {"layers": 1, "heads": 2, "width": 16, "dropout": 0.1}
-SMALL = {
-    small.model: small
-    for small in (
-        Small("mlp", {"inputs": 12, "classes": 5, "hidden": [16]}, (2, 2, 3)),
-        Small("gpt-tiny", {"vocabulary": 32, "length": 6, **_BLOCK}, (6,)),
-        Small("bert-tiny", {"vocabulary": 32, "length": 6, **_BLOCK}, (6,)),
-        Small("vit-tiny", {"side": 8, "patch": 4, "classes": 5, **_BLOCK}, (8, 8, 3)),
-        Small("lstm", {"classes": 32, "vocabulary": 32, "width": 8, "dropout": 0.1, "layers": 2}, (6,)),
-        Small("resnet18", {"side": 8, "classes": 5, "width": 4}, (8, 8, 3)),
-        Small("cnn", {"side": 8, "channels": 1, "classes": 5}, (8, 8, 1)),
-    )
-}
-
 _SMALL = {"layers": 2, "heads": HEADS, "width": C, "dropout": 0.0}
 _LSTM = {"layers": 2, "width": C}
 CASES = [
@@ -203,3 +175,27 @@ CASES = [
         lambda p, images: _lstm(p, images.flatten(2))[:, -1],
     ),
 ]
+
+
+def _resnet(depth: int, side: int, channels: int) -> Case:
+    settings = {"depth": depth, "side": side, "channels": channels, "classes": 5, "width": 4}
+    return Case(f"resnet{depth}", settings, (side, side, channels), Convolutional.resnet)
+
+
+NETWORKS = {
+    "resnet18": _resnet(18, 16, 3),
+    "resnet18-odd": _resnet(18, 13, 1),
+    "resnet50": _resnet(50, 16, 1),
+    "resnet50-large": _resnet(50, 65, 3),
+    "cnn": Case("cnn", {"side": 14, "classes": 5, "widths": [3, 4, 5]}, (14, 14, 1), Convolutional.cnn),
+}
+
+SMALL = {
+    case.model: replace(case, settings={**case.settings, **dropout})
+    for cases, dropout in (
+        (CASES[1:-1], {"dropout": 0.1}),
+        ((CASES[0], NETWORKS["resnet18"], NETWORKS["cnn"]), {}),
+    )
+    for case in cases
+}
+"""A model of each kind, with dropout where it has any."""
