@@ -10,7 +10,7 @@ rounding, and a test holds the two equal. What it has beside this:
     one function for each layer   a class for each layer, which also works on a part of a tensor (``nn/``)
     probs of all T x T pairs      blocks of queries, so that they stay in cache (``nn/attention.py``)
     one batch                     micro-batches, over ranks and stages of a pipeline (``parallel/``)
-    float32                       four precisions, with a loss scale (``precision.py``)
+    float32                       four precisions, with a loss scale (``optim/precision.py``)
 
 B samples of T tokens; C numbers a token; H heads of D = C / H numbers each; V tokens in the vocabulary.
 """

@@ -1,6 +1,6 @@
 """What a checkpoint holds: shards of tensors, each with its place in the whole, for any layout to load.
 
-On disk they are files of flat tensors (see ``safetensors``). A manifest vouches for the files.
+On disk they are files of flat tensors (see ``saved_model.safetensors``). A manifest vouches for the files.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class Manifest:
     scalars: Mapping[str, int | float]  # state that is no array
     config: Mapping[str, Any]  # all settings, for people
     files: Sequence[FileFacts]
-    model: Mapping[str, Any] = field(default_factory=dict)  # as of ``model_folder.ModelRecord.fields``
+    model: Mapping[str, Any] = field(default_factory=dict)  # as of ``saved_model.folder.ModelRecord.fields``
 
     def encode(self) -> str:
         """As text with a checksum of itself in it."""

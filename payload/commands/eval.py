@@ -23,7 +23,7 @@ from payload.nn.module import Context, Tape
 from payload.node.host import launcher_rank
 from payload.parallel.engine import Evaluation
 from payload.parallel.mesh import Mesh, make_mesh
-from payload.saved_model.inference import TrainedModel, load
+from payload.saved_model.folder import TrainedModel, load
 from payload.training.build import build_engine, build_loader, build_units
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from payload.data.inputs import read_images
 from payload.device import choose
 from payload.device.base import Array
 from payload.errors import UsageError
-from payload.saved_model.inference import TrainedModel, load
+from payload.saved_model.folder import TrainedModel, load
 
 _BATCH = 64
 

@@ -13,7 +13,7 @@ from payload.data.datasets import tokenizer_of
 from payload.device import choose
 from payload.device.base import Array
 from payload.errors import UsageError
-from payload.saved_model.inference import TrainedModel, load
+from payload.saved_model.folder import TrainedModel, load
 
 
 def run(config: SampleConfig) -> int:

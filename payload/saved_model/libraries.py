@@ -1,7 +1,7 @@
 """Weights as transformers and torchvision name them: so a model of ours loads there with ``strict=True``, and
 training here can begin with theirs.
 
-Ours have the names and layouts that ``model_folder`` tells. What differs is data: tables of names, and that
+Ours have the names and layouts that ``folder`` tells. What differs is data: tables of names, and that
 transformers keeps the linear layers of GPT-2 as (inputs, outputs).
 """
 

@@ -1,4 +1,4 @@
-"""Writes the folder of a run's model (see ``model_folder``) while it trains, from any layout of ranks.
+"""Writes the folder of a run's model (see ``folder``) while it trains, from any layout of ranks.
 
 A file is written beside the one that it replaces, and renamed when it is whole.
 """

@@ -20,7 +20,7 @@ from payload.data.datasets import load_digits, tokenizer_of
 from payload.data.inputs import read_images
 from payload.device.base import Device
 from payload.errors import UsageError
-from payload.saved_model.inference import load
+from payload.saved_model.folder import load
 from tests.support.messages import refused
 from tests.unit.payload.conftest import Runner, assert_one_error, idx_file, python
 
