@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 from payload.comm import mpi, ring, transport
 from payload.comm.base import Pending, on_all_ranks
@@ -18,6 +20,7 @@ from payload.comm.staging import CudaAware
 from payload.comm.transport import MPI, Transport
 from payload.device.base import Array, Cpu, Device
 from payload.errors import UsageError
+from tests.support.messages import refused
 from tests.unit.payload.doubles.streams import Streamed
 
 # Smaller than in earnest, so that small arrays are of many pieces and go all ways.
@@ -156,12 +159,9 @@ def refuses(comm: Transport) -> None:
         odd = device.xp.ones(SIZE + 1)
         calls["evenly"] = lambda: comm.reduce_scatter(odd, device.xp.ones(1))
     for wrong, call in calls.items():
-        try:
+        with pytest.raises(ValueError) as caught:  # noqa: PT011
             call()
-        except ValueError as error:
-            assert wrong in str(error)  # noqa: PT017
-        else:
-            raise AssertionError(f"not refused: {wrong}")
+        assert wrong in str(caught.value)
 
 
 def counts(comm: Transport) -> None:
@@ -176,31 +176,21 @@ def counts(comm: Transport) -> None:
     )
 
 
-def fails_on_the_last() -> str:
+def fails_on_the_last() -> None:
     if RANK == SIZE - 1:
-        raise UsageError("no such thing")
-    return "fine"
+        raise UsageError("no such thing", code="it-failed")
 
 
 def agrees_on_failures() -> None:
-    try:
+    with refused("it-failed", UsageError, f"rank {SIZE - 1} on "):
         on_all_ranks(world, fails_on_the_last)
-    except UsageError as error:
-        assert f"rank {SIZE - 1} on " in str(error)  # noqa: PT017
-    else:
-        raise AssertionError("one rank failed and the others went on")
     assert on_all_ranks(world, lambda: "fine") == "fine"
 
 
 def refuses_a_shared_gpu() -> None:
-    try:
+    shared = refused("gpu-shared-by-ranks", UsageError, "rank 0 on ", "with rank 1")
+    with shared if SIZE > 1 else nullcontext():
         Nccl(Streamed(0))
-    except UsageError as error:
-        assert SIZE > 1
-        assert "rank 0 on " in str(error)  # noqa: PT017
-        assert "with rank 1" in str(error)  # noqa: PT017
-    else:
-        assert SIZE == 1
 
 
 device: Device = Cpu()
