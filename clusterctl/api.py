@@ -6,7 +6,6 @@ command line is an error without ``yes=True``.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -58,7 +57,7 @@ from clusterctl.state.inventory import inventory_of
 from clusterctl.state.submissions import RUNS
 from clusterctl.state.workspace import WAIT_S, Workspace
 from clusterctl.transport.openssh import OpenSSH, captured
-from clusterctl.util.progress import HostStep, LineReporter, Reporter, Waiting, report_nothing
+from clusterctl.util.progress import SILENT, LineReporter, PhaseLines
 
 _Names = str | Sequence[str]
 _Paths = str | Path | Sequence[str | Path]
@@ -68,34 +67,6 @@ _Paths = str | Path | Sequence[str | Path]
 _OF_SWEEP: Final = frozenset({"trials", "seed", "parallel"})
 # The options of a job that a replay may change: where and how long it runs.
 _REPLAY_OPTIONS: Final = frozenset("partition account qos constraint time mem tag note".split())
-
-
-@dataclass
-class _Lines(Reporter):
-    """Passes on progress as lines: each phase as it begins, and hosts that fail."""
-
-    report: LineReporter
-    begun: float = field(default_factory=time.monotonic)
-    phase: str = ""
-    failed: set[str] = field(default_factory=set)
-
-    def step(self, phase: str) -> None:
-        if phase != self.phase:
-            self.phase = phase
-            self.report(self._stamped())
-
-    def progress(self, message: str | HostStep) -> None:
-        if isinstance(message, Waiting):
-            self.report(f"{self._stamped()}: {message}")
-        elif not isinstance(message, str) and message.failed and message.host not in self.failed:
-            self.failed.add(message.host)
-            self.report(f"failed on {message.host}: {message.task}")
-
-    def note(self, text: str) -> None:
-        self.report(text)
-
-    def _stamped(self) -> str:
-        return f"[{time.monotonic() - self.begun:6.1f}s] {self.phase.replace('_', ' ')}"
 
 
 def _as_texts(value: object) -> object:
@@ -142,7 +113,7 @@ class Cluster:
 
     spec: str | Path | None = None
     name: str | None = None
-    report: LineReporter = field(default=report_nothing, repr=False)
+    report: LineReporter = field(default=SILENT.note, repr=False)
     accept_host_key: Sequence[str] = ()
     become_password: str | None = field(default=None, repr=False)
 
@@ -193,7 +164,7 @@ class Cluster:
         )
         cluster = ClusterContext.of(
             self.validate(),
-            reporter=_Lines(self._note),
+            reporter=PhaseLines(self._note),
             prompts=self._prompts,
             wait_s=0 if no_wait else WAIT_S,
         )
@@ -224,7 +195,7 @@ class Cluster:
         return down.down(self._runner(workspace.root.name, wait_s=0 if no_wait else WAIT_S), options)
 
     def _runner(self, name: str, *, wait_s: float = WAIT_S) -> PhaseRunner:
-        return PhaseRunner(workspace=Workspace.of(name), reporter=_Lines(self._note), wait_s=wait_s)
+        return PhaseRunner(workspace=Workspace.of(name), reporter=PhaseLines(self._note), wait_s=wait_s)
 
     def kept_storage(self) -> tuple[KeptStorage, ...]:
         """The storage that earlier clusters of this name left."""
@@ -490,7 +461,7 @@ def list_runs(
     folders: _Paths = (),
     everywhere: bool = False,
     cluster: str | None = None,
-    report: LineReporter = report_nothing,
+    report: LineReporter = SILENT.note,
 ) -> list[Row]:
     """Collected runs, newest first, as `runs list` has them; of a ``sweep`` its tasks, the best first."""
     if sweep is not None:

@@ -13,7 +13,8 @@ import typer
 
 from clusterctl.cli.job_flags import some_flags
 from clusterctl.cli.options import Options, hosts, takes
-from clusterctl.cli.output import Screen, showing_progress
+from clusterctl.cli.output import Screen
+from clusterctl.cli.progress import showing_progress
 from clusterctl.cli.submit import preparer
 from clusterctl.errors import Failure, UsageError, excluded
 from clusterctl.jobs.environment import build

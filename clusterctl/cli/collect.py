@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from clusterctl.cli.options import Options, OutFolder, job_ids
-from clusterctl.cli.output import Screen, showing_progress
+from clusterctl.cli.output import Screen
+from clusterctl.cli.progress import showing_progress
 from clusterctl.runs.collect import collect as collect_runs
 from clusterctl.runs.fetch import CHECKPOINTS, selection_of
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, open_session

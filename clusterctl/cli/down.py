@@ -10,7 +10,8 @@ import typer
 
 from clusterctl.cli.collect import not_brought_home
 from clusterctl.cli.options import Options, OutFolder, job_ids
-from clusterctl.cli.output import Phases, Screen
+from clusterctl.cli.output import Screen
+from clusterctl.cli.progress import Phases
 from clusterctl.cli.prompts import AcceptHostKey, AskBecomePass, prompts_for
 from clusterctl.cli.up import NoWait, Yes, phase_dicts
 from clusterctl.cluster import down as cluster_down

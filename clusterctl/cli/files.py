@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from clusterctl.cli.options import Options
-from clusterctl.cli.output import Screen, showing_progress
+from clusterctl.cli.output import Screen
+from clusterctl.cli.progress import showing_progress
 from clusterctl.jobs import files
 from clusterctl.transport.get import Fetched
 from clusterctl.transport.put import Sent

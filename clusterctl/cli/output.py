@@ -12,28 +12,25 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 from clusterctl.errors import ClusterctlError, UsageError, printable
-from clusterctl.util.progress import HostStep, Reporter, Waiting
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
     from rich.progress import Progress as Bar
-    from rich.progress import TaskID
 
     from clusterctl.cli.pictures import TransferBar
     from clusterctl.jobs.watch import LogChunk
-    from clusterctl.transport.tree import Progress
     from clusterctl.util.terminal import LogFilter
 
 
 READER_GONE = 128 + signal.SIGPIPE
+# A transfer that takes less is not worth a bar.
+SILENT_S = 1.0
 
 
 class Terminated(SystemExit):
@@ -229,7 +226,7 @@ class Screen:
         # rich takes longer to read than all else of most verbs.
         from clusterctl.cli.pictures import TransferBar
 
-        return TransferBar(self._console(stderr=True), _SILENT_S)
+        return TransferBar(self._console(stderr=True), SILENT_S)
 
     def error(self, exc: ClusterctlError) -> None:
         """An expected error, in its one shape."""
@@ -294,160 +291,3 @@ def _writing(stream: TextIO) -> Iterator[None]:
 def silence(stream: TextIO) -> None:
     """Nobody takes what we write there: without this, Python would complain once more at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-_SILENT_S = 1.0  # what is done sooner is not worth a bar
-_LINE_EVERY_S = 5.0
-
-
-@contextmanager
-def showing_progress(screen: Screen) -> Iterator[Progress]:
-    """Something to tell the progress of a transfer to; nothing is shown with ``-o json``."""
-    if screen.json:
-        yield lambda *_: None
-    elif sys.stderr.isatty():
-        bar = screen.transfer_bar()
-        try:
-            yield bar
-        finally:
-            bar.stop()
-    else:
-        yield _Lines(screen)
-
-
-class _Lines:
-    """A line each few seconds."""
-
-    def __init__(self, screen: Screen) -> None:
-        self._screen = screen
-        self._due = time.monotonic() + _LINE_EVERY_S
-        # By what is done and how much: hashing is done more than once, of other files.
-        self._begun: dict[tuple[str, int], tuple[float, int]] = {}
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        since, before = self._begun.setdefault((what, total), (now, done))
-        if now < self._due or now - since < _SILENT_S:
-            return
-        self._due = now + _LINE_EVERY_S
-        from clusterctl.transport.tree import shown_size
-
-        rate = (done - before) / max(now - since, 0.001)
-        left = f", {(total - done) / rate:.0f} s left" if rate > 0 else ""
-        self._screen.note(f"{what}: {shown_size(done)} of {shown_size(total)}, {shown_size(rate)}/s{left}")
-
-
-_FEW = 3  # hosts that are named; of more, how many
-
-
-@dataclass(slots=True)
-class _Phase:
-    """One phase, as it stands."""
-
-    name: str
-    task: str = ""
-    hosts: dict[str, None] = field(default_factory=dict)  # all that were heard of
-    through: dict[str, dict[str, None]] = field(default_factory=dict)  # task -> hosts
-    of: int = 0
-
-    @property
-    def done(self) -> dict[str, None]:
-        """The hosts that are through with ``task``; others may be at another one."""
-        return self.through.setdefault(self.task, {})
-
-    def take(self, what: str | HostStep) -> None:
-        if isinstance(what, str):
-            self.task, self.through, self.of = what, {}, 0
-            return
-        self.task, self.of = what.task, what.of
-        if what.host in self.done:  # another task of this name
-            self.done.clear()
-        self.done[what.host] = self.hosts[what.host] = None
-
-    def __str__(self) -> str:
-        return "  ".join(part for part in (self._progress(), self.task) if part)
-
-    def _progress(self) -> str:
-        """``2/3 hosts, waiting for demo-train-2``; "" when hosts are not what it is about."""
-        if not self.done:
-            return ""
-        if not self.of or len(self.done) >= self.of:
-            return f"{len(self.done)} hosts" if len(self.done) > 1 else ", ".join(self.done)
-        rest = [host for host in self.hosts if host not in self.done]
-        if len(self.done) + len(rest) != self.of or len(rest) > _FEW:  # not all are known yet, or too many
-            return f"{len(self.done)}/{self.of} hosts"
-        return f"{len(self.done)}/{self.of} hosts, waiting for {', '.join(rest)}"
-
-
-class Phases(Reporter):
-    """Told by `up` and `down` what they are at. A picture that moves on a terminal, elsewhere lines."""
-
-    def __init__(self, screen: Screen, *, verbose: bool) -> None:
-        self._begun = False
-        self._screen = screen
-        self._verbose = verbose
-        self._start = time.monotonic()
-        self._phase = _Phase("")
-        self._drawn: TaskID | None = None
-        self._picture: Bar | None = None
-        self._failed: set[str] = set()
-
-    @contextmanager
-    def shown(self, then: str = "") -> Iterator[None]:
-        """Show it, until the end of the ``with``; ``then`` says what Ctrl-C leaves."""
-        try:
-            with self._screen.moving() as self._picture:
-                yield
-        except ENDINGS:
-            if self._begun and then:
-                self._screen.note(f"stopped half way: {then}")
-            raise
-        self._picture = None
-
-    @property
-    def now(self) -> str:
-        return str(self._phase)
-
-    def step(self, phase: str) -> None:
-        self._begun = True
-        if phase != self._phase.name:
-            self._begin(phase)
-
-    def progress(self, message: str | HostStep) -> None:
-        self._phase.take(message)
-        self._say(message)
-        self._draw()
-
-    def note(self, text: str) -> None:
-        self._screen.note(text)
-
-    def _draw(self) -> None:
-        if self._picture and self._drawn is not None:
-            self._picture.update(self._drawn, text=printable(self.now))
-
-    def _begin(self, name: str) -> None:
-        picture = self._picture
-        if picture is not None:
-            if self._drawn is not None:
-                picture.stop_task(self._drawn)
-                picture.update(self._drawn, completed=1, text="")
-            self._drawn = picture.add_task(printable(shown_phase(name)), total=1, text="")
-        else:
-            self._screen.note(self._stamped(name))
-        self._phase = _Phase(name)
-
-    def _say(self, what: str | HostStep) -> None:
-        """Detail if wanted; a host that failed, at once."""
-        if self._verbose or isinstance(what, Waiting):
-            self._screen.note(f"{self._stamped(self._phase.name)}: {what}")
-        elif not isinstance(what, str) and what.failed and what.host not in self._failed:
-            self._failed.add(what.host)
-            self._screen.note(f"failed on {what.host}: {what.task}")
-
-    def _stamped(self, phase: str) -> str:
-        return f"[{time.monotonic() - self._start:6.1f}s] {shown_phase(phase)}"
-
-
-def shown_phase(name: str) -> str:
-    """The name of a phase as people read it: ``probe hosts``."""
-    return name.replace("_", " ")

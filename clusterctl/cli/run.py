@@ -74,7 +74,7 @@ VERBS: Final = {
     "validate": ("spec:validate", "Validate a spec: all errors are reported, each with its line."),
     "schema": ("spec:schema", "Print the JSON Schema of the spec, for editors."),
     "doctor": ("doctor:doctor", "Check the hosts and report problems."),
-    "plan": ("up:plan", "Show what `up` would change, and what it costs."),
+    "plan": ("plan:plan", "Show what `up` would change, and what it costs."),
     "up": ("up:up", "Create the cluster, or repair it."),
     "down": ("down:down", "Collect runs, remove the cluster, and verify the cleanup."),
     "status": ("status:status", "Show the state of nodes and jobs."),

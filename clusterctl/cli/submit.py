@@ -13,7 +13,8 @@ import typer
 from clusterctl.cli.job import follow_job, timeout_of, wait_for
 from clusterctl.cli.job_flags import JOB_FLAGS, SLURM_FLAGS, DryRun, Follow, Timeout
 from clusterctl.cli.options import Options, jobs_to_submit, run_names, takes
-from clusterctl.cli.output import Screen, showing_progress
+from clusterctl.cli.output import Screen
+from clusterctl.cli.progress import showing_progress
 from clusterctl.errors import UsageError
 from clusterctl.jobs.arguments import help_of, help_wanted
 from clusterctl.jobs.submission import (
@@ -32,7 +33,7 @@ from clusterctl.scheduler.session import Session, open_session
 from clusterctl.spec.job import JobSpec, Weights
 from clusterctl.state.submissions import Ledger
 from clusterctl.transport.tree import shown_size
-from clusterctl.util.progress import report_nothing
+from clusterctl.util.progress import SILENT
 
 if TYPE_CHECKING:
     from clusterctl.spec.models import ClusterSpec
@@ -152,7 +153,7 @@ class Watching:
 
 def preparer(screen: Screen, options: Options) -> Preparer:
     """Return what prepares jobs and tells of it on the screen: of pip's lines only under -v."""
-    return Preparer(screen.note, screen.note if options.verbose else report_nothing)
+    return Preparer(screen.note, screen.note if options.verbose else SILENT.note)
 
 
 def prepare(screen: Screen, options: Options, session: Session, submission: Submission) -> PreparedSubmission:

@@ -23,7 +23,7 @@ from clusterctl.spec.job import JobSpec, is_job_file, job_spec
 from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.tree import Progress
-from clusterctl.util.progress import LineReporter, report_nothing
+from clusterctl.util.progress import SILENT, LineReporter
 
 if TYPE_CHECKING:
     from clusterctl.jobs.replay import Replay
@@ -118,7 +118,7 @@ class Preparer:
     """
 
     note: LineReporter
-    detail: LineReporter = report_nothing
+    detail: LineReporter = SILENT.note
 
     def read_jobs(
         self, target: str, given: Mapping[str, object], variants: Sequence[str] = ()
@@ -232,7 +232,7 @@ def submit_prepared(
     prepared: PreparedSubmission,
     *,
     progress: Progress = lambda *_: None,
-    report: LineReporter = report_nothing,
+    report: LineReporter = SILENT.note,
 ) -> Iterator[Submitted]:
     """Submit the jobs, one after the other. Each is returned as soon as the scheduler has it.
 

@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from clusterctl.errors import BadValueError
+from clusterctl.errors import BadValueError, UsageError
 from clusterctl.spec.base import (
     PATTERNS,
     UNKNOWN,
@@ -386,9 +386,17 @@ class ProviderSettings(Model):
         """The project and the zone of rented hosts."""
         return {}
 
-    def baking(self) -> Self | None:
-        """With an image that is made for the nodes; None where such are not asked for."""
-        return None
+    def baking(self) -> Self:
+        """Return the settings with an image that is made for the nodes.
+
+        Raises:
+            UsageError: no image can be made ahead with this provider.
+        """
+        raise UsageError(
+            f"there is no image to make: the provider is {self.type}",
+            code="no-image-to-bake",
+            fix="run `clusterctl up`, which makes whatever its nodes need",
+        )
 
     @property
     def debian_mirror(self) -> str | None:

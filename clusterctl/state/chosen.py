@@ -24,7 +24,7 @@ from clusterctl.errors import (
 )
 from clusterctl.spec.names import DEFAULT_CLUSTER, find_spec, is_cluster_name
 from clusterctl.state.workspace import Workspace, clusters_up, write_atomic
-from clusterctl.util.progress import LineReporter, report_nothing
+from clusterctl.util.progress import SILENT, LineReporter
 
 NAME_LINE: Final = re.compile(r"^name:\s*['\"]?([a-z][a-z0-9-]*)", re.MULTILINE)
 BUILT_IN: Final = Notice(
@@ -45,7 +45,7 @@ class ChosenCluster:
 
     file: Path | None = None
     name: str | None = None
-    note: LineReporter = field(default=report_nothing, repr=False)
+    note: LineReporter = field(default=SILENT.note, repr=False)
 
     @property
     def spec_file(self) -> Path | None:

@@ -48,8 +48,41 @@ class Reporter:
 SILENT = Reporter()
 
 
-def report_nothing(line: str) -> None:
-    """Take a message that nobody wants to read."""
+class PhaseLines(Reporter):
+    """Passes on progress as lines: each phase as it begins, and hosts that fail.
+
+    report: called with each line.
+    verbose: whether every message of a phase is passed on.
+    """
+
+    def __init__(self, report: LineReporter, *, verbose: bool = False) -> None:
+        self._report, self._verbose = report, verbose
+        self._start = time.monotonic()
+        self._failed: set[str] = set()
+        self.phase = ""
+
+    def step(self, phase: str) -> None:
+        if phase != self.phase:
+            self.phase = phase
+            self._report(self._stamped())
+
+    def progress(self, message: str | HostStep) -> None:
+        if self._verbose or isinstance(message, Waiting):
+            self._report(f"{self._stamped()}: {message}")
+        elif not isinstance(message, str) and message.failed and message.host not in self._failed:
+            self._failed.add(message.host)
+            self._report(f"failed on {message.host}: {message.task}")
+
+    def note(self, text: str) -> None:
+        self._report(text)
+
+    def _stamped(self) -> str:
+        return f"[{time.monotonic() - self._start:6.1f}s] {shown_phase(self.phase)}"
+
+
+def shown_phase(name: str) -> str:
+    """Return the name of a phase as people read it: ``probe hosts``."""
+    return name.replace("_", " ")
 
 
 def backoff(first_s: float = 0.2, factor: float = 1.4, longest_s: float = 15.0) -> Iterator[float]:

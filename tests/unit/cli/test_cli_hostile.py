@@ -18,8 +18,9 @@ import pyte
 import pytest
 
 from clusterctl.cli import output
-from clusterctl.cli.output import Phases, Screen
+from clusterctl.cli.output import Screen
 from clusterctl.cli.pictures import TransferBar
+from clusterctl.cli.progress import Phases
 from clusterctl.cli.run import app
 from clusterctl.errors import ClusterctlError
 from clusterctl.jobs.log_text import KeptLogs, labelled
@@ -243,7 +244,8 @@ def test_what_moves_is_text_too(on_terminal: Run) -> None:
     def call() -> None:
         phases = Phases(screen, verbose=False)
         with phases.shown():
-            phases("provision", f"picture {NAME}")
+            phases.step("provision")
+            phases.progress(f"picture {NAME}")
             screen.note(f"note {NAME}")
         with screen.working(f"spinner [link=http://evil]{NAME}"):
             screen.note(f"note {NAME}")

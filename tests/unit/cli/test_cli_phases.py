@@ -10,7 +10,8 @@ from pathlib import Path
 import pyte
 import pytest
 
-from clusterctl.cli.output import Phases, Screen
+from clusterctl.cli.output import Screen
+from clusterctl.cli.progress import Phases
 from clusterctl.util.progress import HostStep, Waiting
 from tests.support.terminal import on_terminal
 
@@ -67,7 +68,7 @@ def test_whose_end_is_waited_for_is_told_without_a_terminal_too(
 PROGRAM = f"""
 import time
 from pathlib import Path
-from clusterctl.cli.output import Phases
+from clusterctl.cli.progress import Phases
 from clusterctl.cli.output import Screen
 from clusterctl.util.progress import HostStep, Waiting
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from clusterctl.cli.output import Screen
-from clusterctl.cli.up import approve, as_dict, text
+from clusterctl.cli.plan import as_dict, text
+from clusterctl.cli.up import approve
 from clusterctl.cluster.context import Drift
 from clusterctl.cluster.impact import AffectedJob, Impact
 from clusterctl.cluster.plan import Plan
@@ -165,7 +166,8 @@ def test_what_nobody_knows_the_price_of_is_taken_for_dearer(
 ASKS = """
 import sys, time
 from clusterctl.cli.up import approve
-from clusterctl.cli.output import Phases, Screen
+from clusterctl.cli.output import Screen
+from clusterctl.cli.progress import Phases
 from clusterctl.cluster.plan import Plan
 from clusterctl.providers.base import HostChange, HostPlan
 
@@ -211,14 +213,13 @@ BAKES = """
 from clusterctl.cli import up as image
 from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
-from clusterctl.cluster import bake
 from clusterctl.spec.models import ClusterSpec
 
 cloud = {"type": "gcp", "project": "a-project", "zone": "us-central1-a"}
 parts = [{"name": "train", "nodes": 1, "gpus": {"type": "l4", "count": 1}}]
 spec = {"version": 1, "name": "demo", "provider": cloud, "partitions": parts}
 image.spec_of = lambda *_: ClusterSpec.model_validate(spec)
-bake.bake_ahead = lambda session, approve: approve(("on demo-image, 0.07 USD an hour",)) or "made"
+image.bake_ahead = lambda session, approve: approve(("on demo-image, 0.07 USD an hour",)) or "made"
 image.bake(Screen(json=False, color=False), Options(), yes=YES)
 """
 

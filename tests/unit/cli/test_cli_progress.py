@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from clusterctl.cli import output, pictures
-from clusterctl.cli.output import Screen, _Lines
+from clusterctl.cli import pictures, progress
+from clusterctl.cli.output import Screen
+from clusterctl.cli.progress import _Lines
 
 
 def test_many_threads_share_one_bar(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +35,7 @@ def test_what_takes_less_than_a_second_gets_no_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(output.time, "monotonic", lambda: now)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
     lines = _Lines(Screen(json=False, color=False))
     lines("sending", 0, 2 << 20)
     now = 9.0

@@ -181,7 +181,7 @@ def test_tasks_that_go_on_are_not_run_again(swept: None, said: Said) -> None:
 def test_the_winner_is_replayed_as_one_job(swept: None, said: Said) -> None:
     out, err = said("replay", "7_2", "--set", "lr=5", "--dry-run")
     assert "--array" not in out
-    assert '"$submit_dir"/losses.sh --base 1 --lr 5' in out
+    assert '"$SLURM_SUBMIT_DIR"/losses.sh --base 1 --lr 5' in out
     assert "  lr: 2 -> 5\n" in err
     refusal = said("replay", "7", "--set", "lr=5", "--dry-run", rc=2)[1]
     assert shows(refusal, "key-of-each-task")
