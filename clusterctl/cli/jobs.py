@@ -17,7 +17,6 @@ from clusterctl.errors import Notice, TransportError, excluded
 from clusterctl.jobs.watch import diagnosis_of, known_jobs, list_jobs, reported
 from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.session import SOON_S, Session, open_session
-from clusterctl.transport.tree import shown_size
 
 _RECENT: Final = 20  # jobs that are listed, besides those that go on
 _REFRESH_S: Final = 2.0
@@ -156,7 +155,10 @@ def _files(session: Session, job: JobInfo) -> list[dict[str, Any]] | None:
 
 
 def _shown_files(files: Sequence[dict[str, Any]] | None) -> str:
-    """The logs with their sizes, and how many others there are."""
+    """Return the logs with their sizes, and how many other files there are."""
+    # Only a single job is shown in full.
+    from clusterctl.transport.tree import shown_size
+
     if files is None:
         return "they can't be listed now"
     several = len({file["host"] for file in files}) > 1
