@@ -10,7 +10,8 @@ import typer
 
 from clusterctl.cli.down import kept_lines
 from clusterctl.cli.options import Options, clusters
-from clusterctl.cli.output import Phases, Screen
+from clusterctl.cli.output import Screen
+from clusterctl.cli.progress import Phases
 from clusterctl.cli.prompts import AcceptHostKey, AskBecomePass, prompts_for
 from clusterctl.cli.up import Yes
 from clusterctl.cluster import remains
