@@ -44,7 +44,7 @@ def create(
         Path | None, typer.Option("--out", metavar="FILE", help="Default: NAME.bundle.tar here.")
     ] = None,
 ) -> None:
-    """Pack OS packages with dependencies, Python wheels and the payload into one file.
+    """Pack OS packages with dependencies and Python wheels into one file.
 
     For the distributions of the hosts if the cluster is up, else of --os.
     """

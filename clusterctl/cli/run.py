@@ -123,7 +123,7 @@ VERBS: Final = {
     "node replace": ("node:replace", "Replace the machines of nodes; the node names stay."),
     "bundle create": (
         "bundle:create",
-        "Pack OS packages with dependencies, Python wheels and the payload into one file.",
+        "Pack OS packages with dependencies and Python wheels into one file.",
     ),
     "bundle verify": (
         "bundle:verify",

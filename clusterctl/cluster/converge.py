@@ -404,7 +404,7 @@ class Rendered:
 def inputs_of(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Mapping[str, HostReport]
 ) -> Rendered:
-    """Render the files for these hosts. The payload's hash stands in the inventory."""
+    """Render the files for these hosts."""
     facts = {host: seen.facts for host, seen in reports.items() if seen.facts}
     slurm = render_files(spec, inventory, facts)
     drivers = {host: seen.driver for host, seen in reports.items()}

@@ -54,7 +54,6 @@ from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory, inventor
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, Conversation
 from clusterctl.transport.connections import Connections
-from clusterctl.util.assets import payload_hash
 from clusterctl.util.process import Result, parallel_map
 
 READY_TIMEOUT_S = 120.0  # slurmctld takes a minute to ask a node again that was out of reach
@@ -122,17 +121,18 @@ def run_verification(
         VerifyError: nodes are missing or out of service, or the job failed; names hosts and causes.
     """
     scheduler = scheduler_of(inventory, to)
-    run_job = partial(scheduler.run_verification_job, payload=f"/opt/clusterctl/payload/{payload_hash()}")
     for tries_left in (1, 0):
         found = _ready_nodes(inventory, nodes, scheduler, to, timeout_s=timeout_s)
         if not found.verified:
             return found
-        result = run_job(found.verified)
+        result = scheduler.run_verification_job(found.verified)
         taken = _TAKEN in result.stderr
         if tries_left and result.rc != 0 and taken:
             continue  # a user's job was faster: its nodes count as busy now
         if not is_right(result, found.verified):
-            raise verification_error(result, found.verified, inventory, to, run_job, alike=taken)
+            raise verification_error(
+                result, found.verified, inventory, to, scheduler.run_verification_job, alike=taken
+            )
         return found
     raise AssertionError("the last try returns")
 

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Final, Literal
 from clusterctl.configure import events, inventory_file
 from clusterctl.configure.events import Event, Recap, Status, TaskProgress
 from clusterctl.errors import ConfigureError, Failure
-from clusterctl.packages.bundle import PAYLOAD, payload_tar
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
@@ -369,13 +368,12 @@ def configure_class(
     Raises:
         ConfigureError: a task failed. The whole output is in ``workspace.logs``.
     """
-    write_atomic(workspace.rendered / PAYLOAD, payload_tar())
 
     def text(alone: Inventory, ssh_config: Path) -> str:
         rendered = _no_health(alone, ssh_config.parent).parent
         for name, content in slurm.items():
             write_atomic(rendered / name, content)
-        return inventory_file.class_inventory_text(alone, ssh_config, variables, workspace, rendered)
+        return inventory_file.class_inventory_text(alone, ssh_config, variables, rendered)
 
     return _run_alone("class.yml", images, text, workspace, progress)
 
@@ -396,7 +394,6 @@ def make_image(
     Raises:
         ConfigureError: a task failed.
     """
-    write_atomic(workspace.rendered / PAYLOAD, payload_tar())
     health = _no_health(inventory, workspace.rendered)
     text = inventory_file.image_of_class_text(spec, inventory, workspace, variables, health)
     write_atomic(workspace.ansible_inventory, text)

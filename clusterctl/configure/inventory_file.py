@@ -19,7 +19,7 @@ from ruamel.yaml.comments import TaggedScalar
 from clusterctl.errors import CommandError, TransportError
 from clusterctl.hosts.probe import HostReport
 from clusterctl.hosts.roles import cluster_roles, spec_variables
-from clusterctl.packages.bundle import PAYLOAD, REPOSITORY, Bundle, payload_tar, reject_defects
+from clusterctl.packages.bundle import REPOSITORY, Bundle, reject_defects
 from clusterctl.packages.bundle_checks import mismatches
 from clusterctl.packages.os_packages import PLAIN
 from clusterctl.spec.common import Software
@@ -36,7 +36,6 @@ from clusterctl.util.assets import (
     gpu_lock,
     install_inputs,
     job_lock,
-    payload_hash,
     render,
     tree_files,
     yaml_text,
@@ -64,8 +63,7 @@ _PLAIN: Final = re.compile(r"(?!(?:y|n|yes|no|on|off|true|false|null)$)[a-z][a-z
 
 
 def write_ansible_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
-    """Write the Ansible inventory, and the payload that it names. Only paths stand in it, no secrets."""
-    write_atomic(workspace.rendered / PAYLOAD, payload_tar())
+    """Write the Ansible inventory. Only paths stand in it, no secrets."""
     write_atomic(workspace.ansible_inventory, inventory_text(spec, inventory, workspace))
 
 
@@ -125,7 +123,6 @@ def class_variables(
         "users_homes_node_local": False,
         "users_makes_homes": False,  # they are on the shared folder
         "users_accounts": [{"name": u.name, "uid": u.uid, "ssh_authorized_keys": []} for u in spec.users],
-        "job_env_payload_hash": payload_hash(),
         "openmpi_network": "",
         "openmpi_yield_when_idle": False,
         **of_group[group],
@@ -134,15 +131,12 @@ def class_variables(
     }
 
 
-def class_inventory_text(
-    inventory: Inventory, ssh_config: Path, variables: Variables, workspace: Workspace, rendered: Path
-) -> str:
+def class_inventory_text(inventory: Inventory, ssh_config: Path, variables: Variables, rendered: Path) -> str:
     """The Ansible inventory of what hosts have in common, for `class.yml` alone.
 
     ``rendered`` is a folder with files of no cluster's, in place of those that each host gets for itself.
     """
     paths = {
-        "job_env_payload_src": workspace.rendered / PAYLOAD,
         "health_config_src": rendered / HEALTH_FILE,
         "slurmdbd_config_src": rendered / "slurmdbd.conf",
         "slurmctld_config_src": rendered,
@@ -285,8 +279,6 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         **_repositories(spec),
         "openmpi_network": inventory.network,
         "openmpi_yield_when_idle": inventory.oversubscribed,
-        "job_env_payload_src": _literal(str(workspace.rendered / PAYLOAD)),
-        "job_env_payload_hash": payload_hash(),
         "job_env_task_prolog": inventory.has_task_prolog,
         "job_env_network": inventory.network,
         "job_env_constrains_gpus": inventory.constrains_devices,

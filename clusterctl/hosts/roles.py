@@ -33,7 +33,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import ADMIN_USER, SYSTEM_ACCOUNTS
 from clusterctl.state.inventory import LOGIN, Host, Inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.assets import asset, payload_hash, table
+from clusterctl.util.assets import asset, table
 
 _PLACES: Final = ("/", "/tmp", "/var", "/run")  # noqa: S108
 
@@ -114,11 +114,10 @@ def role_hint(role: str) -> str:
 def probe_requests(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> dict[str, ProbeRequest]:
     """Host name -> what to probe there, with the checksums by which drift is found."""
     of_cluster = _of_inventory(spec, inventory)
-    values = {  # of all hosts alike: the hash of the payload alone takes milliseconds
+    values = {
         "cluster": spec.name,
         "cluster_id": inventory.cluster_id,
         "shared": inventory.shared,
-        "payload_hash": payload_hash(),
         "openmpi_conf": inventory.distribution.openmpi_conf,
         "prte_conf": str(Path(inventory.distribution.openmpi_conf).with_name("prte-mca-params.conf")),
         "mariadb_conf": inventory.distribution.mariadb_conf,

@@ -8,14 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clusterctl.errors import ClusterctlError, CommandError, UnreachableError, UsageError
-from clusterctl.spec.names import PAYLOAD_ROOT
+from clusterctl.errors import ClusterctlError, UnreachableError
 from clusterctl.state.submissions import SOURCE_FILE
 from clusterctl.transport.base import Transport
 from clusterctl.transport.put import Sent, begin_new_folder, send_new_folder
-from clusterctl.transport.remote_receive import NO_REQUIRED
-from clusterctl.transport.tree import Progress, hash_items
-from clusterctl.util.assets import payload_hash
+from clusterctl.transport.tree import Item, Kind, Progress, hash_items
+from clusterctl.util.assets import asset, payload_hash
 from clusterctl.util.process import parallel_map
 
 if TYPE_CHECKING:
@@ -38,13 +36,8 @@ class SentSource:
 def begin(session: Session, name: str) -> str:
     """Start what receives a job's folder on the cluster, which is prepared meanwhile. Its token."""
     token = secrets.token_hex(4)
-    begin_new_folder(session.transport, *_places(f"{name}-{token}"))
+    begin_new_folder(session.transport, f"{JOBS_FOLDER}/{name}-{token}")
     return token
-
-
-def _places(name: str) -> tuple[str, str]:
-    """The folder of a job on the cluster, and the one that has to be there."""
-    return f"{JOBS_FOLDER}/{name}", f"{PAYLOAD_ROOT}/{payload_hash()}/payload"
 
 
 def stage(
@@ -58,7 +51,8 @@ def stage(
 ) -> tuple[str, SentSource | None, Mapping[str, bytes]]:
     """Make the folder, whole or not at all. ``others`` are hosts that need one, too.
 
-    Returns where it is, what of a script's folder was sent, and all files of ours in it.
+    Hosts that lack the payload get that before. Returns where the folder is, what of a script's folder was
+    sent, and all files of ours in it.
     """
     items = source.items if source is not None else ()
     hashes = hash_items(source.files if source is not None else (), progress=progress)
@@ -66,21 +60,11 @@ def stage(
         from clusterctl.jobs.source import manifest, source_hash  # noqa: PLC0415 - what `begin` needs comes first
 
         ours = {**ours, SOURCE_FILE: manifest(items, hashes)}
-    folder, required = _places(name)
+    sent_items = (*items, Item(payload_hash(), Kind.ARCHIVE, asset("payload"), mode=0, mtime_ns=0))
+    folder = f"{JOBS_FOLDER}/{name}"
 
     def send(to: Transport, progress: Progress = lambda *_: None) -> Sent:
-        try:
-            return send_new_folder(to, items, hashes, folder, ours=ours, required=required, progress=progress)
-        except CommandError as exc:
-            if exc.rc != NO_REQUIRED:
-                raise
-            raise UsageError(
-                "the cluster does not have this clusterctl's programs",
-                code="programs-missing",
-                where=to.host,
-                why=f"{required} is not there: the cluster was raised by another version, or not to the end",
-                fix="run `clusterctl up` again",
-            ) from exc
+        return send_new_folder(to, sent_items, hashes, folder, ours=ours, progress=progress)
 
     sent = send(transport, progress)
     try:

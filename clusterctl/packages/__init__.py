@@ -1,1 +1,1 @@
-"""OS packages, wheels, the offline bundle, the payload's archive."""
+"""OS packages, wheels, the offline bundle."""

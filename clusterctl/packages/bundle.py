@@ -22,14 +22,13 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from clusterctl.errors import BundleError, Failure, printable
-from clusterctl.util.assets import asset, file_sha256, payload_hash, tree_files
+from clusterctl.util.assets import file_sha256
 from clusterctl.util.disk import writing
 from clusterctl.util.process import temporary_folder
 
 FORMAT: Final = 2  # of the file and of its manifest; raised when an older clusterctl would misread it
 MANIFEST: Final = "manifest.json"
 HASHES: Final = "SHA256SUMS"
-PAYLOAD: Final = "payload.tar"
 WHEELS: Final = "wheels"
 WHEELS_LOCK: Final = f"{WHEELS}/{{}}.lock"  # of what the spec's requirements come to, by release
 REPOSITORY: Final = "systems/{}"  # by release
@@ -79,7 +78,6 @@ class Manifest(_Head):
     clusterctl: str
     cluster: str
     architecture: str
-    payload: str
     systems: Mapping[str, System]
 
 
@@ -279,18 +277,6 @@ def write_bundle(target: Path, manifest: Manifest, sources: Mapping[str, Path | 
             file.writelines(_tar(starmap(_source, files.items())))
         reject_defects(target, damages(open_bundle(whole)))
         whole.replace(target)
-
-
-def payload_tar() -> bytes:
-    """Pack the payload for the nodes: `HASH/payload/...` and, last, `HASH/.complete`.
-
-    If a node has `.complete`, it has all files before it.
-    """
-    root, version = asset("payload"), payload_hash()
-    files: dict[str, Path | bytes] = {
-        f"{version}/payload/{path.relative_to(root).as_posix()}": path for path in tree_files(root)
-    }
-    return b"".join(_tar(starmap(_source, {**files, f"{version}/.complete": b""}.items())))
 
 
 def _tar(files: Iterable[tuple[str, int, Iterable[bytes]]]) -> Iterator[bytes]:

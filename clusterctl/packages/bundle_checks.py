@@ -12,7 +12,6 @@ from clusterctl import __version__
 from clusterctl.errors import BundleError, Failure, ProvisionError
 from clusterctl.packages.accelerators import has_gpus
 from clusterctl.packages.bundle import (
-    PAYLOAD,
     WHEELS,
     WHEELS_LOCK,
     Bundle,
@@ -30,7 +29,7 @@ from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.util.assets import digest, gpu_lock, job_lock, payload_hash
+from clusterctl.util.assets import digest, gpu_lock, job_lock
 from clusterctl.util.process import temporary_folder
 from clusterctl.util.progress import LineReporter
 
@@ -58,8 +57,6 @@ def mismatches(
 def _of_clusterctl(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if manifest.clusterctl != __version__:
         yield "clusterctl", f"made by version {manifest.clusterctl}, and this is {__version__}"
-    elif manifest.payload != payload_hash():
-        yield PAYLOAD, "it is not the payload of this clusterctl"
     if manifest.architecture != ARCHITECTURE:
         yield "architecture", f"for {manifest.architecture}, and the hosts have {ARCHITECTURE}"
 

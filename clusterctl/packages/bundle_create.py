@@ -1,4 +1,4 @@
-"""Creating a bundle: OS packages for each distribution, wheels for its Python, and the payload."""
+"""Creating a bundle: OS packages for each distribution, and wheels for its Python."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clusterctl import __version__
 from clusterctl.errors import UsageError
 from clusterctl.packages import bundle
 from clusterctl.packages.accelerators import has_gpus
-from clusterctl.packages.bundle import PAYLOAD, REPOSITORY, WHEELS, WHEELS_LOCK, Bundle, System
+from clusterctl.packages.bundle import REPOSITORY, WHEELS, WHEELS_LOCK, Bundle, System
 from clusterctl.packages.bundle_checks import asks_for_cupy
 from clusterctl.packages.os_packages import asked_packages, package_names, upstream_packages
 from clusterctl.packages.repository import RepositoryRequest, check, pack
@@ -30,7 +30,7 @@ from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.state.workspace import WAIT_S, hold
-from clusterctl.util.assets import digest, gpu_lock, job_lock, payload_hash, tree_files
+from clusterctl.util.assets import digest, gpu_lock, job_lock, tree_files
 from clusterctl.util.progress import LineReporter
 
 Sources = dict[str, Path | bytes]
@@ -59,7 +59,7 @@ def create(wanted: BundleRequest, out: Path, *, report: LineReporter) -> Bundle:
     _check(wanted, out)
     lock, software = _cache_folder() / ".lock", wanted.spec.software
     with hold(lock, "bundle create", what="the cache of packages", wait_s=WAIT_S, waiting=report):
-        sources: Sources = {PAYLOAD: bundle.payload_tar()}
+        sources: Sources = {}
         systems = {}
         for distribution in wanted.distributions:
             release = distribution.release
@@ -79,7 +79,6 @@ def create(wanted: BundleRequest, out: Path, *, report: LineReporter) -> Bundle:
             clusterctl=__version__,
             cluster=wanted.spec.name,
             architecture=ARCHITECTURE,
-            payload=payload_hash(),
             systems=systems,
         )
         bundle.write_bundle(out, manifest, sources)

@@ -7,9 +7,11 @@ The values are frozen. States keep Slurm's spelling, whoever runs the jobs.
 
 from __future__ import annotations
 
+import base64
 import re
 import signal
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,7 +22,7 @@ from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
 from clusterctl.errors import ClusterctlError, SchedulerError
-from clusterctl.transport.base import Transport
+from clusterctl.transport.base import Transport, module_texts
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
 
@@ -376,8 +378,8 @@ class Scheduler(Protocol):
         """Resume drained nodes."""
         return
 
-    def run_verification_job(self, hosts: tuple[str, ...], payload: str) -> Result:
-        """Run this payload's probe, a rank on each of these hosts. It ends by itself if it hangs."""
+    def run_verification_job(self, hosts: tuple[str, ...]) -> Result:
+        """Run the payload's probe, a rank on each of these hosts. It ends by itself if it hangs."""
 
     def release_held_jobs(self) -> tuple[str, ...]:
         """Let jobs that a node failed to launch wait for nodes again; their ids."""
@@ -405,6 +407,18 @@ def active_jobs(scheduler: Scheduler) -> tuple[JobInfo, ...]:
     return tuple(job for job in scheduler.all_jobs() if not job.ended)
 
 
+# Makes modules of (name, text) pairs, under the names they import each other by; calls the last one's main.
+_PROBE = """\
+import base64, json, sys, types, zlib
+for name, text in json.loads(zlib.decompress(base64.b64decode(sys.argv[1]))):
+    module = sys.modules[name] = types.ModuleType(name)
+    module.__path__ = []
+    exec(compile(text, name, "exec"), module.__dict__)
+module.main(sys.argv[2])
+"""
+
+
 def verification_argv(hosts: Sequence[str]) -> tuple[str, ...]:
-    """The command of one rank of the payload's probe."""
-    return ("/opt/clusterctl/env/bin/python", "-m", "payload.commands.probe", ",".join(hosts))
+    """The command of one rank of the payload's probe, which travels with it: nodes need only mpi4py."""
+    program = base64.b64encode(zlib.compress(module_texts("payload.commands.probe").encode())).decode()
+    return ("/opt/clusterctl/env/bin/python", "-c", _PROBE, program, ",".join(hosts))

@@ -35,7 +35,7 @@ from clusterctl.scheduler.base import (
 )
 from clusterctl.spec.job import JobSpec, Launcher
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.names import JOB_PROFILE, PAYLOAD_ROOT
+from clusterctl.spec.names import JOB_PROFILE
 from clusterctl.state.inventory import HEALTH_PROGRAM, MPI_SSH, Host, Inventory
 from clusterctl.transport.base import Connect, Transport, remote_argv
 from clusterctl.util.assets import render
@@ -185,15 +185,15 @@ class MpirunClient(Scheduler):
         hosts = self.inventory.compute
         return tuple(parallel_map(hosts, lambda host: self._node(host, at_work)))
 
-    def run_verification_job(self, hosts: tuple[str, ...], payload: str) -> Result:
+    def run_verification_job(self, hosts: tuple[str, ...]) -> Result:
         limit_s = _VERIFICATION_S + _VERIFICATION_PER_NODE_S * len(hosts)
         profile = f'cd && {{ [[ ! -r {JOB_PROFILE} ]] || . {JOB_PROFILE}; }} && exec "$@"'
         argv = [
             *("sudo", "-n", "-H", "-u", self.user, "timeout", "--kill-after=5", str(limit_s)),
-            *("env", f"PYTHONPATH={payload}", "OMP_NUM_THREADS=1"),
+            *("env", "OMP_NUM_THREADS=1"),
             *("bash", "-c", profile, "probe"),
             *("mpirun", "-np", str(len(hosts)), "--host", ",".join(f"{host}:1" for host in hosts)),
-            *("--map-by", "ppr:1:node", "-x", "PATH", "-x", "PYTHONPATH", "-x", "OMP_NUM_THREADS"),
+            *("--map-by", "ppr:1:node", "-x", "PATH", "-x", "OMP_NUM_THREADS"),
             *verification_argv(hosts),
         ]
         return self.to(hosts[0]).run(argv, timeout_s=limit_s + 30, check=False)
@@ -363,7 +363,7 @@ def render_mpirun_script(
         path=environment.path,
         cpus=job.cpus or 1,
         python=script.PYTHON,
-        payload=f"{PAYLOAD_ROOT}/{payload_hash}",
+        payload=f"{script.PAYLOADS}/{payload_hash}",
         job_options=f"--telemetry={spec.monitoring.interval:g} --nodes={','.join(nodes)} --ssh='{MPI_SSH}'",
         program=script.program(job, own, environment, words),
     )

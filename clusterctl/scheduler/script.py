@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.errors import UsageError
 from clusterctl.spec.job import JOB_FIELDS, ONE_RANK_JOBS, JobSpec, Launcher, is_python
-from clusterctl.spec.names import JOB_PROFILE, PAYLOAD_ROOT
+from clusterctl.spec.names import JOB_PROFILE
 from clusterctl.spec.units import format_duration
 from clusterctl.state.submissions import ADDED_FILES, SENT_FILES, SWEEP_FILE, WRITTEN_FILES
+from clusterctl.transport.put import ARCHIVES
 from clusterctl.util.assets import render
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ BASE_ENVIRONMENT: Final = "/opt/clusterctl/env"  # the Python that every node ha
 ENVIRONMENTS: Final = "clusterctl/environments"  # in the job user's home
 ENV_BIN: Final = f"{BASE_ENVIRONMENT}/bin"
 PYTHON: Final = f"{ENV_BIN}/python"  # of our own programs
+PAYLOADS: Final = f"$HOME/{ARCHIVES}"  # by hash
 # To what mpirun starts.
 _EXPORTED: Final = ("PATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT")
 # What a rank is that no launcher starts, by the names that PyTorch reads.
@@ -385,7 +387,7 @@ def render_script(
         path=environment.path,
         launcher=job.launcher,
         python=PYTHON,
-        payload=f"{PAYLOAD_ROOT}/{payload_hash}",
+        payload=f"{PAYLOADS}/{payload_hash}",
         job_options=" ".join(job_options),
         program=program(job, own, environment, words),
     )

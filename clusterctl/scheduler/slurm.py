@@ -312,7 +312,7 @@ class SlurmClient(Scheduler):
     def resume(self, nodes: Sequence[str]) -> None:
         self.transport.run(["scontrol", "update", f"nodename={','.join(nodes)}", "state=resume"])
 
-    def run_verification_job(self, hosts: tuple[str, ...], payload: str) -> Result:
+    def run_verification_job(self, hosts: tuple[str, ...]) -> Result:
         """In the hidden partition, which never waits behind users' jobs; srun is ended if it hangs."""
         limit_s = _VERIFICATION_S + _VERIFICATION_PER_NODE_S * len(hosts)
         patience_s = _START_TIMEOUT_S + limit_s + _CLEAN_UP_S
@@ -328,19 +328,17 @@ class SlurmClient(Scheduler):
             f"--immediate={_START_TIMEOUT_S}",
             "--chdir=/tmp",
         )
-        variables = (f"PYTHONPATH={payload}", "OMP_NUM_THREADS=1")
         program = (
             *("/usr/bin/timeout", "--kill-after=2", str(limit_s)),
             *("bash", "-c", f'[[ ! -r {JOB_PROFILE} ]] || . {JOB_PROFILE}; exec "$@"', "probe"),
         )
         launched: tuple[str, ...]
         if self._has_pmix:  # Open MPI 5 needs a home
-            exports = f"--export={','.join(('HOME', *variables))}"
+            exports = "--export=HOME,OMP_NUM_THREADS=1"
             launched = ("srun", *allocation, "--mpi=pmix", "--kill-on-bad-exit=1", exports, *program)
         else:  # from here mpirun starts the ranks on the nodes of an allocation
-            exported = (word for variable in variables for word in ("-x", variable))
             start = ("salloc", "--quiet", *allocation, *program)
-            launched = (*start, "mpirun", "--map-by", "ppr:1:node", *exported)
+            launched = (*start, "mpirun", "--map-by", "ppr:1:node", "-x", "OMP_NUM_THREADS=1")
         argv = ("timeout", "--kill-after=5", str(patience_s), *launched, *verification_argv(hosts))
         return self.transport.run(argv, timeout_s=patience_s + 30, check=False)
 

@@ -17,7 +17,6 @@ DEFAULT_CLUSTER: Final = "local"  # what there is without a file
 ADMIN_USER: Final = "clusterctl"
 SYSTEM_ACCOUNTS: Final = ("slurm", "munge")  # of the daemons; the role `users` makes them
 PROOF_PARTITION: Final = "clusterctl-proof"
-PAYLOAD_ROOT: Final = "/opt/clusterctl/payload"
 # What jobs source first on a host where Open MPI is an environment module; of the role openmpi.
 JOB_PROFILE: Final = "/opt/clusterctl/job-profile.sh"
 

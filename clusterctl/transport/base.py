@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from clusterctl.errors import CommandError, NoAnswerError, TransportError, UnreachableError, printable
+from clusterctl.util.assets import asset
 from clusterctl.util.process import Result
 
 LONGEST_LINE = 1 << 20  # bytes of an answer
@@ -36,7 +37,7 @@ _END_WITH_CHANNEL = (
 
 _ROOT = Path(__file__).parents[2]
 _IMPORTS = re.compile(r"^from clusterctl\..*\n", re.MULTILINE)
-_IMPORT = re.compile(r"^from (clusterctl\.[a-z_.]+) import ", re.MULTILINE)
+_IMPORT = re.compile(r"^from ((?:clusterctl|payload)\.[a-z_.]+) import ", re.MULTILINE)
 
 # Makes modules of (name, text) pairs, under the names they import each other by; calls the last one's main.
 # The program ends as soon as its stdout is closed: the clusterctl that runs it has ended, or has given it up.
@@ -236,17 +237,18 @@ def remote_argv(module: str, *arguments: str) -> list[str]:
     are not UTF-8 (as `os.fsdecode` has them). Python is isolated: it imports nothing from the home of the
     account, where a job, or `clusterctl put json.py`, may have left modules.
     """
-    return ["python3", "-IS", "-c", BOOT, _texts(module), json.dumps(arguments)]
+    return ["python3", "-IS", "-c", BOOT, module_texts(module), json.dumps(arguments)]
 
 
 def remote_program(module: str) -> str:
     """A module of ours and those that it imports as one program, for the plain Python of a host."""
-    texts = [text for _, text in json.loads(_texts(module)) if text]
+    texts = [text for _, text in json.loads(module_texts(module)) if text]
     return "\n\n".join(_IMPORTS.sub("", text) for text in texts)
 
 
 @cache
-def _texts(module: str) -> str:
+def module_texts(module: str) -> str:
+    """A module of ours, or of the payload, after all of ours that it imports: JSON pairs of name and text."""
     texts: dict[str, str] = {}
     _add(module, texts)
     packages = {name[:end] for name in texts for end, char in enumerate(name) if char == "."}
@@ -256,7 +258,8 @@ def _texts(module: str) -> str:
 def _add(module: str, texts: dict[str, str]) -> None:
     """Put a module after all that it imports."""
     if module not in texts:
-        text = (_ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+        root = asset("payload").parent if module.startswith("payload.") else _ROOT
+        text = (root / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
         for name in _IMPORT.findall(text):
             _add(name, texts)
         texts[module] = text

@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,10 +18,11 @@ from clusterctl.errors import CommandError, TransferError, TransportError, print
 from clusterctl.transport.base import Conversation, Transport, lines, remote_argv
 from clusterctl.transport.remote_content import HEADER, line_of, send_content, send_rest
 from clusterctl.transport.remote_open import HELD
-from clusterctl.transport.remote_receive import NO_REQUIRED
 from clusterctl.transport.tree import Item, Kind, Progress, hash_items, not_readable
+from clusterctl.util.assets import tree_files
 
 STORE = "clusterctl/store"  # in the job user's home
+ARCHIVES = f"{STORE}/archives"
 _PROGRAM = "clusterctl.transport.remote_receive"
 _PIECE = 1 << 18  # bytes that are sent at once
 _NO_HASH = 32  # bytes of zeros, in place of a hash: what was sent is not the whole file
@@ -73,27 +75,23 @@ def send_new_folder(
     folder: str,
     *,
     ours: Mapping[str, bytes],
-    required: str,
     progress: Progress = lambda *_: None,
 ) -> Sent:
     """Make a folder of items, by way of the store, and of ``ours``: name -> content.
 
-    It appears whole or not at all. ``required`` is a folder without which nothing is done.
-
-    Raises:
-        CommandError: with rc ``NO_REQUIRED``, the required folder is not there.
+    It appears whole or not at all. Archives among the items are no part of it: the store gets each as a
+    folder ``ARCHIVES/NAME``, before the new folder appears.
     """
-    argv = _receiver(folder, required)
-    return _converse(transport, argv, items, hashes, progress, ours=ours)
+    return _converse(transport, _receiver(folder), items, hashes, progress, ours=ours)
 
 
-def begin_new_folder(transport: Transport, folder: str, required: str) -> None:
+def begin_new_folder(transport: Transport, folder: str) -> None:
     """Start what receives a folder on the cluster, for which ``send_new_folder`` will be called soon."""
-    transport.begin(_receiver(folder, required))
+    transport.begin(_receiver(folder))
 
 
-def _receiver(folder: str, required: str) -> list[str]:
-    return remote_argv(_PROGRAM, STORE, folder, required)
+def _receiver(folder: str) -> list[str]:
+    return remote_argv(_PROGRAM, STORE, folder)
 
 
 def send_to_store(
@@ -146,8 +144,6 @@ def _converse(
             folder, wrong, at = _next(talk, answers, transport.host, partial(_result, items))
             talk.finish()
     except CommandError as exc:
-        if exc.rc == NO_REQUIRED:
-            raise
         raise _ended(transport.host, exc) from exc
     if wrong:
         raise _changed(wrong)
@@ -197,6 +193,10 @@ def _send_content(
     """
     out, done = _Outgoing(talk, told), 0
     for item, have in missing:
+        if item.kind is Kind.ARCHIVE:
+            archive = archive_of(item.origin)
+            out.write(HEADER.pack(len(archive)) + archive)
+            continue
         try:
             fd = os.open(item.origin, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as exc:
@@ -216,6 +216,12 @@ def _send_content(
         done += item.size - have
         out.sent = done  # holes take no bytes
     out.flush()
+
+
+def archive_of(folder: Path) -> bytes:
+    """A folder under its own name as one piece: compressed JSON, path -> bytes as Latin-1, of its files."""
+    files = {path.relative_to(folder.parent).as_posix(): path.read_bytes() for path in tree_files(folder)}
+    return zlib.compress(json.dumps({path: data.decode("latin-1") for path, data in files.items()}).encode())
 
 
 class _Outgoing:

@@ -1,18 +1,19 @@
 """Receives files. Runs on the cluster: standard library only, Python 3.9.
 
-Arguments: STORE INTO [REQUIRED [WAIT_S]]. stdin: a list as remote_content.py has it; there is one more KIND,
-ours, whose PAYLOAD is the content of a file. The answers are {"send": [[INDEX, HAVE], ...]}, the last of them
-empty: the files that are missing, and how many bytes of each are here already; {"checked": 1} comes before
-them now and then, as a sign of life. stdin then brings the rest of each in turn (``send_content``).
-What has arrived of a file stays for the next time.
+Arguments: STORE INTO [WAIT_S]. stdin: a list as remote_content.py has it, with two more KINDs: ours, whose
+PAYLOAD is the content of a file; and archive, a folder that the store has as archives/PATH, or gets there as
+one piece: eight bytes with the number of bytes that follow, and these, which are compressed JSON, path ->
+bytes as Latin-1. The answers are {"send": [[INDEX, HAVE], ...]}, the last of them empty: the files that are
+missing, and how many bytes of each are here already; {"checked": 1} comes before them now and then, as a sign
+of life. stdin then brings the rest of each in turn (``send_content``). What has arrived of a file stays for
+the next time.
 
 With STORE "" files go straight to their places below INTO, a folder, which is made if need be, and none has a
 hash. First the answers {"alike": [[INDEX, SHA256], ...]}, the last of them empty, tell which files are here
 in the same size, and stdin brings a JSON array of the indexes of those that differ. After each file comes a
 last piece, as of ``send_wanted``. With a STORE each file is known by its sha256, and INTO must not be there
 yet: it appears whole, when the store has all that it needs; with INTO "" only the store is filled. Relative
-paths begin at the home folder. REQUIRED is a folder without which nothing is done (exit status 66), WAIT_S
-how long a lock on the store is waited for (exit status 68).
+paths begin at the home folder. WAIT_S is how long a lock on the store is waited for (exit status 68).
 
 The last answer is {"folder": PATH, "wrong": [INDEX, ...], "at": [PATH, ...]}: ``wrong`` did not come whole,
 or not with the hash that was announced, and nothing was put in its place; ``at`` is where the store has each
@@ -32,6 +33,7 @@ import shutil
 import stat
 import sys
 import time
+import zlib
 from io import BufferedReader
 from typing import cast
 
@@ -63,10 +65,12 @@ SEALED = 1_000_000_000  # its time of change; whole seconds, which is all that s
 MAX_OPEN = 256  # partial files that are held open
 SPARE = 16 << 20
 CHECKED = 1 << 20  # bytes up to which a file is checked again when it is copied from the store
-NO_REQUIRED = 66
 ROWS = 4096  # in a line of an answer
 LOCK_WAIT_S = 60.0  # for a sweep, the only one of ours that keeps others out
 UNUSED_S = 30 * 86400
+# Of archives. A job may wait or run for long after the last submission that brought the same archive.
+ARCHIVE_UNUSED_S = 365 * 86400
+ARCHIVES = b"archives"
 SWEEP_EVERY_S = 86400
 INCOMPLETE = b".incomplete"
 
@@ -115,6 +119,10 @@ def hash_in_place(entry: Entry, beat: Beat) -> str:
 def is_stored(entry: Entry, beat: Beat) -> bool:
     """Whether the store has the content, which is hashed again only if it was changed."""
     try:
+        if entry.kind == "archive":
+            remove_unless(stat.S_ISDIR, entry.final)
+            os.utime(entry.final)
+            return True
         status = os.lstat(entry.final)
         is_sealed = status.st_mtime == SEALED and stat.S_IMODE(status.st_mode) == READ_ONLY
         if is_sealed and stat.S_ISREG(status.st_mode) and status.st_size == entry.size:
@@ -154,11 +162,11 @@ def find_missing(entries: list[Entry], *, stored: bool) -> dict[int, tuple[int |
 
 
 def not_stored(entries: list[Entry]) -> list[int]:
-    """The files that the store lacks: of several with one content, the first."""
+    """The files and archives that the store lacks: of several with one content, the first."""
     beat = checking()
     first: dict[bytes, int] = {}
     for index, entry in enumerate(entries):
-        if entry.kind == "file" and entry.final not in first and not is_stored(entry, beat):
+        if entry.final and entry.final not in first and not is_stored(entry, beat):
             first[entry.final] = index
     return list(first.values())
 
@@ -223,6 +231,28 @@ def take_unnamed(entry: Entry, fd: int, incoming: Incoming) -> bool:
         os.close(fd)
 
 
+def take_archive(entry: Entry, incoming: Incoming) -> None:
+    """Receive a folder, which appears whole; another transfer may be quicker."""
+    files = json.loads(zlib.decompress(incoming.exactly(incoming.number())))
+    making = entry.partial + b".%d" % os.getpid()
+    shutil.rmtree(making, ignore_errors=True)
+    try:
+        for name, text in files.items():
+            path = os.path.join(making, os.fsencode(name))
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "xb") as file:
+                file.write(text.encode("latin-1"))
+                os.fchmod(file.fileno(), READ_ONLY)
+        # As a whole, since the files are many and small.
+        os.spawnlp(os.P_WAIT, "sync", "sync", "-f", making)  # noqa: S606
+        os.rename(making, entry.final)
+    except OSError:
+        if not os.path.isdir(entry.final):
+            raise
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+
+
 class Syncing:
     """Writes what has arrived for the store to the disk now and then.
 
@@ -257,7 +287,9 @@ def receive_all(entries: list[Entry], folder: bytes, *, stored: bool) -> list[in
     wrong = []
     for index, (fd, have) in missing.items():
         try:
-            if not take(entries[index], fd, have, incoming, stored=stored):
+            if entries[index].kind == "archive":
+                take_archive(entries[index], incoming)
+            elif not take(entries[index], fd, have, incoming, stored=stored):
                 wrong.append(index)
         except OSError as exc:
             fail(entries[index].path, exc)
@@ -305,8 +337,9 @@ def make_real_folder(path: bytes) -> None:
 
 def sweep(store: bytes, jobs: bytes, alive: Beat) -> None:
     """Remove what no submission has used for long, and folders that were never made whole."""
-    oldest = time.time() - UNUSED_S
+    now = time.time()
     for folder in os.scandir(store):
+        oldest = now - (ARCHIVE_UNUSED_S if folder.name == ARCHIVES else UNUSED_S)
         if folder.is_dir(follow_symlinks=False):
             for file in os.scandir(folder):
                 status = file.stat(follow_symlinks=False)
@@ -320,11 +353,12 @@ def sweep(store: bytes, jobs: bytes, alive: Beat) -> None:
 
 
 def find_in_store(store: bytes, entries: list[Entry]) -> None:
-    """Say where the store has, or will have, the content of each file."""
+    """Say where the store has, or will have, the content of each file and archive."""
     for entry in entries:
-        if entry.kind == "file":
-            name = entry.payload.encode()
-            entry.final = os.path.join(store, name[:2], name)
+        if entry.kind in {"file", "archive"}:
+            is_file = entry.kind == "file"
+            name = entry.payload.encode() if is_file else entry.path
+            entry.final = os.path.join(store, name[:2] if is_file else ARCHIVES, name)
             entry.partial = os.path.join(store, b"partial", name)
     for folder in {os.path.dirname(entry.final) for entry in entries if entry.final}:
         make_real_folder(folder)
@@ -386,7 +420,8 @@ def copy_stored(entry: Entry, fd: int) -> bool:
 
 def assemble(folder: bytes, entries: list[Entry]) -> None:
     """Make the new folder of what the store has; a job may write into its own copy."""
-    damaged = [entry for entry in entries if not make_one(os.path.join(folder, entry.path), entry)]
+    own = [entry for entry in entries if entry.kind != "archive"]
+    damaged = [entry for entry in own if not make_one(os.path.join(folder, entry.path), entry)]
     for entry in damaged:
         with contextlib.suppress(FileNotFoundError):  # two files may have one content
             os.unlink(entry.final)
@@ -414,9 +449,7 @@ def make_one(path: bytes, entry: Entry) -> bool:
     return True
 
 
-def main(store: str, into: str, required: str = "", wait_s: float = LOCK_WAIT_S) -> None:
-    if required and not os.path.isdir(required):
-        sys.exit(NO_REQUIRED)
+def main(store: str, into: str, wait_s: float = LOCK_WAIT_S) -> None:
     place = os.fsencode(into)
     at: list[str] = []
     try:

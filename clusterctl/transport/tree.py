@@ -42,11 +42,15 @@ def titled(title: str, progress: Progress) -> Progress:
 
 
 class Kind(StrEnum):
-    """What travels. Pipes, sockets and devices do not."""
+    """What travels. Pipes, sockets and devices do not.
+
+    ARCHIVE: a folder as one piece, which is sent only if the cluster has no folder of that name.
+    """
 
     FOLDER = "folder"
     FILE = "file"
     LINK = "link"
+    ARCHIVE = "archive"
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ def digest(*parts: str | bytes) -> str:
 
 @cache
 def payload_hash() -> str:
-    """The hash that names the payload on the nodes: /opt/clusterctl/payload/<hash>/payload."""
+    """The hash that names the payload in the store of a cluster."""
     return tree_hash(asset("payload"))
 
 

@@ -1,7 +1,5 @@
 """Can all ranks reach each other, and do they add up right? One JSON object on stdout says so.
 
-    python -m payload.commands.probe HOST,...
-
 Without NumPy and the other commands' settings, whose import takes longer than all of this: on a local cluster
 the ranks of many nodes share cores.
 """
@@ -109,8 +107,9 @@ def _words(failure: dict[str, Any]) -> str:
     return f"{where}: {failure['cause']}"
 
 
-if __name__ == "__main__":
+def main(expected: str) -> None:
+    """Probe as the verification of a cluster does, and end; ``expected``: hosts, separated by commas."""
     try:
-        sys.exit(_run(sys.argv[1].split(",")))
+        sys.exit(_run(expected.split(",")))
     except PayloadError as exc:
         sys.exit(f"payload: error: {exc}" if world_rank() == 0 else exc.exit_code)

@@ -248,7 +248,8 @@ def container(words: Sequence[str]) -> int:
         if local == "0":
             task.complain(f"node {task.host_name()} {lack}")
         return 127
-    flags = ["--bind", options["bind"]]
+    # ~/clusterctl may be a link to the shared folder, whose target no container has by itself.
+    flags = ["--bind", ",".join(map(os.path.realpath, options["bind"].split(",")))]
     # PMIx keeps data that ranks share in a folder of slurmd.
     if os.environ.get("PMIX_SERVER_TMPDIR"):
         flags += ["--bind", os.environ["PMIX_SERVER_TMPDIR"]]

@@ -159,7 +159,6 @@ KINDS = {
         "sed -i '/^{user}:/s/x:[0-9]*:/x:23456:/' /etc/passwd",
         "the account {user} was changed: put back",
     ),
-    "payload": ("rm -r /opt/clusterctl/payload", "/opt/clusterctl/payload/"),
 }
 
 

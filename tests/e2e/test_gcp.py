@@ -28,7 +28,6 @@ from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.state.inventory import Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace, cache_home
-from clusterctl.util.assets import payload_hash
 from tests.support.cluster import provision, shell
 from tests.support.google import gcloud, guest
 from tests.support.google.api import PROJECT, Google
@@ -310,10 +309,9 @@ def test_an_image_is_made_of_a_machine_that_keeps_nothing_of_its_own(
     third, name = f"{gcp.name}-train-3", f"{gcp.name}-image"
     host = next(host for host in inventory.hosts if host.name == third)
     mark = install_mark(inventory.model_copy(update={"shared_folder": SharedFolder(kind="nfs")}))
-    payload = "/opt/clusterctl/payload"
     own = "/etc/ssh/ssh_host_ed25519_key /etc/munge/munge.key /home/clusterctl/.ssh/authorized_keys"
     inside = nested_host(inventory, host.address)  # the agent has not made our account yet, or it has
-    inside.sh(f"mkdir -p {payload}; rm -rf {payload}/*; touch /opt/clusterctl/installed-{mark}-compute")
+    inside.sh(f"touch /opt/clusterctl/installed-{mark}-compute")
     inside.sh("test -s /etc/machine-id; test -s /etc/ssh/ssh_host_ed25519_key; test -s /etc/munge/munge.key")
     kind, key = host.host_key.split()
     gcp.cloud.addresses({name: host.address})
@@ -333,10 +331,9 @@ def test_an_image_is_made_of_a_machine_that_keeps_nothing_of_its_own(
 
     folder = layout.cluster_dir(inventory.cluster_id) / "nodes" / third / "upper"
     look = f"for file in {own}; do [ ! -f {folder}$file ] || echo $file; done"  # what is gone is no file
-    argv = [*as_root(), "sh", "-c", f"{look}; wc -c <{folder}/etc/machine-id; ls {folder}{payload}"]
+    argv = [*as_root(), "sh", "-c", f"{look}; wc -c <{folder}/etc/machine-id"]
     there = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-    # An empty machine id, and the payload.
-    assert there.split() == ["0", payload_hash()]
+    assert there.split() == ["0"]
     (kept,) = gcp.json("cache", "list")["kept_images"]
     assert kept["name"] == image["name"]
 

@@ -19,7 +19,7 @@ from clusterctl.packages.os_packages import package_names
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.load import default_spec
 from clusterctl.state.workspace import cache_home
-from clusterctl.util.assets import digest, job_lock, payload_hash, tree_hash
+from clusterctl.util.assets import digest, job_lock, tree_hash
 
 
 def a_wheel(
@@ -62,7 +62,6 @@ def debian_bundle() -> Path:
     parts = (
         str(FORMAT),
         digest(job_lock().read_bytes()),
-        payload_hash(),
         tree_hash(_CODE),
         *package_names(DEBIAN),
     )

@@ -89,7 +89,7 @@ class Batch:
 
     def start(self, text: str) -> subprocess.Popen[str]:
         """Start a script, with the cluster's folders replaced by the test's."""
-        text = text.replace("/opt/clusterctl/payload", str(self.payload))
+        text = text.replace("$HOME/clusterctl/store/archives", str(self.payload))
         text = text.replace("/opt/clusterctl/env/bin/python", sys.executable)
         script = self.folder / "job.sbatch"
         script.write_text(text)

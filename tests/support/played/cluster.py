@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -30,16 +30,6 @@ from tests.support.played.player import opened
 
 COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "sinfo", "sacctmgr", "srun", "scontrol")
 PLAYER = Path(__file__).parent / "player.py"
-
-
-class Nearby(LocalTransport):
-    """This machine in place of the controller; the payload lies in the cluster's folder instead of /opt."""
-
-    def __init__(self, payload: Path) -> None:
-        self._payload = payload
-
-    def _here(self, argv: Sequence[str]) -> Sequence[str]:
-        return [word.replace("/opt/clusterctl/payload", str(self._payload)) for word in argv]
 
 
 class PlayedCluster:
@@ -75,7 +65,7 @@ class PlayedCluster:
                 "users": [{"name": "hpc", "uid": 10000}],
             }
         )
-        slurm = SlurmClient(Nearby(self.payload), patience_s=patience_s, clock=clock)
+        slurm = SlurmClient(LocalTransport(), patience_s=patience_s, clock=clock)
         return Session(spec, slurm, self.ledger)
 
     @contextmanager

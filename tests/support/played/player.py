@@ -91,7 +91,7 @@ def run(job_id: str, script: str, output: str, error: str) -> None:
     environment |= {"SLURMD_NODENAME": "n1"}
     text = Path(script).read_text(errors="surrogateescape")
     payload = Path(os.environ["SLURM_PLAYER_STATE"]).with_name("payload")
-    text = text.replace("/opt/clusterctl/payload", str(payload))
+    text = text.replace("$HOME/clusterctl/store/archives", str(payload))
     text = text.replace("/opt/clusterctl/env/bin/python", sys.executable)
     with Path(output).open("ab") as out, Path(error).open("ab") as err:
         rc = subprocess.call(["bash", "-c", text], stdout=out, stderr=err, env=environment)

@@ -11,8 +11,9 @@ from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.state.submissions import Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport import connections
+from tests.support.here import LocalTransport
 from tests.support.inventories import host_of, inventory_of
-from tests.support.played.cluster import Nearby, PlayedCluster
+from tests.support.played.cluster import PlayedCluster
 from tests.support.verbs import Clusterctl
 
 SPEC = """\
@@ -47,5 +48,5 @@ def here(cluster: PlayedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     hosts = (host_of("demo-ctl", "controller"), host_of("demo-train-1", partition="train"))
     inventory = inventory_of(cluster="demo", hosts=hosts)
     workspace.inventory.write_text(inventory.model_dump_json())
-    monkeypatch.setattr(connections, "SSHTransport", lambda *_, **__: Nearby(cluster.payload))
-    return Session(cluster.session().spec, SlurmClient(Nearby(cluster.payload)), Ledger(workspace.jobs))
+    monkeypatch.setattr(connections, "SSHTransport", lambda *_, **__: LocalTransport())
+    return Session(cluster.session().spec, SlurmClient(LocalTransport()), Ledger(workspace.jobs))

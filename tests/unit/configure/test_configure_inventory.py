@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tarfile
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -24,7 +23,7 @@ from clusterctl.spec.common import Software
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.assets import asset, payload_hash
+from clusterctl.util.assets import asset
 from tests.support.forks import ansible
 
 GCP = {"type": "gcp", "project": "my-project", "zone": "us-central1-a"}
@@ -165,21 +164,6 @@ def test_no_secret_stands_in_it(spec: ClusterSpec, inventory: Inventory, workspa
     write_ansible_inventory(spec, inventory, workspace)
     assert "SECRET" not in workspace.ansible_inventory.read_text()
     assert workspace.ansible_inventory.stat().st_mode & 0o077 == 0
-
-
-def test_the_payload_is_packed_the_same_each_time_and_marked_last(
-    spec: ClusterSpec, inventory: Inventory, workspace: Workspace
-) -> None:
-    write_ansible_inventory(spec, inventory, workspace)
-    path = workspace.rendered / "payload.tar"
-    first = path.read_bytes()
-    write_ansible_inventory(spec, inventory, workspace)
-    assert path.read_bytes() == first
-    with tarfile.open(path) as tar:
-        names = tar.getnames()
-    assert names[-1] == f"{payload_hash()}/.complete"
-    assert f"{payload_hash()}/payload/__main__.py" in names
-    assert not [name for name in names if "__pycache__" in name]
 
 
 @pytest.mark.parametrize(("auto_down", "after_s"), [("8h", 8 * 3600), (None, 0)])

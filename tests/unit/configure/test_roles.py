@@ -166,14 +166,10 @@ def test_a_node_with_cards_gets_the_wheels_of_the_lock(
     pip = tmp_path / "env" / "bin" / "pip"
     pip.write_text(f'#!/bin/sh\nexec {sys.executable} -m pip "$@"\n')
     pip.chmod(0o755)
-    (tmp_path / "payload" / "0").mkdir(parents=True)
-    (tmp_path / "payload" / "0" / ".complete").touch()
     gpus = tmp_path / "gpus.json"
     gpus.write_text(json.dumps({"node": {"cupy": True, "uuids": []}}))
     variables = {
         "job_env_root": str(tmp_path),
-        "job_env_payload_src": str(tmp_path / "none"),
-        "job_env_payload_hash": "0",
         "job_env_gpus_src": str(gpus),
         "job_env_gpu_wheelhouse": str(house),
         "job_env_gpu_requirements": str(lock),

@@ -16,24 +16,24 @@ from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.evidence import diagnose_job
 from clusterctl.scheduler.session import Session, UnsharedNode
 from clusterctl.spec.job import JobSpec
+from tests.support.here import LocalTransport
 from tests.support.messages import refused
-from tests.support.played.cluster import Nearby, PlayedCluster
+from tests.support.played.cluster import PlayedCluster
 
 PARTITIONS = {"n1": "train", "n2": "train", "o1": "other"}
 
 
-class ApartNode(Nearby):
+class ApartNode(LocalTransport):
     """A node that shares no folder with the controller: what that has in its home, it has in ``home``."""
 
     def __init__(self, cluster: PlayedCluster, home: Path) -> None:
-        super().__init__(cluster.payload)
         self._controllers = str(cluster.home)
         self.home = home
         home.mkdir(parents=True)
 
     def _here(self, argv: Sequence[str]) -> Sequence[str]:
         moved = (word.replace(self._controllers, str(self.home)) for word in argv)
-        return super()._here(["env", f"HOME={self.home}", *moved])
+        return ["env", f"HOME={self.home}", *moved]
 
     def _request(self, data: bytes) -> bytes:
         return data.replace(self._controllers.encode(), bytes(self.home))

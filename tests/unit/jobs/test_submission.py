@@ -19,12 +19,13 @@ from clusterctl.scheduler.session import Session, resolve_submissions, script_of
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.submissions import JobEntry, Ledger
-from clusterctl.util.assets import payload_hash
+from clusterctl.transport.put import ARCHIVES
+from clusterctl.util.assets import payload_hash, tree_files, tree_hash
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
 from tests.support.disks import small_disk
+from tests.support.here import LocalTransport
 from tests.support.messages import refused as rejected
-from tests.support.played.cluster import Nearby
 from tests.support.scripted import ScriptedTransport, Step
 
 QUICK = Clock(sleep=lambda _seconds: None)
@@ -123,11 +124,17 @@ def test_outputs_lie_beside_the_job(session, cluster, job):
         source_of(job.model_copy(update={"outputs": ("!",)}))
 
 
-def test_a_cluster_of_another_version(session, cluster, job):
-    shutil.rmtree(cluster.payload / payload_hash())
-    with rejected("programs-missing", UsageError, "clusterctl up"):
-        submit(session, job)
-    assert cluster.ledger.entries() == ()
+def test_submit_brings_the_payload_once(session, cluster, job):
+    submit(session, job)
+    archive = cluster.home / ARCHIVES / payload_hash()
+    assert tree_hash(archive / "payload") == payload_hash()
+    assert {path.stat().st_mode & 0o777 for path in tree_files(archive)} == {0o400}
+    (archive / "mark").touch()
+    os.utime(archive, (1, 1))
+    submit(session, job)
+    assert (archive / "mark").exists()
+    # So a sweep of the store knows when it was last used.
+    assert archive.stat().st_mtime > 1
 
 
 @pytest.mark.parametrize(
@@ -203,14 +210,13 @@ def test_a_request_that_may_have_arrived_is_not_sent_again(cluster, job, away, s
     assert [entry.refused for entry in cluster.ledger.entries()] == [False]
 
 
-class Cutting(Nearby):
+class Cutting(LocalTransport):
     """The connection breaks while sbatch runs: ``taken`` says whether Slurm had the job by then.
 
     With ``then`` that is what whoever asks afterwards what became of it gets.
     """
 
-    def __init__(self, payload: Path, *, taken: bool, then: Exception | None = None) -> None:
-        super().__init__(payload)
+    def __init__(self, *, taken: bool, then: Exception | None = None) -> None:
         self._taken = taken
         self._then = then
         self._cut = False
@@ -229,7 +235,7 @@ class Cutting(Nearby):
 @pytest.mark.parametrize("then", [UnreachableError("still broken"), SlurmError("what is this?")])
 def test_a_job_is_not_given_up_while_slurm_can_not_be_asked(cluster, job, then):
     session = cluster.session(clock=QUICK)
-    transport = Cutting(cluster.payload, taken=True, then=then)
+    transport = Cutting(taken=True, then=then)
     cut = Session(session.spec, SlurmClient(transport, clock=QUICK, patience_s=0), cluster.ledger)
     with pytest.raises(AnswerLostError) as caught:
         submit(cut, job)
@@ -244,13 +250,13 @@ def test_a_job_is_not_given_up_while_slurm_can_not_be_asked(cluster, job, then):
 
 
 def test_a_connection_that_broke_after_sbatch(session, cluster, job):
-    cut = Session(session.spec, SlurmClient(Cutting(cluster.payload, taken=True)), cluster.ledger)
+    cut = Session(session.spec, SlurmClient(Cutting(taken=True)), cluster.ledger)
     assert submit(cut, job).job_id == "1"
     assert cluster.calls("sbatch") == 1
 
 
 def test_a_connection_that_broke_before_sbatch_is_not_retried(session, cluster, job):
-    away = SlurmClient(Cutting(cluster.payload, taken=False), patience_s=1)
+    away = SlurmClient(Cutting(taken=False), patience_s=1)
     cut = Session(session.spec, away, cluster.ledger)
     with rejected("answer-lost", AnswerLostError):
         submit(cut, job)

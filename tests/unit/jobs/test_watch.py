@@ -30,7 +30,7 @@ from clusterctl.util.progress import Clock
 from tests.support.here import LocalTransport
 from tests.support.messages import refused
 from tests.support.played.batch import rendered, user_script
-from tests.support.played.cluster import Nearby, PlayedCluster, finished, submitted
+from tests.support.played.cluster import PlayedCluster, finished, submitted
 from tests.support.sweeps import in_sweep
 
 
@@ -286,11 +286,10 @@ def test_the_logs_of_an_arrays_ranks(session, cluster, tmp_path):
     assert log_of(session, f"{job_id}_2", rank="1") == [second]
 
 
-class Counted(Nearby):
+class Counted(LocalTransport):
     """It keeps what has come of it."""
 
-    def __init__(self, payload: Path) -> None:
-        super().__init__(payload)
+    def __init__(self) -> None:
         self.streamed = b""
         self.told: list[str] = []
 
@@ -309,19 +308,18 @@ def test_of_a_task_only_its_own_logs_travel(session, cluster, tmp_path):
     job_id, folder = held(cluster, session, tmp_path)
     for task in (3, 13, 30):
         (folder / f"stdout-{task}.log").write_text(f"task {task}\n")
-    transport = Counted(cluster.payload)
+    transport = Counted()
     counted = Session(session.spec, SlurmClient(transport), cluster.ledger)
     assert log_of(counted, f"{job_id}_3") == [LogChunk("stdout", 3, b"task 3\n")]
     assert transport.streamed.count(b'"data"') == 1
 
 
-class Breaking(Nearby):
+class Breaking(LocalTransport):
     """Its streams break after the first pieces, a few times; a file tells the job that this is over."""
 
     breaks = 3
 
-    def __init__(self, payload, steady):
-        super().__init__(payload)
+    def __init__(self, steady):
         self.steady = steady
 
     def stream(self, argv):
@@ -336,7 +334,7 @@ class Breaking(Nearby):
 
 def test_follow_mends_a_broken_connection(session, cluster, tmp_path):
     steady = tmp_path / "steady"
-    transport = Breaking(cluster.payload, steady)
+    transport = Breaking(steady)
     shaky = Session(session.spec, SlurmClient(transport, clock=Clock(sleep=lambda _s: None)), cluster.ledger)
     lines = f"while [ ! -e '{steady}' ]; do echo $((i += 1)); sleep 0.05; done; echo end"
     job_id = submitted(session, tmp_path, lines)
@@ -405,7 +403,7 @@ def test_what_follows_from_a_ranks_failure_does_not_hide_it(session, tmp_path, n
 def test_the_tail_of_a_log_is_short_however_long_its_lines_are(session, tmp_path):
     """One line of 64 MiB: what of it is shown, and what comes over for that."""
     job_id = submitted(session, tmp_path, "head -c 64M /dev/zero | tr '\\0' x >&2; echo end >&2; exit 1")
-    transport = Counted(tmp_path)
+    transport = Counted()
     counting = Session(session.spec, SlurmClient(transport), session.ledger)
     why = failed(counting, job_id).why
     assert why.endswith("xend")
@@ -421,7 +419,7 @@ def test_a_job_that_removed_its_folder(session, cluster, tmp_path):
         log_of(session, job_id)
 
 
-class Mute(Nearby):
+class Mute(LocalTransport):
     """A cluster that goes out of reach."""
 
     def run(self, *_argv, **_options):
@@ -472,7 +470,7 @@ def ends_there(folder: Path) -> Any:
 def test_how_a_job_ended_is_known_without_its_log(session, cluster, tmp_path):
     job_id = submitted(session, tmp_path, "exit 3")
     ended = wait(session, [job_id])
-    mute = Session(session.spec, SlurmClient(Mute(cluster.payload)), cluster.ledger)
+    mute = Session(session.spec, SlurmClient(Mute()), cluster.ledger)
     with refused("job-failed", JobFailedError, "no connection"):
         raise_unless_completed(mute, ended)
 
@@ -481,7 +479,7 @@ def test_following_ends_in_time_also_without_a_connection(cluster, tmp_path):
     job_id, _ = held(cluster, cluster.session(), tmp_path)
     now = [0.0]
     clock = Clock(lambda: now[0], lambda seconds: now.__setitem__(0, now[0] + seconds))
-    slurm = SlurmClient(Mute(cluster.payload), clock=clock)
+    slurm = SlurmClient(Mute(), clock=clock)
     lost = Session(cluster.session().spec, slurm, cluster.ledger)
     with pytest.raises(WaitTimeoutError):
         follow(lost, job_id, on_output=Told(), timeout_s=5)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from clusterctl import __version__
-from clusterctl.packages.bundle import FORMAT, PAYLOAD, Manifest, System, write_bundle
+from clusterctl.packages.bundle import FORMAT, Manifest, System, write_bundle
 from clusterctl.packages.os_packages import package_names
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.state.inventory import ARCHITECTURE
-from clusterctl.util.assets import digest, job_lock, payload_hash
+from clusterctl.util.assets import digest, job_lock
 
 RELEASE = "debian-12"
 SPEC = """\
@@ -19,7 +19,6 @@ provider: {type: onprem, controller: a, hosts: {a: 10.0.0.1}}
 partitions: [{name: train, hosts: a}]
 """
 FILES: dict[str, bytes] = {
-    PAYLOAD: b"payload" * 300,
     f"systems/{RELEASE}/Packages": b"",
     f"systems/{RELEASE}/pool/munge_1%3a0.5_amd64.deb": b"munge" * 1000,
     f"systems/{RELEASE}/pool/slurmd_22_amd64.deb": bytes(512),
@@ -54,7 +53,6 @@ def a_bundle(path: Path, files: dict[str, bytes] = FILES, **other: object) -> Pa
         "clusterctl": __version__,
         "cluster": "demo",
         "architecture": ARCHITECTURE,
-        "payload": payload_hash(),
         "systems": {RELEASE: system()},
     }
     write_bundle(path, Manifest.model_validate(values | other), dict(files))

@@ -56,7 +56,6 @@ def test_a_bundle_that_was_made_for_it_fits(folder: Path, text: str, made: dict[
     ("text", "made", "fault"),
     [
         (SPEC, {"clusterctl": "0.0.1"}, ("clusterctl", "0.0.1")),
-        (SPEC, {"payload": "0" * 16}, ("payload.tar", "not the payload")),
         (SPEC, {"architecture": "aarch64"}, ("architecture", "aarch64")),
         (SPEC, {"asked": MUNGELESS}, (RELEASE, "lacks the packages munge")),
         (SPEC, {"base": "0" * 16}, (RELEASE, "job environment")),

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from clusterctl.scheduler.base import verification_argv
 from payload.cli.config import COMPRESSORS
 from tests.support.sweeps import in_sweep
 from tests.unit.payload.conftest import Runner, python, records
@@ -71,8 +72,9 @@ def test_the_verification_of_many_nodes_loads_no_numpy() -> None:
 
 
 def test_the_verification_says_why_ranks_do_not_find_each_other() -> None:
-    """`-m payload.commands.probe` is started without the command line of the other programs."""
-    (line,) = python("-m", "payload.commands.probe", "a,b", SLURM_NTASKS="2", rc=1).stderr.splitlines()
+    """It travels with its command, and is started without the command line of the other programs."""
+    words = verification_argv(["a", "b"])[1:]
+    (line,) = python(*words, SLURM_NTASKS="2", PYTHONPATH="", rc=1).stderr.splitlines()
     assert line.startswith("payload: error: on ")
     assert "SLURM_NTASKS=2" in line
 

@@ -24,8 +24,9 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.state.ledger import RunRecord, TaskRecord, node_hours
 from clusterctl.state.submissions import UNCHANGED, Ledger
 from tests.support.disks import FAULTS, small_disk
+from tests.support.here import LocalTransport
 from tests.support.messages import refused
-from tests.support.played.cluster import Nearby, finished, submitted
+from tests.support.played.cluster import finished, submitted
 from tests.support.sweeps import in_sweep
 from tests.unit.runs.fetched import Talk
 
@@ -235,11 +236,10 @@ def test_a_snapshot_is_replaced_when_the_job_is_over(session, cluster, tmp_path,
     assert [path.name for path in out.iterdir()] == [run.directory.name]
 
 
-class Dropping(Nearby):
+class Dropping(LocalTransport):
     """Loses the connection at the n-th command, or piece of an answer."""
 
-    def __init__(self, payload: Path, at: int) -> None:
-        super().__init__(payload)
+    def __init__(self, at: int) -> None:
         self._left = at
 
     def _count(self) -> None:
@@ -265,7 +265,7 @@ class Dropping(Nearby):
 def test_there_is_never_half_a_run(session, cluster, tmp_path, out):
     job_id = finished(session, cluster, tmp_path, TELEMETRY)
     for at in range(1, 50):
-        transport = Dropping(cluster.payload, at)
+        transport = Dropping(at)
         shaky = Session(session.spec, SlurmClient(transport, patience_s=0), cluster.ledger)
         try:
             collect(shaky, [job_id], out=out)

@@ -30,7 +30,7 @@ from clusterctl.transport.get import parse_listing
 from clusterctl.transport.tree import Kind
 from tests.support.here import LocalTransport
 from tests.support.messages import refused
-from tests.support.played.cluster import Nearby, finished
+from tests.support.played.cluster import finished
 from tests.support.sweeps import in_sweep
 from tests.unit.runs.fetched import Talk, content, fetch, fetch_source
 
@@ -261,11 +261,10 @@ def test_our_records_are_ours_whatever_a_job_writes(session, cluster, tmp_path):
     assert json.loads((run.directory / "environment.json").read_text())["client"]["job"]["name"] == "forger"
 
 
-class Hanging(Nearby):
+class Hanging(LocalTransport):
     """Whatever reads one job's folder hangs."""
 
-    def __init__(self, payload: Path, folder: str) -> None:
-        super().__init__(payload)
+    def __init__(self, folder: str) -> None:
         self._folder = folder
 
     @contextmanager
@@ -283,7 +282,7 @@ class Hanging(Nearby):
 def test_a_reader_that_hangs_ends_and_the_others_come_home(session, cluster, tmp_path):
     ids = [finished(session, cluster, tmp_path, "true", name) for name in ("a", "b", "c")]
     stuck = cluster.ledger.find(ids[1])
-    hanging = Hanging(cluster.payload, str(stuck.remote_dir))
+    hanging = Hanging(str(stuck.remote_dir))
     with refused("runs-not-collected", CollectError) as caught:
         collect(Session(session.spec, SlurmClient(hanging), cluster.ledger), out=tmp_path / "runs")
     assert caught.value.failures[0].code == "job-files-unreadable"

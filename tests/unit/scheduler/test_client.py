@@ -16,7 +16,7 @@ from clusterctl.scheduler.slurm import SlurmAwayError, SlurmClient
 from clusterctl.util.progress import Clock, backoff
 from tests.support.here import LocalTransport
 from tests.support.messages import refused as rejected
-from tests.support.played.cluster import Nearby, PlayedCluster
+from tests.support.played.cluster import PlayedCluster
 from tests.support.scripted import ScriptedTransport, Step, said
 
 CAPTURES = Path(__file__).parent / "captures"
@@ -253,7 +253,7 @@ def test_nodes_and_jobs_are_one_round_trip(
         text = "echo out of order >&2; exit 4" if command == fails else answer
         (cluster.root / "bin" / command).write_text(f"#!/bin/sh\necho {command} >>asked\n{text}\n")
     monkeypatch.chdir(cluster.root)
-    slurm = SlurmClient(Nearby(cluster.payload))
+    slurm = SlurmClient(LocalTransport())
     runs, run = [], slurm.transport.run
     monkeypatch.setattr(
         slurm.transport, "run", lambda argv, **more: (runs.append(argv), run(argv, **more))[1]

@@ -51,7 +51,7 @@ def run(folder: Path, job: JobSpec) -> subprocess.CompletedProcess[str]:
     place_payload(folder / "payload", folder)
     env = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
     script = text(job).replace("/opt/clusterctl/env/bin/python", sys.executable)
-    script = script.replace("/opt/clusterctl/payload/0123", str(folder / "payload"))
+    script = script.replace("$HOME/clusterctl/store/archives/0123", str(folder / "payload"))
     argv = ["bash", "-c", script]
     return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False)
 

@@ -44,12 +44,12 @@ def test_a_script_that_asks_for_pmix_is_rejected_without_it(tmp_path: Path, asks
     assert reject_pmix(job) == reject_pmix(JobSpec(name="a", bundled="train")) == ""
 
 
-def test_the_proof_of_the_cluster_does_too(tmp_path: Path) -> None:
+def test_the_proof_of_the_cluster_does_too() -> None:
     transport = ScriptedTransport([Step(("...",))])
-    SlurmClient(transport, has_pmix=False).run_verification_job(("d-1", "d-2"), str(tmp_path))
+    SlurmClient(transport, has_pmix=False).run_verification_job(("d-1", "d-2"))
     (call,) = transport.calls
     assert "srun" not in call.argv
-    assert call.argv.index("salloc") < call.argv.index("mpirun") < call.argv.index("payload.commands.probe")
+    assert call.argv.index("salloc") < call.argv.index("mpirun") < call.argv.index("d-1,d-2")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import (
-    CommandError,
     MachineError,
     TransferError,
     TransportError,
@@ -32,10 +31,11 @@ from clusterctl.errors import (
 )
 from clusterctl.transport import remote_content, remote_open, remote_receive, tree
 from clusterctl.transport.base import remote_argv
-from clusterctl.transport.put import STORE, send_into, send_new_folder, send_to_store
-from clusterctl.transport.remote_content import HEADER, make_folder
-from clusterctl.transport.remote_receive import NO_REQUIRED, ROWS, SWEEP_EVERY_S, UNUSED_S
+from clusterctl.transport.put import ARCHIVES, STORE, archive_of, send_into, send_new_folder, send_to_store
+from clusterctl.transport.remote_content import HEADER, Entry, Incoming, line_of, make_folder
+from clusterctl.transport.remote_receive import ROWS, SWEEP_EVERY_S, UNUSED_S
 from clusterctl.transport.tree import Item, Kind, hash_items, walk
+from clusterctl.util.assets import tree_files
 from tests.support.disks import small_disk
 from tests.support.here import LocalTransport
 from tests.support.messages import refused as rejected
@@ -180,12 +180,11 @@ def test_pipes_and_such_do_not_travel(tmp_path):
 # a new folder, by way of the store:
 
 
-def make(data: Path, name: str = "jobs/one", *, transport: LocalTransport | None = None, required: str = "/"):
+def make(data: Path, name: str = "jobs/one", *, transport: LocalTransport | None = None):
     items = [Item.of(str(path.relative_to(data)), path, path.lstat()) for path in sorted(data.rglob("*"))]
     hashes = hash_items([item for item in items if item.kind is Kind.FILE])
-    return send_new_folder(
-        transport or LocalTransport(), items, hashes, name, ours={"our own": b"\xff\n"}, required=required
-    )
+    items.append(Item("v1", Kind.ARCHIVE, data, mode=0, mtime_ns=0))
+    return send_new_folder(transport or LocalTransport(), items, hashes, name, ours={"our own": b"\xff\n"})
 
 
 def test_a_new_folder(home, data):
@@ -228,7 +227,7 @@ def test_a_file_that_changes_meanwhile_makes_no_folder(home, data):
     hashes = hash_items(items)
     (data / "large").write_bytes(bytes(3 * MIB))
     with rejected("files-changed", TransferError):
-        send_new_folder(LocalTransport(), items, hashes, "jobs/one", ours={}, required="/")
+        send_new_folder(LocalTransport(), items, hashes, "jobs/one", ours={})
     assert not (home / "jobs").exists()
     assert stored(home) == []
 
@@ -391,10 +390,43 @@ def test_a_sweep_removes_what_is_not_its_own_and_follows_no_link(home, data, tmp
     assert (tmp_path / "theirs" / "file").exists()
 
 
-def test_what_is_required_is_looked_for_first(home, data):
-    with pytest.raises(CommandError) as caught:
-        make(data, required="/no/such")
-    assert caught.value.rc == NO_REQUIRED
+def test_an_archive_is_unpacked_once_and_kept_for_a_year(home, data, tmp_path):
+    make(data)
+    archive = home / ARCHIVES / "v1"
+    whole = {str(path.relative_to(data.parent)): path.read_bytes() for path in tree_files(data)}
+    assert {str(path.relative_to(archive)): path.read_bytes() for path in tree_files(archive)} == whole
+    for days, stays in ((364, True), (366, False)):
+        (archive / "mark").touch()
+        for path, at in ((archive, time.time() - days * 86400), (home / STORE / "swept", 1)):
+            os.utime(path, (at, at))
+        make(data, f"jobs/{days}")
+        assert (archive / "mark").exists() is stays
+    # What is no folder is replaced.
+    shutil.rmtree(archive)
+    archive.symlink_to(tmp_path)
+    make(data, "jobs/last")
+    assert not archive.is_symlink()
+    assert (archive / "data" / "large").read_bytes() == (data / "large").read_bytes()
+
+
+def test_an_archive_that_another_transfer_brought_meanwhile_is_taken(home, tmp_path, monkeypatch):
+    final, partial = (home / name for name in ("final", "partial"))
+    entry = Entry(line_of("archive", b"v1").encode()[:-1])
+    entry.final, entry.partial = bytes(final), bytes(partial)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "a.py").write_text("new")
+    archive = archive_of(tmp_path / "code")
+    (final / "code").mkdir(parents=True)
+    (final / "code" / "a.py").write_text("theirs")
+    pieces = [HEADER.pack(len(archive)) + archive]
+    remote_receive.take_archive(entry, Incoming(pieces.pop))
+    assert (final / "code" / "a.py").read_text() == "theirs"
+    assert [path.name for path in home.iterdir()] == ["final"]
+    shutil.rmtree(final)
+    monkeypatch.setattr(remote_receive.os, "spawnlp", lambda *_: (final / "no such").mkdir())
+    pieces.append(HEADER.pack(len(archive)) + archive)
+    with pytest.raises(FileNotFoundError):
+        remote_receive.take_archive(entry, Incoming(pieces.pop))
     assert list(home.iterdir()) == []
 
 
