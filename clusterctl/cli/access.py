@@ -25,7 +25,6 @@ from clusterctl.spec.job_options import JobOptions, job_options
 from clusterctl.spec.names import ADMIN_USER, reject_unknown
 from clusterctl.state.chosen import naming_lock_holder
 from clusterctl.state.inventory import Inventory, inventory_of
-from clusterctl.state.workspace import Workspace
 from clusterctl.transport.openssh import NO_CONNECTION, OpenSSH, attached, captured
 
 Command = Annotated[list[str] | None, typer.Argument(metavar="COMMAND", help="A command, after --.")]
@@ -96,7 +95,7 @@ def shell(
         )
     forwards = parse_forwards(forward or [])
     with open_session(options.chosen(screen)) as session, ExitStack() as stack:
-        ssh = OpenSSH(Workspace.of(session.spec.name).ssh_config, session.spec.job_user.name)
+        ssh = OpenSSH(session.workspace.ssh_config, session.facts.job_user)
         environment = _environment(screen, options, session, words)
         wait = functools.partial(_note_wait, screen, session)
         with screen.working("waiting for nodes"):

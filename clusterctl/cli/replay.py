@@ -32,8 +32,8 @@ from clusterctl.runs.compare import compare_losses
 from clusterctl.runs.find import Row, named_run
 from clusterctl.scheduler.session import Session, open_session
 from clusterctl.spec.job import JobSpec
-from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.chosen_spec import spec_of_existing
+from clusterctl.state.facts import ClusterFacts, facts_of_spec
 
 
 # Where and how long it runs: the program computes the same. Clusters differ in the names of their partitions.
@@ -74,14 +74,14 @@ def replay(
         if dry_run:
             spec = spec_of_existing(options.chosen(screen))
             scripts = rendered(screen, options, submission, spec)
-            more = _note_differences(screen, row, found, changes, spec, scripts[0].job)
+            more = _note_differences(screen, row, found, changes, facts_of_spec(spec), scripts[0].job)
             show_scripts(screen, scripts, more)
             return
         with open_session(options.chosen(screen)) as session:
             prepared = prepare(screen, options, session, submission)
             job = prepared.jobs[0].job
             reject_missing(session, job)
-            more = _note_differences(screen, row, found, changes, session.spec, job)
+            more = _note_differences(screen, row, found, changes, session.facts, job)
             rows = submit_and_note(screen, session, prepared, more)
             _watch(screen, session, row, found, rows, watching)
 
@@ -125,10 +125,10 @@ def _changes(settings: Sequence[str]) -> dict[str, str]:
 
 
 def _note_differences(
-    screen: Screen, row: Row, found: Replay, changes: Mapping[str, str], spec: ClusterSpec, job: JobSpec
+    screen: Screen, row: Row, found: Replay, changes: Mapping[str, str], facts: ClusterFacts, job: JobSpec
 ) -> dict[str, Any]:
     """Note what differs from the original, before anything is sent. Return what the answer has of it."""
-    listed = differences(row, found, changes, spec, job)
+    listed = differences(row, found, changes, facts, job)
     tasks = f", tasks {job.array}" if "of_failed" in found.known else ""
     screen.note(
         *(f"note: {note}" for note in found.notes),

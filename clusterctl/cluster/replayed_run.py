@@ -14,7 +14,7 @@ from clusterctl.runs.find import Row, latest_tasks
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.script import partition_name
 from clusterctl.spec.job import JobSpec
-from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.facts import ClusterFacts
 from clusterctl.util.assets import payload_hash
 
 _NUMBER: Final = re.compile(r"[0-9]{1,7}")
@@ -67,19 +67,19 @@ def _unfinished_tasks(row: Row, changes: Mapping[str, str]) -> list[int]:
 
 
 def differences(
-    row: Row, replay: Replay, changes: Mapping[str, str], spec: ClusterSpec, job: JobSpec
+    row: Row, replay: Replay, changes: Mapping[str, str], facts: ClusterFacts, job: JobSpec
 ) -> list[Difference]:
     """Return what is known to differ between a run and its replay before that runs.
 
-    spec: the spec of the cluster that the replay goes to.
+    facts: the cluster that the replay goes to.
     job: the job of the replay, as it is submitted.
     """
     run, programs = row.run, payload_hash()
     compared = [
         ("code", "clusterctl", replay.version, __version__),
         ("code", "its programs", replay.payload if job.bundled else programs, programs),
-        ("job", "cluster", run.cluster, spec.name),
-        ("job", "partition", run.partition, partition_name(spec, job) or run.partition),
+        ("job", "cluster", run.cluster, facts.cluster),
+        ("job", "partition", run.partition, partition_name(facts, job) or run.partition),
         *(
             ("configuration", key, row.config.get(key.replace("-", "_")), value)
             for key, value in changes.items()

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.scheduler.base import JobInfo, NodeInfo
-from clusterctl.scheduler.session import SOON_S, applied, scheduler_of
+from clusterctl.scheduler.session import SOON_S, applied, client_of
 from clusterctl.spec.units import format_duration
-from clusterctl.state.brief import brief_of
 from clusterctl.state.chosen import naming_lock_holder
+from clusterctl.state.facts import facts_of
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import Connect, Transport
+from clusterctl.transport.base import Transport
 from clusterctl.transport.connections import Connections
 
 if TYPE_CHECKING:
@@ -43,28 +43,17 @@ def status_of(workspace: Workspace) -> Status:
         SchedulerError, TransportError: it does not answer.
     """
     with naming_lock_holder(workspace), ExitStack() as stack:
-        to: Connect
-        if (of := brief_of(workspace)) is not None:
-            cluster, provider, controller, compute = of.cluster, of.provider, of.controller, of.compute
-            to = stack.enter_context(Connections(workspace.ssh_config, stays=controller)).to
-            scheduler = scheduler_of(of, to, patience_s=SOON_S)
-        else:
-            # A cluster without Slurm, whose record of hosts has to be read in full.
-            from clusterctl.state.inventory import inventory_of  # noqa: PLC0415
-
-            known = inventory_of(workspace)
-            cluster, provider, controller = known.cluster, known.provider, known.controller.name
-            compute = tuple(host.name for host in known.compute)
-            to = stack.enter_context(Connections(workspace.ssh_config, stays=controller)).to
-            scheduler = scheduler_of(known, to, patience_s=SOON_S)
+        facts = facts_of(workspace)
+        connections = stack.enter_context(Connections(workspace.ssh_config, stays=facts.controller))
+        controller = connections.to(facts.controller)
+        scheduler = client_of(facts, workspace, controller, connections.to, SOON_S)
         nodes, jobs = scheduler.nodes_and_jobs()
         # Most have none of that, and need not be read with all rules for specs.
         may_end = b"auto_down" in workspace.spec.read_bytes() if workspace.spec.exists() else False
-        by_itself = auto_down(applied(workspace), to(controller)) if may_end else None
-    ready = {n.name for n in nodes if n.usable} >= {*compute}
-    return Status(
-        cluster, provider, ready, tuple(nodes), tuple(job for job in jobs if not job.ended), by_itself
-    )
+        by_itself = auto_down(applied(workspace), controller) if may_end else None
+    ready = {n.name for n in nodes if n.usable} >= {*facts.compute}
+    active = tuple(job for job in jobs if not job.ended)
+    return Status(facts.cluster, facts.provider, ready, tuple(nodes), active, by_itself)
 
 
 def auto_down(spec: ClusterSpec, controller: Transport) -> dict[str, Any] | None:

@@ -48,6 +48,7 @@ from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import ADMIN_USER
+from clusterctl.state.facts import facts_of_spec, job_settings
 from clusterctl.state.inventory import (
     Inventory,
     distribution_ahead,
@@ -227,9 +228,8 @@ def resolve_environment(
 
 def _resolve_environment(cluster: ClusterContext, distribution: Distribution) -> Outcome[Environment]:
     progress = cluster.reporter.progress
-    environment = environment_of(
-        cluster.spec, distribution=lambda: distribution, report=progress, heard=progress
-    )
+    facts = facts_of_spec(cluster.spec)
+    environment = environment_of(facts, distribution=lambda: distribution, report=progress, heard=progress)
     packages = len(environment.lock.wheels) if environment.lock else 0
     return Outcome(environment, f"{packages} Python packages")
 
@@ -241,13 +241,8 @@ def provision(
     spec, workspace, progress = cluster.spec, cluster.workspace, cluster.reporter.progress
 
     def completed(inventory: Inventory) -> Inventory:
-        return inventory.model_copy(
-            update={
-                "usd_per_hour": decision.plan.hosts.usd_per_hour,
-                "scheduler": spec.scheduler,
-                "job_user": spec.job_user.name,
-            }
-        )
+        known = {"usd_per_hour": decision.plan.hosts.usd_per_hour, **job_settings(spec)}
+        return inventory.model_copy(update=known)
 
     def files(inventory: Inventory) -> NodeFiles:
         whole = completed(inventory)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from clusterctl.errors import CommandError, Notice, TransportError, UsageError, printable
-from clusterctl.scheduler.script import BASE_ENVIRONMENT, ENVIRONMENTS, PLAIN, Environment, partition_name
+from clusterctl.scheduler.script import ENVIRONMENTS, Environment, partition_name
 from clusterctl.spec.job import JobSpec, Launcher
-from clusterctl.state.brief import SpecBrief
+from clusterctl.state.facts import ClusterFacts
 from clusterctl.transport.base import Conversation, Transport, lines, remote_argv
 from clusterctl.transport.put import STORE, send_to_store
 from clusterctl.transport.remote_open import HELD
@@ -34,7 +34,7 @@ _LARGE: Final = 1 << 20  # bytes of a wheel that are sent more slowly than pip s
 
 
 def environment_of(
-    spec: ClusterSpec | SpecBrief,
+    facts: ClusterFacts,
     job: JobOptions | JobSpec | None = None,
     *,
     distribution: Callable[[], Distribution],
@@ -42,7 +42,7 @@ def environment_of(
     heard: LineReporter = lambda _line: None,
     replayed: str | None = None,
 ) -> Environment:
-    """What the requirements of a spec, and of a job on top, come to. Nothing reaches the cluster yet.
+    """What the requirements of a cluster, and of a job on top, come to. Nothing reaches the cluster yet.
 
     ``replayed`` is the text of a lock that takes their place, "" for no packages.
 
@@ -50,12 +50,12 @@ def environment_of(
         UsageError: they can't be met, or the job can't have any.
         MachineError: wheels can't be kept here.
     """
-    cluster = None if isinstance(spec, SpecBrief) else spec.software.python.requirements
+    cluster = None if facts.requirements is None else Path(facts.requirements)
     own = job.requirements if job is not None else None
     base = job_lock()
     if isinstance(job, JobSpec) and (job.bundled or job.container):
         if own is None:
-            return PLAIN
+            return Environment(root=facts.root)
         raise UsageError(
             f"{'a container' if job.container else f'the bundled job {job.bundled}'} takes no requirements",
             code="no-requirements-here",
@@ -63,7 +63,7 @@ def environment_of(
             fix="leave --requirements out, or submit a script of yours",
         )
     if cluster is None and own is None and not replayed:
-        return _with_torch(job, None)
+        return _with_torch(facts, job, None)
     from clusterctl.packages.accelerators import has_gpus  # noqa: PLC0415 - most jobs ask for no packages
     from clusterctl.packages.wheelhouse import NodePlatform, Requirements, resolve  # noqa: PLC0415 - as above
 
@@ -72,14 +72,14 @@ def environment_of(
         lock = _replayed(replayed, node, report, heard) if replayed else None
     elif cluster is not None:
         lock = resolve(
-            Requirements((cluster,), base, node=node, gpus=has_gpus(spec)), report=report, heard=heard
+            Requirements((cluster,), base, node=node, gpus=has_gpus(facts)), report=report, heard=heard
         )
     if own is not None:
         held = {wheel.name: wheel.version for wheel in lock.wheels} if lock else {}
         files = (own,) if cluster is None else (cluster, own)
-        gpus = has_gpus(spec, _partition_name(spec, job)) if job is not None else None
+        gpus = has_gpus(facts, _partition_name(facts, job)) if job is not None else None
         lock = resolve(Requirements(files, base, held, node, gpus), report=report, heard=heard)
-    return _with_torch(job, lock)
+    return _with_torch(facts, job, lock)
 
 
 def _replayed(text: str, node: NodePlatform, report: LineReporter, heard: LineReporter) -> Lock:
@@ -98,14 +98,14 @@ def _replayed(text: str, node: NodePlatform, report: LineReporter, heard: LineRe
         return resolve(Requirements((wanted,), job_lock(), node=node), report=report, heard=heard)
 
 
-def _partition_name(spec: ClusterSpec | SpecBrief, job: JobOptions | JobSpec) -> str | None:
+def _partition_name(facts: ClusterFacts, job: JobOptions | JobSpec) -> str | None:
     """The partition that a job goes to; None where its script may name another."""
     if isinstance(job, JobSpec):
-        return partition_name(spec, job)
-    return job.partition or spec.partitions[0].name
+        return partition_name(facts, job)
+    return job.partition or facts.partitions[0].name
 
 
-def _with_torch(job: JobOptions | JobSpec | None, lock: Lock | None) -> Environment:
+def _with_torch(facts: ClusterFacts, job: JobOptions | JobSpec | None, lock: Lock | None) -> Environment:
     """The environment of a lock, or of none; refused if it lacks what the job's launcher comes with."""
     by_torch = isinstance(job, JobSpec) and job.launcher is Launcher.TORCHRUN
     if by_torch and (lock is None or not any(wheel.name == "torch" for wheel in lock.wheels)):
@@ -114,7 +114,7 @@ def _with_torch(job: JobOptions | JobSpec | None, lock: Lock | None) -> Environm
             code="torchrun-without-torch",
             fix="say --requirements FILE with a line that says torch",
         )
-    return Environment(lock if lock is not None and lock.wheels else None)
+    return Environment(lock if lock is not None and lock.wheels else None, facts.root)
 
 
 def unbuilt(spec: ClusterSpec, distribution: Distribution, to: Callable[[], Transport]) -> str:
@@ -144,7 +144,6 @@ def build(
     report: LineReporter,
     progress: Progress = lambda *_: None,
     rented: bool = False,
-    base: str = BASE_ENVIRONMENT,
     wait_s: float = _WAIT_S,
 ) -> bool:
     """Have the environment on the cluster, whole; whether it had to be built. ``transport``: the job user's.
@@ -159,10 +158,10 @@ def build(
     """
     if environment.lock is None or _is_there(transport, environment.lock):
         return False
-    fetched = _fetch(transport, environment.lock, base, report) if rented else None
+    fetched = _fetch(transport, environment.lock, environment.base, report) if rented else None
     sent = _send(transport, environment.lock, fetched, report, progress)
     key = environment.lock.key
-    argv = ["sh", "-c", _BUILD, "build", key, base, f"{wait_s:g}", str(HELD), ENVIRONMENTS]
+    argv = ["sh", "-c", _BUILD, "build", key, environment.base, f"{wait_s:g}", str(HELD), ENVIRONMENTS]
     built = False
     try:
         with transport.converse(argv, silence_s=_BUILD_S) as talk:

@@ -22,7 +22,6 @@ from clusterctl.scheduler.script import Environment, resource_options
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm_parse import expand_nodes
 from clusterctl.spec.job_options import JobOptions
-from clusterctl.spec.names import JOB_PROFILE
 from clusterctl.transport.base import MARK, wrapped
 from clusterctl.transport.openssh import ALONE, OpenSSH, talking
 
@@ -67,9 +66,8 @@ class Allocation:
         settings = [f"{name}={value}" for name, value in self._environment.items()]
         step = ["srun", "--interactive", "--preserve-env", "--nodes=1", "--ntasks=1", "--quiet"]
         step += ["--pty"] if terminal else []
-        start = (
-            f'[[ ! -r {JOB_PROFILE} ]] || . {JOB_PROFILE}; export PATH={environment.path}:"$PATH"; exec "$@"'
-        )
+        profile = environment.profile
+        start = f'[[ ! -r {profile} ]] || . {profile}; export PATH={environment.path}:"$PATH"; exec "$@"'
         program = ["bash", "-lc", start, "shell", *(command or ("bash", "-i"))]
         words = ["env", *settings, *step, *program]
         return self._ssh.argv(self._controller, words, "-t" if terminal else "-T")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from clusterctl.jobs.trained import MODEL, ChosenModel, model_arguments, reject_
 from clusterctl.scheduler.script import Environment, reject_pmix, with_gpus, with_launcher
 from clusterctl.scheduler.session import Session, distribution_of_hosts, script_of
 from clusterctl.spec.job import JobSpec, is_job_file, job_spec
+from clusterctl.state.facts import ClusterFacts, facts_of_spec
 from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.tree import Progress
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from clusterctl.spec.distributions import Distribution
     from clusterctl.spec.job_options import JobOptions
     from clusterctl.spec.models import ClusterSpec
-    from clusterctl.state.brief import SpecBrief
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +96,16 @@ class _Cluster:
     session: None: the cluster is not asked, and the entries are believed.
     """
 
-    spec: ClusterSpec | SpecBrief
+    facts: ClusterFacts
     distribution: Callable[[], Distribution]
     entries: Sequence[JobEntry]
-    has_pmix: bool
     session: Session | None = None
 
     @classmethod
     def of(cls, session: Session) -> _Cluster:
         """Return what a session knows."""
         entries = session.ledger.entries()
-        return cls(session.rules, lambda: session.distribution, entries, session.has_pmix, session)
+        return cls(session.facts, lambda: session.distribution, entries, session)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,15 +163,11 @@ class Preparer:
 
         workspace = Workspace.of(spec.name)
         hosts = inventory_if_known(workspace)
-        cluster = _Cluster(
-            spec,
-            partial(distribution_of_hosts, spec, workspace),
-            Ledger(workspace.jobs).entries(),
-            has_pmix=hosts is None or hosts.pmix,
-        )
-        jobs = self._prepared(submission, cluster)
+        facts = replace(facts_of_spec(spec), pmix=hosts is None or hosts.pmix)
+        distribution = partial(distribution_of_hosts, spec, workspace)
+        jobs = self._prepared(submission, _Cluster(facts, distribution, Ledger(workspace.jobs).entries()))
         return tuple(
-            RenderedJob(one.job, script_of(spec, one.job, one.environment), one.source) for one in jobs
+            RenderedJob(one.job, script_of(facts, one.job, one.environment), one.source) for one in jobs
         )
 
     def prepare(self, session: Session, submission: Submission) -> PreparedSubmission:
@@ -198,15 +193,15 @@ class Preparer:
 
     def _prepared(self, submission: Submission, cluster: _Cluster) -> list[PreparedJob]:
         jobs, model = with_model(submission.jobs, submission.model, cluster.entries, cluster.session)
-        for job in jobs if not cluster.has_pmix else ():
+        for job in jobs if not cluster.facts.pmix else ():
             if "launcher" in job.model_fields_set and job.launcher == "srun":
                 self.note(f"note: {job.name}: mpirun starts the ranks, for Slurm has no plugin for PMIx here")
             if note := reject_pmix(job):
                 self.note(f"note: {note}")
-        jobs = [with_launcher(with_gpus(cluster.spec, job), has_pmix=cluster.has_pmix) for job in jobs]
+        jobs = [with_launcher(with_gpus(cluster.facts, job), has_pmix=cluster.facts.pmix) for job in jobs]
         # A job that can't run is rejected before packages of any are looked for, or any is sent.
         for job in jobs:
-            script_of(cluster.spec, job)
+            script_of(cluster.facts, job)
         replay = submission.replay
         sources = [replay.source if replay else source_of(job) or model for job in jobs]
         for note in dict.fromkeys(note for source in sources if source for note in source.notes):
@@ -218,7 +213,7 @@ class Preparer:
     def _environment(self, cluster: _Cluster, job: JobOptions | JobSpec, lock: str | None) -> Environment:
         """Resolve requirements. ``lock`` is the text of a lock to use instead, "" for no packages."""
         return environment_of(
-            cluster.spec,
+            cluster.facts,
             job,
             distribution=cluster.distribution,
             report=self.note,

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clusterctl import __version__
 from clusterctl.errors import (
@@ -31,7 +31,7 @@ from clusterctl.jobs.stage import SentSource, remove_folder, stage
 from clusterctl.scheduler.script import PLAIN, Environment, partition_name
 from clusterctl.scheduler.session import Session, request_of, script_of
 from clusterctl.spec.job import JobSpec
-from clusterctl.state.brief import SpecBrief
+from clusterctl.state.facts import applied_text
 from clusterctl.state.submissions import CLIENT_FACTS, SPEC_FILE, SWEEP_FILE, JobEntry
 from clusterctl.transport.copies import Copies, note
 from clusterctl.transport.openssh import talking
@@ -39,9 +39,6 @@ from clusterctl.transport.put import send_to_store
 from clusterctl.transport.tree import Progress
 from clusterctl.util.assets import payload_hash
 from clusterctl.util.progress import LineReporter
-
-if TYPE_CHECKING:
-    from clusterctl.spec.models import ClusterSpec
 
 MAX_DIFF = 1 << 20
 PATIENCE_S = 15.0  # a submission does not wait long for what is good to know
@@ -144,11 +141,11 @@ def submit(
         TransportError: the controller can't be reached, or the submission is unresolved: a job that was taken
             all the same is found by its token when jobs are next listed or collected.
     """
-    rules = session.rules
-    script = script_of(rules, job, environment)  # what is wrong is said before anything is sent
+    facts = session.facts
+    script = script_of(facts, job, environment)  # what is wrong is said before anything is sent
     session.scheduler.reject_if_busy()
     source = source or source_of(job)
-    others = session.transports_of_partition(partition_name(rules, job)) if session.unshared_nodes else ()
+    others = session.transports_of_partition(partition_name(facts, job)) if session.unshared_nodes else ()
     # Not Path.is_file: what we may not look at, or can't be a name here, is the cluster's.
     if job.container is not None and os.path.isfile(job.container):  # noqa: PTH113
         image = Path(job.container)
@@ -157,10 +154,10 @@ def submit(
             send_to_store(other, [image], progress=progress)
         job = job.model_copy(update={"container": there})
         known = {"image": str(image), **known}
-        script = script_of(rules, job, environment)
+        script = script_of(facts, job, environment)
     folder = job.script.parent if job.script is not None else Path.cwd()
     known = {"folder": str(source.folder) if source is not None else None, **known}
-    facts = client_facts(job, environment, folder=folder, known=known)
+    told = client_facts(job, environment, folder=folder, known=known)
     rented = environment.lock is not None and session.spec.provider.is_cloud
     for transport in (session.transport, *others):
         build(transport, environment, report=report, progress=progress, rented=rented)
@@ -168,8 +165,8 @@ def submit(
     ours: Mapping[str, bytes] = {
         **outputs_file(job),
         session.scheduler.script_name: script.encode(errors="surrogateescape"),
-        SPEC_FILE: _spec_text(rules).encode(),
-        CLIENT_FACTS: (json.dumps(facts, indent=2) + "\n").encode(errors="replace"),
+        SPEC_FILE: applied_text(session.workspace),
+        CLIENT_FACTS: (json.dumps(told, indent=2) + "\n").encode(errors="replace"),
     }
     if job.sweep is not None:
         ours = {**ours, SWEEP_FILE: (json.dumps(job.sweep.record, indent=1) + "\n").encode()}
@@ -179,7 +176,7 @@ def submit(
     entry = JobEntry(
         token=token,
         name=job.name,
-        user=rules.job_user.name,
+        user=facts.job_user,
         submitted_at=time.time(),
         remote_dir=remote_dir,
     )
@@ -192,21 +189,13 @@ def submit(
         remove_folder((session.transport, *others), remote_dir)
         raise
     try:
-        job_id = session.scheduler.submit(request_of(rules, job, entry, session.scheduler.script_name))
+        job_id = session.scheduler.submit(request_of(facts, job, entry, session.scheduler.script_name))
     except (SchedulerError, UnreachableError):  # not AnswerLostError: it may have been taken
         session.ledger.update(entry, refused=True)
         remove_folder((session.transport, *session.transports_of_partition(None)), remote_dir)
         raise
     session.ledger.update(entry, job_id=job_id)
     return Submitted(job_id, job.name, script, remote_dir, token, sent)
-
-
-def _spec_text(spec: ClusterSpec | SpecBrief) -> str:
-    if isinstance(spec, SpecBrief):
-        return spec.text
-    from clusterctl.spec.load import dump_spec  # noqa: PLC0415 - with the models of specs
-
-    return dump_spec(spec)
 
 
 def _copies(host: str, remote_dir: str, source: Source) -> Iterator[Copies]:

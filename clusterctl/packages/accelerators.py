@@ -13,7 +13,7 @@ from clusterctl.util.progress import LineReporter
 
 if TYPE_CHECKING:
     from clusterctl.spec.models import ClusterSpec
-    from clusterctl.state.brief import SpecBrief
+    from clusterctl.state.facts import ClusterFacts
 
 INDEX_VARIABLE: Final = "CLUSTERCTL_TORCH_INDEX"
 _CPU_INDEX: Final = "https://download.pytorch.org/whl/cpu"
@@ -36,12 +36,12 @@ class CudaBuildError(Exception):
     """pip has chosen a build of torch for CUDA, and the nodes have no GPU."""
 
 
-def has_gpus(spec: ClusterSpec | SpecBrief, partition: str | None = None) -> bool | None:
+def has_gpus(cluster: ClusterSpec | ClusterFacts, partition: str | None = None) -> bool | None:
     """Whether nodes of a partition, or of any, have GPUs; None where a spec need not say it."""
-    asked = [one for one in spec.partitions if partition in (None, one.name)]
+    asked = [one for one in cluster.partitions if partition in (None, one.name)]
     if any(one.gpus is not None for one in asked):
         return True
-    return False if spec.has_slurm else None
+    return False if cluster.has_slurm else None
 
 
 def cpu_index() -> str:

@@ -46,6 +46,7 @@ from clusterctl.scheduler.base import (
 )
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, Session, resolve_submissions
 from clusterctl.scheduler.session import session as session_of
+from clusterctl.state.facts import applied_text, facts_of, facts_of_spec
 from clusterctl.state.ledger import RunRecord, Skipped, TaskRecord, node_hours, note_runs_folder
 from clusterctl.state.submissions import (
     CLIENT_FACTS,
@@ -157,7 +158,8 @@ def collect_all(
     on_run: Callable[[RunRecord], None] = lambda _: None,
 ) -> tuple[RunRecord, ...]:
     """Collect everything that is not home, but for the runs of the jobs to ``discard``; see ``collect``."""
-    with session_of(spec, workspace, patience_s=SHORT_PATIENCE_S) as opened:
+    facts = facts_of(workspace) if workspace.inventory.exists() else facts_of_spec(spec)
+    with session_of(facts, workspace, patience_s=SHORT_PATIENCE_S) as opened:
         return collect(opened, out=out or RUNS, discard=discard, on_run=on_run)
 
 
@@ -192,7 +194,7 @@ def _entry(session: Session, job_id: str) -> JobEntry:
     # Every user may give a job the comment of another one, which would take its place in the ledger.
     known = {entry.token for entry in session.ledger.entries()}
     token = jobs[0].token
-    if token in ("", *known) or jobs[0].user != session.spec.job_user.name:
+    if token in ("", *known) or jobs[0].user != session.facts.job_user:
         raise unmanaged_job(jobs[0])
     entry = JobEntry(
         token=token,
@@ -237,7 +239,7 @@ class _Collecting:
                     return run
                 return self.more(entry, run)
         job_id = entry.job_id or ""
-        final = place(self.out, f"{self.session.spec.name}-{job_id}-{entry.name}", entry.token)
+        final = place(self.out, f"{self.session.facts.cluster}-{job_id}-{entry.name}", entry.token)
         jobs = self.jobs.get(job_id) or self.session.scheduler.jobs([job_id]) or (_purged(entry),)
         with self.writing(job_id, final), working_folder(final) as work:
             hosts = tuple(dict.fromkeys(node for job in jobs for node in job.nodes))
@@ -369,9 +371,7 @@ def _assembled(
     said: _Answers,
 ) -> RunRecord:
     """Add to the job's files ours, and the sums over all."""
-    from clusterctl.spec.load import dump_spec  # noqa: PLC0415 - once files have come
-
-    kept = session.ledger.kept(entry.token) or {SPEC_FILE: dump_spec(session.spec).encode()}
+    kept = session.ledger.kept(entry.token) or {SPEC_FILE: applied_text(session.workspace)}
     _write_kept(tree, kept)
     if said.missing:
         missing = Skipped(path=_ACCOUNTING, reason=said.missing, files=0)
@@ -440,7 +440,7 @@ def _record(
     shown = head if ended else next(job for job in jobs if not job.ended)
     return RunRecord(
         token=entry.token,
-        cluster=session.spec.name,
+        cluster=session.facts.cluster,
         scheduler=session.spec.scheduler,
         job_id=head.whole_id,
         name=entry.name,

@@ -418,7 +418,7 @@ module.main(sys.argv[2])
 """
 
 
-def verification_argv(hosts: Sequence[str]) -> tuple[str, ...]:
+def verification_argv(root: str, hosts: Sequence[str]) -> tuple[str, ...]:
     """The command of one rank of the payload's probe, which travels with it: nodes need only mpi4py."""
     program = base64.b64encode(zlib.compress(module_texts("payload.commands.probe").encode())).decode()
-    return ("/opt/clusterctl/env/bin/python", "-c", _PROBE, program, ",".join(hosts))
+    return (f"{root}/env/bin/python", "-c", _PROBE, program, ",".join(hosts))

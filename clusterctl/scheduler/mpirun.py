@@ -34,8 +34,7 @@ from clusterctl.scheduler.base import (
     verification_argv,
 )
 from clusterctl.spec.job import JobSpec, Launcher
-from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.names import JOB_PROFILE
+from clusterctl.state.facts import ClusterFacts
 from clusterctl.state.inventory import HEALTH_PROGRAM, MPI_SSH, Host, Inventory
 from clusterctl.transport.base import Connect, Transport, remote_argv
 from clusterctl.util.assets import render
@@ -187,14 +186,15 @@ class MpirunClient(Scheduler):
 
     def run_verification_job(self, hosts: tuple[str, ...]) -> Result:
         limit_s = _VERIFICATION_S + _VERIFICATION_PER_NODE_S * len(hosts)
-        profile = f'cd && {{ [[ ! -r {JOB_PROFILE} ]] || . {JOB_PROFILE}; }} && exec "$@"'
+        load = script.Environment(root=self.inventory.root).profile
+        profile = f'cd && {{ [[ ! -r {load} ]] || . {load}; }} && exec "$@"'
         argv = [
             *("sudo", "-n", "-H", "-u", self.user, "timeout", "--kill-after=5", str(limit_s)),
             *("env", "OMP_NUM_THREADS=1"),
             *("bash", "-c", profile, "probe"),
             *("mpirun", "-np", str(len(hosts)), "--host", ",".join(f"{host}:1" for host in hosts)),
             *("--map-by", "ppr:1:node", "-x", "PATH", "-x", "OMP_NUM_THREADS"),
-            *verification_argv(hosts),
+            *verification_argv(self.inventory.root, hosts),
         ]
         return self.to(hosts[0]).run(argv, timeout_s=limit_s + 30, check=False)
 
@@ -317,26 +317,23 @@ def _outcome(end: Mapping[str, Any] | None, *, cancelled: bool) -> dict[str, Any
     return {"state": state, "reason": reason, "exit_code": exit_code, "signal": ended_by}
 
 
-def with_nodes(request: JobRequest, spec: ClusterSpec, job: JobSpec) -> JobRequest:
+def with_nodes(request: JobRequest, facts: ClusterFacts, job: JobSpec) -> JobRequest:
     """The request with the first nodes of the job's partition, in order, and its time limit.
 
     Raises:
         UsageError: it asks for what only Slurm can do, or for more than there is.
     """
     _refuse_slurms(job)
-    chosen = script.partition_of(spec, job).name
-    (partition,) = (one for one in spec.partitions if one.name == chosen)
-    nodes = spec.node_names(partition)[: job.nodes]
-    return replace(
-        request, partition=partition.name, nodes=nodes, limit_s=job.time or partition.max_time or 0
-    )
+    partition = script.partition_of(facts, job)
+    nodes, limit_s = partition.nodes[: job.nodes], job.time or partition.max_time or 0
+    return replace(request, partition=partition.name, nodes=nodes, limit_s=limit_s)
 
 
 def render_mpirun_script(
-    spec: ClusterSpec, job: JobSpec, *, payload_hash: str, environment: script.Environment = script.PLAIN
+    facts: ClusterFacts, job: JobSpec, *, payload_hash: str, environment: script.Environment = script.PLAIN
 ) -> str:
     """The script of a job, for bash on the first of its nodes."""
-    nodes = with_nodes(JobRequest("", job.name, "", ""), spec, job).nodes
+    nodes = with_nodes(JobRequest("", job.name, "", ""), facts, job).nodes
     own = script.UserScript.read(job.script) if job.script is not None else None
     if own is not None and own.directives:
         raise UsageError(
@@ -359,12 +356,12 @@ def render_mpirun_script(
         needs=script.needs(own, job),
         nodes=nodes,
         slots=job.tasks_per_node,
-        profile=JOB_PROFILE,
+        profile=environment.profile,
         path=environment.path,
         cpus=job.cpus or 1,
-        python=script.PYTHON,
+        python=f"{environment.base}/bin/python",
         payload=f"{script.PAYLOADS}/{payload_hash}",
-        job_options=f"--telemetry={spec.monitoring.interval:g} --nodes={','.join(nodes)} --ssh='{MPI_SSH}'",
+        job_options=f"--telemetry={facts.interval_s:g} --nodes={','.join(nodes)} --ssh='{MPI_SSH}'",
         program=script.program(job, own, environment, words),
     )
 

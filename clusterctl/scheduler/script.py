@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.errors import UsageError
 from clusterctl.spec.job import JOB_FIELDS, ONE_RANK_JOBS, JobSpec, Launcher, is_python
-from clusterctl.spec.names import JOB_PROFILE
+from clusterctl.spec.names import ROOT
 from clusterctl.spec.units import format_duration
 from clusterctl.state.submissions import ADDED_FILES, SENT_FILES, SWEEP_FILE, WRITTEN_FILES
 from clusterctl.transport.put import ARCHIVES
@@ -20,15 +20,10 @@ from clusterctl.util.assets import render
 
 if TYPE_CHECKING:
     from clusterctl.packages.wheelhouse import Lock
-    from clusterctl.spec.common import Partition
     from clusterctl.spec.job_options import JobOptions
-    from clusterctl.spec.models import ClusterSpec
-    from clusterctl.state.brief import PartitionBrief, SpecBrief
+    from clusterctl.state.facts import ClusterFacts, PartitionFacts
 
-BASE_ENVIRONMENT: Final = "/opt/clusterctl/env"  # the Python that every node has
 ENVIRONMENTS: Final = "clusterctl/environments"  # in the job user's home
-ENV_BIN: Final = f"{BASE_ENVIRONMENT}/bin"
-PYTHON: Final = f"{ENV_BIN}/python"  # of our own programs
 PAYLOADS: Final = f"$HOME/{ARCHIVES}"  # by hash
 # To what mpirun starts.
 _EXPORTED: Final = ("PATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT")
@@ -50,16 +45,25 @@ _SIGNAL = "USR1@60"  # Slurm keeps time by the minute: less would come too late
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The Python of a job's program; without a lock it is the one that every node has."""
+    """The Python of a job's program; without a lock it is the one that every node has below ``root``."""
 
     lock: Lock | None = None
+    root: str = ROOT
+
+    @property
+    def base(self) -> str:
+        """The folder of the Python that every node has."""
+        return f"{self.root}/env"
+
+    @property
+    def profile(self) -> str:
+        """What jobs source first on a host where Open MPI is an environment module."""
+        return f"{self.root}/job-profile.sh"
 
     @property
     def bin(self) -> str:
         """Its folder of programs, as the shell on a node reads it."""
-        if self.lock is None:
-            return ENV_BIN
-        return f'"$HOME"/{ENVIRONMENTS}/{self.lock.key}/bin'
+        return f"{self.base}/bin" if self.lock is None else f'"$HOME"/{ENVIRONMENTS}/{self.lock.key}/bin'
 
     @property
     def python(self) -> str:
@@ -69,17 +73,17 @@ class Environment:
     @property
     def path(self) -> str:
         """What PATH begins with."""
-        return ENV_BIN if self.lock is None else f"{self.bin}:{ENV_BIN}"
+        return self.bin if self.lock is None else f"{self.bin}:{self.base}/bin"
 
 
 PLAIN: Final = Environment()
 
 
-def partition_name(spec: ClusterSpec | SpecBrief, job: JobSpec) -> str | None:
+def partition_name(facts: ClusterFacts, job: JobSpec) -> str | None:
     """The partition that a job goes to; None where its script may name another."""
     if job.partition is None and job.script is not None and UserScript.read(job.script).directives:
         return None
-    return partition_of(spec, job).name
+    return partition_of(facts, job).name
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,21 +266,21 @@ def is_launched(job: JobSpec, own: UserScript | None) -> bool:
     return job.tasks > 1 or bool(own.directives) or job.launcher is Launcher.TORCHRUN
 
 
-def partition_of(spec: ClusterSpec | SpecBrief, job: JobSpec) -> Partition | PartitionBrief:
+def partition_of(facts: ClusterFacts, job: JobSpec) -> PartitionFacts:
     """The partition that a job names; the first one if it names none.
 
     Raises:
         UsageError: there is no such partition, or it has less than the job asks for.
     """
-    by_name: Mapping[str, Partition | PartitionBrief] = {one.name: one for one in spec.partitions}
-    partition = spec.partitions[0] if job.partition is None else by_name.get(job.partition)
+    by_name = {one.name: one for one in facts.partitions}
+    partition = facts.partitions[0] if job.partition is None else by_name.get(job.partition)
     if partition is None:
         raise UsageError(
             f"there is no partition {job.partition!r}",
             code="unknown-partition",
             fix=f"--partition can be: {', '.join(by_name)}",
         )
-    count = spec.count_of(partition.name)
+    count = len(partition.nodes)
     if job.nodes > count:
         raise UsageError(
             f"a job can't have {job.nodes} nodes",
@@ -285,7 +289,7 @@ def partition_of(spec: ClusterSpec | SpecBrief, job: JobSpec) -> Partition | Par
             fix=f"say --nodes {count} or less, or name another partition",
         )
     longest = partition.max_time
-    unit = 60 if spec.has_slurm else 1  # in slurm.conf 90s are 2 minutes
+    unit = 60 if facts.has_slurm else 1  # in slurm.conf 90s are 2 minutes
     if job.time is not None and longest is not None and -(-job.time // unit) > -(-longest // unit):
         raise UsageError(
             f"a job can't have {format_duration(job.time)}",
@@ -296,26 +300,26 @@ def partition_of(spec: ClusterSpec | SpecBrief, job: JobSpec) -> Partition | Par
     return partition
 
 
-def with_gpus(spec: ClusterSpec | SpecBrief, job: JobSpec) -> JobSpec:
+def with_gpus(facts: ClusterFacts, job: JobSpec) -> JobSpec:
     """The job with what it did not say of GPUs and ranks, from its partition's ``gpus``.
 
     All GPUs of a node and one rank on each; as many ranks as GPUs where one of both was given; one of each
     where the job runs on one rank. Scripts of the user's, jobs with ``--device cpu`` and partitions without
     GPUs stay as they are.
     """
-    chosen = {one.name: one for one in spec.partitions}.get(job.partition or spec.partitions[0].name)
+    chosen = {one.name: one for one in facts.partitions}.get(job.partition or facts.partitions[0].name)
     on_cpu = "--device=cpu" in job.args or ("--device", "cpu") in pairwise(job.args)
     if chosen is None or chosen.gpus is None or job.bundled in (None, *_ON_THE_CPU) or on_cpu:
         return job
     if job.bundled in ONE_RANK_JOBS:
-        said_or_all = "gpus" in job.model_fields_set or not spec.has_slurm
+        said_or_all = "gpus" in job.model_fields_set or not facts.has_slurm
         return job if said_or_all else job.model_copy(update={"gpus": 1})
     said: dict[str, Any] = {}
-    if "gpus" not in job.model_fields_set and spec.has_slurm:  # without it, a job has all there are
-        ranks = job.tasks_per_node if "tasks_per_node" in job.model_fields_set else chosen.gpus.count
-        said["gpus"] = min(ranks, chosen.gpus.count)
+    if "gpus" not in job.model_fields_set and facts.has_slurm:  # without it, a job has all there are
+        ranks = job.tasks_per_node if "tasks_per_node" in job.model_fields_set else chosen.gpus
+        said["gpus"] = min(ranks, chosen.gpus)
     if "tasks_per_node" not in job.model_fields_set:
-        said["tasks_per_node"] = max(said.get("gpus", job.gpus if spec.has_slurm else chosen.gpus.count), 1)
+        said["tasks_per_node"] = max(said.get("gpus", job.gpus if facts.has_slurm else chosen.gpus), 1)
     return job.model_copy(update=said)
 
 
@@ -383,10 +387,10 @@ def render_script(
         own_directives=own.directives if own else (),
         options=_options(job, own),
         array=is_array,
-        profile=JOB_PROFILE,
+        profile=environment.profile,
         path=environment.path,
         launcher=job.launcher,
-        python=PYTHON,
+        python=f"{environment.base}/bin/python",
         payload=f"{PAYLOADS}/{payload_hash}",
         job_options=" ".join(job_options),
         program=program(job, own, environment, words),

@@ -1,19 +1,18 @@
-"""A cluster that is up, as its job user sees it: spec, scheduler, ledger; and what its scheduler decides."""
+"""A cluster that is up, as its job user sees it: facts, scheduler, ledger; and what its scheduler decides."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.base import JobRequest, Scheduler
 from clusterctl.scheduler.slurm import SlurmClient
-from clusterctl.state.brief import Brief, SpecBrief, brief_of, note_spec, spec_brief_of
 from clusterctl.state.chosen import ChosenCluster, naming_lock_holder
+from clusterctl.state.facts import ClusterFacts, facts_of
 from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, Transport
@@ -43,39 +42,26 @@ class UnsharedNode:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A connection to the controller as the job user; ``unshared_nodes`` where hosts share no folder.
+    """A connection to the controller as the job user; ``unshared_nodes`` where hosts share no folder."""
 
-    ``given`` is the spec, or how it is read once it is needed; ``hosts`` the same of what the hosts have.
-    ``workspace`` is set where the spec is the one applied to it.
-    """
-
-    given: ClusterSpec | Callable[[], ClusterSpec]
+    facts: ClusterFacts
     scheduler: Scheduler
     ledger: Ledger
     unshared_nodes: tuple[UnsharedNode, ...] = ()
-    hosts: Callable[[], Distribution] | None = None
-    has_pmix: bool = True
-    workspace: Workspace | None = None
 
     @property
-    def rules(self) -> ClusterSpec | SpecBrief:
-        """The spec as far as jobs are concerned: in brief, if what was noted of it still holds."""
-        if self.workspace is None:
-            return self.spec
-        if (noted := spec_brief_of(self.workspace)) is not None:
-            return noted
-        note_spec(self.workspace, self.spec)
-        return self.spec
+    def workspace(self) -> Workspace:
+        return self.ledger.workspace
 
     @property
     def spec(self) -> ClusterSpec:
-        return self.given() if callable(self.given) else self.given
+        """The applied spec, which few verbs about jobs read."""
+        return applied(self.workspace)
 
     @property
     def distribution(self) -> Distribution:
-        from clusterctl.spec.distributions import DEFAULT, distribution_of  # noqa: PLC0415 - few verbs ask
-
-        return self.hosts() if self.hosts is not None else distribution_of(DEFAULT)
+        """The distribution of the hosts."""
+        return distribution_of_hosts(self.spec, self.workspace)
 
     @property
     def transport(self) -> Transport:
@@ -111,42 +97,22 @@ class Session:
 
 @contextmanager
 def session(
-    spec: ClusterSpec | None, workspace: Workspace, *, patience_s: float = PATIENCE_S
+    facts: ClusterFacts, workspace: Workspace, *, patience_s: float = PATIENCE_S
 ) -> Iterator[Session]:
-    """Open the connection; it is made at the first use.
-
-    ``spec`` is a resolved one: it has a job user. None: the applied one, which is read when it is needed.
-    """
-    if spec is None and (brief := brief_of(workspace)) is not None:
-        with Connections(workspace.ssh_config, stays=brief.controller) as connections:
-            slurm = SlurmClient(connections.to(brief.controller, brief.job_user), patience_s=patience_s)
-            given = cache(partial(applied, workspace))
-            hosts = partial(distribution_of_hosts, None, workspace)
-            yield Session(
-                given, slurm, Ledger(workspace.jobs), hosts=hosts, has_pmix=brief.pmix, workspace=workspace
-            )
-        return
-    from clusterctl.state.inventory import inventory_of  # noqa: PLC0415 - as in Session
-
-    up = inventory_of(workspace) if spec is None else None
-    spec = spec or applied(workspace)
-    user = spec.job_user.name
-    known = up or (inventory_of(workspace) if workspace.inventory.exists() or not spec.has_slurm else None)
-    unshared = known.compute if known is not None and known.shared_folder.kind == "none" else ()
-    with Connections(workspace.ssh_config, stays=spec.controller_host) as connections:
-        controller = connections.to(spec.controller_host, user)
-        unshared_nodes = tuple(
+    """Open the connection; it is made at the first use."""
+    with Connections(workspace.ssh_config, stays=facts.controller) as connections:
+        controller = connections.to(facts.controller, facts.job_user)
+        scheduler = client_of(facts, workspace, controller, connections.to, patience_s)
+        partitions = {node: one.name for one in facts.partitions for node in one.nodes}
+        unshared_nodes = (
             UnsharedNode(
-                host.name,
-                host.partition,
-                controller if host.is_controller else connections.to(host.name, user),
+                host,
+                partitions.get(host),
+                controller if host == facts.controller else connections.to(host, facts.job_user),
             )
-            for host in unshared
+            for host in (() if facts.is_shared else facts.compute)
         )
-        scheduler = _client(None if spec.has_slurm else known, user, controller, connections.to, patience_s)
-        has_pmix = known is None or known.pmix
-        hosts = partial(distribution_of_hosts, spec, workspace)
-        yield Session(spec, scheduler, Ledger(workspace.jobs), unshared_nodes, hosts, has_pmix)
+        yield Session(facts, scheduler, Ledger(workspace.jobs), tuple(unshared_nodes))
 
 
 @contextmanager
@@ -160,7 +126,7 @@ def open_session(chosen: ChosenCluster, *, patience_s: float = PATIENCE_S) -> It
     """
     workspace = chosen.workspace()
     with naming_lock_holder(workspace):
-        with session(None, workspace, patience_s=patience_s) as opened:
+        with session(facts_of(workspace), workspace, patience_s=patience_s) as opened:
             yield opened
         if refusal := opened.ledger.refusal:
             chosen.note(f"note: {refusal.what} ({refusal.why}): what became of jobs is asked anew next time")
@@ -173,68 +139,63 @@ def applied(workspace: Workspace) -> ClusterSpec:
     return applied_spec(workspace)
 
 
-def distribution_of_hosts(spec: ClusterSpec | None, workspace: Workspace) -> Distribution:
-    """What the hosts of the cluster have, or will have; None: the applied spec."""
-    from clusterctl.spec.distributions import DEFAULT, distribution_of  # noqa: PLC0415 - as in Session
+def distribution_of_hosts(spec: ClusterSpec, workspace: Workspace) -> Distribution:
+    """What the hosts of the cluster have, or will have."""
+    from clusterctl.spec.distributions import DEFAULT, distribution_of  # noqa: PLC0415 - few verbs ask
     from clusterctl.state.inventory import distribution_ahead  # noqa: PLC0415 - as above
 
-    return distribution_ahead(spec or applied(workspace), workspace) or distribution_of(DEFAULT)
+    return distribution_ahead(spec, workspace) or distribution_of(DEFAULT)
 
 
-def _client(
-    inventory: Inventory | None,
-    user: str,
-    controller: Transport,
-    to: Connect,
-    patience_s: float,
-    *,
-    has_pmix: bool = True,
+def client_of(
+    facts: ClusterFacts, workspace: Workspace, controller: Transport, to: Connect, patience_s: float
 ) -> Scheduler:
-    """Slurm; or mpirun on the hosts of this inventory, for jobs of ``user``."""
-    if inventory is None:
-        return SlurmClient(controller, patience_s=patience_s, has_pmix=has_pmix)
+    """Slurm as the user of ``controller`` sees it, or mpirun on the hosts that ``to`` connects to."""
+    if facts.has_slurm:
+        return SlurmClient(controller, patience_s=patience_s, has_pmix=facts.pmix)
+    from clusterctl.scheduler.mpirun import MpirunClient  # noqa: PLC0415 - not with Slurm
+    from clusterctl.state.inventory import inventory_of  # noqa: PLC0415 - as above
+
+    return MpirunClient(inventory_of(workspace), facts.job_user, controller, to, patience_s=patience_s)
+
+
+def scheduler_of(inventory: Inventory, to: Connect, *, patience_s: float = PATIENCE_S) -> Scheduler:
+    """The cluster's scheduler as the admin user, who may do more than a job user."""
+    controller = to(inventory.controller.name)
+    if inventory.has_slurm or inventory.job_user is None:
+        root, pmix = inventory.root, inventory.pmix
+        return SlurmClient(controller, patience_s=patience_s, has_pmix=pmix, root=root)
     from clusterctl.scheduler.mpirun import MpirunClient  # noqa: PLC0415 - not with Slurm
 
-    return MpirunClient(inventory, user, controller, to, patience_s=patience_s)
+    return MpirunClient(inventory, inventory.job_user, controller, to, patience_s=patience_s)
 
 
-def scheduler_of(inventory: Inventory | Brief, to: Connect, *, patience_s: float = PATIENCE_S) -> Scheduler:
-    """The cluster's scheduler as the admin user, who may do more than a job user."""
-    if isinstance(inventory, Brief):
-        return SlurmClient(to(inventory.controller), patience_s=patience_s, has_pmix=inventory.pmix)
-    by_mpirun = not inventory.has_slurm and inventory.job_user is not None
-    user, controller = inventory.job_user or "", to(inventory.controller.name)
-    one = inventory if by_mpirun else None
-    return _client(one, user, controller, to, patience_s, has_pmix=inventory.pmix)
-
-
-def script_of(spec: ClusterSpec | SpecBrief, job: JobSpec, environment: Environment | None = None) -> str:
+def script_of(facts: ClusterFacts, job: JobSpec, environment: Environment | None = None) -> str:
     """The text of a job's script, for plain sbatch, or for bash without a scheduler."""
     from clusterctl.scheduler import script  # noqa: PLC0415 - most verbs need none
     from clusterctl.util.assets import payload_hash  # noqa: PLC0415 - likewise
 
-    environment = environment or script.PLAIN
-    if not (isinstance(spec, SpecBrief) or spec.has_slurm):
+    environment = environment or script.Environment(root=facts.root)
+    if not facts.has_slurm:
         from clusterctl.scheduler.mpirun import render_mpirun_script  # noqa: PLC0415 - as above
 
-        return render_mpirun_script(spec, job, payload_hash=payload_hash(), environment=environment)
+        return render_mpirun_script(facts, job, payload_hash=payload_hash(), environment=environment)
 
-    script.partition_name(spec, job)
-    interval_s = spec.monitoring.interval
+    script.partition_name(facts, job)
     return script.render_script(
-        job, payload_hash=payload_hash(), interval_s=interval_s, environment=environment
+        job, payload_hash=payload_hash(), interval_s=facts.interval_s, environment=environment
     )
 
 
-def request_of(spec: ClusterSpec | SpecBrief, job: JobSpec, entry: JobEntry, script: str) -> JobRequest:
+def request_of(facts: ClusterFacts, job: JobSpec, entry: JobEntry, script: str) -> JobRequest:
     """The request to start a job, whose script has that name in its folder."""
     at = entry.submitted_at
     request = JobRequest(entry.token, entry.name, entry.remote_dir or "", script, submitted_at=at)
-    if isinstance(spec, SpecBrief) or spec.has_slurm:
+    if facts.has_slurm:
         return request  # its script says the rest
     from clusterctl.scheduler.mpirun import with_nodes  # noqa: PLC0415 - as above
 
-    return with_nodes(request, spec, job)
+    return with_nodes(request, facts, job)
 
 
 _SBATCH_MAY_HANG_S = 600

@@ -34,7 +34,7 @@ from clusterctl.scheduler.base import (
     patiently,
     verification_argv,
 )
-from clusterctl.spec.names import ADMIN_USER, JOB_PROFILE, PROOF_PARTITION
+from clusterctl.spec.names import ADMIN_USER, PROOF_PARTITION, ROOT
 from clusterctl.transport.base import Transport
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
@@ -113,8 +113,9 @@ class SlurmClient(Scheduler):
         clock: Clock | None = None,
         patience_s: float = 60.0,
         has_pmix: bool = True,
+        root: str = ROOT,
     ) -> None:
-        self.transport = transport
+        self.transport, self._root = transport, root
         self._has_pmix = has_pmix
         self.clock = clock or Clock()
         self._patience_s = patience_s
@@ -328,9 +329,10 @@ class SlurmClient(Scheduler):
             f"--immediate={_START_TIMEOUT_S}",
             "--chdir=/tmp",
         )
+        profile = f"{self._root}/job-profile.sh"
         program = (
             *("/usr/bin/timeout", "--kill-after=2", str(limit_s)),
-            *("bash", "-c", f'[[ ! -r {JOB_PROFILE} ]] || . {JOB_PROFILE}; exec "$@"', "probe"),
+            *("bash", "-c", f'[[ ! -r {profile} ]] || . {profile}; exec "$@"', "probe"),
         )
         launched: tuple[str, ...]
         if self._has_pmix:  # Open MPI 5 needs a home
@@ -339,7 +341,13 @@ class SlurmClient(Scheduler):
         else:  # from here mpirun starts the ranks on the nodes of an allocation
             start = ("salloc", "--quiet", *allocation, *program)
             launched = (*start, "mpirun", "--map-by", "ppr:1:node", "-x", "OMP_NUM_THREADS=1")
-        argv = ("timeout", "--kill-after=5", str(patience_s), *launched, *verification_argv(hosts))
+        argv = (
+            "timeout",
+            "--kill-after=5",
+            str(patience_s),
+            *launched,
+            *verification_argv(self._root, hosts),
+        )
         return self.transport.run(argv, timeout_s=patience_s + 30, check=False)
 
     def release_held_jobs(self) -> tuple[str, ...]:

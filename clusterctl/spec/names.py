@@ -17,8 +17,7 @@ DEFAULT_CLUSTER: Final = "local"  # what there is without a file
 ADMIN_USER: Final = "clusterctl"
 SYSTEM_ACCOUNTS: Final = ("slurm", "munge")  # of the daemons; the role `users` makes them
 PROOF_PARTITION: Final = "clusterctl-proof"
-# What jobs source first on a host where Open MPI is an environment module; of the role openmpi.
-JOB_PROFILE: Final = "/opt/clusterctl/job-profile.sh"
+ROOT: Final = "/opt/clusterctl"  # on hosts that clusterctl configures, with what jobs use
 
 
 def is_cluster_name(text: str) -> bool:

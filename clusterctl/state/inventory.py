@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from clusterctl.errors import NotUpError, UsageError
+from clusterctl.errors import UsageError
 from clusterctl.spec import distributions
 from clusterctl.spec.distributions import Distribution
-from clusterctl.spec.names import ADMIN_USER
+from clusterctl.spec.names import ADMIN_USER, ROOT
+from clusterctl.state.facts import PartitionFacts, damaged, not_up
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import render
 
@@ -121,6 +122,10 @@ class Inventory(BaseModel):
     usd_per_hour: float | None = Field(None, description="its cost, at the prices of its last `up`")
     scheduler: Literal["slurm", "none"] = Field("slurm", description="the scheduler of its jobs")
     job_user: str | None = Field(None, description="the account that jobs run as")
+    partitions: tuple[PartitionFacts, ...] = ()
+    interval_s: int = Field(1, description="seconds between two samples of telemetry")
+    requirements: str | None = Field(None, description="requirements file of the jobs' Python")
+    root: str = Field(ROOT, description="folder on every host with what jobs use, such as their Python")
     slurm: str = Field("", description="Slurm's release, where it is another than the distribution's")
     pmix: bool = Field(True, description="Slurm starts ranks of MPI programs itself, by PMIx")
     baked: bool = Field(description="the install part of every role is in the hosts' image already")
@@ -193,13 +198,9 @@ def inventory_of(workspace: Workspace) -> Inventory:
     try:
         return Inventory.model_validate_json(workspace.inventory.read_bytes())
     except ValidationError as exc:
-        what = f"what is noted of cluster {workspace.root.name!r} is damaged"
-        fix = "run `clusterctl up`, which writes it anew"
-        raise UsageError(what, code="inventory-damaged", where=str(workspace.inventory), fix=fix) from exc
+        raise damaged(workspace) from exc
     except FileNotFoundError as exc:
-        what = f"cluster {workspace.root.name!r} is not up"
-        fix = "run `clusterctl up` first, or name another with --cluster (`clusterctl list` shows them)"
-        raise NotUpError(what, code="not-up", where=str(workspace.root), fix=fix) from exc
+        raise not_up(workspace) from exc
 
 
 def inventory_if_known(workspace: Workspace) -> Inventory | None:

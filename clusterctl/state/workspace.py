@@ -141,7 +141,6 @@ class Workspace:
     _id = _Path("id")
     spec = _Path("spec.yaml")
     read_specs = _Path("read_specs")  # digests of spec files that name this cluster, and were found right
-    spec_brief = _Path("spec_brief.json")  # what jobs need of ``spec``, and of which text that is
     ansible_inventory = _Path("inventory.yml")
     inventory = _Path("hosts.json")  # the Inventory value itself; ours to read back
     ssh_config = _Path("ssh_config")
@@ -154,7 +153,7 @@ class Workspace:
     confirmed = _Path("confirmed")  # there once somebody has confirmed host keys
     joining = _Path("joining.json")  # the inventory that machines are being joined to; ours from then on
     munge_key = _Path("munge.key")
-    rendered = _Path("rendered")  # what Ansible ships: Slurm's files, the payload, what nodes must have
+    rendered = _Path("rendered")  # what Ansible ships: Slurm's files, what nodes must have
     configured = _Path("configured.json")  # how configuring left each host; ours to read back
     terraform = _Path("terraform")  # module, variables and state; plain `terraform` works in it
     wheels = _Path("wheels")  # leads to the wheels of the job environment, for hosts that are not baked

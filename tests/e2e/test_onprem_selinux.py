@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from clusterctl.jobs.environment import BASE_ENVIRONMENT
 from clusterctl.scheduler.slurm_conf import CONTROLLER_PROLOG, TASK_PROLOG
+from clusterctl.spec.names import ROOT
 from clusterctl.state.inventory import HEALTH_PROGRAM
 from clusterctl.util.assets import asset
 from tests.support.lab import Lab, lab
@@ -42,8 +42,8 @@ LABELS = {
     TASK_PROLOG: "bin_t",
     CONTROLLER_PROLOG: "bin_t",
     HEALTH_PROGRAM: "bin_t",
-    f"{BASE_ENVIRONMENT}/bin/python": "bin_t",
-    f"{BASE_ENVIRONMENT}/pyvenv.cfg": "usr_t",
+    f"{ROOT}/env/bin/python": "bin_t",
+    f"{ROOT}/env/pyvenv.cfg": "usr_t",
     f"{HOMES}/hpc/.ssh": "ssh_home_t",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from clusterctl.state.facts import ClusterFacts, PartitionFacts
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 
 KEY = "ssh-ed25519 AAAA"
@@ -34,3 +35,11 @@ INVENTORY = inventory_of(
     ),
     baked=False,
 )
+
+
+def facts_with(*partitions: PartitionFacts, **more: Any) -> ClusterFacts:
+    """Return what jobs need to know of a cluster `d` with these partitions; ``more`` changes its fields."""
+    names = {"cluster": "d", "controller": "d-ctl", "job_user": "hpc"}
+    known = {"has_slurm": True, "is_shared": True, "pmix": True, "interval_s": 1}
+    compute = tuple(node for one in partitions for node in one.nodes)
+    return ClusterFacts(**{**names, **known, "compute": compute, "partitions": partitions, **more})

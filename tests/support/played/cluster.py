@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.jobs.submit import submit
-from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.session import Session, applied
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
-from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.facts import facts_of_spec
 from clusterctl.state.submissions import Ledger
 from clusterctl.util.assets import payload_hash
 from clusterctl.util.progress import Clock
@@ -29,6 +29,13 @@ from tests.support.played.batch import place_payload
 from tests.support.played.player import opened
 
 COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "sinfo", "sacctmgr", "srun", "scontrol")
+SPEC = """\
+version: 1
+name: demo
+provider: {type: local}
+partitions: [{name: train, nodes: 2}]
+users: [{name: hpc, uid: 10000}]
+"""
 PLAYER = Path(__file__).parent / "player.py"
 
 
@@ -38,15 +45,16 @@ class PlayedCluster:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.home = root / "home"
-        self.payload = root / "payload"
-        self.ledger = Ledger(root / "jobs.jsonl")
+        self.ledger = Ledger(root / "workspace" / "jobs.jsonl")
         self.home.mkdir(parents=True)
-        place_payload(self.payload / payload_hash(), root / "host")
+        place_payload(root / "payload" / payload_hash(), root / "host")
         (root / "bin").mkdir()
         for command in COMMANDS:
             path = root / "bin" / command
             path.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {PLAYER} {command} "$@"\n')
             path.chmod(0o755)
+        self.ledger.workspace.root.mkdir()
+        self.ledger.workspace.spec.write_text(SPEC)
         self._state = root / "state.json"
         self._state.write_text(json.dumps({"next": 1, "jobs": {}}))
 
@@ -57,16 +65,8 @@ class PlayedCluster:
 
     def session(self, *, patience_s: float = 5.0, clock: Clock | None = None) -> Session:
         """A session with this cluster."""
-        spec = ClusterSpec.model_validate(
-            {
-                "version": 1,
-                "name": "demo",
-                "partitions": [{"name": "train", "nodes": 2}],
-                "users": [{"name": "hpc", "uid": 10000}],
-            }
-        )
         slurm = SlurmClient(LocalTransport(), patience_s=patience_s, clock=clock)
-        return Session(spec, slurm, self.ledger)
+        return Session(facts_of_spec(applied(self.ledger.workspace)), slurm, self.ledger)
 
     @contextmanager
     def state(self) -> Iterator[dict[str, Any]]:

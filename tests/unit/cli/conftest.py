@@ -6,23 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.session import Session, applied
 from clusterctl.scheduler.slurm import SlurmClient
+from clusterctl.state.facts import job_settings
 from clusterctl.state.submissions import Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport import connections
 from tests.support.here import LocalTransport
 from tests.support.inventories import host_of, inventory_of
-from tests.support.played.cluster import PlayedCluster
+from tests.support.played.cluster import SPEC, PlayedCluster
 from tests.support.verbs import Clusterctl
-
-SPEC = """\
-version: 1
-name: demo
-provider: {type: local}
-partitions: [{name: train, nodes: 2}]
-users: [{name: hpc, uid: 10000}]
-"""
 
 
 @pytest.fixture
@@ -46,7 +39,8 @@ def here(cluster: PlayedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     workspace.create()
     workspace.spec.write_text(SPEC)
     hosts = (host_of("demo-ctl", "controller"), host_of("demo-train-1", partition="train"))
-    inventory = inventory_of(cluster="demo", hosts=hosts)
+    settings = job_settings(applied(workspace))
+    inventory = inventory_of(cluster="demo", hosts=hosts, **settings)
     workspace.inventory.write_text(inventory.model_dump_json())
     monkeypatch.setattr(connections, "SSHTransport", lambda *_, **__: LocalTransport())
-    return Session(cluster.session().spec, SlurmClient(LocalTransport()), Ledger(workspace.jobs))
+    return Session(cluster.session().facts, SlurmClient(LocalTransport()), Ledger(workspace.jobs))

@@ -178,7 +178,7 @@ def test_what_a_class_is_made_of_holds_no_secret_and_no_host_of_a_cluster(
     image = Host(name="image", address="127.0.0.1", roles=(group,), host_key="k")
     alone = Inventory(hosts=(image,), baked=False, **place)
     variables = class_variables(spec_of(), TWELVE, "/shared", group)
-    text = class_inventory_text(alone, Path("ssh_config"), variables, workspace, Path("rendered"))
+    text = class_inventory_text(alone, Path("ssh_config"), variables, Path("rendered"))
     key = workspace.public_key.read_text().split()[1]
     assert not [word for word in (key, str(workspace.munge_key), "demo-ctl", "10.9.0") if word in text]
 

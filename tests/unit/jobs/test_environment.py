@@ -13,8 +13,9 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,7 @@ from clusterctl.scheduler.session import script_of
 from clusterctl.spec.distributions import DEFAULT, distribution_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.facts import facts_of_spec
 from clusterctl.util.assets import file_sha256, job_lock
 from tests.support import forks
 from tests.support.here import LocalTransport
@@ -35,16 +37,29 @@ from tests.support.messages import refused, shows
 from tests.support.sweeps import in_sweep
 from tests.support.wheels import a_wheel
 
-BASE = sys.prefix  # an environment with pip, as nodes have one
 HERE = distribution_of(DEFAULT)
 
 Resolve = Callable[..., Environment]
-environment_for = partial(environment_of, distribution=lambda: HERE, report=lambda _text: None)
 
 
 def a_spec(requirements: Path | None = None) -> ClusterSpec:
     values = {"version": 1, "name": "demo", "partitions": [{"name": "train", "nodes": 2}]}
-    return ClusterSpec.model_validate({**values, "software": {"python": {"requirements": requirements}}})
+    more = {"users": [{"name": "hpc", "uid": 10000}], "software": {"python": {"requirements": requirements}}}
+    return ClusterSpec.model_validate({**values, **more})
+
+
+def environment_for(spec: ClusterSpec, job: JobSpec, **options: Any) -> Environment:
+    options = {"report": lambda _text: None, **options}
+    return environment_of(facts_of_spec(spec), job, distribution=lambda: HERE, **options)
+
+
+def based(environment: Environment) -> Environment:
+    """The same on nodes whose Python is that of these tests, which has pip, too."""
+    root = Path.home().parent / "root"
+    root.mkdir(exist_ok=True)
+    if not (root / "env").exists():
+        (root / "env").symlink_to(sys.prefix)
+    return replace(environment, root=str(root))
 
 
 @pytest.fixture
@@ -142,13 +157,12 @@ def test_a_replay_gets_the_very_wheels_of_its_lock(
 
 def run(environment: Environment, command: str) -> str:
     """What a command says in a shell whose PATH begins as a job's does."""
-    path = environment.path.replace("/opt/clusterctl/env", BASE)
-    argv = ["bash", "-c", f"export PATH={path}:$PATH\n{command}"]
+    argv = ["bash", "-c", f"export PATH={based(environment).path}:$PATH\n{command}"]
     return subprocess.run(argv, check=True, capture_output=True, text=True, cwd="/").stdout.strip()
 
 
 def made(environment: Environment, said: list[str] | None = None) -> bool:
-    return build(LocalTransport(), environment, report=(said if said is not None else []).append, base=BASE)
+    return build(LocalTransport(), based(environment), report=(said if said is not None else []).append)
 
 
 def names(home: Path) -> set[str]:
@@ -194,10 +208,9 @@ def sending(environment: Environment, *, rented: bool = False) -> tuple[list[int
     sent: set[int] = set()
     build(
         LocalTransport(),
-        environment,
+        based(environment),
         report=said.append,
         progress=lambda what, _done, total: sent.add(total) if what == "sending" else None,
-        base=BASE,
         rented=rented,
     )
     assert not list((Path.home() / "clusterctl/store/partial").iterdir())
@@ -287,7 +300,7 @@ def test_a_lock_that_is_held_is_named_with_its_holder(home: Path, first: Environ
         fcntl.flock(lock, fcntl.LOCK_EX)
         named = (f"~/{ENVIRONMENTS}/.lock", "0.1 s", f"process {os.getpid()} (")
         with refused("environment-locked", TransportError, *named):
-            build(LocalTransport(), first, report=said.append, base=BASE, wait_s=0.1)
+            build(LocalTransport(), based(first), report=said.append, wait_s=0.1)
     assert [line.split()[0] for line in said] == ["sending", "waiting"]
 
 
@@ -324,7 +337,7 @@ class Killing(LocalTransport):
 def test_killed_in_the_middle_it_is_built_anew(home: Path, first: Environment, file: str) -> None:
     assert first.lock is not None
     with pytest.raises(TransportError):
-        build(Killing(home, file), first, report=lambda _text: None, base=BASE)
+        build(Killing(home, file), based(first), report=lambda _text: None)
     assert not (home / first.lock.key).exists()
     assert len(list(home.glob(".*.??????"))) == 1
     assert made(first)
@@ -333,8 +346,8 @@ def test_killed_in_the_middle_it_is_built_anew(home: Path, first: Environment, f
 
 
 def test_what_cannot_be_built_is_said_and_leaves_nothing(home: Path, first: Environment) -> None:
-    with refused("environment-failed", TransportError, "/missing/bin/python"):
-        build(LocalTransport(), first, report=lambda _text: None, base="/missing")
+    with refused("environment-failed", TransportError, "/missing/env/bin/python"):
+        build(LocalTransport(), replace(first, root="/missing"), report=lambda _text: None)
     assert names(home) == set()
 
 
@@ -368,7 +381,7 @@ def test_the_script_and_the_record_of_a_job(session, first: Environment, tmp_pat
     assert first.lock is not None
     job = JobSpec(name="mine", script=tmp_path / "my program.py")
     (tmp_path / "my program.py").touch()
-    text = script_of(session.spec, job, first)
+    text = script_of(session.facts, job, first)
     folder = f'"$HOME"/clusterctl/environments/{first.lock.key}/bin'
     assert f"export PATH={folder}:/opt/clusterctl/env/bin:$PATH\n" in text
     assert f' {folder}/python "$SLURM_SUBMIT_DIR"/' in text

@@ -8,18 +8,12 @@ import pytest
 
 from clusterctl.scheduler.script import with_gpus
 from clusterctl.spec.job import JobSpec
-from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.facts import PartitionFacts
+from tests.support.inventories import facts_with
 
-
-def spec(**more: Any) -> ClusterSpec:
-    partitions = [
-        {"name": "h100", "nodes": 2, "gpus": {"type": "h100", "count": 8}},
-        {"name": "cpu", "nodes": 2},
-    ]
-    provider = {"type": "gcp", "project": "lab-123456", "zone": "us-central1-a"}
-    return ClusterSpec.model_validate(
-        {"version": 1, "name": "c", "provider": provider, "partitions": partitions, **more}
-    )
+PARTITIONS = (PartitionFacts("h100", ("c-h100-1", "c-h100-2"), gpus=8), PartitionFacts("cpu", ("c-cpu-1",)))
+FACTS = facts_with(*PARTITIONS)
+WITHOUT_SLURM = facts_with(*PARTITIONS, has_slurm=False)
 
 
 @pytest.mark.parametrize(
@@ -39,15 +33,15 @@ def spec(**more: Any) -> ClusterSpec:
     ],
 )
 def test_a_training_uses_the_gpus_of_its_partition(given: dict[str, Any], gpus: int, ranks: int) -> None:
-    job = with_gpus(spec(), JobSpec(name="t", bundled="train", **given))
+    job = with_gpus(FACTS, JobSpec(name="t", bundled="train", **given))
     assert (job.gpus, job.tasks_per_node) == (gpus, ranks)
 
 
 def test_what_runs_on_one_rank_has_one_gpu() -> None:
-    job = with_gpus(spec(), JobSpec(name="s", bundled="sample"))
+    job = with_gpus(FACTS, JobSpec(name="s", bundled="sample"))
     assert (job.gpus, job.tasks_per_node) == (1, 1)
-    assert with_gpus(spec(), JobSpec(name="s", bundled="sample", gpus=0)).gpus == 0
-    free = with_gpus(spec(scheduler="none"), JobSpec(name="s", bundled="predict"))
+    assert with_gpus(FACTS, JobSpec(name="s", bundled="sample", gpus=0)).gpus == 0
+    free = with_gpus(WITHOUT_SLURM, JobSpec(name="s", bundled="predict"))
     assert (free.tasks_per_node, "gpus" in free.model_fields_set) == (1, False)
 
 
@@ -56,9 +50,9 @@ def test_the_proof_and_own_scripts_ask_for_what_they_say(tmp_path: Any) -> None:
         *(JobSpec(name="p", bundled=one) for one in ("probe", "export")),
         JobSpec(name="s", script=tmp_path / "own.sh"),
     ):
-        assert with_gpus(spec(), job) == job
+        assert with_gpus(FACTS, job) == job
 
 
 def test_without_a_scheduler_there_is_a_rank_for_each_gpu() -> None:
-    job = with_gpus(spec(scheduler="none"), JobSpec(name="t", bundled="train"))
+    job = with_gpus(WITHOUT_SLURM, JobSpec(name="t", bundled="train"))
     assert (job.tasks_per_node, "gpus" in job.model_fields_set) == (8, False)

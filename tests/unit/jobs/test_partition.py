@@ -9,7 +9,8 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.script import partition_of
 from clusterctl.spec.job import JobSpec
-from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.facts import PartitionFacts
+from tests.support.inventories import facts_with
 from tests.support.messages import refused
 
 
@@ -18,14 +19,6 @@ from tests.support.messages import refused
     [("slurm", "2m", True), ("slurm", "121s", False), ("none", "90s", True), ("none", "2m", False)],
 )
 def test_slurm_rounds_times_up_to_minutes_and_mpirun_does_not(scheduler: str, time: str, fits: bool) -> None:
-    spec = ClusterSpec.model_validate(
-        {
-            "version": 1,
-            "name": "d",
-            "partitions": [{"name": "train", "nodes": 1, "max_time": "90s"}],
-            "users": [{"name": "ada", "uid": 10000}],
-            "scheduler": scheduler,
-        }
-    )
+    facts = facts_with(PartitionFacts("train", ("n1",), max_time=90), has_slurm=scheduler == "slurm")
     with nullcontext() if fits else refused("time-above-limit", UsageError, "partition train", "1m30s"):
-        partition_of(spec, JobSpec(name="train", bundled="train", time=time))
+        partition_of(facts, JobSpec(name="train", bundled="train", time=time))

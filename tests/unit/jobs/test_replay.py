@@ -63,7 +63,7 @@ def collected(session: Session, project: Path, tmp_path: Path) -> Collected:
         (folder / "environment.json").write_text(json.dumps({"client": facts}))
         if job.sweep is not None:
             (folder / "sweep-tasks.json").write_text(json.dumps(job.sweep.record))
-        return folder, script_of(session.spec, job)
+        return folder, script_of(session.facts, job)
 
     return run
 
@@ -111,14 +111,14 @@ def test_the_script_is_that_of_the_original(
     """Also where a script's own lines win over defaults, but not over flags."""
     run, script = collected(target, **flags)
     with replayed(run, AGAIN) as replay:
-        assert script_of(session.spec, replay.job) == script
+        assert script_of(session.facts, replay.job) == script
 
 
 def test_an_older_record_does_not_say_what_was_given(collected: Collected, session: Session) -> None:
     run, script = collected("own.sh", nodes=3, time="5m")
     edit(run, "environment.json", lambda found: found["client"].pop("given"))
     with replayed(run, AGAIN) as replay:
-        assert script_of(session.spec, replay.job) == script
+        assert script_of(session.facts, replay.job) == script
 
 
 def test_drawn_values_of_a_sweep_are_those_of_the_original(collected: Collected, project: Path) -> None:

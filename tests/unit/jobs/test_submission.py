@@ -45,7 +45,7 @@ def test_what_is_staged(session, cluster, job):
     names = {path.name for path in folder.iterdir()}
     assert names >= {"job.sbatch", "my 'job.sh", "spec.yaml", "environment.client.json"}
     # What the dry run shows.
-    assert (folder / "job.sbatch").read_text() == done.script == script_of(session.spec, job)
+    assert (folder / "job.sbatch").read_text() == done.script == script_of(session.facts, job)
     assert folder.stat().st_mode & 0o777 == 0o700
     assert json.loads((folder / "environment.client.json").read_text())["job"]["name"] == "mine"
     known = cluster.job(done.job_id)
@@ -94,12 +94,20 @@ def test_a_folder_that_can_not_be_sent_leaves_nothing(session, cluster, job):
 
 def test_a_job_that_can_not_be_written_down_is_not_submitted(session, cluster, job):
     with small_disk() as disk:
+        (disk.path / "spec.yaml").touch()
         disk.suffer("full")
         full = replace(session, ledger=Ledger(disk.path / "jobs.jsonl"))
         with rejected("disk", DiskError):
             submit(full, job)
     assert cluster.calls("sbatch") == 0
     assert list((cluster.home / "clusterctl" / "jobs").iterdir()) == []
+
+
+def test_a_record_without_a_spec_is_named_before_submitting(session, cluster, job):
+    session.workspace.spec.unlink()
+    with rejected("inventory-damaged", UsageError):
+        submit(session, job)
+    assert cluster.calls("sbatch") == 0
 
 
 def test_an_image_of_here_is_sent_once_and_named_by_its_hash(session, cluster, job, tmp_path):
@@ -236,7 +244,7 @@ class Cutting(LocalTransport):
 def test_a_job_is_not_given_up_while_slurm_can_not_be_asked(cluster, job, then):
     session = cluster.session(clock=QUICK)
     transport = Cutting(taken=True, then=then)
-    cut = Session(session.spec, SlurmClient(transport, clock=QUICK, patience_s=0), cluster.ledger)
+    cut = replace(session, scheduler=SlurmClient(transport, clock=QUICK, patience_s=0))
     with pytest.raises(AnswerLostError) as caught:
         submit(cut, job)
     (failure,) = caught.value.failures
@@ -250,14 +258,14 @@ def test_a_job_is_not_given_up_while_slurm_can_not_be_asked(cluster, job, then):
 
 
 def test_a_connection_that_broke_after_sbatch(session, cluster, job):
-    cut = Session(session.spec, SlurmClient(Cutting(taken=True)), cluster.ledger)
+    cut = replace(session, scheduler=SlurmClient(Cutting(taken=True)))
     assert submit(cut, job).job_id == "1"
     assert cluster.calls("sbatch") == 1
 
 
 def test_a_connection_that_broke_before_sbatch_is_not_retried(session, cluster, job):
     away = SlurmClient(Cutting(taken=False), patience_s=1)
-    cut = Session(session.spec, away, cluster.ledger)
+    cut = replace(session, scheduler=away)
     with rejected("answer-lost", AnswerLostError):
         submit(cut, job)
     assert cluster.calls("sbatch") == 0

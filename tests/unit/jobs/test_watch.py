@@ -6,6 +6,7 @@ import json
 import os
 import re
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -309,7 +310,7 @@ def test_of_a_task_only_its_own_logs_travel(session, cluster, tmp_path):
     for task in (3, 13, 30):
         (folder / f"stdout-{task}.log").write_text(f"task {task}\n")
     transport = Counted()
-    counted = Session(session.spec, SlurmClient(transport), cluster.ledger)
+    counted = replace(session, scheduler=SlurmClient(transport))
     assert log_of(counted, f"{job_id}_3") == [LogChunk("stdout", 3, b"task 3\n")]
     assert transport.streamed.count(b'"data"') == 1
 
@@ -335,7 +336,7 @@ class Breaking(LocalTransport):
 def test_follow_mends_a_broken_connection(session, cluster, tmp_path):
     steady = tmp_path / "steady"
     transport = Breaking(steady)
-    shaky = Session(session.spec, SlurmClient(transport, clock=Clock(sleep=lambda _s: None)), cluster.ledger)
+    shaky = replace(session, scheduler=SlurmClient(transport, clock=Clock(sleep=lambda _s: None)))
     lines = f"while [ ! -e '{steady}' ]; do echo $((i += 1)); sleep 0.05; done; echo end"
     job_id = submitted(session, tmp_path, lines)
     told = Told()
@@ -404,7 +405,7 @@ def test_the_tail_of_a_log_is_short_however_long_its_lines_are(session, tmp_path
     """One line of 64 MiB: what of it is shown, and what comes over for that."""
     job_id = submitted(session, tmp_path, "head -c 64M /dev/zero | tr '\\0' x >&2; echo end >&2; exit 1")
     transport = Counted()
-    counting = Session(session.spec, SlurmClient(transport), session.ledger)
+    counting = replace(session, scheduler=SlurmClient(transport))
     why = failed(counting, job_id).why
     assert why.endswith("xend")
     told = next(json.loads(text) for text in transport.told if text.startswith("{"))
@@ -470,7 +471,7 @@ def ends_there(folder: Path) -> Any:
 def test_how_a_job_ended_is_known_without_its_log(session, cluster, tmp_path):
     job_id = submitted(session, tmp_path, "exit 3")
     ended = wait(session, [job_id])
-    mute = Session(session.spec, SlurmClient(Mute()), cluster.ledger)
+    mute = replace(session, scheduler=SlurmClient(Mute()))
     with refused("job-failed", JobFailedError, "no connection"):
         raise_unless_completed(mute, ended)
 
@@ -480,7 +481,7 @@ def test_following_ends_in_time_also_without_a_connection(cluster, tmp_path):
     now = [0.0]
     clock = Clock(lambda: now[0], lambda seconds: now.__setitem__(0, now[0] + seconds))
     slurm = SlurmClient(Mute(), clock=clock)
-    lost = Session(cluster.session().spec, slurm, cluster.ledger)
+    lost = replace(cluster.session(), scheduler=slurm)
     with pytest.raises(WaitTimeoutError):
         follow(lost, job_id, on_output=Told(), timeout_s=5)
     assert now[0] <= 6

@@ -73,7 +73,7 @@ def test_the_verification_of_many_nodes_loads_no_numpy() -> None:
 
 def test_the_verification_says_why_ranks_do_not_find_each_other() -> None:
     """It travels with its command, and is started without the command line of the other programs."""
-    words = verification_argv(["a", "b"])[1:]
+    words = verification_argv("/none", ["a", "b"])[1:]
     (line,) = python(*words, SLURM_NTASKS="2", PYTHONPATH="", rc=1).stderr.splitlines()
     assert line.startswith("payload: error: on ")
     assert "SLURM_NTASKS=2" in line

@@ -21,6 +21,7 @@ from clusterctl.runs.fetch import ALL, Selection
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
+from clusterctl.spec.load import dump_spec
 from clusterctl.state.ledger import RunRecord, TaskRecord, node_hours
 from clusterctl.state.submissions import UNCHANGED, Ledger
 from tests.support.disks import FAULTS, small_disk
@@ -87,7 +88,9 @@ def test_what_a_run_holds(session, cluster, tmp_path, out):
 def priced(session: Session, usd_per_hour: float) -> Session:
     """The same session, with nodes that cost something."""
     partitions = tuple(p.model_copy(update={"price_per_hour": usd_per_hour}) for p in session.spec.partitions)
-    return replace(session, given=session.spec.model_copy(update={"partitions": partitions}))
+    spec = session.spec.model_copy(update={"partitions": partitions})
+    session.workspace.spec.write_text(dump_spec(spec))
+    return session
 
 
 def test_all_nodes_of_all_tasks_are_paid_for() -> None:
@@ -266,7 +269,7 @@ def test_there_is_never_half_a_run(session, cluster, tmp_path, out):
     job_id = finished(session, cluster, tmp_path, TELEMETRY)
     for at in range(1, 50):
         transport = Dropping(at)
-        shaky = Session(session.spec, SlurmClient(transport, patience_s=0), cluster.ledger)
+        shaky = replace(session, scheduler=SlurmClient(transport, patience_s=0))
         try:
             collect(shaky, [job_id], out=out)
         except UnreachableError:
@@ -365,7 +368,8 @@ def test_jobs_of_others_are_not_collected(session, cluster, tmp_path, out):
 def test_a_job_of_another_workspace_is_collected_by_its_id(session, cluster, tmp_path, out):
     job_id = finished(session, cluster, tmp_path, "true")
     cluster.change(job_id, name="../../hostile\x1b name")
-    elsewhere = Session(session.spec, session.slurm, Ledger(tmp_path / "other.jsonl"))
+    elsewhere = replace(session, ledger=Ledger(tmp_path / "other.jsonl"))
+    elsewhere.workspace.spec.write_bytes(session.workspace.spec.read_bytes())
     (run,) = collect(elsewhere, [job_id], out=out)
     assert run.directory.parent == out
     assert run.directory.name == f"demo-{job_id}-.._.._hostile__name"

@@ -8,6 +8,7 @@ import re
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,6 @@ from clusterctl.runs.collect import collect
 from clusterctl.runs.fetch import Selection, Source
 from clusterctl.runs.remote_files import DEEPEST, LONGEST, MOST, Globs, Listing
 from clusterctl.scheduler import remote_logs
-from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.state.submissions import SENT_FILES, WRITTEN_FILES
 from clusterctl.transport.base import no_answer
@@ -284,7 +284,7 @@ def test_a_reader_that_hangs_ends_and_the_others_come_home(session, cluster, tmp
     stuck = cluster.ledger.find(ids[1])
     hanging = Hanging(str(stuck.remote_dir))
     with refused("runs-not-collected", CollectError) as caught:
-        collect(Session(session.spec, SlurmClient(hanging), cluster.ledger), out=tmp_path / "runs")
+        collect(replace(session, scheduler=SlurmClient(hanging)), out=tmp_path / "runs")
     assert caught.value.failures[0].code == "job-files-unreadable"
     assert "no answer" in caught.value.failures[0].cause
     assert sorted(path.name for path in (tmp_path / "runs").glob("[!.]*")) == ["demo-1-a", "demo-3-c"]
