@@ -17,7 +17,7 @@ from clusterctl.cluster import nodes
 from clusterctl.cluster.nodes import NodeState
 from clusterctl.cluster.up import UpOptions
 from clusterctl.errors import UsageError
-from clusterctl.scheduler.base import Scheduler
+from clusterctl.scheduler.base import Jobs, Nodes
 from clusterctl.scheduler.session import scheduler_of
 from clusterctl.spec.hosts import is_this_machine
 from clusterctl.spec.onprem import own_machines
@@ -25,6 +25,7 @@ from clusterctl.state.chosen import naming_lock_holder
 from clusterctl.state.chosen_spec import spec_of_existing
 from clusterctl.state.inventory import Inventory, applied_spec, inventory_of
 from clusterctl.state.workspace import WAIT_S, Workspace
+from clusterctl.transport.base import Connect
 from clusterctl.transport.connections import Connections
 
 Names = Annotated[
@@ -185,13 +186,7 @@ def reboot(
     ):
         inventory = inventory_of(workspace)  # it may have changed while we waited
         nodes.check_names(inventory, chosen)
-        scheduler = scheduler_of(inventory, connections.to)
-        if not scheduler.manages_nodes:
-            raise UsageError(
-                "nodes without Slurm cannot be drained, so a job could start on them",
-                code="needs-slurm",
-                fix="reboot them yourself while no job runs, then run `clusterctl up`",
-            )
+        scheduler = _operator(inventory, connections.to)
         nodes.drain_usable(scheduler, chosen, _REASON_REBOOT)
         _wait_idle(screen, scheduler, chosen, timeout_s)
         nodes.check_drained(scheduler, chosen)
@@ -223,12 +218,28 @@ def _refuse_reboot(inventory: Inventory, names: Sequence[str]) -> None:
 
 
 @contextmanager
-def _cluster(screen: Screen, options: Options) -> Iterator[tuple[Inventory, Scheduler]]:
+def _cluster(screen: Screen, options: Options) -> Iterator[tuple[Inventory, Nodes]]:
     """The cluster that is meant, with who runs its jobs as its admin."""
     workspace = options.chosen(screen).workspace()
     with naming_lock_holder(workspace), Connections(workspace.ssh_config) as connections:
         inventory = inventory_of(workspace)
-        yield inventory, scheduler_of(inventory, connections.to)
+        yield inventory, _operator(inventory, connections.to)
+
+
+def _operator(inventory: Inventory, to: Connect) -> Nodes:
+    """Slurm, whose nodes can be drained.
+
+    Raises:
+        UsageError: the cluster has no Slurm.
+    """
+    scheduler = scheduler_of(inventory, to)
+    if not isinstance(scheduler, Nodes):
+        raise UsageError(
+            "nodes without Slurm cannot be drained, so a job could start on them",
+            code="needs-slurm",
+            fix="work on them while no job runs, then run `clusterctl up`",
+        )
+    return scheduler
 
 
 def _chosen(inventory: Inventory, names: Sequence[str]) -> tuple[str, ...]:
@@ -238,7 +249,7 @@ def _chosen(inventory: Inventory, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _wait_idle(
-    screen: Screen, scheduler: Scheduler, names: Sequence[str], timeout_s: float | None
+    screen: Screen, scheduler: Jobs, names: Sequence[str], timeout_s: float | None
 ) -> tuple[NodeState, ...]:
     return nodes.wait_idle(
         scheduler,

@@ -17,7 +17,7 @@ from clusterctl.hosts.probe import TIMEOUT_S, HostReport, probe_hosts
 from clusterctl.hosts.roles import probe_requests
 from clusterctl.providers import registry
 from clusterctl.providers.base import NO_PROMPTS, Prompts, Provider
-from clusterctl.scheduler.base import Scheduler
+from clusterctl.scheduler.base import Jobs
 from clusterctl.scheduler.session import PATIENCE_S, scheduler_of
 from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.models import ClusterSpec
@@ -160,7 +160,7 @@ class ClusterContext(PhaseRunner):
         """The spec that the last `up` was given, read once; None if it is unknown or damaged."""
         return applied_if_known(self.workspace)
 
-    def scheduler(self, inventory: Inventory, *, patience_s: float = PATIENCE_S) -> Scheduler:
+    def scheduler(self, inventory: Inventory, *, patience_s: float = PATIENCE_S) -> Jobs:
         """Return the scheduler of the hosts of this inventory, as the admin user."""
         return scheduler_of(inventory, self.connections.to, patience_s=patience_s)
 

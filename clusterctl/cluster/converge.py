@@ -50,7 +50,7 @@ from clusterctl.errors import Notice, SchedulerError, TransportError
 from clusterctl.hosts.probe import Checksums, HostReport
 from clusterctl.providers.base import Provisioned
 from clusterctl.providers.node_class import NodeFiles
-from clusterctl.scheduler.base import Scheduler
+from clusterctl.scheduler.base import Jobs, Nodes
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.scheduler.slurm_conf import health_file, needs_facts, render_files, slurmd_file
 from clusterctl.spec.models import ClusterSpec
@@ -243,8 +243,8 @@ def _change_hosts(
         summary.insert(0, str(_run("configure", cluster, inventory, work.ansible)))
         seen |= cluster.probe(inventory, (*work.ansible, *work.introduced))
     parallel_map(work.renewed, lambda host: renew(files[host], reports[host].checksums, to(host)))
-    if work.reconfigures:
-        cluster.scheduler(inventory).reconfigure()
+    if work.reconfigures and isinstance(scheduler := cluster.scheduler(inventory), Nodes):
+        scheduler.reconfigure()
     expected: dict[str, Checksums] = {
         host: {**reports[host].checksums, **own_marks(files[host])} for host in work.renewed
     }
@@ -360,7 +360,7 @@ def pending_changes(
     )
 
 
-def _with_registered_hardware(recorded: Configured, slurm: Scheduler) -> Configured:
+def _with_registered_hardware(recorded: Configured, slurm: Jobs) -> Configured:
     """With the hardware that Slurm knows of, where the last `up` did not end."""
     if not recorded.tried:
         return recorded

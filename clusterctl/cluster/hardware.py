@@ -24,7 +24,7 @@ from clusterctl.hosts.checks import Finding, no_cgroups
 from clusterctl.hosts.gpus import Driver, fault_of
 from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.packages.wheelhouse import NodePlatform, has_wheelhouse, wheelhouse
-from clusterctl.scheduler.base import NodeInfo, Scheduler
+from clusterctl.scheduler.base import Jobs, NodeInfo, Nodes
 from clusterctl.scheduler.slurm_conf import gres, needs_facts, promised_mib
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ClusterSpec
@@ -366,13 +366,13 @@ def _why_missing(driver: Driver) -> tuple[str, str]:
     return why, f"{fix}, then run `clusterctl up` again"
 
 
-def nodes_with_jobs(scheduler: Scheduler, hosts: Collection[str], *, drain: bool) -> dict[str, str]:
+def nodes_with_jobs(scheduler: Jobs, hosts: Collection[str], *, drain: bool) -> dict[str, str]:
     """Those of the hosts on which jobs are at work that a change would end, or may be, in words.
 
     ``drain``: on the others no job begins until `up` resumes them, which it does to verify them. What nobody
     could use anyway keeps the reason that it has.
     """
-    if not scheduler.manages_nodes:
+    if not isinstance(scheduler, Nodes):
         return {}
     try:
         found = drain_usable(scheduler, hosts if drain else (), REASON)

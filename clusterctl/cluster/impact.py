@@ -13,11 +13,11 @@ from functools import partial
 
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.look import look_at_leaving
-from clusterctl.cluster.nodes import REASON, drain_usable
+from clusterctl.cluster.nodes import REASON, drain_usable, resume_drained
 from clusterctl.errors import ClusterctlError, Notice, SchedulerError, TransportError, UsageError
 from clusterctl.providers.base import HostChange, HostPlan, Size
 from clusterctl.runs.only_copies import NOTHING
-from clusterctl.scheduler.base import JobInfo, NodeInfo, Scheduler, active_jobs
+from clusterctl.scheduler.base import JobInfo, Jobs, NodeInfo, Nodes, active_jobs
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.spec.common import Partition
 from clusterctl.spec.models import ClusterSpec
@@ -103,8 +103,7 @@ def make_way(
             # A job may write until it has ended.
             lost = cluster.run("look_at_leaving", look) if has_look else lost
     except ClusterctlError:
-        if impact.drained:
-            scheduler.resume(impact.drained)
+        resume_drained(scheduler, impact.drained)
         raise
     ended = (Notice("job-ended", f"ended {job}") for job in impact.affected)
     cluster.notes += [*(f"discarded: {line}" for line in lost.lines), *ended, *impact.notes]
@@ -115,7 +114,7 @@ def impact_of(
     cluster: ClusterContext,
     before: Inventory,
     planned: HostPlan,
-    scheduler: Scheduler,
+    scheduler: Jobs,
     *,
     drain: bool = False,
 ) -> Impact:
@@ -260,14 +259,15 @@ def reject_taken_uids(spec: ClusterSpec, accounts: str) -> None:
         )
 
 
-def end_jobs(affected: Sequence[AffectedJob], scheduler: Scheduler) -> None:
+def end_jobs(affected: Sequence[AffectedJob], scheduler: Jobs) -> None:
     """End these jobs, with the reason in their accounting, and wait until they have ended.
 
     Raises:
         SchedulerError: some jobs do not end.
     """
-    for job in affected:
-        scheduler.annotate(job.job.id, f"clusterctl up --force: {job.why}")
+    if isinstance(scheduler, Nodes):
+        for job in affected:
+            scheduler.annotate(job.job.id, f"clusterctl up --force: {job.why}")
     ids = [job.job.id for job in affected]
     scheduler.cancel(ids)
     for _ in scheduler.clock.polls(END_S, longest_s=_PAUSE_S):

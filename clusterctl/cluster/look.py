@@ -13,7 +13,7 @@ from clusterctl.errors import ClusterctlError, MachineError, SchedulerError, Tra
 from clusterctl.providers.base import HostPlan
 from clusterctl.runs.collect import uncollected
 from clusterctl.runs.only_copies import NOTHING, OnlyCopies, Search, search_all
-from clusterctl.scheduler.base import Scheduler, active_jobs
+from clusterctl.scheduler.base import Jobs, active_jobs
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, scheduler_of
 from clusterctl.state.inventory import Inventory, applied_spec, inventory_of, keeps_storage
 from clusterctl.state.submissions import JobEntry, Ledger
@@ -92,7 +92,7 @@ def look_at_leaving(
     cluster: ClusterContext,
     before: Inventory,
     planned: HostPlan,
-    scheduler: Scheduler,
+    scheduler: Jobs,
     *,
     replaced: Collection[str] = (),
     discard: bool = False,
@@ -134,7 +134,7 @@ def _gone(planned: HostPlan) -> set[str]:
     return {one.name for one in planned.changes if one.action in {"remove", "replace"}}
 
 
-def _uncollected(workspace: Workspace, scheduler: Scheduler, names: Collection[str]) -> OnlyCopies:
+def _uncollected(workspace: Workspace, scheduler: Jobs, names: Collection[str]) -> OnlyCopies:
     """The runs that are not collected of jobs that ran on these nodes."""
     entries = {entry.job_id: entry for entry in uncollected(workspace) if entry.job_id}
     try:

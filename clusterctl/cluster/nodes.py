@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from clusterctl.errors import Failure, SchedulerError, TransportError, UsageError, WaitTimeoutError
 from clusterctl.providers import registry
 from clusterctl.providers.base import REPLACED, address_of, hosts_as_raised, pending_releases
-from clusterctl.scheduler.base import JobInfo, NodeInfo, Scheduler, active_jobs
+from clusterctl.scheduler.base import JobInfo, Jobs, NodeInfo, Nodes, active_jobs
 from clusterctl.spec.hosts import expand
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import reject_unknown
@@ -41,7 +41,7 @@ class NodeState:
     jobs: tuple[JobInfo, ...] = ()
 
 
-def resume(scheduler: Scheduler, names: Sequence[str]) -> tuple[NodeState, ...]:
+def resume(scheduler: Nodes, names: Sequence[str]) -> tuple[NodeState, ...]:
     """Resume these nodes. Their states afterwards."""
     marked = [state.node.name for state in states(scheduler, names) if not state.node.usable]
     if marked:  # Slurm refuses to resume what is in service
@@ -49,7 +49,7 @@ def resume(scheduler: Scheduler, names: Sequence[str]) -> tuple[NodeState, ...]:
     return states(scheduler, names)
 
 
-def states(scheduler: Scheduler, names: Collection[str]) -> tuple[NodeState, ...]:
+def states(scheduler: Jobs, names: Collection[str]) -> tuple[NodeState, ...]:
     active = active_jobs(scheduler)
     return tuple(
         NodeState(node, tuple(job for job in active if node.name in job.nodes))
@@ -67,26 +67,33 @@ class Snapshot:
     drained: tuple[str, ...] = ()
 
 
-def drain_usable(scheduler: Scheduler, names: Collection[str], reason: str) -> Snapshot:
+def drain_usable(scheduler: Jobs, names: Collection[str], reason: str) -> Snapshot:
     """Drain those of these nodes that are in service, then look which jobs are at work.
 
-    If the scheduler does not answer, none stays drained.
+    Without Slurm no node is drained. If the scheduler does not answer, none stays drained.
     """
     nodes = {node.name: node for node in scheduler.nodes()}
+    if not isinstance(scheduler, Nodes):
+        return Snapshot(nodes, active_jobs(scheduler))
     drained = tuple(sorted(name for name in names if name in nodes and nodes[name].usable))
     try:
         if drained:
             scheduler.drain(drained, reason)
         return Snapshot(nodes, active_jobs(scheduler), drained)
     except (SchedulerError, TransportError):
-        if drained:
-            with suppress(SchedulerError, TransportError):
-                scheduler.resume(drained)
+        with suppress(SchedulerError, TransportError):
+            resume_drained(scheduler, drained)
         raise
 
 
+def resume_drained(scheduler: Jobs, drained: Sequence[str]) -> None:
+    """Resume the nodes that ``drain_usable`` has drained."""
+    if drained and isinstance(scheduler, Nodes):
+        scheduler.resume(drained)
+
+
 def wait_idle(
-    scheduler: Scheduler,
+    scheduler: Jobs,
     names: Sequence[str],
     *,
     timeout_s: float | None,
@@ -112,7 +119,7 @@ def wait_idle(
     )
 
 
-def check_drained(scheduler: Scheduler, names: Sequence[str]) -> None:
+def check_drained(scheduler: Jobs, names: Sequence[str]) -> None:
     """Raise SchedulerError where a job is at work on these nodes, or could begin there."""
     if back := [s.node.name for s in states(scheduler, names) if s.node.usable or s.jobs]:
         raise SchedulerError(

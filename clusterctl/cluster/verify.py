@@ -37,7 +37,7 @@ from clusterctl.hosts.expected import expected, host_facts_request
 from clusterctl.hosts.pairs import Peer, examine_ports, needed_ports, unconnected
 from clusterctl.hosts.probe import HostFacts
 from clusterctl.providers.base import Provider, pending_releases
-from clusterctl.scheduler.base import Scheduler
+from clusterctl.scheduler.base import Jobs, Nodes
 from clusterctl.scheduler.session import scheduler_of
 from clusterctl.scheduler.slurm_parse import fold_nodes
 from clusterctl.scheduler.standing import (
@@ -101,7 +101,8 @@ def verify(
     found = run_verification(inventory, to, nodes)
     given_up = ((host, was) for host, was in found.resumed.items() if REASON not in was)
     cluster.repaired(Drift(host, f"was {was}", "resumed") for host, was in given_up)
-    released = cluster.scheduler(inventory).release_held_jobs()
+    scheduler = cluster.scheduler(inventory)
+    released = scheduler.release_held_jobs() if isinstance(scheduler, Nodes) else ()
     cluster.repaired(Drift(f"job {job}", "was held after a failed launch", "released") for job in released)
     notes = [f"not probed, busy with jobs: {', '.join(found.busy)}"] if found.busy else []
     notes += [f"not probed, and left as it is: {host}: {why}" for host, why in found.drained.items()]
@@ -138,10 +139,10 @@ def run_verification(
 
 
 def _ready_nodes(
-    inventory: Inventory, nodes: Sequence[str], scheduler: Scheduler, to: Connect, *, timeout_s: float
+    inventory: Inventory, nodes: Sequence[str], scheduler: Jobs, to: Connect, *, timeout_s: float
 ) -> Verification:
     """The nodes that can run the job, and those that run others."""
-    if not scheduler.manages_nodes:
+    if not isinstance(scheduler, Nodes):
         busy = _busy(inventory, scheduler)
         return Verification(tuple(node for node in nodes if node not in busy), busy)
     found = wait_until_ready(inventory, nodes, scheduler, timeout_s=timeout_s)
@@ -155,7 +156,7 @@ def _ready_nodes(
 
 
 def wait_until_ready(
-    inventory: Inventory, names: Sequence[str], slurm: Scheduler, *, timeout_s: float
+    inventory: Inventory, names: Sequence[str], slurm: Nodes, *, timeout_s: float
 ) -> Verification:
     """Wait until these nodes are idle, busy, or drained, and Slurm has no other than those of the inventory.
 
@@ -193,7 +194,7 @@ def wait_until_ready(
     )
 
 
-def _busy(inventory: Inventory, scheduler: Scheduler) -> tuple[str, ...]:
+def _busy(inventory: Inventory, scheduler: Jobs) -> tuple[str, ...]:
     try:
         jobs = scheduler.own_jobs()
     except (SchedulerError, TransportError) as exc:

@@ -37,9 +37,9 @@ from clusterctl.runs.fetch import (
 from clusterctl.runs.folder import files_of, link, place, put_in_place, working_folder, write_sums
 from clusterctl.scheduler.base import (
     JobInfo,
+    Jobs,
     JobState,
     Outcome,
-    Scheduler,
     comment_of,
     unmanaged_job,
     worst,
@@ -348,7 +348,7 @@ class _Answers(NamedTuple):
     version: str | None
 
 
-def _answers(scheduler: Scheduler, jobs: Sequence[JobInfo], *, ended: bool) -> _Answers:
+def _answers(scheduler: Jobs, jobs: Sequence[JobInfo], *, ended: bool) -> _Answers:
     import clusterctl.providers.registry  # noqa: F401, PLC0415 - 0.1 s that pass while files come
 
     version = scheduler.version()
@@ -466,7 +466,7 @@ def _record(
     )
 
 
-def _accounting(scheduler: Scheduler, job_id: str, *, ended: bool) -> str | None:
+def _accounting(scheduler: Jobs, job_id: str, *, ended: bool) -> str | None:
     """What the accounting says, as it is; of a job that has ended, once it has heard of that too."""
     give_up = scheduler.clock.now() + _ACCOUNTING_LAG_S
     while True:

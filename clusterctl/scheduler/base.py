@@ -1,4 +1,4 @@
-"""The protocol of a scheduler: Slurm, or mpirun over SSH where a cluster has none; and its jobs and nodes.
+"""The protocols of a scheduler: Slurm, or mpirun over SSH where a cluster has none; and its jobs and nodes.
 
 The values are frozen. States keep Slurm's spelling, whoever runs the jobs.
 """
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum, StrEnum
 from functools import lru_cache
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from clusterctl.errors import ClusterctlError, SchedulerError
 from clusterctl.transport.base import Transport, module_texts
@@ -314,8 +314,8 @@ def patiently(clock: Clock, patience_s: float, ask: Callable[[], _T]) -> _T:
     raise last
 
 
-class Scheduler(Protocol):
-    """Jobs and nodes of one cluster. ``transport`` reaches the controller, where jobs' folders are seen.
+class Jobs(Protocol):
+    """What a user of a cluster may do: run jobs there, and look. ``transport`` reaches the controller.
 
     All of it raises SchedulerError where the answer is not to be had, and TransportError where no host is.
     What has a body is for clusters without a scheduler, whose jobs neither queue nor are accounted.
@@ -324,7 +324,6 @@ class Scheduler(Protocol):
     transport: Transport
     clock: Clock
     script_name: str  # the file name of a job's script
-    manages_nodes: bool  # whether it drains and resumes nodes, and ends jobs where hardware changes
 
     def check_id(self, text: str) -> None:
         """Raises UsageError unless ``text`` is the id of a job as it is written here."""
@@ -353,6 +352,9 @@ class Scheduler(Protocol):
     def all_jobs(self) -> tuple[JobInfo, ...]:
         """The jobs of all users that wait, run, or lately ended, as far as this user may see them."""
 
+    def nodes(self) -> tuple[NodeInfo, ...]:
+        """All nodes, as far as this user may see them."""
+
     def nodes_and_jobs(self) -> tuple[tuple[NodeInfo, ...], tuple[JobInfo, ...]]:
         """What ``nodes`` and ``all_jobs`` say."""
         return self.nodes(), self.all_jobs()
@@ -362,32 +364,6 @@ class Scheduler(Protocol):
 
     def cancel(self, ids: Sequence[str]) -> None:
         """Cancel jobs, which are not requeued; ask ``jobs`` first."""
-
-    def annotate(self, job_id: str, text: str) -> None:
-        """Set a job's admin comment, such as why it ends, where there is accounting."""
-        return
-
-    def nodes(self) -> tuple[NodeInfo, ...]:
-        """All nodes, as far as this user may see them."""
-
-    def drain(self, nodes: Sequence[str], reason: str) -> None:
-        """Drain these nodes: running jobs go on, no new ones start."""
-        return
-
-    def resume(self, nodes: Sequence[str]) -> None:
-        """Resume drained nodes."""
-        return
-
-    def run_verification_job(self, hosts: tuple[str, ...]) -> Result:
-        """Run the payload's probe, a rank on each of these hosts. It ends by itself if it hangs."""
-
-    def release_held_jobs(self) -> tuple[str, ...]:
-        """Let jobs that a node failed to launch wait for nodes again; their ids."""
-        return ()
-
-    def reconfigure(self) -> None:
-        """Have all daemons read their configuration again."""
-        return
 
     def steps(self, job_id: str) -> tuple[StepInfo, ...]:
         """What the accounting says of a job's steps; none where there is no accounting."""
@@ -402,7 +378,30 @@ class Scheduler(Protocol):
         return None
 
 
-def active_jobs(scheduler: Scheduler) -> tuple[JobInfo, ...]:
+@runtime_checkable
+class Nodes(Jobs, Protocol):
+    """What an operator may do besides. A cluster without a scheduler has no such thing."""
+
+    def drain(self, nodes: Sequence[str], reason: str) -> None:
+        """Drain these nodes: running jobs go on, no new ones start."""
+
+    def resume(self, nodes: Sequence[str]) -> None:
+        """Resume drained nodes."""
+
+    def run_verification_job(self, hosts: tuple[str, ...]) -> Result:
+        """Run the payload's probe, a rank on each of these hosts. It ends by itself if it hangs."""
+
+    def release_held_jobs(self) -> tuple[str, ...]:
+        """Let jobs that a node failed to launch wait for nodes again; their ids."""
+
+    def reconfigure(self) -> None:
+        """Have all daemons read their configuration again."""
+
+    def annotate(self, job_id: str, text: str) -> None:
+        """Set a job's admin comment, such as why it ends."""
+
+
+def active_jobs(scheduler: Jobs) -> tuple[JobInfo, ...]:
     """All users' jobs that wait or run, as far as this user may see them."""
     return tuple(job for job in scheduler.all_jobs() if not job.ended)
 

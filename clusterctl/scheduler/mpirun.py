@@ -1,4 +1,4 @@
-"""Jobs without a scheduler, over SSH to the hosts that run them: ``Scheduler`` by systemd and a few files.
+"""Jobs without a scheduler, over SSH to the hosts that run them: ``Jobs`` by systemd and a few files.
 
 Plain mpirun, one job at a time, each a unit of systemd on its first node; and the script that it runs there.
 """
@@ -26,9 +26,9 @@ from clusterctl.scheduler import script
 from clusterctl.scheduler.base import (
     JobInfo,
     JobRequest,
+    Jobs,
     JobState,
     NodeInfo,
-    Scheduler,
     comment_of,
     patiently,
     verification_argv,
@@ -73,11 +73,10 @@ class BusyError(SchedulerError):
 
 
 @dataclass(frozen=True, slots=True)
-class MpirunClient(Scheduler):
+class MpirunClient(Jobs):
     """The jobs of ``user``. ``to`` connects to a host as the admin user, ``transport`` to the controller."""
 
     script_name = "job.mpirun"
-    manages_nodes = False
 
     inventory: Inventory
     user: str
@@ -185,6 +184,7 @@ class MpirunClient(Scheduler):
         return tuple(parallel_map(hosts, lambda host: self._node(host, at_work)))
 
     def run_verification_job(self, hosts: tuple[str, ...]) -> Result:
+        """Run the payload's probe, a rank on each of these hosts. It ends by itself if it hangs."""
         limit_s = _VERIFICATION_S + _VERIFICATION_PER_NODE_S * len(hosts)
         load = script.Environment(root=self.inventory.root).profile
         profile = f'cd && {{ [[ ! -r {load} ]] || . {load}; }} && exec "$@"'

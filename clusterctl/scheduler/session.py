@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import UsageError
-from clusterctl.scheduler.base import JobRequest, Scheduler
+from clusterctl.scheduler.base import JobRequest, Jobs, Nodes
 from clusterctl.scheduler.slurm import SlurmClient
+from clusterctl.scheduler.slurm_nodes import SlurmNodes
 from clusterctl.state.chosen import ChosenCluster, naming_lock_holder
 from clusterctl.state.facts import ClusterFacts, facts_of
 from clusterctl.state.submissions import JobEntry, Ledger
@@ -19,6 +20,7 @@ from clusterctl.transport.base import Connect, Transport
 from clusterctl.transport.connections import Connections
 
 if TYPE_CHECKING:
+    from clusterctl.scheduler.mpirun import MpirunClient
     from clusterctl.scheduler.script import Environment
     from clusterctl.spec.distributions import Distribution
     from clusterctl.spec.job import JobSpec
@@ -45,7 +47,7 @@ class Session:
     """A connection to the controller as the job user; ``unshared_nodes`` where hosts share no folder."""
 
     facts: ClusterFacts
-    scheduler: Scheduler
+    scheduler: Jobs
     ledger: Ledger
     unshared_nodes: tuple[UnsharedNode, ...] = ()
 
@@ -149,22 +151,24 @@ def distribution_of_hosts(spec: ClusterSpec, workspace: Workspace) -> Distributi
 
 def client_of(
     facts: ClusterFacts, workspace: Workspace, controller: Transport, to: Connect, patience_s: float
-) -> Scheduler:
+) -> Jobs:
     """Slurm as the user of ``controller`` sees it, or mpirun on the hosts that ``to`` connects to."""
     if facts.has_slurm:
-        return SlurmClient(controller, patience_s=patience_s, has_pmix=facts.pmix)
+        return SlurmClient(controller, patience_s=patience_s)
     from clusterctl.scheduler.mpirun import MpirunClient  # noqa: PLC0415 - not with Slurm
     from clusterctl.state.inventory import inventory_of  # noqa: PLC0415 - as above
 
     return MpirunClient(inventory_of(workspace), facts.job_user, controller, to, patience_s=patience_s)
 
 
-def scheduler_of(inventory: Inventory, to: Connect, *, patience_s: float = PATIENCE_S) -> Scheduler:
+def scheduler_of(
+    inventory: Inventory, to: Connect, *, patience_s: float = PATIENCE_S
+) -> Nodes | MpirunClient:
     """The cluster's scheduler as the admin user, who may do more than a job user."""
     controller = to(inventory.controller.name)
     if inventory.has_slurm or inventory.job_user is None:
         root, pmix = inventory.root, inventory.pmix
-        return SlurmClient(controller, patience_s=patience_s, has_pmix=pmix, root=root)
+        return SlurmNodes(controller, patience_s=patience_s, has_pmix=pmix, root=root)
     from clusterctl.scheduler.mpirun import MpirunClient  # noqa: PLC0415 - not with Slurm
 
     return MpirunClient(inventory, inventory.job_user, controller, to, patience_s=patience_s)
@@ -201,7 +205,7 @@ def request_of(facts: ClusterFacts, job: JobSpec, entry: JobEntry, script: str) 
 _SBATCH_MAY_HANG_S = 600
 
 
-def resolve_submissions(scheduler: Scheduler, ledger: Ledger) -> None:
+def resolve_submissions(scheduler: Jobs, ledger: Ledger) -> None:
     """Find out what became of submissions whose answer was lost, and write it down."""
     for entry in ledger.entries():
         if entry.job_id is None and not entry.refused:

@@ -233,8 +233,7 @@ def test_up_ends_with_what_it_sees_of_the_nodes_drivers(
     session = ClusterContext.of(spec(), workspace=workspace)
     session.connections = cast(Connections, SimpleNamespace(to=run))
     monkeypatch.setattr(verify, "run_verification", lambda *_, **__: verify.Verification((ONE, TWO)))
-    no_jobs = SimpleNamespace(release_held_jobs=lambda: ())
-    monkeypatch.setattr(ClusterContext, "scheduler", lambda *_: no_jobs)
+    monkeypatch.setattr(ClusterContext, "scheduler", lambda *_: None)
     up = Converged(INVENTORY, views(T4, T4))
     if runs:
         told = [note.split(": ")[:2] for note in verify.verify(session, up).notes]

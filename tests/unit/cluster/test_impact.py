@@ -16,7 +16,7 @@ from clusterctl.cluster.impact import Impact, impact_of, make_way, reject, rejec
 from clusterctl.errors import ClusterctlError, Notice, SlurmError, UnreachableError, UsageError
 from clusterctl.providers.base import HostChange, HostPlan, Provider, Size
 from clusterctl.runs import only_copies
-from clusterctl.scheduler.slurm import SlurmClient
+from clusterctl.scheduler.slurm_nodes import SlurmNodes
 from clusterctl.scheduler.slurm_parse import SQUEUE
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
@@ -86,11 +86,11 @@ class Hosts:
 
 
 @contextmanager
-def asked_in_order(*steps: Step) -> Iterator[SlurmClient]:
+def asked_in_order(*steps: Step) -> Iterator[SlurmNodes]:
     """Slurm, which must be asked for all these steps."""
     transport = ScriptedTransport(steps)
     try:
-        yield SlurmClient(transport, clock=Clock(sleep=lambda _: None), patience_s=0)
+        yield SlurmNodes(transport, clock=Clock(sleep=lambda _: None), patience_s=0)
     finally:
         assert transport.left == ()
 

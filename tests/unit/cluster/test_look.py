@@ -28,7 +28,7 @@ from clusterctl.cluster.look import (
 from clusterctl.errors import OnlyCopyError, SlurmError, UnreachableError
 from clusterctl.providers.base import HostChange, HostPlan
 from clusterctl.runs.only_copies import FilesThere, OnlyCopies, Search
-from clusterctl.scheduler.base import JobInfo, JobState
+from clusterctl.scheduler.base import JobInfo, JobState, Nodes
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.state.inventory import Inventory, SharedFolder
@@ -53,7 +53,7 @@ def job(number: int, state: JobState, *nodes: str) -> JobInfo:
     return JobInfo(number=number, name="mine", user="ada", state=state, reason="", nodes=nodes)
 
 
-class Slurm:
+class Slurm(Nodes):
     """Knows these jobs, or does not answer."""
 
     def __init__(self, jobs: Sequence[JobInfo] | None) -> None:

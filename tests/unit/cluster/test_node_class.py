@@ -28,7 +28,7 @@ from clusterctl.hosts.roles import probe_requests
 from clusterctl.providers.base import Provisioned
 from clusterctl.providers.local.node_class import class_key
 from clusterctl.providers.node_class import NodeFiles
-from clusterctl.scheduler.base import NodeInfo
+from clusterctl.scheduler.base import NodeInfo, Nodes
 from clusterctl.spec import distributions
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
@@ -230,7 +230,7 @@ class Silent:
         self.ran.append(self.host)
 
 
-class Played:
+class Played(Nodes):
     """Ansible and the probe of hosts: what each was asked, and what hosts show."""
 
     def __init__(self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ from clusterctl.cli.output import Screen
 from clusterctl.cluster import nodes
 from clusterctl.cluster.up import UpOptions
 from clusterctl.errors import SchedulerError, TransportError, UnreachableError, UsageError
-from clusterctl.scheduler.base import NodeInfo
+from clusterctl.scheduler.base import Jobs, NodeInfo, Nodes
+from clusterctl.scheduler.mpirun import MpirunClient
 from clusterctl.scheduler.standing import Standing, standing
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.inventory import Inventory
@@ -25,6 +26,7 @@ from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
 from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import refused as rejected
+from tests.support.scripted import ScriptedTransport
 
 
 class Machine:
@@ -88,7 +90,7 @@ def test_nodes_that_no_job_or_nobody_can_be_kept_from_are_not_booted(made: dict[
 
 
 def test_nodes_without_slurm_are_not_booted(booted: Booted) -> None:
-    booted.slurm.manages_nodes = False
+    booted.slurm = MpirunClient(cluster(), "ada", ScriptedTransport([]), lambda _: ScriptedTransport([]))
     with rejected("needs-slurm", UsageError):
         booted()
 
@@ -104,11 +106,11 @@ def cluster(
     return inventory_of(cluster="own", provider=provider, hosts=hosts, baked=False, **more)
 
 
-class Nodes:
+class SlurmOfThree(Nodes):
     """Slurm without jobs: a and c take some, a person drained b. ``resumes``: somebody puts c back."""
 
     def __init__(self, workspace: Workspace) -> None:
-        self.workspace, self.resumes, self.manages_nodes, self.clock = workspace, False, True, Clock()
+        self.workspace, self.resumes, self.clock = workspace, False, Clock()
         self.reasons = {"b": "noisy disk"}
 
     def nodes(self) -> tuple[NodeInfo, ...]:
@@ -135,7 +137,7 @@ class Booted:
     """`node reboot` of a, b and c in a cluster whose Slurm, machines and `up` are played."""
 
     def __init__(self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.slurm = Nodes(workspace)
+        self.slurm: Jobs = SlurmOfThree(workspace)
         self.machines = {name: Machine() for name in "abc"}
         self.raised: list[dict[str, Standing]] = []
 

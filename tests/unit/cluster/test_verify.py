@@ -16,7 +16,7 @@ from clusterctl.errors import MachineError, VerifyError
 from clusterctl.hosts.checks import DoctorReport, Finding
 from clusterctl.providers.base import Provider
 from clusterctl.scheduler.base import NodeInfo
-from clusterctl.scheduler.slurm import SlurmClient
+from clusterctl.scheduler.slurm_nodes import SlurmNodes
 from clusterctl.scheduler.standing import out_of_service, unusable
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.models import ClusterSpec
@@ -182,9 +182,9 @@ def test_jobs_that_slurm_held_for_a_nodes_sake_wait_again() -> None:
     held = squeue(held=why, waits="Priority", by_its_owner="JobHeldUser", cancelled_by_now=why)
     gone = Step(("scontrol", "release", "10"), stderr="Job/step already completing or completed", rc=1)
     transport = ScriptedTransport([held, Step(("scontrol", "release", "7")), gone])
-    assert SlurmClient(transport).release_held_jobs() == ("7",)
+    assert SlurmNodes(transport).release_held_jobs() == ("7",)
     assert transport.left == ()
-    assert SlurmClient(ScriptedTransport([squeue(waits="Priority")])).release_held_jobs() == ()
+    assert SlurmNodes(ScriptedTransport([squeue(waits="Priority")])).release_held_jobs() == ()
 
 
 def test_a_node_that_slurm_gives_up_again_is_an_error_with_its_reason() -> None:

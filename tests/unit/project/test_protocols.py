@@ -10,7 +10,7 @@ import pytest
 import clusterctl
 
 PACKAGE = Path(clusterctl.__file__).parent
-CLIENTS = {"SlurmClient", "MpirunClient"}
+CLIENTS = {"SlurmClient", "SlurmNodes", "MpirunClient"}
 MODULES = sorted(
     path
     for path in PACKAGE.rglob("*.py")

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import AnswerLostError, NoAnswerError, SlurmError, UnreachableError, UsageError
-from clusterctl.scheduler import slurm
+from clusterctl.scheduler import slurm_nodes
 from clusterctl.scheduler.base import JobRequest
 from clusterctl.scheduler.slurm import SlurmAwayError, SlurmClient
+from clusterctl.scheduler.slurm_nodes import SlurmNodes
 from clusterctl.util.progress import Clock, backoff
 from tests.support.here import LocalTransport
 from tests.support.messages import refused as rejected
@@ -288,12 +289,12 @@ def test_why_slurmctld_refuses_its_configuration_its_log_says(
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    here = slurm._RECONFIGURE.replace("/var/log/slurm", str(tmp_path))
-    monkeypatch.setattr(slurm, "_RECONFIGURE", here)
+    here = slurm_nodes._RECONFIGURE.replace("/var/log/slurm", str(tmp_path))
+    monkeypatch.setattr(slurm_nodes, "_RECONFIGURE", here)
     with rejected("slurm-not-reconfigured", SlurmError) as caught:
-        SlurmClient(LocalTransport()).reconfigure()
+        SlurmNodes(LocalTransport()).reconfigure()
     first, *_, last = caught.value.why.split("; ")
     assert "sched/nonsense" in first
     assert last.startswith("fatal: ")
     (tmp_path / "scontrol").write_text("#!/bin/sh\nexit 0\n")
-    SlurmClient(LocalTransport()).reconfigure()
+    SlurmNodes(LocalTransport()).reconfigure()

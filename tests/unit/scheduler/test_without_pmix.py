@@ -8,8 +8,8 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.script import reject_pmix, with_launcher
-from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.scheduler.slurm_conf import render_files
+from clusterctl.scheduler.slurm_nodes import SlurmNodes
 from clusterctl.spec.job import JobSpec, Launcher
 from tests.support.messages import refused
 from tests.support.scripted import ScriptedTransport, Step
@@ -46,7 +46,7 @@ def test_a_script_that_asks_for_pmix_is_rejected_without_it(tmp_path: Path, asks
 
 def test_the_proof_of_the_cluster_does_too() -> None:
     transport = ScriptedTransport([Step(("...",))])
-    SlurmClient(transport, has_pmix=False).run_verification_job(("d-1", "d-2"))
+    SlurmNodes(transport, has_pmix=False).run_verification_job(("d-1", "d-2"))
     (call,) = transport.calls
     assert "srun" not in call.argv
     assert call.argv.index("salloc") < call.argv.index("mpirun") < call.argv.index("d-1,d-2")

@@ -1,0 +1,115 @@
+"""Slurm's verbs for its operator: nodes in and out of service, the verification job, the configuration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+
+from clusterctl.errors import CommandError, SlurmError
+from clusterctl.scheduler.base import Nodes, verification_argv
+from clusterctl.scheduler.slurm import SlurmClient
+from clusterctl.spec.names import ADMIN_USER, PROOF_PARTITION, ROOT
+from clusterctl.transport.base import Transport
+from clusterctl.util.process import Result
+from clusterctl.util.progress import Clock
+
+_START_TIMEOUT_S = 30
+_VERIFICATION_S = 20
+_VERIFICATION_PER_NODE_S = 3  # many local nodes start their ranks on few cores
+_CLEAN_UP_S = 20
+# A slurmctld that executes itself anew would forget to start a job in whose prologue it does so. Why it can't
+# with its new configuration, its log says up to a fatal error: scontrol has only a number.
+_RECONFIGURE = """\
+for _ in $(seq 300); do pgrep -f "/prolog-slurmctl[d]" >/dev/null || break; sleep 0.1; done
+log=/var/log/slurm/slurmctld.log
+from=$(sudo -n stat -c %s "$log" || echo 0)
+scontrol reconfigure && exit
+sudo -n tail -c "+$((from + 1))" "$log" |
+    sed -n 's/^.*] \\(\\(error\\|fatal\\): .*\\)/\\1/p; /^fatal: /q' | tail -n 5 >&2
+exit 1"""
+
+
+class SlurmNodes(SlurmClient, Nodes):
+    """Slurm as its administrator, the user of ``transport``, sees it.
+
+    Without PMIx only mpirun starts ranks of MPI programs. ``root`` is the folder on hosts with what jobs use.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        clock: Clock | None = None,
+        patience_s: float = 60.0,
+        has_pmix: bool = True,
+        root: str = ROOT,
+    ) -> None:
+        super().__init__(transport, clock=clock, patience_s=patience_s)
+        self._has_pmix, self._root = has_pmix, root
+
+    def drain(self, nodes: Sequence[str], reason: str) -> None:
+        argv = ["scontrol", "update", f"nodename={','.join(nodes)}", "state=drain", f"reason={reason}"]
+        self.transport.run(argv)
+
+    def resume(self, nodes: Sequence[str]) -> None:
+        self.transport.run(["scontrol", "update", f"nodename={','.join(nodes)}", "state=resume"])
+
+    def run_verification_job(self, hosts: tuple[str, ...]) -> Result:
+        """In the hidden partition, which never waits behind users' jobs; srun is ended if it hangs."""
+        limit_s = _VERIFICATION_S + _VERIFICATION_PER_NODE_S * len(hosts)
+        patience_s = _START_TIMEOUT_S + limit_s + _CLEAN_UP_S
+        allocation = (
+            f"--partition={PROOF_PARTITION}",
+            f"--account={ADMIN_USER}",
+            "--job-name=clusterctl-probe",
+            f"--nodes={len(hosts)}",
+            f"--nodelist={','.join(hosts)}",
+            "--ntasks-per-node=1",
+            "--mem=64M",
+            f"--time={math.ceil((limit_s + _CLEAN_UP_S) / 60)}",
+            f"--immediate={_START_TIMEOUT_S}",
+            "--chdir=/tmp",
+        )
+        profile = f"{self._root}/job-profile.sh"
+        program = (
+            *("/usr/bin/timeout", "--kill-after=2", str(limit_s)),
+            *("bash", "-c", f'[[ ! -r {profile} ]] || . {profile}; exec "$@"', "probe"),
+        )
+        launched: tuple[str, ...]
+        if self._has_pmix:  # Open MPI 5 needs a home
+            exports = "--export=HOME,OMP_NUM_THREADS=1"
+            launched = ("srun", *allocation, "--mpi=pmix", "--kill-on-bad-exit=1", exports, *program)
+        else:  # from here mpirun starts the ranks on the nodes of an allocation
+            start = ("salloc", "--quiet", *allocation, *program)
+            launched = (*start, "mpirun", "--map-by", "ppr:1:node", "-x", "OMP_NUM_THREADS=1")
+        argv = (
+            "timeout",
+            "--kill-after=5",
+            str(patience_s),
+            *launched,
+            *verification_argv(self._root, hosts),
+        )
+        return self.transport.run(argv, timeout_s=patience_s + 30, check=False)
+
+    def release_held_jobs(self) -> tuple[str, ...]:
+        released = []
+        for job_id in (job.id for job in self.all_jobs() if job.failed_to_launch):
+            with suppress(CommandError):  # it was cancelled meanwhile
+                self.transport.run(["scontrol", "release", job_id])
+                released.append(job_id)
+        return tuple(released)
+
+    def reconfigure(self) -> None:
+        result = self.transport.run(["sh", "-c", _RECONFIGURE], check=False)
+        if result.rc != 0:
+            raise SlurmError(
+                "slurmctld did not take over its configuration",
+                code="slurm-not-reconfigured",
+                why="; ".join(result.stderr.strip().splitlines()),
+                fix="if that is a setting of `slurm` in the spec, correct it; then run `clusterctl up` again",
+                host=self.transport.host,
+            )
+
+    def annotate(self, job_id: str, text: str) -> None:
+        self.transport.run(["scontrol", "update", f"jobid={job_id}", f"admincomment={text}"])
