@@ -9,11 +9,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clusterctl.errors import TransportError
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import (
     ENDED_BY_SIGNAL,
@@ -89,7 +90,7 @@ class SSHTransport:
                 self._master = shared_master(self.config, self.host, self.user, start=False)
             if self._master is None or self._master.has_ended():
                 return
-        with ExitStack() as stack:
+        with suppress(TransportError), ExitStack() as stack:
             talk = stack.enter_context(self._conversation(argv, self.silence_s))
             self._begun[tuple(argv)] = (stack.pop_all(), talk)
 
@@ -166,7 +167,7 @@ class _Command(Talk):
         if self.is_wrapped:
             # The command has not begun, so it is ssh that says why.
             raise refusal(self.host, self.ssh.config, self.complaint(), self.ssh.user)
-        if ended_here or (self.master is not None and self.master.has_ended(_SETTLE_S)):
+        if ended_here or self.master is None or self.master.has_ended(_SETTLE_S):
             what = f"the connection broke during `{shown(self.argv)}`"
             raise unreachable(self.host, self.ssh.config, what, self.complaint())
         return ENDED_BY_SIGNAL

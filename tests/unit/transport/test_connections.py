@@ -18,6 +18,7 @@ from clusterctl.errors import HostKeyError, TransportError
 from clusterctl.state.inventory import CONTROLLER, Host
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport import master
+from clusterctl.transport.base import wrapped
 from clusterctl.transport.connections import Connections
 from clusterctl.transport.master import end_all
 from clusterctl.transport.openssh import write_ssh_files
@@ -282,6 +283,15 @@ def test_a_login_shell_that_runs_nothing_is_an_error(sshd, me, config, line: str
     with closing(SSHTransport("node", config, user=me)) as node, pytest.raises(TransportError) as caught:
         node.run(["true"], check=False)
     assert getattr(caught.value, "rc", None) == rc
+
+
+def test_a_script_that_does_not_arrive_whole_is_not_run(tmp_path) -> None:
+    line, script = wrapped(["touch", str(tmp_path / "a"), str(tmp_path / "b")])
+    for size in range(len(script)):
+        subprocess.run(["sh", "-c", line], input=script[:size], stderr=subprocess.DEVNULL, check=False)
+    assert not list(tmp_path.iterdir())
+    subprocess.run(["sh", "-c", line], input=script, check=True)
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_command_may_be_longer_than_a_command_line(me, config) -> None:
