@@ -67,6 +67,10 @@ def look(machine: Machine) -> frozenset[str]:
     they share; so are a tree and an image that another test process is building.
     """
     hosts = _in_hosts_of_others(machine)
+    # The folders where clusters keep things, the one for temporary files, and files that a cluster might be
+    # tempted to edit.
+    folders = (machine.state, temporary(machine.home), *machine.folders)
+    files = [path for path in machine.files if path.is_file()]
     sources = (
         _processes(machine, hosts),
         _mounts(machine),
@@ -74,12 +78,15 @@ def look(machine: Machine) -> frozenset[str]:
         _groups(),
         _network(),
         _rules(),
-        _entries(machine),
-        _contents(machine),
+        (f"file {path}" for folder in folders for path in folder.glob("*")),
+        (f"line of {path}: {line}" for path in files for line in path.read_text().splitlines()),
     )
-    others = [*_other_clusters(machine), *_labs()]
+    # The labs (tests/support/lab.py) that somebody keeps right now: each is locked as long as it is kept.
+    others = [*_other_clusters(machine), *(lab.stem for lab in LABS.glob("*.lab") if _locked(lab))]
     others += [f"mount {NAMESPACES}:"] if others else []
-    others += [*_trees_being_built(machine), *_images_being_built(machine)]
+    others += _trees_being_built(machine)
+    if _locked(machine.images_lock):  # somebody builds a node image
+        others += [f"{machine.images}/.building-", "clusterctl-bake-"]
     others += [name for name, pid in running().items() if str(pid) in hosts]
     lines = (line for source in sources for line in source)
     return frozenset(line for line in lines if not any(cluster in line for cluster in others))
@@ -115,24 +122,12 @@ def nothing_left(home: Path) -> Iterator[None]:
     assert not left, "residue:\n" + "\n".join(left)
 
 
-def _labs() -> Iterator[str]:
-    """The labs (tests/support/lab.py) that somebody keeps right now: each is locked as long as it is kept."""
-    return (record.stem for record in LABS.glob("*.lab") if _locked(record))
-
-
 def _trees_being_built(machine: Machine) -> Iterator[str]:
     """Trees that hosts boot from (keeper.py, nested.py, dnf_tools.py); a builder locks what it builds."""
     for folder in machine.cache.glob("test-*.building"):
         kind = re.match(r"test-[a-z]+", folder.name)
         if kind and _locked(machine.cache / f"{kind[0]}.lock"):
             yield str(folder)
-
-
-def _images_being_built(machine: Machine) -> Iterator[str]:
-    """The folders of node images while somebody builds one, and how the machines for it are called."""
-    if _locked(machine.images_lock):
-        yield f"{machine.images}/.building-"
-        yield "clusterctl-bake-"
 
 
 def _locked(path: Path) -> bool:
@@ -271,19 +266,6 @@ def _rules() -> Iterator[str]:
                 table = line
             elif line and not line.startswith("#"):
                 yield f"{argv[0]} rule, {table}: {line}"
-
-
-def _entries(machine: Machine) -> Iterator[str]:
-    """What lies in the folders where clusters keep things, and in the one for temporary files."""
-    for folder in (machine.state, temporary(machine.home), *machine.folders):
-        yield from (f"file {path}" for path in folder.glob("*"))
-
-
-def _contents(machine: Machine) -> Iterator[str]:
-    """The lines of files that a cluster might be tempted to edit."""
-    for path in machine.files:
-        if path.is_file():
-            yield from (f"line of {path}: {line}" for line in path.read_text().splitlines())
 
 
 if __name__ == "__main__":

@@ -87,12 +87,8 @@ def filled(text: str, facts: Mapping[str, str]) -> str:
     return Template(text).safe_substitute(facts)
 
 
-def _book() -> dict[str, Refusal]:
-    read = tomllib.loads(Path(__file__).with_name("refusals.toml").read_text())
-    return {name: Refusal(name, **entry) for name, entry in read.items()}
-
-
-REFUSALS: Mapping[str, Refusal] = _book()
+_BOOK = tomllib.loads(Path(__file__).with_name("refusals.toml").read_text())
+REFUSALS: Mapping[str, Refusal] = {name: Refusal(name, **entry) for name, entry in _BOOK.items()}
 
 
 NUMBER = "123456789012"  # of every project
