@@ -275,7 +275,9 @@ def test_ranks_of_torchrun_on_a_node_have_a_mig_device_each(batch):
 def test_a_rank_ends_once_all_that_it_wrote_is_recorded(batch):
     """A launcher that reads late: slurmstepd kills what is left once the rank has ended."""
     # More than a pipe holds, and less than two: the program itself ends at once.
-    process = alone(batch, "srun", "print('x' * 100_000, flush=True)")
+    process = alone(batch, "srun", "print('x' * 100_000, flush=True); open('ended', 'w')")
+    while not (batch.folder / "ended").exists():
+        time.sleep(0.02)
     time.sleep(0.5)
     assert process.poll() is None
     assert len(process.communicate(timeout=60)[0]) == 100_001
