@@ -54,7 +54,6 @@ def prompts_for(screen: Screen, *, ask_password: bool, accepted: Sequence[str] |
         confirm=functools.partial(_confirm, screen),
         accepted=tuple(accepted or ()),
         password=_password() if ask_password else None,
-        note=screen.note,
     )
 
 

@@ -88,7 +88,7 @@ def prepare_image(cluster: ClusterContext) -> Outcome[None]:
             progress=lambda task: progress(task.step(1)),
         )
 
-    cluster.provider.prepare(cluster.spec, cluster.workspace, bake=bake, report=progress)
+    cluster.provider.prepare(cluster.spec, cluster.workspace, bake=bake)
     return Outcome(None)
 
 
@@ -143,9 +143,7 @@ def prepare_class(
         cluster.reporter.progress(task.step(len(groups)))
 
     inputs = {group: class_inputs(values) for group, values in variables.items()}
-    files = cluster.provider.prepare_class(
-        spec, workspace, inputs, bake=bake, report=cluster.reporter.progress
-    )
+    files = cluster.provider.prepare_class(spec, workspace, inputs, bake=bake)
     found = SharedConfiguration(files, "made" if baked else "cached")
     unused = sorted(inputs.keys() - files.keys())
     summary = f"{found.origin}, not used for {' and '.join(unused)}" if unused else found.origin

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from clusterctl.configure import ansible, inventory_file
+from clusterctl.configure.events import TaskProgress
 from clusterctl.errors import ClusterctlError, MachineError
 from clusterctl.hosts.probe import TIMEOUT_S, HostReport, probe_hosts
 from clusterctl.hosts.roles import probe_requests
@@ -29,7 +30,7 @@ from clusterctl.transport.master import end_all
 from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.util.assets import digest
 from clusterctl.util.process import temporary_folder
-from clusterctl.util.progress import SILENT, ProgressReporter, Reporter
+from clusterctl.util.progress import SILENT, Reporter
 
 R = TypeVar("R", bound="PhaseRunner")
 P = ParamSpec("P")
@@ -143,7 +144,7 @@ class ClusterContext(PhaseRunner):
         return cls(
             spec=spec,
             workspace=workspace,
-            provider=provider or provider_of(spec.provider, prompts),
+            provider=provider or provider_of(spec.provider, prompts, reporter),
             connections=Connections(workspace.ssh_config),
             reporter=reporter,
             wait_s=wait_s,
@@ -184,9 +185,11 @@ class ClusterContext(PhaseRunner):
             yield
 
 
-def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Provider:
-    """The provider of these settings; ``prompts`` are for machines of the user's own."""
-    return registry.provider_of(settings, replace(prompts, restore=_restore))
+def provider_of(
+    settings: ProviderSettings, prompts: Prompts = NO_PROMPTS, reporter: Reporter = SILENT
+) -> Provider:
+    """Return the provider of these settings; ``prompts`` are for machines of the user's own."""
+    return registry.provider_of(settings, replace(prompts, restore=_restore, reporter=reporter))
 
 
 @contextmanager
@@ -244,13 +247,13 @@ def _record(inventory: Inventory, workspace: Workspace) -> None:
 
 
 def _restore(
-    inventory: Inventory, hosts: Collection[str], workspace: Workspace, report: ProgressReporter
+    inventory: Inventory, hosts: Collection[str], workspace: Workspace, reporter: Reporter
 ) -> Mapping[str, tuple[str, ...]]:
     """Have Ansible put back what was on these; what was left on each, and why."""
     inventory_file.write_restore_inventory(inventory, workspace)
     _record(inventory, workspace)
 
-    recap = ansible.run(
-        "restore", inventory, workspace, hosts=hosts, progress=lambda task: report(task.step(len(hosts)))
-    )
-    return recap.notes
+    def progress(task: TaskProgress) -> None:
+        reporter.progress(task.step(len(hosts)))
+
+    return ansible.run("restore", inventory, workspace, hosts=hosts, progress=progress).notes

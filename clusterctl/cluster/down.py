@@ -37,7 +37,6 @@ from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.master import end_all
 from clusterctl.util.process import roomiest, sweep
-from clusterctl.util.progress import ProgressReporter
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +119,13 @@ def take_down(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEnt
         forget(workspace, options.gone)
         return DownResult()
     settings = _settings(workspace)
-    provider = provider_of(settings, options.prompts)
+    provider = provider_of(settings, options.prompts, runner.reporter)
     runs: tuple[RunRecord, ...] = ()
     if set(uncollected(workspace)) - set(discarded):
         runs = runner.run("collect_runs", collect_runs, options.out, discarded, options.on_run)
     lost = runner.run("look", look, discarded, discard=options.discard)
     if forgotten := forget(workspace, options.gone):
-        options.prompts.note(f"forgotten: {'; '.join(forgotten)}")
+        runner.reporter.note(f"forgotten: {'; '.join(forgotten)}")
     if not _has_begun(workspace):
         return DownResult(runs, tuple(runner.phases), discarded=discarded, lost=lost)
     spec = applied_if_known(workspace)
@@ -186,7 +185,7 @@ def destroy(runner: PhaseRunner, provider: Provider, lost: OnlyCopies) -> Outcom
     workspace = runner.workspace
     note_removal(workspace, lost)
     try:
-        remove_cluster(provider, workspace.cluster_id(), workspace, runner.reporter.progress)
+        remove_cluster(provider, workspace.cluster_id(), workspace)
     except ClusterctlError:
         if all_answer(workspace):  # no host is removed, and users may go on working there
             workspace.removing.unlink(missing_ok=True)
@@ -194,15 +193,13 @@ def destroy(runner: PhaseRunner, provider: Provider, lost: OnlyCopies) -> Outcom
     return Outcome(None)
 
 
-def remove_cluster(
-    provider: Provider, cluster_id: str, workspace: Workspace | None, report: ProgressReporter
-) -> None:
+def remove_cluster(provider: Provider, cluster_id: str, workspace: Workspace | None) -> None:
     """Remove everything of a cluster, and look whether anything is left.
 
     Raises:
         LeftoversError: something is; one failure each, with its cost.
     """
-    provider.destroy(cluster_id, workspace=workspace, report=report)
+    provider.destroy(cluster_id, workspace=workspace)
     left = provider.leftovers(cluster_id)
     if left:
         fix = "run `clusterctl down` again; what stays then has to be removed by hand"

@@ -116,7 +116,6 @@ def plan_changes(cluster: ClusterContext, recreated: Collection[str] = ()) -> Ou
         provider.plan,
         spec,
         workspace,
-        report=cluster.reporter.progress,
         inputs=class_ahead(cluster),
         recreated=recreated,
     )

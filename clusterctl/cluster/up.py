@@ -254,7 +254,6 @@ def provision(
         spec,
         workspace,
         keep=decision.keep,
-        report=progress,
         node_class=node_class,
         recreated=decision.recreated,
     )
@@ -283,7 +282,7 @@ def probe(
     progress = cluster.reporter.progress
 
     def revive() -> None:
-        made = cluster.provider.apply(cluster.spec, cluster.workspace, keep=keep, report=progress)
+        made = cluster.provider.apply(cluster.spec, cluster.workspace, keep=keep)
         _report_started(cluster, made)
 
     asked = probe_requests(cluster.spec, inventory, cluster.workspace)

@@ -26,11 +26,11 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import format_size, shown_memory
 from clusterctl.state.inventory import COMPUTE, Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
+from clusterctl.util.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
     from clusterctl.hosts.checks import DoctorReport
     from clusterctl.providers.storage import KeptStorage
-    from clusterctl.util.progress import ProgressReporter
 
 Bake = Callable[[Host], None]  # runs ``install.yml`` on an image under construction that answers SSH
 BakeClass = Callable[[Inventory], None]  # likewise ``class.yml``, after ``install.yml`` if that is not done
@@ -200,7 +200,7 @@ class Leftover:
 
 
 class Provider(Protocol):
-    """The hosts of one kind of cluster. ``report`` reports progress in short lines.
+    """The hosts of one kind of cluster. It is made with its settings, and with ``Prompts``.
 
     ``known_shared`` is where hosts have the shared folder, of a provider whose new nodes can be of a class;
     ``class_groups`` are the groups of hosts for which there are such.
@@ -245,9 +245,7 @@ class Provider(Protocol):
         """
         return None
 
-    def prepare(
-        self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, report: ProgressReporter
-    ) -> None:
+    def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake) -> None:
         """Check that it can be done here, and bake the image unless it is cached.
 
         Raises:
@@ -263,7 +261,6 @@ class Provider(Protocol):
         inputs: Mapping[str, str],
         *,
         bake: BakeClass,
-        report: ProgressReporter,
     ) -> Mapping[str, SharedFiles]:
         """Have what new hosts of each group share, made of ``inputs`` (a hash each) and their image.
 
@@ -284,7 +281,6 @@ class Provider(Protocol):
         workspace: Workspace,
         *,
         keep: Sizes,
-        report: ProgressReporter,
         inputs: str = "",
         recreated: Collection[str] = (),
     ) -> HostPlan:
@@ -304,7 +300,6 @@ class Provider(Protocol):
         workspace: Workspace,
         *,
         keep: Sizes,
-        report: ProgressReporter,
         node_class: NodeClass | None = None,
         recreated: Collection[str] = (),
     ) -> Provisioned:
@@ -321,7 +316,7 @@ class Provider(Protocol):
     def alive(self, cluster_id: str) -> bool:
         """Whether any host of the cluster runs, whatever it answers."""
 
-    def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: ProgressReporter) -> None:
+    def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:
         """Remove everything of the cluster, also where its ``workspace`` was lost.
 
         Raises:
@@ -348,7 +343,7 @@ class Provider(Protocol):
         """
         return
 
-    def remove_storage(self, kept: KeptStorage, *, report: ProgressReporter) -> None:
+    def remove_storage(self, kept: KeptStorage) -> None:
         """Remove kept storage with all that is on it; what is gone already is fine.
 
         Raises:
@@ -401,7 +396,7 @@ class OfferedKey:
 
 Confirm = Callable[[Sequence[OfferedKey]], None]  # returns if all of them are right
 # Restores the configuration of these hosts; what was left on each of them, and why.
-Restore = Callable[[Inventory, Collection[str], Workspace, "ProgressReporter"], Mapping[str, tuple[str, ...]]]
+Restore = Callable[[Inventory, Collection[str], Workspace, Reporter], Mapping[str, tuple[str, ...]]]
 
 
 def refuse_unknown_keys(offered: Sequence[OfferedKey]) -> None:
@@ -420,15 +415,15 @@ def refuse_unknown_keys(offered: Sequence[OfferedKey]) -> None:
 class Prompts:
     """``confirm`` is shown unknown host keys, ``accepted`` has fingerprints that were confirmed before.
 
-    ``password`` is for sudo, on machines that want one; it is never shown. ``note`` gets lines for the user,
-    such as what was left on machines that were released, and why.
+    password: for sudo, on machines that want one; it is never shown.
+    reporter: gets progress and notes.
     """
 
     confirm: Confirm = refuse_unknown_keys
     accepted: tuple[str, ...] = ()
     password: str | None = field(default=None, repr=False)
     restore: Restore = lambda _i, _h, _w, _s: {}
-    note: Callable[[str], None] = lambda _: None
+    reporter: Reporter = SILENT
 
 
 NO_PROMPTS: Final = Prompts()

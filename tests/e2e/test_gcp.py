@@ -141,7 +141,7 @@ def machines(cluster_name: str, clusterctl_home: Path) -> Iterator[tuple[Workspa
         yield workspace, inventory
     finally:
         local = LocalProvider(LocalSettings())
-        local.destroy(workspace.cluster_id(), workspace=workspace, report=lambda _: None)
+        local.destroy(workspace.cluster_id(), workspace=workspace)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,7 +39,7 @@ from clusterctl.errors import (
 from clusterctl.util import assets
 from clusterctl.util.assets import first_rule, table
 from clusterctl.util.process import run, within
-from clusterctl.util.progress import NO_LIMIT, Clock, Limit
+from clusterctl.util.progress import NO_LIMIT, SILENT, Clock, Limit, Reporter
 
 ENDPOINT: Final = "CLUSTERCTL_GCP_ENDPOINT"
 LOG_IN: Final = "log in: `gcloud auth application-default login`"
@@ -115,12 +115,14 @@ class Api:
         answer_s: float = _LONGEST_ANSWER_S,
         limit: Limit = NO_LIMIT,
         session: requests.Session | None = None,
+        reporter: Reporter = SILENT,
     ) -> None:
         """``answer_s``: how long an answer may take, for one call; ``limit``: how long all of them together.
 
         ``session`` makes the calls, by default as the user who is logged in.
         """
         self.project = project
+        self.reporter = reporter
         self.clock = clock or limit.clock
         self._answer_s = answer_s
         self._limit = limit
@@ -398,9 +400,7 @@ _LOOK_EVERY_S = 3.0
 _KEY = re.compile(r"AAAAC3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/=]+")
 
 
-def host_keys(
-    api: Api, zone: str, names: Iterable[str], *, report: Callable[[str], None], timeout_s: float = WAIT_S
-) -> dict[str, str]:
+def host_keys(api: Api, zone: str, names: Iterable[str], *, timeout_s: float = WAIT_S) -> dict[str, str]:
     """Host -> its public key, as `ssh-ed25519 AAAA...`; waits for instances that have just started.
 
     Raises:
@@ -419,7 +419,8 @@ def host_keys(
         missing = [name for name in missing if name not in found]
         if not missing:
             return found
-        report(f"waiting for the host keys of {len(missing)} of {len(missing) + len(found)} hosts")
+        of = len(missing) + len(found)
+        api.reporter.progress(f"waiting for the host keys of {len(missing)} of {of} hosts")
     raise _silent(api, zone, missing, timeout_s)
 
 

@@ -37,7 +37,6 @@ from clusterctl.providers.gcp.terraform import Explain, Plan, ResourceChange, Te
 from clusterctl.providers.gcp.terraform_run import Diagnostic, Resource, first_of
 from clusterctl.spec import gcp_nodes
 from clusterctl.util.assets import first_rule, table
-from clusterctl.util.progress import LineReporter
 
 WAITS_S: Final = (5, 10, 20, 40, 60, 60)
 _DATA: Final = Path(__file__).with_name("data")
@@ -73,7 +72,6 @@ def apply_plan(
     plan: Plan,
     owner: Owner,
     *,
-    report: LineReporter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     waits, layers, clear = iter(WAITS_S), iter(range(_LAYERS)), owner.clear
@@ -89,13 +87,13 @@ def apply_plan(
             if error.already_exists and next(layers, None) is not None:
                 adopt = error.already_exists
                 names = ", ".join(identity.rpartition("/")[2] for identity in adopt.values())
-                report(f"there already: {names}; looking whether it is this cluster's")
+                terraform.report(f"there already: {names}; looking whether it is this cluster's")
             elif clear is not None and plan.destroys and any(f.code == _IN_USE for f in error.failures):
-                report("removing what is the cluster's, but not in Terraform's state")
+                terraform.report("removing what is the cluster's, but not in Terraform's state")
                 clear()
                 clear = None
             elif error.transient and (seconds := next(waits, None)) is not None:
-                report(
+                terraform.report(
                     f"{'; '.join(dict.fromkeys(f.cause for f in error.failures))}; going on in {seconds} s"
                 )
                 sleep(seconds)
@@ -148,17 +146,15 @@ def has_node(plan: Plan, name: str) -> bool:
     return any(one.before and one.address.startswith(_address(name)) for one in plan.changes)
 
 
-def remove_node(terraform: Terraform, name: str, owner: Owner, *, report: LineReporter) -> None:
+def remove_node(terraform: Terraform, name: str, owner: Owner) -> None:
     """Remove what the state has of a node, and nothing else."""
     plan = terraform.plan(destroy=True, targets=[_address(name)])
     if not plan.is_empty:
-        apply_plan(terraform, plan, owner, report=report)
+        apply_plan(terraform, plan, owner)
 
 
 @contextmanager
-def extra_node(
-    terraform: Terraform, name: str, owner: Owner, shown: Plan | None, *, report: LineReporter
-) -> Iterator[None]:
+def extra_node(terraform: Terraform, name: str, owner: Owner, shown: Plan | None) -> Iterator[None]:
     """A node that is there while the body runs, and what is beneath nodes; the node is then removed.
 
     Nothing else is done that was not ``shown``. The module names the node already.
@@ -169,7 +165,7 @@ def extra_node(
     address = _address(name)
 
     def remove() -> None:
-        remove_node(terraform, name, owner, report=report)
+        remove_node(terraform, name, owner)
 
     what, fix = f"{name} may still be there, and is billed", "`clusterctl up` or `clusterctl down` removes it"
 
@@ -187,14 +183,14 @@ def extra_node(
                 why="; ".join(beyond),
                 fix="see it with `clusterctl plan`, then run the same command again",
             )
-        apply_plan(terraform, plan, owner, report=report)
+        apply_plan(terraform, plan, owner)
         yield
     except BaseException as error:
-        report(f"removing {name}, which costs while it is there")
+        terraform.report(f"removing {name}, which costs while it is there")
         try:
             remove()
         except ClusterctlError as exc:
-            report(f"{what}: {fix} ({exc.what})")
+            terraform.report(f"{what}: {fix} ({exc.what})")
             if isinstance(error, ClusterctlError):
                 add_to(error)
         raise

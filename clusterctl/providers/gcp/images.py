@@ -6,7 +6,7 @@ configuration is another image. Images belong to no cluster, and stay when one g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -186,7 +186,7 @@ def path_of(api: Api, name: str) -> str:
     return f"projects/{api.project}/global/images/{name}"
 
 
-def ready(api: Api, name: str, report: Callable[[str], None]) -> bool:
+def ready(api: Api, name: str) -> bool:
     """Whether it is there and whole. One that is being made is waited for; one that failed is deleted."""
     for _ in api.clock.polls(_WAIT_S, first_s=2.0, longest_s=10.0):
         found = api.find("compute", path_of(api, name))
@@ -198,26 +198,24 @@ def ready(api: Api, name: str, report: Callable[[str], None]) -> bool:
                 continue
             case None:
                 return False
-        report(f"waiting for the image {name}, which is being made, or deleted")
+        api.reporter.progress(f"waiting for the image {name}, which is being made, or deleted")
     what = f"the image {name} is not ready after {_WAIT_S / 60:.0f} minutes"
     fix = f"delete it: `gcloud compute images delete {name} --project {api.project}`; then run it again"
     raise ProvisionError(what, code="image-not-ready", where=path_of(api, name), fix=fix)
 
 
-def make(
-    api: Api, image: NodeImage, host: str, settings: gcp.GcpSettings, *, report: Callable[[str], None]
-) -> None:
+def make(api: Api, image: NodeImage, host: str, settings: gcp.GcpSettings) -> None:
     """Stop the machine, and make the image of its disk.
 
     Raises:
         ProvisionError: Google refused.
     """
     zone = f"zones/{settings.zone}"
-    report(f"stopping {host}")
+    api.reporter.progress(f"stopping {host}")
     discard = {"discardLocalSsd": "true"} if image.machine.bundled_ssds else {}
     path = f"projects/{api.project}/{zone}/instances/{host}/stop"
     _wait(api, zone, api.post("compute", path, None, **discard))
-    report(f"making the image {image.name}")
+    api.reporter.progress(f"making the image {image.name}")
     body: Json = {
         "name": image.name,
         "family": image.family,
@@ -233,7 +231,7 @@ def make(
     except CloudError as exc:
         if not any(failure.code == "name-taken" for failure in exc.failures):
             raise  # else another `up` has made the same, or is about to
-    if not ready(api, image.name, report):
+    if not ready(api, image.name):
         raise ProvisionError(
             f"the image {image.name} was not made", code="image-not-made", where=path_of(api, image.name)
         )

@@ -7,7 +7,7 @@ All else is left alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -145,15 +145,13 @@ def orphan_ids(api: Api, cluster: str) -> tuple[str, ...]:
     return tuple(sorted({one.cluster_id for one in found if one.cluster_id}))
 
 
-def remove_resources(
-    api: Api, found: Iterable[Found], *, report: Callable[[str], None], timeout_s: float = WAIT_S
-) -> None:
+def remove_resources(api: Api, found: Iterable[Found], *, timeout_s: float = WAIT_S) -> None:
     """Delete what was found; what is gone already is fine. One kind after the other, each waited for."""
     going = [one for one in found if not one.kept]
     failures: list[Failure] = []
     for kind in _KINDS:
         if stage := [one for one in going if one.kind == kind.word]:
-            report(f"deleting {len(stage)} x {kind.word}")
+            api.reporter.progress(f"deleting {len(stage)} x {kind.word}")
             failures += _delete(api, stage, api.clock.now() + timeout_s)
     if failures:
         what = f"{len(failures)} of {len(going)} things of the cluster could not be deleted"

@@ -42,13 +42,12 @@ from clusterctl.spec.units import GIB_MIB
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import asset, digest, tree_files
-from clusterctl.util.progress import ProgressReporter
 
 
 class GcpProvider(Provider):
-    def __init__(self, settings: GcpSettings, prompts: Prompts = NO_PROMPTS) -> None:  # noqa: ARG002
+    def __init__(self, settings: GcpSettings, prompts: Prompts = NO_PROMPTS) -> None:
         self._settings = settings
-        self._api = Api(settings.project)
+        self._api = Api(settings.project, reporter=prompts.reporter)
         self.known_shared = SHARED if settings.bakes else None
         self._shown: tuple[str, Plan] | None = None  # the variables' digest, and what was shown of them
         self._is_done = False  # what was shown
@@ -70,18 +69,17 @@ class GcpProvider(Provider):
         inputs: Mapping[str, str],
         *,
         bake: BakeClass,
-        report: ProgressReporter,
     ) -> Mapping[str, SharedFiles]:
         self._use_images(spec, inputs[COMPUTE])
         if not self._images:
             what = "no image of these nodes can be made"
             raise ProvisionError(what, code="no-image-possible", why="\n".join(images.without_base(spec, {})))
         if self._shown and apply.has_node(self._shown[1], name := images.machine_name(spec)):
-            terraform = self._terraform(workspace, spec.controller_host, report)
-            apply.remove_node(terraform, name, apply.Owner(workspace.cluster_id()), report=report)
+            terraform = self._terraform(workspace, spec.controller_host)
+            apply.remove_node(terraform, name, apply.Owner(workspace.cluster_id()))
         for image in {one.name: one for one in self._images.values()}.values():
-            if not images.ready(self._api, image.name, report):
-                self._make_image(spec, workspace, image, bake, report)
+            if not images.ready(self._api, image.name):
+                self._make_image(spec, workspace, image, bake)
         return {COMPUTE: SharedFiles(inputs[COMPUTE], {})}
 
     def _use_images(self, spec: ClusterSpec, inputs: str) -> None:
@@ -94,7 +92,6 @@ class GcpProvider(Provider):
         workspace: Workspace,
         image: images.NodeImage,
         bake: BakeClass,
-        report: ProgressReporter,
     ) -> None:
         """Have Terraform make a machine, bake it, make the image of its disk, and have it removed again."""
         name, owner = images.machine_name(spec), apply.Owner(workspace.cluster_id())
@@ -102,13 +99,13 @@ class GcpProvider(Provider):
         machine["image"] = image.base.model_dump(mode="json")
         kept = self._to_take_up(spec)
         self._write_module(spec, workspace, kept, {name: machine})
-        terraform = self._terraform(workspace, spec.controller_host, report)
+        terraform = self._terraform(workspace, spec.controller_host)
         terraform.init()
         try:
-            with apply.extra_node(terraform, name, owner, self._shown and self._shown[1], report=report):
-                key = host_keys(self._api, self._settings.zone, [name], report=report)[name]
+            with apply.extra_node(terraform, name, owner, self._shown and self._shown[1]):
+                key = host_keys(self._api, self._settings.zone, [name])[name]
                 bake(images.machine_inventory(spec, workspace.cluster_id(), image, self._images, key))
-                images.make(self._api, image, name, self._settings, report=report)
+                images.make(self._api, image, name, self._settings)
         finally:  # so that plain `terraform` does not make the machine again
             self._write_module(spec, workspace, kept)
 
@@ -118,7 +115,6 @@ class GcpProvider(Provider):
         workspace: Workspace,
         *,
         keep: Sizes,
-        report: ProgressReporter,
         inputs: str = "",
         recreated: Collection[str] = (),
     ) -> HostPlan:
@@ -126,7 +122,7 @@ class GcpProvider(Provider):
         self._use_images(spec, inputs)
         kept = self._to_take_up(spec)
         asked = self._write_module(spec, workspace, kept)
-        terraform = self._terraform(workspace, spec.controller_host, report)
+        terraform = self._terraform(workspace, spec.controller_host)
         terraform.init()
         plan = terraform.plan()
         apply.refuse_another(plan, workspace.cluster_id())
@@ -163,24 +159,23 @@ class GcpProvider(Provider):
         workspace: Workspace,
         *,
         keep: Sizes,  # noqa: ARG002
-        report: ProgressReporter,
         node_class: NodeClass | None = None,
         recreated: Collection[str] = (),  # noqa: ARG002
     ) -> Provisioned:
         self._use_images(spec, node_class.keys[COMPUTE] if node_class else "")
         kept = self._to_take_up(spec)
         asked = self._write_module(spec, workspace, kept)
-        terraform = self._terraform(workspace, spec.controller_host, report)
+        terraform = self._terraform(workspace, spec.controller_host)
         terraform.init()
         shown_for, plan = self._shown or (asked, self._since_shown(terraform))
         if shown_for != asked:
             plan = terraform.rest_of(plan)  # which refuses to go beyond what was shown
         if not plan.is_empty:
             owner = apply.Owner(workspace.cluster_id(), storage=kept.id if kept else "")
-            apply.apply_plan(terraform, plan, owner, report=report)
+            apply.apply_plan(terraform, plan, owner)
         self._shown, self._is_done = None, True
         made, started = _new_hosts(plan)
-        inventory = self._inventory(spec, workspace, terraform.outputs(), report)
+        inventory = self._inventory(spec, workspace, terraform.outputs())
         return Provisioned(inventory, (*notes(spec), *_taken_up(plan, kept)), made, started)
 
     def _since_shown(self, terraform: Terraform) -> Plan:
@@ -198,10 +193,10 @@ class GcpProvider(Provider):
     def alive(self, cluster_id: str) -> bool:
         return orphans.any_runs(self._api, cluster_id)
 
-    def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: ProgressReporter) -> None:
+    def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:
         if workspace is not None and has_module(workspace.terraform):
-            terraform = self._terraform(workspace, controller_of(workspace.terraform), report)
-            owner = apply.Owner(cluster_id, lambda: self._remove_found(cluster_id, report))
+            terraform = self._terraform(workspace, controller_of(workspace.terraform))
+            owner = apply.Owner(cluster_id, lambda: self._remove_found(cluster_id))
             try:
                 _count_on(self._settings.project, workspace.terraform)
                 terraform.init()
@@ -210,12 +205,12 @@ class GcpProvider(Provider):
                     terraform.forget(storage.MODULE)
                 plan = terraform.plan(destroy=True)
                 apply.refuse_another(plan, cluster_id)
-                apply.apply_plan(terraform, plan, owner, report=report)
+                apply.apply_plan(terraform, plan, owner)
             except LockedError:
                 raise
             except ProvisionError as exc:  # what it left is found and removed without it
-                report(exc.cause)
-        self._remove_found(cluster_id, report)
+                self._api.reporter.progress(exc.cause)
+        self._remove_found(cluster_id)
 
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
         return tuple(one.priced for one in orphans.find_resources(self._api, cluster_id) if not one.kept)
@@ -229,9 +224,9 @@ class GcpProvider(Provider):
     def refuse_used(self, kept: KeptStorage) -> None:
         storage.refuse_used(self._api, kept)
 
-    def remove_storage(self, kept: KeptStorage, *, report: ProgressReporter) -> None:
+    def remove_storage(self, kept: KeptStorage) -> None:
         self.refuse_used(kept)
-        orphans.remove_resources(self._api, [storage.as_found(kept)], report=report)
+        orphans.remove_resources(self._api, [storage.as_found(kept)])
 
     def _to_take_up(self, spec: ClusterSpec) -> KeptStorage | None:
         """The cluster's own shared folder, or the one that an earlier cluster of its name left."""
@@ -241,13 +236,13 @@ class GcpProvider(Provider):
             storage.refuse_another(spec, kept)
         return kept
 
-    def _remove_found(self, cluster_id: str, report: ProgressReporter) -> None:
+    def _remove_found(self, cluster_id: str) -> None:
         """Remove what the API shows of the cluster, whatever Terraform knows."""
         found = orphans.find_resources(self._api, cluster_id)
-        orphans.remove_resources(self._api, found, report=report)
+        orphans.remove_resources(self._api, found)
         for one in found:
             if one.kept:
-                report(f"kept: {one.what}: {one.kept}")
+                self._api.reporter.progress(f"kept: {one.what}: {one.kept}")
 
     def _write_module(
         self,
@@ -266,22 +261,21 @@ class GcpProvider(Provider):
         storage.write_imports(workspace.terraform, kept)
         return digest((workspace.terraform / VARIABLES).read_bytes())
 
-    def _terraform(self, workspace: Workspace, controller: str, report: ProgressReporter) -> Terraform:
+    def _terraform(self, workspace: Workspace, controller: str) -> Terraform:
         settings = self._settings
         place = apply.Place(settings.project, settings.zone, controller, enables_apis=settings.enable_apis)
+        report = self._api.reporter.progress
         return Terraform(
             workspace.terraform, report, explain=apply.explaining(place), names=apply.names(place)
         )
 
-    def _inventory(
-        self, spec: ClusterSpec, workspace: Workspace, outputs: Mapping[str, Any], report: ProgressReporter
-    ) -> Inventory:
+    def _inventory(self, spec: ClusterSpec, workspace: Workspace, outputs: Mapping[str, Any]) -> Inventory:
         names, hosts = _names(spec), outputs["hosts"]
         before = ((host, hosts.get(host.name)) for host in hosts_as_raised(workspace).values())
         same = {host.name: host for host, now in before if now and now["instance_id"] == host.instance_id}
         keys = {name: host.host_key for name, host in same.items()}
         if missing := [name for name in names if name not in keys]:
-            keys |= host_keys(self._api, self._settings.zone, missing, report=report)
+            keys |= host_keys(self._api, self._settings.zone, missing)
         return Inventory(
             cluster=spec.name,
             cluster_id=workspace.cluster_id(),

@@ -65,8 +65,9 @@ _DOWN_AND_UP: Final = (
 class LocalProvider(Provider):
     known_shared = _SHARED
 
-    def __init__(self, settings: LocalSettings, prompts: Prompts = NO_PROMPTS) -> None:  # noqa: ARG002
+    def __init__(self, settings: LocalSettings, prompts: Prompts = NO_PROMPTS) -> None:
         self._settings = settings
+        self._report = prompts.reporter.progress
         if settings.release in DEBIAN.suites:  # its package of MariaDB makes the files of databases
             self.class_groups = (COMPUTE, CONTROLLER)
 
@@ -97,14 +98,12 @@ class LocalProvider(Provider):
     def working(self) -> AbstractContextManager[None]:
         return keeping_helper()
 
-    def prepare(
-        self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, report: ProgressReporter
-    ) -> None:
+    def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake) -> None:
         def ready(answer: dict[str, Any]) -> None:
             bake(self._image_host(answer, "image", CONTROLLER, COMPUTE))
 
         image = _image(self._settings, spec, workspace)
-        call("bake", image.model_dump(mode="json"), report=report, ready=ready)
+        call("bake", image.model_dump(mode="json"), report=self._report, ready=ready)
 
     def _image_host(self, answer: Mapping[str, Any], name: str, *roles: str) -> Host:
         release = self._settings.release
@@ -117,7 +116,6 @@ class LocalProvider(Provider):
         inputs: Mapping[str, str],
         *,
         bake: BakeClass,
-        report: ProgressReporter,
     ) -> Mapping[str, SharedFiles]:
         image = _image(self._settings, spec, workspace)
         request = layout.ClassRequest(
@@ -129,7 +127,7 @@ class LocalProvider(Provider):
             images = tuple(self._image_host(answer, group, group) for group in answer)
             bake(Inventory(hosts=images, network="", shared=_SHARED, baked=True, **place))
 
-        made = call("bake_class", request.model_dump(mode="json"), report=report, ready=ready)
+        made = call("bake_class", request.model_dump(mode="json"), report=self._report, ready=ready)
         return {group: SharedFiles(one["key"], one["marks"]) for group, one in made.items() if one["marks"]}
 
     def sizes(self, spec: ClusterSpec) -> Sizes:
@@ -141,11 +139,10 @@ class LocalProvider(Provider):
         workspace: Workspace,
         *,
         keep: Sizes,
-        report: ProgressReporter,
         inputs: str = "",
         recreated: Collection[str] = (),
     ) -> HostPlan:
-        del report, inputs
+        del inputs
         refuse_other_machines(sys.platform)
         shares, notes = _shares(spec, keep)
         hosts = hosts_as_raised(workspace)
@@ -206,7 +203,6 @@ class LocalProvider(Provider):
         workspace: Workspace,
         *,
         keep: Sizes,
-        report: ProgressReporter,
         node_class: NodeClass | None = None,
         recreated: Collection[str] = (),
     ) -> Provisioned:
@@ -246,8 +242,8 @@ class LocalProvider(Provider):
             classed = tuple(node.name for node in planned.nodes if node.made and node.name in files)
             return {name: [_placed(path, file) for path, file in files[name].items()] for name in classed}
 
-        report(f"starting {len(request.nodes)} machines")
-        answer = call("up", request.model_dump(mode="json"), report=report, ready=ready)
+        self._report(f"starting {len(request.nodes)} machines")
+        answer = call("up", request.model_dump(mode="json"), report=self._report, ready=ready)
         made = layout.MadeCluster.model_validate(answer)
         inventory = inventory_of(made)
         new = tuple(node.name for node in made.nodes if node.made)
@@ -259,11 +255,11 @@ class LocalProvider(Provider):
     def alive(self, cluster_id: str) -> bool:
         return bool(_existing(cluster_id).machines)
 
-    def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: ProgressReporter) -> None:
+    def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:
         keep: bool | None = None
         if workspace is not None and keeps_storage(workspace) == may_keep_storage(workspace):
             keep = keeps_storage(workspace)
-        call("down", {"id": cluster_id, "keep_storage": keep}, report=report)
+        call("down", {"id": cluster_id, "keep_storage": keep}, report=self._report)
 
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
         return tuple(map(Leftover, call("look", {"id": cluster_id})["residue"]))
@@ -277,8 +273,8 @@ class LocalProvider(Provider):
         found = map(layout.KeptFolder.model_validate, call("storage", {})["kept"])
         return tuple(_kept(one) for one in found if one.name == name and _is_ours(one))
 
-    def remove_storage(self, kept: KeptStorage, *, report: ProgressReporter) -> None:
-        call("storage", {"remove": [kept.id]}, report=report)
+    def remove_storage(self, kept: KeptStorage) -> None:
+        call("storage", {"remove": [kept.id]}, report=self._report)
 
 
 def _existing(cluster_id: str) -> layout.Existing:

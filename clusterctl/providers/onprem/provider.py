@@ -44,7 +44,7 @@ from clusterctl.state.inventory import Host, Inventory, applied_spec
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.util.process import on_each
-from clusterctl.util.progress import Clock, HostStep, Limit, ProgressReporter
+from clusterctl.util.progress import Clock, HostStep, Limit
 
 _HOST_S: Final = 0.5  # of the time of this machine's processors, for a look at one host
 _THEN: Final = "nothing was changed; correct it, then run the same command again"
@@ -126,12 +126,11 @@ class OnpremProvider(Provider):
         workspace: Workspace,
         *,
         keep: Sizes,
-        report: ProgressReporter,
         inputs: str = "",
         recreated: Collection[str] = (),
     ) -> HostPlan:
         del recreated, keep, inputs
-        found = self._look(spec, workspace, report)
+        found = self._look(spec, workspace)
         before = hosts_as_raised(workspace)
         left = pending_releases(workspace)
         replaced = {one.host.name for one in left if one.why == REPLACED}
@@ -151,25 +150,24 @@ class OnpremProvider(Provider):
         workspace: Workspace,
         *,
         keep: Sizes,  # noqa: ARG002
-        report: ProgressReporter,
         node_class: NodeClass | None = None,  # noqa: ARG002
         recreated: Collection[str] = (),  # noqa: ARG002
     ) -> Provisioned:
         found = self._found
         if found is None or found.text != dump_spec(spec) or self._workspace != workspace:
-            found = self._look(spec, workspace, report)
+            found = self._look(spec, workspace)
         before = inventory_as_raised(workspace)
-        absent = release.release_removed(found.inventory, workspace, self._prompts, report=report)
+        absent = release.release_removed(found.inventory, workspace, self._prompts)
         if before is not None:
             for host in before.hosts:
                 if host.name in absent:
                     release.record_pending(host, before, found.access, workspace, why=absent[host.name])
         joining = [name for name in found.new if name not in found.joined]
         if joining:
-            self._join(found, joining, workspace, report)
+            self._join(found, joining, workspace)
         if self._tried is None:
             hosts = found.inventory.hosts
-            self._tried = release.retry_all(workspace, hosts, self._prompts, report=report)
+            self._tried = release.retry_all(workspace, hosts, self._prompts)
         return Provisioned(found.inventory, (*found.notes, *self._tried), made=tuple(found.new))
 
     def alive(self, cluster_id: str) -> bool:  # noqa: ARG002
@@ -178,21 +176,21 @@ class OnpremProvider(Provider):
         there, failed = members.log_in(list(hosts_as_raised(self._workspace)), self._workspace)
         return bool(there) or not all(isinstance(exc, UnreachableError) for exc in failed.values())
 
-    def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: ProgressReporter) -> None:
+    def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:
         if workspace is None:
             with open_login(self._settings.machines, None, self._prompts) as login:
-                release.release_orphan(login, self._settings, cluster_id, report=report)
+                release.release_orphan(login, self._settings, cluster_id)
             return
         self._workspace = workspace
         login = Login(self._settings.machines, workspace, self._prompts)
         failed: list[Failure] = []
         try:
-            release.release_all(login, cluster_id, report=report)
+            release.release_all(login, cluster_id)
         except ProvisionError as exc:
             failed += exc.failures
         there = hosts_as_raised(workspace).values()
-        for note in release.retry_all(workspace, there, self._prompts, report=report, ending=True):
-            self._prompts.note(note)
+        for note in release.retry_all(workspace, there, self._prompts, ending=True):
+            self._prompts.reporter.note(note)
         failed += [one.failure for one in pending_releases(workspace)]
         if failed:
             raise ProvisionError.of_hosts(
@@ -212,8 +210,8 @@ class OnpremProvider(Provider):
         with open_login(self._settings.machines, self._workspace, self._prompts) as login:
             return find_homes(login, self._settings, name, users)
 
-    def remove_storage(self, kept: KeptStorage, *, report: ProgressReporter) -> None:
-        report(f"removing {kept.what}")
+    def remove_storage(self, kept: KeptStorage) -> None:
+        self._prompts.reporter.progress(f"removing {kept.what}")
         with open_login(self._settings.machines, self._workspace, self._prompts) as login:
             remove_homes(login, self._settings, kept)
 
@@ -238,10 +236,10 @@ class OnpremProvider(Provider):
             return (Finding(leader, "error", "kept-storage", exc.what, exc.why, exc.fix),)
         return ()
 
-    def _look(self, spec: ClusterSpec, workspace: Workspace, report: ProgressReporter) -> _Found:
+    def _look(self, spec: ClusterSpec, workspace: Workspace) -> _Found:
         """See what the machines are and what they can become."""
         asked = members.members(spec, self._settings)
-        report(f"looking at {len(asked)} machines")
+        self._prompts.reporter.progress(f"looking at {len(asked)} machines")
         login = Login(self._settings.machines, workspace, self._prompts, answer_s=_UP.answer_s)
         ours, silent, checked = self._examined(spec, workspace, asked, login)
         new = tuple(one.name for one in asked if one.name not in {**ours, **silent})
@@ -297,22 +295,22 @@ class OnpremProvider(Provider):
         report = members.examine(spec, asked, login, ours, only=there, lost=lost, limit=limit)
         return ours, silent, report
 
-    def _join(
-        self, found: _Found, joining: Sequence[str], workspace: Workspace, report: ProgressReporter
-    ) -> None:
+    def _join(self, found: _Found, joining: Sequence[str], workspace: Workspace) -> None:
         inventory = found.inventory
         write_atomic(workspace.joining, inventory.model_dump_json(indent=2) + "\n")
         write_ssh_files(inventory, workspace)
         login = Login(self._settings.machines, workspace, self._prompts)
         claim = login.claim(inventory.cluster_id, inventory.cluster)
 
+        progress = self._prompts.reporter.progress
+
         def one(host: str) -> None:
             try:
                 create_account(host, login.root, claim, members.admin_login(workspace))
             except ClusterctlError:
-                report(HostStep(host, "our account", len(joining), "failed", failed=True))
+                progress(HostStep(host, "our account", len(joining), "failed", failed=True))
                 raise
-            report(HostStep(host, "our account", len(joining)))
+            progress(HostStep(host, "our account", len(joining)))
 
         done, failed = on_each(joining, one)
         found.joined.update(done)

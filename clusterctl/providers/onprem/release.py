@@ -46,7 +46,7 @@ from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.util.assets import digest
 from clusterctl.util.process import on_each
-from clusterctl.util.progress import HostStep, ProgressReporter
+from clusterctl.util.progress import HostStep
 
 NOT_RELEASED: Final = "could not be released"
 THEN: Final = (
@@ -56,19 +56,19 @@ _THEN_UP: Final = "then run `clusterctl up` again: what is done stays done"
 _LOOK: Final = (Path(__file__).with_name("data") / "look.sh").read_text()
 
 
-def release_all(login: Login, cluster_id: str, *, report: ProgressReporter) -> None:
+def release_all(login: Login, cluster_id: str) -> None:
     inventory = inventory_as_raised(login.workspace)
     if inventory is None:
         return
     names = [host.name for host in inventory.hosts]
     write_ssh_files(inventory, login.workspace)
     claim = login.claim(cluster_id, inventory.cluster)
-    report(f"looking at {len(names)} machines")
+    login.prompts.reporter.progress(f"looking at {len(names)} machines")
     ours, failed = on_each(names, lambda host: _is_ours(host, login, claim))
     mine = [host for host, is_ours in ours.items() if is_ours]
-    done, more = _release(mine, inventory, claim, login.workspace, login.prompts, report=report)
+    done, more = _release(mine, inventory, claim, login.workspace, login.prompts)
     for host in done:
-        report(HostStep(host, "released", len(names)))
+        login.prompts.reporter.progress(HostStep(host, "released", len(names)))
     raise_failures({**failed, **more}, what=NOT_RELEASED, then=THEN)
 
 
@@ -78,31 +78,27 @@ def _release(
     claim: Claim,
     workspace: Workspace,
     prompts: Prompts,
-    *,
-    report: ProgressReporter,
 ) -> tuple[Collection[str], Mapping[str, ClusterctlError]]:
     """Restore these, then remove our account from them: those that are released, and how others failed."""
-    failed = _restored(hosts, inventory, workspace, prompts, report)
+    failed = _restored(hosts, inventory, workspace, prompts)
     leaving = [host for host in hosts if host not in failed]
     done, more = on_each(leaving, lambda host: remove_account(host, claim, admin_login(workspace)))
     return done, {**failed, **more}
 
 
-def release_removed(
-    wanted: Inventory, workspace: Workspace, prompts: Prompts, *, report: ProgressReporter
-) -> Mapping[str, str]:
+def release_removed(wanted: Inventory, workspace: Workspace, prompts: Prompts) -> Mapping[str, str]:
     """Release the machines that are no longer part of the cluster; why nothing was done on some."""
     before = inventory_as_raised(workspace)
     going = [host.name for host in before.hosts if wanted.host(host.name) is None] if before else []
     if before is None or not going:
         return {}
-    report(f"releasing {', '.join(going)}")
+    prompts.reporter.progress(f"releasing {', '.join(going)}")
     write_ssh_files(before, workspace)
     claim = Claim(before.cluster_id, before.cluster, workspace.public_key.read_text().strip())
     there, failed = log_in(going, workspace)
     # A machine that an interrupted run released lets us in no more: nothing may wait for it.
     absent = {host: exc for host, exc in failed.items() if not isinstance(exc, CommandError)}
-    _, more = _release(list(there), before, claim, workspace, prompts, report=report)
+    _, more = _release(list(there), before, claim, workspace, prompts)
     refused = {host: exc for host, exc in failed.items() if host not in absent}
     raise_failures({**refused, **more}, what=NOT_RELEASED, then=_THEN_UP)
     return {
@@ -158,13 +154,12 @@ def _restored(
     inventory: Inventory,
     workspace: Workspace,
     prompts: Prompts,
-    report: ProgressReporter,
 ) -> Mapping[str, ClusterctlError]:
     """Have what was put back on these; those where it failed."""
     if not hosts:
         return {}
     try:
-        notes = prompts.restore(inventory, hosts, workspace, report)
+        notes = prompts.restore(inventory, hosts, workspace, prompts.reporter)
     except ConfigureError as exc:
         failed = {f.host: f for f in exc.failures if f.host in hosts}
         if not failed:
@@ -175,13 +170,11 @@ def _restored(
         }
     for host, lines in notes.items():
         for line in lines:
-            prompts.note(f"left on {host}: {line}")
+            prompts.reporter.note(f"left on {host}: {line}")
     return {}
 
 
-def release_orphan(
-    login: Login, settings: OnpremSettings, cluster_id: str, *, report: ProgressReporter
-) -> None:
+def release_orphan(login: Login, settings: OnpremSettings, cluster_id: str) -> None:
     """Release the machines that say that they belong to it; ``login`` has a workspace for the moment."""
     mine = {host: c for host, c in claims(login).items() if c.get("id") == cluster_id}
     if not mine:
@@ -205,7 +198,7 @@ def release_orphan(
     if len(failed) == len(mine):
         why = str(next(iter(failed.values())))
         raise ProvisionError("none of its machines lets us in", code="all-hosts-unreachable", why=why)
-    release_all(login, cluster_id, report=report)
+    release_all(login, cluster_id)
 
 
 def _claimed_host(name: str, settings: OnpremSettings, login: Login) -> Host:
@@ -264,7 +257,6 @@ def retry_all(
     members: Iterable[Host],
     prompts: Prompts,
     *,
-    report: ProgressReporter,
     ending: bool = False,
 ) -> tuple[Notice, ...]:
     """Try every pending release again; what the user should know of it.
@@ -291,7 +283,7 @@ def retry_all(
         careful = replace(prompts, confirm=refuse_unknown_keys, accepted=())
         try:
             login = Login({one.host.name: one.machine}, one.workspace, careful)
-            _release_pending(one, login, report)
+            _release_pending(one, login)
         except ClusterctlError as exc:
             still = replace(one, why=_why(login, exc)).save()
             text = f"{still}; `clusterctl up` and `clusterctl down` try it again"
@@ -315,7 +307,7 @@ def _taken_again(one: PendingRelease, members: Collection[Host]) -> tuple[Notice
     return None
 
 
-def _release_pending(one: PendingRelease, login: Login, report: ProgressReporter) -> None:
+def _release_pending(one: PendingRelease, login: Login) -> None:
     name, cluster_id = one.host.name, one.workspace.cluster_id()
     if lost := login.trust([name]):
         raise lost[name]
@@ -323,7 +315,7 @@ def _release_pending(one: PendingRelease, login: Login, report: ProgressReporter
     inventory = Inventory.model_validate_json(one.workspace.inventory.read_bytes())
     inventory = inventory.model_copy(update={"hosts": (host,)})
     write_atomic(one.workspace.inventory, inventory.model_dump_json(indent=2))
-    release_all(login, cluster_id, report=report)
+    release_all(login, cluster_id)
     if left := find_leftovers(login, cluster_id):
         raise ProvisionError(
             f"{name} has something of ours", code="host-not-clean", why="; ".join(map(str, left)), host=name

@@ -24,7 +24,6 @@ from clusterctl.state.ledger import Journal
 from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.disk import read_rows
-from clusterctl.util.progress import ProgressReporter
 from tests.support.messages import codes, refused
 from tests.support.verbs import Clusterctl
 
@@ -45,8 +44,7 @@ class Stub:
     def kept_storage(self, _name: str, _users: object) -> tuple[()]:
         return ()
 
-    def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: ProgressReporter) -> None:
-        report("removing")
+    def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:
         self.destroyed.append((cluster_id, workspace))
         if not self.stubborn:
             self.clusters.pop(cluster_id, None)
@@ -55,7 +53,7 @@ class Stub:
 def test_each_leftover_is_a_failure_with_its_price(tmp_path: Path) -> None:
     stub = Stub({"a1b2c3": (DISK, RULE)}, stubborn=True)
     with pytest.raises(LeftoversError) as caught:
-        remove_cluster(stub, "a1b2c3", Workspace(tmp_path), lambda _: None)  # type: ignore[arg-type]
+        remove_cluster(stub, "a1b2c3", Workspace(tmp_path))  # type: ignore[arg-type]
     assert stub.destroyed == [("a1b2c3", Workspace(tmp_path))]
     assert [failure.cause for failure in caught.value.failures] == [
         "disk d-ctl in us-central1-a (0.0125 USD an hour)",

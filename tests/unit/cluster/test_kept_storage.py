@@ -38,7 +38,6 @@ from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.copies import Copies, note, read_copies
 from clusterctl.util.disk import read_rows
-from clusterctl.util.progress import ProgressReporter
 from tests.support.messages import refused
 
 DISK = KeptStorage(
@@ -130,7 +129,7 @@ class Stub:
     did: list[str] = field(default_factory=list)
     refuses: ClusterctlError | None = None
 
-    def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: ProgressReporter) -> None:
+    def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:
         self.did.append("destroy")
 
     def leftovers(self, cluster_id: str) -> tuple[()]:
@@ -144,7 +143,7 @@ class Stub:
         if self.refuses:
             raise self.refuses
 
-    def remove_storage(self, kept: KeptStorage, *, report: ProgressReporter) -> None:
+    def remove_storage(self, kept: KeptStorage) -> None:
         self.did.append(f"remove {kept.id}")
         self.storage = [one for one in self.storage if one.id != kept.id]
 

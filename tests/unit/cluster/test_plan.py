@@ -16,7 +16,6 @@ from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.providers.base import HostChange, HostPlan, Size
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.progress import ProgressReporter
 from tests.support.inventories import inventory_of
 from tests.support.messages import refused as rejected
 
@@ -49,11 +48,10 @@ class Stub:
         workspace: Workspace,
         *,
         keep: Mapping[str, Size],
-        report: ProgressReporter,
         inputs: str = "",
         recreated: Collection[str] = (),
     ) -> HostPlan:
-        del spec, keep, report, inputs, recreated
+        del spec, keep, inputs, recreated
         self.given.append(workspace)
         assert workspace.public_key.read_text().startswith("ssh-ed25519 ")
         self.seen = {

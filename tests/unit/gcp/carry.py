@@ -23,7 +23,7 @@ def main(folder: str, verb: str, cluster_id: str, *at: str) -> None:
     terraform = Terraform(Path(folder), report, explain=explaining(place), names=names(place))
     plan = terraform.plan(destroy=verb == "down")
     report("planned")
-    apply_plan(terraform, plan, Owner(cluster_id), report=report)
+    apply_plan(terraform, plan, Owner(cluster_id))
 
 
 if __name__ == "__main__":

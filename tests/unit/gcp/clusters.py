@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from clusterctl.providers.base import Prompts
 from clusterctl.providers.gcp.provider import GcpProvider
 from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
+from clusterctl.util.progress import SILENT, HostStep, Reporter
 from tests.support.google.api import PROJECT
 from tests.support.google.cloud import GoogleCloud
 
@@ -32,13 +34,19 @@ def put_own_network(cloud: GoogleCloud) -> None:
     world.put("google_compute_subnetwork", path, self_link=path, **at)
 
 
-def provider_of(spec: ClusterSpec) -> GcpProvider:
+class Told(Reporter):
+    """Keeps the lines that are reported."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def progress(self, message: str | HostStep) -> None:
+        self.lines.append(str(message))
+
+
+def provider_of(spec: ClusterSpec, reporter: Reporter = SILENT) -> GcpProvider:
     assert isinstance(spec.provider, GcpSettings)
-    return GcpProvider(spec.provider)
-
-
-def silent(*_: object) -> None:
-    """Nobody hears of progress."""
+    return GcpProvider(spec.provider, Prompts(reporter=reporter))
 
 
 def workspace_in(folder: Path) -> Workspace:

@@ -60,14 +60,14 @@ class Terraformed:
     def up(self) -> Plan:
         """Plan and carry out."""
         plan = self.terraform.plan()
-        apply_plan(self.terraform, plan, Owner(CLUSTER_ID), report=self.said.append, sleep=self.waited.append)
+        apply_plan(self.terraform, plan, Owner(CLUSTER_ID), sleep=self.waited.append)
         return plan
 
     def down(self, clear: Callable[[], None] | None = None) -> None:
         """Plan to remove all, and carry that out."""
         plan = self.terraform.plan(destroy=True)
         owner = Owner(CLUSTER_ID, clear)
-        apply_plan(self.terraform, plan, owner, report=self.said.append, sleep=self.waited.append)
+        apply_plan(self.terraform, plan, owner, sleep=self.waited.append)
 
     def forget(self, host: str) -> None:
         """Take its instance out of the state, as where Terraform was killed before it wrote it down."""

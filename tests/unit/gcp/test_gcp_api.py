@@ -18,6 +18,7 @@ from clusterctl.providers.gcp.api import Api, host_keys
 from tests.support.google.answers import HOST_KEY
 from tests.support.google.api import PROJECT, TOKEN, Google
 from tests.support.messages import refused
+from tests.unit.gcp.clusters import Told
 
 pytestmark = pytest.mark.platform("stand-in", "google-api")
 
@@ -167,10 +168,10 @@ class TestHostKeys:
         for name in ("demo-ctl", "demo-train-1"):
             instance(google, name)
         google.fail("compute.instances.getGuestAttributes", 404, reason="notFound", times=3)
-        said: list[str] = []
-        keys = host_keys(api, ZONE, ["demo-ctl", "demo-train-1"], report=said.append)
+        api.reporter = told = Told()
+        keys = host_keys(api, ZONE, ["demo-ctl", "demo-train-1"])
         assert keys == dict.fromkeys(("demo-ctl", "demo-train-1"), f"ssh-ed25519 {HOST_KEY}")
-        assert said == [
+        assert told.lines == [
             "waiting for the host keys of 2 of 2 hosts",
             "waiting for the host keys of 1 of 2 hosts",
         ]
@@ -183,7 +184,7 @@ class TestHostKeys:
             state["guest_attributes"] = {"demo-train-1": {"ecdsa-sha2-nistp256": "AAAAother"}}
         console = f"get-serial-port-output demo-train-1 --zone {ZONE}"
         with refused("host-keys-late", ProvisionError, "after 30 s", console) as caught:
-            host_keys(api, ZONE, ["demo-ctl", "demo-train-1"], report=lambda _: None, timeout_s=30)
+            host_keys(api, ZONE, ["demo-ctl", "demo-train-1"], timeout_s=30)
         (failure,) = caught.value.failures
         assert failure.host == "demo-train-1"
         assert "is RUNNING" in failure.cause
@@ -196,25 +197,25 @@ class TestHostKeys:
         google.project.enforced.add(policy := f"{kind}.disableGuestAttributesAccess")
         exception = f"except project {PROJECT}"
         with refused("host-keys-forbidden", ProvisionError, f"({policy})", exception) as caught:
-            host_keys(api, ZONE, ["demo-ctl"], report=lambda _: None)
+            host_keys(api, ZONE, ["demo-ctl"])
         assert [failure.host for failure in caught.value.failures] == ["demo-ctl"]
         assert naps == []
 
     def test_where_policies_can_not_be_read_the_keys_are_waited_for(self, google: Google, api: Api) -> None:
         instance(google, "demo-ctl")
         google.off |= {"cloudresourcemanager", "orgpolicy"}
-        assert host_keys(api, ZONE, ["demo-ctl"], report=lambda _: None)
+        assert host_keys(api, ZONE, ["demo-ctl"])
         with google.world.change() as state:
             state["guest_attributes"] = {"demo-ctl": {}}
         with refused("host-keys-late", ProvisionError, "compute.disableGuestAttributesAccess"):
-            host_keys(api, ZONE, ["demo-ctl"], report=lambda _: None, timeout_s=30)
+            host_keys(api, ZONE, ["demo-ctl"], timeout_s=30)
 
     def test_what_is_no_key_is_not_believed(self, google: Google, api: Api) -> None:
         instance(google, "demo-ctl")
         with google.world.change() as state:
             state["guest_attributes"] = {"demo-ctl": {"ssh-ed25519": "AAAA\nevil ssh-rsa AAAA"}}
         with refused("host-keys-late", ProvisionError):
-            host_keys(api, ZONE, ["demo-ctl"], report=lambda _: None, timeout_s=1)
+            host_keys(api, ZONE, ["demo-ctl"], timeout_s=1)
 
 
 class TestTheDouble:

@@ -33,7 +33,11 @@ class Scripted:
     stuck: bool = False
     attributes: Mapping[str, Any] = field(default_factory=dict)  # of whatever is taken over
     applied: int = 0
+    said: list[str] = field(default_factory=list)
     adopted: list[Mapping[str, str]] = field(default_factory=list)
+
+    def report(self, line: str) -> None:
+        self.said.append(line)
 
     def apply(self, _: Plan) -> None:
         self.applied += 1
@@ -50,10 +54,9 @@ class Scripted:
 
 
 def run(scripted: Scripted, owner: Owner = OWNER, plan: Plan = SHOWN) -> tuple[list[str], list[float]]:
-    said: list[str] = []
     waited: list[float] = []
-    apply_plan(cast(Terraform, scripted), plan, owner, report=said.append, sleep=waited.append)
-    return said, waited
+    apply_plan(cast(Terraform, scripted), plan, owner, sleep=waited.append)
+    return scripted.said, waited
 
 
 def test_what_passes_is_waited_for_longer_and_longer_and_said() -> None:

@@ -33,9 +33,9 @@ from tests.unit.gcp import recorded
 from tests.unit.gcp.clusters import (
     NOT_BILLED,
     OWN_NETWORK,
+    Told,
     provider_of,
     put_own_network,
-    silent,
     workspace_in,
 )
 
@@ -65,7 +65,7 @@ class Baked:
     google: Google
     workspace: Workspace
     seen: list[Inventory] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    told: Told = field(default_factory=Told)
     fails: BaseException | None = None
 
     def bake(self, image: Inventory) -> None:
@@ -76,27 +76,21 @@ class Baked:
             raise self.fails
 
     def planned(self, provider: GcpProvider, spec: ClusterSpec, inputs: str = INPUTS) -> HostPlan:
-        return provider.plan(spec, self.workspace, keep={}, report=silent, inputs=inputs)
+        return provider.plan(spec, self.workspace, keep={}, inputs=inputs)
 
     def up(self, spec: ClusterSpec, inputs: str = INPUTS) -> Provisioned:
         """What `up` has of the provider: the plan, the class of new nodes, and the hosts."""
-        provider = provider_of(spec)
+        provider = provider_of(spec, self.told)
         self.planned(provider, spec, inputs)
         return self.up_from(provider, spec, inputs)
 
     def up_from(self, provider: GcpProvider, spec: ClusterSpec, inputs: str = INPUTS) -> Provisioned:
         node_class = NodeClass({COMPUTE: self.prepare(provider, spec, inputs)}, lambda _: {})
-        return provider.apply(spec, self.workspace, keep={}, report=silent, node_class=node_class)
+        return provider.apply(spec, self.workspace, keep={}, node_class=node_class)
 
     def prepare(self, provider: GcpProvider, spec: ClusterSpec, inputs: str = INPUTS) -> str:
         """Have the image of new nodes made; return the key of their class."""
-        shared = provider.prepare_class(
-            spec,
-            self.workspace,
-            {COMPUTE: inputs},
-            bake=self.bake,
-            report=lambda one: self.said.append(str(one)),
-        )
+        shared = provider.prepare_class(spec, self.workspace, {COMPUTE: inputs}, bake=self.bake)
         return shared[COMPUTE].key
 
     @property
@@ -218,7 +212,7 @@ def test_whatever_fails_leaves_no_machine_and_the_next_run_makes_it(
         baked.up(spec_of())
     assert not baked.cloud.instances
     assert not baked.images
-    assert any("removing demo-image" in line for line in baked.said)
+    assert any("removing demo-image" in line for line in baked.told.lines)
     baked.fails = None
     baked.up(spec_of())
     (name,) = baked.images
@@ -239,7 +233,7 @@ def test_a_machine_that_can_not_be_removed_is_said_to_be_billed(baked: Baked, is
     assert before
     assert "billed" not in "".join(one.fix for one in before)
     assert is_baked or caught.value.fix.startswith(f"{no_packages().fix}\n")
-    assert is_baked or any(left.cause in line for line in baked.said)
+    assert is_baked or any(left.cause in line for line in baked.told.lines)
 
 
 def test_an_image_that_google_began_and_did_not_end_is_made_anew(baked: Baked) -> None:
@@ -313,7 +307,7 @@ def test_a_machine_that_a_killed_run_left_is_removed_though_the_image_is_there(b
 def test_down_leaves_the_image_and_nothing_else_and_the_cache_can_be_emptied(raised: Baked) -> None:
     spec = spec_of()
     cluster_id = raised.workspace.cluster_id()
-    provider_of(spec).destroy(cluster_id, workspace=raised.workspace, report=silent)
+    provider_of(spec).destroy(cluster_id, workspace=raised.workspace)
     assert provider_of(spec).leftovers(cluster_id) == ()
     (kept,) = kept_images(settings_of(spec))
     assert (kept.size_mib, kept.usd_per_month) == (2048, pytest.approx(0.1))
@@ -376,9 +370,9 @@ def test_ahead_of_up_nothing_but_the_image_stays(
     workers: list[object] = []
     destroy = GcpProvider.destroy
 
-    def seen(self: GcpProvider, cluster_id: str, *, workspace: Workspace | None, report: Any) -> None:
+    def seen(self: GcpProvider, cluster_id: str, *, workspace: Workspace | None) -> None:
         workers.append(workspace and (holder := workspace.worker()) and holder.verb)
-        destroy(self, cluster_id, workspace=workspace, report=report)
+        destroy(self, cluster_id, workspace=workspace)
 
     monkeypatch.setattr(GcpProvider, "destroy", seen)
     workspace = Workspace(tmp_path / "none" / "demo")

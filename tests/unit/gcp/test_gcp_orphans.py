@@ -13,6 +13,7 @@ from clusterctl.providers.gcp.orphans import find_resources, orphan_ids, remove_
 from tests.support.google.api import PROJECT, Google
 from tests.support.google.refusals import REFUSALS
 from tests.support.messages import refused
+from tests.unit.gcp.clusters import Told
 from tests.unit.gcp.module import description, labels
 
 OURS, THEIRS = "aaaaaa", "bbbbbb"
@@ -167,20 +168,20 @@ class TestRemoving:
         make(google)
         make(google, "other", THEIRS)
         before = whats(api, THEIRS)
-        said: list[str] = []
+        api.reporter = told = Told()
         found = find_resources(api, OURS)
-        remove_resources(api, found, report=said.append)
-        remove_resources(api, found, report=quiet)  # what is gone already is fine
+        remove_resources(api, found)
+        remove_resources(api, found)  # what is gone already is fine
         assert find_resources(api, OURS) == ()
         assert whats(api, THEIRS) == before
-        assert said[0] == "deleting 3 x instance"
-        assert said[-1] == "deleting 1 x bucket"
+        assert told.lines[0] == "deleting 3 x instance"
+        assert told.lines[-1] == "deleting 1 x bucket"
 
     def test_a_bucket_that_holds_something_is_kept_and_said(self, google: Google, api: Api) -> None:
         make(google)
         with google.world.change() as state:
             state["filled"] = ["demo-results"]
-        remove_resources(api, find_resources(api, OURS), report=quiet)
+        remove_resources(api, find_resources(api, OURS))
         (bucket,) = find_resources(api, OURS)
         assert (bucket.what, bucket.kept) == ("bucket demo-results", "it holds something")
 
@@ -197,17 +198,17 @@ class TestRemoving:
         make(google)
         play(google)
         with refused("orphans-not-deleted", ProvisionError, said):
-            remove_resources(api, find_resources(api, OURS), report=quiet)
+            remove_resources(api, find_resources(api, OURS))
         left = whats(api)
         assert 0 < len(left) < len(EVERYTHING)
-        remove_resources(api, find_resources(api, OURS), report=quiet)
+        remove_resources(api, find_resources(api, OURS))
         assert find_resources(api, OURS) == ()
 
     def test_busy_and_lost_answers_end_well(self, google: Google, api: Api) -> None:
         make(google)
         for method in ("compute.instances.delete", "compute.zoneOperations.wait", "compute.networks.delete"):
             google.fail(method, 503, times=2)
-        remove_resources(api, find_resources(api, OURS), report=quiet)
+        remove_resources(api, find_resources(api, OURS))
         assert find_resources(api, OURS) == ()
 
     @pytest.mark.parametrize(
@@ -225,7 +226,7 @@ class TestRemoving:
         found = [one for one in find_resources(api, OURS) if one.kind == what.rpartition(" ")[0]]
         google.operation_fails(name)
         with refused("orphans-not-deleted", ProvisionError, f"1 of {len(found)}") as caught:
-            remove_resources(api, found, report=quiet)
+            remove_resources(api, found)
         (failure,) = caught.value.failures
         assert failure.code == code
         assert failure.cause.startswith(what)
@@ -238,6 +239,6 @@ class TestRemoving:
         make(google)
         google.clock, google.lasts = api.clock, 10_000
         with refused("orphans-not-deleted", ProvisionError) as caught:
-            remove_resources(api, find_resources(api, OURS)[:3], report=quiet)
+            remove_resources(api, find_resources(api, OURS)[:3])
         assert [failure.code for failure in caught.value.failures] == ["cloud-slow"] * 3
         assert len(google.called("compute.zoneOperations.wait")) == 600 / 120

@@ -23,7 +23,7 @@ from tests.support.google.answers import HOST_KEY
 from tests.support.google.api import PROJECT
 from tests.support.google.cloud import GoogleCloud
 from tests.support.messages import refused, shows
-from tests.unit.gcp.clusters import provider_of, silent, workspace_in
+from tests.unit.gcp.clusters import provider_of, workspace_in
 
 SEEN = "rocky-9.6"  # on each of them, by a look
 HOSTS = ["demo-ctl", "demo-train-1", "demo-train-2"]
@@ -44,7 +44,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 def raised(spec: ClusterSpec, workspace: Workspace) -> Any:
     """What `up` has of the provider; the inventory is noted as `up` does."""
-    done = provider_of(spec).apply(spec, workspace, keep={}, report=silent)
+    done = provider_of(spec).apply(spec, workspace, keep={})
     workspace.inventory.write_text(done.inventory.model_dump_json())
     return done
 
@@ -55,14 +55,14 @@ def test_a_plan_says_what_hosts_may_lack_that_are_to_be_made(
 ) -> None:
     spec = spec_of()
     monkeypatch.setattr(gcp_nodes.Machine, "has_nvswitches", True)
-    planned = provider_of(spec).plan(spec, workspace, keep={}, report=silent)
+    planned = provider_of(spec).plan(spec, workspace, keep={})
     assert any(shows(note, "fabric-manager") for note in planned.notes)
 
 
 def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace) -> None:
     spec = spec_of(enable_apis=False)
     provider = provider_of(spec)
-    planned = provider.plan(spec, workspace, keep={}, report=silent)
+    planned = provider.plan(spec, workspace, keep={})
     assert not cloud.instances
     assert [(host.name, host.action) for host in planned.hosts] == [(name, "make") for name in HOSTS]
     assert [host.what for host in planned.hosts[1:]] == ["g2-standard-4, 1 x l4", "g2-standard-4, 1 x l4"]
@@ -73,7 +73,7 @@ def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace
     )  # and Cloud NAT
     assert any("network" in text for text in planned.other)
 
-    done = provider.apply(spec, workspace, keep={}, report=silent)
+    done = provider.apply(spec, workspace, keep={})
     assert list(done.made) == HOSTS
     assert not done.started
     inventory = done.inventory
@@ -96,7 +96,7 @@ def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace
     assert provider.alive(workspace.cluster_id())
 
     cloud.stop("demo-train-1")
-    off = provider_of(spec).plan(spec, workspace, keep={}, report=silent)
+    off = provider_of(spec).plan(spec, workspace, keep={})
     assert [(host.name, host.action) for host in off.changes] == [("demo-train-1", "change")]
     assert off.cost is not None
     # It costs its disk alone while it is off.
@@ -115,7 +115,7 @@ def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace
     assert keys == {HOSTS[0]: same, HOSTS[1]: same, HOSTS[2]: f"ssh-ed25519 {HOST_KEY[:-4]}new0"}
     assert [host.distribution for host in done.inventory.hosts] == [SEEN, SEEN, UNSEEN]
 
-    provider.destroy(workspace.cluster_id(), workspace=workspace, report=silent)
+    provider.destroy(workspace.cluster_id(), workspace=workspace)
     assert not cloud.instances
     assert provider.leftovers(workspace.cluster_id()) == ()
     assert not provider.alive(workspace.cluster_id())
@@ -124,7 +124,7 @@ def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace
 def test_a_node_that_goes_is_named_before(planned_cloud: GoogleCloud, workspace: Workspace) -> None:
     raised(spec_of(2), workspace)
     fewer = spec_of(1)
-    (gone,) = provider_of(fewer).plan(fewer, workspace, keep={}, report=silent).changes
+    (gone,) = provider_of(fewer).plan(fewer, workspace, keep={}).changes
     assert (gone.name, gone.action) == ("demo-train-2", "remove")
     assert gone.usd_per_hour
     assert gone.destroys
@@ -134,11 +134,11 @@ def test_starting_hosts_again_removes_none(planned_cloud: GoogleCloud, workspace
     """`up` applies a second time where hosts went down meanwhile; nobody was asked about anything then."""
     spec, fewer = spec_of(2), spec_of(1)
     provider = provider_of(spec)
-    provider.apply(spec, workspace, keep={}, report=silent)
+    provider.apply(spec, workspace, keep={})
     planned_cloud.stop("demo-train-2")
-    assert provider.apply(spec, workspace, keep={}, report=silent).started == ("demo-train-2",)
+    assert provider.apply(spec, workspace, keep={}).started == ("demo-train-2",)
     with refused("stale-plan", StalePlanError, "demo-train-2"):
-        provider.apply(fewer, workspace, keep={}, report=silent)
+        provider.apply(fewer, workspace, keep={})
     assert sorted(planned_cloud.instances) == HOSTS
 
 

@@ -97,9 +97,9 @@ def test_what_is_not_deleted_is_named_with_what_it_costs_and_goes_the_next_time(
         return  # gone
     cause = filled(refusal.message, FACTS).split(".")[0]
     with refused("orphans-not-deleted", ProvisionError, INSTANCE_SHOWN, "USD", cause):
-        remove_resources(api, find_resources(api, "aaaaaa"), report=lambda _: None)
+        remove_resources(api, find_resources(api, "aaaaaa"))
     google.faults.clear()
-    remove_resources(api, find_resources(api, "aaaaaa"), report=lambda _: None)
+    remove_resources(api, find_resources(api, "aaaaaa"))
     assert find_resources(api, "aaaaaa") == ()
 
 

@@ -28,7 +28,7 @@ from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud
 from tests.support.messages import refused
 from tests.unit.gcp import module as shared
-from tests.unit.gcp.clusters import NOT_BILLED, provider_of, silent, workspace_in
+from tests.unit.gcp.clusters import NOT_BILLED, Told, provider_of, workspace_in
 from tests.unit.gcp.module import CLUSTER_ID, PUBLIC_KEY, Module
 
 DEBIAN = {"image": {"project": "debian-cloud", "family": "debian-12"}}
@@ -54,26 +54,26 @@ def cloud(planned_cloud: GoogleCloud, tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_cluster_stays_in_its_project_and_is_seen_in_any_zone(cloud: GoogleCloud, tmp_path: Path) -> None:
     spec, workspace = spec_of(), workspace_in(tmp_path)
-    provider_of(spec).apply(spec, workspace, keep={}, report=silent)
+    provider_of(spec).apply(spec, workspace, keep={})
     elsewhere = spec_of(project="other-project")
     with refused("cluster-in-other-project", UsageError, PROJECT, where="provider.project"):
-        provider_of(elsewhere).plan(elsewhere, workspace, keep={}, report=silent)
+        provider_of(elsewhere).plan(elsewhere, workspace, keep={})
     assert provider_of(spec_of(zone="europe-west4-a")).alive(workspace.cluster_id())
-    provider_of(spec).destroy(workspace.cluster_id(), workspace=workspace, report=silent)
+    provider_of(spec).destroy(workspace.cluster_id(), workspace=workspace)
     assert not cloud.instances
 
 
 def test_another_clusters_state_is_neither_changed_nor_destroyed(cloud: GoogleCloud, tmp_path: Path) -> None:
     """As where two clusters of one name have their states in one bucket."""
     spec, theirs, ours = spec_of(), workspace_in(tmp_path / "theirs"), workspace_in(tmp_path / "ours")
-    provider_of(spec).apply(spec, theirs, keep={}, report=silent)
+    provider_of(spec).apply(spec, theirs, keep={})
     before = cloud.resources()
     shutil.copytree(theirs.terraform, ours.terraform, symlinks=True)
     with refused("state-of-other-cluster", ProvisionError, theirs.cluster_id()):
-        provider_of(spec).plan(spec, ours, keep={}, report=silent)
-    said: list[str] = []
-    provider_of(spec).destroy(ours.cluster_id(), workspace=ours, report=said.append)
-    assert any("another cluster" in line for line in said)
+        provider_of(spec).plan(spec, ours, keep={})
+    told = Told()
+    provider_of(spec, told).destroy(ours.cluster_id(), workspace=ours)
+    assert any("another cluster" in line for line in told.lines)
     assert cloud.resources() == before
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +21,7 @@ from tests.support.google.cloud import GoogleCloud
 from tests.support.messages import refused
 from tests.support.sweeps import in_sweep
 from tests.support.verbs import Clusterctl
-from tests.unit.gcp.clusters import OWN_NETWORK, provider_of, put_own_network, silent, workspace_in
+from tests.unit.gcp.clusters import OWN_NETWORK, Told, provider_of, put_own_network, workspace_in
 from tests.unit.gcp.module import CLUSTER_ID, PUBLIC_KEY
 
 DISK, FILESTORE = "google_compute_disk", "google_filestore_instance"
@@ -48,18 +47,18 @@ def cloud(cloud: GoogleCloud) -> GoogleCloud:
 def up(spec: ClusterSpec, workspace: Workspace) -> tuple[str, ...]:
     """`up`, as far as the provider's part goes; its notes."""
     provider = provider_of(spec)
-    provider.plan(spec, workspace, keep={}, report=silent)
-    done = provider.apply(spec, workspace, keep={}, report=silent)
+    provider.plan(spec, workspace, keep={})
+    done = provider.apply(spec, workspace, keep={})
     workspace.inventory.write_text(done.inventory.model_dump_json())
     return done.notes
 
 
 def down(spec: ClusterSpec, workspace: Workspace) -> None:
     """`down`, by Terraform alone: what it does not remove would be said."""
-    provider, cluster_id = provider_of(spec), workspace.cluster_id()
-    said: list[str] = []
-    provider.destroy(cluster_id, workspace=workspace, report=lambda line: said.append(str(line)))
-    assert not [line for line in said if "Terraform could not" in line or line.startswith("deleting")]
+    told, cluster_id = Told(), workspace.cluster_id()
+    provider = provider_of(spec, told)
+    provider.destroy(cluster_id, workspace=workspace)
+    assert not [line for line in told.lines if "Terraform could not" in line or line.startswith("deleting")]
     assert provider.leftovers(cluster_id) == ()
     assert provider.orphans("demo") == ()
 
@@ -103,10 +102,10 @@ def left_by_a_cluster(cloud: GoogleCloud, spec: ClusterSpec, workspace: Workspac
         "clusterctl-user": "ada",
         "clusterctl-uid": "3001",
     }
-    again = provider_of(spec).plan(spec, workspace, keep={}, report=silent)
+    again = provider_of(spec).plan(spec, workspace, keep={})
     assert (again.changes, again.other, again.notes) == ((), (), ())
     with refused("terraform", TerraformError, "prevent_destroy"):
-        provider_of(spec)._terraform(workspace, spec.controller_host, silent).plan(destroy=True)
+        provider_of(spec)._terraform(workspace, spec.controller_host).plan(destroy=True)
 
     down(spec, workspace)
     assert only(cloud, kind) == made
@@ -126,7 +125,7 @@ def test_from_cluster_to_cluster(cloud: GoogleCloud, tmp_path: Path, kind: str, 
     storage = left_by_a_cluster(cloud, spec, workspace_in(tmp_path / "1"), kind)
     cloud.forget_log()
     provider = provider_of(spec)
-    planned = provider.plan(spec, second, keep={}, report=silent)
+    planned = provider.plan(spec, second, keep={})
     (note,) = (one for one in planned.notes if "taken up" in one)
     assert storage.id.rpartition("/")[2] in note
     # It costs what it cost all the time.
@@ -134,7 +133,7 @@ def test_from_cluster_to_cluster(cloud: GoogleCloud, tmp_path: Path, kind: str, 
     assert planned.cost.now > 0
     cloud.fail("quota_of_region", name="demo-train-*", times=1)
     with refused("quota", TerraformError):
-        provider.apply(spec, second, keep={}, report=silent)
+        provider.apply(spec, second, keep={})
     larger = {} if more else {"shared_disk": {"size": "200GiB"}}
     up(spec_of(**more, **larger), second)
     assert not [one for one in cloud.done("create", "delete") if one[1] == kind]
@@ -146,14 +145,14 @@ def test_from_cluster_to_cluster(cloud: GoogleCloud, tmp_path: Path, kind: str, 
         assert there["size"] == 200
 
     (second.terraform / "terraform.tfstate").unlink()
-    provider_of(spec).destroy(second.cluster_id(), workspace=None, report=silent)
+    provider_of(spec).destroy(second.cluster_id(), workspace=None)
     assert provider_of(spec).leftovers(second.cluster_id()) == ()
     (last,) = kept(spec)
     assert last.id == storage.id
-    provider_of(spec).remove_storage(last, report=silent)
+    provider_of(spec).remove_storage(last)
     assert kept(spec) == ()
     assert not cloud.resources(kind)
-    provider_of(spec).remove_storage(storage, report=silent)  # done twice
+    provider_of(spec).remove_storage(storage)  # done twice
 
 
 @pytest.mark.parametrize(
@@ -172,7 +171,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_made(
     left_disk(google)
     spec, workspace = spec_of(**changed), workspace_in(tmp_path)
     with refused(code, UsageError, *values):
-        provider_of(spec).plan(spec, workspace, keep={}, report=silent)
+        provider_of(spec).plan(spec, workspace, keep={})
     assert not workspace.terraform.exists()
 
 
@@ -204,12 +203,12 @@ def test_what_an_instance_has_is_not_removed(
     google.world.put("google_compute_instance", f"{INSTANCES}/one", **has, **at, **instance)
     (one,), provider = kept(spec_of()), provider_of(spec_of())
     if is_used:
-        for step in (provider.refuse_used, partial(provider.remove_storage, report=silent)):
+        for step in (provider.refuse_used, provider.remove_storage):
             with refused("storage-in-use", UsageError, "'demo'", "instance one in us-central1-a"):
                 step(one)
     else:
         provider.refuse_used(one)
-        provider.remove_storage(one, report=silent)
+        provider.remove_storage(one)
     assert bool(kept(spec_of())) == is_used
 
 
@@ -257,4 +256,4 @@ def test_a_cluster_that_is_up_keeps_its_shared_folder_where_it_is(
     write_module(workspace.terraform, variables(asked, CLUSTER_ID, PUBLIC_KEY), None, cluster="demo")
     (workspace.terraform / "terraform.tfstate").write_text("{}")
     with refused("storage-keep-changed", UsageError, f"write `keep: {str(keep).lower()}`"):
-        provider_of(other).plan(other, workspace, keep={}, report=silent)
+        provider_of(other).plan(other, workspace, keep={})

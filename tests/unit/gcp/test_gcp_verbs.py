@@ -19,7 +19,7 @@ from tests.support.manual import ROOT, assert_shown, blocks, shown
 from tests.support.messages import codes, shows
 from tests.support.verbs import Clusterctl, Ran
 from tests.unit.gcp import recorded
-from tests.unit.gcp.clusters import provider_of, silent, workspace_in
+from tests.unit.gcp.clusters import provider_of, workspace_in
 
 FIRST_DAY = ROOT / "docs" / "howto" / "first-day-gcp.md"
 
@@ -134,7 +134,7 @@ def test_a_lost_cluster_is_shown_with_its_cost_and_removed(
     """A cluster at Google that no workspace knows."""
     spec, workspace = parse_spec(SPEC, "cluster.yaml"), workspace_in(tmp_path)
     with recorded.cloud_in(tmp_path, monkeypatch, is_real=is_real) as (cloud, google):
-        provider_of(spec).apply(spec, workspace, keep={}, report=silent)
+        provider_of(spec).apply(spec, workspace, keep={})
         cli, cluster_id = runner(cloud, google, tmp_path), workspace.cluster_id()
         where = ("orphans", "remove", "demo", "--project", PROJECT)
         before = cloud.resources()

@@ -177,12 +177,12 @@ def test_nodes_keep_the_distribution_that_they_were_made_with(
     monkeypatch.setattr(provider, "hosts_as_raised", lambda _: hosts)
     one = LocalProvider(LocalSettings(distribution=asked))
     if not refused:
-        notes = str(one.plan(spec(), workspace, keep={}, report=print).notes)
+        notes = str(one.plan(spec(), workspace, keep={}).notes)
         # That of Debian 13 is no newer one of theirs.
         assert ("older image" in notes) == (asked is not None or recorded is None)
         return
     with rejected("distribution-changed", UsageError, "12", "13") as error:
-        one.plan(spec(), workspace, keep={}, report=print)
+        one.plan(spec(), workspace, keep={})
     assert error.value.where == "provider.distribution"
 
 

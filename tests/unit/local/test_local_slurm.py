@@ -60,7 +60,7 @@ def plan(workspace: Workspace, monkeypatch: pytest.MonkeyPatch, asked: str | Non
     state = a_state(distribution="debian-13", **known)
     monkeypatch.setattr(provider, "_existing", lambda _: Existing(state=state, nodes={"d-ctl": None}))
     workspace.cluster_id()
-    return str(LocalProvider(SETTINGS).plan(spec(asked), workspace, keep={}, report=print).notes)
+    return str(LocalProvider(SETTINGS).plan(spec(asked), workspace, keep={}).notes)
 
 
 @pytest.mark.parametrize(
@@ -116,5 +116,5 @@ def test_the_inventory_tells_the_slurm_of_the_nodes(
     )
     made = layout.MadeCluster(subnet=NETWORK, distribution="debian-13", slurm=has, nodes=nodes)
     monkeypatch.setattr(provider, "call", lambda *_, **__: made.model_dump(mode="json"))
-    found = LocalProvider(SETTINGS).apply(spec(), workspace, keep={}, report=print).inventory
+    found = LocalProvider(SETTINGS).apply(spec(), workspace, keep={}).inventory
     assert (found.slurm, found.pmix) == told

@@ -142,7 +142,7 @@ def test_a_down_removes_only_what_it_has_looked_at(
         workspace.spec.write_text(dump_spec(spec(keep=keep)))
     if was_up:
         workspace.configured.touch()
-    LocalProvider(LocalSettings()).destroy(OLD, workspace=workspace, report=print)
+    LocalProvider(LocalSettings()).destroy(OLD, workspace=workspace)
     assert [one.id for one in kept_here()] == [OLD] * stays
 
 
@@ -233,7 +233,7 @@ def test_it_is_removed_by_name(state: Path) -> None:
     for cluster_id in (OLD, OTHER):
         leave_behind(cluster_id)
     (first, second) = kept_here()
-    LocalProvider(LocalSettings()).remove_storage(first, report=lambda _: None)
+    LocalProvider(LocalSettings()).remove_storage(first)
     assert kept_here() == (second,)
     assert [path.name for path in state.iterdir()] == [OTHER]
 

@@ -51,7 +51,7 @@ def tried(
     """Try it again; ``release_all`` and ``find_leftovers`` are played."""
     for name in ("release_all", "find_leftovers"):
         monkeypatch.setattr(release, name, played.get(name, lambda *_, **__: ()))
-    return release.retry_all(workspace, members, NO_PROMPTS, report=lambda _: None)
+    return release.retry_all(workspace, members, NO_PROMPTS)
 
 
 def silent(*_: object, **__: object) -> None:
@@ -121,7 +121,7 @@ def test_one_whose_host_key_another_machine_has_is_neither_dropped_nor_touched_b
     assert "gpu7 (10.0.0.7)" in note
     assert len(pending_releases(workspace)) == 1
     monkeypatch.setattr(release, "release_all", lambda *_, **__: None)
-    (note,) = release.retry_all(workspace, (clone,), NO_PROMPTS, report=lambda _: None, ending=True)
+    (note,) = release.retry_all(workspace, (clone,), NO_PROMPTS, ending=True)
     assert note.code == "late-release"
     assert "gpu1 (10.0.0.2)" in note
 
@@ -165,10 +165,10 @@ def test_down_gives_all_others_back_and_fails_for_the_sake_of_one_that_is_silent
     monkeypatch.setattr(release, "release_all", release_all)
     provider = OnpremProvider(SETTINGS, NO_PROMPTS)
     with refused("hosts-not-released", ProvisionError, "gpu1") as caught:
-        provider.destroy("abc", workspace=workspace, report=lambda _: None)
+        provider.destroy("abc", workspace=workspace)
     assert asked[0] == "own"
     assert asked[1].startswith("gpu1-")
     assert [failure.code for failure in caught.value.failures] == ["pending-release"]
     (one,) = pending_releases(workspace)
     one.remove()
-    provider.destroy("abc", workspace=workspace, report=lambda _: None)
+    provider.destroy("abc", workspace=workspace)

@@ -331,7 +331,7 @@ def test_the_look_ends_when_its_time_is_over(tmp_path: Path) -> None:
     assert report is not None
     assert [(one.host, one.level, one.code) for one in report.findings] == [("desk", "error", "unreachable")]
     with rejected("hosts-unfit", ProvisionError):
-        provider.plan(spec, workspace, keep={}, report=lambda _: None)
+        provider.plan(spec, workspace, keep={})
 
 
 def test_kept_storage_of_other_accounts_is_found_with_all_else(tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ def test_kept_storage_of_other_accounts_is_found_with_all_else(tmp_path: Path) -
     assert report is not None
     assert {"address", "kept-storage"} <= {one.code for one in report.errors}
     with pytest.raises(ProvisionError) as caught:
-        provider.plan(spec, workspace, keep={}, report=lambda _: None)
+        provider.plan(spec, workspace, keep={})
     assert {"address", "kept-storage"} <= {one.code for one in caught.value.failures}
 
 

@@ -55,7 +55,7 @@ def dismissed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *going: str) -> M
     workspace.create()
     workspace.create_secrets()
     write_atomic(workspace.inventory, inventory("stays", *going).model_dump_json())
-    return release.release_removed(inventory("stays"), workspace, NO_PROMPTS, report=lambda _: None)
+    return release.release_removed(inventory("stays"), workspace, NO_PROMPTS)
 
 
 def test_one_that_was_given_back_already_stops_nothing(
@@ -92,7 +92,7 @@ def test_an_orphaned_controller_that_exports_the_shared_folder_is_known_for_it(
     monkeypatch.setattr(release, "create_account", lambda *_: None)
     monkeypatch.setattr(release, "release_all", lambda *_, **__: None)
     login = Login(settings.machines, workspace, NO_PROMPTS)
-    release.release_orphan(login, settings, "abc", report=lambda _: None)
+    release.release_orphan(login, settings, "abc")
     found = Inventory.model_validate_json(workspace.joining.read_text())
     assert (found.shared_folder.kind, found.controller.name) == ("nfs", "ctl")
 
