@@ -17,7 +17,6 @@ from clusterctl.errors import UsageError
 from clusterctl.hosts.probe import with_distributions
 from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
 from clusterctl.providers.base import HostPlan
-from clusterctl.providers.node_class import SharedFiles
 from clusterctl.scheduler.slurm_conf import accounting_files
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.load import dump_spec
@@ -94,12 +93,12 @@ def prepare_image(cluster: ClusterContext) -> Outcome[None]:
 
 def share_configuration(
     cluster: ClusterContext, plan: HostPlan, distribution: Distribution | None
-) -> Mapping[str, SharedFiles]:
+) -> Mapping[str, str]:
     """Configure once, as a phase, what the new hosts of each group have in common.
 
     distribution: of new hosts, if it is known before they exist.
 
-    Returns the shared files by group; without the groups of which each host is configured by itself.
+    Returns the key of what each group shares; without the groups of which each host is configured by itself.
     """
     if distribution is None or not has_classes(cluster):
         return {}
@@ -109,14 +108,14 @@ def share_configuration(
     groups = tuple(group for group in cluster.provider.class_groups if has_new[group])
     if not groups:
         return {}
-    return cluster.run("prepare_class", prepare_class, distribution, groups).files
+    return cluster.run("prepare_class", prepare_class, distribution, groups).keys
 
 
 @dataclass(frozen=True, slots=True)
 class SharedConfiguration:
-    """What hosts of a group have in common, by group; and whether some of it was made just now."""
+    """The key of what hosts of each group have in common; and whether some of it was made just now."""
 
-    files: Mapping[str, SharedFiles]
+    keys: Mapping[str, str]
     origin: Literal["made", "cached"]
 
 
@@ -143,9 +142,9 @@ def prepare_class(
         cluster.reporter.progress(task.step(len(groups)))
 
     inputs = {group: class_inputs(values) for group, values in variables.items()}
-    files = cluster.provider.prepare_class(spec, workspace, inputs, bake=bake)
-    found = SharedConfiguration(files, "made" if baked else "cached")
-    unused = sorted(inputs.keys() - files.keys())
+    keys = cluster.provider.prepare_class(spec, workspace, inputs, bake=bake)
+    found = SharedConfiguration(keys, "made" if baked else "cached")
+    unused = sorted(inputs.keys() - keys.keys())
     summary = f"{found.origin}, not used for {' and '.join(unused)}" if unused else found.origin
     return Outcome(found, summary)
 

@@ -39,7 +39,6 @@ from clusterctl.cluster.hardware import (
 )
 from clusterctl.cluster.node_class import (
     can_renew,
-    marks_of_class,
     node_files,
     own_marks,
     renew,
@@ -130,7 +129,7 @@ def converge(
     has = hardware(cluster.spec, inventory, nodes.reports)
     if work.replaces_record:
         _write(workspace, recorded.model_copy(update={"inputs": "", "groups": {}, "tried": has}))
-    seen, summary = _change_hosts(cluster, provisioned, work, reports, files)
+    seen, summary = _change_hosts(cluster, inventory, work, reports, files)
     before, after = _marks(reports), _marks({**reports, **seen})
     inputs = _SOME if limit else rendered.inputs
     _write(workspace, Configured(inputs=inputs, groups=groups, marks=after, hardware=has))
@@ -227,13 +226,13 @@ class HostsToConfigure:
 
 def _change_hosts(
     cluster: ClusterContext,
-    provisioned: Provisioned,
+    inventory: Inventory,
     work: Work,
     reports: Mapping[str, HostReport],
     files: NodeFiles,
 ) -> tuple[Mapping[str, HostReport], str]:
     """Configure these hosts. Return their new reports, and a summary."""
-    inventory, to = provisioned.inventory, cluster.connections.to
+    to = cluster.connections.to
     seen: dict[str, HostReport] = {}
     summary = []
     if work.introduced:
@@ -248,7 +247,7 @@ def _change_hosts(
     expected: dict[str, Checksums] = {
         host: {**reports[host].checksums, **own_marks(files[host])} for host in work.renewed
     }
-    expected |= marks_of_class(cluster, provisioned, {host: files[host] for host in work.classed})
+    expected |= {host: own_marks(files[host]) for host in work.classed}
     if expected:
         compute = [host.name for host in inventory.compute if host.name in work.classed]
         # The controller was not there at their boot: newer slurmd ask again after 10 s only.

@@ -28,14 +28,13 @@ def drifted(recorded: Checksums, now: Checksums) -> tuple[str, ...]:
 
 
 def shows(expected: Checksums, now: Checksums) -> bool:
-    """Return whether a host shows what is expected, no other file, and nothing that is bad in itself.
+    """Return whether a host shows all that is expected, and nothing that is bad in itself.
 
     The accounting is not compared: it can't be known before.
     """
     known = {key: mark for key, mark in expected.items() if not key.startswith("accounting ")}
-    files = {key for key in now if key.startswith("file ")}
-    is_whole = files <= known.keys() <= now.keys()
-    return is_whole and UNKNOWN not in now.values() and not drifted(known, now)
+    is_sound = not {UNKNOWN, _NOT_INSTALLED}.intersection(now.values())
+    return is_sound and known.keys() <= now.keys() and not drifted(known, now)
 
 
 def drift_of_host(host: str, recorded: Checksums, now: Checksums) -> Iterator[Drift]:

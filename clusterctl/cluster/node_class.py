@@ -24,7 +24,6 @@ from clusterctl.cluster.context import ClusterContext
 from clusterctl.configure import inventory_file
 from clusterctl.hosts.probe import Checksums, ProbeRequest
 from clusterctl.hosts.roles import probe_requests, system_accounts
-from clusterctl.providers.base import Provisioned
 from clusterctl.providers.node_class import NodeFile, NodeFiles
 from clusterctl.scheduler.slurm_conf import takes_nodes_by_reconfigure
 from clusterctl.spec.models import ClusterSpec
@@ -181,26 +180,3 @@ def shared_inputs(cluster: ClusterContext, inventory: Inventory) -> Mapping[str,
         in_files = ("common_hosts", "openmpi_yield_when_idle")
         found[CONTROLLER] = alone | {key: given[key] for key in given if key not in in_files}
     return {group: class_inputs(variables) for group, variables in found.items()}
-
-
-def marks_of_class(
-    cluster: ClusterContext, provisioned: Provisioned, files: NodeFiles
-) -> dict[str, Checksums]:
-    """Host -> what its probe has to show: it has the files of its class, and these of its own.
-
-    Where services are, and what stands in the accounting, can't be told from files.
-    """
-    spec, inventory = cluster.spec, provisioned.inventory
-    requests = probe_requests(spec, inventory, cluster.workspace)
-    homes = {user.name: f"{inventory.shared}/home/{user.name}" for user in spec.users}
-    users = {f"user {u.name}": f"{u.uid}:{u.uid} {u.name} {homes[u.name]} /bin/bash" for u in spec.users}
-    return {
-        host.name: {
-            **{f"file {path}": mark for path, mark in marks.items() if path in requests[host.name].files},
-            **own_marks(files[host.name]),
-            **users,
-            **{f"package {name}": "installed" for name in requests[host.name].packages},
-        }
-        for host in inventory.hosts
-        if host.name in files and (marks := provisioned.class_marks[host.roles[0]]) is not None
-    }

@@ -40,7 +40,7 @@ from clusterctl.jobs.environment import build, environment_of
 from clusterctl.packages.bundle import Bundle
 from clusterctl.packages.bundle_checks import cluster_bundle, missing_bundle, use_bundle
 from clusterctl.providers.base import Provisioned, Size
-from clusterctl.providers.node_class import NodeClass, NodeFiles, SharedFiles
+from clusterctl.providers.node_class import NodeClass, NodeFiles
 from clusterctl.providers.storage import record as record_storage
 from clusterctl.scheduler.script import PLAIN, Environment
 from clusterctl.spec.common import ADMIN_ID
@@ -234,10 +234,8 @@ def _resolve_environment(cluster: ClusterContext, distribution: Distribution) ->
     return Outcome(environment, f"{packages} Python packages")
 
 
-def provision(
-    cluster: ClusterContext, decision: Decision, shared: Mapping[str, SharedFiles]
-) -> Outcome[Provisioned]:
-    """Create, start and remove hosts. New hosts have the files that their group shares."""
+def provision(cluster: ClusterContext, decision: Decision, keys: Mapping[str, str]) -> Outcome[Provisioned]:
+    """Create, start and remove hosts. New hosts have what their group shares, by its key."""
     spec, workspace, progress = cluster.spec, cluster.workspace, cluster.reporter.progress
 
     def completed(inventory: Inventory) -> Inventory:
@@ -249,12 +247,11 @@ def provision(
         inputs_of(spec, whole, workspace, {}).write(workspace)
         return node_files(spec, whole, workspace)
 
-    node_class = NodeClass({group: one.key for group, one in shared.items()}, files) if shared else None
     made = cluster.provider.apply(
         spec,
         workspace,
         keep=decision.keep,
-        node_class=node_class,
+        node_class=NodeClass(keys, files) if keys else None,
         recreated=decision.recreated,
     )
     known = with_distributions(made.inventory, workspace, cluster.connections.to, report=progress)
@@ -266,8 +263,7 @@ def provision(
     if spec.storage.keep:  # it is the cluster's again
         record_storage(spec.name, None)
     _report_started(cluster, made)
-    class_marks = {group: one.marks for group, one in shared.items()}
-    provisioned = replace(made, inventory=inventory, class_marks=class_marks)
+    provisioned = replace(made, inventory=inventory)
     return Outcome(provisioned, f"{len(inventory.hosts)} hosts on {inventory.network}", made.notes)
 
 

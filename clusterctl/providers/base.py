@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 from pydantic import ValidationError
 
 from clusterctl.errors import Failure, HostKeyError, ProvisionError
-from clusterctl.providers.node_class import NodeClass, SharedFiles
+from clusterctl.providers.node_class import NodeClass
 from clusterctl.spec.hosts import OnpremHost
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import format_size, shown_memory
@@ -74,7 +74,7 @@ class Provisioned:
     """Hosts that exist, and what the user should know about how.
 
     ``made`` ones are new; ``started`` ones were there, but did not run. ``classed`` are those of ``made``
-    that came with the files of a class and their own; ``class_marks``, by group, are of the class's.
+    that came with the files of a class and their own.
     """
 
     inventory: Inventory
@@ -82,7 +82,6 @@ class Provisioned:
     made: tuple[str, ...] = ()
     started: tuple[str, ...] = ()
     classed: tuple[str, ...] = ()
-    class_marks: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 Action = Literal["make", "change", "replace", "remove", "keep"]
@@ -261,10 +260,11 @@ class Provider(Protocol):
         inputs: Mapping[str, str],
         *,
         bake: BakeClass,
-    ) -> Mapping[str, SharedFiles]:
+    ) -> Mapping[str, str]:
         """Have what new hosts of each group share, made of ``inputs`` (a hash each) and their image.
 
-        ``bake`` makes one. A group that is missing in the answer: each of its hosts is configured for itself.
+        ``bake`` makes one. Returns the key of each group's; without the groups of which each host is to be
+        configured for itself.
 
         Raises:
             ProvisionError: it could not be made.

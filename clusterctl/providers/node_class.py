@@ -29,17 +29,6 @@ NodeFiles = Mapping[str, Mapping[str, NodeFile]]  # host -> path
 
 
 @dataclass(frozen=True, slots=True)
-class SharedFiles:
-    """What hosts of a group have in common, configured once, under the hash of all that went in.
-
-    ``marks``: path -> the mark of each file.
-    """
-
-    key: str
-    marks: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
 class KeptImage:
     """An image of what nodes have in common that is kept where it costs; None: the price is not known."""
 

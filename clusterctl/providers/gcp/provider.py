@@ -30,7 +30,7 @@ from clusterctl.providers.gcp.notes import ahead, job_environment, notes
 from clusterctl.providers.gcp.preflight import preflight
 from clusterctl.providers.gcp.storage import VARIABLES
 from clusterctl.providers.gcp.terraform import BACKEND_FILE, Plan, Terraform
-from clusterctl.providers.node_class import NodeClass, SharedFiles
+from clusterctl.providers.node_class import NodeClass
 from clusterctl.providers.storage import KeptStorage, taken_up_note, to_take_up
 from clusterctl.spec import gcp, gcp_nodes
 from clusterctl.spec.distributions import UNSEEN
@@ -69,7 +69,7 @@ class GcpProvider(Provider):
         inputs: Mapping[str, str],
         *,
         bake: BakeClass,
-    ) -> Mapping[str, SharedFiles]:
+    ) -> Mapping[str, str]:
         self._use_images(spec, inputs[COMPUTE])
         if not self._images:
             what = "no image of these nodes can be made"
@@ -80,7 +80,7 @@ class GcpProvider(Provider):
         for image in {one.name: one for one in self._images.values()}.values():
             if not images.ready(self._api, image.name):
                 self._make_image(spec, workspace, image, bake)
-        return {COMPUTE: SharedFiles(inputs[COMPUTE], {})}
+        return {COMPUTE: inputs[COMPUTE]}
 
     def _use_images(self, spec: ClusterSpec, inputs: str) -> None:
         if inputs and inputs != self._inputs:

@@ -89,42 +89,40 @@ def bake(request: dict[str, Any]) -> dict[str, Any]:
 def bake_class(request: dict[str, Any]) -> dict[str, Any]:
     """Make the layers of classes that are not there; the caller runs class.yml on them, as in ``bake``.
 
-    The answer has the key and the marks of each group's, no marks where hosts can't be made from it.
+    The answer has the key of each group's; None if hosts can't be made from it.
     """
     wanted = layout.ClassRequest.model_validate(request)
     over = wanted.image
     with suppress(FileNotFoundError):
         over = layout.ClusterState.model_validate_json(layout.state_file(wanted.id).read_bytes()).image
     keys = {group: node_class.class_key(over, inputs) for group, inputs in wanted.inputs.items()}
-    marks = {group: node_class.marks(key) for group, key in keys.items()}
     missing: dict[str, _Cached] = {}
     for group, key in keys.items():
-        if marks[group] is not None:
+        if node_class.is_whole(key):
             os.utime(layout.class_folder(key))  # which of them are used
         elif not node_class.is_used(key):  # else damaged, and under nodes that live
             baking = partial(node_class.baking, key, over, wanted.admin_key)
-            missing[group] = partial(node_class.marks, key), baking
+            missing[group] = partial(node_class.is_whole, key), baking
     if missing:
         _have(missing)
-        marks |= {group: node_class.marks(keys[group]) for group in missing}
         with image.cache_lock("up", waiting), state_lock("up", waiting):
             image.erase_old_classes()
-    return {group: {"key": key, "marks": marks[group]} for group, key in keys.items()}
+    return {group: key if node_class.is_whole(key) else None for group, key in keys.items()}
 
 
-# What finds it in the cache, or None; and what makes it while the body runs: (port, host key) answer SSH.
+# Whether it is in the cache; and what makes it while the body runs: (port, host key) answer SSH.
 _Cached = tuple[Callable[[], object], Callable[[], AbstractContextManager[tuple[int, str]]]]
 
 
 def _have(wanted: Mapping[str, _Cached]) -> None:
     """Have all of it in the cache: what is missing is baked at once, and the caller told of it by name."""
-    if all(found() is not None for found, _ in wanted.values()):
+    if all(found() for found, _ in wanted.values()):
         return
     watch = _Caller.reading or _Caller()
     watch.has_begun = False
     with image.cache_lock("up", waiting), ExitStack() as stack:
         watch.has_begun = True
-        missing = {name: baking for name, (found, baking) in wanted.items() if found() is None}
+        missing = {name: baking for name, (found, baking) in wanted.items() if not found()}
         if missing:
             watch.check()
             answering = {name: stack.enter_context(baking()) for name, baking in missing.items()}

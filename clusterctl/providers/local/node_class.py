@@ -1,7 +1,7 @@
 """What the compute nodes of a class have in common: a layer over their image, baked once and cached.
 
 It holds what `class.yml` configures, and so nothing of any cluster's: names, addresses and secrets are files
-that each node gets for itself. Its record has a mark of each of its files, by which damage is noticed.
+that each node gets for itself. Its record has a digest of its files, by which damage is noticed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import json
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
@@ -38,20 +38,19 @@ def layer(key: str) -> Path:
     return layout.class_folder(key) / "upper"
 
 
-def marks(key: str) -> Mapping[str, str] | None:
-    """Path -> mark of all that is in the layer; None if it is not in the cache, or not as it was made."""
+def is_whole(key: str) -> bool:
+    """Return whether the layer is in the cache, as it was made."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        recorded = json.loads((layout.class_folder(key) / _RECORD).read_bytes())["marks"]
-        if recorded == _marks_in(layout.class_folder(key) / "upper"):
-            return dict(recorded)
-    return None
+        record = json.loads((layout.class_folder(key) / _RECORD).read_bytes())
+        return bool(record["digest"] == _digest(layout.class_folder(key) / "upper"))
+    return False
 
 
 def baking(key: str, image_key: str, admin_key: str) -> AbstractContextManager[tuple[int, str]]:
     """A layer over the image that answers SSH while the body runs; yields (port, host key)."""
 
     def finish(building: Path) -> None:
-        record = {"image": image_key, "made": time.time(), "marks": _marks_in(building / "upper")}
+        record = {"image": image_key, "made": time.time(), "digest": _digest(building / "upper")}
         (building / _RECORD).write_text(json.dumps(record))
 
     system.erase(layout.class_folder(key))  # a damaged one
@@ -62,8 +61,8 @@ def is_used(key: str) -> bool:
     return any(layout.class_folder(key).name in image.classes_of(state.id) for state in image.states())
 
 
-def _marks_in(upper: Path) -> dict[str, str]:
-    return {f"/{path.relative_to(upper)}": _mark(path) for path in _entries(upper)}
+def _digest(upper: Path) -> str:
+    return digest(*(f"{path.relative_to(upper)} {_mark(path)}" for path in _entries(upper)))
 
 
 def _entries(folder: Path) -> Iterator[Path]:
@@ -74,7 +73,6 @@ def _entries(folder: Path) -> Iterator[Path]:
 
 
 def _mark(path: Path) -> str:
-    """Of a file as the probe of a host tells it; of what is no file what it is."""
     found = path.lstat()
     if stat.S_ISLNK(found.st_mode):
         return f"link {path.readlink()}"

@@ -31,7 +31,7 @@ from clusterctl.providers.base import (
 from clusterctl.providers.local import layout
 from clusterctl.providers.local.client import call, keeping_helper, refuse_other_machines, start_ahead
 from clusterctl.providers.local.image import DEBIAN, DEFAULT_MIRROR, base_inputs
-from clusterctl.providers.node_class import NodeClass, NodeFile, SharedFiles
+from clusterctl.providers.node_class import NodeClass, NodeFile
 from clusterctl.providers.storage import KeptStorage, taken_up_note, to_take_up
 from clusterctl.spec import distributions
 from clusterctl.spec.common import LEAST_MEMORY_MIB, User
@@ -116,7 +116,7 @@ class LocalProvider(Provider):
         inputs: Mapping[str, str],
         *,
         bake: BakeClass,
-    ) -> Mapping[str, SharedFiles]:
+    ) -> Mapping[str, str]:
         image = _image(self._settings, spec, workspace)
         request = layout.ClassRequest(
             id=workspace.cluster_id(), image=image.key, inputs=dict(inputs), admin_key=image.admin_key
@@ -128,7 +128,7 @@ class LocalProvider(Provider):
             bake(Inventory(hosts=images, network="", shared=_SHARED, baked=True, **place))
 
         made = call("bake_class", request.model_dump(mode="json"), report=self._report, ready=ready)
-        return {group: SharedFiles(one["key"], one["marks"]) for group, one in made.items() if one["marks"]}
+        return {group: key for group, key in made.items() if key}
 
     def sizes(self, spec: ClusterSpec) -> Sizes:
         return {share.host: share.size for share in divide(spec, Hardware.here())[0]}

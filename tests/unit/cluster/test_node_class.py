@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from clusterctl.cluster import converge, node_class
 from clusterctl.cluster.context import ClusterContext, Outcome
 from clusterctl.cluster.converge import _read, inputs_of
-from clusterctl.cluster.node_class import can_renew, class_inputs, marks_of_class, node_files
+from clusterctl.cluster.node_class import can_renew, class_inputs, node_files, own_marks
 from clusterctl.configure import inventory_file
 from clusterctl.configure.events import Recap
 from clusterctl.configure.inventory_file import class_inventory_text, class_variables
@@ -217,6 +217,10 @@ def test_without_pmix_nodes_have_the_prolog_that_ansible_would_write(workspace: 
     assert "/opt/clusterctl/task-prolog" in probe_requests(spec, inventory, workspace)[ONE].files
 
 
+# Of a class: a file and an account.
+SHARED = {"file /opt/clusterctl/health": "a1 755 0:0", "user ada": "2001:2001"}
+
+
 class Silent:
     """Connections to hosts on which every command does well; ``ran``: the hosts of all commands."""
 
@@ -249,11 +253,6 @@ class Played(Nodes):
         monkeypatch.setattr(converge, "fetch_gpu_wheels", lambda *_, **__: ())
         spec, inventory = self.spec, self.inventory
         self.files = own_files(spec, inventory, workspace)
-        asked = probe_requests(spec, inventory, workspace)
-        self.marks = {
-            group: {path: f"of the class {path}" for path in asked[host].files}
-            for group, host in ((CONTROLLER, CTL), (COMPUTE, ONE))
-        }
         self.show(inventory)
 
     def reconfigure(self) -> None:
@@ -266,9 +265,7 @@ class Played(Nodes):
         """Have all nodes show what they are to have as nodes of that inventory."""
         self.inventory = inventory
         files = own_files(self.spec, inventory, self.workspace)
-        made = Provisioned(inventory, class_marks=self.marks)
-        cluster = ClusterContext.of(self.spec, workspace=self.workspace)
-        self.shown |= marks_of_class(cluster, made, files)
+        self.shown |= {host: own_marks(its) | SHARED for host, its in files.items()}
         self.shown[CTL] = {**self.shown[CTL], "accounting all": "as the layer has it"}
 
     def probe(self, _: object, hosts: Collection[str]) -> dict[str, HostReport]:
@@ -282,7 +279,7 @@ class Played(Nodes):
     def converge(
         self, *, again: bool = False, classed: tuple[str, ...] = (ONE, TWO), cards: str = ""
     ) -> Outcome[converge.Converged]:
-        made = Provisioned(self.inventory, made=(CTL, ONE, TWO), classed=classed, class_marks=self.marks)
+        made = Provisioned(self.inventory, made=(CTL, ONE, TWO), classed=classed)
         reports = {
             host.name: HostReport(None, self.before.get(host.name, {})) for host in self.inventory.hosts
         }
@@ -329,15 +326,15 @@ def _gone(key: str) -> Callable[[dict[str, str]], None]:
     "change",
     [
         _changed("file /etc/munge/munge.key"),
-        _changed("file /opt/clusterctl/health"),
+        _gone("file /opt/clusterctl/health"),
         _changed("file /opt/clusterctl/health.json"),
         _gone("file /etc/tmpfiles.d/clusterctl-slurmd.conf"),
         _changed("block /etc/hosts"),
-        _changed("user ada"),
+        _gone("user ada"),
         _changed("unit slurmd"),
         _changed("unit munge"),
-        lambda marks: marks.update({"file /of/nobody": "known"}),
-        lambda marks: marks.pop("user ada"),
+        lambda marks: marks.update({"package slurmd": "not installed"}),
+        lambda marks: marks.pop("file /etc/munge/munge.key"),
     ],
 )
 def test_one_that_shows_something_else_is_configured_alone(
@@ -355,7 +352,7 @@ def test_one_that_shows_something_else_is_configured_alone(
     [
         _changed("file /etc/slurm/slurm.conf"),
         _changed("file /etc/slurm/slurmdbd.conf"),
-        _changed("file /opt/clusterctl/prolog-slurmctld"),
+        _gone("file /opt/clusterctl/prolog-slurmctld"),
         _changed("unit mariadb"),
         _changed("unit slurmctld"),
         _gone("home ada"),

@@ -67,11 +67,11 @@ def damage(cache: Path, command: str = DAMAGES[0]) -> None:
 @pytest.mark.parametrize("command", DAMAGES)
 def test_a_damaged_layer_is_noticed_and_made_anew(cache: Path, command: str) -> None:
     bake()
-    assert str(dict(node_class.marks(CLASS) or {})["/etc/conf"]).endswith(" 644 0:0")
+    assert node_class.is_whole(CLASS)
     damage(cache, command)
-    assert node_class.marks(CLASS) is None
+    assert not node_class.is_whole(CLASS)
     bake()
-    assert node_class.marks(CLASS) is not None
+    assert node_class.is_whole(CLASS)
     assert (node_class.layer(CLASS) / "etc/conf").read_text() == "configured"
 
 
@@ -79,7 +79,7 @@ def test_a_damaged_one_under_a_node_is_left_and_not_used(cache: Path) -> None:
     bake()
     raised("abcdef", CLASS)
     damage(cache)
-    assert helper.bake_class(REQUEST) == {"compute": {"key": CLASS, "marks": None}}
+    assert helper.bake_class(REQUEST) == {"compute": None}
 
 
 def raised(cluster_id: str, key: str) -> Path:
@@ -99,7 +99,7 @@ def test_one_whose_making_was_killed_is_none(cache: Path) -> None:
             (root_of_building() / "etc/conf").write_text("half of i")
             os.kill(os.getpid(), signal.SIGKILL)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-    assert node_class.marks(CLASS) is None
+    assert not node_class.is_whole(CLASS)
     with pytest.raises(ProvisionError):
         node_class.layer(CLASS)
     with image.cache_lock("up", print):
@@ -156,16 +156,16 @@ def test_two_at_once_make_one(asked: list[list[str]]) -> None:
     for thread in threads:
         thread.join()
     assert asked == [["compute"]]
-    assert answers[0] == answers[1] == {"compute": {"key": CLASS, "marks": node_class.marks(CLASS)}}
+    assert answers[0] == answers[1] == {"compute": CLASS}
 
 
 @pytest.mark.usefixtures("cache")
 def test_groups_that_are_missing_are_baked_at_once(asked: list[list[str]]) -> None:
     both = {**REQUEST, "inputs": {"compute": INPUTS, "controller": "c" * 16}}
     made = helper.bake_class(both)
-    assert all("/etc/conf" in one["marks"] for one in made.values())
+    assert all(map(node_class.is_whole, made.values()))
     assert asked == [["compute", "controller"]]
-    system.erase(layout.class_folder(made["controller"]["key"]))
+    system.erase(layout.class_folder(made["controller"]))
     assert helper.bake_class(both).keys() == made.keys()
     assert asked[1:] == [["controller"]]
 
@@ -173,7 +173,7 @@ def test_groups_that_are_missing_are_baked_at_once(asked: list[list[str]]) -> No
 def test_a_cluster_that_is_up_has_classes_over_its_own_image(cache: Path) -> None:
     bake()
     raised("abcdef", CLASS)
-    assert helper.bake_class({**REQUEST, "image": "c" * 16})["compute"]["key"] == CLASS
+    assert helper.bake_class({**REQUEST, "image": "c" * 16})["compute"] == CLASS
 
 
 def test_pruning_leaves_the_classes_of_nodes(cache: Path) -> None:
@@ -197,7 +197,7 @@ def test_of_those_that_no_cluster_uses_the_last_used_stay(
         os.utime(cache / f"class-{name}", (number, number))
     os.utime(cache / f"class-{CLASS}", (0, 0))
     raised("abcdef", "under-a-node")
-    assert helper.bake_class({**REQUEST, "id": "fedcba"})["compute"]["marks"]
+    assert helper.bake_class({**REQUEST, "id": "fedcba"})["compute"]
     image.erase_old_classes()
     left = {path.name for path in cache.glob("class-*")}
     assert left == {f"class-{CLASS}", "class-under-a-node", "class-newest"}
@@ -208,7 +208,7 @@ def test_a_class_that_is_made_ends_an_older_one(cache: Path, monkeypatch: pytest
     monkeypatch.setattr(helper, "_have", lambda _: bake())
     (cache / "class-old").mkdir()
     os.utime(cache / "class-old", (0, 0))
-    assert helper.bake_class(REQUEST)["compute"]["marks"]
+    assert helper.bake_class(REQUEST)["compute"]
     assert [path.name for path in cache.glob("class-*")] == [f"class-{CLASS}"]
 
 
