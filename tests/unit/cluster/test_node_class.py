@@ -6,35 +6,36 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
 
-from clusterctl.cluster import converge, node_class
-from clusterctl.cluster.context import ClusterContext, Outcome
-from clusterctl.cluster.converge import _read, inputs_of
-from clusterctl.cluster.node_class import can_renew, class_inputs, node_files, own_marks
+from clusterctl.cluster import node_class
+from clusterctl.cluster.context import ClusterContext
+from clusterctl.cluster.converge import Configured, HostsToConfigure, Work, inputs_of
+from clusterctl.cluster.drift import shows
+from clusterctl.cluster.node_class import (
+    can_renew,
+    class_inputs,
+    node_files,
+    own_marks,
+    shared_inputs,
+)
 from clusterctl.configure import inventory_file
-from clusterctl.configure.events import Recap
 from clusterctl.configure.inventory_file import class_inventory_text, class_variables
-from clusterctl.errors import ConfigureError
-from clusterctl.hosts.gpus import Driver
-from clusterctl.hosts.probe import HostReport
+from clusterctl.hosts.probe import Checksums, HostReport
 from clusterctl.hosts.roles import probe_requests
-from clusterctl.providers.base import Provisioned
 from clusterctl.providers.local.node_class import class_key
 from clusterctl.providers.node_class import NodeFiles
-from clusterctl.scheduler.base import NodeInfo, Nodes
 from clusterctl.spec import distributions
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import remote_argv
-from clusterctl.transport.connections import Connections
 from clusterctl.util.assets import asset, tree_hash
 from tests.support.inventories import host_of, inventory_of
 
@@ -102,7 +103,9 @@ def test_twenty_changed_inputs_make_twenty_keys(tmp_path: Path, monkeypatch: pyt
         with (roles / name).open("a") as file:
             file.write("\n# changed\n")
         keys.append(key_of())
-    assert len(set(keys)) == len(keys) == 9 + len(FILES) >= 20
+    monkeypatch.setattr(inventory_file, "payload_hash", lambda: "another")
+    keys.append(key_of())
+    assert len(set(keys)) == len(keys) == 9 + len(FILES) + 1 >= 21
 
 
 @pytest.mark.parametrize(
@@ -131,7 +134,7 @@ def test_what_stands_in_slurms_files_makes_no_other_controller() -> None:
 
 # What these roles have of a cluster or of a node: in files of its own, or of nodes with cards alone.
 OWN = {
-    *("health_config_src", "munge_key_src", "slurmd_digests_src", "job_env_gpus_src"),
+    *("health_config_src", "munge_key_src", "slurmd_digests_src", "job_env_payload_src", "job_env_gpus_src"),
     *("slurmdbd_config_src", "slurmctld_config_src"),
     *("job_env_gpu_wheelhouse", "job_env_gpu_requirements", "job_env_constrains_gpus"),
     *("job_env_task_prolog", "job_env_network", "common_hosts"),
@@ -178,7 +181,7 @@ def test_what_a_class_is_made_of_holds_no_secret_and_no_host_of_a_cluster(
     image = Host(name="image", address="127.0.0.1", roles=(group,), host_key="k")
     alone = Inventory(hosts=(image,), baked=False, **place)
     variables = class_variables(spec_of(), TWELVE, "/shared", group)
-    text = class_inventory_text(alone, Path("ssh_config"), variables, Path("rendered"))
+    text = class_inventory_text(alone, Path("ssh_config"), variables, workspace, Path("rendered"))
     key = workspace.public_key.read_text().split()[1]
     assert not [word for word in (key, str(workspace.munge_key), "demo-ctl", "10.9.0") if word in text]
 
@@ -217,255 +220,147 @@ def test_without_pmix_nodes_have_the_prolog_that_ansible_would_write(workspace: 
     assert "/opt/clusterctl/task-prolog" in probe_requests(spec, inventory, workspace)[ONE].files
 
 
-# Of a class: a file and an account.
+# A file and an account of a class.
 SHARED = {"file /opt/clusterctl/health": "a1 755 0:0", "user ada": "2001:2001"}
-
-
-class Silent:
-    """Connections to hosts on which every command does well; ``ran``: the hosts of all commands."""
-
-    def __init__(self, ran: list[str], host: str = "") -> None:
-        self.ran, self.host = ran, host
-
-    def to(self, host: str, user: str = "") -> Silent:  # noqa: ARG002
-        return Silent(self.ran, host)
-
-    def run(self, *_: object, **__: object) -> None:
-        self.ran.append(self.host)
-
-
-class Played(Nodes):
-    """Ansible and the probe of hosts: what each was asked, and what hosts show."""
-
-    def __init__(self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.spec, self.inventory, self.workspace = spec_of(), INVENTORY, workspace
-        self.limits: list[tuple[str, ...]] = []
-        self.before: dict[str, Mapping[str, str]] = {}  # what hosts show at first; none: they are new
-        self.shown: dict[str, Mapping[str, str]] = {}
-        monkeypatch.setattr(ClusterContext, "probe", self.probe)
-        monkeypatch.setattr(converge.ansible, "run", self.run)
-        self.renewed: list[str] = []
-        monkeypatch.setattr(converge, "renew", lambda *asked: self.renewed.append(asked[2].host))
-        monkeypatch.setattr(converge, "_START_SLURMD", ())
-        self.started: list[str] = []
-        self.reconfigured = 0
-        monkeypatch.setattr(ClusterContext, "scheduler", lambda *_, **__: self)
-        monkeypatch.setattr(converge, "fetch_gpu_wheels", lambda *_, **__: ())
-        spec, inventory = self.spec, self.inventory
-        self.files = own_files(spec, inventory, workspace)
-        self.show(inventory)
-
-    def reconfigure(self) -> None:
-        self.reconfigured += 1
-
-    def nodes(self) -> tuple[NodeInfo, ...]:
-        return ()
-
-    def show(self, inventory: Inventory) -> None:
-        """Have all nodes show what they are to have as nodes of that inventory."""
-        self.inventory = inventory
-        files = own_files(self.spec, inventory, self.workspace)
-        self.shown |= {host: own_marks(its) | SHARED for host, its in files.items()}
-        self.shown[CTL] = {**self.shown[CTL], "accounting all": "as the layer has it"}
-
-    def probe(self, _: object, hosts: Collection[str]) -> dict[str, HostReport]:
-        return {host: HostReport(None, self.shown.get(host, {"file /x": "there"})) for host in hosts}
-
-    def run(self, verb: str, *_: object, hosts: tuple[str, ...], **__: object) -> Recap:
-        assert verb == "configure"
-        self.limits.append(hosts)
-        return Recap({}, 0, {})
-
-    def converge(
-        self, *, again: bool = False, classed: tuple[str, ...] = (ONE, TWO), cards: str = ""
-    ) -> Outcome[converge.Converged]:
-        made = Provisioned(self.inventory, made=(CTL, ONE, TWO), classed=classed)
-        reports = {
-            host.name: HostReport(None, self.before.get(host.name, {})) for host in self.inventory.hosts
-        }
-        reports |= {cards: HostReport(None, {}, driver=Driver(1), cards=1)} if cards else {}
-        if self.before:
-            made = replace(made, made=tuple(host for host in classed if host not in self.before))
-        session = ClusterContext.of(self.spec, workspace=self.workspace)
-        session.connections = cast(Connections, Silent(self.started))
-        return converge.converge(session, made, reports, limit=None, again=again)
-
-
-@pytest.fixture
-def played(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Played:
-    return Played(workspace, monkeypatch)
-
-
-def test_nodes_of_a_class_need_no_ansible(played: Played) -> None:
-    played.converge()
-    assert played.limits == [(CTL,)]
-    assert set(_read(played.workspace).marks) == {CTL, ONE, TWO}
-    assert _read(played.workspace).marks[ONE] == played.shown[ONE]
-
-
-def test_nodes_without_control_groups_are_told_of(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(converge, "without_cgroups", lambda _, reports: (f"{len(reports)} without",))
-    assert played.converge().notes == ("3 without",)
-
-
-def test_nor_does_a_controller_of_one(played: Played) -> None:
-    played.converge(classed=(CTL, ONE, TWO))
-    assert played.limits == []
-    assert _read(played.workspace).marks == played.shown
-
-
-def _changed(key: str) -> Callable[[dict[str, str]], None]:
-    return lambda marks: marks.update({key: "another"})
-
-
-def _gone(key: str) -> Callable[[dict[str, str]], None]:
-    return lambda marks: marks.update({key: "missing"})
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        _changed("file /etc/munge/munge.key"),
-        _gone("file /opt/clusterctl/health"),
-        _changed("file /opt/clusterctl/health.json"),
-        _gone("file /etc/tmpfiles.d/clusterctl-slurmd.conf"),
-        _changed("block /etc/hosts"),
-        _gone("user ada"),
-        _changed("unit slurmd"),
-        _changed("unit munge"),
-        lambda marks: marks.update({"package slurmd": "not installed"}),
-        lambda marks: marks.pop("file /etc/munge/munge.key"),
-    ],
-)
-def test_one_that_shows_something_else_is_configured_alone(
-    played: Played, change: Callable[[dict[str, str]], None]
-) -> None:
-    marks = dict(played.shown[TWO])
-    change(marks)
-    played.shown[TWO] = marks
-    played.converge()
-    assert played.limits == [(CTL,), (TWO,)]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        _changed("file /etc/slurm/slurm.conf"),
-        _changed("file /etc/slurm/slurmdbd.conf"),
-        _gone("file /opt/clusterctl/prolog-slurmctld"),
-        _changed("unit mariadb"),
-        _changed("unit slurmctld"),
-        _gone("home ada"),
-        _gone("key ada"),
-        _gone("path /shared/home/.clusterctl-a1b2c3"),
-        lambda marks: marks.update({"accounting all": "no answer"}),
-        _gone("accounting all"),
-    ],
-)
-def test_a_controller_that_shows_something_else_is_configured_alone(
-    played: Played, change: Callable[[dict[str, str]], None]
-) -> None:
-    marks = dict(played.shown[CTL])
-    change(marks)
-    played.shown[CTL] = marks
-    played.converge(classed=(CTL, ONE, TWO))
-    assert played.limits == [(CTL,)]
-
-
-def test_reconfigure_and_nodes_without_a_class_are_ansibles(played: Played) -> None:
-    played.converge(again=True)
-    played.converge(classed=())
-    assert played.limits == [(CTL, ONE, TWO), (CTL, ONE, TWO)]
-    played.converge(classed=(TWO,))
-    assert played.limits[2] == (CTL, ONE)
-
-
-def test_a_node_with_a_card_is_ansibles(played: Played) -> None:
-    """It gets CuPy, and a health check that expects the card."""
-    played.converge(cards=TWO)
-    assert played.limits == [(CTL, TWO)]
-
-
 THREE = host_of("demo-train-3", address="10.9.0.5", **SHARES)
+GROWN = INVENTORY.model_copy(update={"hosts": (*INVENTORY.hosts, THREE)})
+ALL, OLD, NEW = GROWN.names, INVENTORY.names, (THREE.name,)
+
+
+class Cluster:
+    """A cluster as its last `up` recorded it, and what `up` finds now."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace, self.spec = workspace, spec_of()
+        self.recorded = Configured()
+        self.seen: dict[str, Checksums] = {}
+
+    def hosts(self, inventory: Inventory) -> HostsToConfigure:
+        rendered = inputs_of(self.spec, inventory, self.workspace, {})
+        rendered.write(self.workspace)
+        files = node_files(self.spec, inventory, self.workspace)
+        groups = shared_inputs(ClusterContext.of(self.spec, workspace=self.workspace), inventory)
+        reports = {host: HostReport(None, self.seen.get(host, {})) for host in inventory.names}
+        return HostsToConfigure(inventory, self.recorded, reports, rendered, groups, files)
+
+    def choose(self, inventory: Inventory, classed: Collection[str], *, again: bool = False) -> Work:
+        return self.hosts(inventory).choose(classed, again=again)
 
 
 @pytest.fixture
-def growing(played: Played) -> Played:
-    """A cluster that is configured and gets a node more."""
-    played.converge()
-    played.limits.clear()
-    played.started.clear()
-    played.before = dict(played.shown)
-    played.show(INVENTORY.model_copy(update={"hosts": (*INVENTORY.hosts, THREE)}))
-    return played
+def cluster(workspace: Workspace) -> Cluster:
+    return Cluster(workspace)
 
 
-def test_a_node_more_needs_no_ansible(growing: Played) -> None:
-    """Those that were there get newer files of their own, and all daemons read their configuration, once."""
-    growing.converge(classed=(THREE.name,))
-    assert growing.limits == []
-    assert sorted(growing.renewed) == [CTL, ONE, TWO]
-    assert growing.reconfigured == 1
-    assert growing.started == [THREE.name]
-    assert _read(growing.workspace).marks == growing.shown
+@pytest.fixture
+def growing(cluster: Cluster) -> Cluster:
+    """A cluster of two nodes that is configured, and is to have three."""
+    now = cluster.hosts(INVENTORY)
+    cluster.seen = {host: own_marks(files) | SHARED for host, files in now.files.items()}
+    cluster.recorded = Configured(inputs=now.rendered.inputs, groups=now.groups, marks=cluster.seen)
+    return cluster
+
+
+@pytest.mark.parametrize(
+    ("classed", "again", "ansible"),
+    [
+        ((ONE, TWO), False, (CTL,)),
+        (OLD, False, ()),
+        ((TWO,), False, (CTL, ONE)),
+        ((), False, OLD),
+        ((ONE, TWO), True, OLD),
+    ],
+)
+def test_new_hosts_of_a_class_need_no_ansible(
+    cluster: Cluster, classed: tuple[str, ...], *, again: bool, ansible: tuple[str, ...]
+) -> None:
+    work = cluster.choose(INVENTORY, classed, again=again)
+    assert (work.ansible, work.classed) == (ansible, () if again else classed)
+    assert (work.renewed, work.reconfigures, work.replaces_record) == ((), False, True)
+
+
+def test_a_node_with_a_card_is_configured_by_ansible(cluster: Cluster) -> None:
+    """It gets CuPy, and a health check that expects the card."""
+    hosts = cluster.hosts(INVENTORY)
+    gpus = json.dumps({TWO: {"cupy": True, "uuids": []}})
+    rendered = replace(hosts.rendered, files={inventory_file.GPUS_FILE: gpus})
+    assert replace(hosts, rendered=rendered).choose((ONE, TWO), again=False).ansible == (CTL, TWO)
+
+
+def test_a_cluster_as_it_was_recorded_has_no_work(growing: Cluster) -> None:
+    assert not growing.choose(INVENTORY, ())
+    growing.seen[TWO] = {**growing.seen[TWO], "unit slurmd": "stopped"}
+    assert growing.choose(INVENTORY, ()) == Work((TWO,))
+
+
+def test_one_node_more_needs_no_ansible(growing: Cluster) -> None:
+    """The hosts that exist get newer files of their own, and all daemons read their configuration, once."""
+    work = growing.choose(GROWN, NEW)
+    assert work == Work(classed=NEW, renewed=OLD, reconfigures=True, replaces_record=True)
 
 
 @pytest.mark.parametrize("release", ["23.11", "26.05"])
-def test_a_slurmctld_that_is_older_or_another_is_ansibles(growing: Played, release: str) -> None:
-    growing.show(growing.inventory.model_copy(update={"slurm": release}))
-    growing.converge(classed=(THREE.name,))
-    assert growing.limits == [(CTL,)]
-    assert sorted(growing.renewed) == [ONE, TWO]
+def test_an_older_or_another_slurmctld_is_configured_by_ansible(growing: Cluster, release: str) -> None:
+    work = growing.choose(GROWN.model_copy(update={"slurm": release}), NEW)
+    assert (work.ansible, work.renewed) == ((CTL,), (ONE, TWO))
 
 
-@pytest.mark.parametrize(
-    "change", [{"users": []}, {"users": [{"name": "ada", "uid": 2001, "accounts": ["x"]}]}]
-)
-def test_so_is_a_controller_that_gets_more_than_nodes(growing: Played, change: dict[str, Any]) -> None:
-    growing.spec = spec_of(**change)
-    growing.show(growing.inventory)
-    growing.converge(classed=(THREE.name,))
-    assert CTL in growing.limits[0]
-    assert CTL not in growing.renewed
+@pytest.mark.parametrize("users", [[], [{"name": "ada", "uid": 2001, "accounts": ["x"]}]])
+def test_a_controller_that_gets_more_than_nodes_is_configured(growing: Cluster, users: list[Any]) -> None:
+    growing.spec = spec_of(users=users)
+    work = growing.choose(GROWN, NEW)
+    assert CTL in work.ansible
+    assert CTL not in work.renewed
 
 
 @pytest.mark.parametrize("path", ["/etc/munge/munge.key", "/etc/slurm/slurmdbd.conf"])
-def test_no_secret_is_written_anew(growing: Played, path: str) -> None:
-    assert can_renew(growing.files[CTL], growing.before[CTL])
-    assert not can_renew(growing.files[CTL], {**growing.before[CTL], f"file {path}": "an older one"})
+def test_no_secret_is_written_anew(growing: Cluster, path: str) -> None:
+    files, seen = growing.hosts(GROWN).files[CTL], growing.seen[CTL]
+    assert can_renew(files, seen)
+    assert not can_renew(files, {**seen, f"file {path}": "an older one"})
 
 
-def test_one_that_drifted_meanwhile_is_configured(growing: Played) -> None:
-    growing.before[TWO] = {**growing.before[TWO], "file /opt/clusterctl/health": "changed"}
-    growing.converge(classed=(THREE.name,))
-    assert growing.limits == [(TWO,)]
-    assert growing.renewed == [CTL, ONE]
+def test_a_host_that_drifted_meanwhile_is_configured(growing: Cluster) -> None:
+    growing.seen[TWO] = {**growing.seen[TWO], "file /opt/clusterctl/health": "changed"}
+    work = growing.choose(GROWN, NEW)
+    assert (work.ansible, work.renewed) == ((TWO,), (CTL, ONE))
 
 
-def test_one_that_does_not_show_its_newer_files_is_configured(growing: Played) -> None:
-    growing.shown[ONE] = growing.before[ONE]
-    growing.converge(classed=(THREE.name,))
-    assert growing.limits == [(ONE,)]
+def test_another_class_is_configured_on_all_hosts(growing: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inventory_file, "payload_hash", lambda: "another")
+    work = growing.choose(GROWN, NEW)
+    assert (work.ansible, work.renewed) == (OLD, ())
 
 
-def test_another_class_is_ansibles_on_all(growing: Played, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_class, "ansible_hash", lambda: "another")
-    growing.converge(classed=(THREE.name,))
-    assert growing.limits[0] == (CTL, ONE, TWO)
-    assert not growing.renewed
+def test_after_an_unfinished_up_nothing_is_renewed(growing: Cluster) -> None:
+    growing.recorded = growing.recorded.model_copy(update={"inputs": "", "groups": {}})
+    assert growing.choose(GROWN, ()).ansible == ALL
 
 
-def test_after_an_up_that_did_not_end_nothing_is_known_of_what_they_share(growing: Played) -> None:
-    def fail(*_: object, **__: object) -> Recap:
-        raise ConfigureError("tasks failed")
+@pytest.mark.parametrize(
+    ("key", "mark"),
+    [
+        ("file /etc/munge/munge.key", "another"),
+        ("block /etc/hosts", "another"),
+        ("file /etc/tmpfiles.d/clusterctl-slurmd.conf", "missing"),
+        ("user ada", "missing"),
+        ("unit slurmd", "failed"),
+        ("package slurmd", "not installed"),
+        ("home ada", "missing"),
+        ("path /shared/home/.clusterctl-a1b2c3", "missing"),
+        ("accounting all", "no answer"),
+    ],
+)
+def test_a_host_that_shows_something_else_is_not_as_its_class(growing: Cluster, key: str, mark: str) -> None:
+    expected = own_marks(growing.hosts(INVENTORY).files[ONE])
+    assert shows(expected, growing.seen[ONE] | {"accounting all": "of any kind"})
+    assert not shows(expected, {**growing.seen[ONE], key: mark})
+    assert not shows(expected, SHARED)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(converge, "renew", fail)
-        with pytest.raises(ConfigureError):
-            growing.converge(classed=(THREE.name,))
-    growing.converge(classed=())
-    assert growing.limits == [(CTL, ONE, TWO, THREE.name)]
-    assert not growing.renewed
+
+def test_a_limit_names_the_only_hosts_that_are_configured(growing: Cluster) -> None:
+    work = growing.hosts(INVENTORY).of_limit((TWO,))
+    assert work == Work((CTL, TWO), (ONE,), reconfigures=True, replaces_record=True)
 
 
 def test_files_of_a_node_are_replaced_whole_and_others_lines_stay(tmp_path: Path) -> None:
