@@ -172,7 +172,7 @@ def test_a_cluster_whose_state_was_lost_is_removed_whole(
         assert orphan_ids(api, spec.name) == (CLUSTER_ID,)
         found = find_resources(api, CLUSTER_ID)
         assert len({one.kind for one in found}) >= len(made - NOT_BILLED)
-        remove_resources(api, found, report=lambda _: None)
+        remove_resources(api, found)
         assert find_resources(api, CLUSTER_ID) == ()
         assert not google.violations
     left = set(module.cloud.resources().values())
