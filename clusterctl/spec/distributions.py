@@ -83,19 +83,24 @@ def common(hosts: Mapping[str, str]) -> Distribution:
         except ProvisionError as exc:
             failures.append(Failure(exc.code, exc.cause, host, fix=exc.fix))
     if not failures:
-        first, *others = found.items()
-        failures = [_differs(host, has, first) for host, has in others if has != first[1]]
+        failures = differing(found)
     if failures:
         raise ProvisionError.of_hosts(
             "{hosts} can't be part of this cluster", failures, code="distribution-unfit"
         )
-    return first[1]
+    return next(iter(found.values()))
 
 
-def _differs(host: str, has: Distribution, first: tuple[str, Distribution]) -> Failure:
-    cause = f"it has {has.title}, and {first[0]} has {first[1].title}: their Slurm and Open MPI differ"
+def differing(hosts: Mapping[str, Distribution]) -> list[Failure]:
+    """Return a failure for each host whose distribution is not that of the first one."""
+    (leader, first), *others = hosts.items()
+    differs = f"and {leader} has {first.title}: their Slurm and Open MPI differ"
     fix = "take hosts of one distribution and release, or make two clusters of them"
-    return Failure("distributions-differ", cause, host, fix=fix)
+    return [
+        Failure("distributions-differ", f"it has {has.title}, {differs}", host, fix=fix)
+        for host, has in others
+        if has != first
+    ]
 
 
 def redhat_release(os_release: Path = _OS_RELEASE) -> str | None:

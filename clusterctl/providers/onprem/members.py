@@ -21,7 +21,7 @@ from clusterctl.hosts.roles import role_files, role_packages
 from clusterctl.providers.base import address_of
 from clusterctl.providers.onprem.access import NO_LOGIN, SshHost, ssh_host
 from clusterctl.providers.onprem.login import Login, check_sudo, connect
-from clusterctl.spec.distributions import common, distribution_of
+from clusterctl.spec.distributions import common, differing, distribution_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremSettings, OnpremShared
 from clusterctl.spec.slurm_releases import refusal
@@ -82,9 +82,17 @@ def inventory(
     releases = {name: one.system.release for name, one in facts.items()}
     releases |= {name: host.distribution for name, host in silent.items()}
     common({one.name: releases[one.name] for one in asked})
-    network = settings.network or _network(asked[0], facts[asked[0].name])
     answering = [one for one in asked if one.name not in silent]
-    places = {**_places(answering, facts, network), **{name: host.address for name, host in silent.items()}}
+    network = settings.network or network_of(facts[asked[0].name], asked[0].address)
+    if failures := address_failures(answering, facts, network, asked[0]):
+        if network is None:
+            raise ProvisionError.of_hosts(
+                "no network: {hosts}", failures, code="no-common-network", then=_THEN
+            )
+        what = "not on the cluster's network: {hosts}"
+        raise ProvisionError.of_hosts(what, failures, code="not-on-network", then=_THEN)
+    places = {name: host.address for name, host in silent.items()}
+    places |= {one.name: address_in(network, facts[one.name], one.address) for one in answering}
     return Inventory(
         cluster=spec.name,
         cluster_id=cluster_id,
@@ -136,43 +144,33 @@ def _resolved(to: SshHost) -> str:
     return to.host
 
 
-def _network(leader: Host, facts: HostFacts) -> IPv4Network:
-    """The network of the address that the controller is reached under."""
+def network_of(facts: HostFacts, address: str) -> IPv4Network | None:
+    """Return the network of the address that a machine is reached under; None if that is not clear."""
     interfaces = _interfaces(facts)
-    for one in interfaces:
-        if str(one.ip) == leader.address:
-            return one.network
-    outward = [one for one in interfaces if not one.ip.is_loopback]
-    if len(outward) == 1:
-        return outward[0].network
-    has = ", ".join(map(str, interfaces)) or "none"
-    cause = (
-        f"it is not clear on which network the cluster is: {leader.address} is no address of its own ({has})"
-    )
-    fix = "write provider.network, such as 10.0.0.0/24"
-    failure = Failure(_NO_PLACE, cause, leader.name, "plan", fix)
-    raise ProvisionError.of_hosts("no network: {hosts}", [failure], code="no-common-network", then=_THEN)
+    named = [one.network for one in interfaces if str(one.ip) == address]
+    outward = [one.network for one in interfaces if not one.ip.is_loopback]
+    return (named or outward)[0] if named or len(outward) == 1 else None
 
 
-def _places(asked: Sequence[Host], facts: Mapping[str, HostFacts], network: IPv4Network) -> Mapping[str, str]:
-    """Host -> its address on the cluster's network."""
-    found: dict[str, str] = {}
-    failures: list[Failure] = []
-    for one in asked:
-        interfaces = _interfaces(facts[one.name])
-        there = [str(each.ip) for each in interfaces if each.ip in network]
-        if there:
-            found[one.name] = one.address if one.address in there else there[0]
-            continue
-        has = ", ".join(map(str, interfaces)) or "none"
-        cause = f"it has no address on the cluster's network {network}, but {has}"
-        fix = "write provider.network: the network that all of them are on"
-        failures.append(Failure(_NO_PLACE, cause, one.name, "plan", fix))
-    if failures:
-        raise ProvisionError.of_hosts(
-            "not on the cluster's network: {hosts}", failures, code="not-on-network", then=_THEN
-        )
-    return found
+def address_in(network: IPv4Network | None, facts: HostFacts, address: str) -> str:
+    """Return the machine's address on the network, the given one if it is there; "" if it has none."""
+    found = [str(one.ip) for one in _interfaces(facts) if network and one.ip in network]
+    return address if address in found else next(iter(found), "")
+
+
+def address_failures(
+    asked: Sequence[Host], facts: Mapping[str, HostFacts], network: IPv4Network | None, leader: Host
+) -> list[Failure]:
+    """Return why machines have no address on the cluster's network; or why that network is not known."""
+    has = {one.name: ", ".join(map(str, _interfaces(facts[one.name]))) or "none" for one in asked}
+    if network is None:
+        what = f"{leader.address} is no address of its own ({has[leader.name]})"
+        cause = f"it is not clear on which network the cluster is: {what}"
+        return [Failure(_NO_PLACE, cause, leader.name, "plan", "write provider.network, such as 10.0.0.0/24")]
+    away = [one.name for one in asked if not address_in(network, facts[one.name], one.address)]
+    cause = f"it has no address on the cluster's network {network}, but "
+    fix = "write provider.network: the network that all of them are on"
+    return [Failure(_NO_PLACE, cause + has[name], name, "plan", fix) for name in away]
 
 
 def _interfaces(facts: HostFacts) -> tuple[IPv4Interface, ...]:
@@ -251,11 +249,15 @@ def examine(
         for host, exc in lost.items()
         for failure in exc.failures
     ]
-    return replace(report, findings=(*unseen, *report.findings, *unfit(spec, asked, report), *unreached))
+    together = cluster_findings(spec, asked, report)
+    return replace(report, findings=(*unseen, *report.findings, *together, *unreached))
 
 
-def unfit(spec: ClusterSpec, asked: Sequence[Host], report: DoctorReport) -> Iterator[Finding]:
-    """What ``inventory`` would refuse of the machines that answered, but what is said of each already."""
+def cluster_findings(spec: ClusterSpec, asked: Sequence[Host], report: DoctorReport) -> Iterator[Finding]:
+    """Find what is wrong with the machines as a group: the reasons for which ``inventory`` would refuse them.
+
+    Machines that did not answer, and those of a release that is not supported, are left out.
+    """
     facts, leader = report.facts, asked[0]
     known = facts.keys() - {one.host for one in report.findings if one.code == "distribution"}
     there = [one for one in asked if one.name in known]
@@ -263,22 +265,16 @@ def unfit(spec: ClusterSpec, asked: Sequence[Host], report: DoctorReport) -> Ite
         return
     release, address, slurm_release = UNFIT
     of = {one.name: distribution_of(facts[one.name].system.release) for one in there}
-    try:
-        common({one.name: facts[one.name].system.release for one in there})
-    except ProvisionError as exc:
-        for one in exc.failures:
-            yield Finding(str(one.host), "error", release, "its release differs", one.cause, one.fix)
+    for one in differing(of):
+        yield Finding(str(one.host), "error", release, "its release differs", one.cause, one.fix)
     for host, distribution in of.items():
         if spec.slurm.version and (why := refusal(spec.slurm.version, distribution, makes_image=False)):
             yield Finding(host, "error", slurm_release, why.what, why.why, why.fix)
     network = spec.provider.known_network
-    try:
-        if network is None and leader.name in facts:
-            network = _network(leader, facts[leader.name])
-        if network is not None:
-            _places(there, facts, network)
-    except ProvisionError as exc:
-        for one in exc.failures:
+    if network is None and leader.name in facts:
+        network = network_of(facts[leader.name], leader.address)
+    if network is not None or leader.name in known:
+        for one in address_failures(there, facts, network, leader):
             yield Finding(str(one.host), "error", address, "not on the network", one.cause, one.fix)
 
 
