@@ -49,11 +49,11 @@ def test_nothing_slow_is_imported_without_need(module: str, needs: set[str]) -> 
     ("verbs", "most"),
     [
         ("up", 105),
-        ("submit", 60),
+        ("submit", 55),
         ("replay", 90),
         ("collect", 45),
         ("job", 40),
-        ("files", 40),
+        ("files", 45),
         ("jobs", 35),
         ("status", 35),
         ("run", 10),

@@ -14,7 +14,7 @@ from clusterctl.cli.plan import as_dict, text
 from clusterctl.cli.up import approve
 from clusterctl.cluster.context import Drift
 from clusterctl.cluster.impact import AffectedJob, Impact
-from clusterctl.cluster.plan import Plan
+from clusterctl.cluster.plan import Plan, prompt_about
 from clusterctl.errors import UsageError
 from clusterctl.providers.base import HostChange, HostPlan
 from clusterctl.scheduler.base import JobInfo, JobState
@@ -108,35 +108,33 @@ def agree(plan: HostPlan, *, yes: bool = False) -> None:
     approve(Screen(json=False, color=False), Plan(plan), yes=yes)
 
 
-def test_without_a_terminal_only_what_destroys_needs_a_yes(capsys: pytest.CaptureFixture[str]) -> None:
-    agree(HostPlan((HostChange("d-ctl", "make", "the controller"),)))
-    assert capsys.readouterr().err == "", "free hosts that are made are no question"
+@pytest.mark.parametrize(
+    ("plan", "lost"),
+    [
+        (HostPlan((HostChange("d-ctl", "make", "the controller"),)), ""),
+        (HostPlan((STAY, REMOVE)), "d-old-1"),
+        (HostPlan((STAY, HostChange("d-old-1", "replace", L4))), "d-old-1"),
+        (HostPlan((STAY, HostChange("gpu7", "remove", "compute", released=True))), "gpu7"),
+        (HostPlan((STAY, HostChange("gpu7", "replace", "compute", released=True))), "gpu7"),
+        (HostPlan((STAY,), other_lost=("a Filestore (d-shared)",)), "d-shared"),
+    ],
+)
+def test_without_a_terminal_only_what_destroys_needs_a_yes(plan: HostPlan, lost: str) -> None:
+    assert lost in prompt_about(Plan(plan))
+    agree(plan, yes=True)
+    if not lost:
+        agree(plan)
+        return
+    with refused("needs-confirmation", UsageError, lost):
+        agree(plan)
+
+
+def test_what_costs_is_shown_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     costs = "d-image costs 0.07 USD an hour meanwhile"
     agree(HostPlan((STAY, *MAKE), notes=(costs,)))
     said = capsys.readouterr().err
     assert "d-train-[1-3]" in said
     assert f"note: {costs}\n" in said
-    for gone in (REMOVE, HostChange("d-old-1", "replace", L4)):
-        agree(HostPlan((STAY, gone)), yes=True)
-        with refused("needs-confirmation", UsageError, "d-old-1"):
-            agree(HostPlan((STAY, gone)))
-
-
-def test_a_machine_that_is_given_back_loses_nothing_and_is_asked_about_all_the_same() -> None:
-    for action in ("remove", "replace"):
-        plan = HostPlan((STAY, HostChange("gpu7", action, "compute", released=True)))
-        with refused("needs-confirmation", UsageError, "gpu7"):
-            agree(plan)
-        agree(plan, yes=True)
-
-
-def test_what_holds_data_needs_a_yes_though_it_is_no_host() -> None:
-    plan = HostPlan(
-        (STAY,), other=("make anew a Filestore instance",), other_lost=("a Filestore (d-shared)",)
-    )
-    with refused("needs-confirmation", UsageError):
-        agree(plan)
-    agree(plan, yes=True)
 
 
 @pytest.mark.parametrize(
