@@ -17,8 +17,8 @@ from clusterctl.cluster import nodes
 from clusterctl.cluster.nodes import NodeState
 from clusterctl.cluster.up import UpOptions
 from clusterctl.errors import UsageError
+from clusterctl.scheduler.admin import scheduler_of
 from clusterctl.scheduler.base import Jobs, Nodes
-from clusterctl.scheduler.session import scheduler_of
 from clusterctl.spec.hosts import is_this_machine
 from clusterctl.spec.onprem import own_machines
 from clusterctl.state.chosen import naming_lock_holder

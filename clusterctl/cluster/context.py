@@ -18,8 +18,9 @@ from clusterctl.hosts.probe import TIMEOUT_S, HostReport, probe_hosts
 from clusterctl.hosts.roles import probe_requests
 from clusterctl.providers import registry
 from clusterctl.providers.base import NO_PROMPTS, Prompts, Provider
+from clusterctl.scheduler.admin import scheduler_of
 from clusterctl.scheduler.base import Jobs
-from clusterctl.scheduler.session import PATIENCE_S, scheduler_of
+from clusterctl.scheduler.session import PATIENCE_S
 from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory, applied_if_known, inventory_if_known

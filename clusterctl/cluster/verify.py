@@ -37,8 +37,8 @@ from clusterctl.hosts.expected import expected, host_facts_request
 from clusterctl.hosts.pairs import Peer, examine_ports, needed_ports, unconnected
 from clusterctl.hosts.probe import HostFacts
 from clusterctl.providers.base import Provider, pending_releases
+from clusterctl.scheduler.admin import scheduler_of
 from clusterctl.scheduler.base import Jobs, Nodes
-from clusterctl.scheduler.session import scheduler_of
 from clusterctl.scheduler.slurm_parse import fold_nodes
 from clusterctl.scheduler.standing import (
     HEALTH_REASON,

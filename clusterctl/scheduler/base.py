@@ -7,11 +7,9 @@ The values are frozen. States keep Slurm's spelling, whoever runs the jobs.
 
 from __future__ import annotations
 
-import base64
 import re
 import signal
 import time
-import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,7 +20,7 @@ from functools import lru_cache
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from clusterctl.errors import ClusterctlError, SchedulerError
-from clusterctl.transport.base import Transport, module_texts
+from clusterctl.transport.base import Transport
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
 
@@ -404,20 +402,3 @@ class Nodes(Jobs, Protocol):
 def active_jobs(scheduler: Jobs) -> tuple[JobInfo, ...]:
     """All users' jobs that wait or run, as far as this user may see them."""
     return tuple(job for job in scheduler.all_jobs() if not job.ended)
-
-
-# Makes modules of (name, text) pairs, under the names they import each other by; calls the last one's main.
-_PROBE = """\
-import base64, json, sys, types, zlib
-for name, text in json.loads(zlib.decompress(base64.b64decode(sys.argv[1]))):
-    module = sys.modules[name] = types.ModuleType(name)
-    module.__path__ = []
-    exec(compile(text, name, "exec"), module.__dict__)
-module.main(sys.argv[2])
-"""
-
-
-def verification_argv(root: str, hosts: Sequence[str]) -> tuple[str, ...]:
-    """The command of one rank of the payload's probe, which travels with it: nodes need only mpi4py."""
-    program = base64.b64encode(zlib.compress(module_texts("payload.commands.probe").encode())).decode()
-    return (f"{root}/env/bin/python", "-c", _PROBE, program, ",".join(hosts))

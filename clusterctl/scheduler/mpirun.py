@@ -31,8 +31,8 @@ from clusterctl.scheduler.base import (
     NodeInfo,
     comment_of,
     patiently,
-    verification_argv,
 )
+from clusterctl.scheduler.verification import verification_argv
 from clusterctl.spec.job import JobSpec, Launcher
 from clusterctl.state.facts import ClusterFacts
 from clusterctl.state.inventory import HEALTH_PROGRAM, MPI_SSH, Host, Inventory

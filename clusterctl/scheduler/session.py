@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import UsageError
-from clusterctl.scheduler.base import JobRequest, Jobs, Nodes
+from clusterctl.scheduler.base import JobRequest, Jobs
 from clusterctl.scheduler.slurm import SlurmClient
-from clusterctl.scheduler.slurm_nodes import SlurmNodes
 from clusterctl.state.chosen import ChosenCluster, naming_lock_holder
 from clusterctl.state.facts import ClusterFacts, facts_of
 from clusterctl.state.submissions import JobEntry, Ledger
@@ -20,12 +19,10 @@ from clusterctl.transport.base import Connect, Transport
 from clusterctl.transport.connections import Connections
 
 if TYPE_CHECKING:
-    from clusterctl.scheduler.mpirun import MpirunClient
     from clusterctl.scheduler.script import Environment
     from clusterctl.spec.distributions import Distribution
     from clusterctl.spec.job import JobSpec
     from clusterctl.spec.models import ClusterSpec
-    from clusterctl.state.inventory import Inventory
 
 PATIENCE_S = 60.0  # for the scheduler to answer
 # A scheduler may be starting, but a user who asks for its state wants to know soon.
@@ -159,19 +156,6 @@ def client_of(
     from clusterctl.state.inventory import inventory_of  # noqa: PLC0415 - as above
 
     return MpirunClient(inventory_of(workspace), facts.job_user, controller, to, patience_s=patience_s)
-
-
-def scheduler_of(
-    inventory: Inventory, to: Connect, *, patience_s: float = PATIENCE_S
-) -> Nodes | MpirunClient:
-    """The cluster's scheduler as the admin user, who may do more than a job user."""
-    controller = to(inventory.controller.name)
-    if inventory.has_slurm or inventory.job_user is None:
-        root, pmix = inventory.root, inventory.pmix
-        return SlurmNodes(controller, patience_s=patience_s, has_pmix=pmix, root=root)
-    from clusterctl.scheduler.mpirun import MpirunClient  # noqa: PLC0415 - not with Slurm
-
-    return MpirunClient(inventory, inventory.job_user, controller, to, patience_s=patience_s)
 
 
 def script_of(facts: ClusterFacts, job: JobSpec, environment: Environment | None = None) -> str:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Protocol
 
 from clusterctl.errors import CommandError, NoAnswerError, TransportError, UnreachableError, printable
-from clusterctl.util.assets import asset
 from clusterctl.util.process import Result
 
 LONGEST_LINE = 1 << 20  # bytes of an answer
@@ -247,19 +246,21 @@ def remote_program(module: str) -> str:
 
 
 @cache
-def module_texts(module: str) -> str:
-    """A module of ours, or of the payload, after all of ours that it imports: JSON pairs of name and text."""
+def module_texts(module: str, root: Path = _ROOT) -> str:
+    """A module of ours after all of ours that it imports: JSON pairs of name and text.
+
+    ``root`` is the folder with the top package.
+    """
     texts: dict[str, str] = {}
-    _add(module, texts)
+    _add(module, root, texts)
     packages = {name[:end] for name in texts for end, char in enumerate(name) if char == "."}
     return json.dumps([*((name, "") for name in sorted(packages)), *texts.items()])
 
 
-def _add(module: str, texts: dict[str, str]) -> None:
+def _add(module: str, root: Path, texts: dict[str, str]) -> None:
     """Put a module after all that it imports."""
     if module not in texts:
-        root = asset("payload").parent if module.startswith("payload.") else _ROOT
         text = (root / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
         for name in _IMPORT.findall(text):
-            _add(name, texts)
+            _add(name, root, texts)
         texts[module] = text

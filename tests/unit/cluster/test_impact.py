@@ -16,7 +16,7 @@ from clusterctl.cluster.impact import Impact, impact_of, make_way, reject, rejec
 from clusterctl.errors import ClusterctlError, Notice, SlurmError, UnreachableError, UsageError
 from clusterctl.providers.base import HostChange, HostPlan, Provider, Size
 from clusterctl.runs import only_copies
-from clusterctl.scheduler.slurm_nodes import SlurmNodes
+from clusterctl.scheduler.admin import SlurmNodes
 from clusterctl.scheduler.slurm_parse import SQUEUE
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory

@@ -15,8 +15,8 @@ from clusterctl.cluster.verify import run_verification as verify_by
 from clusterctl.errors import MachineError, VerifyError
 from clusterctl.hosts.checks import DoctorReport, Finding
 from clusterctl.providers.base import Provider
+from clusterctl.scheduler.admin import SlurmNodes
 from clusterctl.scheduler.base import NodeInfo
-from clusterctl.scheduler.slurm_nodes import SlurmNodes
 from clusterctl.scheduler.standing import out_of_service, unusable
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.models import ClusterSpec

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import AnswerLostError, NoAnswerError, SlurmError, UnreachableError, UsageError
-from clusterctl.scheduler import slurm_nodes
+from clusterctl.scheduler import admin
+from clusterctl.scheduler.admin import SlurmNodes
 from clusterctl.scheduler.base import JobRequest
 from clusterctl.scheduler.slurm import SlurmAwayError, SlurmClient
-from clusterctl.scheduler.slurm_nodes import SlurmNodes
 from clusterctl.util.progress import Clock, backoff
 from tests.support.here import LocalTransport
 from tests.support.messages import refused as rejected
@@ -289,8 +289,8 @@ def test_why_slurmctld_refuses_its_configuration_its_log_says(
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    here = slurm_nodes._RECONFIGURE.replace("/var/log/slurm", str(tmp_path))
-    monkeypatch.setattr(slurm_nodes, "_RECONFIGURE", here)
+    here = admin._RECONFIGURE.replace("/var/log/slurm", str(tmp_path))
+    monkeypatch.setattr(admin, "_RECONFIGURE", here)
     with rejected("slurm-not-reconfigured", SlurmError) as caught:
         SlurmNodes(LocalTransport()).reconfigure()
     first, *_, last = caught.value.why.split("; ")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import UsageError
+from clusterctl.scheduler.admin import SlurmNodes
 from clusterctl.scheduler.script import reject_pmix, with_launcher
 from clusterctl.scheduler.slurm_conf import render_files
-from clusterctl.scheduler.slurm_nodes import SlurmNodes
 from clusterctl.spec.job import JobSpec, Launcher
 from tests.support.messages import refused
 from tests.support.scripted import ScriptedTransport, Step

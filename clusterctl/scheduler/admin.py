@@ -1,18 +1,25 @@
-"""Slurm's verbs for its operator: nodes in and out of service, the verification job, the configuration."""
+"""The scheduler as the admin user sees it: nodes in and out of service, the configuration, the proof."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from clusterctl.errors import CommandError, SlurmError
-from clusterctl.scheduler.base import Nodes, verification_argv
+from clusterctl.scheduler.base import Nodes
+from clusterctl.scheduler.session import PATIENCE_S
 from clusterctl.scheduler.slurm import SlurmClient
+from clusterctl.scheduler.verification import verification_argv
 from clusterctl.spec.names import ADMIN_USER, PROOF_PARTITION, ROOT
-from clusterctl.transport.base import Transport
+from clusterctl.state.inventory import Inventory
+from clusterctl.transport.base import Connect, Transport
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
+
+if TYPE_CHECKING:
+    from clusterctl.scheduler.mpirun import MpirunClient
 
 _START_TIMEOUT_S = 30
 _VERIFICATION_S = 20
@@ -41,7 +48,7 @@ class SlurmNodes(SlurmClient, Nodes):
         transport: Transport,
         *,
         clock: Clock | None = None,
-        patience_s: float = 60.0,
+        patience_s: float = PATIENCE_S,
         has_pmix: bool = True,
         root: str = ROOT,
     ) -> None:
@@ -113,3 +120,16 @@ class SlurmNodes(SlurmClient, Nodes):
 
     def annotate(self, job_id: str, text: str) -> None:
         self.transport.run(["scontrol", "update", f"jobid={job_id}", f"admincomment={text}"])
+
+
+def scheduler_of(
+    inventory: Inventory, to: Connect, *, patience_s: float = PATIENCE_S
+) -> Nodes | MpirunClient:
+    """The cluster's scheduler as the admin user, who may do more than a job user."""
+    controller = to(inventory.controller.name)
+    if inventory.has_slurm or inventory.job_user is None:
+        root, pmix = inventory.root, inventory.pmix
+        return SlurmNodes(controller, patience_s=patience_s, has_pmix=pmix, root=root)
+    from clusterctl.scheduler.mpirun import MpirunClient  # noqa: PLC0415 - not with Slurm
+
+    return MpirunClient(inventory, inventory.job_user, controller, to, patience_s=patience_s)
