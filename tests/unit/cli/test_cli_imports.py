@@ -54,8 +54,8 @@ def test_nothing_slow_is_imported_without_need(module: str, needs: set[str]) -> 
         ("collect", 45),
         ("job", 40),
         ("files", 45),
-        ("jobs", 35),
-        ("status", 35),
+        ("jobs", 37),
+        ("status", 37),
         ("run", 10),
     ],
 )
