@@ -13,6 +13,7 @@ from typing import Annotated, Final
 import typer
 
 from clusterctl.cli.output import Screen
+from clusterctl.cli.progress import Phases
 from clusterctl.errors import UsageError
 from clusterctl.providers.base import OfferedKey, Prompts
 
@@ -54,6 +55,7 @@ def prompts_for(screen: Screen, *, ask_password: bool, accepted: Sequence[str] |
         confirm=functools.partial(_confirm, screen),
         accepted=tuple(accepted or ()),
         password=_password() if ask_password else None,
+        reporter=Phases(screen, verbose=False),
     )
 
 

@@ -187,10 +187,12 @@ class ClusterContext(PhaseRunner):
 
 
 def provider_of(
-    settings: ProviderSettings, prompts: Prompts = NO_PROMPTS, reporter: Reporter = SILENT
+    settings: ProviderSettings, prompts: Prompts = NO_PROMPTS, reporter: Reporter | None = None
 ) -> Provider:
     """Return the provider of these settings; ``prompts`` are for machines of the user's own."""
-    return registry.provider_of(settings, replace(prompts, restore=_restore, reporter=reporter))
+    return registry.provider_of(
+        settings, replace(prompts, restore=_restore, reporter=reporter or prompts.reporter)
+    )
 
 
 @contextmanager

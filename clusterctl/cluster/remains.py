@@ -106,7 +106,7 @@ def remove_storage(runner: PhaseRunner, storage: Storage) -> None:
         runner.reporter.step("remove_storage")
         note_discarded(runner.workspace, _lost(storage).lines)
         for one in storage.kept:
-            storage.provider.remove_storage(one, report=runner.reporter.progress)
+            storage.provider.remove_storage(one)
         record(storage.name, storage.record.model_copy(update={"kept": ()}) if storage.kept else None)
         with suppress(OSError):
             runner.workspace.copies.unlink(missing_ok=True)
@@ -181,7 +181,7 @@ def remove_orphans(runner: PhaseRunner, orphans: Orphans) -> tuple[KeptStorage, 
     """
     runner.reporter.step("destroy")
     for cluster_id in orphans.clusters:
-        remove_cluster(orphans.provider, cluster_id, None, runner.reporter.progress)
+        remove_cluster(orphans.provider, cluster_id, None)
     if not orphans.settings.shares_kernel:
         return ()
     return keep_storage(runner, orphans.provider, record_of(orphans.settings, ())).value
