@@ -65,10 +65,11 @@ def test_what_a_run_holds(session, cluster, tmp_path, out):
     (run,) = collect(session, [job_id], out=out)
     assert run.directory == out / f"demo-{job_id}-mine"
     sent = {"job.sh", "job.sbatch", "source.json", "spec.yaml"}
-    written = {"stdout.log", "stderr.log", "metrics.jsonl", "telemetry/n1.jsonl", "telemetry/n2.jsonl"}
+    written = {"stdout.log", "stderr.log", "job.events", "metrics.jsonl"}
+    telemetry = {"telemetry/n1.jsonl", "telemetry/n2.jsonl"}
     ours = {"run.json", "sacct.json", "environment.json", "SHA256SUMS", "report.html"}
     files = {str(p.relative_to(run.directory)) for p in run.directory.rglob("*") if p.is_file()}
-    assert files == sent | written | ours
+    assert files == sent | written | telemetry | ours
     assert (run.directory / "stdout.log").read_text() == "hello\n"
     assert (run.state, run.final, run.user, run.nodes) == ("COMPLETED", True, "hpc", ("n1",))
     assert run.elapsed_s is not None

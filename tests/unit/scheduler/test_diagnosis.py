@@ -472,7 +472,7 @@ def test_the_catalogue() -> None:
 @pytest.mark.parametrize(("end", "how"), [(135, "SIGBUS"), (137, "SIGKILL"), (3, "")])
 def test_a_rank_that_lost_another_is_not_the_first_that_failed(launcher: str, end: int, how: str) -> None:
     """It tells its launcher sooner. Ranks that the launcher ended, and records that a job wrote, say nothing."""
-    ends = {0: "5.0 14 n1", 1: f"7,5 {end} n2", 2: "8.0 143 n2", 3: "x", 4: "1 2 3 4", 5: "x 1 n1"}
+    ends = {0: "5.0 14 n1", 1: f"7.5 {end} n2", 2: "8.0 143 n2", 3: "x", 4: "1 2 3 4", 5: "x 1 n1"}
     ranks = {0: PEER_GONE.rpartition("-\n")[2], 1: "", 2: ""}  # Open MPI sends the rest to its launcher
     found = diagnose(Evidence(job=JOB, log=PEER_GONE + launcher, ranks=ranks, ends=ends))
     assert (found.rank, found.host, found.signal) == (1, "n2", how)
