@@ -108,7 +108,8 @@ def test_a_down_that_was_killed_is_finished_by_the_next(kept: Cluster) -> None:
 def test_the_next_up_takes_up_the_storage_that_was_kept(kept: Cluster) -> None:
     """With the owners of all that is there; another uid is refused before anything is made."""
     (storage,) = kept.json("list")["storage"]
-    assert (storage["size_mib"], storage["usd_per_month"]) == (1, 0.0)
+    assert 1 <= storage["size_mib"] <= 4  # the files, and the archive of the payload
+    assert storage["usd_per_month"] == 0.0
     other = kept.runner.cwd / "other.yaml"
     other.write_text(kept.spec.read_text().replace("12001", "12003"))
     (refused,) = kept.runner("-o", "json", "-f", other, "up", rc=2).json["failures"]

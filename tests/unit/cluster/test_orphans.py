@@ -16,7 +16,6 @@ from clusterctl.providers.base import Leftover
 from clusterctl.providers.storage import KeptStorage, all_recorded
 from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.gcp import GcpSettings
-from clusterctl.util.progress import ProgressReporter
 from tests.support.messages import refused
 
 DISK, RULE = Leftover("disk d-ctl in us-central1-a", 0.0125), Leftover("firewall rule d-a1b2c3-ssh")
@@ -39,9 +38,8 @@ class Stub:
     def kept_storage(self, _name: str, _users: object) -> tuple[KeptStorage, ...]:
         return (SHARED,) * bool(self.destroyed)
 
-    def destroy(self, cluster_id: str, *, workspace: None, report: ProgressReporter) -> None:
+    def destroy(self, cluster_id: str, *, workspace: None) -> None:
         assert workspace is None
-        report("removing")
         self.destroyed.append(cluster_id)
         del self.clusters[cluster_id]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cluster import down, node_class
+from clusterctl.cluster import bake, down
 from clusterctl.cluster import up as cluster_up
 from clusterctl.cluster.bake import bake_ahead
 from clusterctl.cluster.context import ClusterContext
@@ -91,7 +91,7 @@ class Baked:
     def prepare(self, provider: GcpProvider, spec: ClusterSpec, inputs: str = INPUTS) -> str:
         """Have the image of new nodes made; return the key of their class."""
         shared = provider.prepare_class(spec, self.workspace, {COMPUTE: inputs}, bake=self.bake)
-        return shared[COMPUTE].key
+        return shared[COMPUTE]
 
     @property
     def images(self) -> dict[str, dict[str, Any]]:
@@ -359,7 +359,7 @@ def ahead(baked: Baked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list
         if failing:
             raise failing.pop()
 
-    monkeypatch.setattr(node_class, "_bake_machine", configure)
+    monkeypatch.setattr(bake, "_bake_machine", configure)
     return failing
 
 
@@ -383,20 +383,20 @@ def test_ahead_of_up_nothing_but_the_image_stays(
         raise UsageError("nothing was done")
 
     with pytest.raises(UsageError):
-        bake_ahead(ClusterContext.of(spec_of(), workspace=workspace), refuse)
+        bake_ahead(ClusterContext.of(spec_of(), workspace=workspace, verb="bake"), refuse)
     assert not set(baked.cloud.resources().values())
     (line,) = shown.pop()
     assert "on demo-image (e2-standard-2, 0.07 USD" in line
     ahead.append(no_packages())
     with refused("no-packages"):
-        bake_ahead(ClusterContext.of(spec_of(), workspace=workspace))
+        bake_ahead(ClusterContext.of(spec_of(), workspace=workspace, verb="bake"))
     assert set(baked.cloud.resources().values()) <= NOT_BILLED
     assert not workspace.root.exists()
-    assert bake_ahead(ClusterContext.of(spec_of(), workspace=workspace)) == "made"
+    assert bake_ahead(ClusterContext.of(spec_of(), workspace=workspace, verb="bake")) == "made"
     assert set(baked.cloud.resources().values()) <= {*NOT_BILLED, "google_compute_image"}
     assert len(baked.images) == 1
     assert not workspace.root.exists()
-    assert bake_ahead(ClusterContext.of(spec_of(), workspace=workspace), refuse) == "cached"
+    assert bake_ahead(ClusterContext.of(spec_of(), workspace=workspace, verb="bake"), refuse) == "cached"
     assert not shown
     # What it took was removed under the lock that it was made under.
     assert set(workers) == {"bake"}
@@ -417,12 +417,12 @@ def test_what_a_killed_one_left_goes_with_the_next(
         with monkeypatch.context() as patched:
             patched.setattr(down, "down_locked", lambda *_: None)
             with pytest.raises(KilledError):
-                bake_ahead(ClusterContext.of(spec_of(), workspace=workspace))
+                bake_ahead(ClusterContext.of(spec_of(), workspace=workspace, verb="bake"))
         assert not set(baked.cloud.resources().values()) <= NOT_BILLED
         assert workspace.spec.exists()
     else:
         workspace.create()
-    assert bake_ahead(ClusterContext.of(spec_of(), workspace=workspace)) == "made"
+    assert bake_ahead(ClusterContext.of(spec_of(), workspace=workspace, verb="bake")) == "made"
     assert set(baked.cloud.resources().values()) <= {*NOT_BILLED, "google_compute_image"}
     assert not workspace.root.exists()
 
@@ -433,7 +433,7 @@ def test_a_cluster_that_is_begun_stays(baked: Baked, tmp_path: Path, ahead: list
     workspace.spec.write_text("of `up`")
     ahead.append(no_packages())
     with refused("no-packages"):
-        bake_ahead(ClusterContext.of(spec_of(), workspace=workspace))
+        bake_ahead(ClusterContext.of(spec_of(), workspace=workspace, verb="bake"))
     assert workspace.spec.read_text() == "of `up`"
     assert not baked.images
 
@@ -452,6 +452,7 @@ def test_what_a_killed_one_left_is_the_clusters_that_is_raised_then(
 
     with pytest.raises(KilledError):
         cluster_up.up(
-            ClusterContext.of(spec_of(), workspace=workspace), cluster_up.UpOptions(approve=approve)
+            ClusterContext.of(spec_of(), workspace=workspace, verb="bake"),
+            cluster_up.UpOptions(approve=approve),
         )
     assert not ahead

@@ -13,7 +13,7 @@ from clusterctl.spec.load import dump_spec, load_spec, parse_spec, starter_spec
 from clusterctl.spec.models import ClusterSpec
 from tests.support.messages import refused
 
-SPECS = Path(__file__).parents[2] / "support" / "google" / "specs"
+SPECS = Path(__file__).parents[1] / "gcp" / "specs"
 BASE = Path(__file__).with_name("gcp-base.yaml")
 
 
