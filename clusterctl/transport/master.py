@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import select
+import signal
 import socket
 import stat
 import subprocess
@@ -130,7 +131,7 @@ def own_master(config: Path, host: str, user: str | None) -> Master | None:
     options = ("-N", "-M", "-S", f"./{name}", "-o", "ControlPersist=no", "-o", "BatchMode=yes")
     deadline, pause_s = time.monotonic() + _START_S, 0.002
     with tempfile.TemporaryFile() as stderr:
-        process = _spawned(ssh.argv(host, (), *options), folder, stderr)
+        process = _spawned(ssh.argv(host, (), *options), folder, stderr, process_group=ending_with_us())
         while process.poll() is None and time.monotonic() < deadline:
             with suppress(OSError):
                 return Master(folder, name, _watch(folder, name), process)
@@ -184,20 +185,24 @@ def _tried(words: list[str], folder: Path, limit_s: float) -> tuple[int | None, 
     """Return the exit status of an ssh, None if it took too long, and what it says."""
     # A file: what ssh leaves in the background may keep its stderr open.
     with tempfile.TemporaryFile() as stderr:
-        process = _spawned(words, folder, stderr)
+        # The ProxyCommand of a connection that stays remains in this group, so the group outlives us.
+        process = _spawned(words, folder, stderr, process_group=0)
         try:
             return process.wait(limit_s), _text(stderr)
         except subprocess.TimeoutExpired:
             return None, f"there was no answer within {limit_s:g} s"
         finally:
-            process.kill()
-            process.wait()
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
-def _spawned(words: list[str], folder: Path, stderr: IO[bytes]) -> subprocess.Popen[bytes]:
+def _spawned(
+    words: list[str], folder: Path, stderr: IO[bytes], *, process_group: int
+) -> subprocess.Popen[bytes]:
     nothing = subprocess.DEVNULL
     return subprocess.Popen(
-        words, cwd=folder, stdin=nothing, stdout=nothing, stderr=stderr, process_group=ending_with_us()
+        words, cwd=folder, stdin=nothing, stdout=nothing, stderr=stderr, process_group=process_group
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from clusterctl.errors import HostKeyError, UnreachableError
 from clusterctl.state.inventory import Host
+from clusterctl.transport.master import end_all
 from clusterctl.transport.ssh import SSHTransport
 from tests.support.inventories import inventory_of
 from tests.support.processes import gone
@@ -149,3 +151,20 @@ def test_a_program_that_never_answers_is_given_up(behind):
     with pytest.raises(UnreachableError):
         SSHTransport("node", config).run(["true"])
     assert all(map(gone, pids(notes)))
+
+
+def test_proxied_connection_that_stays_outlives_its_verb(behind):
+    """The program belongs to the connection: it does not end with the verb that opened it."""
+    config, notes = behind()
+    code = (
+        "import sys; from pathlib import Path; from clusterctl.transport.ssh import SSHTransport\n"
+        "t = SSHTransport('node', Path(sys.argv[1]), stays=True); t.run(['true']); t.close()\n"
+    )
+    try:
+        for _ in range(2):
+            subprocess.run([sys.executable, "-c", code, config], check=True)
+            time.sleep(0.2)
+        (pid,) = pids(notes)
+    finally:
+        end_all(config)
+    assert gone(pid)
