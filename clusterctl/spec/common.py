@@ -489,10 +489,6 @@ class Cluster(Model):
             return expand(partition.hosts)
         return tuple(f"{self.name}-{partition.name}-{i}" for i in range(1, partition.nodes + 1))
 
-    def count_of(self, partition: str) -> int:
-        """How many nodes the partition of this name has."""
-        return sum(len(self.node_names(one)) for one in self.partitions if one.name == partition)
-
     def refused(self, rows: Iterable[Refusal]) -> Iterator[Fault]:
         """The faults of those keys that are said all the same; the spec may be partial."""
         for key, message, fix in rows:
