@@ -258,10 +258,6 @@ def test_states_of_nodes(shown, state, flags, usable):
     assert (node.state, node.flags, node.usable) == (state, flags, usable)
 
 
-def test_the_star_that_only_the_short_state_has():
-    assert sinfo(with_field("sinfo", "StateLong", "idle*"))[0].flags == ("NOT_RESPONDING",)
-
-
 def test_version():
     assert slurm_parse.parse_version(capture("version")) == "22.05.8"
     with pytest.raises(SlurmError):

@@ -10,9 +10,8 @@ import pytest
 
 from clusterctl.hosts.gpus import Driver, Gpu, gpu_type
 from clusterctl.hosts.probe import NODE_ARGV, NodeFacts, read_node
-from clusterctl.scheduler.slurm_conf import render_files
 from tests.support.nvidia import machines
-from tests.unit.scheduler.test_slurm_config import lines, make_inventory, make_spec
+from tests.unit.scheduler.test_slurm_config import lines, make_spec, on_metal
 
 _SLURMD = (
     "NodeName=n CPUs=32 Boards=1 SocketsPerBoard=2 CoresPerSocket=8 ThreadsPerCore=2 RealMemory=1031000\n"
@@ -46,9 +45,7 @@ def said_by(folder: Path, machine: machines.Machine) -> str:
 
 def gres_of(facts: NodeFacts) -> tuple[str, list[dict[str, str]]]:
     """``Gres=`` of the node, and its lines in gres.conf."""
-    spec = make_spec({"name": "train", "nodes": 1})
-    inventory = make_inventory(spec)
-    files = render_files(spec, inventory, {host.name: facts for host in inventory.compute})
+    files = on_metal(make_spec({"name": "train", "nodes": 1}), facts)
     return lines(files["slurm.conf"], "NodeName")[0]["Gres"], lines(files["gres.conf"], "NodeName")
 
 
@@ -114,11 +111,8 @@ def test_cuda_is_told_uuids_where_slurm_counts_otherwise(tmp_path: Path) -> None
 
 
 def test_jobs_are_told_where_any_node_counts_otherwise(tmp_path: Path) -> None:
-    spec = make_spec({"name": "train", "nodes": 1})
-    inventory = make_inventory(spec)
     for machine, told in ((machines.h100_node(parts=2), True), (machines.t4(), False)):
-        facts = facts_of(tmp_path, machine)
-        files = render_files(spec, inventory, {host.name: facts for host in inventory.compute})
+        files = on_metal(make_spec({"name": "train", "nodes": 1}), facts_of(tmp_path, machine))
         assert ("TaskProlog=/opt/clusterctl/task-prolog" in files["slurm.conf"]) is told
 
 
