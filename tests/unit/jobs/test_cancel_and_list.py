@@ -29,13 +29,6 @@ def test_cancel_of_an_unknown_job_cancels_nothing(session, cluster, tmp_path):
         cancel(session, ["all"])
 
 
-def test_list_has_forgotten_jobs_too_newest_first(session, cluster, tmp_path):
-    first, second = (finished(session, cluster, tmp_path, "true") for _ in range(2))
-    cluster.change(first, forgotten=True)
-    jobs, older = list_jobs(session)
-    assert ([job.id for job in jobs], older) == ([second, first], 0)
-
-
 def test_list_of_the_newest_has_all_that_go_on(session, cluster, tmp_path):
     """What is left out is counted, whether the queue still has it or not."""
     running = submitted(session, tmp_path, "sleep 60")

@@ -217,14 +217,6 @@ def sending(environment: Environment, *, rented: bool = False) -> tuple[list[int
     return [int(count) for count in re.findall(r"(\d+) wheels,", "\n".join(said))], max(sent)
 
 
-def test_wheels_that_the_cluster_has_are_not_sent_again(index: Path, first: Environment) -> None:
-    made(first)
-    environment = locked(index, "first-2.0", "tool-1.0")
-    assert environment.lock is not None
-    tool = (index / "tool-1.0-py3-none-any.whl").stat().st_size
-    assert sending(environment)[1] == tool + len(environment.lock.text)
-
-
 @pytest.fixture
 def heavy(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
     """An environment of two large wheels and a small one; a rented host's index is tmp_path / "its"."""

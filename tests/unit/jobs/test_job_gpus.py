@@ -1,15 +1,18 @@
-"""What bundled programs ask for where their partition has GPUs."""
+"""What a partition gives a job: its time, and the GPUs that bundled programs ask for."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
-from clusterctl.scheduler.script import with_gpus
+from clusterctl.errors import UsageError
+from clusterctl.scheduler.script import partition_of, with_gpus
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.facts import PartitionFacts
 from tests.support.inventories import facts_with
+from tests.support.messages import refused
 
 PARTITIONS = (PartitionFacts("h100", ("c-h100-1", "c-h100-2"), gpus=8), PartitionFacts("cpu", ("c-cpu-1",)))
 FACTS = facts_with(*PARTITIONS)
@@ -56,3 +59,13 @@ def test_the_proof_and_own_scripts_ask_for_what_they_say(tmp_path: Any) -> None:
 def test_without_a_scheduler_there_is_a_rank_for_each_gpu() -> None:
     job = with_gpus(WITHOUT_SLURM, JobSpec(name="t", bundled="train"))
     assert (job.tasks_per_node, "gpus" in job.model_fields_set) == (8, False)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "time", "fits"),
+    [("slurm", "2m", True), ("slurm", "121s", False), ("none", "90s", True), ("none", "2m", False)],
+)
+def test_slurm_rounds_times_up_to_minutes_and_mpirun_does_not(scheduler: str, time: str, fits: bool) -> None:
+    facts = facts_with(PartitionFacts("train", ("n1",), max_time=90), has_slurm=scheduler == "slurm")
+    with nullcontext() if fits else refused("time-above-limit", UsageError, "partition train", "1m30s"):
+        partition_of(facts, JobSpec(name="train", bundled="train", time=time))

@@ -97,11 +97,6 @@ def test_no_gpus_is_a_flag_that_wins_too(tmp_path):
     assert "--gpus-per-node=0" not in rendered(JobSpec(name="own", script=script))
 
 
-def test_lines_after_the_first_command_are_none_of_sbatchs(tmp_path):
-    script = UserScript.read(user_script(tmp_path, "own.sh", OWN_LINES))
-    assert script.directives == ("#SBATCH --nodes=2", "#SBATCH --time=5")
-
-
 @pytest.mark.parametrize(
     ("line", "is_array"),
     [
@@ -305,22 +300,16 @@ TELEMETRY = (
 
 def test_telemetry_lasts_as_long_as_the_program(batch):
     batch.has_telemetry(TELEMETRY)
+    batch.environment["SLURM_CPUS_PER_TASK"] = "3"
     until = "until [[ -s telemetry/node-1.jsonl ]]; do sleep 0.05; done; cat telemetry/node-1.jsonl"
     rc, out, _ = run(batch, until)
     assert (rc, out) == (0, "start\n")
     assert (batch.folder / "telemetry" / "node-1.jsonl").read_text() == "start\nend\n"
+    # What the job asks for its own steps does not reach that of telemetry.
+    assert (batch.folder / "leaked").read_text() == ""
     call = batch.calls.read_text()
     assert "--overlap" in call
     assert "--mem=0 --gres=none" in call
-
-
-def test_a_job_that_ends_at_once_has_telemetry_too(batch):
-    """What the job asked for its steps does not reach that of telemetry."""
-    batch.has_telemetry(TELEMETRY)
-    batch.environment["SLURM_CPUS_PER_TASK"] = "3"
-    assert run(batch, "true")[0] == 0
-    assert (batch.folder / "telemetry" / "node-1.jsonl").read_text() == "start\nend\n"
-    assert (batch.folder / "leaked").read_text() == ""
 
 
 @pytest.mark.parametrize("body", ["exit 1", "echo no >&2; exit 1", "kill -KILL $$"])

@@ -168,19 +168,11 @@ def test_a_refusal_names_the_choices(cluster, job, said, flag, choices):
     assert list((cluster.home / "clusterctl" / "jobs").iterdir()) == []
 
 
-def test_an_answer_that_slurm_lost_does_not_submit_twice(session, cluster, job):
+@pytest.mark.parametrize("trouble", [{"lose_answer": True}, {"away": 3}])
+def test_a_job_goes_once_despite_a_lost_answer_or_request(cluster, job, trouble):
     with cluster.state() as state:
-        state["lose_answer"] = True
-    done = submit(session, job)
-    assert done.job_id == "1"
-    assert cluster.calls("sbatch") == 1
-
-
-def test_a_controller_that_was_away_gets_the_job_once(cluster, job):
-    session = cluster.session(clock=QUICK)
-    with cluster.state() as state:
-        state["away"] = 3
-    assert submit(session, job).job_id == "1"
+        state.update(trouble)
+    assert submit(cluster.session(clock=QUICK), job).job_id == "1"
     assert cluster.calls("sbatch") == 1
 
 
@@ -273,22 +265,10 @@ def test_a_connection_that_broke_before_sbatch_is_not_retried(session, cluster, 
     assert (entry.job_id, entry.refused) == (None, False)
 
 
-def lost(cluster, *, submitted_at: float) -> JobEntry:
-    entry = JobEntry(token="feed", name="x", user="u", submitted_at=submitted_at, remote_dir="/x")  # noqa: S106
-    return cluster.ledger.add(entry)
-
-
-def test_a_lost_submission_is_found_later(session, cluster, job):
-    done = submit(session, job)
-    lost(cluster, submitted_at=0.0)
-    cluster.change(done.job_id, comment="clusterctl:feed")
-    resolve_submissions(session.slurm, cluster.ledger)
-    assert [entry.job_id for entry in cluster.ledger.entries() if entry.name == "x"] == [done.job_id]
-
-
 @pytest.mark.parametrize(("submitted_at", "refused"), [(0.0, True), (1e12, False)])
 def test_a_lost_submission_is_given_up_after_sbatch_has_ended(session, cluster, submitted_at, refused):
-    lost(cluster, submitted_at=submitted_at)
+    entry = JobEntry(token="feed", name="x", user="u", submitted_at=submitted_at, remote_dir="/x")  # noqa: S106
+    cluster.ledger.add(entry)
     resolve_submissions(session.slurm, cluster.ledger)
     assert cluster.ledger.entries()[0].refused is refused
 
