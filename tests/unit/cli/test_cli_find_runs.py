@@ -193,11 +193,6 @@ def test_a_report_of_runs(made: Clusterctl) -> None:
     assert "they differ in" in (made.cwd / "two runs.html").read_text()
     assert made("report", "1", "-o", "md").stdout.startswith("# demo-1-train\n\n- COMPLETED after 1m")
     assert made("report", "1", "-o", "json").json["report"]["title"] == "demo-1-train"
-    (made.cwd / "mine.html").write_text("mine")
-    refused = made("report", "1", "--out", "mine.html", rc=2).stderr
-    assert shows(refused, "not-a-report")
-    assert "mine.html" in refused.partition("fix: ")[0]
-    assert (made.cwd / "mine.html").read_text() == "mine"
 
 
 def test_a_report_is_served_until_it_is_ended(made: Clusterctl) -> None:

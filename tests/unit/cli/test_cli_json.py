@@ -100,9 +100,3 @@ def test_an_error_is_an_answer_too(cli: Clusterctl, verb: str) -> None:
     assert not found["ok"]
     assert found["failures"]
     assert all(set(failure) == FAILURE for failure in found["failures"])
-
-
-def test_a_command_that_is_not_understood_is_answered(cli: Clusterctl) -> None:
-    (failure,) = answer(cli, "sbatch", "-o", "json", rc=2)["failures"]
-    assert failure["fix"].split() == ["`clusterctl", "submit", "-o", "json`"]
-    assert set(failure) == FAILURE

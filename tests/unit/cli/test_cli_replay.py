@@ -183,9 +183,6 @@ def test_the_winner_is_replayed_as_one_job(swept: None, said: Said) -> None:
     assert "--array" not in out
     assert '"$SLURM_SUBMIT_DIR"/losses.sh --base 1 --lr 5' in out
     assert "  lr: 2 -> 5\n" in err
-    refusal = said("replay", "7", "--set", "lr=5", "--dry-run", rc=2)[1]
-    assert shows(refusal, "key-of-each-task")
-    assert " a lr " in refusal
 
 
 def test_tasks_with_numbers_that_none_can_have(here: Session, said: Said) -> None:

@@ -73,15 +73,6 @@ def test_a_wait_is_written_as_a_time_limit_is(cli: Clusterctl) -> None:
     assert "'soon'" in ran.stderr
 
 
-def test_problems_of_a_job_file_are_one_failure_each(cli: Clusterctl) -> None:
-    (cli.cwd / "bad.yaml").write_text("job: train\nnodes: 0\ntiem: 5\n")
-    failures = cli("-o", "json", "submit", "bad.yaml", "--dry-run", rc=2).json["failures"]
-    assert [failure["cause"].split(":")[:3] for failure in failures] == [
-        ["bad.yaml", "2", "8"],
-        ["bad.yaml", "3", "1"],
-    ]
-
-
 def test_the_schema_of_job_files(cli: Clusterctl) -> None:
     assert "variants" in cli("schema", "--job").stdout
     assert "partitions" in cli("schema").stdout
@@ -146,7 +137,6 @@ def test_a_model_that_is_here_goes_with_the_job(cli: Clusterctl, run: Path) -> N
     assert "payload predict --model-folder" in said["script"]
     assert " model --weights best " in said["script"]
     assert said["source"]["files"] == 3
-    assert codes(cli("-o", "json", "submit", "sample", "--dry-run", rc=2)) == ["needs-trained-model"]
 
 
 def test_runs_are_offered(cli: Clusterctl, run: Path) -> None:

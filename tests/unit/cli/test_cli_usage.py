@@ -23,6 +23,7 @@ REFUSED = {
     "nothing to put": (["put", ""], "path-empty", "path"),
     "nowhere to put it": (["put", ".", ""], "path-empty", "path"),
     "nothing to get": (["get", ""], "path-empty", "path"),
+    "no job to cancel": (["cancel"], "bad-command-line", "no job"),
     "a word too many": (["validate", "extra"], "bad-command-line", "extra"),
     "no spec file of that name": (["-f", "missing.yaml", "up"], "no-such-file", "missing.yaml"),
     "no cluster of that name": (["status"], "not-up", "'local'"),
@@ -59,10 +60,6 @@ def test_what_stands_after_the_dashes_is_not_ours(cli: Clusterctl) -> None:
     ran = cli("submit", "--bogus", "--", "-o", "json", rc=2)
     assert ran.stdout == ""
     assert "--bogus" in ran.stderr
-
-
-def test_no_job_to_cancel(cli: Clusterctl) -> None:
-    assert "fix: `clusterctl jobs`" in cli("cancel", rc=2).stderr
 
 
 def test_all_problems_of_a_spec_are_one_failure_each(cli: Clusterctl) -> None:

@@ -40,10 +40,6 @@ def test_a_host_as_it_was_noted_has_not_drifted() -> None:
     assert hosts_with_drift({"d-ctl": NOTED}, {"d-ctl": NOTED}) == ()
 
 
-def test_a_host_that_nothing_was_noted_of_has_drifted() -> None:
-    assert hosts_with_drift({}, {"d-ctl": NOTED}) == ("d-ctl",)
-
-
 @pytest.mark.parametrize(
     ("key", "mark", "told"),
     [

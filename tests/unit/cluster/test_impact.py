@@ -270,11 +270,6 @@ def test_memory_that_jobs_leave_free_may_go() -> None:
     assert look(spec(train(1, memory="1GiB")), before(ONE), {ONE: Size(1, 1024)}, *asked) == NOTHING
 
 
-def test_a_cluster_that_lies_still_has_no_jobs_to_spare() -> None:
-    away = Step(("sinfo", "..."), error=UnreachableError("no"))
-    assert look(spec(train(1)), before(ONE, TWO), {}, away, alive=False) == NOTHING
-
-
 @pytest.mark.parametrize("error", [SlurmError("slurmctld is away"), UnreachableError("no")])
 def test_a_controller_that_is_mute_does_not_speak_for_nodes_at_work(error: ClusterctlError) -> None:
     away = Step(("sinfo", "..."), error=error)

@@ -280,13 +280,6 @@ def test_storage_that_a_cluster_has_stays(home: Path, stub: Stub) -> None:
     assert list(all_recorded()) == [DISK]
 
 
-def test_storage_that_was_removed_by_hand_loses_its_record(home: Path, stub: Stub) -> None:
-    record("d", Record(provider=LocalSettings(), kept=(DISK,)))
-    stub.storage = []
-    screen_verb(cli_remains.storage_remove)
-    assert recorded("d") is None
-
-
 def test_since_when_it_is_kept_is_noted(home: Path, stub: Stub) -> None:
     stub.storage = [DISK.model_copy(update={"since": None})]
     (kept,) = down.down(cluster(keep=True), DownOptions()).kept

@@ -40,12 +40,6 @@ def test_switches_become_slurms_topology() -> None:
     assert "TopologyPlugin=topology/tree\n" in files["slurm.conf"]
 
 
-def test_without_switches_slurm_is_told_of_none() -> None:
-    files = rendered(parse_spec(BASE.read_text(), BASE))
-    assert "TopologyPlugin" not in files["slurm.conf"]
-    assert "SwitchName" not in files["topology.conf"]
-
-
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

@@ -164,11 +164,6 @@ def test_a_null_byte_in_the_arguments_is_refused() -> None:
     assert r"'a\x00b'" in error.what
 
 
-def test_a_name_alone_takes_the_callers_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINE", "a=b 'c'")
-    assert job_spec("train", {"env": ["MINE", "OTHER=2"]}).env == {"MINE": "a=b 'c'", "OTHER": "2"}
-
-
 def test_an_image_is_a_file_here_or_a_path_on_the_cluster(folder: Path) -> None:
     (folder / "x.sif").touch()
     assert job_spec("train", {"container": "x.sif"}).container == str(folder / "x.sif")
@@ -250,16 +245,6 @@ def test_a_bundled_name_wins_over_a_file(folder: Path) -> None:
     assert job_spec("train", {}).bundled == "train"
     assert job_spec("./train", {}).script == folder / "train"
     assert job_spec("./train", {}).name == "train"
-
-
-def test_an_unknown_job_near_a_bundled_one(folder: Path) -> None:
-    error = refused("trian")
-    assert (error.code, error.fix.split()[-1]) == ("unknown-job-type", "train?")
-
-
-def test_a_missing_script_near_another(folder: Path) -> None:
-    (folder / "finetune.py").write_text("")
-    assert "finetune.py" in refused("./finetun.py").fix
 
 
 def test_a_missing_script_in_a_missing_folder(folder: Path) -> None:

@@ -194,11 +194,6 @@ class TestBuiltInPython:
             ClusterSpec(version=1, name="a", partitions=(Partition(name="p", nodes=MAX_LOCAL_HOSTS),))
         ClusterSpec(version=1, name="a", partitions=(Partition(name="p", nodes=MAX_LOCAL_HOSTS - 1),))
 
-    def test_twins(self) -> None:
-        twins = (Partition(name="p", nodes=1), Partition(name="p", nodes=1))
-        with pytest.raises(ValidationError, check=lambda error: "partitions[1].name: " in str(error)):
-            ClusterSpec(version=1, name="a", partitions=twins)
-
     def test_the_longest_host_name_is_a_legal_one(self) -> None:
         partition = Partition(name="p" * 20, nodes=MAX_LOCAL_HOSTS - 1)
         spec = ClusterSpec(version=1, name="n" * 20, partitions=(partition,))
