@@ -239,7 +239,8 @@ class LocalProvider(Provider):
             nonlocal classed
             planned = layout.MadeCluster.model_validate(answer)
             files = node_class.files(inventory_of(planned)) if node_class else {}
-            classed = tuple(node.name for node in planned.nodes if node.made and node.name in files)
+            of_class = {node.name for node in request.nodes if request.class_of(node)}
+            classed = tuple(node.name for node in planned.nodes if node.made and node.name in of_class)
             return {name: [_placed(path, file) for path, file in files[name].items()] for name in classed}
 
         self._report(f"starting {len(request.nodes)} machines")

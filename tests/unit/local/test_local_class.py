@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import ProvisionError
-from clusterctl.providers.local import helper, image, layout, machine, node_class, system
+from clusterctl.providers.local import helper, image, layout, machine, node_class, provider, system
 from clusterctl.providers.local.layout import Node, PlacedFile
+from clusterctl.providers.node_class import NodeClass, NodeFile
+from clusterctl.spec.models import ClusterSpec, LocalSettings
+from clusterctl.state.workspace import Workspace
 from tests.unit.local.states import a_state
 
 IMAGE, INPUTS, KEY = "a" * 16, "b" * 16, "ssh-ed25519 AAAA"
@@ -261,3 +264,36 @@ def test_a_node_keeps_its_class_and_its_own_files_when_it_is_started_again(cache
     finally:
         system.erase(number.folder)
     assert not (node_class.layer(CLASS) / "etc/secret").exists()
+
+
+@pytest.mark.parametrize(("group", "classed"), [("compute", "one-train-1"), ("controller", "one-ctl")])
+def test_hosts_of_a_group_without_class_get_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, classed: str
+) -> None:
+    """The layer of the other group is damaged under nodes, or the distribution has none for controllers."""
+    placed: list[str] = []
+
+    def call(_: str, request: dict[str, Any], *, ready: Any, **__: object) -> dict[str, Any]:
+        nodes = [
+            {"name": node["name"], "address": "10.9.8.2", "host_key": "k", "started": True, "made": True}
+            for node in request["nodes"]
+        ]
+        made = {"subnet": "10.9.8.0/24", "distribution": "debian-13", "nodes": nodes}
+        placed.extend(ready(made))
+        return made
+
+    monkeypatch.setattr(provider, "call", call)
+    workspace = Workspace(tmp_path / "one")
+    workspace.create()
+    workspace.create_secrets()
+    settings = LocalSettings(distribution="debian-13")
+    partitions = [{"name": "train", "nodes": 1}]
+    values = {"version": 1, "name": "one", "provider": settings, "partitions": partitions}
+    files = {host: {"/etc/secret": NodeFile(b"")} for host in ("one-ctl", "one-train-1")}
+    found = provider.LocalProvider(settings).apply(
+        ClusterSpec.model_validate(values),
+        workspace,
+        keep={},
+        node_class=NodeClass({group: CLASS}, lambda _: files),
+    )
+    assert (placed, found.classed) == ([classed], (classed,))
