@@ -17,7 +17,7 @@ from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.gcp import whole_project
 from clusterctl.spec.models import DEFAULT_PROVIDER
 from clusterctl.state.chosen import ChosenCluster
-from clusterctl.state.chosen_spec import spec_of
+from clusterctl.state.chosen_spec import spec_of, spec_of_existing
 from clusterctl.state.workspace import Workspace
 
 _BRING = "bring it here: `up` with `storage: {keep: true}`, `collect --all`, `down`"
@@ -50,7 +50,7 @@ def find_storage(chosen: ChosenCluster, prompts: Prompts = NO_PROMPTS, *, named:
     noted = recorded(name)
     by_spec = noted is None and chosen.name is None
     if by_spec:
-        spec = spec_of(chosen)
+        spec = spec_of_existing(chosen)
         left = record_of(spec.provider, spec.users)
     else:
         left = noted or record_of(DEFAULT_PROVIDER, ())
@@ -108,8 +108,9 @@ def remove_storage(runner: PhaseRunner, storage: Storage) -> None:
         for one in storage.kept:
             storage.provider.remove_storage(one)
         record(storage.name, storage.record.model_copy(update={"kept": ()}) if storage.kept else None)
-        with suppress(OSError):
-            runner.workspace.copies.unlink(missing_ok=True)
+        if not runner.workspace.root.is_dir():  # else these are copies of a cluster's files
+            with suppress(OSError):
+                runner.workspace.copies.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -280,6 +280,29 @@ def test_storage_that_a_cluster_has_stays(home: Path, stub: Stub) -> None:
     assert list(all_recorded()) == [DISK]
 
 
+def test_storage_that_was_removed_by_hand_loses_its_record(home: Path, stub: Stub) -> None:
+    record("d", Record(provider=LocalSettings(), kept=(DISK,)))
+    stub.storage = []
+    screen_verb(cli_remains.storage_remove)
+    assert recorded("d") is None
+
+
+def test_a_cluster_that_is_up_keeps_the_record_of_copies(
+    home: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the only one that is up, so its spec says where to look; no storage was kept before it."""
+    monkeypatch.chdir(home)
+    stub.storage = []
+    workspace = cluster(keep=False).workspace
+    workspace.inventory.touch()
+    sent = Copies("d-ctl", "/shared/home/ada/set.csv", "/data/set.csv", sent=True)
+    note(workspace, [sent])
+    storage = remains.find_storage(ChosenCluster())
+    assert (storage.name, storage.record.users) == ("d", ("ada",))
+    remains.remove_storage(PhaseRunner(workspace=workspace), storage)
+    assert list(read_copies(workspace)) == [sent]
+
+
 def test_since_when_it_is_kept_is_noted(home: Path, stub: Stub) -> None:
     stub.storage = [DISK.model_copy(update={"since": None})]
     (kept,) = down.down(cluster(keep=True), DownOptions()).kept
