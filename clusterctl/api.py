@@ -127,7 +127,8 @@ class Cluster:
     @property
     def _prompts(self) -> Prompts:
         accepted = tuple(self.accept_host_key)
-        return Prompts(accepted=accepted, password=self.become_password)
+        reporter = PhaseLines(self._note)
+        return Prompts(accepted=accepted, password=self.become_password, reporter=reporter)
 
     def _session(self, patience_s: float = PATIENCE_S) -> AbstractContextManager[Session]:
         return open_session(self._chosen, patience_s=patience_s)

@@ -13,9 +13,9 @@ from typing import Annotated, Final
 import typer
 
 from clusterctl.cli.output import Screen
-from clusterctl.cli.progress import Phases
 from clusterctl.errors import UsageError
 from clusterctl.providers.base import OfferedKey, Prompts
+from clusterctl.util.progress import SILENT, Reporter
 
 AskBecomePass = Annotated[
     bool,
@@ -37,8 +37,16 @@ AcceptHostKey = Annotated[
 _FINGERPRINT: Final = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 
 
-def prompts_for(screen: Screen, *, ask_password: bool, accepted: Sequence[str] | None = None) -> Prompts:
+def prompts_for(
+    screen: Screen,
+    *,
+    ask_password: bool,
+    accepted: Sequence[str] | None = None,
+    reporter: Reporter = SILENT,
+) -> Prompts:
     """What `up` needs: who is asked about host keys, and the password, which is asked for at once.
+
+    reporter: gets the provider's progress if a verb has no other for it.
 
     Raises:
         UsageError: that is no fingerprint, or there is no password.
@@ -55,7 +63,7 @@ def prompts_for(screen: Screen, *, ask_password: bool, accepted: Sequence[str] |
         confirm=functools.partial(_confirm, screen),
         accepted=tuple(accepted or ()),
         password=_password() if ask_password else None,
-        reporter=Phases(screen, verbose=False),
+        reporter=reporter,
     )
 
 

@@ -17,7 +17,7 @@ from clusterctl.cli.up import Yes
 from clusterctl.cluster import remains
 from clusterctl.cluster.context import PhaseRunner
 from clusterctl.errors import excluded
-from clusterctl.providers.base import pending_releases
+from clusterctl.providers.base import Prompts, pending_releases
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.workspace import Workspace
 
@@ -46,7 +46,8 @@ def storage_remove(
 
     Stops with exit code 1 without --discard, also under --yes: it may hold the only copy of files.
     """
-    prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
+    phases = Phases(screen, verbose=options.verbose)
+    prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key, reporter=phases)
     with screen.working("looking"):
         storage = remains.find_storage(_chosen(screen, options, name), prompts, named=yes)
     known = storage.name
@@ -54,7 +55,6 @@ def storage_remove(
     remains.reject_storage(storage, discard=discard)
     if storage.kept:
         screen.confirm("remove it, with all that is on it?", yes=yes)
-    phases = Phases(screen, verbose=options.verbose)
     with phases.shown():
         remains.remove_storage(PhaseRunner(workspace=Workspace.of(known), reporter=phases), storage)
     screen.note(*(f"discarded: {one.dated}" for one in storage.kept))
@@ -78,7 +78,9 @@ def orphans_list(
     ask_become_pass: AskBecomePass = False,
 ) -> None:
     """List orphans: clusters of a name without a workspace, with their cost."""
-    found = _orphans(screen, _chosen(screen, options, name), project, ask_become_pass=ask_become_pass)
+    phases = Phases(screen, verbose=options.verbose)
+    prompts = prompts_for(screen, ask_password=ask_become_pass, reporter=phases)
+    found = _orphans(screen, _chosen(screen, options, name), project, prompts)
     screen.result(_answer(found), *_lines(found))
 
 
@@ -95,7 +97,9 @@ def orphans_remove(
 
     Stops with exit code 1 without --discard, also under --yes: nobody can look at what is on them.
     """
-    found = _orphans(screen, _chosen(screen, options, name), project, ask_become_pass=ask_become_pass)
+    phases = Phases(screen, verbose=options.verbose)
+    prompts = prompts_for(screen, ask_password=ask_become_pass, reporter=phases)
+    found = _orphans(screen, _chosen(screen, options, name), project, prompts)
     if not found.clusters:
         screen.result(_answer(found), *_lines(found))
         return
@@ -103,7 +107,6 @@ def orphans_remove(
     remains.reject_orphans(found, discard=discard)
     which = ", ".join(found.clusters)
     screen.confirm(f"remove all of this ({which})? It may be somebody else's", yes=yes)
-    phases = Phases(screen, verbose=options.verbose)
     with phases.shown():
         runner = PhaseRunner(workspace=Workspace.of(found.name), reporter=phases)
         kept = remains.remove_orphans(runner, found)
@@ -111,10 +114,7 @@ def orphans_remove(
     screen.result(_answer(found), down_line, *kept_lines(found.name, kept))
 
 
-def _orphans(
-    screen: Screen, chosen: ChosenCluster, project: str | None, *, ask_become_pass: bool
-) -> remains.Orphans:
-    prompts = prompts_for(screen, ask_password=ask_become_pass)
+def _orphans(screen: Screen, chosen: ChosenCluster, project: str | None, prompts: Prompts) -> remains.Orphans:
     with screen.working("looking"):
         found = remains.find_orphans(chosen, prompts, project=project)
     for one in pending_releases(Workspace.of(found.name)):  # of a cluster that has a workspace

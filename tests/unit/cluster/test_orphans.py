@@ -12,10 +12,11 @@ from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
 from clusterctl.cluster import remains
 from clusterctl.errors import OnlyCopyError, UsageError
-from clusterctl.providers.base import Leftover
+from clusterctl.providers.base import Leftover, Prompts
 from clusterctl.providers.storage import KeptStorage, all_recorded
 from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.gcp import GcpSettings
+from clusterctl.util.progress import SILENT, Reporter
 from tests.support.messages import refused
 
 DISK, RULE = Leftover("disk d-ctl in us-central1-a", 0.0125), Leftover("firewall rule d-a1b2c3-ssh")
@@ -28,6 +29,7 @@ class Stub:
 
     clusters: dict[str, tuple[Leftover, ...]]
     destroyed: list[str] = field(default_factory=list)
+    reporter: Reporter = SILENT
 
     def orphans(self, name: str) -> tuple[str, ...]:
         return tuple(self.clusters) if name == "d" else ()
@@ -40,6 +42,7 @@ class Stub:
 
     def destroy(self, cluster_id: str, *, workspace: None) -> None:
         assert workspace is None
+        self.reporter.progress(f"deleting {cluster_id}")
         self.destroyed.append(cluster_id)
         del self.clusters[cluster_id]
 
@@ -54,8 +57,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[ProviderSettings]:
 def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[ProviderSettings]) -> Stub:
     stub = Stub({"a1b2c3": (DISK, RULE), "ffffff": (RULE,)})
 
-    def provider_of(settings: ProviderSettings, _prompts: object = None) -> Stub:
+    def provider_of(settings: ProviderSettings, prompts: Prompts) -> Stub:
         asked.append(settings)
+        stub.reporter = prompts.reporter
         return stub
 
     monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "home"))
@@ -68,7 +72,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[ProviderSe
 
 def remove(*, yes: bool, discard: bool = True, project: str | None = "my-project", name: str = "d") -> None:
     screen = Screen(json=False, color=False)
-    cli_remains.orphans_remove(screen, Options(), name, project, yes=yes, discard=discard)
+    cli_remains.orphans_remove(screen, Options(verbose=True), name, project, yes=yes, discard=discard)
 
 
 def test_orphans_are_shown_with_their_cost_before_they_go(
@@ -76,16 +80,18 @@ def test_orphans_are_shown_with_their_cost_before_they_go(
 ) -> None:
     with refused("needs-confirmation", UsageError, "a1b2c3"):
         remove(yes=False)
-    shown = capfd.readouterr().err
-    assert "a1b2c3, 0.01 USD" in shown
-    assert "\n  disk d-ctl" in shown
-    assert "ffffff" not in shown
+    listed = capfd.readouterr().err
+    assert "a1b2c3, 0.01 USD" in listed
+    assert "\n  disk d-ctl" in listed
+    assert "ffffff" not in listed
     with refused("only-copy", OnlyCopyError):
         remove(yes=True, discard=False)
     assert stub.destroyed == []
     remove(yes=True)
     assert stub.destroyed == ["a1b2c3"]
-    assert "cleanup verified" in capfd.readouterr().out
+    shown = capfd.readouterr()
+    assert "destroy: deleting a1b2c3" in shown.err
+    assert "cleanup verified" in shown.out
     remove(yes=False)
     assert "no orphans" in capfd.readouterr().out
     assert {one.project for one in asked if isinstance(one, GcpSettings)} == {"my-project"}
