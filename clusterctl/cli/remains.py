@@ -58,9 +58,9 @@ def storage_remove(
     with phases.shown():
         remains.remove_storage(PhaseRunner(workspace=Workspace.of(known), reporter=phases), storage)
     screen.note(*(f"discarded: {one.dated}" for one in storage.kept))
-    what = "is removed" if storage.kept else "is gone"
+    removed = f"the kept storage of cluster {known!r} is removed"
     answer = {"cluster": known, "storage": [one.as_dict() for one in storage.kept]}
-    screen.result(answer, f"the kept storage of cluster {known!r} {what}")
+    screen.result(answer, removed if storage.kept else f"cluster {known!r} has no kept storage")
 
 
 def _chosen(screen: Screen, options: Options, name: str | None) -> ChosenCluster:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clusterctl.cluster.context import PhaseRunner, provider_of
 from clusterctl.cluster.down import keep_storage, remove_cluster
@@ -19,6 +19,7 @@ from clusterctl.spec.models import DEFAULT_PROVIDER
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.chosen_spec import spec_of, spec_of_existing
 from clusterctl.state.workspace import Workspace
+from clusterctl.util.progress import SILENT
 
 _BRING = "bring it here: `up` with `storage: {keep: true}`, `collect --all`, `down`"
 # Homes on machines of the user's own: nothing brings them here.
@@ -50,7 +51,8 @@ def find_storage(chosen: ChosenCluster, prompts: Prompts = NO_PROMPTS, *, named:
     noted = recorded(name)
     by_spec = noted is None and chosen.name is None
     if by_spec:
-        spec = spec_of_existing(chosen)
+        # The workspace has noted which cluster is meant.
+        spec = spec_of_existing(replace(chosen, note=SILENT.note))
         left = record_of(spec.provider, spec.users)
     else:
         left = noted or record_of(DEFAULT_PROVIDER, ())
