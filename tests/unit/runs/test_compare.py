@@ -61,23 +61,19 @@ def differences(out: Path, a: dict[str, Any], b: dict[str, Any]) -> dict[tuple[s
         ({"metrics": [{"loss": 1.25}]}, {("result", "loss"): (1.5, 1.25)}),
         ({"state": "FAILED", "elapsed_s": 9}, {("result", "state"): ("COMPLETED", "FAILED")}),
         ({"cluster": "other"}, {("job", "cluster"): ("demo", "other")}),
+        (
+            {"job": {"script": "/elsewhere/train.py", "nodes": 4, "env": {"SEED": "2"}, "mem": None}},
+            {("job", "nodes"): (2, 4), ("job", "env.SEED"): ("1", "2")},
+        ),
+        (
+            {"client": {"requirements": "numpy==2.0\nrich==1.0\n", "git": {"commit": "2" * 40}}, "files": {}},
+            {("code", "train.py"): ("a" * 12, None), ("code", "commit"): ("1" * 40, "2" * 40)},
+        ),
     ],
 )
 def test_just_what_was_changed(tmp_path: Path, changed: dict[str, Any], expected: Any) -> None:
     found = differences(tmp_path, {}, changed)
     assert found == expected if isinstance(expected, dict) else set(found) == expected
-
-
-def test_what_was_asked_for_and_the_commit_of_changed_code(tmp_path: Path) -> None:
-    job = {"bundled": None, "script": "/elsewhere/train.py", "nodes": 4, "env": {"SEED": "2"}, "mem": None}
-    client = {"requirements": "numpy==2.0\nrich==1.0\n", "git": {"commit": "2" * 40}}
-    found = differences(tmp_path, {}, {"job": job, "client": client, "files": {"train.py": "c" * 64}})
-    assert found == {
-        ("job", "nodes"): (2, 4),
-        ("job", "env.SEED"): ("1", "2"),
-        ("code", "train.py"): ("a" * 12, "c" * 12),
-        ("code", "commit"): ("1" * 40, "2" * 40),
-    }
 
 
 def test_a_run_without_its_files_is_compared_by_what_is_left(tmp_path: Path) -> None:

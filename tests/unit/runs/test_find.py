@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.errors import UsageError
 from clusterctl.runs.find import Row, find_runs, named_run, ordered
 from clusterctl.runs.query import RunQuery, select_runs
 from clusterctl.state.ledger import note_runs_folder, runs_folders
@@ -155,6 +155,3 @@ def test_a_run_of_an_earlier_version_has_no_metrics(out: Path) -> None:
     path.write_text(text.replace('"metrics"', '"unknown"').replace('"tags"', '"labels"'))
     row = named_run("1")
     assert (row.value("loss"), row.value("tags"), row.value("lr")) == (None, "", 0.001)
-    path.write_text("[]")
-    with refused("not-a-run", ClusterctlError):
-        named_run("demo-1-train")

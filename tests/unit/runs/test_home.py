@@ -103,7 +103,8 @@ def test_all_nodes_of_all_tasks_are_paid_for() -> None:
     assert node_hours(tasks) == 2.5
 
 
-HOSTILE = """rm environment.client.json
+HOSTILE = """rm environment.client.json source.json
+mkfifo source.json outputs.json
 mkdir -p run.json sacct.json environment.client.json telemetry/n3.jsonl
 touch run.json/x sacct.json/x environment.client.json/x telemetry/n3.jsonl/x
 python3 -c "print('[' * 60_000)" >telemetry/n4.jsonl
@@ -116,6 +117,9 @@ def test_what_a_job_does_to_its_folder_does_not_hold_its_run_up(session, cluster
     assert RunRecord.load(run.directory) == run
     told = json.loads((run.directory / "environment.json").read_text())
     assert (told["client"]["job"]["name"], told["hosts"]) == ("mine", {})
+    assert {one.path: one.reason for one in run.skipped if one.path != "telemetry.log"} == dict.fromkeys(
+        ("outputs.json", "source.json"), "a named pipe"
+    )
     kept = [f"{name}.json.from-job/x" for name in ("run", "sacct", "environment.client")]
     assert all((run.directory / name).is_file() for name in (*kept, "telemetry/n3.jsonl/x"))
 

@@ -198,25 +198,6 @@ def test_a_large_file_stays_with_the_command_that_brings_it(remote, tree, monkey
         assert told == ["2.0 KiB", "1.0 KiB", f"`clusterctl collect 7 {flag}`"]
 
 
-def test_holes_stay_holes(remote, tree):
-    with (remote / "sparse").open("wb") as file:
-        file.seek(64 << 20)
-        file.write(b"in the middle")
-        file.truncate(128 << 20)
-    fetch(remote, tree)
-    here = tree / "sparse"
-    assert here.stat().st_size == 128 << 20
-    assert here.stat().st_blocks * 512 < 1 << 20
-    assert here.read_bytes() == (remote / "sparse").read_bytes()
-
-
-def test_the_disk_must_hold_what_files_take_not_what_they_seem(remote, tree):
-    PUT["sparse"](remote / "image")
-    source = Source(str(remote), selection=Selection(max_file=TIB - 1))
-    manifest = fetch_source(source, tree)
-    assert [one.path for one in manifest.skipped] == ["image"]
-
-
 def test_empty_folders_come_home(remote, tree):
     (remote / "results" / "empty").mkdir(parents=True)
     (remote / "run.json").mkdir()
@@ -226,25 +207,6 @@ def test_empty_folders_come_home(remote, tree):
     fetch(remote, tree)  # what came is kept, what is not there goes
     here = {str(path.relative_to(tree)) for path in tree.rglob("*")}
     assert here == {"results", "results/empty", "run.json.from-job", "new\nline"}
-
-
-SPOIL = """for name in source.json outputs.json environment.client.json run.json sacct.json telemetry; do
-    rm -rf "$name"; mkfifo "$name"
-done
-ln -sf /dev/zero hostfile; ln -sf /dev/zero metrics.jsonl
-echo forged >spec.yaml; echo forged >job.sbatch
-"""
-
-
-def test_a_hostile_job_keeps_no_other_from_coming_home(session, cluster, tmp_path):
-    for name, body in (("a", "true"), ("spoiled", SPOIL), ("b", "true")):
-        finished(session, cluster, tmp_path, body, name)
-    first, spoiled, last = collect(session, out=tmp_path / "runs")
-    assert (first.name, last.name) == ("a", "b")
-    names = ("environment.client.json", "outputs.json", "run.json", "sacct.json", "source.json", "telemetry")
-    links = dict.fromkeys(("hostfile", "metrics.jsonl"), "a symbolic link")
-    left = {one.path: one.reason for one in spoiled.skipped if one.path != "telemetry.log"}
-    assert left == dict.fromkeys(names, "a named pipe") | links
 
 
 def test_our_records_are_ours_whatever_a_job_writes(session, cluster, tmp_path):

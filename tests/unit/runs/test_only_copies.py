@@ -18,7 +18,7 @@ import pytest
 from clusterctl.errors import CollectError, TransferError, UnreachableError
 from clusterctl.runs import only_copies
 from clusterctl.runs.only_copies import OnlyCopies, Search
-from clusterctl.state.inventory import CONTROLLER, Host, Inventory
+from clusterctl.state.inventory import CONTROLLER
 from clusterctl.state.submissions import UNCHANGED, JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport import remote_copies
@@ -29,6 +29,7 @@ from clusterctl.transport.put import send_into
 from clusterctl.transport.remote_copies import NOT_IN_HOMES, Top
 from clusterctl.transport.tree import shown_size, walk
 from tests.support.here import LocalTransport
+from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import refused, shows
 from tests.support.sweeps import in_sweep
 from tests.unit.runs.made import record
@@ -61,15 +62,8 @@ class Stage:
 
     @property
     def search(self) -> Search:
-        inventory = Inventory(
-            cluster="demo",
-            cluster_id="abcdef",
-            provider="local",
-            hosts=(Host(name="demo-ctl", address="10.0.0.1", roles=(CONTROLLER,), host_key="ssh-ed25519 A"),),
-            network="10.0.0.0/24",
-            shared=str(self.home.parents[1]),
-            baked=True,
-        )
+        controller, shared = host_of("demo-ctl", CONTROLLER), str(self.home.parents[1])
+        inventory = inventory_of(cluster="demo", hosts=(controller,), shared=shared)
         return Search(inventory, self.workspace, lambda _: self.transport, (), shared=True)
 
     def bring(self, search: Search | None = None) -> tuple[Path, ...]:
@@ -185,12 +179,18 @@ def of_another_submission(stage: Stage) -> Path:
 
 WAYS: dict[str, Callable[[Stage], Path]] = {
     "a checkpoint in a job's folder": lambda s: s.write(f"{JOB}/out/checkpoint-3/weights"),
+    "a sent file that was changed": put_and_changed,
+    "a sent file that is gone here": put_and_gone_here,
+    "a start-up file of one's own": lambda s: s.write(".bashrc", "export MINE=1\n"),
+    "names that are no text": lambda s: s.write("\udcff \x1b[2J\n/weights"),
+    "a folder beside the homes": lambda s: s.write("../../datasets/imagenet.tar"),
+    "the home of another user": lambda s: s.write("../bob/thesis.tex"),
+}
+MORE: dict[str, Callable[[Stage], Path]] = {
     "a model in the home": lambda s: s.write("models/final.pt"),
     "written into a run's folder after it was collected": lambda s: s.write(f"{JOB}/late.txt"),
     "a log that grew after it was collected": lambda s: changed(s, f"{JOB}/stdout.log", "step 1\nstep 2\n"),
-    "a sent file that was changed": put_and_changed,
     "a sent file that was edited here": put_and_edited_here,
-    "a sent file that is gone here": put_and_gone_here,
     "a file sent with a job that was edited here": submitted_and_edited_here,
     "a run that is gone here": gone_here,
     "a file of a run that is gone here": lambda s: gone_here(s, "stdout.log"),
@@ -198,26 +198,13 @@ WAYS: dict[str, Callable[[Stage], Path]] = {
     "what nobody may read": closed,
     "in many folders": lambda s: s.write("/".join(["d"] * 90) + "/weights"),
     "a job that was submitted from elsewhere": of_another_submission,
-    "a start-up file of one's own": lambda s: s.write(".bashrc", "export MINE=1\n"),
     "a name that looks like one of ours": lambda s: s.write("clusterctl/.x.incomplete/weights"),
-    "names that are no text": lambda s: s.write("\udcff \x1b[2J\n/weights"),
-    "a folder beside the homes": lambda s: s.write("../../datasets/imagenet.tar"),
-    "the home of another user": lambda s: s.write("../bob/thesis.tex"),
 }
-FIRST = (
-    "a checkpoint in a job's folder",
-    "a sent file that was changed",
-    "a sent file that is gone here",
-    "a start-up file of one's own",
-    "names that are no text",
-    "a folder beside the homes",
-    "the home of another user",
-)
 
 
-@pytest.mark.parametrize("way", [*FIRST, *in_sweep(*(way for way in WAYS if way not in FIRST))])
+@pytest.mark.parametrize("way", [*WAYS, *in_sweep(*MORE)])
 def test_whatever_exists_only_there_is_found_and_brought_here(stage: Stage, way: str) -> None:
-    file = WAYS[way](stage)
+    file = (WAYS | MORE)[way](stage)
     found = stage.search.find()
     assert sum(one.files for one in found.files) == 1
     assert found.files[0].bytes == file.stat().st_size

@@ -184,15 +184,6 @@ def test_each_cut_and_each_flipped_byte_is_borne(tmp_path: Path) -> None:
         assert len(points(tmp_path)) <= 2
 
 
-def test_names_are_bounded_and_can_be_printed(tmp_path: Path) -> None:
-    tags = ("\x1b[31m\u202e" * 100, *(f"m{number}" for number in range(500)))
-    values = [Summary.Value(tag=tag, simple_value=1.0) for tag in tags]
-    written(tmp_path, Event(step=1, summary=Summary(value=values)))
-    names = {name for name, _, _ in points(tmp_path)}
-    assert len(names) == 200
-    assert all(name.isprintable() and len(name) <= 100 for name in names)
-
-
 @pytest.mark.parametrize(
     ("limit", "value", "most"),
     [("tensorboard._MAX_BYTES", 1000, 15), ("series._MAX_FILES", 2, 20), ("series._MAX_ENTRIES", 2, 20)],

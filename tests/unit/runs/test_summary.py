@@ -66,7 +66,7 @@ def test_what_is_no_record_is_left_out(tmp_path: Path, text: str) -> None:
 
 
 def test_names_and_values_are_bounded_and_can_be_printed(tmp_path: Path) -> None:
-    many = {f"m{number}": number for number in range(1000)}
+    many = {"\x1b[31m\u202e" * 100: 1, **{f"m{number}": number for number in range(1000)}}
     lines(tmp_path, {"config": {"\x1b[2J": "\x1b[31m" * 100, **many}}, many)
     found = summarize(tmp_path)
     assert (len(found.config), len(found.metrics)) == (200, 200)

@@ -14,28 +14,19 @@ from clusterctl.errors import SchedulerError, UnreachableError, UsageError
 from clusterctl.scheduler import remote_jobs
 from clusterctl.scheduler.mpirun import BusyError, JobRequest, MpirunClient, UnhealthyError, job_info
 from clusterctl.scheduler.remote_jobs import open_new, read
-from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.util.progress import Clock
+from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import refused
 from tests.support.scripted import Call, ScriptedTransport, Step
 
 START = JobRequest("abc", "train", "/shared/home/ada/j", "job.mpirun", "train", ("d-train-1",), 60)
 ASKED = ("sudo", "-n", "/usr/bin/python3", "...")
 HEALTH = ("sudo", "-n", "/opt/clusterctl/health")
-_COMPUTE = {"roles": (COMPUTE,), "partition": "train", "host_key": "k"}
-INVENTORY = Inventory(
-    cluster="d",
-    cluster_id="1",
-    provider="local",
-    hosts=(
-        Host(name="d-ctl", address="10.0.0.2", roles=(CONTROLLER,), host_key="k"),
-        *(Host(name=f"d-train-{i}", address=f"10.0.0.{2 + i}", **_COMPUTE) for i in (1, 2)),
-    ),
-    network="10.0.0.0/24",
-    shared="/shared",
+INVENTORY = inventory_of(
+    host_of("d-train-1", partition="train"),
+    host_of("d-train-2", partition="train", address="10.0.0.4"),
     scheduler="none",
     job_user="ada",
-    baked=True,
 )
 
 

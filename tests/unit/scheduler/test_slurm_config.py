@@ -14,7 +14,8 @@ from clusterctl.hosts.probe import NodeFacts
 from clusterctl.scheduler.slurm_conf import render_files, timeouts
 from clusterctl.spec.common import OWNED_SLURM_KEYS
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.inventory import CONTROLLER, Inventory
+from tests.support.inventories import host_of, inventory_of
 
 Golden = Callable[[str, str], None]
 METAL = NodeFacts(cpus=64, boards=1, sockets=2, cores_per_socket=16, threads_per_core=2, memory_mib=257_000)
@@ -28,14 +29,12 @@ def make_spec(*partitions: dict[str, Any], **more: Any) -> ClusterSpec:
 
 def make_inventory(spec: ClusterSpec, **share: int | None) -> Inventory:
     """Hosts of the spec; ``share`` is what each compute node gets of a machine."""
-    key = "ssh-ed25519 AAAA"
-    hosts = [Host(name="demo-ctl", address="10.1.2.10", roles=("controller",), host_key=key)]
+    hosts = [host_of("demo-ctl", CONTROLLER, address="10.1.2.10")]
     for partition in spec.partitions:
         for name in spec.node_names(partition):
-            place = {"name": name, "address": f"10.1.2.{10 + len(hosts)}", "partition": partition.name}
-            hosts.append(Host.model_validate({**place, "roles": ("compute",), "host_key": key, **share}))
-    place = {"cluster": "demo", "cluster_id": "abc123", "provider": "local", "network": "10.1.2.0/24"}
-    return Inventory.model_validate({**place, "hosts": hosts, "shared": "/shared", "baked": True})
+            address = f"10.1.2.{10 + len(hosts)}"
+            hosts.append(host_of(name, address=address, partition=partition.name, **share))
+    return inventory_of(cluster="demo", hosts=tuple(hosts), network="10.1.2.0/24")
 
 
 def on_metal(spec: ClusterSpec, facts: NodeFacts = METAL) -> dict[str, str]:

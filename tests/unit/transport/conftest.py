@@ -30,13 +30,6 @@ def keypair(path: Path) -> str:
     return " ".join(path.with_suffix(".pub").read_text().split()[:2])
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
-
-
 @dataclass
 class Sshd:
     """A running sshd; ``host_key`` is its public key."""
@@ -46,23 +39,16 @@ class Sshd:
     host_key: str
     process: subprocess.Popen[bytes]
 
-    def config(
-        self,
-        *,
-        known: str | None = None,
-        port: int | None = None,
-        name: str = "node",
-        where: Path | None = None,
-    ) -> Path:
+    def config(self, *, known: str | None = None, port: int | None = None, where: Path | None = None) -> Path:
         """Write an ssh_config and its known_hosts; by default the ones that are right for this sshd."""
         where = where or self.folder / f"client-{len(list(self.folder.iterdir()))}"
         where.mkdir(exist_ok=True)
         known_hosts = where / "known hosts"
-        known_hosts.write_text(f"{name} {self.host_key}\n" if known is None else known)
+        known_hosts.write_text(f"node {self.host_key}\n" if known is None else known)
         config = where / "ssh_config"
         config.write_text(
-            f"Host {name}\n    HostName 127.0.0.1\n    Port {port or self.port}\n    User nobody-at-all\n"
-            f"    HostKeyAlias {name}\n"
+            f"Host node\n    HostName 127.0.0.1\n    Port {port or self.port}\n    User nobody-at-all\n"
+            "    HostKeyAlias node\n"
             f'Host *\n    IdentityFile "{self.folder / "id"}"\n    UserKnownHostsFile "{known_hosts}"\n'
             "    IdentitiesOnly yes\n    GlobalKnownHostsFile /dev/null\n    StrictHostKeyChecking yes\n"
             "    ServerAliveInterval 1\n    ServerAliveCountMax 2\n    LogLevel ERROR\n"
@@ -87,7 +73,9 @@ def sshd(tmp_path: Path) -> Iterator[Sshd]:
     folder.mkdir(mode=0o700)
     host_key = keypair(folder / "host")
     (folder / "authorized_keys").write_text(keypair(folder / "id") + "\n")
-    port = free_port()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
     (folder / "config").write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nPidFile none\n"
         f"AuthorizedKeysFile {folder}/authorized_keys\nUsePAM no\nStrictModes no\n"

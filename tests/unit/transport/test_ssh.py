@@ -101,12 +101,6 @@ def test_a_signal_is_told_apart_from_a_lost_connection(node):
     assert node.run(["sh", "-c", "kill -KILL $$"], check=False).rc == -1
 
 
-def test_commands_share_one_connection(node, sshd):
-    for _ in range(3):
-        node.run(["true"])
-    assert len(sshd.connections()) == 1
-
-
 def test_stream_yields_bytes_as_they_come(node, tmp_path):
     go = tmp_path / "go"
     script = f"printf '\\377a'; while [ ! -e {go} ]; do sleep 0.05; done; printf b"
@@ -189,12 +183,6 @@ def test_a_frozen_host_ends_a_conversation(sshd, node):
         assert talk.receive() == b"hello"
         with frozen(sshd), pytest.raises(UnreachableError):
             talk.send(bytes(64 << 20))  # more than anything on the way takes up
-
-
-def test_close_twice(node):
-    node.run(["true"])
-    node.close()
-    node.close()
 
 
 def test_closing_ends_what_another_thread_waits_for(node, tmp_path):
