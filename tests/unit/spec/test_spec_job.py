@@ -38,35 +38,6 @@ def test_a_bundled_job() -> None:
     assert (job.mem, job.time) == (None, None)
 
 
-def test_every_flag() -> None:
-    flags = {
-        "args": ["--epochs", "3", "a b", ""],
-        "name": "my-probe",
-        "nodes": 2,
-        "tasks_per_node": 4,
-        "cpus": 2,
-        "gpus": 1,
-        "mem": "4G",
-        "time": "1-12:30",
-        "partition": "train",
-        "account": "physics",
-        "qos": "urgent",
-        "constraint": "a100&ib",
-        "array": "0-15%4",
-        "signal": "USR1@120",
-        "requeue": True,
-        "launcher": "mpirun",
-        "env": ["A=1=2", "B="],
-        "container": "/images/x.sif",
-    }
-    job = job_spec("probe", flags)
-    assert job == JobSpec(bundled="probe", **flags)
-    assert (job.mem, job.time, job.args) == (4096, 131400, ("--epochs", "3", "a b", ""))
-    assert (job.env, job.container) == ({"A": "1=2", "B": ""}, "/images/x.sif")
-    assert job.model_fields_set == {"bundled", "script", *flags}
-    assert job.tasks == 8
-
-
 def test_a_job_has_the_options_of_the_model_and_their_defaults() -> None:
     job = JobSpec(name="a", bundled="train")
     assert set(JOB_FIELDS) == {*JobOptions.model_fields, "bundled", "script"}

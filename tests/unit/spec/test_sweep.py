@@ -61,8 +61,6 @@ def test_random_values_are_in_their_ranges_and_the_same_for_a_seed() -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        {},
-        {"grid": {"lr": []}},
         {"grid": {"0lr": ["1"]}},
         {"grid": {"seed": "2..1"}},
         {"grid": {"seed": "0..1000000"}},
