@@ -9,17 +9,11 @@ import pytest
 from clusterctl.cluster.status import auto_down
 from clusterctl.spec.models import ClusterSpec
 from tests.support.scripted import ScriptedTransport, Step
+from tests.unit.cluster.specs import spec_of
 
 
 def spec(**provider: Any) -> ClusterSpec:
-    return ClusterSpec.model_validate(
-        {
-            "version": 1,
-            "name": "demo",
-            "provider": {"type": "gcp", "project": "my-project", "zone": "us-central1-a", **provider},
-            "partitions": [{"name": "train", "nodes": 1}],
-        }
-    )
+    return spec_of(provider={"type": "gcp", "project": "my-project", "zone": "us-central1-a", **provider})
 
 
 ASKED = ("systemctl", "is-active", "clusterctl-auto-down.timer")

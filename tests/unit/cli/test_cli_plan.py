@@ -19,14 +19,12 @@ from clusterctl.errors import UsageError
 from clusterctl.providers.base import HostChange, HostPlan
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.spec.load import Difference
-from clusterctl.spec.models import ClusterSpec
 from tests.support.messages import refused, shows
 from tests.support.terminal import on_terminal
 from tests.support.verbs import Clusterctl
+from tests.unit.cluster.specs import spec_of
 
-SPEC = ClusterSpec.model_validate(
-    {"version": 1, "name": "d", "partitions": [{"name": "train", "nodes": 3}]},
-)
+SPEC = spec_of({"name": "train", "nodes": 3})
 L4 = "g2-standard-8, 1 x L4"
 MAKE = tuple(HostChange(f"d-train-{i}", "make", L4, usd_per_hour=0.75) for i in (1, 2, 3))
 REMOVE = HostChange("d-old-1", "remove", L4, "the spec has no place for it", 0.5)

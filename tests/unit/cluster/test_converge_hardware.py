@@ -21,22 +21,15 @@ from clusterctl.hosts.gpus import Driver, Gpu
 from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.scheduler.base import NodeInfo
 from clusterctl.scheduler.mpirun import MpirunClient
-from clusterctl.spec.models import ClusterSpec
 from tests.support.inventories import CTL, INVENTORY, ONE, TWO
 from tests.support.scripted import ScriptedTransport
+from tests.unit.cluster.specs import spec_of
 
-SPEC = ClusterSpec.model_validate(
-    {
-        "version": 1,
-        "name": "d",
-        "provider": {
-            "type": "onprem",
-            "controller": CTL,
-            "hosts": {h.name: h.address for h in INVENTORY.hosts},
-        },
-        "partitions": [{"name": "train", "hosts": "gpu[01-02]"}],
-        "software": {"nvidia": {"driver": "open"}},
-    }
+ADDRESSES = {host.name: host.address for host in INVENTORY.hosts}
+SPEC = spec_of(
+    {"name": "train", "hosts": "gpu[01-02]"},
+    provider={"type": "onprem", "controller": CTL, "hosts": ADDRESSES},
+    software={"nvidia": {"driver": "open"}},
 )
 FACTS = NodeFacts(4, 1, 1, 4, 1, 64_000)
 

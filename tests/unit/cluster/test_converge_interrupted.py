@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.cluster import converge
 from clusterctl.cluster.context import ClusterContext
-from clusterctl.cluster.converge import Configured, _read, _write, inputs_of
+from clusterctl.cluster.converge import _read
 from clusterctl.cluster.hardware import hardware
 from clusterctl.errors import ConfigureError
 from clusterctl.hosts.probe import HostReport
@@ -16,6 +16,7 @@ from clusterctl.providers.base import Provisioned
 from clusterctl.state.workspace import Workspace
 from tests.support.inventories import CTL, INVENTORY, ONE, TWO
 from tests.support.scripted import Step
+from tests.unit.cluster.test_converge_drivers import noted
 from tests.unit.cluster.test_converge_hardware import SPEC, WAS, shows
 from tests.unit.cluster.test_impact import asked_in_order, sinfo, squeue
 
@@ -27,9 +28,7 @@ Fails = Callable[..., str]
 @pytest.fixture
 def workspace(workspace: Workspace) -> Workspace:
     """Of a cluster whose nodes were configured with a card each."""
-    views = {CTL: HostReport(None, {}), ONE: WAS, TWO: WAS}
-    rendered = inputs_of(SPEC, INVENTORY, workspace, views)
-    _write(workspace, Configured(inputs=rendered.inputs, hardware=hardware(SPEC, INVENTORY, views)))
+    noted(workspace, {CTL: HostReport(None, {}), ONE: WAS, TWO: WAS})
     return workspace
 
 

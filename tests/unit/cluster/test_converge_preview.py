@@ -14,6 +14,7 @@ from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
 from tests.support.inventories import host_of, inventory_of
+from tests.unit.cluster.specs import TRAIN, spec_of
 
 CTL, ONE = "d-ctl", "d-train-1"
 FACTS = NodeFacts(4, 1, 1, 4, 1, 8000)
@@ -21,9 +22,7 @@ FINE = {"unit munge": "running", "file /etc/munge/munge.key": "a1 400 1:1"}
 
 
 def spec(max_time: str | None = None) -> ClusterSpec:
-    partition = {"name": "train", "nodes": 1, **({"max_time": max_time} if max_time else {})}
-    users = [{"name": "ada", "uid": 2001}]
-    return ClusterSpec.model_validate({"version": 1, "name": "d", "partitions": [partition], "users": users})
+    return spec_of(TRAIN | ({"max_time": max_time} if max_time else {}), users=[{"name": "ada", "uid": 2001}])
 
 
 SPEC = spec()

@@ -17,13 +17,12 @@ import pytest
 
 from clusterctl.cluster import doctor_bundle
 from clusterctl.cluster.doctor_bundle import DoctorBundle, create
-from clusterctl.errors import TransportError, UsageError
+from clusterctl.errors import TransportError
 from clusterctl.spec.load import parse_spec
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.redact import HIDDEN
 from tests.support.inventories import host_of, inventory_of
 from tests.support.manual import ROOT, assert_shown
-from tests.support.messages import refused
 from tests.support.verbs import Clusterctl
 from tests.unit.util.planted import FACTS, PLANTED, PORTS
 
@@ -196,9 +195,3 @@ def test_a_command_that_hangs_is_named_and_all_else_comes_home(
         f"head: {command}: no answer within 1 s"
         for command in ("scontrol show nodes", "nvidia-smi", "nvidia-smi topo -m")
     )
-
-
-def test_no_file_is_overwritten(workspace: Workspace, tmp_path: Path) -> None:
-    (tmp_path / "out.tar.gz").write_text("mine")
-    with refused("file-exists", UsageError):
-        made(workspace, tmp_path)

@@ -25,6 +25,7 @@ from clusterctl.util.progress import Clock
 from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import refused as rejected
 from tests.support.scripted import ScriptedTransport, Step, records
+from tests.unit.cluster.specs import spec_of
 
 ONE, TWO, OLD = "d-train-1", "d-train-2", "d-old-1"
 DRAIN = Step(("scontrol", "update", f"nodename={TWO}", "state=drain", "reason=clusterctl: *"))
@@ -33,10 +34,7 @@ RESUME = Step(("scontrol", "update", f"nodename={TWO}", "state=resume"))
 
 
 def spec(*partitions: dict[str, Any], **users: int) -> ClusterSpec:
-    accounts = [{"name": name, "uid": uid} for name, uid in users.items()]
-    return ClusterSpec.model_validate(
-        {"version": 1, "name": "d", "partitions": partitions, "users": accounts}
-    )
+    return spec_of(*partitions, users=[{"name": name, "uid": uid} for name, uid in users.items()])
 
 
 def train(nodes: int, **more: Any) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from clusterctl.state.workspace import Workspace
 from clusterctl.transport.copies import Copies, note, read_copies
 from clusterctl.util.disk import read_rows
 from tests.support.messages import refused
+from tests.unit.cluster.specs import spec_of
 
 DISK = KeptStorage(
     cluster="d", id="d-a1b2c3-shared", what="disk d-a1b2c3-shared", size_mib=102400, usd_per_month=10, since=7
@@ -49,9 +50,8 @@ OWN = {"type": "onprem", "controller": "n1", "hosts": {"n1": {"address": "192.0.
 
 
 def spec(*users: tuple[str, int], keep: bool = True) -> ClusterSpec:
-    said: dict[str, Any] = {"version": 1, "name": "d", "partitions": [{"name": "train", "nodes": 1}]}
     accounts = [{"name": name, "uid": uid} for name, uid in users or [("ada", 1001)]]
-    return ClusterSpec.model_validate({**said, "users": accounts, "storage": {"keep": keep}})
+    return spec_of(users=accounts, storage={"keep": keep})
 
 
 def kept(**homes: int) -> KeptStorage:

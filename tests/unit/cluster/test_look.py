@@ -30,7 +30,7 @@ from clusterctl.providers.base import HostChange, HostPlan
 from clusterctl.runs.only_copies import FilesThere, OnlyCopies, Search
 from clusterctl.scheduler.base import JobInfo, JobState, Nodes
 from clusterctl.spec.load import dump_spec
-from clusterctl.spec.models import ClusterSpec, LocalSettings
+from clusterctl.spec.models import LocalSettings
 from clusterctl.state.inventory import Inventory, SharedFolder
 from clusterctl.state.ledger import Journal
 from clusterctl.state.submissions import JobEntry, Ledger
@@ -39,6 +39,7 @@ from clusterctl.transport.connections import Connections
 from clusterctl.util.disk import read_rows
 from tests.support.inventories import inventory_of
 from tests.support.messages import refused as rejected
+from tests.unit.cluster.specs import spec_of
 
 MODEL = FilesThere("/shared/home/ada/models", "ada", 2, 3 << 30, 7200, top="/shared/home/ada")
 SCRATCH = FilesThere("/scratch/shards", "bob", 1, 5, 86400 * 3, host="d-train-1", top="/scratch")
@@ -92,9 +93,8 @@ class Stage:
         self.workspace.inventory.write_text(what.model_dump_json())
 
     def keep(self, keep: bool) -> None:
-        spec = {"version": 1, "name": "d", "partitions": [{"name": "train", "nodes": 2}]}
-        more = {"storage": {"keep": keep}, "users": [{"name": "ada", "uid": 2000}]}
-        self.workspace.spec.write_text(dump_spec(ClusterSpec.model_validate({**spec, **more})))
+        spec = spec_of(storage={"keep": keep}, users=[{"name": "ada", "uid": 2000}])
+        self.workspace.spec.write_text(dump_spec(spec))
 
     def look(self, *given_up: str, discard: bool = False) -> OnlyCopies:
         entries = [JobEntry(token=i, name="mine", user="ada", submitted_at=0, job_id=i) for i in given_up]
@@ -103,9 +103,7 @@ class Stage:
 
 
 def context(stage: Stage) -> ClusterContext:
-    partitions = ({"name": "train", "nodes": 2},)
-    spec = ClusterSpec.model_validate({"version": 1, "name": "d", "partitions": partitions})
-    return ClusterContext.of(spec, workspace=stage.workspace)
+    return ClusterContext.of(spec_of(), workspace=stage.workspace)
 
 
 @pytest.fixture

@@ -23,19 +23,15 @@ from clusterctl.state.inventory import CONTROLLER, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import refused as rejected
+from tests.unit.cluster.specs import spec_of
 
 Raise = Callable[..., Workspace]
 
 
-def spec(**partitions: str) -> ClusterSpec:
-    return ClusterSpec.model_validate(
-        {
-            "version": 1,
-            "name": "own",
-            "provider": {"type": "onprem", "controller": "ctl", "hosts": {"ctl": None, "gpu[1-4]": None}},
-            "partitions": [{"name": name, "hosts": hosts} for name, hosts in partitions.items()],
-        }
-    )
+def spec(nodes: str = "gpu[1-4]", **partitions: str) -> ClusterSpec:
+    provider = {"type": "onprem", "controller": "ctl", "hosts": {"ctl": None, nodes: None}}
+    named = ({"name": name, "hosts": hosts} for name, hosts in partitions.items())
+    return spec_of(*named, name="own", provider=provider)
 
 
 def nodes(found: ClusterSpec) -> dict[str, tuple[str, ...]]:
@@ -84,13 +80,7 @@ def test_a_host_that_the_spec_moves_stays_where_it_is_unless_it_is_named(raised:
 
 def test_a_machine_that_the_spec_forgot_is_known_as_long_as_it_stays(raised: Raise) -> None:
     workspace = raised(spec(train="gpu[1-3]"))
-    fewer = ClusterSpec.model_validate(
-        {
-            **spec(train="gpu1").model_dump(mode="json"),
-            "provider": {"type": "onprem", "controller": "ctl", "hosts": {"ctl": None, "gpu1": None}},
-        }
-    )
-    found = limited(fewer, workspace, ["ctl"])
+    found = limited(spec("gpu1", train="gpu1"), workspace, ["ctl"])
     assert nodes(found) == {"train": ("gpu1", "gpu2", "gpu3")}
     assert {"gpu2", "gpu3"} <= set(found.provider.machines)  # type: ignore[union-attr]
 
@@ -106,11 +96,8 @@ def test_strangers_and_made_hosts_are_refused(raised: Raise) -> None:
     with rejected("unknown-name", UsageError, "gpu9") as refused:
         limited(spec(train="gpu1"), raised(), ["gpu9"])
     assert refused.value.where == "--limit"
-    made = ClusterSpec.model_validate(
-        {"version": 1, "name": "own", "partitions": [{"name": "a", "nodes": 2}]}
-    )
     with rejected("not-own-machines", UsageError):
-        limited(made, raised(), ["own-a-1"])
+        limited(spec_of(name="own"), raised(), ["own-train-1"])
 
 
 def test_without_some_nodes(raised: Raise) -> None:

@@ -18,15 +18,9 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
 from tests.support.inventories import inventory_of
 from tests.support.messages import refused as rejected
+from tests.unit.cluster.specs import spec_of
 
-SPEC = ClusterSpec.model_validate(
-    {
-        "version": 1,
-        "name": "d",
-        "partitions": [{"name": "train", "nodes": 1}],
-        "users": [{"name": "a", "uid": 2000}],
-    }
-)
+SPEC = spec_of(users=[{"name": "a", "uid": 2000}])
 
 
 @dataclass
@@ -75,11 +69,9 @@ class Stub:
 
 def test_a_new_cluster_is_told_what_its_slurm_lacks(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path / "d")
-    values = SPEC.model_dump(exclude_unset=True) | {
-        "provider": {"type": "local", "distribution": "debian-13"}
-    }
     for version, lacks in (("24.11", False), ("26.05", True)):
-        asked = ClusterSpec.model_validate(values | {"slurm": {"version": version}})
+        provider = {"type": "local", "distribution": "debian-13"}
+        asked = spec_of(provider=provider, slurm={"version": version})
         notes = [note for note in look(workspace, Stub(), asked).notes if isinstance(note, Notice)]
         found = [note.code for note in notes if version in note]
         assert found == ["slurm-without-pmix"] * lacks
