@@ -91,31 +91,29 @@ def test_plain_text_is_plain(cli: Clusterctl, argv: list[str], no_color: str) ->
         assert ESCAPE not in screen.shown
 
 
-def test_a_question_is_asked_on_a_terminal_and_no_means_no(cli: Clusterctl) -> None:
+@pytest.mark.parametrize(
+    ("ending", "code", "said"),
+    [
+        ("n\r", 2, "nothing was done"),
+        ("\x03", 130, "interrupted"),
+        (signal.SIGTERM, 128 + signal.SIGTERM, ""),
+        (signal.SIGHUP, 128 + signal.SIGHUP, ""),
+    ],
+    ids=["no", "Ctrl-C", "SIGTERM", "SIGHUP"],
+)
+def test_a_run_that_asks_ends_as_it_is_told(
+    cli: Clusterctl, ending: str | signal.Signals, code: int, said: str
+) -> None:
     with terminal(cli, "down") as screen:
         screen.read_until("[y/N]")
-        screen.type("n\r")
-        assert screen.end() == 2
-        assert "nothing was done" in screen.shown
-
-
-def test_ctrl_c_ends_a_run_with_130_and_no_traceback(cli: Clusterctl) -> None:
-    with terminal(cli, "down") as screen:
-        screen.read_until("[y/N]")
-        screen.type("\x03")
-        assert screen.end() == 130
-        assert "interrupted" in screen.shown
+        if isinstance(ending, str):
+            screen.type(ending)
+        else:
+            screen.process.send_signal(ending)
+        assert screen.end() == code
+        assert said in screen.shown
         assert "Traceback" not in screen.shown
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_a_run_quietly(cli: Clusterctl, number: signal.Signals) -> None:
-    with terminal(cli, "down") as screen:
-        screen.read_until("[y/N]")
-        screen.process.send_signal(number)
-        assert screen.end() == 128 + number
-        assert "Traceback" not in screen.shown
-        assert "error" not in screen.shown
+        assert said or "error" not in screen.shown
 
 
 def test_in_the_background_only_sigterm_ends_a_run(cli: Clusterctl) -> None:

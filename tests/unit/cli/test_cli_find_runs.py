@@ -148,7 +148,6 @@ def test_a_link_to_a_run_is_that_run_and_one_that_can_not_be_read_is_told(made: 
     [
         (["--sort", "lss"], "unknown-run-key", "mean loss?"),
         (["--columns", "lr,nothing.at.all"], "unknown-run-key", "'nothing.at.all'"),
-        (["--dir", "nowhere"], "file-unreadable", "nowhere"),
         (["--dir", "runs", "--everywhere"], "options-exclusive", "--everywhere"),
         (["--sweep", "1", "--where", "lr=1"], "options-exclusive", "--sort"),
     ],

@@ -116,16 +116,6 @@ def test_common_options_work_on_either_side_of_the_verb(cli: Clusterctl) -> None
     assert cli(*json, "validate", *first, "-o", "text").stdout.startswith("valid: cluster 'first'")
 
 
-def test_the_built_in_spec_is_said_to_be_used(cli: Clusterctl) -> None:
-    ran = cli("validate")
-    assert "cluster 'local'" in ran.stdout
-    assert "built-in" in ran.stderr
-    (cli.cwd / "cluster.yaml").write_text(SPEC.format(name="mine"))
-    ran = cli("validate")
-    assert "cluster 'mine'" in ran.stdout
-    assert ran.stderr == ""
-
-
 def test_init_writes_a_file_that_validates_and_overwrites_none(cli: Clusterctl) -> None:
     assert cli("init", "-o", "json").json["file"] == "cluster.yaml"
     assert cli("validate").stderr == ""
