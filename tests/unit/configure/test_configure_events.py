@@ -67,45 +67,38 @@ def test_a_changed_task_is_told_as_changed() -> None:
     assert str(progress) == f"a: slurmd: {TASK}"
 
 
-def changed(**result: Any) -> dict[str, Any]:
-    """As check mode says it."""
-    return event("gpu1", kind="runner_on_ok", **{"changed": True, **result})
+def diff_of(**result: Any) -> list[str]:
+    """Return the lines that check mode shows of a changed task."""
+    found = progress_of(event("gpu1", kind="runner_on_ok", changed=True, **result))
+    assert found is not None
+    return found.diff.splitlines()
 
 
 def test_a_changed_file_is_shown_as_a_difference() -> None:
     diff = {"before": "a\nb\n", "after": "a\nc\n", "before_header": "/etc/x", "after_header": "new"}
-    found = progress_of(changed(diff=[diff]))
-    assert found is not None
-    assert found.diff.splitlines() == ["--- /etc/x", "+++ new", "@@ -1,2 +1,2 @@", " a", "-b", "+c"]
+    assert diff_of(diff=[diff]) == ["--- /etc/x", "+++ new", "@@ -1,2 +1,2 @@", " a", "-b", "+c"]
 
 
 def test_items_that_change_are_shown_and_others_are_not() -> None:
     one = {"changed": True, "diff": {"before": "", "after": "x\n"}}
     other = {"changed": False, "diff": {"before": "", "after": "y\n"}}
-    found = progress_of(changed(results=[one, other]))
-    assert found is not None
-    assert "+x" in found.diff
-    assert "y" not in found.diff.splitlines()
+    found = diff_of(results=[one, other])
+    assert "+x" in found
+    assert "y" not in "".join(found)
 
 
 def test_a_secret_is_told_without_its_lines() -> None:
-    found = progress_of(changed(censored="hidden", diff=[{"before": "", "after": "the key\n"}]))
-    assert found is not None
-    assert found.diff == ""
+    assert diff_of(censored="hidden", diff=[{"before": "", "after": "the key\n"}]) == []
 
 
 def test_what_stays_and_what_fails_is_not_a_pending_change() -> None:
-    stays, fails = (
-        progress_of(changed(changed=False)),
-        progress_of({**changed(), "event": "runner_on_failed"}),
-    )
-    assert stays is not None
-    assert fails is not None
-    assert Status.CHANGED not in (stays.status, fails.status)
+    for kind, is_changed in (("runner_on_ok", False), ("runner_on_failed", True)):
+        progress = progress_of(event("gpu1", kind=kind, changed=is_changed))
+        assert progress is not None
+        assert progress.status is not Status.CHANGED
 
 
 def test_a_very_long_difference_is_cut() -> None:
-    found = progress_of(changed(diff={"before": "", "after": "line\n" * 1000}))
-    assert found is not None
-    assert found.diff.splitlines()[-1].startswith("... and ")
-    assert len(found.diff.splitlines()) < 250
+    found = diff_of(diff={"before": "", "after": "line\n" * 1000})
+    assert found[-1].startswith("... and ")
+    assert len(found) < 250

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,16 @@ PLAYBOOKS = Path(__file__).parent / "playbooks"
 # Tasks of report.yml.
 BREAKS, LAST = "It breaks on one host", "The others go on"
 WriteInventory = Callable[..., Path]
+
+
+def processes_of(inventory: Path) -> list[int]:
+    """Return the processes that have an inventory in their command line, the oldest first."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it ended meanwhile
+            if os.fsencode(inventory) in path.read_bytes():
+                found.append(int(path.parent.name))
+    return sorted(found)
 
 
 def make_run(playbook: str, inventory: Path) -> PlaybookRun:
@@ -139,7 +150,7 @@ def test_an_error_in_the_callers_progress_ends_ansible(
     with pytest.raises(RuntimeError) as raised:
         run_playbook(make_run("forever.yml", inventory), refuse)
     assert str(raised.value) == "Begin"
-    assert not processes_with(str(inventory))
+    assert not processes_of(inventory)
 
 
 @pytest.fixture
@@ -149,13 +160,30 @@ def short_tmp() -> Iterator[Path]:
         yield Path(folder)
 
 
+PROGRAM = """
+import sys
+from pathlib import Path
+from clusterctl.configure.ansible import PlaybookRun, run_playbook
+run = PlaybookRun(sys.argv[1], Path(sys.argv[2]), ("all",), Path(sys.argv[3]))
+run_playbook(run, lambda p: print(p, flush=True))
+"""
+
+
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_runs_on_when_clusterctl_ends_and_an_interrupt_leaves_only_the_log(
     local_inventory: WriteInventory, tmp_path: Path, short_tmp: Path, ending: signal.Signals
 ) -> None:
-    inventory = local_inventory("one", never=tmp_path / "never")
-    end_one_that_waits(inventory, ending, short_tmp)
-    eventually(lambda: not processes_with(str(inventory)), 120)
+    inventory, log = local_inventory("one", never=tmp_path / "never"), tmp_path / "log"
+    argv = [sys.executable, "-c", PROGRAM, PLAYBOOKS / "forever.yml", inventory, log]
+    env = {**os.environ, "TMPDIR": str(short_tmp)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, env=env) as process:
+        assert process.stdout
+        assert "Begin" in process.stdout.readline()
+        eventually(lambda: "Wait" in log.read_text(), 120)
+        os.kill(process.pid, ending)
+        process.communicate(timeout=120)
+    eventually(lambda: not processes_of(inventory), 120)
     if ending == signal.SIGINT:
         assert list(short_tmp.iterdir()) == []
         assert {path.name for path in tmp_path.iterdir()} == {inventory.name, "log"}
@@ -169,13 +197,10 @@ def test_the_death_of_mitogens_process_is_noticed(
     begun = tmp_path / "begun"
     inventory = local_inventory("one", begun=begun)
     run = make_run("stuck.yml", inventory)
-    before = set(started())
 
     def kill_it() -> None:
         eventually(begun.exists, 120)
-        (reaper,) = (pid for pid in set(started()) - before if str(inventory) in command_of(pid))
-        (ansible,) = children_of(reaper)
-        mitogens, *_ = sorted(children_of(ansible))
+        _reaper, _ansible, mitogens, *_ = processes_of(inventory)
         os.kill(mitogens, signal.SIGKILL)
 
     with ThreadPoolExecutor(1) as pool:
@@ -185,52 +210,4 @@ def test_the_death_of_mitogens_process_is_noticed(
         killed.result()
     (failure,) = raised.value.failures
     assert failure.retryable
-    assert not processes_with(str(inventory))
-
-
-def children_of(pid: int | str) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
-
-
-def started() -> list[int]:
-    """What this process has started."""
-    return children_of("self")
-
-
-def command_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text()
-
-
-def end_one_that_waits(inventory: Path, ending: signal.Signals, temporary: Path) -> None:
-    """Run a playbook in a process of its own and send that a signal while a task waits."""
-    log = inventory.parent / "log"
-    program = (
-        "import sys\nfrom pathlib import Path\n"
-        "from clusterctl.configure.ansible import PlaybookRun, run_playbook\n"
-        'run = PlaybookRun(sys.argv[1], Path(sys.argv[2]), ("all",), Path(sys.argv[3]))\n'
-        "run_playbook(run, lambda p: print(p, flush=True))\n"
-    )
-    argv = [sys.executable, "-c", program, str(PLAYBOOKS / "forever.yml"), str(inventory), str(log)]
-    env = {**os.environ, "TMPDIR": str(temporary)}
-    with subprocess.Popen(
-        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
-    ) as process:
-        assert process.stdout
-        assert "Begin" in process.stdout.readline()
-        eventually(lambda: "Wait" in log.read_text(), 120)
-        os.kill(process.pid, ending)
-        process.communicate(timeout=120)
-
-
-def processes_with(*words: str) -> list[str]:
-    """Command lines of this machine that have all words in them."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if all(word in line for word in words) and str(os.getpid()) != path.parent.name:
-            found.append(line)
-    return found
+    assert not processes_of(inventory)

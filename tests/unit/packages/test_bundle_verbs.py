@@ -98,6 +98,7 @@ def test_a_cache_that_cant_be_written_is_said(cli: Clusterctl) -> None:
     said = homeless("bundle", "create", "--os", "debian-12", rc=1).stderr
     assert shows(said, "cache-unwritable")
     assert "/proc/nope/clusterctl/bundle" in said
+    assert "XDG_CACHE_HOME" in said
 
 
 def test_an_up_that_is_refused_at_its_plan_leaves_no_cluster(cli: Clusterctl) -> None:

@@ -108,13 +108,6 @@ def test_files_of_the_callers_folder_are_not_pips(fetch: Fetch, tmp_path: Path) 
     assert "folder" in fetch()
 
 
-def test_a_cache_that_cannot_be_is_said(fetch: Fetch, tmp_path: Path) -> None:
-    (tmp_path / "cache").write_text("not a folder")
-    error = fetch()
-    assert "can't be written" in error["what"]
-    assert "XDG_CACHE_HOME" in error["fix"]
-
-
 def test_a_cache_that_is_named_from_here_is_not_one(fetch: Fetch, tmp_path: Path) -> None:
     folder = fetch(XDG_CACHE_HOME="here", HOME=str(tmp_path / "home"))["folder"]
     assert Path(folder).parent == tmp_path / "home" / ".cache" / "clusterctl"
