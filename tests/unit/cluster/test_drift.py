@@ -35,9 +35,10 @@ NOTED = {
 }
 
 
-def test_a_host_as_it_was_noted_has_not_drifted() -> None:
+def test_a_host_has_drifted_unless_it_is_as_it_was_noted() -> None:
     assert drifted(NOTED, NOTED) == ()
     assert hosts_with_drift({"d-ctl": NOTED}, {"d-ctl": NOTED}) == ()
+    assert hosts_with_drift({}, {"d-ctl": NOTED}) == ("d-ctl",)
 
 
 @pytest.mark.parametrize(
