@@ -121,7 +121,8 @@ def test_two_nodes_train_and_the_run_comes_home(plain: Cluster) -> None:
     assert [rank["host"] for rank in start["ranks"]] == nodes(plain)
     for node in nodes(plain):
         assert records(run / "telemetry" / f"{node}.jsonl")[0]["host"] == node
-    assert not (run / "telemetry.log").exists()
+    complaints = run / "telemetry.log"
+    assert not complaints.exists(), complaints.read_text()
 
 
 WHO = """\
