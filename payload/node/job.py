@@ -74,15 +74,18 @@ class Telemetry:
 
     def __init__(self, seconds: str, nodes: Sequence[str], ssh: str) -> None:
         self._pids: list[int] = []
-        inputs, self._open = os.pipe()
+        self._open: list[int] = []
         self._log = task.open_for_writing("telemetry.log", os.O_TRUNC)
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith(STEP_VARIABLES)
         }
         for command in self._commands(seconds, nodes, ssh):
+            # Each has a pipe of its own, because ssh makes its input non-blocking for all that read it.
+            reads, writes = os.pipe()
+            self._open.append(writes)
             with suppress(OSError):
-                self._pids.append(task.start(command, inputs, self._log, self._log, environment))
-        os.close(inputs)
+                self._pids.append(task.start(command, reads, self._log, self._log, environment))
+            os.close(reads)
 
     @staticmethod
     def _commands(seconds: str, nodes: Sequence[str], ssh: str) -> list[list[str]]:
@@ -96,7 +99,8 @@ class Telemetry:
 
     def end(self) -> None:
         """End telemetry, and remove its log if nothing went wrong."""
-        os.close(self._open)
+        for writes in self._open:
+            os.close(writes)
         deadline = time.monotonic() + TELEMETRY_END_S
         for pid in self._pids:
             while os.waitpid(pid, os.WNOHANG) == (0, 0):
