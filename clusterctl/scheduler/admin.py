@@ -11,7 +11,7 @@ from clusterctl.errors import CommandError, SlurmError
 from clusterctl.scheduler.base import Nodes
 from clusterctl.scheduler.session import PATIENCE_S
 from clusterctl.scheduler.slurm import SlurmClient
-from clusterctl.scheduler.verification import verification_argv
+from clusterctl.scheduler.verification import VERIFICATION_PER_NODE_S, verification_argv
 from clusterctl.spec.names import ADMIN_USER, PROOF_PARTITION, ROOT
 from clusterctl.state.inventory import Inventory
 from clusterctl.transport.base import Connect, Transport
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _START_TIMEOUT_S = 30
 _VERIFICATION_S = 20
-_VERIFICATION_PER_NODE_S = 3  # many local nodes start their ranks on few cores
 _CLEAN_UP_S = 20
 # A slurmctld that executes itself anew would forget to start a job in whose prologue it does so. Why it can't
 # with its new configuration, its log says up to a fatal error: scontrol has only a number.
@@ -64,7 +63,7 @@ class SlurmNodes(SlurmClient, Nodes):
 
     def run_verification_job(self, hosts: tuple[str, ...]) -> Result:
         """In the hidden partition, which never waits behind users' jobs; srun is ended if it hangs."""
-        limit_s = _VERIFICATION_S + _VERIFICATION_PER_NODE_S * len(hosts)
+        limit_s = _VERIFICATION_S + VERIFICATION_PER_NODE_S * len(hosts)
         patience_s = _START_TIMEOUT_S + limit_s + _CLEAN_UP_S
         allocation = (
             f"--partition={PROOF_PARTITION}",

@@ -32,7 +32,7 @@ from clusterctl.scheduler.base import (
     comment_of,
     patiently,
 )
-from clusterctl.scheduler.verification import verification_argv
+from clusterctl.scheduler.verification import VERIFICATION_PER_NODE_S, verification_argv
 from clusterctl.spec.job import JobSpec, Launcher
 from clusterctl.state.facts import ClusterFacts
 from clusterctl.state.inventory import HEALTH_PROGRAM, MPI_SSH, Host, Inventory
@@ -46,7 +46,6 @@ _KIB_MIB = 1024
 _HEALTH_S = 60.0  # a driver that hangs is given up after 20 s
 _REPAIR = "repair it, then submit again: the health check runs anew; docs/gpus.md lists the checks"
 _VERIFICATION_S = 30
-_VERIFICATION_PER_NODE_S = 3  # many local nodes start their ranks on few cores
 _AWAY_S = 15.0  # so long a host that did not answer is not asked again
 
 # What only Slurm can do, by the field of a job, and why.
@@ -185,7 +184,7 @@ class MpirunClient(Jobs):
 
     def run_verification_job(self, hosts: tuple[str, ...]) -> Result:
         """Run the payload's probe, a rank on each of these hosts. It ends by itself if it hangs."""
-        limit_s = _VERIFICATION_S + _VERIFICATION_PER_NODE_S * len(hosts)
+        limit_s = _VERIFICATION_S + VERIFICATION_PER_NODE_S * len(hosts)
         load = script.Environment(root=self.inventory.root).profile
         profile = f'cd && {{ [[ ! -r {load} ]] || . {load}; }} && exec "$@"'
         argv = [

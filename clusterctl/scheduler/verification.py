@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from clusterctl.transport.base import module_texts
 from clusterctl.util.assets import asset
 
+# The time limit grows by this for each node: many local nodes start their ranks on few cores.
+VERIFICATION_PER_NODE_S = 3
 # Makes modules of (name, text) pairs, under the names they import each other by; calls the last one's main.
 _PROBE = """\
 import base64, json, sys, types, zlib
