@@ -234,9 +234,7 @@ class Workspace:
         with ExitStack() as stack:
             with self._writable():
                 _private_folder(self.root.parent)
-                stack.enter_context(
-                    hold(self.lock_file, verb, what=what, wait_s=wait_s, waiting=waiting, folder=self.root)
-                )
+                stack.enter_context(hold(self.lock_file, verb, what=what, wait_s=wait_s, waiting=waiting))
             yield
 
     def worker(self) -> Holder | None:
@@ -274,8 +272,8 @@ def _draw_key_pair(path: Path, *, comment: bytes = b"") -> Path:
     return public_half
 
 
-# The lock is a file that names its holder and exists only while it is held: one clusterctl at a time. The
-# kernel releases that of a killed process; the file that stays is harmless and reused by the next.
+# The lock is a file that names its holder. It stays when the lock is released: a disk that is full or read-only
+# by then has the file already.
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,17 +295,9 @@ class Holder:
 
 @contextmanager
 def hold(
-    path: Path,
-    verb: str,
-    *,
-    what: str,
-    wait_s: float = WAIT_S,
-    waiting: Callable[[str], None],
-    folder: Path | None = None,
+    path: Path, verb: str, *, what: str, wait_s: float = WAIT_S, waiting: Callable[[str], None]
 ) -> Iterator[None]:
     """Hold the lock while the body runs. ``waiting`` gets one message about the holder; ``wait_s`` bounds it.
-
-    If the disk takes no new file, ``folder``, if it exists, is locked instead.
 
     Raises:
         LockedError: another clusterctl holds it for all that time. Names it, and ``what`` is locked.
@@ -315,25 +305,48 @@ def hold(
     """
     deadline = time.monotonic() + wait_s
     told = False
-    while (held := _acquire(path, folder)) is None:
-        who = str(holder(path) or "another clusterctl is running")
-        if time.monotonic() >= deadline:
-            raise LockedError(f"{what} is locked", why=who, fix="wait until it is done, or stop that process")
-        if not told:
-            waiting(f"{who}; waiting until it is done, {wait_s / 60:g} minutes at most")
-            told = True
-        time.sleep(_PAUSE_S)
+    fd = _open_lock(path)
     try:
-        if not stat.S_ISDIR(os.fstat(held).st_mode):
-            with suppress(OSError):  # a full disk: it is held without a word
-                os.truncate(held, 0)
-                os.write(held, json.dumps(asdict(Holder(verb, os.getpid(), time.time(), _user()))).encode())
-        yield
+        while not _acquire(fd, fcntl.LOCK_EX):
+            who = str(holder(path) or "another clusterctl is running")
+            if time.monotonic() >= deadline:
+                fix = "wait until it is done, or stop that process"
+                raise LockedError(f"{what} is locked", why=who, fix=fix)
+            if not told:
+                waiting(f"{who}; waiting until it is done, {wait_s / 60:g} minutes at most")
+                told = True
+            time.sleep(_PAUSE_S)
+        try:
+            _name_holder(fd, json.dumps(asdict(Holder(verb, os.getpid(), time.time(), _user()))))
+            yield
+        finally:
+            _name_holder(fd, "")
     finally:
-        if not stat.S_ISDIR(os.fstat(held).st_mode):
-            with suppress(OSError):  # of a disk that became read-only: left as the dead leave it
-                path.unlink()  # before the lock goes: whoever waits then looks for another file
-        os.close(held)
+        os.close(fd)
+
+
+def _open_lock(path: Path) -> int:
+    try:
+        return open_private(path)
+    except OSError as exc:
+        if exc.errno not in REFUSALS or not path.exists():
+            raise
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def _acquire(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _name_holder(fd: int, text: str) -> None:
+    """Write the holder into the lock's file; on a disk that takes nothing, the lock is held without a name."""
+    with suppress(OSError):
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, text.encode(), 0)
 
 
 def holder(path: Path) -> Holder | None:
@@ -342,7 +355,11 @@ def holder(path: Path) -> Holder | None:
         who = Holder(**json.loads(path.read_bytes()))
         with suppress(PermissionError):  # it lives, as another account
             os.kill(who.pid, 0)  # what the dead wrote is no reason to touch the lock
-        return who if _is_held(path) else None
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return None if _acquire(fd, fcntl.LOCK_SH) else who
+        finally:
+            os.close(fd)
     except (OSError, ValueError, TypeError):
         return None
 
@@ -369,46 +386,3 @@ def open_private(path: str | Path, _flags: int = 0) -> int:
         os.close(fd)
         raise
     return fd
-
-
-def _acquire(path: Path, folder: Path | None) -> int | None:
-    """The descriptor of the empty, locked file, or of the folder; None if another holds either."""
-    while True:
-        locked, other = path, folder
-        try:
-            fd = open_private(path)
-        except OSError as exc:
-            if exc.errno not in REFUSALS or folder is None or not folder.is_dir():
-                raise
-            locked, other = folder, path
-            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(fd), locked.stat()):
-                    if other is None or not _is_held(other):
-                        return fd
-                    if locked is path:
-                        path.unlink()
-                    raise BlockingIOError
-        except BlockingIOError:
-            os.close(fd)
-            return None
-        except BaseException:
-            os.close(fd)
-            raise
-        os.close(fd)  # its holder removed it between our two steps
-
-
-def _is_held(path: Path) -> bool:
-    try:
-        fd = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
