@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -10,10 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from clusterctl import __version__
 from clusterctl.errors import (
     LockedError,
-    MachineError,
     Notice,
     NotUpError,
     SchedulerError,
@@ -23,14 +20,13 @@ from clusterctl.errors import (
     excluded,
 )
 from clusterctl.spec.names import DEFAULT_CLUSTER, find_spec, is_cluster_name
-from clusterctl.state.workspace import Workspace, clusters_up, write_atomic
+from clusterctl.state.workspace import Workspace, clusters_up
 from clusterctl.util.progress import SILENT, LineReporter
 
-NAME_LINE: Final = re.compile(r"^name:\s*['\"]?([a-z][a-z0-9-]*)", re.MULTILINE)
+_NAME_LINE: Final = re.compile(r"""^name:\s*(["']?)([a-z][a-z0-9-]*)\1\s*(?:#.*)?$""", re.MULTILINE)
 BUILT_IN: Final = Notice(
     "built-in-spec", "no cluster.yaml here: using the built-in local cluster (`clusterctl init` writes one)"
 )
-_MOST_READ: Final = 8  # spec files of one cluster that were read
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,7 @@ class ChosenCluster:
         return self.file or find_spec(Path.cwd())
 
     def workspace(self, *, named: bool = False) -> Workspace:
-        """Return the cluster's workspace. Only the name is read from the spec file, so it may be wrong.
+        """Return the cluster's workspace. Of the spec file of a cluster that is up, only the name is read.
 
         named: reject a cluster that is chosen only because no other is up.
 
@@ -118,10 +114,7 @@ class ChosenCluster:
                 fix="correct it, or name the cluster: --cluster NAME (`clusterctl list` shows them)",
             ) from exc
         workspace = Workspace.of(name)
-        if wrong is None:
-            _note_read(path, workspace)
-            return workspace
-        if not workspace.root.is_dir():
+        if wrong is not None and not workspace.root.is_dir():
             raise NotUpError(
                 f"cluster {name!r} is not up, and its spec file is wrong",
                 code="not-up",
@@ -131,9 +124,6 @@ class ChosenCluster:
                 f"--cluster NAME ({name}, if `down` is to remove what an earlier one left; `clusterctl list` "
                 "shows others)",
             )
-        self.note(
-            f"note: {wrong.what} (see `clusterctl validate`); cluster {name!r} is taken as it was raised"
-        )
         return workspace
 
 
@@ -147,25 +137,12 @@ def unknown_cluster(name: str) -> UsageError:
 
 
 def _known_workspace(path: Path) -> Workspace | None:
-    """Return the workspace of a spec file that this version has read before and found right."""
+    """Return the workspace that the only line with a name in the file means, if it exists."""
     with suppress(OSError, UnicodeDecodeError):
-        if match := NAME_LINE.search(path.read_text()):
-            workspace = Workspace.of(match[1])
-            return workspace if _digest(path) in workspace.read_specs.read_text().split() else None
+        names = [match[2] for match in _NAME_LINE.finditer(path.read_text())]
+        if len(names) == 1 and (workspace := Workspace.of(names[0])).root.is_dir():
+            return workspace
     return None
-
-
-def _note_read(path: Path, workspace: Workspace) -> None:
-    """Note that the file is right, so that it need not be read again until it changes."""
-    with suppress(OSError, UnicodeDecodeError, MachineError):
-        if workspace.root.is_dir() and not workspace.removing.exists():
-            known = workspace.read_specs
-            digests = known.read_text(errors="replace").split() if known.exists() else []
-            write_atomic(known, "\n".join([*digests, _digest(path)][-_MOST_READ:]) + "\n")
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(__version__.encode() + b"\0" + path.read_bytes()).hexdigest()
 
 
 @contextmanager

@@ -140,7 +140,6 @@ class Workspace:
 
     _id = _Path("id")
     spec = _Path("spec.yaml")
-    read_specs = _Path("read_specs")  # digests of spec files that name this cluster, and were found right
     ansible_inventory = _Path("inventory.yml")
     inventory = _Path("hosts.json")  # the Inventory value itself; ours to read back
     ssh_config = _Path("ssh_config")
