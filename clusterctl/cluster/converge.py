@@ -30,7 +30,6 @@ from clusterctl.cluster.hardware import (
     fetch_gpu_wheels,
     gpus_file,
     hardware,
-    hardware_known_to_slurm,
     node_config,
     nodes_with_jobs,
     with_plugins,
@@ -45,11 +44,11 @@ from clusterctl.cluster.node_class import (
     shared_inputs,
 )
 from clusterctl.configure import ansible, events, inventory_file
-from clusterctl.errors import Notice, SchedulerError, TransportError
+from clusterctl.errors import Notice
 from clusterctl.hosts.probe import Checksums, HostReport
 from clusterctl.providers.base import Provisioned
 from clusterctl.providers.node_class import NodeFiles
-from clusterctl.scheduler.base import Jobs, Nodes
+from clusterctl.scheduler.base import Nodes
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.scheduler.slurm_conf import health_file, needs_facts, render_files, slurmd_file
 from clusterctl.spec.models import ClusterSpec
@@ -77,9 +76,12 @@ class Converged:
 
 
 class Configured(BaseModel):
-    """What the last configuring left. ``inputs`` is empty while another one replaces it, for ``tried``.
+    """What the last configuring left, of marks and groups; ``hardware`` is that of a new one since it began.
 
-    ``groups``: group -> the digest of that part of them which its hosts have in common.
+    Nodes whose jobs a change of hardware would end are drained by then.
+
+    inputs: the digest of all that went in. Empty while a new configuring replaces this record.
+    groups: group -> the digest of that part of the inputs which its hosts have in common.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -88,7 +90,6 @@ class Configured(BaseModel):
     groups: Mapping[str, str] = {}
     marks: Mapping[str, Checksums] = {}
     hardware: Mapping[str, Hardware] = {}
-    tried: Mapping[str, Hardware] = {}
 
 
 def converge(
@@ -106,7 +107,7 @@ def converge(
     """
     workspace, inventory = cluster.workspace, provisioned.inventory
     slurm = cluster.scheduler(inventory, patience_s=SHORT_PATIENCE_S)
-    recorded = _with_registered_hardware(_read(workspace, provisioned.made), slurm)
+    recorded = _read(workspace, provisioned.made)
     concerned = inventory.names if limit is None else limit
     reports = _installed(cluster, inventory, reports, concerned)
     at_work = partial(nodes_with_jobs, slurm, drain=True)
@@ -128,7 +129,7 @@ def converge(
 
     has = hardware(cluster.spec, inventory, nodes.reports)
     if work.replaces_record:
-        _write(workspace, recorded.model_copy(update={"inputs": "", "groups": {}, "tried": has}))
+        _write(workspace, recorded.model_copy(update={"inputs": "", "groups": {}, "hardware": has}))
     seen, summary = _change_hosts(cluster, inventory, work, reports, files)
     before, after = _marks(reports), _marks({**reports, **seen})
     inputs = _SOME if limit else rendered.inputs
@@ -351,23 +352,9 @@ def pending_changes(
     cluster: ClusterContext, inventory: Inventory, reports: Mapping[str, HostReport]
 ) -> NodeConfig:
     """The changes of hardware that ``converge`` would take up, and those that would wait."""
-    slurm = cluster.scheduler(inventory, patience_s=SHORT_PATIENCE_S)
-    recorded = _with_registered_hardware(_read(cluster.workspace), slurm)
-    at_work = partial(nodes_with_jobs, slurm, drain=False)
-    return node_config(
-        cluster.spec, inventory, reports, recorded.hardware, at_work, concerned=inventory.names
-    )
-
-
-def _with_registered_hardware(recorded: Configured, slurm: Jobs) -> Configured:
-    """With the hardware that Slurm knows of, where the last `up` did not end."""
-    if not recorded.tried:
-        return recorded
-    try:
-        has = hardware_known_to_slurm(recorded.hardware, recorded.tried, slurm.nodes())
-    except (SchedulerError, TransportError):
-        return recorded
-    return recorded.model_copy(update={"hardware": has})
+    at_work = partial(nodes_with_jobs, cluster.scheduler(inventory, patience_s=SHORT_PATIENCE_S), drain=False)
+    recorded = _read(cluster.workspace).hardware
+    return node_config(cluster.spec, inventory, reports, recorded, at_work, concerned=inventory.names)
 
 
 def packages_lost_on(workspace: Workspace, reports: Mapping[str, HostReport]) -> Mapping[str, str]:
@@ -438,13 +425,9 @@ def _read(workspace: Workspace, without: Collection[str] = ()) -> Configured:
         recorded = Configured.model_validate_json(workspace.configured.read_bytes())
     except (FileNotFoundError, ValidationError):
         return Configured()
-    by_host = {"marks": recorded.marks, "hardware": recorded.hardware, "tried": recorded.tried}
-    return recorded.model_copy(
-        update={
-            name: {host: one for host, one in values.items() if host not in without}
-            for name, values in by_host.items()
-        }
-    )
+    marks = {host: seen for host, seen in recorded.marks.items() if host not in without}
+    has = {host: one for host, one in recorded.hardware.items() if host not in without}
+    return recorded.model_copy(update={"marks": marks, "hardware": has})
 
 
 def _write(workspace: Workspace, recorded: Configured) -> None:

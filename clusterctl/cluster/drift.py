@@ -86,39 +86,24 @@ def _is_fine(key: str, mark: str) -> bool:
     return mark == _FINE.get(key.partition(" ")[0], mark) and mark != MISSING
 
 
-# What is told of a mark that is not right, and what configuring did about it.
-_UNIT_WORDS = {
-    "masked": ("was masked", "unmasked and started"),
-    "not-found": ("was not installed", "started"),
-    "stopped": ("was stopped", "started"),
-    "failed": ("had failed", "started"),
-    _OUTDATED: ("had not read its configuration", "restarted"),
-}
-_MARK_WORDS = {
-    "absent": ("{} was there, which takes precedence", "removed"),
-    "package": ("the package {} was removed", "installed"),
-    "user": ("the account {} was changed", "put back"),
-    "key": ("the cluster's key of user {} was missing", "put back"),
-    "home": ("the home of user {} was not theirs alone", "put right"),
-    "accounting": ("accounts or users in the accounting were changed", "put back"),
+_NAMES = {
+    "package": "the package {}",
+    "user": "the account {}",
+    "key": "the cluster's key of user {}",
+    "home": "the home of user {}",
+    "accounting": "the accounting",
 }
 
 
 def _words(key: str, mark: str) -> tuple[str, str]:
     """What was not right, and what configuring does about it."""
     kind, _, name = key.partition(" ")
+    if kind in ("alone", "rivals"):
+        return f"{mark} contradicted {name}", "put aside"
+    if kind == "absent":
+        return f"{name} was there, which takes precedence", "removed"
+    name = _NAMES.get(kind, "{}").format(name)
     if kind == "unit":
-        states = mark.split()
-        state = next((one for one in _UNIT_WORDS if one in states), "")
-        was, action = _UNIT_WORDS.get(state, ("was disabled", "enabled"))
-        if state in ("stopped", "failed") and "disabled" in states:
-            return f"{name} {was} and disabled", f"enabled and {action}"
-        return f"{name} {was}", action
-    if kind == "alone":
-        return f"{mark} was beside {name}", "put aside"
-    if kind == "rivals":
-        return f"{mark} contradicted {name}", "its lines removed, and a copy kept"
-    was, action = _MARK_WORDS.get(kind, ("{} was changed", "put back"))
-    if mark == MISSING and kind != "accounting":
-        was = f"{was.partition(' was ')[0]} was missing"
-    return was.format(name), action
+        states = [state for state in mark.split() if state != "running"]
+        return f"{name} was {' and '.join(states)}", "put right" if "running" in mark else "started"
+    return f"{name} was {'missing' if mark in (MISSING, _NOT_INSTALLED) else 'changed'}", "put back"

@@ -7,8 +7,7 @@ until they have ended; so does one that is not to be changed.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha1
@@ -24,8 +23,8 @@ from clusterctl.hosts.checks import Finding, no_cgroups
 from clusterctl.hosts.gpus import Driver, fault_of
 from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.packages.wheelhouse import NodePlatform, has_wheelhouse, wheelhouse
-from clusterctl.scheduler.base import Jobs, NodeInfo, Nodes
-from clusterctl.scheduler.slurm_conf import gres, needs_facts, promised_mib
+from clusterctl.scheduler.base import Jobs, Nodes
+from clusterctl.scheduler.slurm_conf import gres, needs_facts
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import shown_memory
@@ -38,7 +37,6 @@ from clusterctl.util.process import parallel_map, temporary_folder
 _SAME_MEMORY: Final = 0.01  # the kernel's figure moves by some MiB from boot to boot
 # Findings of cards that show, and don't work.
 NOT_LINKED: Final = frozenset({"fabric-manager", "fabric-not-ready"})
-_NEAR: Final = re.compile(r"\([^)]*\)")
 # Whether a host does without wheels from here.
 _DOES_WITHOUT: Final = """\
 [ -e "$1" ] && exit
@@ -145,7 +143,7 @@ def node_config(
     reports = without_jitter(reports, recorded)
     now = hardware(spec, inventory, reports)
     changes = {
-        host: "; ".join(_words(recorded[host], has)) or "its GPUs are connected otherwise"
+        host: _words(recorded[host], has)
         for host, has in now.items()
         if host in recorded and has != recorded[host]
     }
@@ -165,18 +163,6 @@ def node_config(
     if ending:
         waiting |= nodes_at_work(ending)
     return NodeConfig(as_recorded(reports, recorded, waiting), changes, waiting, recorded)
-
-
-def hardware_known_to_slurm(
-    recorded: Mapping[str, Hardware], tried: Mapping[str, Hardware], nodes: Iterable[NodeInfo]
-) -> dict[str, Hardware]:
-    """What was recorded, or what an unfinished `up` tried where Slurm has that: jobs may hold it."""
-    found = dict(recorded)
-    for node in nodes:
-        had, has = recorded.get(node.name), tried.get(node.name)
-        if has and _is_registered(has, node) and not (had and _is_registered(had, node)):
-            found[node.name] = has
-    return found
 
 
 def without_jitter(reports: Reports, recorded: Mapping[str, Hardware]) -> Reports:
@@ -202,14 +188,6 @@ def as_recorded(reports: Reports, recorded: Mapping[str, Hardware], hosts: Colle
     return found
 
 
-def _is_registered(has: Hardware, node: NodeInfo) -> bool:
-    """Whether Slurm gives jobs this of the node. It adds to GPUs which sockets they are near."""
-    if _NEAR.sub("", node.gres) != gres(has.driver.gpus):
-        return False
-    told = (node.cpus, node.memory_mib)
-    return has.facts is None or told == (has.facts.cpus, promised_mib(has.facts.memory_mib))
-
-
 def _ends_jobs(had: Hardware, has: Hardware) -> bool:
     """Whether Slurm would end jobs there, or could not keep what they were given."""
     if gres(had.driver.gpus) != gres(has.driver.gpus):
@@ -219,22 +197,16 @@ def _ends_jobs(had: Hardware, has: Hardware) -> bool:
     return _cores(had.facts) != _cores(has.facts) or has.facts.memory_mib < had.facts.memory_mib
 
 
-def _words(had: Hardware, has: Hardware) -> Iterator[str]:
-    before, after = gres(had.driver.gpus), gres(has.driver.gpus)
-    shown = has.driver.cards - had.driver.cards
-    more = shown or has.cards - had.cards
-    cards = f"{abs(more)} card{'s' * (abs(more) > 1)} {'more' if more > 0 else 'fewer'}" if more else ""
-    if before != after:
-        yield f"{cards or 'other GPUs'}: gres {after or 'none'} (was {before or 'none'})"
-    elif cards:
-        yield f"{cards}, {'which no driver shows yet' if not shown else 'none of them for jobs'}"
+def _words(had: Hardware, has: Hardware) -> str:
+    figures = [
+        ("gres", gres(had.driver.gpus) or "none", gres(has.driver.gpus) or "none"),
+        ("cards", had.cards or had.driver.cards, has.cards or has.driver.cards),
+    ]
     if had.facts and has.facts:
-        if had.facts.cpus != has.facts.cpus:
-            yield f"{has.facts.cpus} CPUs (was {had.facts.cpus})"
-        elif _cores(had.facts) != _cores(has.facts):
-            yield "its CPUs are counted otherwise"
-        if had.facts.memory_mib != has.facts.memory_mib:
-            yield f"{shown_memory(has.facts.memory_mib)} of memory (was {shown_memory(had.facts.memory_mib)})"
+        memory = shown_memory(had.facts.memory_mib), shown_memory(has.facts.memory_mib)
+        figures += [("CPUs", had.facts.cpus, has.facts.cpus), ("memory", *memory)]
+    changed = [f"{after} {name} (was {before})" for name, before, after in figures if before != after]
+    return "; ".join(changed) or "its CPUs or GPUs are connected otherwise"
 
 
 def _cores(facts: NodeFacts) -> tuple[int, ...]:
@@ -321,26 +293,18 @@ def reject_missing_gpus(
     Raises:
         VerifyError: some don't; one failure a host. All else was done, and the others are at work.
     """
-    lacking: dict[str, Finding] = {}
-    unlinked: dict[str, Finding] = {}
-    for one in needs:
-        (unlinked if one.code in NOT_LINKED else lacking)[one.host] = one
+    found = {one.host: one for one in needs}
     wanted = {partition.name: partition.gpus for partition in spec.partitions}
     failures = []
     for host in inventory.compute:
-        gpus = wanted.get(host.partition or "")
+        gpus, need = wanted.get(host.partition or ""), found.get(host.name)
         if gpus is None or host.name not in reports or host.name not in concerned:
             continue
         driver = reports[host.name].driver
-        if driver.cards < gpus.count:
-            why, fix = _why_missing(driver)
-            if found := lacking.get(host.name):
-                why, fix = found.why, found.fix
-            code = "gpus-missing"
-        elif found := unlinked.get(host.name):
-            code, why, fix = found.code, found.why, found.fix
-        else:
+        code = "gpus-missing" if driver.cards < gpus.count else need.code if need else ""
+        if code not in {"gpus-missing", *NOT_LINKED}:
             continue
+        why, fix = (need.why, need.fix) if need else _why_missing(driver)
         cause = f"partition {host.partition} has gpus: {gpus.count} x {gpus.type}, and {why}"
         failures.append(Failure(code, cause, host.name, "verify", fix))
     if failures:
@@ -353,12 +317,8 @@ def reject_missing_gpus(
 
 def _why_missing(driver: Driver) -> tuple[str, str]:
     """Why it shows too few, and what to do."""
-    why = "there is no nvidia-smi there that shows any"
-    fix = "see that NVIDIA's driver runs there (`clusterctl ssh HOST -- nvidia-smi`)"
-    if driver.cards:
-        why = f"nvidia-smi shows {driver.cards}"
-        lost = "clusterctl ssh --admin HOST -- sudo dmesg | grep -i xid"
-        fix = f"look for a lost card (`{lost}`) or correct gpus in the spec"
+    fix = "see that NVIDIA's driver runs there (`clusterctl ssh HOST -- nvidia-smi`), or correct the spec"
+    why = f"nvidia-smi shows {driver.cards}"
     if driver.fault:
         why = f"nvidia-smi says: {driver.fault}"
         if known := fault_of(driver.fault):

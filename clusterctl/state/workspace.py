@@ -271,8 +271,8 @@ def _draw_key_pair(path: Path, *, comment: bytes = b"") -> Path:
     return public_half
 
 
-# The lock is a file that names its holder. It stays when the lock is released: a disk that is full or read-only
-# by then has the file already.
+# The lock is a file that names its holder. It stays when the lock is released: a disk that is full or
+# read-only by then has the file already.
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +342,7 @@ def _acquire(fd: int, kind: int) -> bool:
 
 
 def _name_holder(fd: int, text: str) -> None:
-    """Write the holder into the lock's file; on a disk that takes nothing, the lock is held without a name."""
+    """Write the holder into the lock's file, unless its disk takes nothing more."""
     with suppress(OSError):
         os.ftruncate(fd, 0)
         os.pwrite(fd, text.encode(), 0)

@@ -186,7 +186,7 @@ def failure_of_two(driver: Driver, needs: Sequence[Finding] = ()) -> Failure:
 @pytest.mark.parametrize(
     ("driver", "why", "fix"),
     [
-        (Driver(), "there is no nvidia-smi there that shows any", "see that NVIDIA's driver runs there"),
+        (Driver(), "nvidia-smi shows 0", "see that NVIDIA's driver runs there"),
         (Driver(fault="NVIDIA-SMI has failed"), "nvidia-smi says: NVIDIA-SMI has failed", "nvidia-smi"),
     ],
     ids=["no driver", "fault"],

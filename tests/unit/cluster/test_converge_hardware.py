@@ -13,13 +13,11 @@ from clusterctl.cluster.hardware import (
     Hardware,
     NodeConfig,
     hardware,
-    hardware_known_to_slurm,
     node_config,
     nodes_with_jobs,
 )
 from clusterctl.hosts.gpus import Driver, Gpu
 from clusterctl.hosts.probe import HostReport, NodeFacts
-from clusterctl.scheduler.base import NodeInfo
 from clusterctl.scheduler.mpirun import MpirunClient
 from tests.support.inventories import CTL, INVENTORY, ONE, TWO
 from tests.support.scripted import ScriptedTransport
@@ -64,17 +62,11 @@ def fitted(
 @pytest.mark.parametrize(
     ("now", "words"),
     [
-        (shows("t4", "t4"), "1 card more: gres gpu:t4:2 (was gpu:t4:1)"),
-        (shows("h100", "h100", "t4"), "2 cards more: gres gpu:h100:2,gpu:t4:1 (was gpu:t4:1)"),
-        (shows(), "1 card fewer: gres none (was gpu:t4:1)"),
-        (shows("h100"), "other GPUs: gres gpu:h100:1 (was gpu:t4:1)"),
-        (shows("t4", cards=2), "1 card more, which no driver shows yet"),
+        (shows("h100", "h100", "t4"), "gpu:h100:2,gpu:t4:1 gres (was gpu:t4:1); 3 cards (was 1)"),
+        (shows(), "none gres (was gpu:t4:1); 0 cards (was 1)"),
+        (shows("t4", cards=2), "2 cards (was 1)"),
         (shows("t4", cpus=8, cores_per_socket=8), "8 CPUs (was 4)"),
-        (shows("t4", memory_mib=128_000), "125GiB of memory (was 62.5GiB)"),
-        (
-            shows("t4", "t4", memory_mib=128_000),
-            "1 card more: gres gpu:t4:2 (was gpu:t4:1); 125GiB of memory (was 62.5GiB)",
-        ),
+        (shows("t4", memory_mib=128_000), "125GiB memory (was 62.5GiB)"),
     ],
 )
 def test_what_came_or_went_is_said_and_taken_up(now: HostReport, words: str) -> None:
@@ -127,32 +119,6 @@ def test_without_slurm_nothing_ends_a_job() -> None:
         found = node_config(SPEC, bare, {ONE: shows("t4", "t4")}, noted, ask, concerned=(ONE,))
         assert found.changes
         assert found.waiting == {}
-
-
-@pytest.mark.parametrize(
-    ("cpus", "gres", "tried"),
-    [
-        (4, "gpu:t4:2(S:0-1)", True),
-        (4, "gpu:t4:1(S:0)", False),
-        (4, "gpu:t4:3", False),  # neither: somebody's own
-        (8, "gpu:t4:2", False),
-    ],
-)
-def test_what_an_up_that_did_not_end_tried_counts_where_slurm_has_it(
-    cpus: int, gres: str, *, tried: bool
-) -> None:
-    noted = hardware(SPEC, INVENTORY, {ONE: WAS})
-    more = hardware(SPEC, INVENTORY, {ONE: shows("t4", "t4"), TWO: shows("t4", "t4")})
-    node = NodeInfo(ONE, "mixed", "", cpus, 62_720, gres, ("train",))
-    assert hardware_known_to_slurm(noted, more, [node]) == {ONE: (more if tried else noted)[ONE]}
-
-
-def test_what_both_say_is_as_noted() -> None:
-    noted = hardware(SPEC, INVENTORY, {ONE: WAS})
-    tried = hardware(SPEC, INVENTORY, {ONE: shows("t4", cards=2)})
-    node = NodeInfo(ONE, "idle", "", 4, 62_720, "gpu:t4:1", ("train",))
-    assert hardware_known_to_slurm(noted, tried, [node]) == noted
-    assert hardware_known_to_slurm({}, tried, [node]) == tried
 
 
 def test_cards_whose_driver_does_not_answer_have_not_gone() -> None:
