@@ -7,7 +7,7 @@ until they have ended; so does one that is not to be changed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha1
@@ -284,7 +284,7 @@ def reject_missing_gpus(
     reports: Reports,
     concerned: Collection[str],
     *,
-    needs: Iterable[Finding] = (),
+    needs: Sequence[Finding] = (),
 ) -> None:
     """The last word of `up`: nodes whose partition has GPUs must show them, and have them linked.
 
@@ -293,17 +293,19 @@ def reject_missing_gpus(
     Raises:
         VerifyError: some don't; one failure a host. All else was done, and the others are at work.
     """
-    found = {one.host: one for one in needs}
     wanted = {partition.name: partition.gpus for partition in spec.partitions}
     failures = []
     for host in inventory.compute:
-        gpus, need = wanted.get(host.partition or ""), found.get(host.name)
+        gpus = wanted.get(host.partition or "")
         if gpus is None or host.name not in reports or host.name not in concerned:
             continue
         driver = reports[host.name].driver
-        code = "gpus-missing" if driver.cards < gpus.count else need.code if need else ""
-        if code not in {"gpus-missing", *NOT_LINKED}:
+        missing = driver.cards < gpus.count
+        found = (one for one in needs if one.host == host.name and (one.code in NOT_LINKED) != missing)
+        need = next(found, None)
+        if not (missing or need):
             continue
+        code = need.code if need and not missing else "gpus-missing"
         why, fix = (need.why, need.fix) if need else _why_missing(driver)
         cause = f"partition {host.partition} has gpus: {gpus.count} x {gpus.type}, and {why}"
         failures.append(Failure(code, cause, host.name, "verify", fix))

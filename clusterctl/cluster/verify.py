@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from clusterctl.cluster.context import ClusterContext, Drift, Outcome
 from clusterctl.cluster.converge import Converged
@@ -52,9 +50,12 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import reject_unknown
 from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory, inventory_of
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import Connect, Conversation
+from clusterctl.transport.base import Connect
 from clusterctl.transport.connections import Connections
 from clusterctl.util.process import Result, parallel_map
+
+if TYPE_CHECKING:
+    from clusterctl.scheduler.mpirun import MpirunClient
 
 READY_TIMEOUT_S = 120.0  # slurmctld takes a minute to ask a node again that was out of reach
 HEALTH_S = 60
@@ -71,8 +72,6 @@ _LET_IN: Final = (
 _MOST_NAMED = 8  # hosts in one error, by name and with their causes
 _TIMEOUT_S = 60.0
 _OF_DRIVER = frozenset({"no-driver", "reboot-needed", "secure-boot", "gpu-lost", "no-devices", *NOT_LINKED})
-
-RunJob = Callable[[tuple[str, ...]], Result]  # runs the verification job, one rank on each of these hosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,20 +121,14 @@ def run_verification(
         VerifyError: nodes are missing or out of service, or the job failed; names hosts and causes.
     """
     scheduler = scheduler_of(inventory, to)
-    for tries_left in (1, 0):
+    found = _ready_nodes(inventory, nodes, scheduler, to, timeout_s=timeout_s)
+    result = scheduler.run_verification_job(found.verified) if found.verified else None
+    if result and result.rc != 0 and _TAKEN in result.stderr:  # a user's job was faster
         found = _ready_nodes(inventory, nodes, scheduler, to, timeout_s=timeout_s)
-        if not found.verified:
-            return found
-        result = scheduler.run_verification_job(found.verified)
-        taken = _TAKEN in result.stderr
-        if tries_left and result.rc != 0 and taken:
-            continue  # a user's job was faster: its nodes count as busy now
-        if not is_right(result, found.verified):
-            raise verification_error(
-                result, found.verified, inventory, to, scheduler.run_verification_job, alike=taken
-            )
-        return found
-    raise AssertionError("the last try returns")
+        result = scheduler.run_verification_job(found.verified) if found.verified else None
+    if result and not is_right(result, found.verified):
+        raise verification_error(result, found.verified, inventory, to, scheduler)
+    return found
 
 
 def _ready_nodes(
@@ -216,37 +209,24 @@ def is_right(result: Result, hosts: tuple[str, ...]) -> bool:
 
 
 def verification_error(
-    result: Result,
-    hosts: tuple[str, ...],
-    inventory: Inventory,
-    to: Connect,
-    run_job: RunJob,
-    *,
-    alike: bool = False,
+    result: Result, hosts: tuple[str, ...], inventory: Inventory, to: Connect, scheduler: Nodes | MpirunClient
 ) -> VerifyError:
-    """The hosts at fault and why; smaller jobs tell where the job itself does not.
-
-    ``alike``: it is known to be no single host's fault.
-    """
+    """The hosts at fault and why; smaller jobs tell if the job itself does not."""
     said = _words(result)
-    failures: tuple[Failure, ...] = ()
-    if not alike:
-        failures = _failures_by_job(result) or _failures_of_parts(hosts, inventory, to, run_job)
+    failures = _failures_by_job(result) or _failures_of_parts(hosts, inventory, to, scheduler)
     if not failures:
-        fix = _LET_IN if _DENIED.search(said) and not alike else ""
-        at_fault = hosts if alike else tuple(_named(said, hosts, inventory)) or hosts
+        fix = _LET_IN if _DENIED.search(said) else ""
+        at_fault = tuple(_named(said, hosts, inventory)) or hosts
         failures = tuple(Failure("verify", said, host, "verify", fix) for host in at_fault)
     hosts_of = {failure.cause: str(failure.host) for failure in reversed(failures)}
     told = [cause if host in cause else f"{host}: {cause}" for cause, host in hosts_of.items()]
-    if (more := len(told) - _MOST_NAMED) > 0:  # the error's `failures` have them all
-        told[_MOST_NAMED:] = [f"and as much of {more} more"]
-    named = [str(failure.host) for failure in failures]
-    which = ", ".join(named) if len(named) <= _MOST_NAMED else f"{len(named)} nodes ({fold_nodes(named)})"
+    more = [f"and as much of {len(told) - _MOST_NAMED} more"] if len(told) > _MOST_NAMED else []
+    named = fold_nodes([str(failure.host) for failure in failures])
     fixes = "; ".join(dict.fromkeys(failure.fix for failure in failures if failure.fix))
     return VerifyError(
-        f"the verification job failed on {which}",
+        f"the verification job failed on {named}",
         code="verification-failed",
-        why="; ".join(told),
+        why="; ".join([*told[:_MOST_NAMED], *more]),  # the error's `failures` have them all
         fix=f"{fixes or 'correct the cause on these hosts'}, then run `clusterctl up` again",
         failures=failures,
     )
@@ -269,16 +249,16 @@ def _failures_by_job(result: Result) -> tuple[Failure, ...]:
 
 
 def _failures_of_parts(
-    hosts: tuple[str, ...], inventory: Inventory, to: Connect, run_job: RunJob
+    hosts: tuple[str, ...], inventory: Inventory, to: Connect, scheduler: Nodes | MpirunClient
 ) -> tuple[Failure, ...]:
     """The hosts that TCP does not join; else those on which even a job of their own fails."""
     addresses = {host.name: host.address for host in inventory.hosts if host.name in hosts}
     if (found := unconnected(addresses, to)) or len(hosts) == 1:
         return found
-    results = zip(hosts, parallel_map(hosts, lambda host: run_job((host,))), strict=True)
+    results = parallel_map(hosts, lambda host: scheduler.run_verification_job((host,)))
     return tuple(
         Failure("verify", _words(result), host, "verify")
-        for host, result in results
+        for host, result in zip(hosts, results, strict=True)
         if not is_right(result, (host,))
     )
 
@@ -330,31 +310,22 @@ def _unreached(
         for host in inventory.hosts
         if host.name in report.facts
     }
-
-    def start(host: str, argv: Sequence[str]) -> AbstractContextManager[Conversation]:
-        return connections.to(host).converse(argv)
-
     members = {host.name: host.address for host in inventory.hosts}
-    return tuple(examine_ports(peers, members, report.facts, start))
+    return tuple(
+        examine_ports(peers, members, report.facts, lambda host, argv: connections.to(host).converse(argv))
+    )
 
 
 def preflight(spec: ClusterSpec, workspace: Workspace, provider: Provider) -> DoctorReport:
     """Everything that stands in the way of `up`, found by looking alone: here, and where the hosts are."""
-
-    parts = (partial(_check, spec, provider), partial(provider.preflight, spec, workspace))
-    here, there = (report or DoctorReport((), {}) for report in parallel_map(parts, lambda part: part()))
-    seen = {one.what for one in there.findings}
-    refused = (one for one in here.findings if one.what not in seen)  # which a provider looks at in both
-    return replace(there, findings=(*refused, *there.findings))
-
-
-def _check(spec: ClusterSpec, provider: Provider) -> DoctorReport | None:
+    report = provider.preflight(spec, workspace) or DoctorReport((), {})
     try:
         provider.check(spec)
     except (MachineError, UsageError) as exc:
-        one = Finding("this machine", "error", exc.code, exc.what, exc.why or exc.where, exc.fix)
-        return DoctorReport((one,), {})
-    return None
+        if all(finding.what != exc.what for finding in report.findings):  # a provider may look at it in both
+            one = Finding("this machine", "error", exc.code, exc.what, exc.why or exc.where, exc.fix)
+            return replace(report, findings=(one, *report.findings))
+    return report
 
 
 def _as_jobs_have(facts: HostFacts, host: Host | None) -> HostFacts:

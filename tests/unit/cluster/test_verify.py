@@ -127,7 +127,8 @@ def test_a_node_that_a_users_job_took_meanwhile_counts_as_busy() -> None:
 def test_nodes_that_slurm_never_gives_are_an_error() -> None:
     late = Step((*SRUN, "..."), stderr=TAKEN, rc=1)
     with rejected("verification-failed", VerifyError) as caught:
-        verify(INVENTORY, ScriptedTransport([BOTH, late, BOTH, late]))
+        blameless = alone(NAMES[0]), alone(NAMES[1])
+        verify(INVENTORY, InAnyOrder([BOTH, late, BOTH, late, *blameless]))
     assert "busy" in caught.value.why
 
 
@@ -227,7 +228,7 @@ def test_of_many_hosts_some_causes_are_shown_and_all_are_kept() -> None:
     answer = json.dumps({"ok": False, "world_size": 2, "failures": found})
     with pytest.raises(VerifyError) as caught:
         verify(INVENTORY, ScriptedTransport([BOTH, Step((*SRUN, "..."), answer, rc=1)]))
-    assert caught.value.what.endswith("20 nodes (d-train-[1-20])")
+    assert caught.value.what.endswith("d-train-[1-20]")
     assert caught.value.why.startswith("d-train-20: sum 20 ")
     assert "; d-train-13: sum 13 " in caught.value.why
     assert caught.value.why.endswith(" 12 more")
@@ -328,21 +329,16 @@ def test_who_waits_is_told_what_is_out_of_service_and_how_it_comes_back() -> Non
 
 
 class Looks:
-    """A provider whose look at this machine ends only when the other one has begun."""
-
-    def __init__(self) -> None:
-        self.looking = threading.Event()
+    """A provider that lacks a tool here, and there a quota."""
 
     def check(self, spec: ClusterSpec) -> None:  # noqa: ARG002
-        assert self.looking.wait(60)
         raise MachineError("missing tool: gcloud", why="it carries SSH")
 
     def preflight(self, spec: ClusterSpec, workspace: Workspace) -> DoctorReport:  # noqa: ARG002
-        self.looking.set()
         return DoctorReport((Finding("z", "error", "quota", "too little quota", "0 are left", "ask"),), {})
 
 
-def test_a_slow_look_at_this_machine_takes_no_time_from_the_other(tmp_path: Path) -> None:
+def test_a_preflight_tells_of_this_machine_and_of_the_provider(tmp_path: Path) -> None:
     spec = parse_spec("{version: 1, name: d, partitions: [{name: t, nodes: 1}]}", "cluster.yaml")
     found = preflight(spec, Workspace(tmp_path / "d"), cast("Provider", Looks())).findings
     assert [one.what for one in found] == ["missing tool: gcloud", "too little quota"]
