@@ -16,7 +16,7 @@ from clusterctl.cli.prompts import AskBecomePass, read_only_prompts
 from clusterctl.cluster.context import provider_of
 from clusterctl.cluster.doctor_bundle import create
 from clusterctl.cluster.verify import checkup, preflight
-from clusterctl.errors import NotUpError, UsageError
+from clusterctl.errors import ClusterctlError, NotUpError, UsageError
 from clusterctl.hosts.checks import DoctorReport, failures
 from clusterctl.hosts.probe import GpuFacts
 from clusterctl.spec.models import ClusterSpec
@@ -77,7 +77,11 @@ def write_bundle(
 
     with screen.working("collecting"):
         source = options.chosen(screen).spec_file
-        made = create(spec, Workspace.of(spec.name), answer, Path(*(files or [default])), source=source)
+        try:
+            found = answer()
+        except ClusterctlError as exc:
+            found = {"ok": False, "error": exc.cause}
+        made = create(spec, Workspace.of(spec.name), found, Path(*(files or [default])), source=source)
     about = {"bundle": str(made.file.absolute()), "files": made.files, "missing": made.missing}
     screen.result(
         {"ok": True, "failures": [], "cluster": spec.name, **about},

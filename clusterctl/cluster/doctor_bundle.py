@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import distributions
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterctl import __version__
-from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.errors import UsageError
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import inventory_of
@@ -38,21 +38,26 @@ _HANGING: Final = re.compile(r"^@@ (.*)\n(?:(?!@@ ).*\n)*?@! (.*)$", re.MULTILIN
 _VERSION_S: Final = 10.0
 _MOST: Final = 1 << 20  # bytes of one file; of a longer one the end
 _LOGS: Final = 12  # the newest ones
-_SUFFIXES: Final = frozenset({".json", ".jsonl", ".yaml", ".yml", ".log", ".txt", ".conf", ".tf", ".hcl", ""})
-# Never: keys, and Terraform's state, which has the attributes of all resources in the clear.
+# Files of the workspace. Keys and Terraform's state, which has all attributes in the clear, end otherwise.
+_SUFFIXES: Final = frozenset({".json", ".jsonl", ".yaml", ".yml", ".log", ".txt", ".conf", ".tf", ".hcl"})
+_NAMES: Final = frozenset({"ssh_config", "known_hosts", "trusted_hosts", "access_config"})
 _SECRET_FILES: Final = ("id_ed25519", "munge.key", "ssh_host_ed25519_key", "slurm.key", "jwks.json")
-_LEFT_OUT: Final = re.compile(
-    r"\.tfstate|\.key$|\.pem$|\.p12$|(^|/)(id_\w+|ssh_host_\w+_key)$|\.terraform/|wheels/"
-)
 _TOOLS: Final = (("ssh", "-V"), ("systemctl", "--version"))
 _TOOLS_OF_CLOUDS: Final = (("terraform", "version"), ("gcloud", "version"))
 _ENVIRONMENT: Final = re.compile(
     r"CLUSTERCTL_|XDG_|ANSIBLE_|TF_|GOOGLE_|CLOUDSDK_|GCE_|LANG|LC_|PATH$|.*proxy$", re.I
 )
 README: Final = """\
-What `clusterctl doctor --bundle` collected of the cluster {cluster!r}, {date} (UTC).
+What `clusterctl doctor --bundle` collected of the cluster {cluster!r}, {date} (UTC):
 
-{contents}
+  doctor.json         what doctor finds now
+  versions.json       versions of clusterctl, of its libraries, and of the tools here
+  environment.txt     environment variables that clusterctl and its tools read
+  spec.yaml           your spec file
+  spec.resolved.yaml  the spec with its defaults
+  workspace/          records of the cluster: hosts, journal, Slurm's files, the newest logs
+  hosts/              what each host that answers says: its system, units, logs of Slurm, packages, GPUs
+
 Left out: private keys, the munge key, Terraform's state, job output, your data. Passwords, tokens, keys and
 credentials in URLs were replaced by {hidden}. Names of hosts and users, addresses, paths and the names
 of jobs are in it. Look through it before you send it: tar -xzf FILE, then any editor.
@@ -74,12 +79,15 @@ class DoctorBundle:
 def create(
     spec: ClusterSpec,
     workspace: Workspace,
-    doctor: Callable[[], Mapping[str, Any]],
+    doctor: Mapping[str, Any],
     file: Path,
     *,
     source: Path | None = None,
 ) -> DoctorBundle:
-    """Make the archive. ``doctor`` gives the answer of `doctor -o json`; ``source`` is the user's spec.
+    """Make the archive.
+
+    doctor: the answer of `doctor -o json`; ``error`` in it says why there is none.
+    source: the user's spec.
 
     Raises:
         UsageError: there is a file of that name.
@@ -87,72 +95,43 @@ def create(
     """
     if file.exists():
         raise UsageError(f"{file} exists", code="file-exists", fix="name another file, or remove it")
-    made = _Files(redactor(_secrets(workspace)))
-    try:
-        answer = doctor()
-    except ClusterctlError as exc:
-        made.missing.append(f"doctor: {exc.cause}")
-        answer = {"ok": False, "error": str(exc)}
-    made.add("doctor.json", json.dumps(answer, indent=2, default=str))
-    made.add("versions.json", json.dumps(_versions(spec), indent=2))
-    made.add("environment.txt", _environment())
-    made.add("spec.resolved.yaml", dump_spec(spec))
-    if source is not None:
-        made.copy(source, "spec.yaml")
-    _of_workspace(workspace, made)
-    _of_hosts(workspace, made)
-    date = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
-    contents = "".join(f"  {name:32} {what}\n" for name, what in _CONTENTS.items() if made.has(name))
-    missing = "".join(f"\nNot to be had: {one}" for one in made.missing)
-    words = {"cluster": spec.name, "date": date, "contents": contents, "missing": missing, "hidden": HIDDEN}
-    made.add("README.txt", README.format_map(words))
-    write_atomic(file, made.archive(f"{spec.name}-doctor"))
-    return DoctorBundle(file, tuple(sorted(made.texts)), tuple(made.missing))
-
-
-_CONTENTS: Final = {
-    "doctor.json": "what doctor finds now",
-    "versions.json": "versions of clusterctl, of its libraries, and of the tools here",
-    "environment.txt": "environment variables that clusterctl and its tools read",
-    "spec.yaml": "your spec file",
-    "spec.resolved.yaml": "the spec with its defaults",
-    "workspace/": "records of the cluster: hosts, journal, inventory, Slurm's files, Terraform's variables",
-    "workspace/logs/": "the newest logs of Ansible",
-    "hosts/": "what each host that answers says: its system, units, logs of Slurm, packages, GPUs",
-}
-
-
-class _Files:
-    """The files of the archive, redacted."""
-
-    def __init__(self, redact: Callable[[str], str]) -> None:
-        self._redact = redact
-        self.texts: dict[str, str] = {}
-        self.missing: list[str] = []
-
-    def add(self, name: str, text: str) -> None:
-        text = self._redact(text)
-        self.texts[self._redact(name)] = text if len(text) <= _MOST else f"[...]\n{text[-_MOST:]}"
-
-    def copy(self, path: Path, name: str) -> None:
-        """A file of ours as text, the end of a long one."""
+    missing = [f"doctor: {doctor['error']}"] if "error" in doctor else []
+    texts = {
+        "doctor.json": json.dumps(doctor, indent=2, default=str),
+        "versions.json": json.dumps(_versions(spec), indent=2),
+        "environment.txt": _environment(),
+        "spec.resolved.yaml": dump_spec(spec),
+    }
+    paths = {f"workspace/{path.relative_to(workspace.root)}": path for path in _chosen(workspace)}
+    for name, path in {**paths, **({"spec.yaml": source} if source else {})}.items():
         try:
-            self.add(name, path.read_bytes().decode(errors="replace"))
+            texts[name] = path.read_bytes().decode(errors="replace")
         except OSError as exc:
-            self.missing.append(f"{name}: {exc.strerror}")
+            missing.append(f"{name}: {exc.strerror}")
+    if not workspace.root.is_dir():
+        missing.append("the records of the cluster: it was never brought up from here")
+    said, silent = _ask_hosts(workspace)
+    missing += silent
+    texts |= {f"hosts/{host}.txt": text for host, text in said.items()}
+    date = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+    lacks = "".join(f"\nNot to be had: {one}" for one in missing)
+    texts["README.txt"] = README.format(cluster=spec.name, date=date, missing=lacks, hidden=HIDDEN)
+    redact = redactor(_secrets(workspace))
+    shown = {redact(name): redact(text) for name, text in sorted(texts.items())}
+    write_atomic(file, _archive(f"{spec.name}-doctor", shown))
+    return DoctorBundle(file, tuple(shown), tuple(missing))
 
-    def has(self, name: str) -> bool:
-        return any(one == name or (name.endswith("/") and one.startswith(name)) for one in self.texts)
 
-    def archive(self, folder: str) -> bytes:
-        stream = io.BytesIO()
-        with tarfile.open(fileobj=stream, mode="w:gz") as tar:
-            for name, text in sorted(self.texts.items()):
-                raw = text.encode(errors="replace")
-                entry = tarfile.TarInfo(f"{folder}/{name}")
-                entry.size, entry.mode, entry.mtime = len(raw), 0o600, int(time.time())
-                tar.addfile(entry, io.BytesIO(raw))
-        return stream.getvalue()
+def _archive(folder: str, texts: Mapping[str, str]) -> bytes:
+    """Return a tar archive of these files; of a long text, only the end."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as tar:
+        for name, text in texts.items():
+            raw = (text if len(text) <= _MOST else f"[...]\n{text[-_MOST:]}").encode(errors="replace")
+            entry = tarfile.TarInfo(f"{folder}/{name}")
+            entry.size, entry.mode, entry.mtime = len(raw), 0o600, int(time.time())
+            tar.addfile(entry, io.BytesIO(raw))
+    return stream.getvalue()
 
 
 def _secrets(workspace: Workspace) -> Iterator[str | bytes]:
@@ -198,42 +177,30 @@ def _environment() -> str:
     )
 
 
-def _of_workspace(workspace: Workspace, made: _Files) -> None:
-    if not workspace.root.is_dir():
-        made.missing.append("the records of the cluster: it was never brought up from here")
-        return
+def _chosen(workspace: Workspace) -> Iterator[Path]:
+    """The files of the workspace that help; of its logs, the newest ones."""
     logs = sorted(workspace.logs.glob("*"), key=lambda path: path.stat().st_mtime)[-_LOGS:]
     for path in sorted(workspace.root.rglob("*")):
-        inner = path.relative_to(workspace.root).as_posix()
+        helps = path.suffix in _SUFFIXES or path.name in _NAMES
         old_log = path.parent == workspace.logs and path not in logs
-        if path.is_symlink() or not path.is_file() or _LEFT_OUT.search(inner) or old_log:
-            continue
-        if path.name not in _SECRET_FILES and path.suffix in _SUFFIXES and not _is_binary(path):
-            made.copy(path, f"workspace/{inner}")
+        secret = path.name in _SECRET_FILES
+        if helps and not (old_log or secret or path.is_symlink()) and path.is_file():
+            yield path
 
 
-def _is_binary(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return b"\0" in file.read(4096)
-    except OSError:
-        return False
-
-
-def _of_hosts(workspace: Workspace, made: _Files) -> None:
+def _ask_hosts(workspace: Workspace) -> tuple[Mapping[str, str], list[str]]:
+    """Return what each host that answers says, and what could not be had of the hosts."""
     try:
         hosts: Sequence[str] = [host.name for host in inventory_of(workspace).hosts]
     except UsageError as exc:
-        made.missing.append(f"hosts: {exc.what}")
-        return
+        return {}, [f"hosts: {exc.what}"]
+    argv = ("sudo", "-n", "sh", "-s", str(COMMAND_S))
     with Connections(workspace.ssh_config) as connections:
-
-        def ask(name: str) -> str:
-            argv = ("sudo", "-n", "sh", "-s", str(COMMAND_S))
-            return connections.to(name).run(argv, stdin=_FACTS.encode(), timeout_s=_ANSWER_S).stdout
-
-        found, failed = on_each(hosts, ask)
-    for name, text in found.items():
-        made.add(f"hosts/{name}.txt", text)
-        made.missing += [f"{name}: {command}: {why}" for command, why in _HANGING.findall(text)]
-    made.missing += [f"{name}: {exc.cause}" for name, exc in failed.items()]
+        answers, failed = on_each(
+            hosts, lambda host: connections.to(host).run(argv, stdin=_FACTS.encode(), timeout_s=_ANSWER_S)
+        )
+    said = {host: answer.stdout for host, answer in answers.items()}
+    hanging = [
+        f"{host}: {what}: {why}" for host, text in said.items() for what, why in _HANGING.findall(text)
+    ]
+    return said, [*hanging, *(f"{host}: {exc.cause}" for host, exc in failed.items())]

@@ -17,7 +17,6 @@ import pytest
 
 from clusterctl.cluster import doctor_bundle
 from clusterctl.cluster.doctor_bundle import DoctorBundle, create
-from clusterctl.errors import TransportError
 from clusterctl.spec.load import parse_spec
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.redact import HIDDEN
@@ -61,11 +60,11 @@ def workspace(tmp_path: Path) -> Workspace:
     return found
 
 
-def made(workspace: Workspace, folder: Path, doctor: Any = lambda: {"ok": True}) -> DoctorBundle:
+def made(workspace: Workspace, folder: Path, doctor: Any = None) -> DoctorBundle:
     source = folder / "cluster.yaml"
     source.write_text(f"{SPEC}# {PLANTED['s3cr3t-of-the-index']}\n")
     spec = parse_spec(SPEC, "cluster.yaml")
-    return create(spec, workspace, doctor, folder / "out.tar.gz", source=source)
+    return create(spec, workspace, doctor or {"ok": True}, folder / "out.tar.gz", source=source)
 
 
 def files(bundle: Path) -> Mapping[str, bytes]:
@@ -105,10 +104,7 @@ def test_it_is_made_if_no_account_has_the_home_of_a_key(
 
 
 def test_it_is_made_where_nothing_answers(workspace: Workspace, tmp_path: Path) -> None:
-    def doctor() -> Mapping[str, Any]:
-        raise TransportError("no connection", why="nobody is there")
-
-    bundle = made(workspace, tmp_path, doctor)
+    bundle = made(workspace, tmp_path, {"ok": False, "error": "no connection: nobody is there"})
     found = files(bundle.file)
     assert [one.partition(":")[0] for one in bundle.missing] == ["doctor", "head"]
     readme = found["demo-doctor/README.txt"].decode()
