@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -13,7 +15,7 @@ from typing import Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from clusterctl.configure import ansible, inventory_file
 from clusterctl.configure.events import TaskProgress
-from clusterctl.errors import ClusterctlError, MachineError
+from clusterctl.errors import ClusterctlError, DiskError, MachineError
 from clusterctl.hosts.probe import TIMEOUT_S, HostReport, probe_hosts
 from clusterctl.hosts.roles import probe_requests
 from clusterctl.providers import registry
@@ -24,19 +26,17 @@ from clusterctl.scheduler.session import PATIENCE_S
 from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory, applied_if_known, inventory_if_known
-from clusterctl.state.ledger import Journal
 from clusterctl.state.workspace import WAIT_S, Workspace, write_atomic
 from clusterctl.transport.connections import Connections
 from clusterctl.transport.master import end_all
 from clusterctl.transport.openssh import write_ssh_files
-from clusterctl.util.assets import digest
+from clusterctl.util.disk import append_line
 from clusterctl.util.process import temporary_folder
 from clusterctl.util.progress import SILENT, Reporter
 
 R = TypeVar("R", bound="PhaseRunner")
 P = ParamSpec("P")
 T = TypeVar("T")
-_HEAVY = ".terraform"  # plugins of a hundred megabytes; linked
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +94,25 @@ class PhaseRunner:
     ) -> T:
         """Run a function as the phase of this name. Return its value; its notes are added to ``notes``."""
         self.reporter.step(name)
-        spec = self.workspace.spec
-        inputs = digest(spec.read_bytes()) if spec.exists() else ""
-        with Journal(self.workspace.journal).phase(self.verb, name, inputs=inputs) as record:
-            try:
-                outcome = phase(self, *args, **kwargs)
-                record.note = outcome.summary
-            except ClusterctlError as exc:
-                record.note = exc.what
-                raise
-        self.phases.append(Phase(name, record.seconds, outcome.summary))
+        start, ok, note = time.monotonic(), False, ""
+        try:
+            outcome = phase(self, *args, **kwargs)
+            ok, note = True, outcome.summary
+        except ClusterctlError as exc:
+            note = exc.what
+            raise
+        finally:
+            seconds = round(time.monotonic() - start, 3)
+            self._journal(phase=name, ok=ok, note=note, seconds=seconds, at=time.time())
+        self.phases.append(Phase(name, seconds, note))
         self.notes += outcome.notes
         return outcome.value
+
+    def _journal(self, **row: str | float) -> None:
+        """Append a row to the workspace's journal. `down` has removed it at the end, and needs no disk."""
+        if self.workspace.root.is_dir():
+            with suppress(DiskError):
+                append_line(self.workspace.journal, json.dumps({"verb": self.verb, **row}))
 
     def repaired(self, repairs: Iterable[Drift]) -> None:
         """Report repairs at once: they are made even if a later phase fails."""
@@ -145,7 +152,7 @@ class ClusterContext(PhaseRunner):
         return cls(
             spec=spec,
             workspace=workspace,
-            provider=provider or provider_of(spec.provider, prompts, reporter),
+            provider=provider or provider_of(spec.provider, replace(prompts, reporter=reporter)),
             connections=Connections(workspace.ssh_config),
             reporter=reporter,
             wait_s=wait_s,
@@ -186,34 +193,28 @@ class ClusterContext(PhaseRunner):
             yield
 
 
-def provider_of(
-    settings: ProviderSettings, prompts: Prompts = NO_PROMPTS, reporter: Reporter | None = None
-) -> Provider:
+def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Provider:
     """Return the provider of these settings; ``prompts`` are for machines of the user's own."""
-    return registry.provider_of(
-        settings, replace(prompts, restore=_restore, reporter=reporter or prompts.reporter)
-    )
+    return registry.provider_of(settings, replace(prompts, restore=_restore))
 
 
 @contextmanager
 def workspace_copy(
     workspace: Workspace, *, without: Collection[str], place: Path | None = None
 ) -> Iterator[Workspace]:
-    """A copy of the workspace, to write in, but for what bears these names; a fresh one where there is none.
+    """Make a copy of the workspace to write in, without files of these names. Without a workspace, a new one.
 
-    It is below ``place``, by default where temporary files go.
+    place: the folder that the copy is made in. Default: where temporary files go.
 
     Raises:
-        MachineError: none can be made.
+        MachineError: it can't be made.
     """
     with temporary_folder(place) as folder:
         copy = Workspace(folder / workspace.root.name)
         try:
             if workspace.root.is_dir():
                 skip = shutil.ignore_patterns(*without, workspace.connections.name)  # sockets can't be copied
-                shutil.copytree(
-                    workspace.root, copy.root, ignore=skip, symlinks=True, copy_function=_copy_file
-                )
+                shutil.copytree(workspace.root, copy.root, ignore=skip, symlinks=True, copy_function=_link)
             with suppress(FileNotFoundError):
                 shutil.copy2(workspace.copies, copy.copies)
         except OSError as exc:  # shutil's own error is one too
@@ -229,8 +230,9 @@ def workspace_copy(
             end_all(copy.ssh_config)
 
 
-def _copy_file(source: str, target: str) -> str:
-    if _HEAVY in Path(source).parts:
+def _link(source: str, target: str) -> str:
+    """Copy a file. A plugin of Terraform, which has a hundred megabytes, is linked if it can be."""
+    if ".terraform" in Path(source).parts:
         with suppress(OSError):  # another file system
             os.link(source, target)
             return target

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl.cluster.context import Outcome, Phase, PhaseRunner, provider_of, workspace_copy
@@ -102,8 +102,8 @@ def down_locked(runner: PhaseRunner, options: DownOptions) -> DownResult:
     if not workspace.root.is_dir():
         raise _no_cluster(workspace.root.name)
     discarded = to_discard(workspace, options.discard_runs, everything=options.discard)
-    with _writable(runner):
-        result = take_down(runner, options, discarded)
+    with _writable(runner) as writing_runner:
+        result = take_down(writing_runner, options, discarded)
     if recorded(workspace.root.name) is None:  # no kept storage, of which these would be copies
         with suppress(OSError):
             workspace.copies.unlink(missing_ok=True)
@@ -119,10 +119,10 @@ def take_down(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEnt
         forget(workspace, options.gone)
         return DownResult()
     settings = _settings(workspace)
-    provider = provider_of(settings, options.prompts, runner.reporter)
+    provider = provider_of(settings, replace(options.prompts, reporter=runner.reporter))
     runs: tuple[RunRecord, ...] = ()
     if set(uncollected(workspace)) - set(discarded):
-        runs = runner.run("collect_runs", collect_runs, options.out, discarded, options.on_run)
+        runs = runner.run("collect_runs", collect_runs, options, discarded)
     lost = runner.run("look", look, discarded, discard=options.discard)
     if forgotten := forget(workspace, options.gone):
         runner.reporter.note(f"forgotten: {'; '.join(forgotten)}")
@@ -151,30 +151,27 @@ def _has_begun(workspace: Workspace) -> bool:
 
 
 @contextmanager
-def _writable(runner: PhaseRunner) -> Iterator[None]:
-    """Work on a copy of the workspace where its disk takes nothing more: `down` must not need it."""
+def _writable(runner: PhaseRunner) -> Iterator[PhaseRunner]:
+    """Yield a runner that works on a copy of the workspace if its disk takes nothing more."""
     workspace = runner.workspace
     try:
         workspace.create()
     except DiskError as exc:
-        copy = f"{workspace.root} takes nothing more ({exc.why}); working on a copy of it"
-        runner.reporter.note(Notice("works-on-a-copy", copy))
-        with workspace_copy(workspace, without=["logs"], place=roomiest()) as runner.workspace:
-            yield
+        copied = f"{workspace.root} takes nothing more ({exc.why}); working on a copy of it"
+        runner.reporter.note(Notice("works-on-a-copy", copied))
+        with workspace_copy(workspace, without=["logs"], place=roomiest()) as copy:
+            yield replace(runner, workspace=copy)
     else:
-        yield
+        yield runner
 
 
 def collect_runs(
-    runner: PhaseRunner,
-    out: Path | None,
-    discarded: Collection[JobEntry] = (),
-    on_run: Callable[[RunRecord], None] = lambda _: None,
+    runner: PhaseRunner, options: DownOptions, discarded: Collection[JobEntry]
 ) -> Outcome[tuple[RunRecord, ...]]:
     ids = [entry.job_id for entry in discarded if entry.job_id]
     try:
         spec = applied_spec(runner.workspace)
-        found = collect_all(spec, runner.workspace, out=out, discard=ids, on_run=on_run)
+        found = collect_all(spec, runner.workspace, out=options.out, discard=ids, on_run=options.on_run)
     except (CollectError, SchedulerError, TransportError, UsageError) as exc:
         raise not_collected_error(exc, ids) from exc
     return Outcome(found, f"{len(found)} runs")

@@ -1,6 +1,6 @@
-"""The journal of phases in the workspace; run.json of a collected run.
+"""The record of a collected run, run.json, and the folders that have runs.
 
-All are read back by later versions, so unknown keys are tolerated on reading.
+Later versions read run.json, so unknown keys are tolerated.
 """
 
 from __future__ import annotations
@@ -8,17 +8,16 @@ from __future__ import annotations
 import json
 import math
 import os
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict  # pydantic takes that of typing from Python 3.12 on
 
-from clusterctl.errors import CollectError, DiskError, MachineError
+from clusterctl.errors import CollectError, MachineError
 from clusterctl.state.submissions import RUN_FILE, RUNS, UNCHANGED
 from clusterctl.state.workspace import state_home
 from clusterctl.util.disk import append_line, read_rows
@@ -207,47 +206,3 @@ def note_runs_folder(folder: Path) -> None:
     if all(row.get("folder") != str(folder) for row in read_rows(path)):
         with suppress(MachineError):
             append_line(path, json.dumps({"folder": str(folder)}))
-
-
-@dataclass(slots=True)
-class PhaseRecord:
-    """One phase: ``inputs`` hashed, a ``note`` for the table, and what is known at its end.
-
-    That is ``seconds`` of wall time, ``at`` which Unix time it ended, and whether all went well.
-    """
-
-    verb: str
-    phase: str
-    inputs: str
-    seconds: float = 0.0
-    at: float = 0.0
-    ok: bool = False
-    note: str = ""
-
-
-class Journal:
-    """The workspace's journal.jsonl: phases are appended, unless its disk is full."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @contextmanager
-    def phase(self, verb: str, name: str, *, inputs: str = "") -> Iterator[PhaseRecord]:
-        """Time the body, which may set the note, and record its outcome."""
-        record, start = PhaseRecord(verb, name, inputs), time.monotonic()
-        try:
-            yield record
-            record.ok = True
-        finally:
-            record.seconds, record.at = round(time.monotonic() - start, 3), time.time()
-            if self.path.parent.is_dir():  # else `down` has removed the workspace
-                with suppress(DiskError):  # what was done counts, not its note; and `down` needs no disk
-                    append_line(self.path, json.dumps(asdict(record), separators=(",", ":")))
-
-    def entries(self) -> tuple[PhaseRecord, ...]:
-        """All phases so far, oldest first."""
-        entries = []
-        for row in read_rows(self.path):
-            with suppress(TypeError):  # of another version
-                entries.append(PhaseRecord(**row))
-        return tuple(entries)

@@ -20,7 +20,6 @@ from clusterctl.cluster.look import DISCARDED
 from clusterctl.errors import CollectError, LeftoversError, OnlyCopyError, UnreachableError, UsageError
 from clusterctl.providers.base import Leftover
 from clusterctl.spec.models import LocalSettings
-from clusterctl.state.ledger import Journal
 from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.disk import read_rows
@@ -101,7 +100,7 @@ def test_what_was_given_up_is_journaled_and_noted(tmp_path: Path, monkeypatch: p
     (workspace.root / "hosts.json").touch()
     with pytest.raises(LeftoversError):
         down.down(PhaseRunner(workspace=workspace), DownOptions(discard_runs=["2", "3"]))
-    assert [one.phase for one in Journal(workspace.journal).entries()] == ["look", "destroy"]
+    assert [row["phase"] for row in read_rows(workspace.journal)] == ["look", "destroy"]
     stub.stubborn = False  # the same command goes on
     done = down.down(PhaseRunner(workspace=workspace), DownOptions(discard_runs=["2", "3"]))
     assert [entry.job_id for entry in done.discarded] == ["2", "3"]

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import LockedError, MachineError
-from clusterctl.state.ledger import Journal
 from clusterctl.state.workspace import Workspace, open_private, write_atomic
 from tests.support.messages import refused
 from tests.support.processes import holding_lock
@@ -160,22 +159,6 @@ def test_a_state_folder_below_a_file_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with refused("file-unwritable", MachineError):
         Workspace(tmp_path / "file" / "demo").create()
-
-
-def test_the_journal_times_phases_and_survives_a_torn_line(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal.jsonl")
-    with journal.phase("up", "reach", inputs="abc") as step:
-        step.note = "3 hosts"
-    with pytest.raises(ZeroDivisionError), journal.phase("up", "configure"):
-        _ = 1 / 0
-    with journal.path.open("a") as file:
-        file.write('{"verb": "up", "pha')
-    with journal.phase("up", "configure"):
-        pass
-    first, second, third = journal.entries()
-    assert (first.phase, first.inputs, first.ok, first.note) == ("reach", "abc", True, "3 hosts")
-    assert (second.phase, second.ok, third.ok) == ("configure", False, True)
-    assert step.seconds == first.seconds >= 0
 
 
 @pytest.mark.parametrize("kept", ["spec", "confirmed"])
