@@ -9,19 +9,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from clusterctl.cluster.context import ClusterContext
-from clusterctl.cluster.look import look_at_leaving
+from clusterctl.cluster.look import LeavingHosts, look_at_leaving
 from clusterctl.cluster.nodes import REASON, drain_usable, resume_drained
 from clusterctl.errors import ClusterctlError, Notice, SchedulerError, TransportError, UsageError
-from clusterctl.providers.base import HostChange, HostPlan, Size
-from clusterctl.runs.only_copies import NOTHING
-from clusterctl.scheduler.base import JobInfo, Jobs, NodeInfo, Nodes, active_jobs
+from clusterctl.providers.base import HostPlan, Size
+from clusterctl.runs.only_copies import NOTHING, OnlyCopies
+from clusterctl.scheduler.base import JobInfo, Jobs, Nodes, active_jobs
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.spec.common import Partition
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.units import shown_memory
 from clusterctl.state.inventory import Inventory
 
 END_S = 60.0
@@ -83,25 +81,20 @@ def make_way(
     reject_changed_users(cluster)
     scheduler = cluster.scheduler(before, patience_s=SHORT_PATIENCE_S)
     impact = impact_of(cluster, before, planned, scheduler, drain=True)
-    look = partial(
-        look_at_leaving,
-        before=before,
-        planned=planned,
-        scheduler=scheduler,
-        replaced=replaced,
-        discard=discard,
-    )
-    has_look = planned.changes or planned.other_lost or replaced
-    lost = NOTHING
+
+    def look() -> OnlyCopies:
+        if not (planned.changes or planned.other_lost or replaced):
+            return NOTHING
+        leaving = LeavingHosts(before, planned, replaced)
+        return cluster.run("look_at_leaving", look_at_leaving, leaving, scheduler, discard=discard)
+
     try:
-        if has_look:
-            lost = cluster.run("look_at_leaving", look)
         if not force:
             reject(impact)
-        elif impact.affected:
+        lost = look()
+        if impact.affected:
             end_jobs(impact.affected, cluster.scheduler(before))
-            # A job may write until it has ended.
-            lost = cluster.run("look_at_leaving", look) if has_look else lost
+            lost = look()  # a job may write until it has ended
     except ClusterctlError:
         resume_drained(scheduler, impact.drained)
         raise
@@ -123,19 +116,69 @@ def impact_of(
     ``drain``: none starts on nodes that leave or stop.
     """
     spec, provider = cluster.spec, cluster.provider
-    changes = _NodeChanges.of(spec, before, provider.sizes(spec), planned.changes)
-    if not (changes.gone or changes.resized or changes.stopped):
+    partitions = {node: partition for partition in spec.partitions for node in spec.node_names(partition)}
+    sizes, now = provider.sizes(spec), {one.name: size for one in before.compute if (size := Size.of(one))}
+    resized = [name for name, size in now.items() if sizes.get(name, size) != size]
+    reasons = _why_stopped(before, planned, partitions)
+    if not (reasons or resized):
         return Impact()
     try:
-        found = drain_usable(scheduler, changes.gone.union(changes.stopped) if drain else (), REASON)
+        found = drain_usable(scheduler, reasons if drain else (), REASON)
     except (SchedulerError, TransportError) as exc:
         # Without an answer nodes may be at work all the same; hosts that are off have no jobs to spare.
         may_work = isinstance(exc, SchedulerError) or provider.alive(before.cluster_id)
         return Impact(unknown=exc.cause if may_work else "")
-    affected = tuple(changes.affected(found.jobs, found.nodes))
+    keep = {}
+    for name in resized:
+        partition, old, new = partitions[name], now[name], sizes[name]
+        allocated = found.nodes[name].allocated_mib if name in found.nodes else 0
+        too_small = partition.memory is not None and allocated > new.memory_mib
+        if old.disk_mib != new.disk_mib or (partition.cpus and old.cpus != new.cpus) or too_small:
+            reasons[name] = f"{name} gets {new} instead of {old}"
+        else:
+            cpus = new.cpus if partition.cpus else old.cpus
+            memory_mib = new.memory_mib if partition.memory else old.memory_mib
+            keep[name] = replace(new, cpus=cpus, memory_mib=memory_mib)
+    affected = tuple(_affected(found.jobs, reasons, before, partitions))
     ending = {one.job.id for one in affected}
-    keep = changes.kept({node for job in found.jobs if job.id not in ending for node in job.nodes})
+    at_work = {node for job in found.jobs if job.id not in ending for node in job.nodes}
+    keep = {name: size for name, size in keep.items() if name in at_work and size != sizes[name]}
     return Impact(keep, affected, drained=found.drained)
+
+
+def _why_stopped(before: Inventory, planned: HostPlan, partitions: Mapping[str, Partition]) -> dict[str, str]:
+    """Host -> why its jobs end, for hosts that leave, are made anew or restarted. Nodes outlive a restart of
+    the controller.
+
+    partitions: the partition of each node that the spec names.
+    """
+    reasons = {}
+    for host in planned.changes:
+        why = f": {host.why}" if host.why else ""
+        if host.action == "replace":
+            reasons[host.name] = (
+                f"{host.name} {'leaves the cluster' if host.released else f'is made anew{why}'}"
+            )
+        elif host.restarts and host.name != before.controller.name:
+            reasons[host.name] = f"{host.name} is restarted{why}"
+    gone = [host.name for host in before.compute if host.name not in partitions]
+    return {**reasons, **{name: f"{name} leaves the cluster" for name in gone}}
+
+
+def _affected(
+    active: Iterable[JobInfo],
+    reasons: Mapping[str, str],
+    before: Inventory,
+    partitions: Mapping[str, Partition],
+) -> Iterator[AffectedJob]:
+    stay = {partition.name for partition in partitions.values()}
+    for job in active:
+        hosts = (before.controller.name, *job.nodes)  # a controller that goes forgets all jobs
+        why = next((reasons[host] for host in hosts if host in reasons), "")
+        if not (why or job.nodes or stay & set(job.partition.split(","))):
+            why = f"partition {job.partition} is removed"
+        if why:
+            yield AffectedJob(job, why)
 
 
 def reject(impact: Impact) -> None:
@@ -157,74 +200,6 @@ def reject(impact: Impact) -> None:
             fix="wait until they have ended, or end them: `clusterctl cancel`, or say it again with "
             "`--force`, which ends them for you",
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _NodeChanges:
-    """The nodes that go, and those whose size changes: as they are, and as they would be.
-
-    ``stopped``: hosts that the provider makes anew or restarts, and why.
-    """
-
-    partitions: Mapping[str, Partition]  # by node
-    gone: frozenset[str]
-    resized: Mapping[str, tuple[Size, Size]]
-    stopped: Mapping[str, str]
-    controller: str
-
-    @classmethod
-    def of(
-        cls, spec: ClusterSpec, before: Inventory, sizes: Mapping[str, Size], hosts: Sequence[HostChange]
-    ) -> _NodeChanges:
-        partitions = {node: partition for partition in spec.partitions for node in spec.node_names(partition)}
-        resized = {
-            host.name: (size, sizes[host.name])
-            for host in before.compute
-            if host.name in sizes and (size := Size.of(host)) and size != sizes[host.name]
-        }
-        gone = frozenset(host.name for host in before.compute if host.name not in partitions)
-        gone |= {host.name for host in hosts if host.released and host.action == "replace"}
-        controller = before.controller.name
-        stopped = {}
-        for host in hosts:
-            anew = host.action == "replace" and not host.released
-            if anew or (host.restarts and host.name != controller):
-                why = f": {host.why}" if host.why else ""
-                stopped[host.name] = f"{host.name} is {'made anew' if anew else 'restarted'}{why}"
-        return cls(partitions, gone, resized, stopped, controller)
-
-    def affected(self, active: Iterable[JobInfo], nodes: Mapping[str, NodeInfo]) -> Iterator[AffectedJob]:
-        reasons = {**self.stopped, **{node: f"{node} leaves the cluster" for node in self.gone}}
-        for name, (now, then) in self.resized.items():
-            partition = self.partitions[name]
-            allocated = nodes[name].allocated_mib if name in nodes else 0
-            if now.disk_mib != then.disk_mib:
-                reasons[name] = f"{name} is made anew, with another disk"
-            elif partition.cpus is not None and now.cpus != then.cpus:
-                reasons[name] = f"{name} gets {then.cpus} CPUs instead of {now.cpus}"
-            elif partition.memory is not None and allocated > then.memory_mib:
-                reasons[name] = f"{name} gets {shown_memory(then.memory_mib)} of memory, less than jobs have"
-        stay = {partition.name for partition in self.partitions.values()}
-        for job in active:
-            where = (self.controller, *job.nodes)  # who loses the controller forgets all jobs
-            if hit := [reasons[node] for node in where if node in reasons]:
-                yield AffectedJob(job, hit[0])
-            elif not job.nodes and not stay & set(job.partition.split(",")):
-                yield AffectedJob(job, f"partition {job.partition} is removed")
-
-    def kept(self, at_work: Collection[str]) -> dict[str, Size]:
-        """The nodes at work that would change without the spec saying so, with the size that they keep."""
-        keep = {}
-        for name, (now, then) in self.resized.items():
-            partition = self.partitions[name]
-            size = replace(
-                then,
-                cpus=then.cpus if partition.cpus else now.cpus,
-                memory_mib=then.memory_mib if partition.memory else now.memory_mib,
-            )
-            if name in at_work and size != then:
-                keep[name] = size
-        return keep
 
 
 def reject_changed_users(cluster: ClusterContext) -> None:

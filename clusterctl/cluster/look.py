@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from clusterctl.cluster.context import ClusterContext, Outcome, PhaseRunner
 from clusterctl.errors import ClusterctlError, MachineError, SchedulerError, TransportError, UsageError
@@ -89,50 +89,55 @@ def _jobs(
     return tuple(lines), ()
 
 
+@dataclass(frozen=True, slots=True)
+class LeavingHosts:
+    """The hosts of an inventory that a plan removes or makes anew.
+
+    replaced: hosts of the user's own that are other machines now.
+    """
+
+    before: Inventory
+    planned: HostPlan
+    replaced: Collection[str] = ()
+
+    @property
+    def names(self) -> set[str]:
+        return {one.name for one in self.planned.changes if one.action in {"remove", "replace"}}
+
+    def places_lost(self, *, keep: bool) -> tuple[list[str], bool]:
+        """Return the hosts whose own disks are emptied, and whether the shared folder is removed.
+
+        keep: whether the shared folder outlives the controller.
+        """
+        stopped = {one.name for one in self.planned.changes if one.restarts}
+        emptied = {host.name for host in self.before.hosts if host.name in stopped and host.local_ssds}
+        hosts = [host.name for host in self.before.hosts if host.name in self.names | emptied]
+        loses_shared = self.before.controller.name in self.names and not keep
+        return hosts, bool(self.planned.other_lost) or loses_shared
+
+
 def look_at_leaving(
-    cluster: ClusterContext,
-    before: Inventory,
-    planned: HostPlan,
-    scheduler: Jobs,
-    *,
-    replaced: Collection[str] = (),
-    discard: bool = False,
+    cluster: ClusterContext, leaving: LeavingHosts, scheduler: Jobs, *, discard: bool = False
 ) -> Outcome[OnlyCopies]:
     """Find what exists only on hosts, and on a shared folder, that a change removes or makes anew.
 
-    Of machines of the user's own, ``replaced`` ones too, these are runs that are not collected, where hosts
-    share no folder: files stay on such a machine, but `collect` does not find it any more.
+    Of machines of the user's own, these are runs that are not collected, if hosts share no folder: files stay
+    on such a machine, but `collect` does not find it any more.
 
     Raises:
         OnlyCopyError: there is something, and not ``discard``; one failure each.
     """
-    found, workspace = NOTHING, cluster.workspace
+    found, workspace, before = NOTHING, cluster.workspace, leaving.before
     if before.traits.user_owned:
         if before.shared_folder.kind == "none":
-            found = _uncollected(workspace, scheduler, _gone(planned) | {*replaced})
+            found = _uncollected(workspace, scheduler, {*leaving.names, *leaving.replaced})
     else:
-        hosts, shared = places_lost(before, planned, keep=keeps_storage(workspace))
+        hosts, shared = leaving.places_lost(keep=keeps_storage(workspace))
         if hosts or shared:
             found = Search(before, workspace, cluster.connections.to, hosts, shared=shared).find()
     if found and not discard:
         raise found.error("this exists only on what the change removes: nothing was changed", fix=_fix(found))
     return Outcome(found, _summary(found))
-
-
-def places_lost(before: Inventory, planned: HostPlan, *, keep: bool) -> tuple[list[str], bool]:
-    """Return the hosts whose own disks a change empties, and whether it removes the shared folder.
-
-    keep: whether the shared folder outlives the controller.
-    """
-    gone = _gone(planned)
-    stopped = {one.name for one in planned.changes if one.restarts}
-    emptied = {host.name for host in before.hosts if host.name in stopped and host.local_ssds}
-    hosts = [host.name for host in before.hosts if host.name in gone | emptied]
-    return hosts, bool(planned.other_lost) or (before.controller.name in gone and not keep)
-
-
-def _gone(planned: HostPlan) -> set[str]:
-    return {one.name for one in planned.changes if one.action in {"remove", "replace"}}
 
 
 def _uncollected(workspace: Workspace, scheduler: Jobs, names: Collection[str]) -> OnlyCopies:

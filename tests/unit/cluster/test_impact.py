@@ -247,8 +247,8 @@ def test_a_job_that_waits_in_a_partition_that_goes_is_named() -> None:
 @pytest.mark.parametrize(
     ("more", "size", "why"),
     [
-        ({"cpus": 2}, Size(2, 4000), "gets 2 CPUs instead of 1"),
-        ({"memory": "1GiB"}, Size(1, 1024), "gets 1GiB of memory, less than jobs have"),
+        ({"cpus": 2}, Size(2, 4000), "gets 2 CPUs, 3.9GiB of memory instead of 1 CPU"),
+        ({"memory": "1GiB"}, Size(1, 1024), "gets 1 CPU, 1GiB of memory instead of 1 CPU"),
     ],
 )
 def test_a_size_that_the_spec_says_and_a_job_cannot_bear(more: dict[str, Any], size: Size, why: str) -> None:

@@ -19,11 +19,11 @@ from clusterctl.cluster.impact import AffectedJob, Impact, make_way
 from clusterctl.cluster.look import (
     DISCARDED,
     LOOK_VALID_S,
+    LeavingHosts,
     all_answer,
     look,
     look_at_leaving,
     note_removal,
-    places_lost,
 )
 from clusterctl.errors import OnlyCopyError, SlurmError, UnreachableError
 from clusterctl.providers.base import HostChange, HostPlan
@@ -32,7 +32,6 @@ from clusterctl.scheduler.base import JobInfo, JobState, Nodes
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import LocalSettings
 from clusterctl.state.inventory import Inventory, SharedFolder
-from clusterctl.state.ledger import Journal
 from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.connections import Connections
@@ -127,16 +126,17 @@ def test_all_that_would_be_lost_is_listed_with_size_owner_and_age(stage: Stage) 
     for answer in ("`clusterctl cancel`", "`clusterctl collect --all`", "storage: {keep: true}", "--discard"):
         assert answer in caught.value.fix
     assert [one.fix for one in caught.value.failures] == [caught.value.fix, "", "", ""]
-    (entry,) = Journal(stage.workspace.journal).entries()
-    assert (entry.verb, entry.ok) == ("down", False)
-    assert entry.note == caught.value.what
+    (entry,) = read_rows(stage.workspace.journal)
+    assert (entry["verb"], entry["phase"], entry["ok"]) == ("down", "look", False)
+    assert entry["note"] == caught.value.what
+    assert entry["seconds"] >= 0
 
 
 def test_what_is_discarded_is_returned_and_journaled(stage: Stage) -> None:
     stage.found = OnlyCopies(files=(MODEL,))
     assert stage.look(discard=True).files == (MODEL,)
-    (entry,) = Journal(stage.workspace.journal).entries()
-    assert entry.note.startswith("discarded: 3.0 GiB in 2 files; /shared/home/ada/models: ")
+    (entry,) = read_rows(stage.workspace.journal)
+    assert entry["note"].startswith("discarded: 3.0 GiB in 2 files; /shared/home/ada/models: ")
 
 
 def test_a_run_that_is_given_up_stops_nothing(stage: Stage) -> None:
@@ -286,7 +286,7 @@ def change(name: str, action: Any, **more: Any) -> HostChange:
 def test_a_change_looks_at_what_it_removes_and_at_nothing_else(
     changes: list[HostChange], more: dict[str, Any], lost: object, *, keep: bool
 ) -> None:
-    assert places_lost(inventory(), HostPlan(tuple(changes), **more), keep=keep) == lost
+    assert LeavingHosts(inventory(), HostPlan(tuple(changes), **more)).places_lost(keep=keep) == lost
 
 
 @pytest.mark.parametrize("affected", [True, False])
@@ -320,10 +320,10 @@ def test_what_a_job_writes_until_it_is_ended_is_looked_for_too(
     assert resumed == [("d-train-1",)] * affected
     stage.found = OnlyCopies(files=(SCRATCH,))
     make_way(session, plan, force=True, discard=True)
-    entry = Journal(stage.workspace.journal).entries()[-1]
-    assert (entry.verb, entry.phase) == ("up", "look_at_leaving")
-    assert entry.note.startswith("discarded: 5 B")
-    assert "/scratch/shards on d-train-1" in entry.note
+    entry = list(read_rows(stage.workspace.journal))[-1]
+    assert (entry["verb"], entry["phase"]) == ("up", "look_at_leaving")
+    assert entry["note"].startswith("discarded: 5 B")
+    assert "/scratch/shards on d-train-1" in entry["note"]
 
 
 @pytest.mark.parametrize(
@@ -340,12 +340,12 @@ def test_a_machine_of_the_users_own_leaves_once_its_runs_are_collected(
     slurm: Any = Slurm([job(7, JobState.COMPLETED, *nodes)])
     plan = HostPlan((change("d-train-2", "remove", released=True),))
     if not stops:
-        assert not look_at_leaving(session, before, plan, slurm).value
+        assert not look_at_leaving(session, LeavingHosts(before, plan), slurm).value
         return
     with rejected("only-copy", OnlyCopyError) as caught:
-        look_at_leaving(session, before, plan, slurm)
+        look_at_leaving(session, LeavingHosts(before, plan), slurm)
     assert "d-train-2" in caught.value.why
     with pytest.raises(OnlyCopyError):
-        look_at_leaving(session, before, HostPlan(()), slurm, replaced=["d-train-2"])
+        look_at_leaving(session, LeavingHosts(before, HostPlan(()), ["d-train-2"]), slurm)
     ledger.update(entry, run_dir="/runs/d-7-mine", run_state="COMPLETED")
-    assert not look_at_leaving(session, before, plan, slurm).value
+    assert not look_at_leaving(session, LeavingHosts(before, plan), slurm).value
