@@ -132,10 +132,9 @@ class Inventory(BaseModel):
 
     @property
     def traits(self) -> type[ProviderSettings]:
-        from clusterctl.spec.common import ProviderSettings  # noqa: PLC0415 - 0.1 s of verbs that need none
-        from clusterctl.spec.models import PROVIDERS  # noqa: PLC0415 - as above
+        from clusterctl.spec.models import PROVIDERS  # noqa: PLC0415 - 0.1 s of verbs that need none
 
-        return PROVIDERS.get(self.provider, ProviderSettings)
+        return PROVIDERS[self.provider]
 
     @property
     def controller(self) -> Host:

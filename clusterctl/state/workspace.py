@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from clusterctl.errors import LockedError, MachineError
-from clusterctl.util.disk import REFUSALS, disk_error, writing
+from clusterctl.util.disk import REFUSALS, writing
 
 _UNFIT = frozenset('"%\n')
 ROOM = 1 << 20  # that the state of a cluster may take: better refused at the start than half-way
@@ -84,7 +84,7 @@ def _private_folder(path: Path) -> None:
 def write_atomic(path: Path, data: str | bytes, *, mode: int = 0o600, anew: bool = False) -> bool:
     """Write a file so that a reader, or a crash, sees the old content or the new, never a part.
 
-    One that has this content stays the file that it is, unless ``anew``; whether it was written.
+    A file that has this content stays the file that it is, unless ``anew``. Return whether it was written.
 
     Raises:
         MachineError: it can't be written; see ``disk.writing``.
@@ -179,7 +179,7 @@ class Workspace:
         return self._id.read_text().strip()
 
     def create(self) -> None:
-        with self._writable():
+        with writing(self.root):
             for folder in (self.root, self.logs, self.rendered):
                 _private_folder(folder)
                 # A folder that is there already may lie on what has become read-only, or full.
@@ -213,7 +213,7 @@ class Workspace:
         return _draw_key_pair(self.host_key).read_text().strip()
 
     def remove(self) -> None:
-        with self._writable("removed"):
+        with writing(self.root):
             shutil.rmtree(self.root)
 
     @property
@@ -231,27 +231,13 @@ class Workspace:
         """Hold this cluster against a second clusterctl; see ``hold``."""
         what = f"cluster {self.root.name!r}"
         with ExitStack() as stack:
-            with self._writable():
+            with writing(self.root):
                 _private_folder(self.root.parent)
                 stack.enter_context(hold(self.lock_file, verb, what=what, wait_s=wait_s, waiting=waiting))
             yield
 
     def worker(self) -> Holder | None:
         return holder(self.lock_file)
-
-    @contextmanager
-    def _writable(self, done: str = "written") -> Iterator[None]:
-        try:
-            yield
-        except OSError as exc:
-            what, instead = f"the state folder can't be {done}", "set CLUSTERCTL_HOME to a folder that can be"
-            if exc.errno in REFUSALS:
-                error = disk_error(exc, self.root, what=what)
-                if not self.spec.exists():  # else there is a cluster, which would be forgotten
-                    error.fix += f"; or {instead}"
-                raise error from exc
-            why, fix = exc.strerror or str(exc), f"make it writable, or {instead}"
-            raise MachineError(what, code="file-unwritable", where=str(self.root), why=why, fix=fix) from exc
 
 
 def _draw_key_pair(path: Path, *, comment: bytes = b"") -> Path:

@@ -50,8 +50,6 @@ def test_a_disk_that_takes_nothing_more_is_one_clear_error(
         workspace.create()
     assert caught.value.where == str(workspace.root)
     assert FAULTS[fault] in caught.value.why
-    # The cluster that is up would be forgotten.
-    assert "CLUSTERCTL_HOME" not in caught.value.fix
     with refused("disk", DiskError) as caught:
         write_atomic(workspace.inventory, "{}")
     assert caught.value.where == str(workspace.inventory)
@@ -113,12 +111,9 @@ def test_the_lock_of_a_cluster_needs_no_room(disk: SmallDisk, workspace: Workspa
 @pytest.mark.parametrize("fault", ["no-inodes", "read-only"])
 def test_without_a_cluster_there_is_nothing_to_lock(disk: SmallDisk, fault: str) -> None:
     disk.suffer(fault)
-    with (
-        refused("disk", DiskError) as caught,
-        Workspace(disk.path / "new").lock("up", wait_s=0, waiting=silent),
-    ):
+    new = Workspace(disk.path / "new")
+    with refused("disk", DiskError), new.lock("up", wait_s=0, waiting=silent):
         pass
-    assert "CLUSTERCTL_HOME" in caught.value.fix
 
 
 def test_a_submission_is_written_whole_or_refused(disk: SmallDisk, workspace: Workspace) -> None:
@@ -167,7 +162,6 @@ def test_down_works_on_a_full_disk(disk: SmallDisk, workspace: Workspace, fault:
     if fault == "read-only":
         failed = there("-o", "json", "--cluster", "demo", "down", "-y", rc=1)
         assert codes(failed) == ["disk"]
-        assert "can't be removed" in failed.stderr
         disk.recover()
     ran = there("--cluster", "demo", "down", "-y")
     assert shows(ran.stderr, "works-on-a-copy") is (fault != "read-only")
