@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from clusterctl.cluster.context import ClusterContext, Outcome, PhaseRunner, workspace_copy
+from clusterctl.cluster.down import DownOptions, down_locked
 from clusterctl.cluster.hardware import link_wheels
 from clusterctl.cluster.node_class import class_inputs, has_classes
 from clusterctl.cluster.plan import plan_changes, preflight
 from clusterctl.configure import ansible, inventory_file
-from clusterctl.configure.events import TaskProgress
 from clusterctl.errors import UsageError
 from clusterctl.hosts.probe import with_distributions
 from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
@@ -63,8 +63,6 @@ def bake_ahead(
             return cluster.run("prepare_class", prepare_class, distribution, groups).origin
         finally:
             if workspace.baking.exists() and workspace.spec.exists():  # without a spec nothing was made
-                from clusterctl.cluster.down import DownOptions, down_locked  # noqa: PLC0415 - only to bake
-
                 runner = PhaseRunner(workspace=workspace, reporter=cluster.reporter, phases=cluster.phases)
                 down_locked(runner, DownOptions(discard=True))
 
@@ -84,7 +82,7 @@ def prepare_image(cluster: ClusterContext) -> Outcome[None]:
             wheels=wheels,
             lock=lock,
             workspace=cluster.workspace,
-            progress=lambda task: progress(task.step(1)),
+            progress=cluster.tasks_on(1),
         )
 
     cluster.provider.prepare(cluster.spec, cluster.workspace, bake=bake)
@@ -133,13 +131,11 @@ def prepare_class(
         if image.baked:
             cluster.reporter.progress("configuring what hosts have in common")
             slurm = accounting_files(spec.name, _free_port())
+            progress = cluster.tasks_on(len(groups))
             ansible.configure_class(image.hosts, of_all, slurm, workspace=workspace, progress=progress)
         else:
-            _bake_machine(cluster, image, distribution, variables[COMPUTE], progress)
+            _bake_machine(cluster, image, distribution, variables[COMPUTE])
         baked.append(image)
-
-    def progress(task: TaskProgress) -> None:
-        cluster.reporter.progress(task.step(len(groups)))
 
     inputs = {group: class_inputs(values) for group, values in variables.items()}
     keys = cluster.provider.prepare_class(spec, workspace, inputs, bake=bake)
@@ -161,7 +157,6 @@ def _bake_machine(
     image: Inventory,
     distribution: Distribution,
     variables: inventory_file.Variables,
-    progress: Callable[[TaskProgress], None],
 ) -> None:
     """Install and configure a machine that becomes an image. What is written of it is gone with it."""
     spec, own, report = cluster.spec, cluster.workspace, cluster.reporter.progress
@@ -174,4 +169,5 @@ def _bake_machine(
         seen = with_distributions(image, copy, connections.to, report=report)
         report("downloading the wheels of the job environment")
         link_wheels(job_lock(), copy.wheels, seen.distribution)
+        progress = cluster.tasks_on(len(image.hosts))
         ansible.make_image(spec, seen, variables, workspace=copy, logs=own, progress=progress)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -185,6 +184,10 @@ class ClusterContext(PhaseRunner):
         chosen = {host: request for host, request in requests.items() if host in hosts}
         return dict(probe_hosts(chosen, self.connections.to, timeout_s=timeout_s))
 
+    def tasks_on(self, hosts: int) -> Callable[[TaskProgress], None]:
+        """Return a function that reports the progress of a playbook that runs on so many hosts."""
+        return lambda task: self.reporter.progress(task.step(hosts))
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the cluster's lock, and close the connections at the end."""
@@ -214,7 +217,7 @@ def workspace_copy(
         try:
             if workspace.root.is_dir():
                 skip = shutil.ignore_patterns(*without, workspace.connections.name)  # sockets can't be copied
-                shutil.copytree(workspace.root, copy.root, ignore=skip, symlinks=True, copy_function=_link)
+                shutil.copytree(workspace.root, copy.root, ignore=skip, symlinks=True)
             with suppress(FileNotFoundError):
                 shutil.copy2(workspace.copies, copy.copies)
         except OSError as exc:  # shutil's own error is one too
@@ -228,15 +231,6 @@ def workspace_copy(
             yield copy
         finally:
             end_all(copy.ssh_config)
-
-
-def _link(source: str, target: str) -> str:
-    """Copy a file. A plugin of Terraform, which has a hundred megabytes, is linked if it can be."""
-    if ".terraform" in Path(source).parts:
-        with suppress(OSError):  # another file system
-            os.link(source, target)
-            return target
-    return shutil.copy2(source, target)
 
 
 def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
@@ -257,8 +251,11 @@ def _restore(
     """Have Ansible put back what was on these; what was left on each, and why."""
     inventory_file.write_restore_inventory(inventory, workspace)
     _record(inventory, workspace)
-
-    def progress(task: TaskProgress) -> None:
-        reporter.progress(task.step(len(hosts)))
-
-    return ansible.run("restore", inventory, workspace, hosts=hosts, progress=progress).notes
+    recap = ansible.run(
+        "restore",
+        inventory,
+        workspace,
+        hosts=hosts,
+        progress=lambda task: reporter.progress(task.step(len(hosts))),
+    )
+    return recap.notes

@@ -292,14 +292,20 @@ def _run(
     """Run a playbook on these hosts. Report for each task on how many hosts it runs."""
     roles = {host.name: {*host.roles} for host in inventory.hosts if host.name in hosts}
 
-    def progress(task: events.TaskProgress) -> None:
-        groups = {*task.group.split(":")}
+    def count(group: str) -> int:
+        groups = {*group.split(":")}
         # A group clusterctl_* has all hosts, or none.
-        every = any(group == "all" or group.startswith("clusterctl_") for group in groups)
-        concerned = [host for host, has in roles.items() if every or has & groups]
-        cluster.reporter.progress(task.step(len(concerned)))
+        if any(name == "all" or name.startswith("clusterctl_") for name in groups):
+            return len(roles)
+        return sum(bool(has & groups) for has in roles.values())
 
-    return ansible.run(playbook, inventory, cluster.workspace, hosts=tuple(roles), progress=progress)
+    return ansible.run(
+        playbook,
+        inventory,
+        cluster.workspace,
+        hosts=tuple(roles),
+        progress=lambda task: cluster.reporter.progress(task.step(count(task.group))),
+    )
 
 
 def _installed(
