@@ -251,12 +251,9 @@ def _chosen(inventory: Inventory, names: Sequence[str]) -> tuple[str, ...]:
 def _wait_idle(
     screen: Screen, scheduler: Jobs, names: Sequence[str], timeout_s: float | None
 ) -> tuple[NodeState, ...]:
-    return nodes.wait_idle(
-        scheduler,
-        names,
-        timeout_s=timeout_s,
-        on_change=lambda ids: screen.note(f"at work: job {', '.join(ids)}"),
-    )
+    for ids in nodes.wait_idle(scheduler, names, timeout_s=timeout_s):
+        screen.note(f"at work: job {ids}")
+    return nodes.states(scheduler, names)
 
 
 def _show(screen: Screen, found: Sequence[NodeState]) -> None:

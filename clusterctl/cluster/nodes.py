@@ -6,7 +6,7 @@ The latter are those of ``limited``, ``replacing`` and ``forget``.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from clusterctl.errors import Failure, SchedulerError, TransportError, UsageError, WaitTimeoutError
 from clusterctl.providers import registry
-from clusterctl.providers.base import REPLACED, address_of, hosts_as_raised, pending_releases
+from clusterctl.providers.base import REPLACED, hosts_as_raised, pending_releases
 from clusterctl.scheduler.base import JobInfo, Jobs, NodeInfo, Nodes, active_jobs
 from clusterctl.spec.hosts import expand
 from clusterctl.spec.models import ClusterSpec
@@ -92,29 +92,22 @@ def resume_drained(scheduler: Jobs, drained: Sequence[str]) -> None:
         scheduler.resume(drained)
 
 
-def wait_idle(
-    scheduler: Jobs,
-    names: Sequence[str],
-    *,
-    timeout_s: float | None,
-    on_change: Callable[[tuple[str, ...]], None],
-) -> tuple[NodeState, ...]:
-    """Wait until no job is at work on these nodes; ``on_change`` is told the ids of those that still are.
+def wait_idle(scheduler: Jobs, names: Sequence[str], *, timeout_s: float | None) -> Iterator[str]:
+    """Wait until no job is at work on these nodes. Yield the ids of the jobs as often as they change.
 
     Raises:
         WaitTimeoutError: ``timeout_s`` has passed. The nodes stay as they are.
     """
-    told: tuple[str, ...] = ()
+    told = ""
     for _ in scheduler.clock.polls(timeout_s):
-        found = states(scheduler, names)
-        ids = tuple(dict.fromkeys(job.id for state in found for job in state.jobs))
+        ids = ", ".join(dict.fromkeys(job.id for state in states(scheduler, names) for job in state.jobs))
         if not ids:
-            return found
+            return
         if ids != told:
-            on_change(ids)
+            yield ids
             told = ids
     raise WaitTimeoutError(
-        f"jobs are still at work on {', '.join(names)}: {', '.join(told)}",
+        f"jobs are still at work on {', '.join(names)}: {told}",
         fix="wait longer, or end them: `clusterctl cancel`; the nodes take no new ones",
     )
 
@@ -281,8 +274,7 @@ def forget(workspace: Workspace, names: Collection[str]) -> tuple[str, ...]:
     said = []
     for one in behind:
         one.remove()
-        namesake = members.get(one.host.name)
-        stays = f" ({address_of(namesake)} is {namesake.name} now, and stays)" if namesake else ""
+        stays = " (the host that has its name now stays)" if one.host.name in members else ""
         said.append(f"{one.title}, pending release{stays}")
     return (*said, *(f"{name}, of the cluster" for name in others))
 
