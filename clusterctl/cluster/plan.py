@@ -20,7 +20,6 @@ from clusterctl.configure.events import TaskProgress
 from clusterctl.errors import (
     ConfigureError,
     MachineError,
-    Notice,
     ProvisionError,
     SchedulerError,
     TransportError,
@@ -34,8 +33,7 @@ from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.scheduler.slurm_parse import fold_nodes
 from clusterctl.scheduler.standing import unusable
 from clusterctl.spec.load import Difference, differences
-from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import Inventory, distribution_ahead
+from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 
 _WORDS = {"make": "made", "change": "changed", "replace": "made anew", "remove": "removed"}
@@ -121,8 +119,7 @@ def plan_changes(cluster: ClusterContext, recreated: Collection[str] = ()) -> Ou
     )
     hosts = plan_hosts(keep={})
     if before is None:
-        notes = (*storage_left_alone(spec), *_missing_pmix(spec, workspace))
-        return Outcome(plan := Plan(hosts), plan.summary, notes)
+        return Outcome(plan := Plan(hosts), plan.summary, storage_left_alone(spec))
     impact = impact_of(cluster, before, hosts, cluster.scheduler(before, patience_s=SHORT_PATIENCE_S))
     if impact.keep:
         hosts = plan_hosts(keep=impact.keep)
@@ -173,20 +170,6 @@ def _preflight(cluster: ClusterContext) -> Outcome[None]:
             what, failures(errors, phase="preflight"), code="preflight-failed", then=then
         )
     return Outcome(None, "nothing stands in the way", tuple(map(str, findings)))
-
-
-def _missing_pmix(spec: ClusterSpec, workspace: Workspace) -> tuple[str, ...]:
-    """Return a note if the Slurm that a new cluster is made with has no plugin for PMIx."""
-    distribution, release = distribution_ahead(spec, workspace), spec.slurm.version
-    if distribution is None or release not in distribution.slurm_without_pmix:
-        return ()
-    return (
-        Notice(
-            "slurm-without-pmix",
-            f"Slurm {release} has no plugin for PMIx here: `submit` starts ranks by mpirun instead of srun "
-            "and rejects `srun --mpi=pmix`, and an MPI program that a plain srun starts fails in MPI_Init",
-        ),
-    )
 
 
 def _drift(cluster: ClusterContext, plan: Plan, notes: list[str]) -> Iterator[Drift]:

@@ -11,7 +11,7 @@ import pytest
 from clusterctl.cluster import converge
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.plan import Plan, preview
-from clusterctl.errors import Notice, UsageError
+from clusterctl.errors import UsageError
 from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.providers.base import HostChange, HostPlan, Size
 from clusterctl.spec.models import ClusterSpec
@@ -65,16 +65,6 @@ class Stub:
     def alive(self, cluster_id: str) -> bool:
         del cluster_id
         return False
-
-
-def test_a_new_cluster_is_told_what_its_slurm_lacks(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path / "d")
-    for version, lacks in (("24.11", False), ("26.05", True)):
-        provider = {"type": "local", "distribution": "debian-13"}
-        asked = spec_of(provider=provider, slurm={"version": version})
-        notes = [note for note in look(workspace, Stub(), asked).notes if isinstance(note, Notice)]
-        found = [note.code for note in notes if version in note]
-        assert found == ["slurm-without-pmix"] * lacks
 
 
 def look(workspace: Workspace, stub: Stub, spec: ClusterSpec = SPEC) -> Plan:
