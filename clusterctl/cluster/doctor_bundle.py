@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import re
-import subprocess
 import sys
 import tarfile
 import time
@@ -28,22 +27,19 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import inventory_of
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.connections import Connections
-from clusterctl.util.process import on_each, run
+from clusterctl.util.process import on_each
 from clusterctl.util.redact import HIDDEN, is_secret_name, redactor
 
 _FACTS: Final = Path(__file__).with_name("data").joinpath("facts.sh").read_text()
 _ANSWER_S: Final = 60.0
 COMMAND_S: Final = 10  # of one that facts.sh runs
 _HANGING: Final = re.compile(r"^@@ (.*)\n(?:(?!@@ ).*\n)*?@! (.*)$", re.MULTILINE)  # as facts.sh tells it
-_VERSION_S: Final = 10.0
 _MOST: Final = 1 << 20  # bytes of one file; of a longer one the end
 _LOGS: Final = 12  # the newest ones
 # Files of the workspace. Keys and Terraform's state, which has all attributes in the clear, end otherwise.
 _SUFFIXES: Final = frozenset({".json", ".jsonl", ".yaml", ".yml", ".log", ".txt", ".conf", ".tf", ".hcl"})
 _NAMES: Final = frozenset({"ssh_config", "known_hosts", "trusted_hosts", "access_config"})
 _SECRET_FILES: Final = ("id_ed25519", "munge.key", "ssh_host_ed25519_key", "slurm.key", "jwks.json")
-_TOOLS: Final = (("ssh", "-V"), ("systemctl", "--version"))
-_TOOLS_OF_CLOUDS: Final = (("terraform", "version"), ("gcloud", "version"))
 _ENVIRONMENT: Final = re.compile(
     r"CLUSTERCTL_|XDG_|ANSIBLE_|TF_|GOOGLE_|CLOUDSDK_|GCE_|LANG|LC_|PATH$|.*proxy$", re.I
 )
@@ -51,7 +47,7 @@ README: Final = """\
 What `clusterctl doctor --bundle` collected of the cluster {cluster!r}, {date} (UTC):
 
   doctor.json         what doctor finds now
-  versions.json       versions of clusterctl, of its libraries, and of the tools here
+  versions.json       versions of clusterctl, of Python and of its libraries
   environment.txt     environment variables that clusterctl and its tools read
   spec.yaml           your spec file
   spec.resolved.yaml  the spec with its defaults
@@ -98,7 +94,7 @@ def create(
     missing = [f"doctor: {doctor['error']}"] if "error" in doctor else []
     texts = {
         "doctor.json": json.dumps(doctor, indent=2, default=str),
-        "versions.json": json.dumps(_versions(spec), indent=2),
+        "versions.json": json.dumps(_versions(), indent=2),
         "environment.txt": _environment(),
         "spec.resolved.yaml": dump_spec(spec),
     }
@@ -151,21 +147,12 @@ def _secrets(workspace: Workspace) -> Iterator[str | bytes]:
             yield from (v for name, v in login.items() if isinstance(v, str) and is_secret_name(name))
 
 
-def _versions(spec: ClusterSpec) -> Mapping[str, Any]:
-    tools = {}
-    for argv in (*_TOOLS, *(_TOOLS_OF_CLOUDS if spec.provider.is_cloud else ())):
-        with suppress(OSError, subprocess.TimeoutExpired):  # it is not here, or does not say
-            done = run(argv, timeout_s=_VERSION_S)
-            tools[argv[0]] = (done.stdout or done.stderr).strip()
-    with suppress(OSError):
-        tools["os-release"] = Path("/etc/os-release").read_text()
-    libraries = {one.name: one.version for one in distributions()}
+def _versions() -> Mapping[str, Any]:
     return {
         "clusterctl": __version__,
         "python": sys.version,
         "machine": platform.platform(),
-        "tools": tools,
-        "libraries": dict(sorted(libraries.items())),
+        "libraries": dict(sorted((one.name, one.version) for one in distributions())),
     }
 
 

@@ -210,17 +210,25 @@ def remove_cluster(provider: Provider, cluster_id: str, workspace: Workspace | N
 
 def keep_storage(runner: PhaseRunner, provider: Provider, left: Record) -> Outcome[tuple[KeptStorage, ...]]:
     """Note the shared folder that the cluster ``left``: `list` shows it, and the next `up` takes it up."""
-    name = runner.workspace.root.name
+    name, now = runner.workspace.root.name, time.time()
     noted = recorded(name)
-    before = {one.id: one.since for one in noted.kept} if noted else {}
-    kept = tuple(
-        one.model_copy(update={"since": one.since or before.get(one.id) or time.time()})
-        for one in provider.kept_storage(name, left.users)
-    )
-    if any(one.id not in before for one in kept) and runner.workspace.root.is_dir():
+    before = {storage.id for storage in noted.kept} if noted else set()
+    found = find_kept(name, provider, left)
+    kept = tuple(storage.model_copy(update={"since": storage.since or now}) for storage in found)
+    if any(storage.id not in before for storage in kept) and runner.workspace.root.is_dir():
         note_copies(runner.workspace)
     record(name, left.model_copy(update={"kept": kept}))
     return Outcome(kept, "; ".join(map(str, kept)) or "there is none")
+
+
+def find_kept(name: str, provider: Provider, left: Record) -> tuple[KeptStorage, ...]:
+    """Ask the provider for the storage of this name, with since when it is kept as far as that is noted."""
+    noted = recorded(name)
+    since = {storage.id: storage.since for storage in noted.kept} if noted else {}
+    return tuple(
+        storage.model_copy(update={"since": storage.since or since.get(storage.id)})
+        for storage in provider.kept_storage(name, left.users)
+    )
 
 
 def _no_cluster(name: str) -> NotUpError:
@@ -255,19 +263,15 @@ def not_collected_error(exc: ClusterctlError, discarded: Sequence[str] = ()) -> 
     """The error of a `down` that could not collect: which jobs' runs, why, and how to give up these alone,
     beside those that are ``discarded`` already.
     """
-    jobs: tuple[str, ...] = ()
-    remedy = "converge it with `clusterctl up`, then take it down"
-    if isinstance(exc, CollectError):
-        jobs, remedy = exc.jobs, exc.fix
-    whose = f"job {jobs[0]}: " if len(jobs) == 1 else ""
-    given_up = (*discarded, *jobs) if jobs else ()
-    options = " ".join(f"--discard-run {job_id}" for job_id in given_up) or "--discard"
+    jobs = exc.jobs if isinstance(exc, CollectError) else ()
+    remedy = exc.fix if jobs else "converge it with `clusterctl up`, then take it down"
+    options = [f"--discard-run {job_id}" for job_id in (*discarded, *jobs)] if jobs else ["--discard"]
     return CollectError(
         "the cluster stays up: runs that are not home yet can't be collected",
         code="runs-not-collected",
         where=exc.where,
-        why=f"{whose}{exc.cause}",
-        fix=f"{remedy}; or give these runs up: {options}",
+        why=f"job {jobs[0]}: {exc.cause}" if len(jobs) == 1 else exc.cause,
+        fix=f"{remedy}; or give these runs up: {' '.join(options)}",
         failures=exc.failures if jobs else (),
     )
 

@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from hashlib import sha1
 from pathlib import Path
 from typing import Final
 
@@ -30,16 +29,14 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import shown_memory
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import Connect
 from clusterctl.util.assets import gpu_lock
-from clusterctl.util.process import parallel_map, temporary_folder
+from clusterctl.util.process import on_each, temporary_folder
 
 _SAME_MEMORY: Final = 0.01  # the kernel's figure moves by some MiB from boot to boot
 # Findings of cards that show, and don't work.
 NOT_LINKED: Final = frozenset({"fabric-manager", "fabric-not-ready"})
-# Whether a host does without wheels from here.
-_DOES_WITHOUT: Final = """\
-[ -e "$1" ] && exit
+# Whether a host reaches the package index.
+_REACHES_INDEX: Final = """\
 ask() { curl -sS -o /dev/null --max-time 15 "$@"; }
 ask -f https://pypi.org/simple/cuda-pathfinder/ && ask https://files.pythonhosted.org/
 """
@@ -226,7 +223,6 @@ def fetch_gpu_wheels(cluster: ClusterContext, inventory: Inventory, reports: Rep
 
     Raises:
         MachineError: it can't be downloaded.
-        TransportError: a rented host can't be asked whether it reaches the package index.
     """
     spec, workspace = cluster.spec, cluster.workspace
     hosts = [
@@ -239,28 +235,18 @@ def fetch_gpu_wheels(cluster: ClusterContext, inventory: Inventory, reports: Rep
         text = f"without CuPy, though they have GPUs: {', '.join(hosts)}; {why}"
         return (Notice("gpus-without-cupy", text),)
     if spec.provider.is_cloud and not workspace.bundle.exists():
-        if not (lacking := _in_need_of_wheels(hosts, cluster.connections.to)):
+        # Rented hosts reach it through NAT.
+        asked = on_each(hosts, lambda host: cluster.connections.to(host).run(["sh", "-c", _REACHES_INDEX]))
+        if not (lacking := asked[1]):
             workspace.gpu_wheels.unlink(missing_ok=True)  # without it, the role job_env lets hosts fetch them
             return ()
-        where = f"{', '.join(lacking)} can't fetch them from pypi.org"
         cluster.reporter.progress(
-            f"CuPy and CUDA's libraries, 2.1 GB a node, are sent by SSH, which is slow: {where}"
+            "CuPy and CUDA's libraries, 2.1 GB a node, are sent by SSH, which is slow: "
+            f"{', '.join(lacking)} can't fetch them from pypi.org"
         )
     cluster.reporter.progress("downloading CuPy and CUDA's libraries")
     link_wheels(gpu_lock(), workspace.gpu_wheels, inventory.distribution)
     return ()
-
-
-def _in_need_of_wheels(hosts: Sequence[str], to: Connect) -> tuple[str, ...]:
-    """Those that neither have CuPy nor reach the package index, as rented hosts do through NAT."""
-    argv = ["sh", "-c", _DOES_WITHOUT, "sh", f"/opt/clusterctl/env/{mark_of_wheels(gpu_lock())}"]
-    lacks = parallel_map(hosts, lambda host: to(host).run(argv, check=False).rc != 0)
-    return tuple(host for host, needs in zip(hosts, lacks, strict=True) if needs)
-
-
-def mark_of_wheels(lock: Path) -> str:
-    """The file beside the environment of jobs that tells that the wheels of this lock are in it."""
-    return f"installed-{sha1(lock.read_bytes().rstrip(), usedforsecurity=False).hexdigest()}"
 
 
 def link_wheels(lock: Path, link: Path, distribution: Distribution) -> None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from clusterctl.cluster.context import PhaseRunner, provider_of
-from clusterctl.cluster.down import keep_storage, remove_cluster
+from clusterctl.cluster.down import find_kept, keep_storage, remove_cluster
 from clusterctl.cluster.look import note_discarded
 from clusterctl.errors import NotUpError, OnlyCopyError, UsageError
 from clusterctl.providers.base import NO_PROMPTS, Leftover, Prompts, Provider
@@ -57,11 +57,7 @@ def find_storage(chosen: ChosenCluster, prompts: Prompts = NO_PROMPTS, *, named:
     else:
         left = noted or record_of(DEFAULT_PROVIDER, ())
     provider = provider_of(left.provider, prompts)
-    since = {one.id: one.since for one in left.kept}
-    kept = tuple(
-        one.model_copy(update={"since": one.since or since.get(one.id)})
-        for one in provider.kept_storage(name, left.users)
-    )
+    kept = find_kept(name, provider, left)
     if not kept and noted is None and not by_spec:
         known = ", ".join(dict.fromkeys(f"kept storage of {one.cluster}" for one in all_recorded()))
         raise NotUpError(

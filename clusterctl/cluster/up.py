@@ -53,7 +53,7 @@ from clusterctl.state.inventory import (
     Inventory,
     distribution_ahead,
 )
-from clusterctl.state.workspace import Workspace, write_atomic
+from clusterctl.state.workspace import write_atomic
 from clusterctl.transport.master import end_all
 from clusterctl.util.assets import job_lock
 from clusterctl.util.process import parallel_map
@@ -103,12 +103,13 @@ def up(cluster: ClusterContext, options: UpOptions) -> UpResult:
     """
     cluster.provider.check(cluster.spec)
     with cluster.locked(), cluster.provider.working():
-        cluster = limited_to(cluster, options.limit)
+        if options.limit is not None:
+            cluster = replace(cluster, spec=limited(cluster.spec, cluster.workspace, options.limit))
         decision = decide(cluster, options)
         cluster.run("prepare_image", prepare_image)
         keys = share_configuration(cluster, decision.plan.hosts, decision.distribution)
         provisioned = cluster.run("provision", provision, decision, keys)
-        environment = resolve_environment(cluster, provisioned.inventory.distribution, decision.environment)
+        environment = resolve_environment(cluster, provisioned.inventory.distribution, decision)
         reports = cluster.run("probe", probe, provisioned.inventory, decision.keep)
         send_packages(cluster, decision.bundle, provisioned.inventory, reports)
         converged = cluster.run(
@@ -117,13 +118,6 @@ def up(cluster: ClusterContext, options: UpOptions) -> UpResult:
         build_environment(cluster, environment, provisioned.inventory)
         verification = cluster.run("verify", verify, converged, options.limit)
     return UpResult(provisioned.inventory, verification, tuple(cluster.phases), tuple(cluster.notes))
-
-
-def limited_to(cluster: ClusterContext, limit: Collection[str] | None) -> ClusterContext:
-    """Return the cluster with the spec as far as it concerns these hosts; None: all."""
-    if limit is None:
-        return cluster
-    return replace(cluster, spec=limited(cluster.spec, cluster.workspace, limit))
 
 
 def decide(cluster: ClusterContext, options: UpOptions) -> Decision:
@@ -137,7 +131,9 @@ def decide(cluster: ClusterContext, options: UpOptions) -> Decision:
     """
     workspace, spec = cluster.workspace, cluster.spec
     with replacing(workspace, options.replaced if spec.provider.user_owned else ()):
-        _clear_marks(workspace)
+        # From now on the hosts are a cluster's: an unfinished `down` or `image bake` is forgotten.
+        workspace.removing.unlink(missing_ok=True)
+        workspace.baking.unlink(missing_ok=True)
         bundle = open_bundle(cluster, options)
         distribution = distribution_ahead(spec, workspace)
         environment = resolve_environment(cluster, distribution) if distribution else None
@@ -158,34 +154,21 @@ def decide(cluster: ClusterContext, options: UpOptions) -> Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class ResolvedEnvironment:
-    """The Python environment of the spec, resolved for the hosts of a distribution."""
-
-    distribution: Distribution
-    environment: Environment
-
-
-@dataclass(frozen=True, slots=True)
 class Decision:
     """The plan that `up` carries out.
 
     keep: the nodes that keep their size, because jobs run there.
     recreated: the hosts that the provider removes and creates again.
     distribution: of new hosts, if it is known before they exist.
+    environment: the Python environment of the spec, resolved for this distribution.
     """
 
     plan: Plan
     keep: Mapping[str, Size]
     recreated: tuple[str, ...] = ()
     distribution: Distribution | None = None
-    environment: ResolvedEnvironment | None = None
+    environment: Environment | None = None
     bundle: Bundle | None = None
-
-
-def _clear_marks(workspace: Workspace) -> None:
-    """Forget an unfinished `down` and `image bake`: the hosts are a cluster's from now on."""
-    workspace.removing.unlink(missing_ok=True)
-    workspace.baking.unlink(missing_ok=True)
 
 
 def reject_bundles(spec: ClusterSpec, *, fix: str) -> None:
@@ -215,15 +198,14 @@ def _open_bundle(cluster: ClusterContext, file: Path) -> Outcome[Bundle]:
 
 
 def resolve_environment(
-    cluster: ClusterContext, distribution: Distribution, before: ResolvedEnvironment | None = None
-) -> ResolvedEnvironment:
-    """Resolve the spec's Python requirements for this distribution, as a phase, unless ``before`` does."""
-    if before is not None and before.distribution == distribution:
-        return before
+    cluster: ClusterContext, distribution: Distribution, decision: Decision | None = None
+) -> Environment:
+    """Resolve the spec's Python requirements for this distribution, as a phase, unless that is decided."""
+    if decision and decision.environment and decision.distribution == distribution:
+        return decision.environment
     if cluster.spec.software.python.requirements is None:
-        return ResolvedEnvironment(distribution, PLAIN)
-    environment = cluster.run("resolve_environment", _resolve_environment, distribution)
-    return ResolvedEnvironment(distribution, environment)
+        return PLAIN
+    return cluster.run("resolve_environment", _resolve_environment, distribution)
 
 
 def _resolve_environment(cluster: ClusterContext, distribution: Distribution) -> Outcome[Environment]:
@@ -299,12 +281,10 @@ def probe(
 
 def _not_reinstalled(inventory: Inventory, lost: Mapping[str, str]) -> ConfigureError:
     """Nodes have no route to a repository: what was removed there comes with a new one alone."""
-    name = inventory.controller.name
-    anew = f"`clusterctl node replace {' '.join(host for host in lost if host != name)}` makes it anew"
-    if name in lost:
-        anew = "`clusterctl down`, then `clusterctl up`: a controller is not replaced alone"
+    fixes = {host: f"`clusterctl node replace {host}` makes it anew" for host in lost}
+    fixes[inventory.controller.name] = "a controller is made anew by `clusterctl down` and `clusterctl up`"
     failures = [
-        Failure("package-missing", f"removed there: {packages}", host, "reach", anew)
+        Failure("package-missing", f"removed there: {packages}", host, "reach", fixes[host])
         for host, packages in lost.items()
     ]
     return ConfigureError.of_hosts("packages are missing on {hosts}", failures, code="packages-missing")
@@ -365,10 +345,10 @@ def _send_packages(
     return Outcome(None, f"sent to {len(sent)} hosts" if sent else "nothing to send")
 
 
-def build_environment(cluster: ClusterContext, resolved: ResolvedEnvironment, inventory: Inventory) -> None:
+def build_environment(cluster: ClusterContext, environment: Environment, inventory: Inventory) -> None:
     """Build the environment of the spec's requirements on the cluster, as a phase; nothing without any."""
-    if resolved.environment.lock is not None:
-        cluster.run("build_environment", _build_environment, resolved.environment, inventory)
+    if environment.lock is not None:
+        cluster.run("build_environment", _build_environment, environment, inventory)
 
 
 def _build_environment(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -22,9 +22,7 @@ from clusterctl.errors import (
     Failure,
     MachineError,
     NotUpError,
-    SchedulerError,
     SlurmError,
-    TransportError,
     UnreachableError,
     UsageError,
     VerifyError,
@@ -33,8 +31,7 @@ from clusterctl.hosts import checks
 from clusterctl.hosts.checks import DoctorReport, Finding
 from clusterctl.hosts.expected import expected, host_facts_request
 from clusterctl.hosts.pairs import Peer, examine_ports, needed_ports, unconnected
-from clusterctl.hosts.probe import HostFacts
-from clusterctl.providers.base import Provider, pending_releases
+from clusterctl.providers.base import Provider, Size, pending_releases
 from clusterctl.scheduler.admin import scheduler_of
 from clusterctl.scheduler.base import Jobs, Nodes
 from clusterctl.scheduler.slurm_parse import fold_nodes
@@ -64,11 +61,6 @@ _PAUSE_S = 0.2
 TIMED_OUT = 124  # timeout(1)'s exit code
 # Open MPI's, of what may be wrong
 _ADVICE: Final = re.compile(r"^-{40,}\n.*?^-{40,}$\n?", re.MULTILINE | re.DOTALL)
-_DENIED: Final = re.compile(r"\S+@\S+: Permission denied \(.*\)")  # what ssh says
-_LET_IN: Final = (
-    "let job users log in there with their keys (AllowUsers, AllowGroups, AuthorizedKeysFile in sshd_config;"
-    " `clusterctl up --reconfigure` puts back a key that somebody removed)"
-)
 _MOST_NAMED = 8  # hosts in one error, by name and with their causes
 _TIMEOUT_S = 60.0
 _OF_DRIVER = frozenset({"no-driver", "reboot-needed", "secure-boot", "gpu-lost", "no-devices", *NOT_LINKED})
@@ -136,8 +128,9 @@ def _ready_nodes(
 ) -> Verification:
     """The nodes that can run the job, and those that run others."""
     if not isinstance(scheduler, Nodes):
-        busy = _busy(inventory, scheduler)
-        return Verification(tuple(node for node in nodes if node not in busy), busy)
+        at_work = {node for job in scheduler.own_jobs() if not job.ended for node in job.nodes}
+        idle = tuple(node for node in nodes if node not in at_work)
+        return Verification(idle, tuple(node for node in nodes if node in at_work))
     found = wait_until_ready(inventory, nodes, scheduler, timeout_s=timeout_s)
     # What their health check drained looks at itself now; one that is well is resumed by it.
     argv = ["sudo", "-n", HEALTH_PROGRAM]
@@ -151,9 +144,7 @@ def _ready_nodes(
 def wait_until_ready(
     inventory: Inventory, names: Sequence[str], slurm: Nodes, *, timeout_s: float
 ) -> Verification:
-    """Wait until these nodes are idle, busy, or drained, and Slurm has no other than those of the inventory.
-
-    Nodes that Slurm took out of service are resumed.
+    """Resume nodes that Slurm drained; wait until all are idle, busy, or drained, and Slurm has no others.
 
     Raises:
         VerifyError: some are not in time; names hosts and Slurm's reasons.
@@ -187,18 +178,6 @@ def wait_until_ready(
     )
 
 
-def _busy(inventory: Inventory, scheduler: Jobs) -> tuple[str, ...]:
-    try:
-        jobs = scheduler.own_jobs()
-    except (SchedulerError, TransportError) as exc:
-        failure = Failure("verify", exc.why or exc.what, inventory.controller.name, "verify")
-        raise VerifyError(
-            "the running jobs are not known", code="jobs-unknown", why=failure.cause, failures=(failure,)
-        ) from exc
-    at_work = {node for job in jobs if not job.ended for node in job.nodes}
-    return tuple(host.name for host in inventory.compute if host.name in at_work)
-
-
 def is_right(result: Result, hosts: tuple[str, ...]) -> bool:
     """Whether as many ranks agreed as there are hosts."""
     try:
@@ -215,9 +194,7 @@ def verification_error(
     said = _words(result)
     failures = _failures_by_job(result) or _failures_of_parts(hosts, inventory, to, scheduler)
     if not failures:
-        fix = _LET_IN if _DENIED.search(said) else ""
-        at_fault = tuple(_named(said, hosts, inventory)) or hosts
-        failures = tuple(Failure("verify", said, host, "verify", fix) for host in at_fault)
+        failures = tuple(Failure("verify", said, host, "verify") for host in hosts)
     hosts_of = {failure.cause: str(failure.host) for failure in reversed(failures)}
     told = [cause if host in cause else f"{host}: {cause}" for cause, host in hosts_of.items()]
     more = [f"and as much of {len(told) - _MOST_NAMED} more"] if len(told) > _MOST_NAMED else []
@@ -230,14 +207,6 @@ def verification_error(
         fix=f"{fixes or 'correct the cause on these hosts'}, then run `clusterctl up` again",
         failures=failures,
     )
-
-
-def _named(said: str, hosts: tuple[str, ...], inventory: Inventory) -> Iterator[str]:
-    """The hosts that are spoken of, by name or by address."""
-    for host in inventory.hosts:
-        words = "|".join(map(re.escape, (host.name, host.address)))
-        if host.name in hosts and re.search(rf"(?<![\w.-])({words})(?![\w-]|\.\w)", said):
-            yield host.name
 
 
 def _failures_by_job(result: Result) -> tuple[Failure, ...]:
@@ -275,7 +244,7 @@ def checkup(
     spec: ClusterSpec, workspace: Workspace, provider: Provider, *, hosts: Collection[str] = ()
 ) -> DoctorReport:
     """What is wrong with the hosts, or with those of ``hosts``; nothing is changed."""
-    known: dict[str, Host] = {}
+    hosts_known: tuple[Host, ...] = ()
     try:
         inventory = inventory_of(workspace)
     except NotUpError:
@@ -287,8 +256,13 @@ def checkup(
             report = _of_cluster(spec, inventory, connections, hosts)
             unreached = _unreached(spec, inventory, connections, report)
             report = replace(report, findings=(*report.findings, *unreached))
-        known = {host.name: host for host in inventory.hosts}
-    facts = {name: _as_jobs_have(one, known.get(name)) for name, one in report.facts.items()}
+        hosts_known = inventory.hosts
+    facts = dict(report.facts)
+    for host in hosts_known:
+        if host.name in facts and (size := Size.of(host)):  # what jobs can have, as `status` shows it
+            share = {"cpus": size.cpus, "memory_mib": size.memory_mib}
+            system = facts[host.name].system.model_copy(update=share)
+            facts[host.name] = facts[host.name].model_copy(update={"system": system})
     about = "the release of {} is pending"
     found = tuple(
         Finding(one.host.name, "warning", "pending-release", about.format(one.address), one.why, one.fix)
@@ -326,14 +300,6 @@ def preflight(spec: ClusterSpec, workspace: Workspace, provider: Provider) -> Do
             one = Finding("this machine", "error", exc.code, exc.what, exc.why or exc.where, exc.fix)
             return replace(report, findings=(one, *report.findings))
     return report
-
-
-def _as_jobs_have(facts: HostFacts, host: Host | None) -> HostFacts:
-    """The facts with the cores and the memory that jobs can have, where known: as `status` shows them."""
-    if host is None or host.cpus is None or host.memory_mib is None:
-        return facts
-    system = facts.system.model_copy(update={"cpus": host.cpus, "memory_mib": host.memory_mib})
-    return facts.model_copy(update={"system": system})
 
 
 def driver_findings(spec: ClusterSpec, inventory: Inventory, connections: Connections) -> tuple[Finding, ...]:

@@ -18,7 +18,6 @@ from clusterctl.cluster.converge import Converged, render
 from clusterctl.cluster.hardware import (
     fetch_gpu_wheels,
     gpus_file,
-    mark_of_wheels,
     reject_missing_gpus,
     without_cgroups,
 )
@@ -165,13 +164,6 @@ def test_a_rented_node_fetches_cupy_by_itself_where_it_reaches_the_package_index
     assert fetched(workspace, rented, shown, to) == ()
     assert asked == [ONE]  # the one that shows a card
     assert workspace.gpu_wheels.is_dir() is (index != "exit")
-    # The next `up`: it has them.
-    workspace.gpu_wheels.unlink(missing_ok=True)
-    (tmp_path / "env").mkdir()
-    (tmp_path / "env" / mark_of_wheels(gpu_lock())).touch()
-    program(tmp_path, "curl", "exit 28")
-    assert fetched(workspace, rented, shown, to) == ()
-    assert not workspace.gpu_wheels.is_symlink()
 
 
 def failure_of_two(driver: Driver, needs: Sequence[Finding] = ()) -> Failure:
