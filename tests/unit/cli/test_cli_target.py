@@ -9,7 +9,6 @@ import pytest
 from clusterctl.errors import SpecError, UsageError
 from clusterctl.spec.load import read_name
 from clusterctl.state.chosen import ChosenCluster
-from clusterctl.state.workspace import Workspace
 from tests.support.messages import codes, shows
 from tests.support.processes import holding_lock
 from tests.support.verbs import Clusterctl
@@ -59,8 +58,8 @@ def test_of_a_cluster_that_is_up_only_the_name_is_read(
         read.clear()
         return ChosenCluster(file).workspace().root.name
 
-    wrong = WRONG["an unknown key"]
-    assert (name_of(wrong), name_of(WRONG["a quoted name, and a comment"]), read) == ("demo", "demo", [])
+    wrong, quoted = WRONG["an unknown key"], WRONG["a quoted name, and a comment"]
+    assert (name_of(wrong), name_of(quoted), read) == ("demo", "demo", [])
     assert (name_of(SPEC.replace("demo", "other")), read) == ("other", [file])
     for text in (SPEC.replace("demo", "demo_x"), wrong + "name: other\n"):
         with pytest.raises(UsageError):
@@ -81,7 +80,7 @@ def unknown(cli: Clusterctl, name: str, *argv: str) -> bool:
 def test_of_a_wrong_spec_file_the_cluster_is_found(cli: Clusterctl) -> None:
     (cli.cwd / "cluster.yaml").write_text(WRONG["an unknown key"])
     (cli.home / "demo").mkdir(parents=True)
-    assert "cluster 'demo' is not up" in cli("status", rc=2).stderr
+    assert not_up(cli, "demo", "status")
     # A verb that needs the spec still refuses it.
     assert "cluster.yaml:" in cli("up", rc=2).stderr
 
