@@ -100,7 +100,13 @@ def down_locked(runner: PhaseRunner, options: DownOptions) -> DownResult:
     workspace = runner.workspace
     sweep()
     if not workspace.root.is_dir():
-        raise _no_cluster(workspace.root.name)
+        name = workspace.root.name
+        raise NotUpError(
+            f"there is no cluster {name!r}",
+            code="unknown-cluster",
+            fix="name another with --cluster (`clusterctl list` shows them); a cluster whose workspace "
+            f"was lost is found with `clusterctl orphans list {name}`",
+        )
     discarded = to_discard(workspace, options.discard_runs, everything=options.discard)
     with _writable(runner) as writing_runner:
         result = take_down(writing_runner, options, discarded)
@@ -120,9 +126,8 @@ def take_down(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEnt
         return DownResult()
     settings = _settings(workspace)
     provider = provider_of(settings, replace(options.prompts, reporter=runner.reporter))
-    runs: tuple[RunRecord, ...] = ()
-    if set(uncollected(workspace)) - set(discarded):
-        runs = runner.run("collect_runs", collect_runs, options, discarded)
+    out = set(uncollected(workspace)) - set(discarded)
+    runs = runner.run("collect_runs", collect_runs, options, discarded) if out else ()
     lost = runner.run("look", look, discarded, discard=options.discard)
     if forgotten := forget(workspace, options.gone):
         runner.reporter.note(f"forgotten: {'; '.join(forgotten)}")
@@ -132,14 +137,12 @@ def take_down(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEnt
     left = record_of(settings, spec.users if spec else ())
     may_keep = may_keep_storage(workspace) or recorded(workspace.root.name) is not None
     runner.run("destroy", destroy, provider, lost)
-    kept: tuple[KeptStorage, ...] = ()
-    if may_keep:
-        kept = runner.run("keep_storage", keep_storage, provider, left)
+    kept = runner.run("keep_storage", keep_storage, provider, left) if may_keep else ()
     images: tuple[KeptImage, ...] = ()
     with suppress(ClusterctlError):  # the cluster is down, whether images can be listed or not
         images = kept_images(settings)
-    local = settings.shares_kernel
-    return DownResult(runs, tuple(runner.phases), local, True, discarded, kept, lost, images)
+    phases = tuple(runner.phases)
+    return DownResult(runs, phases, settings.shares_kernel, True, discarded, kept, lost, images)
 
 
 def _has_begun(workspace: Workspace) -> bool:
@@ -228,15 +231,6 @@ def find_kept(name: str, provider: Provider, left: Record) -> tuple[KeptStorage,
     return tuple(
         storage.model_copy(update={"since": storage.since or since.get(storage.id)})
         for storage in provider.kept_storage(name, left.users)
-    )
-
-
-def _no_cluster(name: str) -> NotUpError:
-    return NotUpError(
-        f"there is no cluster {name!r}",
-        code="unknown-cluster",
-        fix="name another with --cluster (`clusterctl list` shows them); a cluster whose workspace "
-        f"was lost is found with `clusterctl orphans list {name}`",
     )
 
 

@@ -109,15 +109,18 @@ def up(cluster: ClusterContext, options: UpOptions) -> UpResult:
         cluster.run("prepare_image", prepare_image)
         keys = share_configuration(cluster, decision.plan.hosts, decision.distribution)
         provisioned = cluster.run("provision", provision, decision, keys)
-        environment = resolve_environment(cluster, provisioned.inventory.distribution, decision)
-        reports = cluster.run("probe", probe, provisioned.inventory, decision.keep)
-        send_packages(cluster, decision.bundle, provisioned.inventory, reports)
+        inventory = provisioned.inventory
+        environment = resolve_environment(cluster, inventory.distribution, decision)
+        reports = cluster.run("probe", probe, inventory, decision.keep)
+        if cluster.workspace.bundle.exists() and not inventory.baked:
+            cluster.run("send_packages", send_packages, decision.bundle, inventory, reports)
         converged = cluster.run(
             "converge", converge, provisioned, reports, limit=options.limit, again=options.reconfigure
         )
-        build_environment(cluster, environment, provisioned.inventory)
+        if environment.lock is not None:
+            cluster.run("build_environment", build_environment, environment, inventory)
         verification = cluster.run("verify", verify, converged, options.limit)
-    return UpResult(provisioned.inventory, verification, tuple(cluster.phases), tuple(cluster.notes))
+    return UpResult(inventory, verification, tuple(cluster.phases), tuple(cluster.notes))
 
 
 def decide(cluster: ClusterContext, options: UpOptions) -> Decision:
@@ -322,19 +325,12 @@ def _with_one_uid(
 
 def send_packages(
     cluster: ClusterContext, bundle: Bundle | None, inventory: Inventory, reports: Mapping[str, HostReport]
-) -> None:
-    """Send the bundle's repository, as a phase, to the hosts that have something to install.
+) -> Outcome[None]:
+    """Send the bundle's repository to the hosts that have something to install.
 
     Raises:
-        BundleError: the cluster is installed from a bundle, whose file is missing.
+        BundleError: the file of the bundle is missing.
     """
-    if cluster.workspace.bundle.exists() and not inventory.baked:
-        cluster.run("send_packages", _send_packages, bundle, inventory, reports)
-
-
-def _send_packages(
-    cluster: ClusterContext, bundle: Bundle | None, inventory: Inventory, reports: Mapping[str, HostReport]
-) -> Outcome[None]:
     to = cluster.connections.to
     hosts = inventory_file.hosts_to_install(inventory, cluster.spec.software, reports, to)
     if not hosts:
@@ -345,15 +341,10 @@ def _send_packages(
     return Outcome(None, f"sent to {len(sent)} hosts" if sent else "nothing to send")
 
 
-def build_environment(cluster: ClusterContext, environment: Environment, inventory: Inventory) -> None:
-    """Build the environment of the spec's requirements on the cluster, as a phase; nothing without any."""
-    if environment.lock is not None:
-        cluster.run("build_environment", _build_environment, environment, inventory)
-
-
-def _build_environment(
+def build_environment(
     cluster: ClusterContext, environment: Environment, inventory: Inventory
 ) -> Outcome[None]:
+    """Build the environment of the spec's requirements on the cluster."""
     controller = cluster.connections.to(inventory.controller.name, cluster.spec.job_user.name)
     rented = cluster.spec.provider.is_cloud
     built = build(controller, environment, report=cluster.reporter.progress, rented=rented)

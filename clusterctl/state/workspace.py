@@ -16,7 +16,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -35,14 +35,15 @@ def state_home() -> Path:
     Raises:
         MachineError: the caller has no home, or its path does not fit an ssh_config.
     """
-    with _needing_home("the state of clusters", "CLUSTERCTL_HOME"):
-        home = os.environ.get("CLUSTERCTL_HOME")
-        folder = Path(home).expanduser().absolute() if home else _xdg_folder("XDG_STATE_HOME", ".local/state")
+    home = os.environ.get("CLUSTERCTL_HOME")
+    folder = _expanded(home).absolute() if home else _xdg_folder("XDG_STATE_HOME", ".local/state")
     if unfit := _UNFIT & set(str(folder)):
-        what = "the state folder's path can't stand in an ssh_config"
-        why = f"ssh reads {' and '.join(map(repr, sorted(unfit)))} there as syntax of its own"
-        fix = "set CLUSTERCTL_HOME to a path without"
-        raise MachineError(what, code="state-folder-path", where=str(folder), why=why, fix=fix)
+        raise MachineError(
+            "the state folder's path can't stand in an ssh_config",
+            code="state-folder-path",
+            where=str(folder),
+            fix=f"set CLUSTERCTL_HOME to a path without {' '.join(map(repr, sorted(unfit)))}",
+        )
     return folder
 
 
@@ -53,24 +54,22 @@ def clusters_up() -> list[str]:
 
 def cache_home() -> Path:
     """The folder that holds what was downloaded."""
-    with _needing_home("downloads", "XDG_CACHE_HOME"):
-        return _xdg_folder("XDG_CACHE_HOME", ".cache")
+    return _xdg_folder("XDG_CACHE_HOME", ".cache")
 
 
 def _xdg_folder(variable: str, default: str) -> Path:
     """Our folder in one of the XDG base directories, whose specification has relative paths ignored."""
     named = Path(os.environ.get(variable, ""))
-    return (named if named.is_absolute() else Path.home() / default) / "clusterctl"
+    return (named if named.is_absolute() else _expanded("~") / default) / "clusterctl"
 
 
-@contextmanager
-def _needing_home(what: str, variable: str) -> Iterator[None]:
+def _expanded(path: str) -> Path:
     try:
-        yield
+        return Path(path).expanduser()
     except RuntimeError as exc:  # pathlib's word for a home that can't be found
-        fix = f"set {variable} to a folder of yours"
+        fix = "set CLUSTERCTL_HOME and XDG_CACHE_HOME to folders of yours"
         raise MachineError(
-            f"there is no folder to keep {what} in", code="no-home-folder", why=str(exc), fix=fix
+            "there is no folder for clusterctl's files", code="no-home-folder", why=str(exc), fix=fix
         ) from exc
 
 
@@ -226,15 +225,14 @@ class Workspace:
         """Beside the folder, not in it: `down` removes the folder while it holds the lock."""
         return self.root.parent / f".{self.root.name}.lock"
 
-    @contextmanager
-    def lock(self, verb: str, *, wait_s: float, waiting: Callable[[str], None]) -> Iterator[None]:
+    def lock(
+        self, verb: str, *, wait_s: float, waiting: Callable[[str], None]
+    ) -> AbstractContextManager[None]:
         """Hold this cluster against a second clusterctl; see ``hold``."""
+        with writing(self.root):
+            _private_folder(self.root.parent)
         what = f"cluster {self.root.name!r}"
-        with ExitStack() as stack:
-            with writing(self.root):
-                _private_folder(self.root.parent)
-                stack.enter_context(hold(self.lock_file, verb, what=what, wait_s=wait_s, waiting=waiting))
-            yield
+        return hold(self.lock_file, verb, what=what, wait_s=wait_s, waiting=waiting)
 
     def worker(self) -> Holder | None:
         return holder(self.lock_file)
@@ -286,7 +284,7 @@ def hold(
 
     Raises:
         LockedError: another clusterctl holds it for all that time. Names it, and ``what`` is locked.
-        OSError: the file can't be made.
+        MachineError: the file can't be made.
     """
     deadline = time.monotonic() + wait_s
     told = False
@@ -311,12 +309,13 @@ def hold(
 
 
 def _open_lock(path: Path) -> int:
-    try:
-        return open_private(path)
-    except OSError as exc:
-        if exc.errno not in REFUSALS or not path.exists():
-            raise
-        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with writing(path):
+        try:
+            return open_private(path)
+        except OSError as exc:
+            if exc.errno not in REFUSALS or not path.exists():
+                raise
+            return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def _acquire(fd: int, kind: int) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cluster import bake, down
+from clusterctl.cluster import bake
 from clusterctl.cluster import up as cluster_up
 from clusterctl.cluster.bake import bake_ahead
 from clusterctl.cluster.context import ClusterContext
@@ -415,7 +415,7 @@ def test_what_a_killed_one_left_goes_with_the_next(
     if is_spec_written:
         ahead.append(KilledError())
         with monkeypatch.context() as patched:
-            patched.setattr(down, "down_locked", lambda *_: None)
+            patched.setattr("clusterctl.cluster.bake.down_locked", lambda *_: None)
             with pytest.raises(KilledError):
                 bake_ahead(ClusterContext.of(spec_of(), workspace=workspace, verb="bake"))
         assert not set(baked.cloud.resources().values()) <= NOT_BILLED
