@@ -221,10 +221,6 @@ def spec_without(spec: ClusterSpec, names: Collection[str]) -> ClusterSpec:
             fix="take the cluster down, and create it with another controller",
         )
     left = {p.name: [n for n in spec.node_names(p) if n not in names] for p in spec.partitions}
-    if not any(left.values()):
-        raise UsageError(
-            "no node would be left", code="no-node-left", fix="take the whole cluster down: `clusterctl down`"
-        )
     fewer = tuple(name for name in provider.login if name not in names)
     return _with(spec.model_copy(update={"provider": provider.model_copy(update={"login": fewer})}), left)
 
@@ -317,10 +313,6 @@ def _with(spec: ClusterSpec, nodes: dict[str, list[str]]) -> ClusterSpec:
         if nodes[p.name]
     )
     if not partitions:
-        raise UsageError(
-            "none of these hosts is a node",
-            code="no-node-chosen",
-            where="--limit",
-            fix="name one of a partition, too",
-        )
+        fix = "name a host of a partition, too, or take the whole cluster down: `clusterctl down`"
+        raise UsageError("the cluster would have no node", code="no-node-left", fix=fix)
     return spec.model_copy(update={"partitions": partitions})
