@@ -52,7 +52,8 @@ def bake_ahead(
         if not (workspace.spec.exists() or workspace.inventory.exists()):  # else a cluster is there, or begun
             write_atomic(workspace.baking, "")
         try:
-            preflight(cluster)
+            if spec.provider.is_cloud:
+                cluster.run("preflight", preflight)
             workspace.create_secrets()
             plan = cluster.run("plan_changes", plan_changes)
             if plan.hosts.images:

@@ -147,19 +147,12 @@ def _reject_other_cluster(cluster: ClusterContext) -> None:
     )
 
 
-def preflight(cluster: ClusterContext) -> None:
-    """Ask a cloud for all that stands in the way of `up`, as a phase, before anything is billed.
-
-    Machines of the user's own are examined when they are planned.
+def preflight(cluster: ClusterContext) -> Outcome[None]:
+    """Ask a cloud for all that stands in the way of `up`, before anything is billed.
 
     Raises:
         ProvisionError: something does; one failure each.
     """
-    if cluster.spec.provider.is_cloud:
-        cluster.run("preflight", _preflight)
-
-
-def _preflight(cluster: ClusterContext) -> Outcome[None]:
     report = cluster.provider.preflight(cluster.spec, cluster.workspace)
     findings = report.findings if report else ()
     errors = [one for one in findings if one.level == "error"]

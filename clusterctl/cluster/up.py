@@ -140,7 +140,8 @@ def decide(cluster: ClusterContext, options: UpOptions) -> Decision:
         bundle = open_bundle(cluster, options)
         distribution = distribution_ahead(spec, workspace)
         environment = resolve_environment(cluster, distribution) if distribution else None
-        preflight(cluster)
+        if spec.provider.is_cloud:  # machines of the user's own are examined when they are planned
+            cluster.run("preflight", preflight)
         workspace.create_secrets()
         recreated = () if spec.provider.user_owned else tuple(options.replaced)
         plan = cluster.run("plan_changes", plan_changes, recreated)
