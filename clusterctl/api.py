@@ -15,8 +15,9 @@ from subprocess import CompletedProcess
 from typing import Any, Final, Literal, Unpack
 
 from clusterctl.cluster import down, remains, up
-from clusterctl.cluster.context import ClusterContext, PhaseRunner
+from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.nodes import names_of
+from clusterctl.cluster.phases import PhaseRunner
 from clusterctl.cluster.plan import Plan, preview, prompt_about
 from clusterctl.cluster.replayed_run import again_of
 from clusterctl.cluster.status import Status as Status  # noqa: PLC0414 - a public name, as those below

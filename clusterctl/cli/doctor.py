@@ -13,8 +13,8 @@ import typer
 from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
 from clusterctl.cli.prompts import AskBecomePass, read_only_prompts
-from clusterctl.cluster.context import provider_of
 from clusterctl.cluster.doctor_bundle import create
+from clusterctl.cluster.phases import provider_of
 from clusterctl.cluster.verify import checkup, preflight
 from clusterctl.errors import ClusterctlError, NotUpError, UsageError
 from clusterctl.hosts.checks import DoctorReport, failures

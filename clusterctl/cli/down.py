@@ -15,9 +15,9 @@ from clusterctl.cli.progress import Phases
 from clusterctl.cli.prompts import AcceptHostKey, AskBecomePass, prompts_for
 from clusterctl.cli.up import NoWait, Yes, phase_dicts
 from clusterctl.cluster import down as cluster_down
-from clusterctl.cluster.context import PhaseRunner
 from clusterctl.cluster.look import is_of_own_machines
 from clusterctl.cluster.nodes import names_of
+from clusterctl.cluster.phases import PhaseRunner
 from clusterctl.providers.registry import cached_images
 from clusterctl.providers.storage import KeptStorage
 from clusterctl.state.ledger import RunRecord

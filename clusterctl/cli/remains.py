@@ -15,7 +15,7 @@ from clusterctl.cli.progress import Phases
 from clusterctl.cli.prompts import AcceptHostKey, AskBecomePass, prompts_for
 from clusterctl.cli.up import Yes
 from clusterctl.cluster import remains
-from clusterctl.cluster.context import PhaseRunner
+from clusterctl.cluster.phases import PhaseRunner
 from clusterctl.errors import excluded
 from clusterctl.providers.base import Prompts, pending_releases
 from clusterctl.state.chosen import ChosenCluster

@@ -17,8 +17,9 @@ from clusterctl.cli.progress import Phases
 from clusterctl.cli.prompts import AcceptHostKey, AskBecomePass, prompts_for
 from clusterctl.cluster import up as cluster_up
 from clusterctl.cluster.bake import bake_ahead
-from clusterctl.cluster.context import ClusterContext, Phase
+from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.nodes import names_of
+from clusterctl.cluster.phases import Phase
 from clusterctl.cluster.plan import Plan, prompt_about
 from clusterctl.cluster.up import UpOptions, UpResult
 from clusterctl.errors import excluded

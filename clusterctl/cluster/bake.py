@@ -7,10 +7,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from clusterctl.cluster.context import ClusterContext, Outcome, PhaseRunner, workspace_copy
+from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.down import DownOptions, down_locked
 from clusterctl.cluster.hardware import link_wheels
 from clusterctl.cluster.node_class import class_inputs, has_classes
+from clusterctl.cluster.phases import Outcome, PhaseRunner, workspace_copy
 from clusterctl.cluster.plan import plan_changes, preflight
 from clusterctl.configure import ansible, inventory_file
 from clusterctl.errors import UsageError

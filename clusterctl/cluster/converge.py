@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from clusterctl.cluster.context import ClusterContext, Drift, Outcome
+from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.drift import (
     drift_of_host,
     drifted,
@@ -43,6 +43,7 @@ from clusterctl.cluster.node_class import (
     renew,
     shared_inputs,
 )
+from clusterctl.cluster.phases import Drift, Outcome
 from clusterctl.configure import ansible, events, inventory_file
 from clusterctl.errors import Notice
 from clusterctl.hosts.probe import Checksums, HostReport

@@ -8,9 +8,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clusterctl.cluster.context import Outcome, Phase, PhaseRunner, provider_of, workspace_copy
 from clusterctl.cluster.look import all_answer, is_of_own_machines, look, note_removal
 from clusterctl.cluster.nodes import forget
+from clusterctl.cluster.phases import Outcome, Phase, PhaseRunner, provider_of, workspace_copy
 from clusterctl.errors import (
     ClusterctlError,
     CollectError,

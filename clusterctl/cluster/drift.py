@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from clusterctl.cluster.context import Drift
+from clusterctl.cluster.phases import Drift
 from clusterctl.hosts.probe import Checksums
 
 MISSING = "missing"

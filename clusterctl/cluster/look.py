@@ -7,8 +7,9 @@ import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from clusterctl.cluster.context import ClusterContext, Outcome, PhaseRunner
+from clusterctl.cluster.phases import Outcome, PhaseRunner
 from clusterctl.errors import ClusterctlError, MachineError, SchedulerError, TransportError, UsageError
 from clusterctl.providers.base import HostPlan
 from clusterctl.runs.collect import uncollected
@@ -23,6 +24,9 @@ from clusterctl.transport.base import Connect
 from clusterctl.transport.connections import Connections
 from clusterctl.util.disk import append_line, read_rows
 from clusterctl.util.process import on_each
+
+if TYPE_CHECKING:
+    from clusterctl.cluster.context import ClusterContext
 
 # In the folder of the workspaces, because the journal is removed with its workspace.
 DISCARDED = "discarded.jsonl"

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from clusterctl.cluster import converge
-from clusterctl.cluster.context import ClusterContext, Drift, Outcome, workspace_copy
+from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.hardware import without_cgroups
 from clusterctl.cluster.impact import Impact, impact_of, reject_changed_users
 from clusterctl.cluster.node_class import class_ahead
+from clusterctl.cluster.phases import Drift, Outcome, workspace_copy
 from clusterctl.configure import ansible
 from clusterctl.configure.events import TaskProgress
 from clusterctl.errors import (

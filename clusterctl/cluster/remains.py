@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from clusterctl.cluster.context import PhaseRunner, provider_of
 from clusterctl.cluster.down import find_kept, keep_storage, remove_cluster
 from clusterctl.cluster.look import note_discarded
+from clusterctl.cluster.phases import PhaseRunner, provider_of
 from clusterctl.errors import NotUpError, OnlyCopyError, UsageError
 from clusterctl.providers.base import NO_PROMPTS, Leftover, Prompts, Provider
 from clusterctl.providers.storage import KeptStorage, Record, all_recorded, record, record_of, recorded

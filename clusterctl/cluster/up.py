@@ -11,21 +11,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl.cluster.bake import prepare_image, share_configuration
-from clusterctl.cluster.context import (
-    ClusterContext,
-    Drift,
-    Outcome,
-    Phase,
-    write_inventory,
-)
+from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.converge import converge, inputs_of, packages_lost_on
 from clusterctl.cluster.hardware import link_wheels
 from clusterctl.cluster.impact import make_way, reject
 from clusterctl.cluster.node_class import node_files
 from clusterctl.cluster.nodes import limited, replacing
+from clusterctl.cluster.phases import Drift, Outcome, Phase
 from clusterctl.cluster.plan import Plan, plan_changes, preflight
 from clusterctl.cluster.verify import Verification, verify
 from clusterctl.configure import inventory_file
+from clusterctl.configure.ansible import record_inventory
 from clusterctl.errors import ConfigureError, Failure, UsageError
 from clusterctl.hosts.checks import other_numbers
 from clusterctl.hosts.probe import (
@@ -245,7 +241,8 @@ def provision(cluster: ClusterContext, decision: Decision, keys: Mapping[str, st
     if not inventory.baked:  # its hosts need not reach an index
         progress("downloading the wheels of the job environment")
         link_wheels(job_lock(), workspace.wheels, inventory.distribution)
-    write_inventory(spec, inventory, workspace)
+    inventory_file.write_ansible_inventory(spec, inventory, workspace)
+    record_inventory(inventory, workspace)
     if spec.storage.keep:  # it is the cluster's again
         record_storage(spec.name, None)
     _report_started(cluster, made)

@@ -13,10 +13,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from clusterctl.cluster.context import ClusterContext, Drift, Outcome
+from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.converge import Converged
 from clusterctl.cluster.hardware import NOT_LINKED, reject_missing_gpus
 from clusterctl.cluster.nodes import REASON
+from clusterctl.cluster.phases import Drift, Outcome
 from clusterctl.errors import (
     CommandError,
     Failure,

@@ -27,9 +27,11 @@ from clusterctl.errors import ConfigureError, Failure
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
+from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.util.assets import asset
 from clusterctl.util.disk import writing
 from clusterctl.util.process import SHORT, temporary_folder, under_subreaper
+from clusterctl.util.progress import Reporter
 
 if TYPE_CHECKING:
     from ansible_runner.config.runner import RunnerConfig as _Config
@@ -294,6 +296,29 @@ def run(
             with suppress(ConfigureError):
                 run("seal", inventory, workspace, hosts=hosts)
         raise
+
+
+def restore(
+    inventory: Inventory, hosts: Collection[str], workspace: Workspace, reporter: Reporter
+) -> Mapping[str, tuple[str, ...]]:
+    """Put back what was on these hosts before the cluster. Return what was left on each, and why."""
+    inventory_file.write_restore_inventory(inventory, workspace)
+    record_inventory(inventory, workspace)
+    recap = run(
+        "restore",
+        inventory,
+        workspace,
+        hosts=hosts,
+        progress=lambda task: reporter.progress(task.step(len(hosts))),
+    )
+    return recap.notes
+
+
+def record_inventory(inventory: Inventory, workspace: Workspace) -> None:
+    """Write the inventory where ordinary ssh and clusterctl read it."""
+    write_ssh_files(inventory, workspace)
+    write_atomic(workspace.inventory, inventory.model_dump_json(indent=2) + "\n")
+    workspace.joining.unlink(missing_ok=True)  # all of it stands there now
 
 
 def preview(

@@ -8,10 +8,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import CommandError, SlurmError
-from clusterctl.scheduler.base import Nodes
+from clusterctl.scheduler.base import VERIFICATION_PER_NODE_S, Nodes, verification_argv
 from clusterctl.scheduler.session import PATIENCE_S
 from clusterctl.scheduler.slurm import SlurmClient
-from clusterctl.scheduler.verification import VERIFICATION_PER_NODE_S, verification_argv
 from clusterctl.spec.names import ADMIN_USER, PROOF_PARTITION, ROOT
 from clusterctl.state.inventory import Inventory
 from clusterctl.transport.base import Connect, Transport

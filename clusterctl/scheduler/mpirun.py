@@ -24,6 +24,7 @@ from clusterctl.errors import (
 )
 from clusterctl.scheduler import script
 from clusterctl.scheduler.base import (
+    VERIFICATION_PER_NODE_S,
     JobInfo,
     JobRequest,
     Jobs,
@@ -31,8 +32,8 @@ from clusterctl.scheduler.base import (
     NodeInfo,
     comment_of,
     patiently,
+    verification_argv,
 )
-from clusterctl.scheduler.verification import VERIFICATION_PER_NODE_S, verification_argv
 from clusterctl.spec.job import JobSpec, Launcher
 from clusterctl.state.facts import ClusterFacts
 from clusterctl.state.inventory import HEALTH_PROGRAM, MPI_SSH, Host, Inventory

@@ -93,7 +93,7 @@ def test_files_accounts_and_units_are_put_back_and_named(one: Cluster) -> None:
     answer = one.json("up")
     assert (answer["probed"], answer["not_probed"]) == ([second, third], [node(one, 1)])
     assert mended(answer) >= {
-        f"{second}: slurmd was masked: unmasked and started",
+        f"{second}: slurmd was masked: started",
         f"{third}: /etc/munge/munge.key was missing: put back",
         *(
             f"{leader}: /etc/slurm/{name}.conf was missing: put back"
@@ -137,18 +137,18 @@ KINDS = {
     "link": (f"ln -sf /dev/null {TMPFILES}", f"{TMPFILES} was changed: put back"),
     "drop-in": (
         f"printf '[Service]\\nLimitMEMLOCK=64K\\n' >{Path(DROP_IN).parent}/a.conf; systemctl daemon-reload",
-        f"{Path(DROP_IN).parent}/a.conf was beside {DROP_IN}: put aside",
+        f"{Path(DROP_IN).parent}/a.conf contradicted {DROP_IN}: put aside",
     ),
     "stopped": ("systemctl stop slurmd", "slurmd was stopped: started"),
     "killed": ("systemctl kill --signal=KILL munge; systemctl stop munge", "munge was stopped: started"),
-    "disabled": ("systemctl disable munge", "munge was disabled: enabled"),
-    "masked": ("systemctl mask --now slurmd", "slurmd was masked: unmasked and started"),
+    "disabled": ("systemctl disable munge", "munge was disabled: put right"),
+    "masked": ("systemctl mask --now slurmd", "slurmd was masked: started"),
     "key": (f"head -c 1024 /dev/urandom >{KEY}", f"{KEY} was changed: put back"),
     "hosts": ("sed -i /-ctl$/d /etc/hosts", "/etc/hosts was changed: put back"),
     "limits": (f"sed -i s/unlimited/64/ {LIMITS}/60-*", f"{LIMITS}/60-clusterctl.conf was changed: put back"),
     "other limits": (
         f"echo '* hard memlock 64' >{LIMITS}/99-site.conf",
-        f"{LIMITS}/99-site.conf contradicted {LIMITS}/60-clusterctl.conf: its lines removed, and a copy kept",
+        f"{LIMITS}/99-site.conf contradicted {LIMITS}/60-clusterctl.conf: put aside",
     ),
     "slurm.conf": (
         "mkdir -p /etc/slurm; echo ClusterName=other >/etc/slurm/slurm.conf",

@@ -16,8 +16,9 @@ import clusterctl
 from clusterctl.api import JobKeywords
 from clusterctl.cluster import down as cluster_down
 from clusterctl.cluster import up as cluster_up
-from clusterctl.cluster.context import ClusterContext, PhaseRunner
+from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.down import DownOptions, DownResult
+from clusterctl.cluster.phases import PhaseRunner
 from clusterctl.cluster.up import UpOptions, UpResult
 from clusterctl.errors import JobFailedError, MachineError, NotUpError, SpecError, UsageError
 from clusterctl.providers.base import HostChange, HostPlan

@@ -12,8 +12,8 @@ import pytest
 from clusterctl.cli.output import Screen
 from clusterctl.cli.plan import as_dict, text
 from clusterctl.cli.up import approve
-from clusterctl.cluster.context import Drift
 from clusterctl.cluster.impact import AffectedJob, Impact
+from clusterctl.cluster.phases import Drift
 from clusterctl.cluster.plan import Plan, prompt_about
 from clusterctl.errors import UsageError
 from clusterctl.providers.base import HostChange, HostPlan

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cluster import converge
-from clusterctl.cluster.context import ClusterContext, Drift
+from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.converge import Configured, _write, inputs_of
+from clusterctl.cluster.phases import Drift
 from clusterctl.errors import Notice
 from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.spec.models import ClusterSpec

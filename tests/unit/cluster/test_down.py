@@ -14,9 +14,9 @@ from clusterctl.cli import down as cli_down
 from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
 from clusterctl.cluster import down
-from clusterctl.cluster.context import PhaseRunner
 from clusterctl.cluster.down import DownOptions, not_collected_error, remove_cluster, to_discard
 from clusterctl.cluster.look import DISCARDED
+from clusterctl.cluster.phases import PhaseRunner
 from clusterctl.errors import CollectError, LeftoversError, OnlyCopyError, UnreachableError, UsageError
 from clusterctl.providers.base import Leftover
 from clusterctl.spec.models import LocalSettings

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from clusterctl.cluster import up
-from clusterctl.cluster.context import Drift
 from clusterctl.cluster.converge import Configured
 from clusterctl.cluster.drift import drifted, hosts_with_drift, repairs_of, touches_slurm
+from clusterctl.cluster.phases import Drift
 from clusterctl.errors import ConfigureError
 from clusterctl.hosts.probe import HostReport
 from clusterctl.state.workspace import Workspace

@@ -11,8 +11,9 @@ from typing import Any, cast
 import pytest
 
 from clusterctl.cluster import impact
-from clusterctl.cluster.context import ClusterContext, Outcome
+from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.impact import Impact, impact_of, make_way, reject, reject_taken_uids
+from clusterctl.cluster.phases import Outcome
 from clusterctl.errors import ClusterctlError, Notice, SlurmError, UnreachableError, UsageError
 from clusterctl.providers.base import HostChange, HostPlan, Provider, Size
 from clusterctl.runs import only_copies

@@ -16,9 +16,9 @@ from clusterctl.cli import remains as cli_remains
 from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
 from clusterctl.cluster import down, remains
-from clusterctl.cluster.context import PhaseRunner, workspace_copy
 from clusterctl.cluster.down import DownOptions
 from clusterctl.cluster.look import DISCARDED
+from clusterctl.cluster.phases import PhaseRunner, workspace_copy
 from clusterctl.errors import ClusterctlError, OnlyCopyError, UsageError
 from clusterctl.providers.storage import (
     KeptStorage,

@@ -14,7 +14,7 @@ import pytest
 
 from clusterctl.cluster import impact
 from clusterctl.cluster import look as looking
-from clusterctl.cluster.context import ClusterContext, PhaseRunner
+from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.impact import AffectedJob, Impact, make_way
 from clusterctl.cluster.look import (
     DISCARDED,
@@ -25,6 +25,7 @@ from clusterctl.cluster.look import (
     look_at_leaving,
     note_removal,
 )
+from clusterctl.cluster.phases import PhaseRunner
 from clusterctl.errors import OnlyCopyError, SlurmError, UnreachableError
 from clusterctl.providers.base import HostChange, HostPlan
 from clusterctl.runs.only_copies import FilesThere, OnlyCopies, Search

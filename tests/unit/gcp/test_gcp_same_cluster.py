@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from clusterctl.cluster import down
-from clusterctl.cluster.context import ClusterContext, PhaseRunner
+from clusterctl.cluster.context import ClusterContext
+from clusterctl.cluster.phases import PhaseRunner
 from clusterctl.cluster.up import UpOptions, up
 from clusterctl.errors import ProvisionError, UsageError
 from clusterctl.providers.gcp.api import Api

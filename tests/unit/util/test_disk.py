@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.cluster.context import Outcome, PhaseRunner
+from clusterctl.cluster.phases import Outcome, PhaseRunner
 from clusterctl.errors import DiskError, LockedError, MachineError
 from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import ROOM, Workspace, write_atomic
