@@ -16,22 +16,73 @@ import io
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import MISSING, Field
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 from payload.cli.config import COMMANDS, AllreduceConfig, BenchConfig, EvalConfig, ExportConfig, TrainConfig
-from payload.cli.settings import Command, make, parser_of, refuse_idle
+from payload.cli.settings import (
+    Command,
+    did_you_mean,
+    make,
+    refuse_idle,
+    sections_of,
+    settings_of,
+    text_of,
+)
+from payload.cli.values import yes_or_no
 from payload.errors import UsageError
 from payload.models import MODELS
 
-Rule = tuple[bool, str, str]
-"""Whether settings have an effect, their fields by spaces, and when they have one in words."""
+
+class _Parser(argparse.ArgumentParser):
+    """Raises where argparse would print a usage text from every rank and exit."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see --help", code="bad-flag")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse here what is unknown: the parser of a command knows what is near."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            hint = did_you_mean(unknown[0].partition("=")[0], self._option_string_actions)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return found, unknown
 
 
 @cache
 def parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
-    return parser_of(COMMANDS, TrainConfig)
+    """Return the parser of all commands."""
+    parser = _Parser(prog="python -m payload", description="Train, probe and watch on a cluster's nodes.")
+    chosen = parser.add_subparsers(required=True, dest="command", metavar=f"{{{','.join(COMMANDS)}}}")
+    for name, command in COMMANDS.items():
+        sub = chosen.add_parser(name, help=command.__doc__, description=command.__doc__, allow_abbrev=False)
+        groups: dict[str, argparse._ActionsContainer] = {"": sub}
+        for section, kind in sections_of(command).items():
+            groups[section] = sub.add_argument_group((kind.__doc__ or "").rstrip("."))
+        for section, setting in settings_of(command).values():
+            _add_flag(groups[section], setting)
+        if command is TrainConfig:
+            about = "TOML with any of these settings; flags win over it"
+            sub.add_argument("--config", type=Path, metavar="FILE", help=about)
+    return parser
+
+
+def _add_flag(group: argparse._ActionsContainer, setting: Field[Any]) -> None:
+    """Add the flag of a setting. The namespace has it only if it is given."""
+    kind, about, default = setting.metadata["kind"], setting.metadata["about"], setting.default
+    if default not in (None, (), MISSING):
+        about += f" (default {text_of(default).replace('%', '%%')})"
+    reading = {"type": kind.read, "metavar": setting.metadata["metavar"], "help": about}
+    flag: dict[str, Any] = {"dest": setting.name, "default": argparse.SUPPRESS}
+    option = f"--{setting.name.replace('_', '-')}"
+    if setting.name == "files":
+        group.add_argument(setting.name, nargs="+", **reading)
+    elif kind is yes_or_no:
+        group.add_argument(option, action=argparse.BooleanOptionalAction, help=about, **flag)
+    else:
+        group.add_argument(option, required=default is MISSING, **flag, **reading)
 
 
 def parse(argv: Sequence[str]) -> Any:
@@ -57,12 +108,8 @@ def check(config: Command, *, several: bool | None = None, gpu: bool | None = No
     """
     if isinstance(config, TrainConfig):
         _refuse_contradictions(config)
-        for useful, fields, wanted in _launch_rules(config, several, gpu):
-            if not useful:
-                refuse_idle(config, fields, wanted, in_files=False)
-        for useful, fields, wanted in _rules(config):
-            if not useful:
-                refuse_idle(config, fields, wanted)
+        _refuse_for_launch(config, several, gpu)
+        _refuse_without_others(config)
     elif isinstance(config, AllreduceConfig) and "mpi" not in config.comm:
         refuse_idle(config, "cuda_aware", "with --comm mpi")
     elif isinstance(config, EvalConfig | ExportConfig) and not config.model_folder:
@@ -75,50 +122,49 @@ def _refuse_contradictions(config: TrainConfig) -> None:
     if optimizer.schedule == "step" and not optimizer.decay_iterations:
         complaint = "--schedule step: it lowers the learning rate after --decay-iterations; say which"
     elif layout.compress != "none" and layout.zero:
-        complaint = (
-            f"--compress {layout.compress} and --zero {layout.zero}: what is compressed is not in parts"
-        )
+        complaint = f"--compress {layout.compress} and --zero {layout.zero}: give only one of them"
     elif layout.compress != "none" and precision.precision == "fp16" and not precision.loss_scale:
         complaint = (
-            f"--compress {layout.compress} and --precision fp16: what is held back is a multiple of the loss "
-            "scale, which must not change then: give a fixed --loss-scale, or use --precision bf16"
+            f"--compress {layout.compress} and --precision fp16: the scale of gradients that are held back "
+            "must not change: give a fixed --loss-scale, or use --precision bf16"
         )
     if complaint:
         raise UsageError(complaint, code="bad-settings")
 
 
-def _launch_rules(config: TrainConfig, several: bool | None, gpu: bool | None) -> tuple[Rule, ...]:
-    """Flags that have an effect in some launches only. A config file may hold them for another launch."""
+def _refuse_for_launch(config: TrainConfig, several: bool | None, gpu: bool | None) -> None:
+    """Refuse flags without effect in this launch. A config file may hold them for another one."""
     bench, find = isinstance(config, BenchConfig), config.batch.find
     of_training = (
         "epochs iterations lr schedule warmup_iterations min_lr decay_iterations decay_factor scale_lr "
         "save_interval save keep init new_head save_model profile profile_iterations tensorboard"
     )
-    of_ranks = "zero bucket_mib overlap compress scale_lr"
-    return (
-        (not bench and not find, of_training, "in training"),
-        (not bench, "prefetch find checkpoints resume", "in training and with --find"),
-        (bench or not find, "compress compress_ratio compress_rank peak_tflops", "in training and bench"),
-        (
-            several is not False,
-            of_ranks,
-            "on two or more data-parallel ranks",
-        ),
-        (gpu is not False, "offload_optimizer", "on GPUs"),
-    )
+    if bench or find:
+        refuse_idle(config, of_training, "in training", in_files=False)
+    if bench:
+        names = "prefetch find checkpoints resume"
+        refuse_idle(config, names, "in training and with --find", in_files=False)
+    elif find:
+        names = "compress compress_ratio compress_rank peak_tflops"
+        refuse_idle(config, names, "in training and bench", in_files=False)
+    if several is False:
+        names = "zero bucket_mib overlap compress scale_lr"
+        refuse_idle(config, names, "on two or more data-parallel ranks", in_files=False)
+    if gpu is False:
+        refuse_idle(config, "offload_optimizer", "on GPUs", in_files=False)
 
 
-def _rules(config: TrainConfig) -> tuple[Rule, ...]:
-    """Flags and keys that have an effect with some other settings only."""
+def _refuse_without_others(config: TrainConfig) -> None:
+    """Refuse settings that have an effect with some other settings only."""
     layout, optimizer, files = config.layout, config.optimizer, config.checkpoints
     takes, kind = MODELS[config.model.model].takes, config.data.data.partition(":")[0]
     resumes = bool(files.save_interval) or files.resume == "auto"
-    return (
+    for has_effect, names, wanted in (
         (takes != "images", "sequence_length", "with a --model of text"),
         (takes == "images", "new_head", "with a --model of images"),
         (kind == "text", "tokenizer", "with --data text:FILE"),
         (kind in ("digits", "idx"), "augment clean", "with images, --data digits or idx:DIR"),
-        (layout.zero < 2, "overlap", "with --zero 0 or 1"),  # noqa: PLR2004
+        (layout.zero in (0, 1), "overlap", "with --zero 0 or 1"),
         (layout.comm == "mpi", "cuda_aware", "with --comm mpi"),
         (layout.compress == "topk", "compress_ratio", "with --compress topk"),
         (layout.compress == "powersgd", "compress_rank", "with --compress powersgd"),
@@ -131,11 +177,13 @@ def _rules(config: TrainConfig) -> tuple[Rule, ...]:
         (resumes, "checkpoints", "with --save-interval or --resume auto"),
         (files.init is not None, "new_head", "with --init"),
         (config.measuring.profile, "profile_iterations", "with --profile"),
-    )
+    ):
+        if not has_effect:
+            refuse_idle(config, names, wanted)
 
 
 def wrong_with(argv: Sequence[str]) -> str | None:
-    """What is wrong with a command line, as far as that shows without the files that it names."""
+    """Return what is wrong with a command line, as far as that shows without the files that it names."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             flags = vars(parser().parse_args(argv))
@@ -145,8 +193,7 @@ def wrong_with(argv: Sequence[str]) -> str | None:
     except SystemExit:  # the help is wanted
         return None
     except UsageError as exc:
-        program = f"{parser().prog} {argv[0]}" if argv else parser().prog
-        return str(exc).removeprefix(f"{program}: ").removesuffix(f"; see `{program} --help`")
+        return str(exc).removesuffix("; see --help")
     return None
 
 

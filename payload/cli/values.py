@@ -1,57 +1,57 @@
-"""Values of settings, read from text. Each function raises ``argparse.ArgumentTypeError`` if it can't."""
+"""Kinds of settings: how a value of each is read from text, and what stands for it in the help."""
 
 from __future__ import annotations
 
 import math
 import os
+import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-Read = Callable[[str], Any]
-
 DTYPES = ("bfloat16", "float16", "float32", "float64")
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
-def whole(least: int, most: int | None = None) -> Read:
-    """A whole number of ``least`` or more."""
-    wanted = f"of {least} or more" if most is None else f"from {least} to {most}"
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """``read`` raises ``ArgumentTypeError`` if a text is not a value of this kind."""
 
-    def read(text: str) -> int:
+    read: Callable[[str], Any]
+    metavar: str
+
+
+def _number(kind: type[int | float], wanted: str, fits: Callable[[Any], bool]) -> Kind:
+    def read(text: str) -> int | float:
         try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
-        if value < least or (most is not None and value > most):
-            raise ArgumentTypeError(f"{text!r} is not a whole number {wanted}")
-        return value
-
-    return read
-
-
-def _number(wanted: str, fits: Callable[[float], bool]) -> Read:
-    def read(text: str) -> float:
-        try:
-            value = float(text)
+            value = kind(text)
         except ValueError:
             value = math.nan
-        if not math.isfinite(value) or not fits(value):
-            raise ArgumentTypeError(f"{text!r} is not a number {wanted}")
+        if not (-math.inf < value < math.inf and fits(value)):
+            raise ArgumentTypeError(f"{text!r} is not {wanted}")
         return value
 
-    return read
+    return Kind(read, "N" if kind is int else "X")
 
 
-count = whole(1)
-positive = _number("above 0", lambda value: value > 0)
-share = _number("above 0 and at most 1", lambda value: 0 < value <= 1)
-non_negative = _number("of 0 or more", lambda value: value >= 0)
-fraction = _number("in [0, 1)", lambda value: 0 <= value < 1)
+count = _number(int, "a whole number of 1 or more", lambda value: value >= 1)
+whole = _number(int, "a whole number of 0 or more", lambda value: value >= 0)
+depth = _number(int, "a whole number from 1 to 10000", lambda value: 1 <= value <= 10_000)  # noqa: PLR2004
+stage = _number(int, "a whole number from 0 to 3", lambda value: 0 <= value <= 3)  # noqa: PLR2004
+positive = _number(float, "a number above 0", lambda value: value > 0)
+share = _number(float, "a number above 0 and at most 1", lambda value: 0 < value <= 1)
+non_negative = _number(float, "a number of 0 or more", lambda value: value >= 0)
+fraction = _number(float, "a number in [0, 1)", lambda value: 0 <= value < 1)
+folder = Kind(Path, "DIR")
+# Unlike Path.expanduser, this never raises.
+word_or_path = Kind(os.path.expanduser, "auto|DIR")
+path = Kind(lambda text: Path(word_or_path.read(text)), "DIR")
+"""A file or folder; ``~/`` is the home of the user that runs the program."""
 
 
-def one_of(*words: str) -> Read:
+def one_of(*words: str) -> Kind:
     """One of a few words."""
 
     def read(text: str) -> str:
@@ -59,42 +59,43 @@ def one_of(*words: str) -> Read:
             raise ArgumentTypeError(f"{text!r} is none of {', '.join(words)}")
         return text
 
-    return read
+    return Kind(read, "|".join(words))
 
 
-def yes_or_no(text: str) -> bool:
-    """As TOML writes it."""
-    return bool(one_of("true", "false")(text) == "true")
+yes_or_no = Kind(lambda text: one_of("true", "false").read(text) == "true", "")
+"""As TOML writes it."""
 
 
-def by_commas(read: Read) -> Read:
-    """Values by commas."""
-    return lambda text: tuple(read(part) for part in text.split(","))
+def by_commas(kind: Kind) -> Kind:
+    """Several values, separated by commas."""
+    metavar = f"{kind.metavar}[,{kind.metavar}...]"
+    return Kind(lambda text: tuple(kind.read(part) for part in text.split(",")), metavar)
 
 
-def names(text: str) -> tuple[str, ...]:
-    """Names by commas, each once."""
-    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+def some_of(*words: str) -> Kind:
+    """Words, separated by commas, each once: any, or only these."""
+    allowed = one_of(*words).read if words else str
+
+    def read(text: str) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(allowed(word.strip()) for word in text.split(",") if word.strip()))
+
+    return Kind(read, "A[,B...]")
 
 
-def some_of(*words: str) -> Read:
-    """Some of a few words, by commas."""
-    return lambda text: tuple(map(one_of(*words), names(text)))
-
-
-def memory(text: str) -> int:
-    """Bytes, such as 4096, 4KiB or 256MiB."""
-    digits = text.rstrip("KMGiB")
-    units = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-    unit = text[len(digits) :]
-    if not digits.isdecimal() or unit not in units or int(digits) == 0:
+def _memory(text: str) -> int:
+    found = re.fullmatch(r"([1-9]\d*)(|B|KiB|MiB|GiB)", text, re.ASCII)
+    if not found:
         raise ArgumentTypeError(f"{text!r} is not a size such as 4096, 4KiB or 256MiB")
-    return int(digits) * units[unit]
+    return int(found[1]) * _UNITS[found[2] or "B"]
+
+
+memory = Kind(_memory, "SIZE")
+"""Bytes, such as 4096, 4KiB or 256MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class GemmSize:
-    """Of each rank's product: (m, k) times (k, n)."""
+    """Sizes of each rank's product: (m, k) times (k, n)."""
 
     m: int
     k: int
@@ -104,36 +105,33 @@ class GemmSize:
         return f"{self.m}x{self.k}x{self.n}"
 
 
-def gemm_size(text: str) -> GemmSize:
-    """MxKxN, or N for a cube."""
-    numbers = [count(number) for number in text.split("x")]
+def _gemm_size(text: str) -> GemmSize:
+    numbers = [count.read(number) for number in text.split("x")]
     if len(numbers) not in (1, 3):
         raise ArgumentTypeError(f"{text!r} is not of the form N or MxKxN")
     return GemmSize(*(numbers * 3)[:3])
 
 
-def path(text: str) -> Path:
-    """A file or folder; ``~/`` is the home of the user that runs this."""
-    return Path(word_or_path(text))
+gemm_size = Kind(_gemm_size, "MxKxN")
+"""MxKxN, or N for a cube."""
 
 
-def word_or_path(text: str) -> str:
-    """A word such as ``auto``, or what ``path`` reads."""
-    return os.path.expanduser(text)  # noqa: PTH111  # it never raises
-
-
-def data_name(text: str) -> str:
-    """A data set by its kind and, for some, where it is."""
+def _data_name(text: str) -> str:
     kind, _, where = text.partition(":")
     if kind not in ("digits", "idx", "text", "synthetic") or (kind in ("idx", "text")) != bool(where):
         raise ArgumentTypeError(f"{text!r} is none of digits, idx:DIR, text:FILE, synthetic")
-    return f"{kind}:{path(where)}" if where else text
+    return f"{kind}:{path.read(where)}" if where else text
 
 
-def tokenizer_name(text: str) -> str:
-    """``bytes``, ``bpe:N`` with more tokens than there are bytes, or ``gpt2:DIR``."""
+data_name = Kind(_data_name, "digits|idx:DIR|text:FILE|synthetic")
+
+
+def _tokenizer_name(text: str) -> str:
     kind, _, where = text.partition(":")
     enough = kind == "bpe" and where.isdecimal() and int(where) > 256  # noqa: PLR2004
     if text != "bytes" and not enough and not (kind == "gpt2" and where):
         raise ArgumentTypeError(f"{text!r} is none of bytes, bpe:N with N above 256, gpt2:DIR")
-    return f"{kind}:{path(where)}" if kind == "gpt2" else text
+    return f"{kind}:{path.read(where)}" if kind == "gpt2" else text
+
+
+tokenizer_name = Kind(_tokenizer_name, "bytes|bpe:N|gpt2:DIR")

@@ -50,7 +50,7 @@ def allreduce(
     report = Report(world, config.out / "allreduce.jsonl")
     places = world.allgather(place(world.rank, device))
     records = []
-    wanted = sizes(config.min_bytes, config.max_bytes)
+    wanted = sizes(config.min, config.max)
     for count in dict.fromkeys(_count(nbytes, config.dtype) for nbytes in wanted):  # each once
         for name, comm in comms.items():
             record = _measure(name, comm, device, count, config)

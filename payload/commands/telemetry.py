@@ -36,7 +36,7 @@ def run(config: TelemetryConfig) -> int:
         due = time.monotonic()
         stopped = False
         while not stopped:
-            due = max(due + config.interval_s, time.monotonic())
+            due = max(due + config.interval, time.monotonic())
             stopped = signal.sigtimedwait(_STOP, max(0.0, due - time.monotonic())) is not None
             file.write("sample", **sample(sensors))
     return 0

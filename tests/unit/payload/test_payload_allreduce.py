@@ -66,7 +66,7 @@ def test_sizes_grow_fourfold_to_the_largest() -> None:
     assert sizes(1, 20) == [1, 4, 16, 20]
     config = parse(["allreduce"])
     assert isinstance(config, AllreduceConfig)
-    assert sizes(config.min_bytes, config.max_bytes)[-2:] == [64 << 20, 256 << 20]
+    assert sizes(config.min, config.max)[-2:] == [64 << 20, 256 << 20]
 
 
 def test_a_smallest_size_above_the_largest_is_refused() -> None:

@@ -41,7 +41,7 @@ if sys.argv[2] == "probe":
     if comm.rank == 0:
         sys.stdout.write(json.dumps(answer))
 elif sys.argv[2] == "allreduce":
-    sizes = AllreduceConfig(max_bytes=1 << 20, iterations=1, device="cpu", out=Path(sys.argv[3]))
+    sizes = AllreduceConfig(max=1 << 20, iterations=1, device="cpu", out=Path(sys.argv[3]))
     sys.exit(not allreduce.allreduce(sizes, Cpu(), comm, {"mpi": comm}))
 else:
     odd = GemmSize(400, 3, 601)  # a row of an odd number of ±1 never adds up to 0
