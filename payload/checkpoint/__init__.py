@@ -7,6 +7,6 @@
         rank-00001.safetensors
         manifest.json                         written last: what this is, and each file's size and CRC-32
 
-``shards`` says what each rank saves, and how that looks on disk. ``saver`` and its process ``writer`` write;
+``shards`` says what each rank saves, and how that looks on disk. ``saver`` and its thread ``writer`` write;
 ``session`` loads, on the same layout of ranks or any other.
 """

@@ -81,8 +81,8 @@ node held that died."""
 class Lock:
     """Keeps two live runs from writing into one folder: each would take the other's checkpoints for its own.
 
-    It is a lock of the file ``.lock`` in the folder, until it is closed in all processes that have its
-    descriptor, or these are dead. The file stays; it tells which run has the lock.
+    It is a lock of the file ``.lock`` in the folder, until it is closed or its process is dead. The file
+    stays; it tells which run has the lock.
     """
 
     def __init__(self, folder: Path, *, patience_s: float = PATIENCE_S) -> None:
@@ -94,11 +94,11 @@ class Lock:
         path = folder / ".lock"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            self.close = weakref.finalize(self, os.close, self.descriptor)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            self.close = weakref.finalize(self, os.close, self._descriptor)
             self._wait(folder, patience_s)
-            os.ftruncate(self.descriptor, 0)
-            os.pwrite(self.descriptor, _name().encode(), 0)
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, _name().encode(), 0)
         except OSError as exc:
             raise UsageError(
                 f"--checkpoints: {exc.filename or path}: {exc.strerror}", code="checkpoints-unusable"
@@ -107,7 +107,7 @@ class Lock:
     def _wait(self, folder: Path, patience_s: float) -> None:
         began, told = time.monotonic(), False
         while not self._try():
-            holder = os.pread(self.descriptor, 1024, 0).decode(errors="replace") or "another run"
+            holder = os.pread(self._descriptor, 1024, 0).decode(errors="replace") or "another run"
             if time.monotonic() - began >= patience_s:
                 raise UsageError(
                     f"--checkpoints: {folder} is in use by {holder}: end that, or give another folder",
@@ -121,7 +121,7 @@ class Lock:
 
     def _try(self) -> bool:
         try:
-            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True

@@ -1,27 +1,20 @@
-"""Saves checkpoints while training goes on: a copy in memory, which a process of each rank writes to disk."""
+"""Saves checkpoints during training: a copy in memory, which a thread of each rank writes to disk."""
 
 from __future__ import annotations
 
 import json
-import mmap
-import os
 import secrets
-import select
 import shutil
 import signal
-import subprocess
-import sys
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType, MappingProxyType, TracebackType
-from typing import IO, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from payload.checkpoint.folder import INCOMPLETE, Lock, checkpoint_name, superseded
 from payload.checkpoint.shards import (
@@ -34,10 +27,14 @@ from payload.checkpoint.shards import (
     saved_shards,
     scalars,
 )
+from payload.checkpoint.writer import Writer, publish, write
 from payload.comm.base import on_all_ranks
 from payload.device.base import Mark
 from payload.errors import PayloadError
 from payload.parallel.engine import Engine
+
+if TYPE_CHECKING:
+    from payload.cli.report import Report  # it needs MPI, which one rank does without
 
 _NUMBERS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -66,92 +63,6 @@ class StopSignals:
         self.came = True
 
 
-_QUIET = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP}
-
-
-class Writer:
-    """This rank's end of its writer process, which does one request at a time, about what is in ``memory``.
-
-    The memory has no name: no end of this process, however sudden, leaves any of it behind.
-    """
-
-    def __init__(self, size: int, *, keeps: Sequence[int] = ()) -> None:
-        """
-        Args:
-            size: bytes of the memory.
-            keeps: file descriptors that are open in the process, too, as long as it lives.
-        """
-        descriptor = os.memfd_create("checkpoint")
-        os.ftruncate(descriptor, size)
-        # Its pages are there from the start, not only when the first copy touches them.
-        mapped = mmap.mmap(descriptor, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
-        self.memory: NDArray[np.uint8] = np.frombuffer(mapped, np.uint8)
-        program, parent = str(Path(__file__).with_name("writer.py")), str(os.getpid())
-        # Signals that ask the job to end are for ranks. Blocked here, they are in the writer from its start.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _QUIET)
-        try:
-            # It is started by vfork, which unlike fork does no harm after MPI_Init.
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", program, str(descriptor), parent],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                pass_fds=[descriptor, *keeps],
-                text=True,
-            )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            os.close(descriptor)
-        self._requests, self._answers = _stream(self._process.stdin), _stream(self._process.stdout)
-        self.busy = False
-
-    def ask(self, **request: Any) -> None:
-        """Begin with something; see ``writer`` for what."""
-        self.busy = True
-        with suppress(BrokenPipeError):  # the writer is gone, which its answer will tell
-            self._requests.write(json.dumps(request) + "\n")
-            self._requests.flush()
-
-    def ready(self) -> bool:
-        """Whether the answer is there."""
-        poll = select.poll()  # unlike select, for any file descriptor
-        poll.register(self._answers, select.POLLIN)
-        return bool(poll.poll(0))
-
-    def answer(self) -> dict[str, Any]:
-        """What came of the request; waits for it.
-
-        Raises:
-            PayloadError: it could not be done.
-        """
-        line = self._answers.readline()
-        self.busy = False
-        if not line:
-            raise PayloadError(
-                f"the process that writes checkpoints ended with {self._process.wait()}",
-                code="checkpoint-writer-ended",
-            )
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise PayloadError(
-                f"a checkpoint cannot be written: {answer['error']}", code="checkpoint-unwritable"
-            )
-        return answer
-
-    def close(self, *, kill: bool = False) -> None:
-        """End it after what it was asked for, or at once."""
-        if kill:
-            self._process.kill()
-        with suppress(BrokenPipeError):
-            self._requests.close()
-        self._answers.close()
-        self._process.wait()
-
-
-def _stream(stream: IO[str] | None) -> IO[str]:
-    assert stream is not None  # noqa: S101  # they are pipes
-    return stream
-
-
 @dataclass(slots=True)
 class _Save:
     """A checkpoint in the making."""
@@ -169,8 +80,8 @@ class Saver:
         self,
         engine: Engine,
         folder: Path,
-        describe: Callable[[int], Manifest],
-        record: Callable[..., None],
+        manifest: Manifest,
+        report: Report,
         *,
         interval: int,
         keep: int,
@@ -178,40 +89,37 @@ class Saver:
         data_state: Mapping[str, Any] = MappingProxyType({}),
         lock: Lock | None = None,
         save_model: Callable[[Path], Mapping[str, Any]] = lambda _: {},
-        notify: Callable[[str], None] = print,
     ) -> None:
         """
         Args:
             folder: see ``folder.prepare``.
-            describe: what the checkpoint of an iteration is, but for its files and scalars.
-            record: takes ``step``, ``stall_s``, ``write_s`` and ``bytes`` of each that was made.
-            interval: iterations from one to the next.
+            manifest: of all checkpoints, but for iteration, files and scalars.
+            report: gets a record of each checkpoint, and lines about problems that do not matter yet.
+            interval: iterations from one checkpoint to the next.
             keep: how many to keep.
             wait: for each to be on disk, rather than to go on training.
             data_state: of the training data, for each to hold.
-            lock: of the folder, if this rank has that. It is held until this is closed and nothing more is
-                written, also if this process is killed.
+            lock: of the folder, if this rank has that. It is held until this is closed.
             save_model: on rank 0 puts the best weights so far into a folder, and gives the model's record.
-            notify: prints what went wrong, and does not matter yet.
         """
         self._engine, self._device, self._world = engine, engine.device, engine.mesh.world
-        self._folder, self._describe, self._record = folder, describe, record
+        self._folder, self._manifest, self._report = folder, manifest, report
         self._interval, self._keep, self._wait = interval, keep, wait
-        self._lock, self._notify, self._save_model = lock, notify, save_model
+        self._lock, self._save_model = lock, save_model
         self._data = json.dumps(dict(data_state)) + "\n"
-        # What a killed run's writers may still write, they write elsewhere.
+        # A killed run's ranks may still be writing: each run writes elsewhere.
         self._token = self._world.allgather(secrets.token_hex(4))[0]
         self._saved_shards = saved_shards(engine)
         layout, offsets = plan_shards(self._saved_shards)
-        self._size = layout.size
-        self._writer = Writer(layout.size, keeps=[lock.descriptor] if lock else [])
-        memory = self._writer.memory
-        self._device.pin(memory)
-        memory[: len(layout.header)] = bytearray(layout.header)
+        # Filled, so that its pages are there from the start, not only when the first copy touches them.
+        self._memory = np.full(layout.size, 0, np.uint8)
+        self._memory[: len(layout.header)] = bytearray(layout.header)
+        self._device.pin(self._memory)
         self._copies = [
-            memory[offset : offset + array.nbytes].view(array.dtype)
+            self._memory[offset : offset + array.nbytes].view(array.dtype)
             for (_, array), offset in zip(self._saved_shards, offsets, strict=True)
         ]
+        self._writer = Writer()
         self._save: _Save | None = None
         self._failure: PayloadError | None = None
 
@@ -227,8 +135,8 @@ class Saver:
                 self._finish()
                 finished = True
         finally:
-            self._device.unpin(self._writer.memory)
-            self._writer.close(kill=not finished)
+            self._writer.close(cancel=not finished)
+            self._device.unpin(self._memory)
             if not finished:  # else what was begun would keep a full disk full
                 for begun in self._folder.glob(f"*.{self._token}{INCOMPLETE}"):
                     shutil.rmtree(begun, ignore_errors=True)
@@ -262,7 +170,7 @@ class Saver:
             self._failure = exc
         for (_, array), copy in zip(self._saved_shards, self._copies, strict=True):
             self._device.copy_out(array, copy)
-        manifest = replace(self._describe(iteration), scalars=scalars(self._engine))
+        manifest = replace(self._manifest, iteration=iteration, scalars=scalars(self._engine))
         if self._world.rank == 0:
             try:
                 manifest = replace(manifest, model=self._save_model(self._incomplete(iteration)))
@@ -278,15 +186,15 @@ class Saver:
         save = self._save
         if save and not save.asked and self._device.has_passed(save.copied):
             self._write(save)
-        return save is not None and save.asked and self._writer.ready()
+        return save is not None and save.asked and self._writer.ready
 
     def _write(self, save: _Save) -> None:
         save.asked = True
         path = self._incomplete(save.manifest.iteration) / rank_file(self._world.rank)
-        self._writer.ask(path=str(path), size=self._size)
+        self._writer.begin(write, self._memory, path, self._writer.cancelled)
 
     def _complete(self, *, wait: bool) -> None:
-        """Wait until all ranks' files are on disk, then have rank 0's writer make them a checkpoint.
+        """Wait until all ranks' files are on disk, then let rank 0's writer make them a checkpoint.
 
         Args:
             wait: until it is one.
@@ -297,47 +205,45 @@ class Saver:
         if not save.asked:
             self._device.synchronize()
             self._write(save)
-        answer = on_all_ranks(self._world, self._answer)
-        answers = self._world.allgather(answer)
+        written = self._world.allgather(on_all_ranks(self._world, self._written))
         if self._world.rank == 0:
-            self._publish(
-                save.manifest,
-                [
-                    FileFacts(rank_file(rank), each["size"], each["crc32"])
-                    for rank, each in enumerate(answers)
-                ],
-            )
+            files = [FileFacts(rank_file(n), each["size"], each["crc32"]) for n, each in enumerate(written)]
+            self._publish(save.manifest, files)
         if wait:
             on_all_ranks(self._world, self._settle)
-        self._record(
+        self._report.write(
+            "checkpoint",
             step=save.manifest.iteration,
             stall_s=save.stall_s + time.perf_counter() - began,
-            write_s=max(each["seconds"] for each in answers),
-            bytes=sum(each["size"] for each in answers),
+            write_s=max(each["seconds"] for each in written),
+            bytes=sum(each["size"] for each in written),
         )
 
-    def _answer(self) -> dict[str, Any]:
-        """What became of this rank's file."""
+    def _written(self) -> Any:
+        """Wait for this rank's file, and return its size and checksum."""
         if self._failure:
             raise self._failure
-        return self._writer.answer()
+        return self._writer.result()
 
     def _publish(self, manifest: Manifest, files: list[FileFacts]) -> None:
         iteration, data = manifest.iteration, self._data.encode()
         every = [FileFacts(DATA, len(data), zlib.crc32(data)), *files]
-        self._writer.ask(
-            path=str(self._incomplete(iteration)),
-            complete=str(self._folder / checkpoint_name(iteration)),
-            texts={DATA: self._data, MANIFEST: replace(manifest, files=every).encode()},
-            sizes={file.name: file.size for file in files},
-            remove=[str(path) for path in superseded(self._folder, iteration, keep=self._keep)],
+        self._writer.begin(
+            publish,
+            self._incomplete(iteration),
+            self._folder / checkpoint_name(iteration),
+            {DATA: self._data, MANIFEST: replace(manifest, files=every).encode()},
+            {file.name: file.size for file in files},
+            superseded(self._folder, iteration, keep=self._keep),
         )
 
     def _settle(self) -> None:
-        """Until the writer is idle: rank 0's may still be completing the last checkpoint."""
+        """Wait until the writer is idle: rank 0's may still be completing the last checkpoint."""
         if self._writer.busy:
-            for left in self._writer.answer()["left"]:
-                self._notify(f"an old checkpoint is still there, to be removed with the next: {left}")
+            for left in self._writer.result():
+                self._report.print_line(
+                    f"an old checkpoint is still there, to be removed with the next: {left}"
+                )
 
     def _finish(self) -> None:
         if self._save:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,6 +29,9 @@ from payload.comm.base import Communicator, on_all_ranks
 from payload.errors import UsageError
 from payload.parallel.engine import Engine
 
+if TYPE_CHECKING:
+    from payload.cli.report import Report  # it needs MPI, which one rank does without
+
 
 class Session:
     """The checkpoints of one run: the one that it goes on from, and those that it makes."""
@@ -48,36 +50,20 @@ class Session:
             self._lock = lock(self._folder, world)
             prepare(self._folder, world)
             refuse_others(self._folder, settings.resume, world)
-        self._chosen = choose(settings.resume, self._folder, world)
+        self.chosen = choose(settings.resume, self._folder, world)
 
     @property
     def data_state(self) -> Mapping[str, Any] | None:
         """Of its data, by the run that this one goes on from; None where there is none."""
-        return self._chosen.data_state if self._chosen else None
-
-    def resume(
-        self,
-        engine: Engine,
-        identity: Mapping[str, Any] = MappingProxyType({}),
-        data_state: Mapping[str, Any] = MappingProxyType({}),
-    ) -> Resumed:
-        """Load what the run goes on from.
-
-        Args:
-            identity: what the run must have in common with that.
-            data_state: of its data, to be kept in the checkpoints that it makes.
-
-        Raises:
-            UsageError: it has not; on every rank.
-        """
-        self._engine, self._data_state = engine, data_state
-        self._now = self._describe(engine, identity)
-        return resume(self._chosen, engine, self._now)
+        return self.chosen.data_state if self.chosen else None
 
     def saver(
         self,
-        record: Callable[..., None],
-        notify: Callable[[str], None],
+        engine: Engine,
+        now: Manifest,
+        report: Report,
+        *,
+        data_state: Mapping[str, Any],
         save_model: Callable[[Path], Mapping[str, Any]],
     ) -> AbstractContextManager[Saver | None]:
         """To be entered for the whole of training, which has been resumed. None without checkpoints.
@@ -88,20 +74,24 @@ class Session:
         if not settings.save_interval:
             return nullcontext()
         return Saver(
-            self._engine,
+            engine,
             self._folder,
-            lambda iteration: replace(self._now, iteration=iteration),
-            record,
+            now,
+            report,
             interval=settings.save_interval,
             keep=settings.keep,
             wait=settings.save == "sync",
-            data_state=self._data_state,
+            data_state=data_state,
             lock=self._lock,
             save_model=save_model,
-            notify=notify,
         )
 
-    def _describe(self, engine: Engine, identity: Mapping[str, Any]) -> Manifest:
+    def describe(self, engine: Engine, identity: Mapping[str, Any]) -> Manifest:
+        """Return what this run is.
+
+        Args:
+            identity: what it must have in common with the run that it goes on from.
+        """
         config, mesh = self._config, engine.mesh
         compressed = config.layout.compress != "none"  # what is held back is a multiple of the scale
         return Manifest(

@@ -1,115 +1,148 @@
-"""The process that writes one rank's checkpoints, so that the rank can go on training.
-
-``python -I writer.py MEMORY PARENT`` reads requests, one JSON object a line, and answers each with one:
-about bytes that its parent has put into the shared memory MEMORY (a file descriptor). It ends when its parent
-does, however that comes about; what it had not finished then stays ``.incomplete``. Standard library only,
-and nothing of the payload, so that it starts fast.
-"""
+"""The thread that writes one rank's checkpoints, so that the rank can go on training."""
 
 from __future__ import annotations
 
 import errno
-import json
-import mmap
 import os
 import shutil
-import sys
+import threading
 import time
 import zlib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from payload.checkpoint.folder import OLD
+from payload.errors import PayloadError
+
 _CHUNK = 1 << 22
-_OLD = ".old.incomplete"  # as in ``folder``, of which this program knows nothing
 
 
-def main(memory: int, parent: int) -> None:
-    """Serve until standard input ends.
+class Writer:
+    """Does one task at a time in a thread of its own."""
 
-    As one process among others: stood behind ranks that keep every core busy, what takes it 0.1 s takes ten
-    times that, and the next checkpoint waits for it, while training gains nothing.
-    """
-    with suppress(OSError):  # ranks may be bound to a core each: any other that the job has will do
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "checkpoints", _use_all_cores)
+        self._task: Future[Any] | None = None
+        self.cancelled = threading.Event()
+
+    @property
+    def busy(self) -> bool:
+        """Whether the result of a task has not been taken yet."""
+        return self._task is not None
+
+    @property
+    def ready(self) -> bool:
+        """Whether a task has ended, and its result has not been taken yet."""
+        return self._task is not None and self._task.done()
+
+    def begin(self, task: Callable[..., Any], *arguments: Any) -> None:
+        """Begin with a task, after which ``result`` must be called."""
+        self._task = self._thread.submit(task, *arguments)
+
+    def result(self) -> Any:
+        """Wait for the task, and return its result.
+
+        Raises:
+            PayloadError: the task failed.
+        """
+        assert self._task is not None  # noqa: S101
+        task, self._task = self._task, None
+        try:
+            return task.result()
+        except OSError as exc:
+            raise PayloadError(
+                f"a checkpoint cannot be written: {exc.filename}: {exc.strerror}",
+                code="checkpoint-unwritable",
+            ) from exc
+
+    def close(self, *, cancel: bool = False) -> None:
+        """End after the task, or ``cancel`` the writing of a file."""
+        if cancel:
+            self.cancelled.set()
+        self._thread.shutdown()
+
+
+def _use_all_cores() -> None:
+    """Let this thread run on any core of the job: ranks may be bound to a core each, which they keep busy."""
+    with suppress(OSError):
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
-    with mmap.mmap(memory, os.fstat(memory).st_size, access=mmap.ACCESS_READ) as content:
-        for line in sys.stdin:
-            request = json.loads(line)
-            try:
-                answer = (
-                    _write(content, parent, **request) if "size" in request else publish(parent, **request)
-                )
-            except OSError as exc:
-                answer = {"error": f"{exc.filename or request['path']}: {exc.strerror}"}
-            try:
-                sys.stdout.write(json.dumps(answer) + "\n")
-                sys.stdout.flush()
-            except BrokenPipeError:
-                # The run ended while this was written: nobody is to see a traceback of it.
-                os._exit(1)
 
 
-def _write(content: mmap.mmap, parent: int, *, path: str, size: int) -> dict[str, Any]:
-    """The first ``size`` bytes into a file, to the disk."""
-    began = time.perf_counter()
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    crc32 = 0
-    with memoryview(content) as view, Path(path).open("wb", buffering=0) as file:
-        for start in range(0, size, _CHUNK):
-            _end_with(parent)
-            chunk = view[start : min(start + _CHUNK, size)]
-            crc32 = zlib.crc32(chunk, crc32)
-            while chunk:
-                chunk = chunk[file.write(chunk) :]
-        os.fsync(file.fileno())
-    return {"size": size, "crc32": crc32, "seconds": time.perf_counter() - began}
+def write(memory: NDArray[Any], path: Path, cancelled: threading.Event) -> dict[str, Any]:
+    """Write bytes into a file, to the disk.
+
+    Returns:
+        The ``size`` and ``crc32`` of the file, and the ``seconds`` that it took.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    began, crc32 = time.perf_counter(), 0
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with path.open("wb", buffering=0) as file:
+            for start in range(0, len(memory), _CHUNK):
+                if cancelled.is_set():
+                    break
+                chunk = memory[start : start + _CHUNK].data
+                crc32 = zlib.crc32(chunk, crc32)
+                while chunk:
+                    chunk = chunk[file.write(chunk) :]
+            os.fsync(file.fileno())
+    except OSError as exc:
+        raise OSError(exc.errno, exc.strerror, str(path)) from exc
+    return {"size": len(memory), "crc32": crc32, "seconds": time.perf_counter() - began}
 
 
 def publish(
-    parent: int,
-    *,
-    path: str,
-    complete: str,
-    texts: dict[str, str],
-    sizes: dict[str, int],
-    remove: list[str],
-) -> dict[str, Any]:
-    """All ranks' files, of these ``sizes``, are in the folder ``path``: add those of these ``texts``, make it
-    the ``complete`` one, then remove old ones, and tell which of these are ``left`` since they could not be.
+    path: Path, complete: Path, texts: Mapping[str, str], sizes: Mapping[str, int], remove: Sequence[Path]
+) -> list[str]:
+    """Make a folder a complete checkpoint, then remove old checkpoints.
+
+    Args:
+        path: the folder, with the files of all ranks.
+        complete: its name as a complete checkpoint.
+        texts: further files to write into it.
+        sizes: of the ranks' files, which must be there.
+
+    Returns:
+        The old checkpoints that could not be removed, and why.
 
     Raises:
         OSError: it cannot be made one; nothing is removed then.
     """
     for name, size in sizes.items():
-        with (Path(path) / name).open("rb") as file:  # of NFS, only opening asks the server
+        with (path / name).open("rb") as file:  # of NFS, only opening asks the server
             found = os.fstat(file.fileno()).st_size
         if found != size:
-            raise OSError(errno.EIO, f"has {found} bytes, not {size}", str(Path(path) / name))
+            raise OSError(errno.EIO, f"has {found} bytes, not {size}", str(path / name))
     for name, text in texts.items():
-        with (Path(path) / name).open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-    _sync_folder(Path(path))
-    if Path(complete).exists():  # a broken one: nobody loads that, and nobody saves twice what is whole
-        _discard(Path(complete))
-    _end_with(parent)  # a run started anew may already clear up
-    Path(path).rename(complete)
-    _sync_folder(Path(complete).parent)
+        write(np.frombuffer(text.encode(), np.uint8), path / name, threading.Event())
+    _sync_folder(path)
+    if complete.exists():  # a broken one: nobody loads that, and nobody saves twice what is whole
+        _discard(complete)
+    path.rename(complete)
+    _sync_folder(complete.parent)
     left = []
     for old in remove:
         try:
-            _discard(Path(old))
+            _discard(old)
         except OSError as exc:
             left.append(f"{exc.filename or old}: {exc.strerror}")
-    return {"left": left}
+    return left
 
 
 def _discard(folder: Path) -> None:
     """Remove a checkpoint, which is at no moment one with files missing."""
     aside = folder
-    if not folder.name.endswith(_OLD):
-        aside = folder.with_name(f"{folder.name}{_OLD}")
+    if not folder.name.endswith(OLD):
+        aside = folder.with_name(f"{folder.name}{OLD}")
         folder.rename(aside)
     shutil.rmtree(aside)
 
@@ -120,12 +153,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _end_with(parent: int) -> None:
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from payload.checkpoint.session import Session
+from payload.checkpoint.session import Session, resume
 from payload.checkpoint.shards import BrokenError, read_manifest
 from payload.cli.config import EvalConfig, TrainConfig
 from payload.cli.jsonl import answer
@@ -128,7 +128,7 @@ def evaluate(config: TrainConfig, device: Device, world: Transport) -> dict[str,
     dataset = open_dataset(config, world, checkpoints.data_state, eval_only=True)
     loader = build_loader(config, dataset, device, mesh, eval_only=True)
     engine = build_engine(config, device, mesh, build_units(config.model, dataset, mesh.context(device)))
-    resumed = checkpoints.resume(engine)
+    resumed = resume(checkpoints.chosen, engine, checkpoints.describe(engine, {}))
     found = engine.evaluate(loader.held_out())
     return _as_record(resumed.iteration, dataset, found)
 

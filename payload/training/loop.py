@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from functools import partial
 
 from payload.checkpoint.saver import Saver, StopSignals
-from payload.checkpoint.session import Session
+from payload.checkpoint.session import Session, resume
 from payload.cli.config import TrainConfig
 from payload.cli.settings import to_toml
 from payload.comm.base import on_all_ranks
@@ -67,7 +66,8 @@ def train(config: TrainConfig, device: Device, world: Transport, signals: StopSi
     if trace.wanted:
         engine.optimizer = TimedOptimizer(engine.optimizer, trace)
     schedule = build_schedule(config, mesh, loader.order.per_epoch)
-    resumed = checkpoints.resume(engine, run_identity(config, dataset), dataset.data_state)
+    now = checkpoints.describe(engine, run_identity(config, dataset))
+    resumed = resume(checkpoints.chosen, engine, now)
     if begun and not resumed.iteration:
         begun.load(engine, units, config, model_sizes(config.model, dataset))
         resumed.notes.append(f"begins with the weights of {begun.file}")
@@ -85,7 +85,8 @@ def train(config: TrainConfig, device: Device, world: Transport, signals: StopSi
         metrics.print_line(note)
     started = time.perf_counter()
     save_model = model.save_best if model else lambda _: record.fields()
-    with checkpoints.saver(partial(metrics.write, "checkpoint"), metrics.print_line, save_model) as saver:
+    saving = checkpoints.saver(engine, now, metrics, data_state=dataset.data_state, save_model=save_model)
+    with saving as saver:
         evaluation = trainer.loop(resumed.iteration, saver)
     trace.write(config.run.out / "trace.json", world)
     if evaluation is None:

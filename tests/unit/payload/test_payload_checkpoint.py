@@ -7,9 +7,7 @@ import json
 import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
+import threading
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,9 +18,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from payload.checkpoint import writer
 from payload.checkpoint.folder import Lock, complete, prepare
-from payload.checkpoint.saver import Saver, Writer
+from payload.checkpoint.saver import Saver
 from payload.checkpoint.session import Resumed, choose, refuse_others, resume
 from payload.checkpoint.shards import (
     BrokenError,
@@ -34,6 +31,7 @@ from payload.checkpoint.shards import (
     scalars,
     verify,
 )
+from payload.checkpoint.writer import write
 from payload.comm.base import Solo
 from payload.device.base import Device
 from payload.errors import PayloadError, UsageError
@@ -45,7 +43,6 @@ from payload.parallel.engine import Engine
 from payload.parallel.mesh import alone
 from tests.support.disks import small_disk
 from tests.support.messages import refused
-from tests.unit.payload.conftest import children
 from tests.unit.payload.doubles.layers import batch_of, engine_of
 from tests.unit.payload.doubles.strict import Strict
 
@@ -76,11 +73,24 @@ def go_on(wanted: str, folder: Path, engine: Engine, now: Manifest) -> Resumed:
     return resume(choose(wanted, folder, engine.mesh.world), engine, now)
 
 
-def saver_of(
-    engine: Engine, folder: Path, record: Callable[..., None] = lambda **_: None, **options: Any
-) -> Saver:
+class Records(list[dict[str, Any]]):
+    """In the place of a run's ``Report``: the records, and the lines that were printed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def write(self, kind: str, **fields: Any) -> None:
+        assert kind == "checkpoint"
+        self.append(fields)
+
+    def print_line(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def saver_of(engine: Engine, folder: Path, records: Any = None, **options: Any) -> Saver:
     chosen = {"interval": 1, "keep": 9, "wait": True, **options}
-    return Saver(engine, folder, describe, record, **chosen)
+    return Saver(engine, folder, describe(0), Records() if records is None else records, **chosen)
 
 
 Save = Callable[..., list[dict[str, Any]]]
@@ -91,11 +101,10 @@ def save(device: Device, tmp_path: Path) -> Iterator[Save]:
     """Train, and save after some iterations; what was recorded of it."""
 
     def run(*iterations: int, engine: Engine | None = None, **options: Any) -> list[dict[str, Any]]:
-        engine = engine or make_engine(device)
-        records: list[dict[str, Any]] = []
+        engine, records = engine or make_engine(device), Records()
         options = {"wait": False, **options}
         prepare(tmp_path, engine.mesh.world)
-        with saver_of(engine, tmp_path, lambda **fields: records.append(fields), **options) as saver:
+        with saver_of(engine, tmp_path, records, **options) as saver:
             for iteration in iterations:
                 step(engine, iteration)
                 saver.after(iteration, saver.written())
@@ -378,85 +387,47 @@ def test_a_full_disk_costs_the_checkpoint_that_is_being_written_alone(
             assert numbers(other) == saved
 
 
-def test_a_last_one_that_cannot_be_written_fails_the_run_and_leaves_no_process(
+def test_a_last_one_that_cannot_be_written_fails_the_run_and_leaves_no_thread(
     device: Device, tmp_path: Path
 ) -> None:
-    before, handler = children(os.getpid()), signal.getsignal(signal.SIGTERM)
+    before = threading.enumerate()
     (tmp_path / "file").touch()
     with refused("checkpoint-unwritable", PayloadError):  # noqa: SIM117
         with saver_of(make_engine(device), tmp_path / "file", wait=False) as saver:
             saver.after(1, 0, last=True)
-    assert (children(os.getpid()), signal.getsignal(signal.SIGTERM)) == (before, handler)
+    assert threading.enumerate() == before
 
 
-def test_an_old_one_that_cannot_be_removed_ends_no_run(
-    device: Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_fails_does_not_finish_its_file(tmp_path: Path) -> None:
+    cancelled = threading.Event()
+    write(np.ones(4, np.uint8), tmp_path / "whole", cancelled)
+    cancelled.set()
+    write(np.ones(4, np.uint8), tmp_path / "begun", cancelled)
+    assert [(tmp_path / name).stat().st_size for name in ("whole", "begun")] == [4, 0]
+
+
+def test_an_old_one_that_cannot_be_removed_ends_no_run(device: Device, tmp_path: Path) -> None:
     in_the_way = tmp_path / "iteration-00000001.old.incomplete"
-    with saver_of(make_engine(device), tmp_path, keep=1) as saver:
+    report = Records()
+    with saver_of(make_engine(device), tmp_path, report, keep=1) as saver:
         saver.after(1, 0)
         in_the_way.touch()
         saver.after(2, 0)
         assert list(complete(tmp_path)) == [1, 2]
-        assert "old checkpoint is still" in capsys.readouterr().out
+        assert "old checkpoint is still" in report.lines[0]
         in_the_way.unlink()
         in_the_way.with_name("iteration-00000000.old.incomplete").mkdir()  # half removed
         saver.after(3, 0)
     assert list(tmp_path.iterdir()) == [tmp_path / "iteration-00000003"]
 
 
-def test_a_folder_in_use_is_refused_naming_the_run_until_its_last_process_is_gone(
+def test_a_folder_in_use_is_refused_naming_the_run(
     device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    held_shards, before = Lock(tmp_path, patience_s=0), children(os.getpid())
-    holder = (f"process {os.getpid()} on ", "of job 17")
-    with refused("checkpoints-in-use", UsageError, *holder):
-        Lock(tmp_path, patience_s=0)
-    process = Writer(1, keeps=[held_shards.descriptor])
-    held_shards.close()
-    with refused("checkpoints-in-use", UsageError, *holder):
-        Lock(tmp_path, patience_s=0)
-    process.close()
-    mine = Lock(tmp_path, patience_s=0)
-    with saver_of(make_engine(device), tmp_path, lock=mine):
-        (child,) = {*children(os.getpid())} - {*before}
-        # What it opens while it starts may be closed by now; such an entry resolves to itself.
-        held_by_it = [entry.resolve() for entry in Path(f"/proc/{child}/fd").iterdir()]
-        assert (tmp_path / ".lock").resolve() in held_by_it
+    with saver_of(make_engine(device), tmp_path, lock=Lock(tmp_path, patience_s=0)):  # noqa: SIM117
+        with refused("checkpoints-in-use", UsageError, f"process {os.getpid()} on ", "of job 17"):
+            Lock(tmp_path, patience_s=0)
     Lock(tmp_path, patience_s=0).close()
     with refused("checkpoints-unusable", UsageError, ".lock", os.strerror(errno.ENOTDIR)):
         Lock(tmp_path / ".lock" / "in", patience_s=0)
-
-
-def test_a_writer_whose_run_is_gone_ends_without_a_word(tmp_path: Path) -> None:
-    memory, (ours, theirs) = os.memfd_create("checkpoint"), os.pipe()
-    os.ftruncate(memory, 4)
-    os.close(ours)
-    argv = [sys.executable, "-I", writer.__file__, str(memory), str(os.getpid())]
-    request = json.dumps({"path": str(tmp_path / "file"), "size": 4}) + "\n"
-    pipes: dict[str, Any] = {"input": request, "stdout": theirs, "stderr": subprocess.PIPE, "text": True}
-    done = subprocess.run(argv, pass_fds=[memory], check=False, **pipes)
-    os.close(theirs)
-    os.close(memory)
-    assert (done.returncode, done.stderr) == (1, "")
-
-
-def test_a_writer_that_dies_fails_the_run_and_one_that_lives_ends_with_it(
-    device: Device, tmp_path: Path
-) -> None:
-    engine, before = make_engine(device), children(os.getpid())
-    with saver_of(engine, tmp_path, keep=1) as saver:
-        (pid,) = {*children(os.getpid())} - {*before}
-        saver.after(1, 0)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
-            os.kill(pid, number)  # a launcher may send them to all processes
-        saver.after(2, 0)
-    assert children(os.getpid()) == before
-    with refused("checkpoint-writer-ended", PayloadError, "-9"):  # noqa: SIM117
-        with saver_of(engine, tmp_path, keep=1) as saver:
-            (pid,) = {*children(os.getpid())} - {*before}
-            os.kill(pid, signal.SIGKILL)
-            saver.after(3, 0)
-    assert children(os.getpid()) == before
-    assert list(complete(tmp_path)) == [2]

@@ -28,14 +28,7 @@ def test_a_file_that_is_missing_or_short_makes_no_checkpoint_and_costs_none(tmp_
 
     def tried(sizes: dict[str, int]) -> str:
         with pytest.raises(OSError, match="rank-0000") as caught:
-            publish(
-                os.getppid(),
-                path=str(work),
-                complete=str(new),
-                texts={"manifest.json": "{}"},
-                sizes=sizes,
-                remove=[str(old)],
-            )
+            publish(work, new, {"manifest.json": "{}"}, sizes, [old])
         assert (old.exists(), new.exists()) == (True, False)
         return str(caught.value)
 

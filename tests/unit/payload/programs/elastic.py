@@ -25,6 +25,7 @@ from payload.checkpoint.shards import (
     saved_shards,
     scalars,
 )
+from payload.cli.report import Report
 from payload.comm import mpi
 from payload.device import choose
 from payload.device.base import Array
@@ -89,7 +90,8 @@ def pass_on(folder: Path, number: int, mesh: Mesh, **options: Any) -> None:
     assert scalars(engine)["updates"] == UPDATES
     kinds = {shard.kind for shard, _ in held_shards(engine)}
     assert kinds <= {"weight", "optimizer.mean", "optimizer.square", "state"}
-    with Saver(engine, folder, lambda _: now, lambda **_: None, interval=1, keep=1, wait=True) as saver:
+    report = Report(mesh.world, folder.parent / "elastic.jsonl")
+    with Saver(engine, folder, now, report, interval=1, keep=1, wait=True) as saver:
         saver.after(number, 0)
     each_once(engine, mesh)
     path = folder / f"iteration-{number:08}"
