@@ -10,7 +10,7 @@ import numpy as np
 from payload.comm import world
 from payload.comm.base import Request, on_all_ranks
 from payload.comm.ring import scattered, summed
-from payload.comm.staging import CudaAware, InPlace, Staging
+from payload.comm.staging import InPlace, Staging
 from payload.comm.transport import CHUNK_BYTES, MPI, Last, Steps, Transport, chunks
 from payload.device.base import Array, Device
 from payload.errors import PayloadError, UsageError
@@ -106,7 +106,7 @@ class CudaAwareMpi(Transport):
     name = "mpi"
 
     def __init__(
-        self, device: Device, comm: MPI.Comm | None = None, *, staging: CudaAware | None = None
+        self, device: Device, comm: MPI.Comm | None = None, *, staging: InPlace | None = None
     ) -> None:
         """The first time, ask the library whether it takes device memory, and only then give it some: a small
         sum, which is checked. So nothing crashes but a library that is wrong about itself.
@@ -114,7 +114,7 @@ class CudaAwareMpi(Transport):
         Raises:
             UsageError: it does not; on every rank.
         """
-        super().__init__(device, comm, staging=staging or CudaAware(device))
+        super().__init__(device, comm, staging=staging or InPlace(device))
         if staging is None:
             on_all_ranks(self, _check)
             ones = device.xp.ones(1 << 10, "float32")

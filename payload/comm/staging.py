@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -38,8 +38,15 @@ class Staged:
         """All was fetched and stored, or is being stored; ``host`` is not used any more."""
 
 
-class Staging(Protocol):
-    """Where a communicator has its arrays staged."""
+class InPlace:
+    """For arrays that are in host memory, or that MPI may be given as they are.
+
+    On a GPU they are waited for first: MPI knows nothing of streams.
+    """
+
+    def __init__(self, device: Device | None = None) -> None:
+        """``device``: the GPU whose memory MPI is given."""
+        self._device = device
 
     def of(self, array: Array) -> Staged:
         """Stage a C-contiguous array.
@@ -47,23 +54,8 @@ class Staging(Protocol):
         Raises:
             ValueError: it is not C-contiguous.
         """
-
-
-class InPlace:
-    """For arrays that are in host memory, or that MPI may be given as they are."""
-
-    def of(self, array: Array) -> Staged:
-        return Staged(flat(array))
-
-
-class CudaAware:
-    """For an MPI that takes device memory: it knows nothing of streams, so they are waited for before."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-
-    def of(self, array: Array) -> Staged:
-        self._device.synchronize()
+        if self._device:
+            self._device.synchronize()
         return Staged(flat(array))
 
 
@@ -95,6 +87,9 @@ class Pinned:
     def release(self, buffer: Array) -> None:
         self._free.append((buffer, self.stream.record()))
 
+
+Staging = InPlace | Pinned
+"""Where a communicator has its arrays staged."""
 
 _SMALLEST = 1 << 16
 _COPY_BY_ADDRESS = 4  # cudaMemcpyDefault: which side is the device's, the addresses tell

@@ -1,5 +1,5 @@
 """BERT with its masked-language head (Devlin et al., arXiv:1810.04805), without the next-sentence task, as
-RoBERTa has it (Liu et al., arXiv:1907.11692). A micro-batch may have padding and a second segment.
+RoBERTa has it (Liu et al., arXiv:1907.11692). All tokens are of the first segment.
 
 B samples of T tokens, C numbers a token, V tokens in the vocabulary.
 """

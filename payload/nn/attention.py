@@ -72,30 +72,29 @@ class Attention:
         y = xp.empty((*x.shape[:2], self._heads * self._width), x.dtype)
         (o,) = self._heads_of(y, 1)
         log_sums = xp.empty((*q.shape[:3], 1), acc_dtype(x.dtype))
-        chance, padding = self._keys(tape), self._padding(tape)
-        tape.push(q, k, v, o, log_sums, (*chance, *padding))
-        self._each_head(self._attend, q, k, v, o, log_sums, *chance, *padding)
+        keys = self._keys(tape)
+        tape.push(q, k, v, o, log_sums, keys)
+        self._each_head(self._attend, q, k, v, o, log_sums, *keys)
         return self.out.forward(y, tape)
 
     def backward(self, dy: Array, tape: Tape) -> Array:
         """(B, T, width) → (B, T, width)"""
         do = self._heads_of(self.out.backward(dy, tape), 1)
-        q, k, v, o, log_sums, rest = tape.pop()
+        q, k, v, o, log_sums, keys = tape.pop()
         dqkv = self._device.xp.empty((*dy.shape[:2], 3 * self._heads * self._width), dy.dtype)
         gradients = self._heads_of(dqkv, 3)
-        self._each_head(self._differentiate, q, k, v, o, log_sums, *do, *gradients, *rest)
+        self._each_head(self._differentiate, q, k, v, o, log_sums, *do, *gradients, *keys)
         return self.qkv.backward(dqkv, tape)
 
-    def _attend(self, q: Array, k: Array, v: Array, o: Array, log_sums: Array, *rest: Array) -> None:
+    def _attend(self, q: Array, k: Array, v: Array, o: Array, log_sums: Array, *keys: Array) -> None:
         """Of some heads of some samples, in any order of the first two axes: set ``o`` and ``log_sums``.
 
-        ``rest``: what ``_keys`` and ``_padding`` gave.
+        ``keys``: what ``_keys`` gave.
         """
         xp = self._device.xp
-        keys, padding = _sorted(rest)
         q = _scaled(q, self._width**-0.5)
         for at, seen in self._blocks(q.shape[-2]):
-            probs = self._scores(q, k, at, seen, *padding)
+            probs = self._scores(q, k, at, seen)
             top = probs.max(axis=-1, keepdims=True)
             probs -= top
             xp.exp(probs, out=probs)
@@ -109,15 +108,14 @@ class Attention:
 
     def _differentiate(self, *arrays: Array) -> None:
         """Likewise: given the arrays of ``_attend`` and the gradient by ``o``, set those by q, k and v."""
-        q, k, v, o, log_sums, do, dq, dk, dv, *rest = arrays
-        keys, padding = _sorted(rest)
+        q, k, v, o, log_sums, do, dq, dk, dv, *keys = arrays
         xp, matmul, kind = self._device.xp, self._device.matmul, q.dtype
         scale = self._width**-0.5
         q = _scaled(q, scale)
         dk[...] = 0
         dv[...] = 0
         for at, seen in self._blocks(q.shape[-2]):
-            probs = self._scores(q, k, at, seen, *padding)
+            probs = self._scores(q, k, at, seen)
             probs -= log_sums[..., at, :]
             xp.exp(probs, out=probs)
             dprobs = matmul(do[..., at, :], v[..., seen, :].swapaxes(-1, -2), dtype=probs.dtype)
@@ -135,18 +133,14 @@ class Attention:
             dk[..., seen, :] += matmul(dscores.swapaxes(-1, -2), q[..., at, :])
         dq *= scale
 
-    def _scores(self, q: Array, k: Array, at: slice, seen: slice, *padding: Array) -> Array:
-        """(..., queries, keys), -inf for keys that a query does not see. For padding it is the lowest number:
-        a sample of nothing else makes no NaN then."""
+    def _scores(self, q: Array, k: Array, at: slice, seen: slice) -> Array:
+        """(..., queries, keys), -inf for keys that a query does not see."""
         scores = self._device.matmul(
             q[..., at, :], k[..., seen, :].swapaxes(-1, -2), dtype=acc_dtype(q.dtype)
         )
         if self._causal:
             later = _later(self._device.xp, scores.shape[-2])
             self._device.xp.copyto(scores[..., at.start :], -math.inf, where=later)
-        for hidden in padding:
-            lowest = self._device.xp.finfo(scores.dtype).min
-            self._device.xp.copyto(scores, lowest, where=hidden[..., seen])
         return scores
 
     def _mask(self, key: Array, at: slice, seen: slice, probs: Array) -> Array:
@@ -175,14 +169,6 @@ class Attention:
         keys = sample_keys(tape.draw, self._name)
         return (part_keys(self._device, keys, self._first_head, self._heads),)
 
-    def _padding(self, tape: Tape) -> Sequence[Array]:
-        """(B, h, 1, T): which keys are padding, the same for all heads; or nothing where there is none."""
-        if tape.mask is None:
-            return ()
-        count, length = tape.mask.shape
-        hidden = ~tape.mask[:, None, None, :]
-        return (self._device.xp.broadcast_to(hidden, (count, self._heads, 1, length)),)
-
     def _heads_of(self, x: Array, parts: int) -> list[Array]:
         """(B, T, parts · h · D) → for each part a view (B, h, T, D)"""
         split = x.reshape(*x.shape[:2], parts, self._heads, self._width)
@@ -195,11 +181,6 @@ class Attention:
             self._device.blocked(function, *(array.swapaxes(0, 1) for array in some))
 
         self._device.blocked(sample, *arrays)
-
-
-def _sorted(rest: Sequence[Array]) -> tuple[list[Array], list[Array]]:
-    """What ``_keys`` gave, and what ``_padding``."""
-    return [x for x in rest if x.dtype != bool], [x for x in rest if x.dtype == bool]
 
 
 @cache

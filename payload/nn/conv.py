@@ -11,7 +11,7 @@ import numpy as np
 
 from payload.device.base import Array
 from payload.nn.form import convolution
-from payload.nn.module import Context, Parameter, Tape, normal, zeros
+from payload.nn.module import Context, Parameter, Tape, normal
 
 _MIN_POSITIONS = 512
 """Fewer rows in a product, and BLAS spends more on packing the weights than on multiplying."""
@@ -27,7 +27,7 @@ _MIN_WINOGRAD = 32
 
 
 class Conv2d:
-    """y[h, w] = Σ over i, j of x[h·stride + i - padding, w·stride + j - padding] W[-1 - i, -1 - j] + b.
+    """y[h, w] = Σ over i, j of x[h·stride + i - padding, w·stride + j - padding] W[-1 - i, -1 - j].
 
     The weights (inputs, kernel, kernel, outputs) are those of a convolution as mathematics has it: flipped
     against those of a correlation, as most libraries have it. So they are used as they lie in the backward
@@ -49,7 +49,6 @@ class Conv2d:
         *,
         stride: int = 1,
         padding: int = 0,
-        bias: bool = False,
         first: bool = False,
     ) -> None:
         """
@@ -68,8 +67,7 @@ class Conv2d:
             normal(math.sqrt(2 / (kernel * kernel * outputs))),
             form=convolution(inputs, kernel, outputs),
         )
-        self.bias = Parameter(context, f"{name}.bias", (outputs,), zeros) if bias else None
-        self.parameters = [self.weight] if self.bias is None else [self.weight, self.bias]
+        self.parameters = [self.weight]
 
     def output_size(self, size: int) -> int:
         """Height or width of the output for that of an input."""
@@ -88,16 +86,12 @@ class Conv2d:
             weight = self._rows()
             for where, patches in self._patches(x, self._stride, self._padding):
                 self._device.matmul(patches, weight, out=y[where].reshape(-1, self._outputs))
-        if self.bias is not None:
-            y += self.bias.value
         tape.push(x)
         return y
 
     def backward(self, dy: Array, tape: Tape) -> Array:
         """(B, H', W', outputs) → (B, H, W, inputs)"""
         (x,) = tape.pop()
-        if self.bias is not None:
-            self.bias.add(dy.sum(axis=(0, 1, 2), dtype=self.bias.grad.dtype))
         if self._stride == 1 and not self._first and self._padding < self._kernel:
             return self._backward_tiles(x, dy) if self._suits_winograd(x) else self._backward_dense(x, dy)
         return self._backward_strided(x, dy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from payload.device.base import Array, bits
-from payload.nn.module import Context, Init, Parameter, Tape, normal, zeros
+from payload.nn.module import Context, Parameter, Tape, normal, zeros
 
 _MULTIPLE = 64
 """Of which a table has so many rows, besides one of the tensor-parallel ranks: products are faster so."""
@@ -18,15 +18,12 @@ class Embedding:
     """The row of a table for each token; tensor-parallel ranks hold parts of the vocabulary, which is padded
     for them to be even."""
 
-    def __init__(
-        self, context: Context, name: str, vocabulary: int, width: int, *, init: Init | None = None
-    ) -> None:
-        """First vectors are normal with a deviation of 0.02, unless ``init`` says other."""
+    def __init__(self, context: Context, name: str, vocabulary: int, width: int) -> None:
         self._device, self._tp = context.device, context.tp
         multiple = math.lcm(_MULTIPLE, self._tp.size)
         rows = -(-vocabulary // multiple) * multiple
         self.table = Parameter(
-            *(context, f"{name}.weight", (rows, width), init or normal(0.02)), axis=0, rows=vocabulary
+            *(context, f"{name}.weight", (rows, width), normal(0.02)), axis=0, rows=vocabulary
         )
         self.parameters = [self.table]
 

@@ -1,10 +1,9 @@
-"""Losses, summed over targets: the caller divides by their number in the *global* batch."""
+"""The loss, summed over targets: the caller divides by their number in the *global* batch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Protocol
 
 from payload.device.base import Array, acc_dtype
 from payload.nn.module import Context, Tape
@@ -20,15 +19,6 @@ class LossSums:
 
     def __add__(self, other: LossSums) -> LossSums:
         return LossSums(self.loss + other.loss, self.correct + other.correct, self.count + other.count)
-
-
-class Loss(Protocol):
-    """What training makes small."""
-
-    def forward(self, output: Array, targets: Array, tape: Tape) -> LossSums: ...
-
-    def backward(self, scale: float, tape: Tape) -> Array:
-        """The gradient of ``scale`` times the summed loss by ``output``."""
 
 
 class SoftmaxCrossEntropy:
@@ -69,7 +59,7 @@ class SoftmaxCrossEntropy:
         return LossSums(loss, (best == labels).sum(), counts.sum())
 
     def backward(self, scale: float, tape: Tape) -> Array:
-        """Same shape as the logits, and in their place."""
+        """The gradient of ``scale`` times the summed loss, of the shape of the logits and in their place."""
         logits, labels, places, log_sum = tape.pop()
         xp = self._device.xp
 

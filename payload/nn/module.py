@@ -41,8 +41,6 @@ class Tape:
     training: bool = True
     draw: Draw | None = None  # None: dropout is off
     again: bool = False  # in a recompute: running statistics and the like have seen this micro-batch
-    mask: Array | None = None  # (B, T) bool: False for padding, which no position sees
-    segments: Array | None = None  # (B, T): to which segment a token belongs; None: all to the first
     _stack: list[tuple[Any, ...]] = field(default_factory=list)
 
     def push(self, *values: Any) -> None:
@@ -56,7 +54,7 @@ class Tape:
 
     def fork(self, *, again: bool) -> Tape:
         """An empty tape of the same micro-batch, for a part of it: first run, or run again."""
-        return Tape(self.training, self.draw, again, self.mask, self.segments)
+        return Tape(self.training, self.draw, again)
 
     @property
     def nbytes(self) -> int:
@@ -85,11 +83,6 @@ class Parameter:
     ``value`` and ``grad`` are views of ``shape`` into flat buffers. Whoever holds the buffers binds them, and
     may bind others at any time between two layers: a layer must ask for them anew in each pass.
     """
-
-    __slots__ = (
-        *("axis", "context", "decay", "form", "fresh", "full_shape", "grad", "init", "name", "rows", "shape"),
-        "value",
-    )
 
     value: Array
     grad: Array

@@ -29,29 +29,22 @@ class Positions:
 
 
 class Segments:
-    """Adds a learned vector for the segment of each token, in the place of x."""
+    """Adds a learned vector for the segment of each token, in the place of x: here all are of the first."""
 
-    def __init__(self, context: Context, name: str, width: int, *, number: int = 2) -> None:
-        """``number``: of segments."""
-        self._device = context.device
-        self.table = Parameter(context, f"{name}.weight", (number, width), normal(0.02))
+    def __init__(self, context: Context, name: str, width: int) -> None:
+        """BERT has two segments, and so are the weights of other programs."""
+        self.table = Parameter(context, f"{name}.weight", (2, width), normal(0.02))
         self.parameters = [self.table]
 
-    def forward(self, x: Array, tape: Tape) -> Array:
+    def forward(self, x: Array, tape: Tape) -> Array:  # noqa: ARG002
         """(B, T, C)"""
-        x += self.table.value[0 if tape.segments is None else tape.segments]
+        x += self.table.value[0]
         return x
 
-    def backward(self, dy: Array, tape: Tape) -> Array:
+    def backward(self, dy: Array, tape: Tape) -> Array:  # noqa: ARG002
         """Same shape."""
-        rows = dy.reshape(-1, dy.shape[-1])
         self.table.settle()
-        if tape.segments is None:
-            self.table.grad[0] += rows.sum(axis=0, dtype=self.table.grad.dtype)
-        else:
-            segments = tape.segments.reshape(-1, 1)
-            chosen = (segments == self._device.xp.arange(len(self.table.value))).astype(dy.dtype)
-            self.table.add_product(chosen, rows)
+        self.table.grad[0] += dy.sum(axis=(0, 1), dtype=self.table.grad.dtype)
         return dy
 
 

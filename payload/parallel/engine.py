@@ -11,7 +11,7 @@ import numpy as np
 
 from payload.device.base import Array, Device
 from payload.errors import UsageError
-from payload.nn.loss import Loss
+from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Parameter, Unit, recomputed
 from payload.optim.base import Optimizer
 from payload.optim.precision import LossScale
@@ -67,7 +67,7 @@ class Engine:
         device: Device,
         mesh: Mesh,
         units: Sequence[Unit],
-        loss: Loss,
+        loss: SoftmaxCrossEntropy,
         make_optimizer: Callable[[Storage], Optimizer],
         *,
         options: Options = _DEFAULT,

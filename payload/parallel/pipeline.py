@@ -18,7 +18,7 @@ from payload.comm.base import Communicator, Pending, Solo
 from payload.device.base import Array, Device
 from payload.errors import UsageError
 from payload.nn.form import Shape
-from payload.nn.loss import Loss, LossSums
+from payload.nn.loss import LossSums, SoftmaxCrossEntropy
 from payload.nn.module import Draw, Parameter, Segment, Sequential, Tape, Unit
 from payload.parallel.zero import Storage
 
@@ -187,12 +187,6 @@ class MicroBatch:
     inputs: Array  # (B, ...)
     targets: Array  # (B,) or (B, ...)
     samples: Array  # (B,) uint32: each sample's place in the global batch
-    mask: Array | None = None  # (B, T) bool: False for tokens that only fill up their sample
-    segments: Array | None = None  # (B, T) of 0 and 1, of which BERT's samples are made
-
-    def tape(self, *, training: bool, draw: Draw | None = None) -> Tape:
-        """For the passes through it."""
-        return Tape(training, draw, mask=self.mask, segments=self.segments)
 
 
 class Stage:
@@ -245,7 +239,7 @@ class Pipeline:
     0 elsewhere.
     """
 
-    def __init__(self, stage: Stage, loss: Loss, pp: Communicator | None = None) -> None:
+    def __init__(self, stage: Stage, loss: SoftmaxCrossEntropy, pp: Communicator | None = None) -> None:
         pp = pp or Solo()
         device = stage.storage.device
         self._stage, self._loss, self._later = stage, loss, pp.size - 1 - pp.rank
@@ -259,7 +253,7 @@ class Pipeline:
         for forward in one_forward_one_backward(len(batches), self._later):
             if forward:
                 batch = waiting.popleft()
-                tape = batch.tape(training=True, draw=Draw(seed, iteration, batch.samples))
+                tape = Tape(draw=Draw(seed, iteration, batch.samples))
                 flying.append((batch, tape))
                 sums += self._forward(batch, tape)
             else:
@@ -272,7 +266,7 @@ class Pipeline:
         """Forward only."""
         sums = _NOTHING
         for batch in batches:
-            sums += self._forward(batch, batch.tape(training=False))
+            sums += self._forward(batch, Tape(training=False))
             self._drain(_AHEAD)
         self._drain()
         return sums

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from numpy.typing import DTypeLike
 
@@ -67,7 +66,9 @@ class Storage:
             self._fill(bucket, dp, options.seed)
         self.publish()
 
-    def _choose_gradients(self, dp: Communicator, zero: int, overlap: bool) -> Gradients:
+    def _choose_gradients(
+        self, dp: Communicator, zero: int, overlap: bool
+    ) -> ReplicatedGradients | ShardedGradients:
         if zero >= 2:  # noqa: PLR2004
             return ShardedGradients(self.device, self._layout, dp, self.grad_buffer)
         size = self._layout.size
@@ -76,7 +77,7 @@ class Storage:
 
     def _choose_weights(
         self, dp: Communicator, zero: int, units: Sequence[Unit], dtype: DTypeLike
-    ) -> Weights:
+    ) -> ReplicatedWeights | ShardedWeights:
         def zeros(size: int) -> Array:
             array: Array = self.device.xp.zeros(size, dtype)
             return array
@@ -161,32 +162,7 @@ class Storage:
             self._weights.publish(self.master_weights)
 
 
-class Gradients(Protocol):
-    """How a stage's gradients become sums of what this rank owns."""
-
-    @property
-    def kept(self) -> Sequence[Array]:
-        """What this rank has of them all the time, with the sums."""
-
-    @property
-    def working_bytes(self) -> int:
-        """Of the buffers for what it has only at times, at most."""
-        return 0
-
-    def begin(self) -> None:
-        """A new iteration."""
-
-    def expect(self, unit: Unit) -> None:
-        """Bind the unit's parameters to their gradients, for its backward pass."""
-
-    def backward_done(self, unit: Unit, *, last: bool) -> None:
-        """That pass is done; ``last``: of this iteration's micro-batches."""
-
-    def finish(self) -> None:
-        """Wait until all gradients are summed."""
-
-
-class ReplicatedGradients(Gradients):
+class ReplicatedGradients:
     """All gradients stay for the iteration, and are summed after its last micro-batch."""
 
     def __init__(
@@ -200,18 +176,24 @@ class ReplicatedGradients(Gradients):
         for bucket in layout.buckets:
             bind_gradients(bucket, whole[bucket.start : bucket.stop])
 
+    working_bytes = 0
+    """Of the buffers for gradients that this rank has only at times, at most."""
+
     @property
     def kept(self) -> Sequence[Array]:
+        """What this rank has of gradients all the time, with the sums."""
         return [self._owned_grads] if self._whole is self._owned_grads else [self._owned_grads, self._whole]
 
     def begin(self) -> None:
+        """A new iteration."""
         for bucket in self._layout.buckets:
             start_anew(bucket)
 
     def expect(self, unit: Unit) -> None:
-        """Always bound."""
+        """Bind the unit's parameters to their gradients, for its backward pass: they always are."""
 
     def backward_done(self, unit: Unit, *, last: bool) -> None:
+        """That pass is done; ``last``: of this iteration's micro-batches."""
         if not last:
             return
         for pending in self._pending:
@@ -224,6 +206,7 @@ class ReplicatedGradients(Gradients):
                 self._rest.append(bucket)
 
     def finish(self) -> None:
+        """Wait until all gradients are summed."""
         for pending in self._pending:
             pending.wait()
         self._pending.clear()
@@ -261,7 +244,7 @@ class _Scatter:
     owned_grads: Array  # where it belongs, or is added
 
 
-class ShardedGradients(Gradients):
+class ShardedGradients:
     """A bucket's gradients exist from its first backward pass of a micro-batch to the sum of its last one."""
 
     def __init__(self, device: Device, layout: BufferLayout, dp: Communicator, owned_grads: Array) -> None:
@@ -335,39 +318,20 @@ def settle(bucket: Bucket) -> None:
         segment.parameter.settle()
 
 
-class Weights(Protocol):
-    """How a stage's weights come and go."""
-
-    kept: Array
-    """what this rank has of them all the time; maybe the masters themselves"""
-
-    @property
-    def working_bytes(self) -> int:
-        """Of the buffers for what it has only at times, at most."""
-        return 0
-
-    def gather(self, unit: Unit, *, backward: bool) -> None:
-        """Bind the unit's parameters to their values."""
-
-    def release(self) -> None:
-        """The pass of the unit that was gathered last is done."""
-
-    def publish(self, mine: Array) -> None:
-        """Take new values of what this rank owns: (owned,), on the device, of any float dtype."""
-
-
-class ReplicatedWeights(Weights):
+class ReplicatedWeights:
     """All weights stay. Where ranks own parts, each casts its own and gathers the others'."""
 
     def __init__(self, layout: BufferLayout, dp: Communicator, whole: Array) -> None:
         """``whole``: (size,), maybe the masters themselves."""
         self._layout, self._dp, self.kept = layout, dp, whole
+        self.working_bytes = 0
         self._stale = False  # others' parts are those of before the last update
         self._pending: dict[int, Pending] = {}
         for bucket in layout.buckets:
             bind_values(bucket, whole[bucket.start : bucket.stop])
 
     def gather(self, unit: Unit, *, backward: bool) -> None:  # noqa: ARG002
+        """Bind the unit's parameters to their values."""
         if self._stale:  # not before it is needed: a run may end after any update, with nothing under way
             self._stale = False
             self._pending = {bucket.number: self._start(bucket) for bucket in self._layout.buckets}
@@ -376,9 +340,10 @@ class ReplicatedWeights(Weights):
                 self._pending.pop(bucket.number).wait()
 
     def release(self) -> None:
-        """They stay."""
+        """The pass of the unit that was gathered last is done; its weights stay."""
 
     def publish(self, mine: Array) -> None:
+        """Take new values of what this rank owns: (owned,), on the device, of any float dtype."""
         if mine is self.kept:
             return
         for bucket in self._layout.buckets:
@@ -391,7 +356,7 @@ class ReplicatedWeights(Weights):
         return self._dp.iallgather_into(as_bytes(whole[self._layout.part(bucket)]), as_bytes(whole))
 
 
-class ShardedWeights(Weights):
+class ShardedWeights:
     """A rank keeps what it owns. A unit's weights are gathered for its passes, the next unit's meanwhile."""
 
     def __init__(

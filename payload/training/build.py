@@ -14,7 +14,7 @@ from payload.data.loader import Loader
 from payload.device.base import Device
 from payload.errors import UsageError
 from payload.models import MODELS
-from payload.nn.loss import Loss, SoftmaxCrossEntropy
+from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, Unit
 from payload.optim import base
 from payload.optim.adamw import AdamW
@@ -89,11 +89,6 @@ def run_identity(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def build_loss(model: Model, context: Context) -> Loss:
-    """What the model is trained to make small."""
-    return SoftmaxCrossEntropy(context, split=getattr(module_of(model.model), "SPLIT_LOGITS", False))
-
-
 def build_optimizer(settings: Optimizer, storage: Storage, mesh: Mesh) -> base.Optimizer:
     """Of what this rank updates."""
     home, values, segments = storage.optimizer_device, storage.master_weights, storage.segments
@@ -152,6 +147,7 @@ def build_engine(
         UsageError: the model cannot be laid out so.
     """
     layout, precision = config.layout, config.precision
+    split = getattr(module_of(config.model.model), "SPLIT_LOGITS", False)
     options = Options(
         seed=config.batch.seed,
         precision=PRECISIONS[precision.precision],
@@ -166,7 +162,7 @@ def build_engine(
         device,
         mesh,
         units,
-        build_loss(config.model, mesh.context(device)),
+        SoftmaxCrossEntropy(mesh.context(device), split=split),
         lambda storage: build_optimizer(config.optimizer, storage, mesh),
         options=options,
         loss_scale=loss_scale(precision.precision, precision.loss_scale),

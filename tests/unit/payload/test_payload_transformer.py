@@ -10,7 +10,6 @@ from payload.nn.attention import Attention
 from payload.nn.dropout import Dropout
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, Draw, Tape, Unit, normal
-from payload.nn.sequence import Segments
 from tests.unit.payload.doubles.cases import attention
 from tests.unit.payload.doubles.layers import stored
 from tests.unit.payload.doubles.oracle import assert_close, compare, functional, torch
@@ -21,34 +20,6 @@ def test_attention_over_several_blocks_is_pytorchs(causal: bool, device: Device)
     layer = Attention(Context(device), "a", 8, 2, causal=causal, init=normal(0.5))
     x = np.random.default_rng(2).standard_normal((2, 300, 8))
     compare(layer, x, device, attention(causal))
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_padding_is_not_seen(causal: bool, device: Device) -> None:
-    mask = np.arange(300) < np.array([[300], [7], [140]])
-    layer = Attention(Context(device), "a", 8, 2, causal=causal, init=normal(0.5))
-    x = np.random.default_rng(2).standard_normal((3, 300, 8))
-    compare(layer, x, device, attention(causal, mask), Tape(mask=device.asarray(mask)))
-
-
-def test_a_sample_of_padding_alone_makes_no_nan(device: Device) -> None:
-    layer = Attention(Context(device), "a", 8, 2, causal=False, init=normal(0.5))
-    stored([Unit("u", layer)], device)
-    x, tape = device.asarray(np.ones((2, 5, 8))), Tape(mask=device.asarray(np.zeros((2, 5), bool)))
-    y = layer.forward(x, tape)
-    assert np.isfinite(device.to_host(y)).all()
-    assert np.isfinite(device.to_host(layer.backward(device.xp.ones_like(y), tape))).all()
-
-
-def test_segments_are_pytorchs(device: Device) -> None:
-    segments = np.random.default_rng(1).integers(0, 2, (2, 5))
-    for given in (None, segments):
-        index = torch.tensor(np.zeros_like(segments) if given is None else given)
-        tape = Tape(segments=None if given is None else device.asarray(given))
-        layer, x = Segments(Context(device), "s", 4), np.random.default_rng(2).standard_normal((2, 5, 4))
-        compare(
-            layer, x, device, lambda p, x, index=index: x + functional.embedding(index, p["s.weight"]), tape
-        )
 
 
 def test_cross_entropy_is_pytorchs(device: Device) -> None:

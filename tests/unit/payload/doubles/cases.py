@@ -50,10 +50,10 @@ def channels_last(theirs: Theirs) -> Theirs:
 
 def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1, pad: int = 0, *, size: int = 7) -> Case:
     def theirs(p: Tensors, x: torch.Tensor) -> torch.Tensor:
-        return functional.conv2d(x, p["c.weight"], p["c.bias"], stride, pad)
+        return functional.conv2d(x, p["c.weight"], None, stride, pad)
 
     return Case(
-        lambda c: Conv2d(c, "c", inputs, outputs, kernel, stride=stride, padding=pad, bias=True),
+        lambda c: Conv2d(c, "c", inputs, outputs, kernel, stride=stride, padding=pad),
         (3, size, size - 1, inputs),
         channels_last(theirs),
     )
@@ -67,15 +67,12 @@ def _norm(relu: bool) -> Case:
     return Case(lambda c: BatchNorm(c, "n", 5, relu=relu), (3, 4, 5, 5), channels_last(theirs))
 
 
-def attention(causal: bool, mask: Array | None = None) -> Theirs:
+def attention(causal: bool) -> Theirs:
     def theirs(p: Tensors, x: torch.Tensor) -> torch.Tensor:
         b, t, c = x.shape
         qkv = functional.linear(x, p["a.in_proj_weight"], p["a.in_proj_bias"])
         q, k, v = qkv.reshape(b, t, 3, 2, c // 2).permute(2, 0, 3, 1, 4)
-        seen = None if mask is None else torch.tensor(mask)[:, None, None, :]
-        if causal and seen is not None:
-            seen = seen & torch.ones(t, t, dtype=torch.bool).tril()
-        y = functional.scaled_dot_product_attention(q, k, v, seen, is_causal=causal and seen is None)
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
         return functional.linear(
             y.swapaxes(1, 2).reshape(b, t, c), p["a.out_proj.weight"], p["a.out_proj.bias"]
         )

@@ -16,7 +16,7 @@ from payload.comm.hierarchical import Hierarchical
 from payload.comm.mpi import CudaAwareMpi
 from payload.comm.nccl import Nccl
 from payload.comm.ring import Naive, Ring
-from payload.comm.staging import CudaAware
+from payload.comm.staging import InPlace
 from payload.comm.transport import MPI, Transport
 from payload.device.base import Array, Cpu, Device
 from payload.errors import UsageError
@@ -200,7 +200,7 @@ gpu = Streamed(RANK)
 KINDS: list[tuple[str, Device, Callable[[], Transport]]] = [
     ("naive on a GPU", gpu, lambda: Naive(gpu)),
     ("mpi", device, lambda: mpi.MpiCommunicator(device)),
-    ("mpi on the device", device, lambda: CudaAwareMpi(device, staging=CudaAware(device))),
+    ("mpi on the device", device, lambda: CudaAwareMpi(device, staging=InPlace(device))),
     ("ring", device, lambda: Ring(device)),
     ("two nodes", gpu, lambda: Hierarchical(gpu, node_of=on_two_nodes)),
     ("many nodes", device, lambda: Hierarchical(device, node_of=on_nodes_of_their_own)),
