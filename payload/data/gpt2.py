@@ -7,13 +7,10 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from payload.data.tokenizer import Merge, replace
+from payload.data.tokenizer import Merge, encoded, merged
 from payload.device.base import Array
 from payload.errors import UsageError
 
@@ -103,14 +100,7 @@ class GPT2:
 
     def encode(self, text: bytes) -> Array:
         """(bytes,) → (tokens,); what is no UTF-8 is told byte by byte."""
-        dtype = np.min_scalar_type(self.size - 1)
-        known = {word: np.array([token], dtype) for word, token in self._added.items()}
-        parts = []
-        for word in self._words(text.decode(errors="surrogateescape")):
-            if word not in known:
-                known[word] = np.array(self._merged(word.encode(errors="surrogateescape")), dtype)
-            parts.append(known[word])
-        return np.concatenate(parts) if parts else np.empty(0, dtype)
+        return encoded(self._words(text.decode(errors="surrogateescape")), self._tokens_of, self.size)
 
     def decode(self, tokens: Iterable[int]) -> bytes:
         """The text of tokens; those that have no text are left out."""
@@ -124,16 +114,10 @@ class GPT2:
                 for found in _WORDS.finditer(piece.translate(_CLASSES)):
                     yield piece[found.start() : found.end()]
 
-    def _merged(self, word: bytes) -> list[int]:
-        """Merge the pair that comes first in the order of merges, again and again."""
-        tokens = [self._bytes[byte] for byte in word]
-        last = len(self._merges), -1
-        while len(tokens) > 1:
-            pair = min(pairwise(tokens), key=lambda pair: self._merges.get(pair, last))
-            if pair not in self._merges:
-                break
-            tokens = replace(tokens, pair, self._merges[pair][1])
-        return tokens
+    def _tokens_of(self, word: str) -> list[int]:
+        if word in self._added:
+            return [self._added[word]]
+        return merged([self._bytes[byte] for byte in word.encode(errors="surrogateescape")], self._merges)
 
 
 def _text(token: str) -> bytes:
@@ -171,11 +155,7 @@ def load(folder: Path) -> GPT2:
 
 
 def _of_tokenizer_json(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """As a record of ``GPT2``.
-
-    Raises:
-        KeyError, TypeError, ValueError, AttributeError: it is of another kind.
-    """
+    """Make a record of ``GPT2``. The errors of another kind of file are those of ``GPT2.read``."""
     model, before = content["model"], content["pre_tokenizer"]
     kinds = model["type"], before["type"], before.get("use_regex", True), content.get("normalizer")
     if kinds != ("BPE", "ByteLevel", True, None) or before.get("add_prefix_space"):

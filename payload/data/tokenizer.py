@@ -6,16 +6,17 @@ from __future__ import annotations
 import heapq
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from payload.device.base import Array
 
 Merge = tuple[int, int]
+W = TypeVar("W", bytes, str)
 
 _BYTES = 256
 _WORDS = re.compile(rb" ?[^\W\d_]+| ?\d+| ?[^\s\w]+|\s+(?=\s)|\s+|.", re.DOTALL)
@@ -71,7 +72,7 @@ class BytePairs:
         self.size = _BYTES + len(self.merges)
         self.name = f"bpe:{self.size}"
         self.data_state: Mapping[str, Any] = {"merges": self.merges}
-        self._ranks = {pair: rank for rank, pair in enumerate(self.merges)}
+        self._merges = {pair: (rank, _BYTES + rank) for rank, pair in enumerate(self.merges)}
         self._texts = [bytes([value]) for value in range(_BYTES)]
         for left, right in self.merges:
             if not 0 <= min(left, right) <= max(left, right) < len(self._texts):
@@ -88,27 +89,37 @@ class BytePairs:
         return cls([(int(left), int(right)) for left, right in record["merges"]])
 
     def encode(self, text: bytes) -> Array:
-        dtype = np.min_scalar_type(self.size - 1)
-        known: dict[bytes, Array] = {}
-        parts = []
-        for word in _WORDS.findall(text):
-            if word not in known:
-                known[word] = np.array(self._merged(list(word)), dtype)
-            parts.append(known[word])
-        return np.concatenate(parts) if parts else np.empty(0, dtype)
+        return encoded(_WORDS.findall(text), lambda word: merged([*word], self._merges), self.size)
 
     def decode(self, tokens: Iterable[int]) -> bytes:
         return b"".join(self._texts[token] for token in tokens)
 
-    def _merged(self, word: list[int]) -> list[int]:
-        """Merge what was learned first, again and again."""
-        unknown = len(self._ranks)
-        while len(word) > 1:
-            rank = min(self._ranks.get(pair, unknown) for pair in pairwise(word))
-            if rank == unknown:
-                break
-            word = replace(word, self.merges[rank], _BYTES + rank)
-        return word
+
+def encoded(words: Iterable[W], tokens_of: Callable[[W], Sequence[int]], size: int) -> Array:
+    """The tokens of words, each of which is looked at once. ``size``: how many tokens there are."""
+    dtype = np.min_scalar_type(size - 1)
+    known: dict[W, Array] = {}
+    parts = []
+    for word in words:
+        if word not in known:
+            known[word] = np.array(tokens_of(word), dtype)
+        parts.append(known[word])
+    return np.concatenate(parts) if parts else np.empty(0, dtype)
+
+
+def merged(tokens: list[int], merges: Mapping[Merge, tuple[int, int]]) -> list[int]:
+    """Merge the pair that comes first in the order of merges, again and again.
+
+    Args:
+        merges: of each pair its place in the order, and the token that it makes.
+    """
+    last = len(merges), -1
+    while len(tokens) > 1:
+        pair = min(pairwise(tokens), key=lambda pair: merges.get(pair, last))
+        if pair not in merges:
+            break
+        tokens = replace(tokens, pair, merges[pair][1])
+    return tokens
 
 
 def learn(text: bytes, size: int) -> BytePairs:
