@@ -7,10 +7,11 @@ a run that is resumed needs to know its iteration only.
 from __future__ import annotations
 
 import math
-import queue
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeVar
 
 import numpy as np
@@ -146,46 +147,25 @@ class Loader:
         return MicroBatch(inputs, targets, self._device.asarray(places))
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    error: BaseException | None = None
-
-
 def prefetched(items: Iterator[T], depth: int, begin: Callable[[], None] = lambda: None) -> Iterator[T]:
-    """The same items, up to ``depth`` of them made ahead by a thread, which ``begin`` is called in first.
+    """The same items, up to ``depth`` of them made ahead by a thread, which calls ``begin`` before each.
 
-    What goes wrong in the thread is raised here, in its place among the items. The thread ends with the last
-    item, or when this iterator is closed.
+    An error in the thread is raised here, in its place among the items. The thread ends with the last item,
+    or when this iterator is closed.
     """
     if not depth:
         yield from items
         return
-    ready: queue.Queue[T | _End] = queue.Queue(depth)
-    closed = threading.Event()
 
-    def work() -> None:
-        try:
-            begin()
-            for item in items:
-                ready.put(item)
-                if closed.is_set():
-                    return
-            ready.put(_End())
-        except BaseException as exc:
-            ready.put(_End(exc))
+    def take() -> list[T]:
+        begin()
+        return list(islice(items, 1))
 
-    thread = threading.Thread(target=work, name="prefetch", daemon=True)
-    thread.start()
+    thread = ThreadPoolExecutor(1, "prefetch")
     try:
-        while not isinstance(item := ready.get(), _End):
-            yield item
-        if item.error:
-            raise item.error
+        ahead = deque(thread.submit(take) for _ in range(depth))
+        while taken := ahead.popleft().result():
+            ahead.append(thread.submit(take))
+            yield taken[0]
     finally:
-        closed.set()
-        while thread.is_alive():  # it may wait for room
-            try:
-                ready.get(timeout=0.05)
-            except queue.Empty:
-                continue
-        thread.join()
+        thread.shutdown(cancel_futures=True)
