@@ -204,11 +204,7 @@ def _candidates(wanted: str, folder: Path) -> list[Path]:
 
 
 def _inspect(path: Path, world: Communicator) -> tuple[Manifest, Mapping[str, Any]]:
-    """The manifest, and what was learned of the data; each rank looks at some of the files.
-
-    Raises:
-        BrokenError: something is wrong with the checkpoint; on every rank.
-    """
+    """Return the manifest and the data state, or raise BrokenError on all ranks; each verifies some files."""
 
     def look() -> tuple[str, Manifest | None, Mapping[str, Any]]:
         try:
@@ -229,10 +225,7 @@ def _inspect(path: Path, world: Communicator) -> tuple[Manifest, Mapping[str, An
 
 
 def _compare(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """
-    Raises:
-        UsageError: they differ in something that is ours.
-    """
+    """Raise UsageError if they differ in something that is ours."""
     made, here = ({name: _text(value) for name, value in one.items()} for one in (theirs, ours))
     different = [name for name in here if made.get(name) != here[name]]
     if different:

@@ -163,10 +163,6 @@ def _check() -> None:
 
 
 def _refuse_unless(good: bool, why: str) -> None:
-    """
-    Raises:
-        UsageError: it is not.
-    """
     if not good:
         name = world.library()
         raise UsageError(

@@ -152,10 +152,7 @@ def _library() -> Any:
 
 
 def _check(device: Device, places: list[tuple[str, str]], rank: int) -> None:
-    """
-    Raises:
-        UsageError: this rank cannot take part.
-    """
+    """Raise UsageError if this rank cannot take part."""
     if device.gpu is None:
         raise UsageError(
             f"--comm nccl: there is no GPU{f' ({device.note})' if device.note else ''}; use mpi",

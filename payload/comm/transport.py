@@ -175,11 +175,7 @@ class Transport(Communicator):
         self._sent_bytes += nbytes
 
     def _own(self, array: Array) -> slice:
-        """This rank's part of (size · n,).
-
-        Raises:
-            ValueError: it has no such parts.
-        """
+        """Return this rank's part of (size · n,), or raise ValueError."""
         n, rest = divmod(array.size, self.size)
         if rest:
             raise ValueError(f"{array.size} numbers cannot be divided evenly among {self.size} ranks")

@@ -56,7 +56,13 @@ def run(config: ExportConfig) -> int:
         iteration = record.files[config.weights].iteration
     tensors = naming(config.export_as, record.model).to_library(weights)
     if config.export_as == "torchvision":
-        _refuse_other_stem(tensors["conv1.weight"].shape)
+        shape = tensors["conv1.weight"].shape
+        if shape != _TORCHVISION:
+            raise UsageError(
+                f"--export-as torchvision: its ResNets begin with weights of {_TORCHVISION}, and this one, "
+                f"for other images, with {shape}: use --export-as torch",
+                code="export-unfit",
+            )
     if is_folder:
         _write_texts(file, record)
         file /= _IN_FOLDER[0]
@@ -67,10 +73,7 @@ def run(config: ExportConfig) -> int:
 
 
 def _check_target(to: Path, *, is_folder: bool, force: bool) -> None:
-    """
-    Raises:
-        UsageError: ``to`` cannot be written there, or something is there already.
-    """
+    """Raise UsageError if ``to`` cannot be written there, or something is there already."""
     if not to.parent.is_dir():
         raise UsageError(f"--to: there is no folder {to.parent}: make it first", code="no-such-folder")
     if to.exists() and to.is_dir() != is_folder:
@@ -84,34 +87,8 @@ def _check_target(to: Path, *, is_folder: bool, force: bool) -> None:
         )
 
 
-def _refuse_other_stem(shape: tuple[int, ...]) -> None:
-    """
-    Args:
-        shape: of a ResNet's first convolution.
-
-    Raises:
-        UsageError: it is not torchvision's, but for images of other sizes or channels.
-    """
-    if shape == _TORCHVISION:
-        return
-    width, channels, kernel, _ = shape
-    stem, pool = "stride=2, padding=3", ""
-    if kernel < _TORCHVISION[-1]:
-        stem, pool = "padding=1", ", and whose maxpool is Identity()"
-    raise UsageError(
-        f"--export-as torchvision: its ResNets begin with weights of {_TORCHVISION}, and this one, for other "
-        f"images, with {shape}: take torch, and load that into one whose conv1 is "
-        f"Conv2d({channels}, {width}, {kernel}, {stem}, bias=False){pool}",
-        code="export-unfit",
-    )
-
-
 def _write_texts(folder: Path, record: ModelRecord) -> None:
-    """What transformers has beside the weights: its config, how images are given to it, GPT-2's tokens.
-
-    Raises:
-        UsageError: one of the files cannot be written.
-    """
+    """Write transformers' files beside the weights: config, preprocessing of images, GPT-2's tokens."""
     classes = record.classes
     names = [f"LABEL_{number}" for number in range(classes)] if isinstance(classes, int) else [*classes]
     config = library_config(record.model, record.settings, names)

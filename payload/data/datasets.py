@@ -150,10 +150,7 @@ def _text(
 
 
 def _check_same(world: Communicator, name: str, *contents: bytes | memoryview) -> None:
-    """
-    Raises:
-        UsageError: some rank has read something else than another.
-    """
+    """Raise UsageError if ranks have read different contents."""
     size, crc32 = 0, 0
     for piece in contents:
         size, crc32 = size + memoryview(piece).nbytes, zlib.crc32(piece, crc32)
@@ -214,10 +211,7 @@ def tokenizer_of(record: Mapping[str, Any]) -> Tokenizer:
 
 
 def _as_learned(flag: str, what: str, read: Callable[[Mapping[str, Any]], T], record: Mapping[str, Any]) -> T:
-    """
-    Raises:
-        UsageError: the run has learned something else of its data.
-    """
+    """Read a record, or raise UsageError if it is of another kind of data."""
     try:
         return read(record)
     except (KeyError, TypeError, ValueError, AttributeError) as exc:

@@ -18,8 +18,7 @@ from payload.data.images import Labelled
 from payload.device.base import Array
 from payload.errors import UsageError
 
-_UINT8 = 8
-_IMAGE_DIMENSIONS = (3, 4)  # without and with channels
+_UINT8 = b"\0\0\x08"
 
 
 def load(folder: Path, *, eval_only: bool = False) -> tuple[Labelled | None, Labelled]:
@@ -46,21 +45,12 @@ def files(folder: Path) -> list[Path]:
 def _pair(folder: Path, kind: str) -> Labelled:
     image_file, label_file = _find(folder, f"{kind}-images"), _find(folder, f"{kind}-labels")
     images, labels = read(image_file), read(label_file)
-    if images.ndim not in _IMAGE_DIMENSIONS or labels.ndim != 1:
+    if (images.ndim, labels.ndim) not in ((3, 1), (4, 1)) or len(images) != len(labels) or not images.size:
+        sizes = ("x".join(map(str, array.shape)) for array in (images, labels))
         raise UsageError(
-            f"--data: {image_file} has {images.ndim} dimensions and {label_file} {labels.ndim}, "
-            "which are not those of images and labels",
-            code="images-bad-dimensions",
-        )
-    if len(images) != len(labels):
-        raise UsageError(
-            f"--data: {image_file} has {len(images)} images, {label_file} {len(labels)} labels",
+            f"--data: {image_file} is of {next(sizes)} and {label_file} of {next(sizes)} numbers, "
+            "which are not images with a label each",
             code="images-labels-differ",
-        )
-    if not images.size:
-        raise UsageError(
-            f"--data: {image_file} has no pixels: {'x'.join(map(str, images.shape))}",
-            code="images-without-pixels",
         )
     return Labelled(images.reshape(*images.shape[:3], -1), labels.astype(np.int64))
 
@@ -86,16 +76,12 @@ def read(file: Path) -> Array:
         data = gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw
     except (OSError, EOFError, zlib.error) as exc:  # gzip's own errors are OSErrors
         raise UsageError(f"--data: {file} cannot be read: {exc}", code="file-unreadable") from exc
-    if len(data) < 4 or data[:2] != b"\0\0":  # noqa: PLR2004
+    if len(data) < 4 or not data.startswith(_UINT8):  # noqa: PLR2004
         raise UsageError(
-            f"--data: {file} is no IDX file: it begins with {data[:4].hex() or 'nothing'}", code="not-idx"
+            f"--data: {file} is no IDX file of bytes: it begins with {data[:4].hex() or 'nothing'}",
+            code="not-idx",
         )
-    kind, dimensions = data[2], data[3]
-    if kind != _UINT8:
-        raise UsageError(
-            f"--data: {file} has numbers of type {kind:#04x}; only bytes (0x08) can be used",
-            code="idx-bad-type",
-        )
+    dimensions = data[3]
     start = 4 + 4 * dimensions
     shape = struct.unpack(f">{dimensions}I", data[4:start]) if len(data) >= start else ()
     if len(data) != start + math.prod(shape) or not shape:

@@ -12,7 +12,6 @@ from payload.device.base import Array
 from payload.errors import UsageError
 
 Shape = tuple[int, int, int]
-_OTHERS = {b"\xff\xd8\xff": "JPEG", b"GIF8": "GIF", b"RIFF": "WebP", b"BM": "BMP"}
 
 
 def read_images(file: Path, shape: Shape) -> Array:
@@ -31,14 +30,11 @@ def read_images(file: Path, shape: Shape) -> Array:
             return png.read(file.read_bytes(), shape)[None]
         if start.startswith((b"\0\0", b"\x1f\x8b")):
             return _of_idx(file, shape)
-        for magic, name in _OTHERS.items():
-            if start.startswith(magic):
-                raise ValueError(f"it is a {name} file: convert it to PNG")
         return _of_csv(file.read_text(encoding="utf-8-sig"), shape)
     except OSError as exc:
         raise UsageError(f"{file} cannot be read: {exc.strerror}", code="file-unreadable") from exc
     except UnicodeDecodeError as exc:
-        raise UsageError(f"{file} is none of PNG, IDX and CSV", code="not-an-input") from exc
+        raise UsageError(f"{file} is none of PNG, IDX and CSV: convert it", code="not-an-input") from exc
     except ValueError as exc:
         raise UsageError(f"{file}: {exc}", code="bad-input") from exc
 

@@ -6,7 +6,6 @@ B samples of T steps, H hidden numbers.
 
 from __future__ import annotations
 
-from payload.errors import UsageError
 from payload.nn.dropout import Dropout
 from payload.nn.embedding import Embedding
 from payload.nn.linear import Linear
@@ -31,22 +30,15 @@ def build(
     Args:
         classes: of logits; for text those of the vocabulary.
         vocabulary: for tokens (B, T) → logits (B, T, classes).
-        features: for sequences (B, T, ...) with so many numbers a step → logits (B, classes).
+        features: else for sequences (B, T, ...) with so many numbers a step → logits (B, classes).
         length: T, for the count of operations alone.
-
-    Raises:
-        UsageError: not just one of ``vocabulary`` and ``features`` is given.
     """
     text = vocabulary is not None
     first: Layer
-    if vocabulary is not None and features is None:
+    if vocabulary is not None:
         first, inputs = Embedding(context, "embedding", vocabulary, width), width  # (B, T) → (B, T, H)
-    elif features is not None and vocabulary is None:
-        first, inputs = Flatten(features), features  # (B, ...) → (B, T, features)
     else:
-        raise UsageError(
-            "an LSTM needs either a vocabulary or the number of features of a step", code="lstm-input-unclear"
-        )
+        first, inputs = Flatten(features), features or 1  # (B, ...) → (B, T, features)
     units = [Unit("first", first)]
     for number in range(layers):
         lstm = LSTM(context, "lstm", inputs, width, number=number)  # (B, T, inputs) → (B, T, H)

@@ -4,7 +4,6 @@ convolution, which is known as version 1.5. Layers have torchvision's names."""
 from __future__ import annotations
 
 from payload.device.base import Array
-from payload.errors import UsageError
 from payload.nn.activation import ReLU
 from payload.nn.conv import Conv2d
 from payload.nn.linear import Linear
@@ -12,10 +11,9 @@ from payload.nn.module import Context, Layer, Sequential, Tape, Unit, ones, zero
 from payload.nn.norm import BatchNorm
 from payload.nn.pool import GlobalAveragePool, MaxPool2d
 
-_BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
-"""Of each of the four stages, by depth; from 50 on they are bottlenecks."""
+_BLOCKS = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}
+"""Of each of the four stages, by depth."""
 
-_BOTTLENECK_DEPTH = 50
 _SMALL = 64  # images up to this are not shrunk fourfold before the first block
 
 
@@ -35,17 +33,10 @@ def build(
 
     Args:
         width: channels of the first stage; each further stage has twice as many on a quarter of the area.
-
-    Raises:
-        UsageError: there is no such depth.
     """
-    if depth not in _BLOCKS:
-        raise UsageError(
-            f"there is no ResNet-{depth}: take one of {', '.join(map(str, _BLOCKS))}", code="resnet-unknown"
-        )
     built = _Builder(context, side)
     units = [built.unit("stem", built.stem(channels, width, large=side > _SMALL))]
-    block = built.bottleneck if depth >= _BOTTLENECK_DEPTH else built.basic
+    block = built.basic if depth == 18 else built.bottleneck  # noqa: PLR2004
     inputs = width
     for stage, blocks in enumerate(_BLOCKS[depth]):
         for number in range(blocks):

@@ -177,7 +177,7 @@ def make_units(model: str, settings: Mapping[str, Any], context: Context) -> lis
         raise UsageError(f"--model {model} has no {', '.join(unknown)}", code="model-without-size")
     try:
         units: list[Unit] = module.build(context, **settings)
-    except (ValueError, TypeError) as exc:
+    except (LookupError, ValueError, TypeError) as exc:
         raise UsageError(f"--model {model}: {exc}", code="model-bad-size") from exc
     return units
 

@@ -95,10 +95,7 @@ class Naming:
         return found
 
     def _refuse_more(self, found: Mapping[str, Array], more: Mapping[str, Array]) -> None:
-        """
-        Raises:
-            UsageError: these mean something to the library's model, and nothing to ours.
-        """
+        """Raise UsageError if these mean something to the library's model, and nothing to ours."""
         for name, array in more.items():
             tied = self.tied.get(name)
             if tied and not (array.shape == found[tied].shape and np.array_equal(array, found[tied])):
@@ -141,11 +138,7 @@ class _Renamed(Mapping[str, Array]):
 
 
 def _fitting(name: str, array: Array | None, shape: tuple[int, ...], *, cut: bool) -> Array:
-    """``cut``: of more rows than the model has, the first will do.
-
-    Raises:
-        UsageError: it is not there, or of another shape.
-    """
+    """Return a tensor of this shape, or raise UsageError. ``cut``: of more rows the first are taken."""
     if array is None:
         raise UsageError(f"there is no {name}", code="weights-missing")
     if cut and array.ndim == len(shape) == 2:  # noqa: PLR2004

@@ -90,10 +90,7 @@ class Initial:
         set_weights(engine, units, weights)
 
     def _refuse_other(self, model: str, settings: Mapping[str, Any], *, foreign: bool) -> None:
-        """
-        Raises:
-            UsageError: what no shape tells is another than the model's.
-        """
+        """Raise UsageError if a size that no shape tells is another than the model's."""
         if self.record:
             for name in _TOLD_BY_NO_SHAPE:
                 theirs = self.record.settings.get(name, settings.get(name))

@@ -179,10 +179,7 @@ class Trainer:
         return evaluation
 
     def _evaluated(self, iteration: int) -> Evaluation:
-        """
-        Raises:
-            PayloadError: the loss is not finite; on all ranks, which see the same.
-        """
+        """Evaluate, or raise PayloadError on all ranks if the loss is not finite."""
         evaluation = self.engine.evaluate(self.loader.held_out())
         if not math.isfinite(evaluation.loss):
             raise PayloadError(
@@ -215,11 +212,7 @@ def _profile_note(config: TrainConfig, schedule: LearningRate, done: int) -> lis
 
 
 def _write_config(config: TrainConfig) -> None:
-    """Write the resolved settings into the run's folder, with paths that hold from any other.
-
-    Raises:
-        UsageError: they cannot be written.
-    """
+    """Write the resolved settings into the run's folder, with paths that hold from any other."""
     path = config.run.out / "config.toml"
     try:
         path.write_bytes(to_toml(config.placed()).encode(errors="surrogateescape"))
@@ -228,11 +221,7 @@ def _write_config(config: TrainConfig) -> None:
 
 
 def _check_finite(iteration: int, result: StepResult) -> None:
-    """Stop a run that has diverged. All ranks see the same numbers, so they stop together.
-
-    Raises:
-        PayloadError: it has.
-    """
+    """Raise PayloadError if the run has diverged: on all ranks, which see the same numbers."""
     if not result.finite and not result.skipped:
         numbers = f"loss {result.loss}, gradient norm {result.grad_norm}"
         advice = "--lr" if result.loss_scale == 1 else "--lr or --loss-scale"

@@ -28,10 +28,7 @@ class LearningRate:
     factor: float = 0.1
 
     def __post_init__(self) -> None:
-        """
-        Raises:
-            UsageError: these are no learning rates.
-        """
+        """Raise UsageError if these are no learning rates."""
         if not self.peak <= _MOST:
             raise UsageError(
                 f"--lr: a learning rate of {self.peak:g} is above {_MOST:g}; see --scale-lr, too",

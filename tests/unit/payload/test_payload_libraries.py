@@ -137,10 +137,7 @@ def _first_batch(flags: str) -> tuple[Array, Array]:
 def _logits(module: nn.Module, x: Array) -> torch.Tensor:
     given = torch.tensor(x)
     with torch.no_grad():
-        if given.is_floating_point():
-            answer = module(given.permute(0, 3, 1, 2))
-        else:
-            answer = module(given)
+        answer = module(given.permute(0, 3, 1, 2)) if given.is_floating_point() else module(given)
     return answer if isinstance(answer, torch.Tensor) else answer.logits
 
 
@@ -178,7 +175,7 @@ def test_a_model_of_transformers_comes_and_goes(alone: Runner, model: str, tmp_p
 
 
 def _resnet(model: str, side: int) -> nn.Module:
-    """torchvision's; for small images with the beginning that the message of ``export`` tells of."""
+    """torchvision's; for small images with the beginning that docs/payload.md tells of."""
     from torchvision.models import get_model  # noqa: PLC0415
 
     module = get_model(model, num_classes=10)

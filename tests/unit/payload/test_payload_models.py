@@ -7,15 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from payload.device.base import Cpu, Device
-from payload.errors import UsageError
-from payload.models import MODELS, gpt, lstm, resnet, vit
+from payload.device.base import Device
+from payload.models import MODELS, gpt, resnet, vit
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, Unit
 from payload.optim.adamw import AdamW
 from payload.parallel.pipeline import Pipeline, Stage
 from payload.saved_model.folder import module_of
-from tests.support.messages import refused
 from tests.unit.payload.doubles.layers import batch_of, cut, stored
 from tests.unit.payload.doubles.models import CASES, Case
 from tests.unit.payload.doubles.oracle import (
@@ -100,9 +98,3 @@ def test_first_loss_of_gpt_is_that_of_chance(device: Device) -> None:
     batch = batch_of(device, x[:, :-1], x[:, 1:])
     sums = Pipeline(Stage(units, storage), SoftmaxCrossEntropy(Context(device))).evaluate([batch])
     assert float(sums.loss) / float(sums.count) == pytest.approx(math.log(256), rel=0.02)
-
-
-@pytest.mark.parametrize("sizes", [{}, {"vocabulary": 3, "features": 3}], ids=["neither", "both"])
-def test_an_lstm_takes_tokens_or_numbers(sizes: dict[str, int]) -> None:
-    with refused("lstm-input-unclear", UsageError):
-        lstm.build(Context(Cpu()), classes=3, **sizes)

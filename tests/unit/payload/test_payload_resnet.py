@@ -9,13 +9,10 @@ import numpy as np
 import pytest
 
 from payload.device.base import Device
-from payload.errors import UsageError
-from payload.models import resnet
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, state_of
 from payload.optim.sgd import SGD
 from payload.parallel.pipeline import Pipeline, Stage
-from tests.support.messages import refused
 from tests.unit.payload.conftest import Runner
 from tests.unit.payload.doubles.layers import batch_of, stored
 from tests.unit.payload.doubles.models import NETWORKS, Case, Convolutional
@@ -130,11 +127,6 @@ def test_gradients_in_float32_are_as_exact_as_pytorchs(name: str, device: Device
     ours, theirs = np.median(errors, axis=0)
     assert ours < 4 * theirs
     assert theirs < TOLERANCE["float32"]  # else there is nothing to compare with
-
-
-def test_a_depth_that_is_not_there(device: Device) -> None:
-    with refused("resnet-unknown", UsageError, "ResNet-20:", "18, 34, 50, 101, 152"):
-        resnet.build(Context(device), depth=20, classes=10)
 
 
 def test_training_by_name(mpirun: Runner, tmp_path: Path) -> None:
