@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from payload.device.base import Array
 from payload.errors import PayloadError
@@ -143,8 +143,12 @@ class Solo(Communicator):
 Inner = TypeVar("Inner", bound=Communicator)
 
 
+def _of_inner(name: str) -> Callable[..., Any]:
+    return lambda wrapper, *arguments: getattr(wrapper.inner, name)(*arguments)
+
+
 class CommunicatorWrapper(Communicator, Generic[Inner]):
-    """A communicator that does all as another one does."""
+    """A communicator that does all as another one does, but for what its subclass does otherwise."""
 
     def __init__(self, inner: Inner) -> None:
         self.inner = inner
@@ -158,32 +162,15 @@ class CommunicatorWrapper(Communicator, Generic[Inner]):
     def library(self) -> str:
         return self.inner.library
 
-    def iallreduce(self, array: Array) -> Pending:
-        return self.inner.iallreduce(array)
-
-    def ireduce_scatter(self, array: Array, out: Array) -> Pending:
-        return self.inner.ireduce_scatter(array, out)
-
-    def iallgather_into(self, part: Array, out: Array) -> Pending:
-        return self.inner.iallgather_into(part, out)
-
-    def broadcast(self, array: Array, root: int = 0) -> None:
-        self.inner.broadcast(array, root)
-
-    def isend(self, array: Array, dest: int, tag: int = 0) -> Pending:
-        return self.inner.isend(array, dest, tag)
-
-    def recv(self, out: Array, source: int, tag: int = 0) -> None:
-        self.inner.recv(out, source, tag)
-
-    def sum(self, values: Sequence[float]) -> list[float]:
-        return self.inner.sum(values)
-
-    def allgather(self, value: T) -> list[T]:
-        return self.inner.allgather(value)
-
-    def barrier(self) -> None:
-        self.inner.barrier()
+    iallreduce = _of_inner("iallreduce")
+    ireduce_scatter = _of_inner("ireduce_scatter")
+    iallgather_into = _of_inner("iallgather_into")
+    broadcast = _of_inner("broadcast")
+    isend = _of_inner("isend")
+    recv = _of_inner("recv")
+    sum = _of_inner("sum")
+    allgather = _of_inner("allgather")
+    barrier = _of_inner("barrier")
 
 
 def on_all_ranks(comm: Communicator, act: Callable[[], T]) -> T:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any
 
 from payload.comm.base import Communicator, CommunicatorWrapper, Pending
 from payload.device.base import Array, Device, Mark
@@ -20,8 +20,6 @@ from payload.nn.module import Sequential, Tape, Unit
 from payload.optim.base import Optimizer
 from payload.parallel.mesh import Mesh
 from payload.training.trace import Timeline
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,64 +83,55 @@ class CommTimes:
         return covered
 
 
+def _blocking(name: str, shown: str, array: int | None = None) -> Callable[..., Any]:
+    """A method that times the one of the inner communicator. ``array``: which argument is moved, if any."""
+
+    def call(timed: TimedCommunicator, *arguments: Any) -> Any:
+        nbytes = 0 if array is None else arguments[array].nbytes
+        start = timed.times.device.mark()
+        with timed.trace.span(shown, timed.group, bytes=nbytes):
+            result = getattr(timed.inner, name)(*arguments)
+        timed.times.blocked(start)
+        return result
+
+    return call
+
+
+def _started(name: str, shown: str, array: int) -> Callable[..., Pending]:
+    """The same of a method that does not wait."""
+
+    def call(timed: TimedCommunicator, *arguments: Any) -> Pending:
+        start = timed.times.device.mark()
+        nbytes = arguments[array].nbytes
+        landed = timed.trace.under_way(shown, f"{timed.group} under way", bytes=nbytes)
+        with timed.trace.span(f"start {shown}", timed.group):
+            pending = getattr(timed.inner, name)(*arguments)
+        timed.times.waited(start)
+        return _Timed(pending, start, landed, timed.times, timed.trace, f"wait for {shown}", timed.group)
+
+    return call
+
+
 class TimedCommunicator(CommunicatorWrapper[Communicator]):
     """A communicator whose calls are timed, and shown on the timeline under ``group``: dp, tp, pp."""
 
     def __init__(self, inner: Communicator, times: CommTimes, trace: Timeline, group: str) -> None:
         super().__init__(inner)
-        self._times, self._trace, self._group = times, trace, group
+        self.times, self.trace, self.group = times, trace, group
         times.count(inner)
 
-    def allreduce(self, array: Array) -> None:
-        self._timed("allreduce", lambda: self.inner.allreduce(array), array)
-
-    def iallreduce(self, array: Array) -> Pending:
-        return self._started("allreduce", lambda: self.inner.iallreduce(array), array)
-
-    def reduce_scatter(self, array: Array, out: Array) -> None:
-        self._timed("reduce_scatter", lambda: self.inner.reduce_scatter(array, out), array)
-
-    def ireduce_scatter(self, array: Array, out: Array) -> Pending:
-        return self._started("reduce_scatter", lambda: self.inner.ireduce_scatter(array, out), array)
-
-    def allgather_into(self, part: Array, out: Array) -> None:
-        self._timed("allgather", lambda: self.inner.allgather_into(part, out), out)
-
-    def iallgather_into(self, part: Array, out: Array) -> Pending:
-        return self._started("allgather", lambda: self.inner.iallgather_into(part, out), out)
-
-    def broadcast(self, array: Array, root: int = 0) -> None:
-        self._timed("broadcast", lambda: self.inner.broadcast(array, root), array)
-
-    def isend(self, array: Array, dest: int, tag: int = 0) -> Pending:
-        return self._started("send", lambda: self.inner.isend(array, dest, tag), array)
-
-    def recv(self, out: Array, source: int, tag: int = 0) -> None:
-        self._timed("recv", lambda: self.inner.recv(out, source, tag), out)
-
-    def sum(self, values: Sequence[float]) -> list[float]:
-        return self._timed("sum", lambda: self.inner.sum(values))
-
-    def allgather(self, value: T) -> list[T]:
-        return self._timed("allgather", lambda: self.inner.allgather(value))
-
-    def barrier(self) -> None:
-        self._timed("barrier", self.inner.barrier)
-
-    def _timed(self, name: str, call: Callable[[], T], array: Array | None = None) -> T:
-        start = self._times.device.mark()
-        with self._trace.span(name, self._group, bytes=0 if array is None else array.nbytes):
-            result = call()
-        self._times.blocked(start)
-        return result
-
-    def _started(self, name: str, call: Callable[[], Pending], array: Array) -> Pending:
-        start = self._times.device.mark()
-        landed = self._trace.under_way(name, f"{self._group} under way", bytes=array.nbytes)
-        with self._trace.span(f"start {name}", self._group):
-            pending = call()
-        self._times.waited(start)
-        return _Timed(pending, start, landed, self._times, self._trace, f"wait for {name}", self._group)
+    allreduce = _blocking("allreduce", "allreduce", 0)
+    iallreduce = _started("iallreduce", "allreduce", 0)
+    reduce_scatter = _blocking("reduce_scatter", "reduce_scatter", 0)
+    ireduce_scatter = _started("ireduce_scatter", "reduce_scatter", 0)
+    allgather_into = _blocking("allgather_into", "allgather", 1)
+    iallgather_into = _started("iallgather_into", "allgather", 1)
+    broadcast = _blocking("broadcast", "broadcast", 0)
+    isend = _started("isend", "send", 0)
+    recv = _blocking("recv", "recv", 0)
+    sum = _blocking("sum", "sum")
+    allgather = _blocking("allgather", "allgather")
+    barrier = _blocking("barrier", "barrier")
 
 
 @dataclass(slots=True)
