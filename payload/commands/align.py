@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise, takewhile
+from itertools import islice, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -44,50 +45,46 @@ def run(config: AlignConfig) -> int:
             code="no-telemetry",
         )
     iterations = [one for one in _records(config.folder / "metrics.jsonl") if one["kind"] == "iteration"]
-    whole = Averages()
+    spans = [(one["time"] - one["seconds"], one["time"]) for one in iterations]
     with JsonLines(config.folder / "aligned.jsonl") as file:
-        for one in iterations:
-            span = one["time"] - one["seconds"], one["time"]
-            whole.add(span, nodes)
-            sums = Averages()
-            sums.add(span, nodes)
-            file.write("iteration", step=one["step"], start=span[0], end=span[1], **sums.told())
+        for one, span in zip(iterations, spans, strict=True):
+            file.write("iteration", step=one["step"], start=span[0], end=span[1], **averages([span], nodes))
     seconds = sum(one["seconds"] for one in iterations)
-    answer(iterations=len(iterations), seconds=seconds, **whole.told())
+    answer(iterations=len(iterations), seconds=seconds, **averages(spans, nodes))
     return 0
 
 
-class Averages:
-    """Figures of some nodes over some stretches of time, each weighted by how long it held."""
+def averages(spans: Iterable[tuple[float, float]], nodes: Mapping[str, Sequence[Sample]]) -> Record:
+    """Return the figures of some nodes over some spans of time, each weighted by how long it held.
 
-    def __init__(self) -> None:
-        self._sums: dict[
-            str, dict[str, tuple[float, float]]
-        ] = {}  # host -> figure -> (its integral, seconds)
-
-    def add(self, span: tuple[float, float], nodes: Mapping[str, Sequence[Sample]]) -> None:
-        """What the nodes did from when to when."""
-        for host, samples in nodes.items():
-            sums = self._sums.setdefault(host, {})
-            first = bisect_right(samples, span[0], key=lambda sample: sample.end)
-            for sample in takewhile(lambda sample: sample.start < span[1], islice(samples, first, None)):
-                seconds = min(span[1], sample.end) - max(span[0], sample.start)
-                for name, figure in sample.figures.items():
-                    integral, before = sums.get(name, (0.0, 0.0))
-                    sums[name] = integral + figure * seconds, before + seconds
-
-    def told(self) -> Record:
-        """Means by node; over all nodes the mean use of cores and GPUs, and the power that all GPUs drew."""
-        hosts = {
-            host: {name: round(integral / seconds, 3) for name, (integral, seconds) in sums.items()}
-            for host, sums in self._sums.items()
-        }
-
-        def known(name: str) -> list[float]:
-            return [means[name] for means in hosts.values() if name in means]
-
-        overall = {name: _mean(known(name)) for name in ("cpu_percent", "gpu_util")}
-        return {**overall, "power_w": _total(known("power_w")), "hosts": hosts}
+    Returns:
+        Means by node; over all nodes the mean use of cores and GPUs, and the power of all GPUs together.
+    """
+    sums: dict[str, dict[str, float]] = {host: defaultdict(float) for host in nodes}
+    seconds: dict[str, dict[str, float]] = {host: defaultdict(float) for host in nodes}
+    for (start, end), (host, samples) in product(spans, nodes.items()):
+        first = bisect_right(samples, start, key=lambda sample: sample.end)
+        for sample in islice(samples, first, None):
+            if sample.start >= end:
+                break
+            overlap = min(end, sample.end) - max(start, sample.start)
+            for name, figure in sample.figures.items():
+                sums[host][name] += figure * overlap
+                seconds[host][name] += overlap
+    hosts = {
+        host: {name: round(integral / seconds[host][name], 3) for name, integral in found.items()}
+        for host, found in sums.items()
+    }
+    known = {
+        name: [means[name] for means in hosts.values() if name in means]
+        for name in ("cpu_percent", "gpu_util", "power_w")
+    }
+    return {
+        "cpu_percent": _mean(known["cpu_percent"]),
+        "gpu_util": _mean(known["gpu_util"]),
+        "power_w": round(sum(known["power_w"]), 3) if known["power_w"] else None,
+        "hosts": hosts,
+    }
 
 
 def read_samples(path: Path) -> list[Sample]:
@@ -133,7 +130,3 @@ def _records(path: Path) -> list[Record]:
 
 def _mean(numbers: Sequence[float]) -> float | None:
     return round(sum(numbers) / len(numbers), 3) if numbers else None
-
-
-def _total(numbers: Sequence[float]) -> float | None:
-    return round(sum(numbers), 3) if numbers else None

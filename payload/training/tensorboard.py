@@ -10,9 +10,6 @@ from typing import Any
 
 from payload.errors import RankError, UsageError
 
-_FLUSH_S = 10.0
-"""After which what was written is to be seen, at the next iteration."""
-
 
 class EventFile:
     """Scalars by name and iteration.
@@ -44,7 +41,7 @@ class EventFile:
             if done:
                 log = self._protocol.SessionLog
                 self._add(done + 1, session_log=log(status=log.START))
-            self._flush()
+            self._file.flush()
         except OSError as exc:
             raise UsageError(
                 f"--out: {folder} cannot be written: {exc.strerror}", code="file-unwritable"
@@ -60,8 +57,7 @@ class EventFile:
             for name, value in fields.items():
                 if value is not None:
                     self._add(step, summary=self._scalar(f"{group}/{name}", value))
-            if time.monotonic() > self._flushed + _FLUSH_S:
-                self._flush()
+            self._file.flush()
         except OSError as exc:
             raise self._refusal(exc) from exc
 
@@ -78,10 +74,6 @@ class EventFile:
 
     def _add(self, step: int, **what: Any) -> None:
         self._file.write_event(self._protocol.Event(wall_time=time.time(), step=step, **what))
-
-    def _flush(self) -> None:
-        self._file.flush()
-        self._flushed = time.monotonic()
 
     def _refusal(self, exc: OSError) -> RankError:
         return RankError(f"--out: {self._folder} cannot be written: {exc.strerror}", code="file-unwritable")
