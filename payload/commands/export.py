@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from payload.checkpoint.shards import BrokenError, Manifest, Reader, read_manifest, verify
+from payload.checkpoint.shards import BrokenError, Reader, read_manifest, verify
 from payload.cli.config import ExportConfig
 from payload.cli.jsonl import answer
 from payload.data.gpt2 import END
-from payload.device.base import Array, Cpu
+from payload.device.base import Cpu
 from payload.errors import UsageError
 from payload.nn.module import Context, state_of
 from payload.node.host import launcher_rank
@@ -147,28 +146,10 @@ def of_checkpoint(folder: Path) -> tuple[ModelRecord, Weights, int]:
             verify(folder, facts)
     except BrokenError as exc:
         raise UsageError(f"--checkpoint: {folder} is broken: {exc}", code="checkpoint-damaged") from exc
-    record = parse_record(manifest.model, folder)
-    return record, _Saved(folder, manifest, record), manifest.iteration
-
-
-class _Saved(Mapping[str, Array]):
-    """The weights in a checkpoint, with PyTorch's names and layouts. Each is read when it is asked for."""
-
-    def __init__(self, folder: Path, manifest: Manifest, record: ModelRecord) -> None:
-        self._reader = Reader(folder, manifest)
-        units = make_units(record.model, record.settings, Context(Cpu()))
-        self._parameters = {p.name: p for unit in units for p in unit.layer.parameters}
-        self._names = sorted([*self._parameters, *state_of([unit.layer for unit in units])])
-
-    def __getitem__(self, name: str) -> Array:
-        if name not in self._parameters:
-            return self._reader.whole("state", name).astype("float32")
-        parameter = self._parameters[name]
-        whole = self._reader.whole("weight", name)[: parameter.rows]
-        return parameter.form.to_torch(whole).astype("float32")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+    record, reader = parse_record(manifest.model, folder), Reader(folder, manifest)
+    layers = [unit.layer for unit in make_units(record.model, record.settings, Context(Cpu()))]
+    weights = {name: reader.whole("state", name) for name in state_of(layers)}
+    for parameter in (parameter for layer in layers for parameter in layer.parameters):
+        whole = reader.whole("weight", parameter.name)[: parameter.rows]
+        weights[parameter.name] = parameter.form.to_torch(whole)
+    return record, {name: array.astype("float32") for name, array in weights.items()}, manifest.iteration

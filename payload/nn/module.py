@@ -309,6 +309,13 @@ class Unit:
     flops: float = 0.0  # of one sample's forward pass through its matrix products, each multiply-add as 2
 
 
+def torch_shapes(units: Sequence[Unit]) -> dict[str, Shape]:
+    """The shapes that PyTorch's tensors of a whole model have: of its parameters and of layers' state."""
+    layers = [unit.layer for unit in units]
+    shapes = {p.name: p.form.shape for layer in layers for p in layer.parameters}
+    return shapes | {name: tuple(array.shape) for name, array in state_of(layers).items()}
+
+
 class Recompute(Sequential):
     """Layers that leave nothing but their input on the tape: memory for computation (Chen et al., "Training
     Deep Nets with Sublinear Memory Cost", 2016).

@@ -10,7 +10,7 @@ import numpy as np
 
 from payload.device.base import Array
 from payload.nn.form import Shape
-from payload.nn.module import Parameter, Unit, state_of
+from payload.nn.module import Parameter, Unit, state_of, torch_shapes
 from payload.parallel.engine import Engine
 
 
@@ -32,10 +32,7 @@ class WholeTensors:
         """All ranks call it together. ``units``: the whole model; the engine has this rank's stage."""
         self._engine, self._world = engine, engine.mesh.world
         self._parameters = {p.name: p for unit in units for p in unit.layer.parameters}
-        states = state_of([unit.layer for unit in units])
-        shapes = {name: p.form.shape for name, p in self._parameters.items()}
-        shapes |= {name: tuple(array.shape) for name, array in states.items()}
-        self.shapes: dict[str, Shape] = dict(sorted(shapes.items()))
+        self.shapes: dict[str, Shape] = dict(sorted(torch_shapes(units).items()))
         self._mine: dict[str, list[tuple[_Piece, Array]]] = {}
         for name, piece, array in self._held():
             self._mine.setdefault(name, []).append((piece, array))

@@ -24,7 +24,7 @@ import numpy as np
 from payload.device.base import Array, Device
 from payload.errors import UsageError
 from payload.models import MODELS
-from payload.nn.module import Context, Parameter, Tape, Unit, state_of
+from payload.nn.module import Context, Parameter, Tape, Unit, state_of, torch_shapes
 from payload.parallel.engine import Engine
 from payload.saved_model import safetensors
 
@@ -248,13 +248,9 @@ def fitted(units: Sequence[Unit], weights: Weights) -> Iterator[tuple[Parameter,
     Raises:
         UsageError: some are missing, too many, or of another shape.
     """
-    parameters = {p.name: p for unit in units for p in unit.layer.parameters}
-    states = state_of([unit.layer for unit in units])
-    shapes = {name: p.form.shape for name, p in parameters.items()}
-    shapes |= {name: tuple(array.shape) for name, array in states.items()}
-    refuse_unfit(shapes, weights)
-    for name, parameter in parameters.items():
-        yield parameter, parameter.from_torch(weights[name])
+    refuse_unfit(torch_shapes(units), weights)
+    for parameter in {p.name: p for unit in units for p in unit.layer.parameters}.values():
+        yield parameter, parameter.from_torch(weights[parameter.name])
 
 
 def refuse_unfit(shapes: Mapping[str, tuple[int, ...]], weights: Weights) -> None:

@@ -8,7 +8,7 @@ transformers keeps the linear layers of GPT-2 as (inputs, outputs).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,10 +48,10 @@ class Naming:
         return [f"{one}.{end}" if end else one for one in theirs]
 
     def to_library(self, weights: Mapping[str, Array]) -> Mapping[str, Array]:
-        """All tensors of a model by the library's names, sorted. Each is read when it is asked for."""
-        places = {name: (ours, part) for ours in weights for part, name in enumerate(self.names_of(ours))}
-        places |= {name: (ours, 0) for name, ours in self.tied.items()}
-        return _Renamed(dict(sorted(places.items())), lambda ours: self._parts(ours, weights[ours]))
+        """All tensors of a model by the library's names, sorted: views of ours."""
+        theirs = {name: part for ours in weights for name, part in self._parts(ours, weights[ours])}
+        tied = {name: weights[ours] for name, ours in self.tied.items()}
+        return dict(sorted({**theirs, **tied}.items()))
 
     def _parts(self, ours: str, array: Array) -> Iterator[tuple[str, Array]]:
         """What a tensor of ours is there: a view of it, or views of its parts."""
@@ -113,28 +113,6 @@ class Naming:
         """How many of the names it has for a model of ours."""
         known = {name for ours in shapes for name in self.names_of(ours)}
         return len({*names} & {*known, *(name.removeprefix(self.prefix) for name in known)})
-
-
-class _Renamed(Mapping[str, Array]):
-    """Tensors that are parts of others."""
-
-    def __init__(
-        self,
-        places: Mapping[str, tuple[str, int]],
-        parts: Callable[[str], Iterator[tuple[str, Array]]],
-    ) -> None:
-        """``places``: of which other one, and which part."""
-        self._places, self._parts = places, parts
-
-    def __getitem__(self, name: str) -> Array:
-        ours, part = self._places[name]
-        return [array for _, array in self._parts(ours)][part]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
 
 
 def _fitting(name: str, array: Array | None, shape: tuple[int, ...], *, cut: bool) -> Array:

@@ -12,7 +12,7 @@ from payload.cli.config import TrainConfig
 from payload.comm.base import Communicator, on_all_ranks
 from payload.device.base import Array
 from payload.errors import UsageError
-from payload.nn.module import Unit, state_of
+from payload.nn.module import Unit, torch_shapes
 from payload.parallel.engine import Engine
 from payload.saved_model.folder import (
     BEST,
@@ -64,18 +64,15 @@ class Initial:
         Raises:
             UsageError: they are not of this model, or not the same on all nodes; on every rank.
         """
-        parameters = {p.name: p for unit in units for p in unit.layer.parameters}
-        states = state_of([unit.layer for unit in units])
-        shapes = {name: p.form.shape for name, p in parameters.items()}
-        shapes |= {name: tuple(array.shape) for name, array in states.items()}
-        head = (
-            units[-1].layer.parameters[-2:] if config.checkpoints.new_head else ()
-        )  # of logits, in all models
+        # In all models the last two parameters are those of the logits.
+        head = units[-1].layer.parameters[-2:] if config.checkpoints.new_head else ()
         drawn = {p.name: p.form.to_torch(p.drawn(config.batch.seed)) for p in head}
 
         def read() -> tuple[Mapping[str, Array], str]:
             try:
-                weights, foreign = from_any(config.model.model, shapes, read_file(self.file), drawn)
+                weights, foreign = from_any(
+                    config.model.model, torch_shapes(units), read_file(self.file), drawn
+                )
                 self._refuse_other(config.model.model, settings, foreign=foreign)
             except UsageError as exc:
                 raise UsageError(f"--init: {self.file}: {exc}", code="init-unfit") from exc
