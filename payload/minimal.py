@@ -126,8 +126,7 @@ def norm_backward(w: Tensors, grads: Tensors, name: str, dy: Array, saved: tuple
     dunit = dy * w[f"{name}.weight"]
     along_ones = dunit.mean(axis=-1, keepdims=True)  # the norm takes out these two parts of any change of x
     along_unit = unit * (dunit * unit).mean(axis=-1, keepdims=True)
-    dx: Array = (dunit - along_ones - along_unit) * inverse
-    return dx
+    return (dunit - along_ones - along_unit) * inverse
 
 
 _A, _B = math.sqrt(2 / math.pi), 0.044715
@@ -135,14 +134,12 @@ _A, _B = math.sqrt(2 / math.pi), 0.044715
 
 def gelu(x: Array) -> Array:
     """½ x (1 + tanh(a (x + b x³))). Its backward function needs x."""
-    y: Array = 0.5 * x * (1 + xp.tanh(_A * (x + _B * x * x * x)))
-    return y
+    return 0.5 * x * (1 + xp.tanh(_A * (x + _B * x * x * x)))
 
 
 def gelu_backward(dy: Array, x: Array) -> Array:
     tanh = xp.tanh(_A * (x + _B * x * x * x))
-    dx: Array = dy * 0.5 * (1 + tanh + x * (1 - tanh * tanh) * _A * (1 + 3 * _B * x * x))
-    return dx
+    return dy * 0.5 * (1 + tanh + x * (1 - tanh * tanh) * _A * (1 + 3 * _B * x * x))
 
 
 def attention(w: Tensors, name: str, x: Array, heads: int) -> tuple[Array, tuple[Array, ...]]:
@@ -173,8 +170,7 @@ def attention_backward(w: Tensors, grads: Tensors, name: str, dy: Array, saved: 
 def softmax(x: Array) -> Array:
     """Over the last axis; less the highest number, so that none overflows."""
     exps = xp.exp(x - x.max(axis=-1, keepdims=True))
-    probs: Array = exps / exps.sum(axis=-1, keepdims=True)
-    return probs
+    return exps / exps.sum(axis=-1, keepdims=True)
 
 
 def block(w: Tensors, name: str, x: Array, heads: int) -> tuple[Array, tuple[Any, ...]]:

@@ -38,5 +38,4 @@ def make_transport(name: str, device: Device, *, cuda_aware: bool = False) -> Tr
     if cuda_aware and not device.gpu:
         raise UsageError("--cuda-aware: there is no GPU whose memory MPI could be given", code="no-gpu")
     module, kind = _TRANSPORTS["mpi-cuda" if name == "mpi" and cuda_aware else name]
-    transport: Transport = getattr(importlib.import_module(f"payload.comm.{module}"), kind)(device)
-    return transport
+    return getattr(importlib.import_module(f"payload.comm.{module}"), kind)(device)

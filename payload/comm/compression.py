@@ -163,8 +163,7 @@ def _encode(xp: ModuleType, numbers: Array) -> Array:
 
 def _decode(packet: Array) -> Array:
     """(..., blocks, BLOCK) float32"""
-    numbers: Array = packet[..., :BLOCK] * packet[..., BLOCK:].copy().view("float32")
-    return numbers
+    return packet[..., :BLOCK] * packet[..., BLOCK:].copy().view("float32")
 
 
 @dataclass(frozen=True, slots=True)

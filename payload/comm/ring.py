@@ -103,8 +103,7 @@ class _Round:
     def _arrival(self, number: int) -> Array:
         """Where the numbered message, which is to be added, comes in."""
         _, piece = self._coming[number]
-        arrival: Array = self._scratch[number % self._ahead, : piece.size]
-        return arrival
+        return self._scratch[number % self._ahead, : piece.size]
 
     def _pieces(self, part: int) -> list[Array]:
         """The messages of which one part consists; parts are as even as can be, and some may be empty."""

@@ -81,8 +81,7 @@ class Pinned:
                 del self._free[place]
                 last.synchronize()
                 return buffer
-        fresh: Array = self._empty(max(_SMALLEST, 1 << (nbytes - 1).bit_length()), np.uint8)
-        return fresh
+        return self._empty(max(_SMALLEST, 1 << (nbytes - 1).bit_length()), np.uint8)
 
     def release(self, buffer: Array) -> None:
         self._free.append((buffer, self.stream.record()))

@@ -164,8 +164,7 @@ class Transport(Communicator):
         return [float(np.add.accumulate(column)[-1]) for column in joined.T]  # in order of rank
 
     def allgather(self, value: T) -> list[T]:
-        values: list[T] = self._comm.allgather(value)
-        return values
+        return self._comm.allgather(value)
 
     def barrier(self) -> None:
         self._comm.Barrier()

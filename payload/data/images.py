@@ -198,12 +198,10 @@ def _cropped(images: Array, draw: Draw) -> Array:
     offsets = drawn(sample_keys(draw, "crop"), np.arange(2, dtype="uint32")) % (2 * pad + 1)  # (B, 2)
     rows = offsets[:, :1].astype(np.int64) + np.arange(height)
     columns = offsets[:, 1:].astype(np.int64) + np.arange(width)
-    cropped: Array = padded[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
-    return cropped
+    return padded[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
 def _flipped(images: Array, draw: Draw) -> Array:
     """Every other image, by chance, mirrored left to right."""
     turned = drawn(sample_keys(draw, "flip"), np.zeros(1, "uint32"))[:, 0] >> 31 == 1
-    flipped: Array = np.where(turned[:, None, None, None], images[:, :, ::-1], images)
-    return flipped
+    return np.where(turned[:, None, None, None], images[:, :, ::-1], images)

@@ -106,12 +106,10 @@ def _pixels(rows: Array, width: int, depth: int, color: int, palette: bytes) -> 
         colors = np.frombuffer(palette[: len(palette) // 3 * 3], np.uint8).reshape(-1, 3)
         if not len(colors) or int(values.max()) >= len(colors):
             raise ValueError("it is damaged")
-        pixels: Array = colors[values.reshape(len(rows), width)]
-        return pixels
+        return colors[values.reshape(len(rows), width)]
     if depth < 8:  # noqa: PLR2004
         values = values[..., None] * 255 // ((1 << depth) - 1)
-    opaque: Array = values[..., : 1 if color in (_GRAY, _GRAY_ALPHA) else 3]
-    return opaque
+    return values[..., : 1 if color in (_GRAY, _GRAY_ALPHA) else 3]
 
 
 def _as(channels: int, image: Array) -> Array:

@@ -155,8 +155,7 @@ class Cpu(Device):
 def bits(x: Array) -> Array:
     """A view of the numbers as whole numbers: their product with a mask of bools keeps or clears any number,
     while that of an infinity or NaN with 0 would be NaN. It is no slower, and for 16 bits faster."""
-    view: Array = x.view(f"int{8 * x.itemsize}")
-    return view
+    return x.view(f"int{8 * x.itemsize}")
 
 
 def acc_dtype(dtype: DTypeLike) -> np.dtype[Any]:

@@ -39,8 +39,7 @@ class Gpu(Device):
         self._kernels: dict[str, Callable[..., Any]] = {}
 
     def asarray(self, host: Array, dtype: DTypeLike | None = None) -> Array:
-        array: Array = self.xp.asarray(host, dtype=dtype)
-        return array
+        return self.xp.asarray(host, dtype=dtype)
 
     def to_host(self, array: Array) -> Array:
         key = (array.size, array.dtype.str)
@@ -61,8 +60,7 @@ class Gpu(Device):
                 return self._float32_product(left, right, out)
             left, right = left.astype(wanted), right.astype(wanted)
         if out is not None and out.dtype == left.dtype and out.flags.c_contiguous:
-            product: Array = self.xp.matmul(left, right, out=out)
-            return product
+            return self.xp.matmul(left, right, out=out)
         product = self.xp.matmul(left, right).astype(wanted, copy=False)
         if out is None:
             return product

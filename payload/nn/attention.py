@@ -186,8 +186,7 @@ class Attention:
 @cache
 def _later(xp: ModuleType, size: int) -> Array:
     """(queries, keys) of the same positions: whether the key is later."""
-    array: Array = xp.triu(xp.ones((size, size), bool), 1)
-    return array
+    return xp.triu(xp.ones((size, size), bool), 1)
 
 
 def _scaled(q: Array, scale: float) -> Array:

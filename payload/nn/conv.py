@@ -193,8 +193,7 @@ class Conv2d:
     def _rows(self) -> Array:
         """The weights in the order of a patch: (kernel · kernel · inputs, outputs)"""
         flipped = self.weight.value[:, ::-1, ::-1].transpose(1, 2, 0, 3)
-        rows: Array = self._device.xp.ascontiguousarray(flipped).reshape(-1, self._outputs)
-        return rows
+        return self._device.xp.ascontiguousarray(flipped).reshape(-1, self._outputs)
 
     def _patches(self, x: Array, stride: int, padding: int) -> Iterator[tuple[tuple[slice, slice], Array]]:
         """Blocks of samples and rows of the output, and the patches (positions, kernel · kernel · channels)
@@ -272,12 +271,11 @@ def windows(xp: ModuleType, image: Array, kernel: int, stride: int) -> Array:
     batch, height, width, channels = image.shape
     high, wide = (output_size(n, kernel, stride, 0) for n in (height, width))
     along_batch, down, right, along_channels = image.strides
-    view: Array = xp.lib.stride_tricks.as_strided(
+    return xp.lib.stride_tricks.as_strided(
         image,
         (batch, high, wide, kernel, kernel, channels),
         (along_batch, down * stride, right * stride, down, right, along_channels),
     )
-    return view
 
 
 def _winograd(tile: int, kernel: int) -> tuple[Array, Array, Array]:

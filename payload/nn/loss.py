@@ -72,8 +72,7 @@ class SoftmaxCrossEntropy:
 
         rows = logits.reshape(-1, logits.shape[-1])
         self._device.blocked(differentiate, rows, labels, places, log_sum)
-        dlogits: Array = logits
-        return dlogits
+        return logits
 
     def _from_all_parts(self, mine: Array) -> Array:
         """(4, targets) → (ranks, 4, targets)"""
@@ -86,8 +85,7 @@ class SoftmaxCrossEntropy:
 
 def _here(place: Array, logits: Array) -> Array:
     """Whether a target's class is among those of these logits."""
-    here: Array = (place >= 0) & (place < logits.shape[1])
-    return here
+    return (place >= 0) & (place < logits.shape[1])
 
 
 def _at(xp: ModuleType, place: Array, logits: Array) -> tuple[Array, Array]:

@@ -59,8 +59,7 @@ class LSTM:
             cells[step + 1] += i * g
             hidden[step + 1] = o * xp.tanh(cells[step + 1])
         tape.push(x, gates, cells, hidden)
-        y: Array = xp.ascontiguousarray(hidden[1:].swapaxes(0, 1))
-        return y
+        return xp.ascontiguousarray(hidden[1:].swapaxes(0, 1))
 
     def backward(self, dy: Array, tape: Tape) -> Array:
         """(B, T, H) → (B, T, inputs)"""
@@ -85,8 +84,7 @@ class LSTM:
         self.weight_x.add_product(x.reshape(len(rows), x.shape[2]), rows)
         self.weight_h.add_product(hidden[:-1].reshape(len(rows), size), rows)
         self.bias.add(rows.sum(axis=0, dtype=self.bias.grad.dtype))
-        dx: Array = xp.ascontiguousarray(matmul(rows, self.weight_x.value.T).reshape(x.shape).swapaxes(0, 1))
-        return dx
+        return xp.ascontiguousarray(matmul(rows, self.weight_x.value.T).reshape(x.shape).swapaxes(0, 1))
 
 
 def _parts(gates: Array, size: int) -> list[Array]:

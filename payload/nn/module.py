@@ -158,8 +158,7 @@ class Parameter:
             return full
         start = self.context.tp.rank * self.shape[self.axis]
         index = (slice(None),) * self.axis + (slice(start, start + self.shape[self.axis]),)
-        part: Array = full[index]
-        return part
+        return full[index]
 
     def add(self, gradient: Array) -> None:
         """Add to the gradient: any shape of the same size and order."""

@@ -49,8 +49,7 @@ class MaxPool2d:
         if not self._padding:
             return x
         along = (self._padding, self._padding)
-        padded: Array = self._xp.pad(x, ((0, 0), along, along, (0, 0)), constant_values=-math.inf)
-        return padded
+        return self._xp.pad(x, ((0, 0), along, along, (0, 0)), constant_values=-math.inf)
 
     def _unpad(self, padded: Array) -> Array:
         _, height, width, _ = padded.shape
@@ -77,8 +76,7 @@ class GlobalAveragePool:
     def forward(self, x: Array, tape: Tape) -> Array:
         """(B, H, W, C) → (B, C)"""
         tape.push(x.shape)
-        y: Array = x.mean(axis=(1, 2))
-        return y
+        return x.mean(axis=(1, 2))
 
     def backward(self, dy: Array, tape: Tape) -> Array:
         """(B, C) → (B, H, W, C)"""

@@ -79,8 +79,7 @@ class LAMB:
             sums = group.sum(sums)
         norms = xp.sqrt(xp.asarray(sums).reshape(squares.shape))
         known = (norms > 0).all(axis=0)
-        ratios: Array = xp.where(known, norms[0] / xp.where(known, norms[1], 1), 1)
-        return ratios
+        return xp.where(known, norms[0] / xp.where(known, norms[1], 1), 1)
 
 
 def _direct(

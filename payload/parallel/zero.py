@@ -79,8 +79,7 @@ class Storage:
         self, dp: Communicator, zero: int, units: Sequence[Unit], dtype: DTypeLike
     ) -> ReplicatedWeights | ShardedWeights:
         def zeros(size: int) -> Array:
-            array: Array = self.device.xp.zeros(size, dtype)
-            return array
+            return self.device.xp.zeros(size, dtype)
 
         masters_serve = not self._offloaded and self.master_weights.dtype == dtype
         if zero == 3:  # noqa: PLR2004
@@ -419,5 +418,4 @@ def bind_values(bucket: Bucket, whole: Array) -> None:
 
 def as_bytes(array: Array) -> Array:
     """The same memory: what is moved and not added needs no dtype, of which MPI does not know all."""
-    view: Array = array.view("uint8")
-    return view
+    return array.view("uint8")
