@@ -6,6 +6,8 @@ B samples of T tokens, C numbers a token, V tokens in the vocabulary.
 
 from __future__ import annotations
 
+from functools import partial
+
 from payload.nn.activation import GELU
 from payload.nn.attention import Attention
 from payload.nn.dropout import Dropout
@@ -52,21 +54,17 @@ def build(
         LayerNorm(context, "head.norm", width, eps=norm_eps),
         TiedHead(context, "head", embedding, bias=True),  # (B, T, C) → (B, T, V)
     )
+    block = partial(_block, context, width=width, heads=heads, dropout=dropout, norm_eps=norm_eps)
+    # A block: 12 C² weights of linear layers for each token; scores and sums, of T · T · C each.
+    flops = 2.0 * length * (12 * width * width) + 4.0 * length * length * width
     return [
         Unit("embedding", first),
-        *(
-            Unit(
-                name,
-                _block(context, name, width, heads, dropout=dropout, norm_eps=norm_eps),
-                _flops(length, width),
-            )
-            for name in (f"layers.{number}" for number in range(layers))
-        ),
+        *(Unit(name, block(name), flops) for name in (f"layers.{number}" for number in range(layers))),
         Unit("head", head, flops=2.0 * length * width * (width + vocabulary)),
     ]
 
 
-def _block(context: Context, name: str, width: int, heads: int, *, dropout: float, norm_eps: float) -> Layer:
+def _block(context: Context, name: str, *, width: int, heads: int, dropout: float, norm_eps: float) -> Layer:
     """(B, T, C) → (B, T, C): attention and feed-forward layers, each beside a shortcut, their sum normed."""
     return Sequential(
         Residual(
@@ -75,17 +73,10 @@ def _block(context: Context, name: str, width: int, heads: int, *, dropout: floa
         ),
         LayerNorm(context, f"{name}.norm1", width, eps=norm_eps),
         Residual(
-            Linear(
-                context, f"{name}.linear1", width, 4 * width, init=_INIT, split="columns"
-            ),  # → (B, T, 4 C)
+            Linear(context, f"{name}.linear1", width, 4 * width, init=_INIT, split="columns"),
             GELU(context, exact=True),
             Linear(context, f"{name}.linear2", 4 * width, width, init=_INIT, split="rows"),
             Dropout(context, f"{name}.dropout2", dropout),
         ),
         LayerNorm(context, f"{name}.norm2", width, eps=norm_eps),
     )
-
-
-def _flops(length: int, width: int) -> float:
-    """The four linear layers' 12 C² weights for each token, and the scores and sums: T · T · C twice."""
-    return 2.0 * length * (12 * width * width) + 4.0 * length * length * width

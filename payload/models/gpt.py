@@ -6,6 +6,7 @@ B samples of T tokens, C numbers a token, V tokens in the vocabulary.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from payload.nn.activation import GELU
 from payload.nn.attention import Attention
@@ -44,22 +45,21 @@ def build(
         LayerNorm(context, "norm", width, eps=norm_eps),
         TiedHead(context, "head", embedding),  # (B, T, C) → (B, T, V)
     )
+    block = partial(
+        _block, context, width=width, heads=heads, layers=layers, dropout=dropout, norm_eps=norm_eps
+    )
+    # A block: 12 C² weights of linear layers for each token; scores and sums over the tokens seen, of half of
+    # T · T · C each.
+    flops = 2.0 * length * (12 * width * width) + 2.0 * length * length * width
     return [
         Unit("embedding", first),
-        *(
-            Unit(
-                name,
-                _block(context, name, width, heads, layers=layers, dropout=dropout, norm_eps=norm_eps),
-                _flops(length, width),
-            )
-            for name in (f"layers.{number}" for number in range(layers))
-        ),
+        *(Unit(name, block(name), flops) for name in (f"layers.{number}" for number in range(layers))),
         Unit("head", head, flops=2.0 * length * width * vocabulary),
     ]
 
 
 def _block(
-    context: Context, name: str, width: int, heads: int, *, layers: int, dropout: float, norm_eps: float
+    context: Context, name: str, *, width: int, heads: int, layers: int, dropout: float, norm_eps: float
 ) -> Layer:
     """(B, T, C) → (B, T, C): attention and feed-forward layers, each behind a norm and beside a shortcut."""
     init = normal(0.02)
@@ -87,9 +87,3 @@ def _block(
             Dropout(context, f"{name}.dropout2", dropout),
         ),
     )
-
-
-def _flops(length: int, width: int) -> float:
-    """The four linear layers' 12 C² weights for each token, and the scores and sums over the tokens seen:
-    half of T · T · C twice."""
-    return 2.0 * length * (12 * width * width) + 2.0 * length * length * width

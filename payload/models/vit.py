@@ -5,6 +5,8 @@ B images, cut into square patches; T = 1 + patches, C numbers each.
 
 from __future__ import annotations
 
+from functools import partial
+
 from payload.errors import UsageError
 from payload.nn.activation import GELU
 from payload.nn.attention import Attention
@@ -45,9 +47,7 @@ def build(
     length = 1 + patches
     first = Sequential(
         Patches(patch),  # (B, side, side, channels) → (B, patches, pixels)
-        Linear(
-            context, "patches", pixels, width, init=_INIT, form=as_patches(patch, channels, width)
-        ),  # → (B, patches, C)
+        Linear(context, "patches", pixels, width, init=_INIT, form=as_patches(patch, channels, width)),
         ClassToken(context, "class_token", width),  # → (B, T, C)
         Positions(context, "positions", length, width),
         Dropout(context, "dropout", dropout),
@@ -57,21 +57,17 @@ def build(
         LayerNorm(context, "norm", width, eps=norm_eps),
         Linear(context, "head", width, classes, init=_INIT),  # → (B, classes)
     )
+    block = partial(_block, context, width=width, heads=heads, dropout=dropout, norm_eps=norm_eps)
+    # A block: 12 C² weights of linear layers for each token; scores and sums, of T · T · C each.
+    flops = 2.0 * length * (12 * width * width) + 4.0 * length * length * width
     return [
         Unit("patches", first, flops=2.0 * patches * pixels * width),
-        *(
-            Unit(
-                name,
-                _block(context, name, width, heads, dropout=dropout, norm_eps=norm_eps),
-                _flops(length, width),
-            )
-            for name in (f"layers.{number}" for number in range(layers))
-        ),
+        *(Unit(name, block(name), flops) for name in (f"layers.{number}" for number in range(layers))),
         Unit("head", head, flops=2.0 * width * classes),
     ]
 
 
-def _block(context: Context, name: str, width: int, heads: int, *, dropout: float, norm_eps: float) -> Layer:
+def _block(context: Context, name: str, *, width: int, heads: int, dropout: float, norm_eps: float) -> Layer:
     """(B, T, C) → (B, T, C): attention and feed-forward layers, each behind a norm and beside a shortcut."""
     return Sequential(
         Residual(
@@ -81,17 +77,10 @@ def _block(context: Context, name: str, width: int, heads: int, *, dropout: floa
         ),
         Residual(
             LayerNorm(context, f"{name}.norm2", width, eps=norm_eps),
-            Linear(
-                context, f"{name}.linear1", width, 4 * width, init=_INIT, split="columns"
-            ),  # → (B, T, 4 C)
+            Linear(context, f"{name}.linear1", width, 4 * width, init=_INIT, split="columns"),
             GELU(context, exact=True),
             Dropout(context, f"{name}.dropout2", dropout, split=True),
             Linear(context, f"{name}.linear2", 4 * width, width, init=_INIT, split="rows"),
             Dropout(context, f"{name}.dropout3", dropout),
         ),
     )
-
-
-def _flops(length: int, width: int) -> float:
-    """The four linear layers' 12 C² weights for each token, and the scores and sums: T · T · C twice."""
-    return 2.0 * length * (12 * width * width) + 4.0 * length * length * width
