@@ -235,7 +235,7 @@ class Synthetic:
     """Noise in the shape of data, to measure speed with: nothing can be learned of it. As ``Dataset``."""
 
     training, held_out = _SAMPLES, _HELD_OUT
-    bytes_per_target = None
+    bytes_per_target: float | None = None
     data_state: Mapping[str, Any] = MappingProxyType({})
 
     tokenizer: Mapping[str, Any] | None = None

@@ -78,7 +78,7 @@ class Images:
     """A data set of images, as ``Dataset``."""
 
     targets = 1.0
-    bytes_per_target = None
+    bytes_per_target: float | None = None
     tokenizer: Mapping[str, Any] | None = None
 
     def __init__(
@@ -123,7 +123,7 @@ class Images:
             if len(samples):
                 known.check(name, kind, samples)
         self.data_state: Mapping[str, Any] = asdict(known)
-        self.input = image_input(known.shape, known.mean, known.scale)
+        self.input: Mapping[str, Any] = image_input(known.shape, known.mean, known.scale)
         self._training, self._held_out, self._augment = training, held_out, tuple(augment)
         height, width, channels = known.shape
         self.classes = known.classes
@@ -133,7 +133,7 @@ class Images:
         self.about = f"{name}: {self.training} + {self.held_out} images of {shape}, {self.classes} classes"
         if clean:
             self.about += f"; {dropped} repeated ones left out"
-        self.facts = facts(height, width, channels, self.classes)
+        self.facts: Mapping[str, int] = facts(height, width, channels, self.classes)
 
     def training_batch(self, indices: Array, epoch: int, draw: Draw) -> Pair:  # noqa: ARG002
         images = self._training.images[indices]

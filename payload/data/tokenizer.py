@@ -26,20 +26,13 @@ _WORDS = re.compile(rb" ?[^\W\d_]+| ?\d+| ?[^\s\w]+|\s+(?=\s)|\s+|.", re.DOTALL)
 class Tokenizer(Protocol):
     """Makes numbers of text. All bytes can be told, so no text is unknown."""
 
-    @property
-    def kind(self) -> str:
-        """Of what sort it is: ``bytes`` or ``bpe``."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def size(self) -> int:
-        """How many tokens there are."""
-
-    @property
-    def data_state(self) -> Mapping[str, Any]:
-        """Of a text, for JSON."""
+    kind: str
+    """Of what sort it is: ``bytes``, ``bpe`` or ``gpt2``."""
+    name: str
+    size: int
+    """How many tokens there are."""
+    data_state: Mapping[str, Any]
+    """Of a text, for JSON."""
 
     def encode(self, text: bytes) -> Array:
         """(bytes,) → (tokens,) of the smallest unsigned dtype that tells all tokens: a text may be large"""
