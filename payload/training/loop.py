@@ -182,10 +182,7 @@ class Trainer:
         """Evaluate, or raise PayloadError on all ranks if the loss is not finite."""
         evaluation = self.engine.evaluate(self.loader.held_out())
         if not math.isfinite(evaluation.loss):
-            raise PayloadError(
-                f"training diverged at iteration {iteration} (test loss {evaluation.loss}); try a lower --lr",
-                code="training-diverged",
-            )
+            raise _diverged(iteration, f"test loss {evaluation.loss}", "--lr")
         return evaluation
 
     def notes(self) -> list[str]:
@@ -223,9 +220,10 @@ def _write_config(config: TrainConfig) -> None:
 def _check_finite(iteration: int, result: StepResult) -> None:
     """Raise PayloadError if the run has diverged: on all ranks, which see the same numbers."""
     if not result.finite and not result.skipped:
-        numbers = f"loss {result.loss}, gradient norm {result.grad_norm}"
-        advice = "--lr" if result.loss_scale == 1 else "--lr or --loss-scale"
-        raise PayloadError(
-            f"training diverged at iteration {iteration} ({numbers}); try a lower {advice}",
-            code="training-diverged",
-        )
+        flags = "--lr" if result.loss_scale == 1 else "--lr or --loss-scale"
+        raise _diverged(iteration, f"loss {result.loss}, gradient norm {result.grad_norm}", flags)
+
+
+def _diverged(iteration: int, numbers: str, flags: str) -> PayloadError:
+    text = f"training diverged at iteration {iteration} ({numbers}); try a lower {flags}"
+    return PayloadError(text, code="training-diverged")
