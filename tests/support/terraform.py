@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 from clusterctl.errors import ProvisionError
 from clusterctl.providers.gcp.terraform import Terraform
 from clusterctl.providers.gcp.terraform_program import Program, find
-from clusterctl.providers.gcp.terraform_run import Diagnostic, run
+from clusterctl.providers.gcp.terraform_run import Diagnostic
+from clusterctl.util.progress import SILENT, HostStep, Reporter
 
 MODULE = """
 variable "hosts" { type = map(string) }
@@ -35,19 +35,27 @@ output "pass" {
 """
 
 
+class Told(Reporter):
+    """Keeps the lines that are reported."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def progress(self, message: str | HostStep) -> None:
+        self.lines.append(str(message))
+
+
 @cache
 def program() -> Program:
     """The one that clusterctl finds here."""
-    return find(report=lambda _: None)
+    return find()
 
 
 def in_state(terraform: Terraform, verb: str, *words: str) -> str:
     """What `terraform state` says in a folder, once no other one is at work; nothing without a state."""
     assert terraform.program is not None
-    said: list[str] = []
-    argv = [str(terraform.program.path), "state", verb, *words]
-    run(argv, terraform.folder, heard=said.append, report=terraform.report)
-    return "".join(said)
+    with terraform.run([str(terraform.program.path), "state", verb, *words]) as run:
+        return "".join(run.lines())
 
 
 def addresses(terraform: Terraform) -> tuple[str, ...]:
@@ -55,9 +63,7 @@ def addresses(terraform: Terraform) -> tuple[str, ...]:
     return tuple(in_state(terraform, "list").splitlines())
 
 
-def terraform_in(
-    folder: Path, report: Callable[[str], None] = lambda _: None, chosen: Program | None = None
-) -> Terraform:
+def terraform_in(folder: Path, reporter: Reporter = SILENT, chosen: Program | None = None) -> Terraform:
     """Terraform that says failures as they are, and calls resources by their keys.
 
     The code of a failure is the end of what Terraform could not do: `made`, `plan`, `up`.
@@ -66,7 +72,7 @@ def terraform_in(
     def explain(what: str, found: tuple[Diagnostic, ...]) -> ProvisionError:
         return ProvisionError(what, code=what.rsplit(maxsplit=1)[-1], why="\n".join(d.text for d in found))
 
-    return Terraform(folder, report, explain, lambda resource: str(resource.key or resource.type), chosen)
+    return Terraform(folder, reporter, explain, lambda resource: str(resource.key or resource.type), chosen)
 
 
 class Work:
@@ -74,8 +80,9 @@ class Work:
 
     def __init__(self, folder: Path, chosen: Program, module: str = MODULE) -> None:
         self.folder = folder
-        self.said: list[str] = []
-        self.terraform = terraform_in(folder, self.said.append, chosen)
+        told = Told()
+        self.said = told.lines
+        self.terraform = terraform_in(folder, told, chosen)
         folder.mkdir(exist_ok=True)
         (folder / "main.tf").write_text(module)
 

@@ -8,15 +8,14 @@ become typed errors here, and only here. ``CLUSTERCTL_GCP_ENDPOINT`` replaces
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
 import subprocess
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -38,8 +37,8 @@ from clusterctl.errors import (
 )
 from clusterctl.util import assets
 from clusterctl.util.assets import first_rule, table
-from clusterctl.util.process import run, within
-from clusterctl.util.progress import NO_LIMIT, SILENT, Clock, Limit, Reporter
+from clusterctl.util.process import run
+from clusterctl.util.progress import SILENT, Clock, Reporter
 
 ENDPOINT: Final = "CLUSTERCTL_GCP_ENDPOINT"
 LOG_IN: Final = "log in: `gcloud auth application-default login`"
@@ -53,9 +52,9 @@ _PATHS: Final = {
 }
 _TRIES = 6
 _DELAY_S = 0.5
+_OPERATION_POLL_S = 2.0
 _LONGEST_DELAY_S = 20.0
 _CONNECT_S = 10.0
-_GRACE_S = 1.0  # in which timeouts say more than that the time is over
 _LONGEST_ANSWER_S = 150.0  # an operation is waited for by up to two minutes
 _NOT_FOUND = 404
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
@@ -78,24 +77,6 @@ def rules() -> tuple[Rule, ...]:
     return table(Path(__file__).with_name("data") / "diagnoses.yaml", tuple[Rule, ...])
 
 
-class LateError(CloudError):
-    """Google was not asked, or cut short, for the time was over that all calls have together."""
-
-    code = "not-looked-at"
-
-    def __init__(self, where: str) -> None:
-        super().__init__(
-            "not looked at",
-            where=where,
-            why="Google did not answer in time",
-            fix="run the same command again",
-        )
-
-
-class _CutError(requests.Timeout):
-    """There was less time than an answer may take, or none."""
-
-
 class _BusyError(Exception):
     """Asking again may help; else it is this error."""
 
@@ -104,30 +85,22 @@ class _BusyError(Exception):
         self.error, self.response = error, response
 
 
+@dataclass
 class Api:
-    """The APIs of one project. Paths lack the service's own prefix: `projects/p/global/networks`."""
+    """The APIs of one project. Paths lack the service's own prefix: `projects/p/global/networks`.
 
-    def __init__(
-        self,
-        project: str,
-        *,
-        clock: Clock | None = None,
-        answer_s: float = _LONGEST_ANSWER_S,
-        limit: Limit = NO_LIMIT,
-        session: requests.Session | None = None,
-        reporter: Reporter = SILENT,
-    ) -> None:
-        """``answer_s``: how long an answer may take, for one call; ``limit``: how long all of them together.
+    answer_s: how long an answer may take. tries: how often a busy or silent Google is asked.
+    session: makes the calls. Default: as the user who is logged in.
+    """
 
-        ``session`` makes the calls, by default as the user who is logged in.
-        """
-        self.project = project
-        self.reporter = reporter
-        self.clock = clock or limit.clock
-        self._answer_s = answer_s
-        self._limit = limit
-        self._session = session
-        self._services: dict[str, Json] = {}  # what Service Usage says of each that was asked about
+    project: str
+    reporter: Reporter = SILENT
+    clock: Clock = field(default_factory=Clock)
+    answer_s: float = _LONGEST_ANSWER_S
+    tries: int = _TRIES
+    session: requests.Session | None = None
+    # What Service Usage says of each API that was asked about.
+    _services: dict[str, Json] = field(default_factory=dict)
 
     def get(self, service: str, path: str, **query: str) -> Json:
         """One resource.
@@ -193,28 +166,23 @@ class Api:
     def _call(
         self, verb: str, service: str, path: str, query: Mapping[str, str], body: Json | None = None
     ) -> Json:
-        """Ask, and again with growing patience while Google is busy, as long as there is time.
-
-        Raises:
-            LateError: there was no time for an answer.
-        """
-        for attempt in range(_TRIES):
+        """Ask, and again with growing patience while Google is busy."""
+        for attempt in itertools.count():
             try:
                 return self._once(verb, service, path, query, body)
             except _BusyError as busy:
-                cause, delay_s = busy.__cause__, _delay(attempt, busy.response)
-                if attempt == 0 and isinstance(cause, _CutError):
-                    raise LateError(path) from cause
-                if attempt == _TRIES - 1 or delay_s >= self._limit.rest_s:
-                    raise busy.error from cause
-                self.clock.sleep(delay_s)
+                if attempt == self.tries - 1:
+                    raise busy.error from busy.__cause__
+                self.clock.sleep(_delay(attempt, busy.response))
         raise AssertionError("the last try returns or raises")
 
     def _once(self, verb: str, service: str, path: str, query: Mapping[str, str], body: Json | None) -> Json:
         endpoint = os.environ.get(ENDPOINT) or "https://{service}.googleapis.com"
         url = f"{endpoint.replace('{service}', service).rstrip('/')}/{_PATHS[service]}/{path}"
         try:
-            response = self._request(verb, url, params=dict(query), json=body)
+            session = self.session = self.session or _session(self.project)
+            timeout_s = (min(_CONNECT_S, self.answer_s), self.answer_s)
+            response = session.request(verb, url, params=dict(query), json=body, timeout=timeout_s)
         except RefreshError as exc:
             raise CredentialsError("the login has expired", why=_first_line(exc), fix=LOG_IN) from exc
         except (requests.ConnectionError, requests.Timeout, TransportError) as exc:
@@ -234,29 +202,6 @@ class Api:
         if response.status_code in _RETRIED or _refused(_json(response))[0] & _TOO_FAST:
             raise _BusyError(refusal, response)
         raise refusal
-
-    def _request(self, verb: str, url: str, **more: Any) -> requests.Response:
-        """One request. Its timeouts are of single reads: under a limit it is left alone when that is over."""
-
-        def ask(limit: Limit) -> requests.Response:
-            if (rest_s := limit.rest_s) <= 0:
-                raise _CutError
-            session = self._session = self._session or _session(self.project)
-            timeout_s = (min(_CONNECT_S, rest_s), min(self._answer_s, rest_s))
-            try:
-                return session.request(verb, url, timeout=timeout_s, **more)
-            except requests.Timeout as exc:
-                if rest_s < self._answer_s:
-                    raise _CutError from exc
-                raise
-
-        if self._limit is NO_LIMIT:
-            return ask(NO_LIMIT)
-        grace = replace(self._limit, until=self._limit.until + _GRACE_S)
-        try:
-            return within(grace, partial(ask, self._limit))
-        except TimeoutError as exc:
-            raise _CutError from exc
 
     def _refusal(self, service: str, verb: str, path: str, response: requests.Response) -> CloudError:
         """A refusal as one of our errors."""
@@ -283,21 +228,27 @@ class Api:
             return PermissionDeniedError(f"the login lacks {right}", fix=fix, **said)
         return self._known(known, path, f"Google refused to {_VERBS[verb]} something", why)
 
-    def finish(self, path: str, operation: Json, *, timeout_s: float) -> None:
-        """Wait for the end of an operation of Compute Engine that is below ``path``: `projects/p/global`.
+    def finish(self, service: str, scope: str, operation: Json, *, timeout_s: float) -> None:
+        """Wait for the end of an operation.
+
+        scope: what an operation of Compute Engine is below: `projects/p/global`.
 
         Raises:
             CloudError: it failed, or does not end.
         """
-        until = self.clock.now() + timeout_s
-        while operation.get("name") and operation.get("status") != "DONE":
-            if self.clock.now() > until:
+        until, name = self.clock.now() + timeout_s, str(operation.get("name", ""))
+        while not _is_done(operation):
+            if self.clock.now() >= until:
                 what = "Google is not done in time"
-                raise CloudError(what, code="cloud-slow", where=path, why=f"within {timeout_s:.0f} s")
-            operation = self.post("compute", f"{path}/operations/{operation['name']}/wait")
-        self.check(path, operation)
+                raise CloudError(what, code="cloud-slow", where=scope, why=f"within {timeout_s:.0f} s")
+            if service == "compute":
+                operation = self.post(service, f"{scope}/operations/{name}/wait")
+            else:
+                self.clock.sleep(_OPERATION_POLL_S)
+                operation = self.get(service, name)
+        self._check(scope, operation)
 
-    def check(self, path: str, operation: Json) -> None:
+    def _check(self, path: str, operation: Json) -> None:
         """That an operation, of whichever API, did not end in an error; CloudError if it did."""
         error = operation.get("error") or {}
         if errors := error.get("errors", [error] if error else []):
@@ -334,6 +285,11 @@ def _session(project: str) -> requests.Session:
     if isinstance(credentials, CredentialsWithQuotaProject):
         credentials = credentials.with_quota_project(project)  # type: ignore[no-untyped-call]  # google-auth's
     return AuthorizedSession(credentials)  # type: ignore[no-untyped-call]  # google-auth's
+
+
+def _is_done(operation: Json) -> bool:
+    """Compute Engine says ``status``, Filestore ``done``; IAM and Cloud Storage answer with nothing."""
+    return not operation.get("name") or operation.get("status") == "DONE" or operation.get("done") is True
 
 
 def _delay(attempt: int, response: requests.Response | None = None) -> float:
@@ -404,14 +360,10 @@ def host_keys(api: Api, zone: str, names: Iterable[str], *, timeout_s: float = W
     """Host -> its public key, as `ssh-ed25519 AAAA...`; waits for instances that have just started.
 
     Raises:
-        ProvisionError: some did not publish theirs in time, or nobody may read them; ``failures`` names each.
+        ProvisionError: some did not publish theirs in time; ``failures`` names each.
     """
     missing = list(dict.fromkeys(names))
     found: dict[str, str] = {}
-    for policy in _HIDES_KEYS if missing else ():
-        with suppress(CloudError):  # then they are waited for
-            if enforces(org_policy(api, policy)):
-                raise _forbidden(api.project, missing, policy)
     for _ in api.clock.polls(timeout_s, first_s=_LOOK_EVERY_S, longest_s=_LOOK_EVERY_S):
         for name in missing:
             if key := _published(api, zone, name):
@@ -421,17 +373,7 @@ def host_keys(api: Api, zone: str, names: Iterable[str], *, timeout_s: float = W
             return found
         of = len(missing) + len(found)
         api.reporter.progress(f"waiting for the host keys of {len(missing)} of {of} hosts")
-    raise _silent(api, zone, missing, timeout_s)
-
-
-def _forbidden(project: str, names: Iterable[str], policy: str) -> ProvisionError:
-    what = f"a policy of your organization forbids it to read host keys ({policy})"
-    see = f"`gcloud org-policies describe {policy} --project {project} --effective`"
-    fix = f"ask who administers it to except project {project}: {see}; then run `clusterctl up` again"
-    failures = (Failure("host-keys-forbidden", what, name, "provision", fix) for name in names)
-    return ProvisionError(
-        what, code="host-keys-forbidden", where=f"project {project}", fix=fix, failures=tuple(failures)
-    )
+    raise _silent(api.project, zone, missing, timeout_s)
 
 
 def _published(api: Api, zone: str, name: str) -> str | None:
@@ -442,13 +384,11 @@ def _published(api: Api, zone: str, name: str) -> str | None:
     return key if _KEY.fullmatch(key) else None
 
 
-def _silent(api: Api, zone: str, names: list[str], timeout_s: float) -> ProvisionError:
+def _silent(project: str, zone: str, names: list[str], timeout_s: float) -> ProvisionError:
     failures = []
     for name in names:
-        cause = f"{name} is {_status(api, zone, name)} and has not published its host key"
-        fix = (
-            f"`gcloud compute instances get-serial-port-output {name} --zone {zone} --project {api.project}`"
-        )
+        fix = f"`gcloud compute instances get-serial-port-output {name} --zone {zone} --project {project}`"
+        cause = f"{name} has not published its host key"
         failures.append(Failure("host-keys-late", cause, name, fix=fix, retryable=True))
     return ProvisionError(
         f"{', '.join(names)}: no host key after {timeout_s:.0f} s",
@@ -459,14 +399,6 @@ def _silent(api: Api, zone: str, names: list[str], timeout_s: float) -> Provisio
         f"or a policy of your organization hides the keys ({' or '.join(_HIDES_KEYS)})",
         failures=tuple(failures),
     )
-
-
-def _status(api: Api, zone: str, name: str) -> str:
-    try:
-        instance = api.get("compute", f"projects/{api.project}/zones/{zone}/instances/{name}")
-    except CloudError as exc:
-        return "not there" if exc.status == _NOT_FOUND else "in a state that Google does not tell"
-    return str(instance.get("status", "in no state"))
 
 
 _ANSWER_S: Final = 25.0

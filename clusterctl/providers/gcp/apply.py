@@ -11,9 +11,8 @@ stock-out are not waited for: the user decides.
 from __future__ import annotations
 
 import re
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,36 +23,35 @@ from clusterctl.errors import (
     ClusterctlError,
     Failure,
     ProvisionError,
-    StalePlanError,
     TerraformError,
     UsageError,
 )
 from clusterctl.providers.base import Action, HostChange
 from clusterctl.providers.gcp.api import rules
-from clusterctl.providers.gcp.costs import OFF
+from clusterctl.providers.gcp.costs import INSTANCE, OFF, HostPrices
 from clusterctl.providers.gcp.orphans import cluster_id_of
 from clusterctl.providers.gcp.terraform import Action as TerraformAction
-from clusterctl.providers.gcp.terraform import Explain, Plan, ResourceChange, Terraform
+from clusterctl.providers.gcp.terraform import Plan, ResourceChange, Terraform
 from clusterctl.providers.gcp.terraform_run import Diagnostic, Resource, first_of
 from clusterctl.spec import gcp_nodes
 from clusterctl.util.assets import first_rule, table
+from clusterctl.util.progress import Clock
 
 WAITS_S: Final = (5, 10, 20, 40, 60, 60)
 _DATA: Final = Path(__file__).with_name("data")
 _LAYERS: Final = 12  # of what depends on each other, taken over one after the other
-_IN_USE: Final = "in-use"
 _NAMES: Final = ("name", "account_id", "role_id")
+_CLOCK: Final = Clock()
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The cluster, by its id. ``clear`` removes all of it that is not in the state.
+    """The cluster, by its id.
 
-    ``storage`` is what it takes up of an earlier cluster, by the id that Terraform imports it with.
+    storage: what it takes up of an earlier cluster, by the id that Terraform imports it with.
     """
 
     cluster_id: str
-    clear: Callable[[], None] | None = None
     storage: str = ""
 
     def owns(self, change: ResourceChange) -> bool:
@@ -72,9 +70,9 @@ def apply_plan(
     plan: Plan,
     owner: Owner,
     *,
-    sleep: Callable[[float], None] = time.sleep,
+    clock: Clock = _CLOCK,
 ) -> None:
-    waits, layers, clear = iter(WAITS_S), iter(range(_LAYERS)), owner.clear
+    waits, layers = iter(WAITS_S), iter(range(_LAYERS))
     adopt: Mapping[str, str] = MappingProxyType({})
     failed: TerraformError | None = None
     while True:
@@ -87,16 +85,12 @@ def apply_plan(
             if error.already_exists and next(layers, None) is not None:
                 adopt = error.already_exists
                 names = ", ".join(identity.rpartition("/")[2] for identity in adopt.values())
-                terraform.report(f"there already: {names}; looking whether it is this cluster's")
-            elif clear is not None and plan.destroys and any(f.code == _IN_USE for f in error.failures):
-                terraform.report("removing what is the cluster's, but not in Terraform's state")
-                clear()
-                clear = None
+                terraform.reporter.progress(f"there already: {names}; looking whether it is this cluster's")
             elif error.transient and (seconds := next(waits, None)) is not None:
-                terraform.report(
+                terraform.reporter.progress(
                     f"{'; '.join(dict.fromkeys(f.cause for f in error.failures))}; going on in {seconds} s"
                 )
-                sleep(seconds)
+                clock.sleep(seconds)
             else:
                 raise
         else:
@@ -162,43 +156,29 @@ def extra_node(terraform: Terraform, name: str, owner: Owner, shown: Plan | None
     Raises:
         StalePlanError: something else would have to be done.
     """
-    address = _address(name)
-
-    def remove() -> None:
-        remove_node(terraform, name, owner)
-
-    what, fix = f"{name} may still be there, and is billed", "`clusterctl up` or `clusterctl down` removes it"
-
-    def add_to(error: ClusterctlError) -> None:
-        error.also(Failure("not-removed", what, name, "provision", fix, retryable=True))
-        error.fix = "\n".join(filter(None, (error.fix, f"{what}: {fix}")))
-
-    remove()  # one that an earlier run has left, half made
+    remove_node(terraform, name, owner)  # one that an earlier run has left, half made
+    error: BaseException | None = None
     try:
-        plan = terraform.plan(targets=[*_BENEATH_NODES, address])
-        more = shown.beyond(plan) if shown else ()
-        if beyond := [f"{one.action} {one.address}" for one in more if not one.address.startswith(address)]:
-            raise StalePlanError(
-                "what there is to do has changed since it was shown",
-                why="; ".join(beyond),
-                fix="see it with `clusterctl plan`, then run the same command again",
-            )
+        plan = terraform.plan(targets=[*_BENEATH_NODES, _address(name)])
+        if shown:
+            shown.refuse_more(plan, but=_address(name))
         apply_plan(terraform, plan, owner)
         yield
-    except BaseException as error:
-        terraform.report(f"removing {name}, which costs while it is there")
+    except BaseException as exc:
+        error = exc
+        raise
+    finally:
+        terraform.reporter.progress(f"removing {name}, which costs while it is there")
         try:
-            remove()
+            remove_node(terraform, name, owner)
         except ClusterctlError as exc:
-            terraform.report(f"{what}: {fix} ({exc.what})")
-            if isinstance(error, ClusterctlError):
-                add_to(error)
-        raise
-    try:
-        remove()
-    except ClusterctlError as exc:
-        add_to(exc)
-        raise
+            failed = error if isinstance(error, ClusterctlError) else exc
+            what = f"{name} may still be there, and is billed"
+            fix = "`clusterctl up` or `clusterctl down` removes it"
+            failed.also(Failure("not-removed", what, name, "provision", fix, retryable=True))
+            failed.fix = "\n".join(filter(None, (failed.fix, f"{what}: {fix}")))
+            if error is None:
+                raise
 
 
 _NODE: Final = re.compile(r'^module\.nodes\.module\.node\["([^"]+)"\]\.')
@@ -228,26 +208,14 @@ class Place:
             return node.group(1)
         return self.controller if address.startswith(_CONTROLLER) else None
 
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What one diagnostic means; ``import_id`` is that of what already exists."""
-
-    failure: Failure
-    transient: bool = False
-    import_id: str = ""
-
-
-def explaining(place: Place) -> Explain:
-    """For ``Terraform(explain=…)``: what was being done and its diagnostics -> the error."""
-
-    def explain(what: str, diagnostics: tuple[Diagnostic, ...]) -> TerraformError:
-        findings = [(diagnostic.address, diagnose(diagnostic, place)) for diagnostic in diagnostics]
+    def explain(self, what: str, diagnostics: tuple[Diagnostic, ...]) -> TerraformError:
+        """Return the error of what was being done, by Terraform's diagnostics."""
+        findings = [(diagnostic.address, diagnose(diagnostic, self)) for diagnostic in diagnostics]
         failures = tuple(dict.fromkeys(finding.failure for _, finding in findings))
         first, *others = _causes(failures) or [""]
         error = TerraformError(
             f"{what}: {first}" if first else what,
-            where=f"project {place.project}, {place.zone}",
+            where=f"project {self.project}, {self.zone}",
             why="; ".join(others),
             fix="; ".join(dict.fromkeys(failure.fix for failure in failures)),
             failures=failures,
@@ -258,7 +226,22 @@ def explaining(place: Place) -> Explain:
         }
         return error
 
-    return explain
+    def name(self, resource: Resource) -> str:
+        """Return a host's name, or what a person calls another resource; "" if it is not worth a word."""
+        host, word = self.host_of(resource.address), words_for(resource.type)
+        if resource.type == INSTANCE and host:
+            return host
+        of = host or (resource.key if isinstance(resource.key, str) else "")
+        return f"{word} ({of})" if word and of else word
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one diagnostic means; ``import_id`` is that of what already exists."""
+
+    failure: Failure
+    transient: bool = False
+    import_id: str = ""
 
 
 def diagnose(diagnostic: Diagnostic, place: Place) -> Finding:
@@ -293,7 +276,6 @@ def _causes(failures: Iterable[Failure]) -> list[str]:
     return [f"{first_of(named, _NAMED)}: {cause}" if named else cause for cause, named in hosts.items()]
 
 
-INSTANCE: Final = "google_compute_instance"
 _SHAPE: Final = "terraform_data.shape"
 _ACTIONS: Final[Mapping[TerraformAction, Action]] = {
     "create": "make",
@@ -302,7 +284,6 @@ _ACTIONS: Final[Mapping[TerraformAction, Action]] = {
     "delete": "remove",
     "no-op": "keep",
 }
-_VERBS: Final = {"create": "make", "update": "change", "replace": "make anew", "delete": "remove"}
 _STOPPED_FOR: Final = frozenset({"machine_type", "service_account", "shielded_instance_config"})
 _HOLDING: Final = frozenset({"google_filestore_instance", "google_compute_disk"})  # users' files
 _UNTOLD: Final = frozenset(
@@ -311,21 +292,19 @@ _UNTOLD: Final = frozenset(
 )
 
 
-def host_changes(
-    plan: Plan, price: Callable[[Mapping[str, Any]], float | None] = lambda _: None
-) -> tuple[HostChange, ...]:
-    """What becomes of each host, in the order of their names; ``price`` takes an instance's attributes."""
+def host_changes(plan: Plan, prices: HostPrices | None = None) -> tuple[HostChange, ...]:
+    """What becomes of each host, in the order of their names."""
     shapes = {change.address: change for change in plan.changes}
     instances = [change for change in plan.changes if change.type == INSTANCE]
-    changes = (_host(change, shapes, price) for change in instances)
+    changes = (_host(change, shapes, prices) for change in instances)
     return tuple(sorted(changes, key=lambda change: change.name))
 
 
 def other_changes(plan: Plan) -> tuple[str, ...]:
     """What is done to all else, in few words: `make a network, 2 service accounts`."""
     lines = []
-    for action, verb in _VERBS.items():
-        changes = (change for change in plan.real_changes if change.action == action)
+    for action, verb in _ACTIONS.items():
+        changes = (change for change in plan.real_changes if change.action == action != "no-op")
         found = Counter(change.type for change in changes if change.type != INSTANCE)
         if words := [words_for(kind, count) for kind, count in found.items() if words_for(kind)]:
             lines.append(f"{verb} {', '.join(words)}")
@@ -338,20 +317,6 @@ def lost(plan: Plan) -> tuple[str, ...]:
     return tuple(f"{words_for(change.type)} ({(change.before or {}).get('name')})" for change in gone)
 
 
-def names(place: Place) -> Callable[[Resource], str]:
-    """For ``Terraform(names=…)``: a host by its name, what is of one after it; some things not at all."""
-
-    def name(resource: Resource) -> str:
-        host = place.host_of(resource.address)
-        if resource.type == INSTANCE and host:
-            return host
-        word = words_for(resource.type)
-        of = host or (resource.key if isinstance(resource.key, str) else "")
-        return f"{word} ({of})" if word and of else word
-
-    return name
-
-
 def words_for(kind: str, count: int = 1) -> str:
     """What a person calls so many of a type of resource; "" where it is not worth a word."""
     plain = kind.removeprefix("google_").replace("_", " ")
@@ -362,13 +327,13 @@ def words_for(kind: str, count: int = 1) -> str:
 def _host(
     change: ResourceChange,
     by_address: Mapping[str, ResourceChange],
-    price: Callable[[Mapping[str, Any]], float | None],
+    prices: HostPrices | None,
 ) -> HostChange:
     there = change.after or change.before or {}
     why = _why(change, by_address.get(change.address.replace(f"{INSTANCE}.host", _SHAPE)))
     off = change.action == "update" and (change.before or {}).get("current_status") in OFF
-    was = price(change.before) if change.before else None
-    cost = price({**there, "current_status": "RUNNING"}) if change.after else was
+    was = prices.of(change.before) if prices and change.before else None
+    cost = prices.of({**there, "current_status": "RUNNING"}) if prices and change.after else was
     return HostChange(
         name=str(there["name"]),
         action=_ACTIONS[change.action],

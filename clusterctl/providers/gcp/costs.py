@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Final
@@ -120,26 +121,33 @@ def of_local_ssds(count: int, *, spot: bool) -> float | None:
     return None if spot else of_gib(table().local_ssd, count * LOCAL_SSD_GIB)
 
 
-_INSTANCE: Final = "google_compute_instance"
+INSTANCE: Final = "google_compute_instance"
 OFF: Final = frozenset({"TERMINATED", "STOPPED", "SUSPENDED"})
 Attributes = Mapping[str, Any]
 
 
-def host_price(spec: ClusterSpec) -> Callable[[Attributes], float | None]:
-    """What an instance of Terraform's costs under this spec, with its boot disk and local disks.
+@dataclass(frozen=True, slots=True)
+class HostPrices:
+    """What instances of a cluster cost: by partition first, then by machine type, then by the built-in table.
 
-    A partition's `price_per_hour` comes first, then `provider.prices`, then the built-in table.
+    cluster: its name, with which its nodes' names begin.
     """
-    own = gcp.settings_of(spec).prices
-    said = {p.name: p.price_per_hour for p in spec.partitions if p.price_per_hour is not None}
 
-    def price(instance: Attributes) -> float | None:
-        node = re.fullmatch(rf"{re.escape(spec.name)}-(.+)-[0-9]+", str(instance.get("name")))
-        if node and node[1] in said and instance.get("current_status") not in OFF:
-            return said[node[1]]
-        return _of_instance(instance, own)
+    cluster: str
+    partitions: Mapping[str, float] = field(default_factory=dict)
+    machines: Mapping[str, float] = field(default_factory=dict)
 
-    return price
+    @classmethod
+    def by(cls, spec: ClusterSpec) -> HostPrices:
+        given = {p.name: p.price_per_hour for p in spec.partitions if p.price_per_hour is not None}
+        return cls(spec.name, given, gcp.settings_of(spec).prices)
+
+    def of(self, instance: Attributes) -> float | None:
+        """Return what an instance of Terraform's costs, with its boot disk and local disks."""
+        node = re.fullmatch(rf"{re.escape(self.cluster)}-(.+)-[0-9]+", str(instance.get("name")))
+        if node and node[1] in self.partitions and instance.get("current_status") not in OFF:
+            return self.partitions[node[1]]
+        return _of_instance(instance, self.machines)
 
 
 def node_price(spec: ClusterSpec, partition: Partition) -> float | None:
@@ -163,7 +171,7 @@ def others(resources: Iterable[tuple[str, Attributes]]) -> tuple[float, tuple[st
     """What all of Terraform's resources that are no instance cost together, and those of unknown price."""
     known, unknown = 0.0, []
     resources = tuple(resources)
-    hosts = sum(kind == _INSTANCE for kind, _ in resources)
+    hosts = sum(kind == INSTANCE for kind, _ in resources)
     for kind, attributes in resources:
         price = _of_other(kind, attributes, hosts)
         if price is None:
@@ -180,8 +188,8 @@ def recorded(spec: ClusterSpec, folder: Path) -> float | None:
         return None
     made = [one for one in state.get("resources", ()) if one["mode"] == "managed"]
     found = [(one["type"], each["attributes"]) for one in made for each in one["instances"]]
-    price, (known, unpriced) = host_price(spec), others(found)
-    hosts = [price(attributes) for kind, attributes in found if kind == _INSTANCE]
+    prices, (known, unpriced) = HostPrices.by(spec), others(found)
+    hosts = [prices.of(attributes) for kind, attributes in found if kind == INSTANCE]
     return None if unpriced else total([known, *hosts])
 
 

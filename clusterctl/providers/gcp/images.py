@@ -238,7 +238,7 @@ def make(api: Api, image: NodeImage, host: str, settings: gcp.GcpSettings) -> No
 
 
 def _wait(api: Api, scope: str, operation: Json) -> None:
-    api.finish(f"projects/{api.project}/{scope}", operation, timeout_s=_WAIT_S)
+    api.finish("compute", f"projects/{api.project}/{scope}", operation, timeout_s=_WAIT_S)
 
 
 def kept(settings: gcp.GcpSettings, *, prune: bool = False) -> tuple[KeptImage, ...]:

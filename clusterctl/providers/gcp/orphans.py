@@ -36,8 +36,6 @@ def cluster_id_of(resource: Mapping[str, Any]) -> str | None:
 
 
 WAIT_S = 600.0
-_LOOK_EVERY_S = 2.0
-_LATE: Final = "it was still being deleted when the time was up"
 _ID = "[0-9a-f]{6}"
 _CLUSTER = "[a-z][a-z0-9-]*"
 _ROWS = {"file": "instances", "iam": "accounts"}
@@ -152,7 +150,7 @@ def remove_resources(api: Api, found: Iterable[Found], *, timeout_s: float = WAI
     for kind in _KINDS:
         if stage := [one for one in going if one.kind == kind.word]:
             api.reporter.progress(f"deleting {len(stage)} x {kind.word}")
-            failures += _delete(api, stage, api.clock.now() + timeout_s)
+            failures += _delete(api, stage, timeout_s)
     if failures:
         what = f"{len(failures)} of {len(going)} things of the cluster could not be deleted"
         why = "; ".join(failure.cause for failure in failures)
@@ -160,9 +158,10 @@ def remove_resources(api: Api, found: Iterable[Found], *, timeout_s: float = WAI
         raise ProvisionError(what, code="orphans-not-deleted", why=why, fix=fix, failures=tuple(failures))
 
 
-def _delete(api: Api, stage: Iterable[Found], give_up: float) -> Iterator[Failure]:
+def _delete(api: Api, stage: Iterable[Found], timeout_s: float) -> Iterator[Failure]:
     """Delete things of one kind, all at once, and wait for each."""
     begun: list[tuple[Found, Json]] = []
+    until = api.clock.now() + timeout_s
     for one in stage:
         try:
             begun.append((one, api.delete(one.service, one.path) or {}))
@@ -170,32 +169,14 @@ def _delete(api: Api, stage: Iterable[Found], give_up: float) -> Iterator[Failur
             yield _failure(one, exc)
     for one, operation in begun:
         try:
-            _wait(api, one, operation, give_up)
+            rest_s = max(0.0, until - api.clock.now())
+            api.finish(one.service, one.path.rsplit("/", 2)[0], operation, timeout_s=rest_s)
         except CloudError as exc:
             yield _failure(one, exc)
 
 
 def _failure(one: Found, exc: CloudError) -> Failure:
     return Failure(exc.failures[0].code, f"{one.priced}: {exc.why}", fix=exc.fix, retryable=True)
-
-
-def _wait(api: Api, one: Found, operation: Json, give_up: float) -> None:
-    """Wait until an operation is done; CloudError if it ends in an error, or does not end."""
-    name = str(operation.get("name", ""))
-    while not _is_done(operation):
-        if api.clock.now() >= give_up:
-            raise CloudError(_LATE, code="cloud-slow", why=_LATE)
-        if one.service == "compute":
-            operation = api.post("compute", f"{one.path.rsplit('/', 2)[0]}/operations/{name}/wait")
-        else:
-            api.clock.sleep(_LOOK_EVERY_S)
-            operation = api.get(one.service, name)
-    api.check(one.path, operation)
-
-
-def _is_done(operation: Json) -> bool:
-    """Compute Engine says ``status``, Filestore ``done``; IAM and Cloud Storage answer with nothing."""
-    return not operation.get("name") or operation.get("status") == "DONE" or operation.get("done") is True
 
 
 def _look(api: Api, wanted: _Wanted) -> list[Found]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,31 +18,29 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import ApiOffError, CloudError, PermissionDeniedError
-from clusterctl.hosts.checks import Finding
+from clusterctl.hosts.checks import Finding, no_cgroups
 from clusterctl.providers.gcp.api import Api, Json, enforces, org_policy, rules
 from clusterctl.providers.gcp.images import HostGroup
-from clusterctl.providers.gcp.notes import unlinked
 from clusterctl.providers.gcp.orphans import ID_LABEL
 from clusterctl.spec import gcp
+from clusterctl.spec.base import Model
+from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.gcp import GcpSettings
-from clusterctl.spec.gcp_nodes import disk_type, image_of, release_of
+from clusterctl.spec.gcp_nodes import Machine, disk_type, image_of, release_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import GIB_MIB
 from clusterctl.util.assets import table
 from clusterctl.util.process import parallel_map
-from clusterctl.util.progress import Limit
 
-# How long all calls together may take, and each of them.
-LIMIT_S: Final = 25.0
-ANSWER_S: Final = 10.0
+# How long an answer may take.
+_ANSWER_S: Final = 10.0
+_TRIES: Final = 2
 _MOST_CALLS: Final = 12
+_DATA: Final = Path(__file__).with_name("data")
+# The words of a machine type that name its family: a3-highgpu.
+_NAME_PARTS: Final = 2
 _NOT_FOUND: Final = 404
 _COUNTED: Final = "serviceusage.services.use"
-_OS_LOGIN: Final = (
-    "the project has OS Login on, and its organization may require it",
-    "Google rejects the cluster's instances then: they have it off, and their account from their metadata",
-    "ask who administers the organization whether compute.requireOsLogin is enforced, and for an exception",
-)
 _DRIVER_IN: Final = re.compile(r"nvidia|-cu\d|accelerator|deeplearning")
 _LOCAL_SSD_GB: Final = 375
 # The quotas of processors, by family; those of the other families are counted by GPU.
@@ -61,10 +59,10 @@ def preflight(
     """Return everything that keeps the missing hosts from being made, each with what to do.
 
     ``cluster_id`` is that of a cluster that an earlier `up` began; ``services`` are the APIs that it needs.
-    What Google does not answer within the limit of ``api`` is a warning.
+    What Google does not answer in time is a warning.
     """
     settings = gcp.settings_of(spec)
-    api = api or Api(settings.project, answer_s=ANSWER_S, limit=Limit.within(LIMIT_S))
+    api = api or Api(settings.project, answer_s=_ANSWER_S, tries=_TRIES)
     # A finding of several places is reported once.
     places: dict[Finding, list[str]] = {}
     for finding in _Look(spec, settings, api, cluster_id).findings(services):
@@ -117,10 +115,6 @@ class _Look:
 
     def checks(self, groups: Collection[HostGroup], *, off: Collection[str]) -> Iterator[Check]:
         """Yield the checks that ask none of the APIs that are ``off``."""
-        if (bucket := self.settings.bucket) and not bucket.create:
-            yield "bucket", partial(self.bucket, "provider.bucket", bucket.name)
-        if state := self.settings.state:
-            yield "bucket", partial(self.bucket, "provider.state", state.bucket)
         if "cloudresourcemanager.googleapis.com" not in off:
             yield "roles", self.permissions
             for name, why in _data()["constraints"].items():
@@ -130,7 +124,8 @@ class _Look:
             yield "quotas", partial(self.quotas, groups)
             for group in groups:
                 yield f"image of {group.who}", partial(self.image, group)
-            for code, where, path in self._named(groups):
+        for code, where, path in self._named(groups):
+            if "compute.googleapis.com" not in off or path.startswith("b/"):
                 yield f"{path.rpartition('/')[2]} of {where}", partial(self.exists, code, where, path)
 
     def _named(self, groups: Collection[HostGroup]) -> Iterator[tuple[str, str, str]]:
@@ -148,6 +143,10 @@ class _Look:
             subnetwork = f"{self._project}/regions/{region}/subnetworks/{network.subnetwork}"
             yield "network-missing", "provider.network", f"{self._project}/global/networks/{network.network}"
             yield "network-missing", "provider.network", subnetwork
+        if (bucket := self.settings.bucket) and not bucket.create:
+            yield "bucket-missing", "provider.bucket", f"b/{bucket.name}"
+        if state := self.settings.state:
+            yield "bucket-missing", "provider.state", f"b/{state.bucket}"
 
     def _all(self, checks: Iterable[Check]) -> tuple[Finding, ...]:
         """Return what these checks find, several at once."""
@@ -236,36 +235,16 @@ class _Look:
             if "parent" in self.api.get("cloudresourcemanager", self._project):
                 what = "the organization's policies can't be looked at"
                 yield Finding(project, "warning", "org-policy", what, exc.what, exc.fix)
-                if name.endswith(".requireOsLogin") and self._has_os_login():
-                    yield Finding(project, "warning", "org-policy", *_OS_LOGIN)
-
-    def _has_os_login(self) -> bool:
-        """Return whether the project has it on, as new projects of an organization that requires it."""
-        items: Collection[Json] = ()
-        # Other checks name a refusal.
-        with suppress(CloudError):
-            project = self.api.get("compute", self._project)
-            items = project.get("commonInstanceMetadata", {}).get("items", ())
-        return any(item["key"] == "enable-oslogin" and item["value"].lower() == "true" for item in items)
-
-    def bucket(self, key: str, name: str) -> Iterator[Finding]:
-        try:
-            if self.api.find("storage", f"b/{name}") is None:
-                why = f"there is no bucket {name}"
-                fix = f"`gcloud storage buckets create gs://{name} --project {self.settings.project}`"
-                yield Finding(key, "error", "bucket-missing", "a bucket is missing", why, fix)
-        except PermissionDeniedError as exc:
-            # A login that may only see its objects can use it.
-            what = f"the bucket {name} can't be looked at"
-            yield Finding(key, "warning", "bucket-unseen", what, exc.what, exc.fix)
 
     def exists(self, code: str, where: str, path: str) -> Iterator[Finding]:
-        """Look for something that the spec names."""
+        """Look for something that the spec names. A login that may not look may be able to use it."""
         kind, _, name = path.removeprefix(f"{self._project}/").rpartition("/")
-        if self.api.find("compute", path) is None:
-            # Each of these codes has its own word for the name.
-            words = dict.fromkeys(("bad", "machine", "reservation", "network"), name)
-            yield self._found(code, where, f"there is no {name} in {kind}", **words)
+        with suppress(PermissionDeniedError):
+            if self.api.find("storage" if kind == "b" else "compute", path) is None:
+                # Each of these codes has its own word for the name.
+                words = dict.fromkeys(("bad", "machine", "reservation", "network", "bucket"), name)
+                place = "Cloud Storage" if kind == "b" else kind
+                yield self._found(code, where, f"there is no {name} in {place}", **words)
 
     def image(self, group: HostGroup) -> Iterator[Finding]:
         image, project = group.image, group.image.project
@@ -275,14 +254,6 @@ class _Look:
             what = f"{project} has no image {name} that can be used"
             yield self._found("image-missing", group.who, what, image=name)
             return
-        least, asked = int(found.get("diskSizeGb", 0)), group.nodes.boot_disk.size // GIB_MIB
-        if least > asked:
-            why = f"{name} needs {least} GiB, boot_disk has {asked}"
-            fix = f"write boot_disk: {{size: {least}GiB}}"
-            yield Finding(group.who, "error", "boot-disk", "the boot disk is too small", why, fix)
-        if found.get("architecture") == "ARM64":
-            why, fix = f"{name} is for ARM64, {group.machine.name} is x86_64", "name an image for x86_64"
-            yield Finding(group.who, "error", "image-architecture", "an image for other processors", why, fix)
         has_driver = self.spec.software.nvidia.has_driver or _DRIVER_IN.search(f"{project} {name}")
         if group.machine.gpu and release_of(image) and not has_driver:
             why = f"{name} has no driver of NVIDIA's, and software.nvidia installs none"
@@ -322,7 +293,7 @@ class _Look:
 
 
 def _data() -> dict[str, Any]:
-    return table(Path(__file__).with_name("data") / "preflight.yaml", dict[str, Any])
+    return table(_DATA / "preflight.yaml", dict[str, Any])
 
 
 def _demand(groups: Collection[HostGroup]) -> tuple[Counter[str], Counter[str]]:
@@ -348,3 +319,63 @@ def _demand(groups: Collection[HostGroup]) -> tuple[Counter[str], Counter[str]]:
         metric = "PREEMPTIBLE_LOCAL_SSD_GB" if nodes.spot else "LOCAL_SSD_TOTAL_GB"
         regional[metric] += nodes.local_ssds * _LOCAL_SSD_GB * count
     return regional, everywhere
+
+
+class _JobsData(Model):
+    gpu: Mapping[str, str]
+    gvnic: Mapping[str, str]
+    notes: Mapping[str, str]
+
+
+def notes(spec: ClusterSpec) -> tuple[str, ...]:
+    """What `plan` and `up` say of a cluster."""
+    partitions = (gcp.machine_of(spec, partition) for partition in spec.partitions)
+    found = [*map(network_note, (gcp.controller_machine(spec), *partitions))]
+    if gcp.settings_of(spec).shared_disk and not gcp.shared_disk(spec):
+        found.append("provider.shared_disk is not used: it is for storage.keep, without filestore")
+    if gcp.settings_of(spec).bucket and spec.provider.expected_release(spec) == "rocky-10":
+        found.append(
+            "/bucket may fail on Rocky Linux 10, which refuses the key that gcsfuse was signed with in 2025 "
+            "(github.com/GoogleCloudPlatform/gcsfuse/issues/3874): take images of Rocky Linux 9 if it does"
+        )
+    return tuple(dict.fromkeys(filter(None, found)))
+
+
+def ahead(spec: ClusterSpec, made: Collection[str]) -> Iterator[str]:
+    """What `plan` says of the hosts that are to be made, and `up` once it has looked at them."""
+    release = spec.provider.expected_release(spec)
+    if made and spec.scheduler == "slurm" and release and not distribution_of(release).cgroup_v2:
+        yield str(no_cgroups("the nodes"))
+    for partition in spec.partitions:
+        if not set(spec.node_names(partition)).isdisjoint(made):
+            machine = gcp.machine_of(spec, partition)
+            yield from map(str, unlinked(spec, f"partition {partition.name}", machine))
+
+
+def unlinked(spec: ClusterSpec, who: str, machine: Machine) -> Iterator[Finding]:
+    """GPUs that may need a fabric manager, which then is left to their image."""
+    if machine.has_nvswitches and not spec.software.nvidia.has_driver:
+        why = (
+            f"NVSwitches link those of {machine.name}. Where instances see these, programs end with CUDA "
+            "error 802, unless the image has a fabric manager of its driver's version"
+        )
+        fix = "write software: {nvidia: {driver: open}}, which adds one where it is needed; or try one node"
+        yield Finding(who, "warning", "fabric-manager", "GPUs may need a fabric manager", why, fix)
+
+
+def job_environment(machine: Machine, *, gvnic: bool) -> dict[str, str]:
+    """The variables of all jobs on such a machine; none where there is no GPU."""
+    if machine.gpu is None:
+        return {}
+    return {**_jobs_data().gpu, **(_jobs_data().gvnic if gvnic else {})}
+
+
+def network_note(machine: Machine) -> str | None:
+    """What its network could do beyond plain sockets, and what that takes."""
+    family = "-".join(machine.name.split("-")[:_NAME_PARTS])
+    said = _jobs_data().notes.get(family)
+    return f"{family}: jobs talk over gVNIC's sockets; {said} (docs/gcp.md)" if said else None
+
+
+def _jobs_data() -> _JobsData:
+    return table(_DATA / "jobs.yaml", _JobsData)

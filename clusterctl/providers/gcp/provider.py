@@ -26,8 +26,7 @@ from clusterctl.providers.base import (
 from clusterctl.providers.gcp import apply, costs, images, orphans, storage
 from clusterctl.providers.gcp.api import Api, check_gcloud, host_keys, iap_tunnel
 from clusterctl.providers.gcp.images import SHARED
-from clusterctl.providers.gcp.notes import ahead, job_environment, notes
-from clusterctl.providers.gcp.preflight import preflight
+from clusterctl.providers.gcp.preflight import ahead, job_environment, notes, preflight
 from clusterctl.providers.gcp.storage import VARIABLES
 from clusterctl.providers.gcp.terraform import BACKEND_FILE, Plan, Terraform
 from clusterctl.providers.node_class import NodeClass
@@ -129,7 +128,7 @@ class GcpProvider(Provider):
         apply.refuse_moved(plan, self._settings.project)
         self._shown = (asked, plan)
         order = {name: place for place, name in enumerate(_names(spec))}
-        hosts = apply.host_changes(plan, costs.host_price(spec))
+        hosts = apply.host_changes(plan, costs.HostPrices.by(spec))
         left = [host for host in hosts if host.name == images.machine_name(spec)]
         now, _ = costs.others((c.type, c.before) for c in plan.changes if c.before is not None)
         then, unknown = costs.others((c.type, c.after) for c in plan.changes if c.after is not None)
@@ -194,23 +193,31 @@ class GcpProvider(Provider):
         return orphans.any_runs(self._api, cluster_id)
 
     def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:
-        if workspace is not None and has_module(workspace.terraform):
-            terraform = self._terraform(workspace, controller_of(workspace.terraform))
-            owner = apply.Owner(cluster_id, lambda: self._remove_found(cluster_id))
-            try:
-                _count_on(self._settings.project, workspace.terraform)
-                terraform.init()
-                storage.write_imports(workspace.terraform, None)
-                if storage.storage_of(workspace.terraform):
-                    terraform.forget(storage.MODULE)
-                plan = terraform.plan(destroy=True)
-                apply.refuse_another(plan, cluster_id)
-                apply.apply_plan(terraform, plan, owner)
-            except LockedError:
-                raise
-            except ProvisionError as exc:  # what it left is found and removed without it
-                self._api.reporter.progress(exc.cause)
+        has_state = workspace is not None and has_module(workspace.terraform)
+        if workspace and has_state and not self._is_destroyed(cluster_id, workspace):
+            # What is not in the state may have kept the rest from being removed.
+            self._remove_found(cluster_id)
+            self._is_destroyed(cluster_id, workspace)
         self._remove_found(cluster_id)
+
+    def _is_destroyed(self, cluster_id: str, workspace: Workspace) -> bool:
+        """Have Terraform remove what its state has; return whether it did."""
+        terraform = self._terraform(workspace, controller_of(workspace.terraform))
+        try:
+            _count_on(self._settings.project, workspace.terraform)
+            terraform.init()
+            storage.write_imports(workspace.terraform, None)
+            if storage.storage_of(workspace.terraform):
+                terraform.forget(storage.MODULE)
+            plan = terraform.plan(destroy=True)
+            apply.refuse_another(plan, cluster_id)
+            apply.apply_plan(terraform, plan, apply.Owner(cluster_id))
+        except LockedError:
+            raise
+        except ProvisionError as exc:
+            self._api.reporter.progress(exc.cause)
+            return False
+        return True
 
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
         return tuple(one.priced for one in orphans.find_resources(self._api, cluster_id) if not one.kept)
@@ -264,10 +271,7 @@ class GcpProvider(Provider):
     def _terraform(self, workspace: Workspace, controller: str) -> Terraform:
         settings = self._settings
         place = apply.Place(settings.project, settings.zone, controller, enables_apis=settings.enable_apis)
-        report = self._api.reporter.progress
-        return Terraform(
-            workspace.terraform, report, explain=apply.explaining(place), names=apply.names(place)
-        )
+        return Terraform(workspace.terraform, self._api.reporter, place.explain, place.name)
 
     def _inventory(self, spec: ClusterSpec, workspace: Workspace, outputs: Mapping[str, Any]) -> Inventory:
         names, hosts = _names(spec), outputs["hosts"]
@@ -328,7 +332,7 @@ def _names(spec: ClusterSpec) -> tuple[str, ...]:
 
 def _new_hosts(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The hosts that a plan makes, and those that were there and did not run."""
-    instances = [change for change in plan.changes if change.type == apply.INSTANCE]
+    instances = [change for change in plan.changes if change.type == costs.INSTANCE]
     found = {(change.after or change.before or {})["name"]: change for change in instances}
     made = tuple(name for name, change in found.items() if change.action in ("create", "replace"))
     off = (name for name, change in found.items() if (change.before or {}).get("current_status") in costs.OFF)

@@ -1,8 +1,15 @@
-"""Terraform on one folder: init, plan, apply the very plan that was shown, outputs, destroy."""
+"""Terraform on one folder: init, plan, apply the very plan that was shown, outputs, destroy.
+
+Providers are downloaded once: Google's is some 100 MB. Terraform takes a provider from its shared cache only
+if the folder's lock file knows its checksum, so the lock file of the first folder is kept beside the cache,
+and given to those after it. Users with a Terraform configuration of their own have their own mirrors and
+caches, which we leave alone.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,17 +20,22 @@ from typing import Any, Final, Literal
 
 from clusterctl.errors import ProvisionError, StalePlanError
 from clusterctl.providers.gcp import terraform_run
-from clusterctl.providers.gcp.terraform_program import FLAG, Program, command_line, find, shared_providers
-from clusterctl.providers.gcp.terraform_run import Diagnostic, Event
-from clusterctl.state.workspace import write_atomic
-from clusterctl.util.assets import file_sha256
-from clusterctl.util.progress import LineReporter
+from clusterctl.providers.gcp.terraform_program import FLAG, Program, command_line, find
+from clusterctl.providers.gcp.terraform_run import Diagnostic, Event, Runner
+from clusterctl.state.workspace import cache_home, hold, write_atomic
+from clusterctl.util.assets import digest, file_sha256
+from clusterctl.util.progress import Waiting
 
 Explain = Callable[[str, tuple[Diagnostic, ...]], ProvisionError]
 
 PLAN_FILE: Final = "plan.tfplan"
+STATE_FILE: Final = "terraform.tfstate"
+ERRORED_FILE: Final = "errored.tfstate"  # written by Terraform where it could not write the state
 BACKEND_FILE: Final = "backend.tfbackend"
+LOCK_FILE: Final = ".terraform.lock.hcl"
 _IMPORTS: Final = "clusterctl-adopt.tf.json"
+_PLUGIN_CACHE: Final = "TF_PLUGIN_CACHE_DIR"
+_CONFIGURATIONS: Final = ("TF_CLI_CONFIG_FILE", "TERRAFORM_CONFIG")
 _CHANGES: Final = 2  # exit code of a plan that has some
 _PARALLEL: Final = 30  # what is made at once; most of the time is waiting
 _LOCK_TIMEOUT: Final = "20s"
@@ -31,7 +43,7 @@ _STALE: Final = ("Saved plan is stale", "Saved plan does not match the given sta
 
 
 @dataclass(slots=True)
-class Terraform:
+class Terraform(Runner):
     """Terraform's working folder: a module, ``*.auto.tfvars.json``, and the state unless a backend has it.
 
     ``explain`` makes an error of what was being done and Terraform's diagnostics; ``names`` says what a
@@ -39,21 +51,19 @@ class Terraform:
     Terraform, and LockedError while another one is at work in the folder.
     """
 
-    folder: Path
-    report: LineReporter
     explain: Explain
     names: Callable[[terraform_run.Resource], str]
     program: Program | None = None  # found when it is needed
 
     def init(self) -> None:
         """Fetch the providers and set up the backend; versions stay as the lock file has them."""
-        restore_torn_state(self.folder, self.report)
+        self._restore_torn_state()
         backend = BACKEND_FILE if (self.folder / BACKEND_FILE).is_file() else None
-        with shared_providers(self.folder, self.report) as env:
+        with self.shared_providers() as env:
             what = "Terraform could not be set up"
             self._printing(what, "init", env=env, input=False, reconfigure=FLAG, backend_config=backend)
         if (left := self.folder / ERRORED_FILE).is_file():
-            self.report("writing the state that an earlier run could not write")
+            self.reporter.progress("writing the state that an earlier run could not write")
             self._printing(f"the state in {left} could not be written", "state push", ERRORED_FILE)
             left.unlink()
 
@@ -69,7 +79,7 @@ class Terraform:
         ``adopt``, address -> id, is there already, and is taken into the state by this plan. ``targets`` are
         the only addresses that it is about, with what they need.
         """
-        restore_torn_state(self.folder, self.report)
+        self._restore_torn_state()
         with _import_blocks(self.folder, adopt):
             code, found = self._events(
                 "plan",
@@ -108,12 +118,7 @@ class Terraform:
             StalePlanError: it would do something that ``plan`` does not show.
         """
         left = self.plan(destroy=plan.destroys, adopt=adopt, targets=plan.targets)
-        if beyond := plan.beyond(left):
-            raise StalePlanError(
-                "what there is to do has changed since it was shown",
-                why="; ".join(f"{change.action} {change.address}" for change in beyond),
-                fix="see it with `clusterctl plan`, then run the same command again",
-            )
+        plan.refuse_more(left)
         return left
 
     def forget(self, module: str) -> None:
@@ -142,37 +147,33 @@ class Terraform:
 
     def _events(self, verb: str, *words: str, **options: object) -> tuple[int, tuple[Diagnostic, ...]]:
         """Run it with -json and tell its progress; its exit code, and its errors if it failed."""
-        progress = terraform_run.Progress(self.report, self.names)
         found: list[Diagnostic] = []
         other: list[str] = []
-
-        def hear(line: str) -> None:
-            if (event := terraform_run.parse_event(line)) is None:
-                other.append(line)
-            elif event.get("type") == "diagnostic":
-                found.append(Diagnostic.of(event["diagnostic"]))
-            else:
-                progress.take(event)
-
         began = time.time()
-        code, stderr = terraform_run.run(
-            self._argv(verb, *words, json=FLAG, **options), self.folder, heard=hear, report=self.report
-        )
-        if code in (0, _CHANGES):
-            return code, ()
-        failed = terraform_run.errors_in(found) or terraform_run.printed_errors(
-            "".join(other) + stderr, code=code
-        )
+        with self.run(self._argv(verb, *words, json=FLAG, **options)) as run:
+            for line in run.lines():
+                if (event := terraform_run.parse_event(line)) is None:
+                    other.append(line)
+                elif event.get("type") == "diagnostic":
+                    found.append(Diagnostic.of(event["diagnostic"]))
+                elif (told := terraform_run.progress_of(event)) and (name := self.names(told[0])):
+                    self.reporter.progress(f"{name}: {told[1]}")
+        if run.code in (0, _CHANGES):
+            return run.code, ()
+        printed = "".join(other) + run.stderr
+        failed = terraform_run.errors_in(found) or terraform_run.printed_errors(printed, code=run.code)
         if self._unlocked(failed, began):
             return self._events(verb, *words, **options)
-        return code, failed
+        return run.code, failed
 
     def _unlocked(self, failed: tuple[Diagnostic, ...], began: float) -> bool:
         """Whether it failed for a lock that a Terraform of ours left behind, and that is released now."""
         if (held := terraform_run.stale_lock(failed, self.folder, before=began)) is None:
             return False
         lock_id, created = held
-        self.report(f"releasing the state lock that a Terraform left behind which was killed ({created})")
+        self.reporter.progress(
+            f"releasing the state lock that a Terraform left behind which was killed ({created})"
+        )
         self._printing("the state could not be unlocked", "force-unlock", lock_id, force=FLAG)
         terraform_run.forget_runs(self.folder)
         return True
@@ -186,12 +187,11 @@ class Terraform:
         **options: object,
     ) -> str:
         """Run what tells no events: what it prints; its failure is explained after ``what``."""
-        said: list[str] = []
-        argv = self._argv(verb, *words, **options)
-        code, stderr = terraform_run.run(argv, self.folder, env=env, heard=said.append, report=self.report)
-        if code != 0:
-            raise self.explain(what, terraform_run.printed_errors("".join(said) + stderr, code=code))
-        return "".join(said)
+        with self.run(self._argv(verb, *words, **options), env) as run:
+            printed = "".join(run.lines())
+        if run.code != 0:
+            raise self.explain(what, terraform_run.printed_errors(printed + run.stderr, code=run.code))
+        return printed
 
     def _answer(self, what: str, verb: str, *words: str) -> Event:
         if (answer := terraform_run.parse_event(self._printing(what, verb, *words, json=FLAG))) is None:
@@ -200,8 +200,51 @@ class Terraform:
 
     def _argv(self, verb: str, *words: str, **options: object) -> list[str]:
         if self.program is None:
-            self.program = find(report=self.report)
+            self.reporter.progress("looking for Terraform, which is fetched once if there is none")
+            self.program = find()
         return command_line(self.program, verb, *words, **options)
+
+    @contextmanager
+    def shared_providers(self) -> Iterator[Mapping[str, str]]:
+        """The variables with which `init` shares its downloads; one `init` at a time, as Terraform asks."""
+        named = [Path(os.environ[name]) for name in _CONFIGURATIONS if name in os.environ]
+        own = any(path.is_file() for path in (named or [Path.home() / ".terraformrc"]))
+        if own or _PLUGIN_CACHE in os.environ:
+            yield {}
+            return
+        home = cache_home() / "terraform" / "providers"
+        home.mkdir(parents=True, exist_ok=True)
+        module = digest(*(path.read_bytes() for path in sorted(self.folder.rglob("*.tf"))))
+        known, mine = home / f"{module}.lock.hcl", self.folder / LOCK_FILE
+
+        def waiting(text: str) -> None:
+            self.reporter.progress(Waiting(text))
+
+        with hold(home / ".lock", "up", what="Terraform's cache of providers", waiting=waiting):
+            if known.is_file() and not mine.exists():
+                write_atomic(mine, known.read_bytes())
+            yield {_PLUGIN_CACHE: str(home)}
+            if mine.is_file() and not known.exists():
+                write_atomic(known, mine.read_bytes())
+
+    def _restore_torn_state(self) -> None:
+        """Put the state of the run before in place of a local state that is torn.
+
+        Terraform writes the file in place: killed in that moment, it leaves an empty file, which it then
+        takes for no state at all; on a full disk a part, which it refuses. Where there is no state before,
+        none is put in its place. What was made since is found by its name when it is to be made again.
+        """
+        path = self.folder / STATE_FILE
+        backup, errored = self.folder / f"{STATE_FILE}.backup", self.folder / ERRORED_FILE
+        if errored.is_file() and not _is_whole(errored):
+            errored.unlink()
+        has_backup = _is_whole(backup)
+        if not path.is_file() or _is_whole(path) or not (has_backup or path.stat().st_size):
+            return
+        self.reporter.progress("the state was torn when Terraform wrote it: going on from the one before")
+        path.rename(self.folder / f"{STATE_FILE}.torn-{time.strftime('%Y%m%dT%H%M%S')}")
+        if has_backup:
+            write_atomic(path, backup.read_bytes())
 
 
 @contextmanager
@@ -217,29 +260,6 @@ def _import_blocks(folder: Path, adopt: Mapping[str, str]) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-STATE_FILE: Final = "terraform.tfstate"
-ERRORED_FILE: Final = "errored.tfstate"  # written by Terraform where it could not write the state
-
-
-def restore_torn_state(folder: Path, report: LineReporter) -> None:
-    """Put the state of the run before in place of a local state that is torn.
-
-    Terraform writes the file in place: killed in that moment, it leaves an empty file, which it then takes
-    for no state at all; on a full disk a part, which it refuses. Where there is no state before, none is put
-    in its place. What was made since is found by its name when it is to be made again.
-    """
-    path, backup, errored = folder / STATE_FILE, folder / f"{STATE_FILE}.backup", folder / ERRORED_FILE
-    if errored.is_file() and not _is_whole(errored):
-        errored.unlink()
-    has_backup = _is_whole(backup)
-    if not path.is_file() or _is_whole(path) or not (has_backup or path.stat().st_size):
-        return
-    report("the state was torn when Terraform wrote it: going on from the one before")
-    path.rename(folder / f"{STATE_FILE}.torn-{time.strftime('%Y%m%dT%H%M%S')}")
-    if has_backup:
-        write_atomic(path, backup.read_bytes())
-
-
 def _is_whole(path: Path) -> bool:
     try:
         return isinstance(json.loads(path.read_bytes()), dict)
@@ -249,9 +269,7 @@ def _is_whole(path: Path) -> bool:
 
 Action = Literal["create", "update", "replace", "delete", "no-op"]
 
-SENSITIVE: Final = "(sensitive)"
 UNKNOWN: Final = "(known after apply)"
-_SHORTEST_SECRET: Final = 4  # what is shorter stands everywhere by chance
 _ACTIONS: Final[Mapping[tuple[str, ...], Action]] = {
     ("create",): "create",
     ("update",): "update",
@@ -265,11 +283,12 @@ _REASONS: Final = {
     "replace_by_triggers": "what it depends on changes",
 }
 # What may come instead of what was shown, when part of it was done: Terraform makes anew what is half made.
-_INSTEAD: Final[Mapping[str, frozenset[str]]] = {
-    "create": frozenset({"create", "replace", "update", "no-op"}),
-    "replace": frozenset({"replace", "create", "no-op"}),
-    "update": frozenset({"update", "no-op"}),
-    "delete": frozenset({"delete", "no-op"}),
+_INSTEAD: Final[Mapping[Action, tuple[Action, ...]]] = {
+    "create": ("create", "replace", "update", "no-op"),
+    "replace": ("replace", "create", "no-op"),
+    "update": ("update", "no-op"),
+    "delete": ("delete", "no-op"),
+    "no-op": ("no-op",),
 }
 
 
@@ -315,25 +334,29 @@ class Plan:
         """Those that are more than `no-op`."""
         return tuple(change for change in self.changes if change.action != "no-op" or change.adopts)
 
-    def beyond(self, other: Plan) -> tuple[ResourceChange, ...]:
-        """What the other would do that this one does not show; nothing if it is only what is left of it."""
-        shown = {change.address: change for change in self.real_changes}
-        return tuple(
-            change
-            for change in other.real_changes
-            if change.address not in shown or not _is_left_of(shown[change.address], change)
-        )
+    def refuse_more(self, other: Plan, *, but: str | None = None) -> None:
+        """Refuse another plan that changes what this one leaves, or changes it in another way.
+
+        but: what the addresses begin with of which it may do anything. Default: no address.
+
+        Raises:
+            StalePlanError: names these changes.
+        """
+        shown = {change.address: _INSTEAD[change.action] for change in self.real_changes}
+        more = (one for one in other.real_changes if one.action not in shown.get(one.address, ()))
+        beyond = [f"{o.action} {o.address}" for o in more if but is None or not o.address.startswith(but)]
+        if beyond:
+            raise StalePlanError(
+                "what there is to do has changed since it was shown",
+                why="; ".join(beyond),
+                fix="see it with `clusterctl plan`, then run the same command again",
+            )
 
 
 def read_changes(shown: Mapping[str, Any]) -> tuple[ResourceChange, ...]:
     """The changes in `terraform show -json PLAN`. What a data source reads is none."""
     raws: Iterable[Mapping[str, Any]] = shown.get("resource_changes") or ()
-    managed = [raw for raw in raws if raw.get("mode") != "data"]
-    secrets: set[str] = set()
-    for change in (raw["change"] for raw in managed):
-        secrets.update(_secrets(change["before"], change.get("before_sensitive")))
-        secrets.update(_secrets(change["after"], change.get("after_sensitive")))
-    return tuple(_change(raw, frozenset(secrets)) for raw in managed)
+    return tuple(_change(raw) for raw in raws if raw.get("mode") != "data")
 
 
 def outputs_change(shown: Mapping[str, Any]) -> bool:
@@ -341,19 +364,17 @@ def outputs_change(shown: Mapping[str, Any]) -> bool:
     return any(change["actions"] != ["no-op"] for change in changes.values())
 
 
-def _change(raw: Mapping[str, Any], secrets: frozenset[str]) -> ResourceChange:
+def _change(raw: Mapping[str, Any]) -> ResourceChange:
     change = raw["change"]
     action = _ACTIONS.get(tuple(change["actions"]), "no-op")
-    before = _masked(change["before"], change.get("before_sensitive"), secrets)
-    after = _masked(change["after"], change.get("after_sensitive"), secrets)
-    after = _unknown(after, change.get("after_unknown"))
+    after = _unknown(change["after"], change.get("after_unknown"))
     deposed = f" (deposed {raw['deposed']})" if raw.get("deposed") else ""
     return ResourceChange(
         address=raw["address"] + deposed,
         type=raw["type"],
         key=raw.get("index"),
         action=action,
-        before=before,
+        before=change["before"],
         after=after if isinstance(after, Mapping) else None,
         why_replaced=_why(raw, change) if action in ("replace", "delete") else (),
         adopts=(change.get("importing") or {}).get("id") or "",
@@ -365,34 +386,6 @@ def _why(raw: Mapping[str, Any], change: Mapping[str, Any]) -> tuple[str, ...]:
     said = raw.get("action_reason", "")
     reason = "it is no longer asked for" if said.startswith("delete_because") else _REASONS.get(said)
     return tuple(".".join(map(str, path)) for path in paths) or ((reason,) if reason else ())
-
-
-def _secrets(value: Any, sensitive: Any) -> Iterator[str]:
-    """The texts that ``sensitive`` marks: the shape of the value, with true where it is."""
-    if isinstance(value, str) and sensitive is True and len(value) >= _SHORTEST_SECRET:
-        yield value
-    for _, inner, mark in _marked(value, sensitive):
-        yield from _secrets(inner, mark)
-
-
-def _marked(value: Any, marks: Any) -> Iterator[tuple[Any, Any, Any]]:
-    """The parts of a value by key, each with its mark: a mark of the whole is that of every part."""
-    if isinstance(value, dict):
-        named = marks if isinstance(marks, dict) else dict.fromkeys(value, marks is True)
-        yield from ((key, inner, named.get(key)) for key, inner in value.items())
-    elif isinstance(value, list):
-        listed = [*(marks if isinstance(marks, list) else ()), *[marks is True] * len(value)]
-        yield from zip(range(len(value)), value, listed, strict=False)
-
-
-def _masked(value: Any, sensitive: Any, secrets: frozenset[str]) -> Any:
-    """The value without what is sensitive, also where a provider copied it to and Terraform lost its mark."""
-    if sensitive is True:
-        return SENSITIVE if value is not None else None
-    if isinstance(value, str):
-        return SENSITIVE if any(secret in value for secret in secrets) else value
-    parts = {key: _masked(inner, mark, secrets) for key, inner, mark in _marked(value, sensitive)}
-    return parts if isinstance(value, dict) else [*parts.values()] if isinstance(value, list) else value
 
 
 def _unknown(value: Any, unknown: Any) -> Any:
@@ -407,37 +400,3 @@ def _unknown(value: Any, unknown: Any) -> Any:
         marks = [*unknown, *[False] * (len(value) - len(unknown))]
         return [_unknown(inner, mark) for inner, mark in zip(value, marks, strict=False)]
     return value
-
-
-def _is_left_of(shown: ResourceChange, other: ResourceChange) -> bool:
-    if other.action not in _INSTEAD[shown.action]:
-        return False
-    if other.action == "no-op" and other.adopts:
-        return True  # the provider takes it for what was shown, where Google writes links in full
-    if shown.after is None or other.after is None:
-        return shown.after is other.after or other.action == "delete"
-    there = (other.before if other.adopts else None) or {}
-    return all(
-        _agrees(value, other.after.get(name), there.get(name, UNKNOWN)) for name, value in shown.after.items()
-    )
-
-
-def _agrees(shown: Any, other: Any, there: Any = UNKNOWN) -> bool:
-    """The same value, as far as it was known when it was shown.
-
-    What is ``there`` already and stays so is: the provider takes it for what was asked, however Google
-    writes it.
-    """
-    if UNKNOWN in (shown, other) or shown is None or there == other:
-        return True
-    if isinstance(shown, dict) and isinstance(other, dict):
-        known = there if isinstance(there, dict) else {}
-        return all(_agrees(value, other.get(name), known.get(name, UNKNOWN)) for name, value in shown.items())
-    if isinstance(shown, list) and isinstance(other, list):
-        if UNKNOWN in shown:  # perhaps of a set, in which it may have another place once it is known
-            return len(shown) == len(other) and all(any(_agrees(one, its) for its in other) for one in shown)
-        alike = isinstance(there, list) and len(there) == len(other)
-        return len(shown) == len(other) and all(
-            map(_agrees, shown, other, there if alike else [UNKNOWN] * len(other))
-        )
-    return bool(shown == other)

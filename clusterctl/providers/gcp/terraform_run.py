@@ -6,8 +6,8 @@ Terraform that went on unseen would make machines that no record names.
 
 A lock on a remote state that outlived its Terraform is released only if that was one of ours, and is dead. A
 local state needs none of this: the kernel drops its lock. A bucket's lock says who took it and when, but not
-which process; so each run of ours is recorded beside the state while it lasts. A record that outlived its run
-is of one that was killed, since no two of ours work on a folder at once.
+which process; so the start of a run of ours is recorded beside the state until the run ends. A record that
+outlived its run is of a run that was killed, since no two of ours work on a folder at once.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from types import MappingProxyType
@@ -33,14 +33,23 @@ from typing import IO, Any, Final
 from clusterctl.errors import LockedError
 from clusterctl.state.workspace import write_atomic
 from clusterctl.util.process import under_subreaper
-from clusterctl.util.progress import Clock, LineReporter
+from clusterctl.util.progress import Clock, Reporter
 
 Event = Mapping[str, Any]
 
 
-_DOING: Final = {"create": "creating", "update": "changing", "delete": "deleting", "read": "reading"}
-_DONE: Final = {"create": "created", "update": "changed", "delete": "deleted", "read": "read"}
-_NAMED: Final = 3
+_VERBS: Final = {
+    "create": ("creating", "created"),
+    "update": ("changing", "changed"),
+    "delete": ("deleting", "deleted"),
+    "read": ("reading", "read"),
+}
+_SAID: Final = {
+    "apply_start": "{doing}…",
+    "apply_progress": "{doing}… {seconds} s",
+    "apply_complete": "{done} after {seconds} s",
+    "apply_errored": "failed after {seconds} s",
+}
 _NOISE: Final = frozenset({"execution halted"})
 _COLOR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _FRAME: Final = re.compile(r"^[╷│╵|] ?", re.MULTILINE)
@@ -109,43 +118,15 @@ def _of_block(block: str) -> Diagnostic:
     return Diagnostic("error", summary.strip(), detail)
 
 
-class Progress:
-    """Turns events into lines: each that begins and ends, and all that are under way every ten seconds.
-
-    ``names`` says what a person calls a resource; empty where it is not worth a word.
-    """
-
-    def __init__(self, report: LineReporter, names: Callable[[Resource], str]) -> None:
-        self._say = report
-        self._names = names
-        self._busy: dict[str, tuple[str, str]] = {}  # address -> name, what is done to it; the oldest first
-
-    def take(self, event: Event) -> None:
-        hook = event.get("hook")
-        if not isinstance(hook, Mapping) or "action" not in hook:
-            return
-        resource, action = Resource.of(hook["resource"]), str(hook["action"])
-        if not (name := self._names(resource)):
-            return
-        elapsed_s = int(hook.get("elapsed_seconds") or 0)
-        match event.get("type"):
-            case "apply_start":
-                self._busy[resource.address] = (name, _DOING.get(action, action))
-                self._say(f"{name}: {_DOING.get(action, action)}…")
-            case "apply_progress" if resource.address == next(iter(self._busy), None):
-                for line in self._under_way():
-                    self._say(f"{line}… {elapsed_s} s")
-            case "apply_complete" | "apply_errored" as end:
-                self._busy.pop(resource.address, None)
-                done = _DONE.get(action, action) if end == "apply_complete" else "failed"
-                self._say(f"{name}: {done} after {elapsed_s} s")
-
-    def _under_way(self) -> Iterator[str]:
-        by_action: dict[str, list[str]] = {}
-        for name, doing in self._busy.values():
-            by_action.setdefault(doing, []).append(name)
-        for doing, names in by_action.items():
-            yield f"{first_of(names, _NAMED)}: {doing}"
+def progress_of(event: Event) -> tuple[Resource, str] | None:
+    """Return the resource that an event is about, and what a person reads of it; None if that is nothing."""
+    hook, said = event.get("hook"), _SAID.get(str(event.get("type")))
+    if said is None or not isinstance(hook, Mapping) or "action" not in hook:
+        return None
+    action = str(hook["action"])
+    doing, done = _VERBS.get(action, (action, action))
+    seconds = int(hook.get("elapsed_seconds") or 0)
+    return Resource.of(hook["resource"]), said.format(doing=doing, done=done, seconds=seconds)
 
 
 def first_of(names: Sequence[str], most: int) -> str:
@@ -156,56 +137,44 @@ def first_of(names: Sequence[str], most: int) -> str:
 
 _SUMMARY: Final = "Error acquiring the state lock"
 _FIELD: Final = re.compile(r"^\s*(ID|Who|Created):\s+(.*?)\s*$", re.MULTILINE)
-_NOTES: Final = ".clusterctl.runs"
-_SOON: Final = timedelta(seconds=120)  # a run takes its lock within that time
-_KEPT: Final = 50
+_RECORD: Final = ".clusterctl.runs"
 
 
 def stale_lock(failed: Iterable[Diagnostic], folder: Path, *, before: float) -> tuple[str, datetime] | None:
-    """Id and time of the lock that was in the way, if a run of ours took it that did not come to its end.
+    """Return the id and the time of the lock that was in the way, if a run of ours that was killed took it.
 
-    ``before`` (Unix seconds) is when the run began that it was in the way of: some backends name that run's
-    own wish for a lock instead of the lock.
+    before: when the failed run began (Unix seconds). Some backends name that run's own wish for a lock.
     """
     me = f"{pwd.getpwuid(os.getuid()).pw_name}@{socket.gethostname()}"
+    try:
+        killed = float((folder / _RECORD).read_text())
+    except (FileNotFoundError, ValueError):
+        return None
     for diagnostic in failed:
         fields = dict(_FIELD.findall(diagnostic.detail))
-        if diagnostic.summary == _SUMMARY and {"ID", "Who", "Created"} <= fields.keys():
+        if diagnostic.summary == _SUMMARY and fields.get("Who") == me and {"ID", "Created"} <= fields.keys():
             day, clock = fields["Created"].split()[:2]
             created = datetime.fromisoformat(f"{day}T{clock[:15]}+00:00")  # Go's nanoseconds, UTC
-            ours = any(began <= created <= began + _SOON for began in map(_time, _notes(folder)))
-            if ours and fields["Who"] == me and created < _time(before):
+            if killed <= created.timestamp() < before:
                 return fields["ID"], created
     return None
 
 
 def forget_runs(folder: Path) -> None:
-    (folder / _NOTES).unlink(missing_ok=True)
+    (folder / _RECORD).unlink(missing_ok=True)
 
 
 @contextmanager
 def recorded(folder: Path) -> Iterator[None]:
-    """Note a run while it lasts; the caller holds the folder's lock."""
-    path, before = folder / _NOTES, _notes(folder)
-    write_atomic(path, "\n".join([*before[-_KEPT:], f"{time.time():.6f}"]))
+    """Record a run while it lasts, unless an earlier run was killed. The caller holds the folder's lock."""
+    if (path := folder / _RECORD).exists():
+        yield
+        return
+    write_atomic(path, f"{time.time():.6f}")
     try:
         yield
     finally:
-        if before:
-            write_atomic(path, "\n".join(before))
-        else:
-            forget_runs(folder)
-
-
-def _time(unix_s: float | str) -> datetime:
-    return datetime.fromtimestamp(float(unix_s)).astimezone()
-
-
-def _notes(folder: Path) -> list[str]:
-    try:
-        return [note for note in (folder / _NOTES).read_text().split() if note.replace(".", "").isdigit()]
-    except FileNotFoundError:
-        return []
+        forget_runs(folder)
 
 
 GRACE_S: Final = 60  # to end what is under way and write the state
@@ -216,77 +185,6 @@ _POLL_S: Final = 0.1
 _STDERR_BYTES: Final = 20_000
 # What would change what is planned, or where the state is, behind our back.
 _NOT_INHERITED: Final = ("TF_CLI_ARGS", "TF_VAR_", "TF_WORKSPACE", "TF_DATA_DIR", "TF_INPUT", "TF_REATTACH_")
-
-
-def run(
-    argv: Sequence[str],
-    folder: Path,
-    *,
-    heard: Callable[[str], None],
-    report: LineReporter,
-    env: Mapping[str, str] = MappingProxyType({}),
-) -> tuple[int, str]:
-    """Run it in ``folder``: its exit code, the end of its stderr. ``heard`` gets the lines of its stdout."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
-    with _alone(folder, report) as lock, recorded(folder), _sink() as (stdout, out), _sink() as (stderr, err):
-        process = subprocess.Popen(
-            under_subreaper(argv, grace_s=GRACE_S),
-            cwd=folder,
-            env=inherited | {"TF_IN_AUTOMATION": "1", "CHECKPOINT_DISABLE": "1", "NO_COLOR": "1", **env},
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            pass_fds=(lock,),  # to the subreaper, which lives as long as Terraform does
-            start_new_session=True,
-            umask=0o077,
-        )
-        begun = b""
-        try:
-            while process.poll() is None:
-                begun = _hear(out, begun, heard)
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(_POLL_S)
-        except BaseException as exc:
-            _wind_up(process, report, interrupts=int(isinstance(exc, KeyboardInterrupt)))
-            raise
-        if begun := _hear(out, begun, heard):
-            heard(begun.decode(errors="replace"))
-        return process.returncode, err.read()[-_STDERR_BYTES:].decode(errors="replace")
-
-
-def _hear(out: IO[bytes], begun: bytes, heard: Callable[[str], None]) -> bytes:
-    """Pass on the whole lines that are new; what is ``begun`` of the next one."""
-    for part in iter(out.readline, b""):
-        begun += part
-        if begun.endswith(b"\n"):
-            heard(begun.decode(errors="replace"))
-            begun = b""
-    return begun
-
-
-@contextmanager
-def _alone(folder: Path, report: LineReporter) -> Iterator[int]:
-    """Hold the folder against a second Terraform of ours; the descriptor of the lock."""
-    fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        told = False
-        for _ in Clock().polls(_LOCK_WAIT_S, longest_s=_PAUSE_S):
-            with suppress(BlockingIOError):
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            if not told:
-                report("waiting for the Terraform of a clusterctl that was killed: it writes its state")
-                told = True
-        else:
-            raise LockedError(
-                "another Terraform is at work on this cluster",
-                where=str(folder),
-                why="it goes on after the clusterctl that started it was killed",
-                fix="wait until it has ended, then run the same command again",
-            )
-        yield fd
-    finally:
-        os.close(fd)
 
 
 @contextmanager
@@ -303,26 +201,115 @@ def _sink() -> Iterator[tuple[int, IO[bytes]]]:
             yield file.fileno(), reader
 
 
-def _wind_up(process: subprocess.Popen[bytes], report: LineReporter, *, interrupts: int) -> None:
-    """Have it interrupted once, and wait until it has written its state; the second Ctrl-C kills it.
+@dataclass(slots=True)
+class Run:
+    """A run of Terraform. After ``lines``, ``code`` is its exit code and ``stderr`` the end of its stderr."""
 
-    ``interrupts`` is how many have come. All else may come again though nobody is impatient: a terminal that
-    is closed sends SIGHUP twice, and a reader that went away stays away.
-    """
-    told = False
-    while process.poll() is None:
-        try:
-            if not told:
-                process.terminate()
-                told = True
-            with suppress(Exception):
-                report(
-                    f"interrupted: waiting until Terraform has written its state, {GRACE_S} seconds at most"
-                )
-            process.wait()
-        except BaseException as exc:
-            interrupts += isinstance(exc, KeyboardInterrupt)
-            if interrupts > 1:
-                process.send_signal(signal.SIGHUP)
+    process: subprocess.Popen[bytes]
+    out: IO[bytes]
+    err: IO[bytes]
+    code: int = -1
+    stderr: str = ""
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of stdout as they come."""
+        begun, is_over = b"", False
+        while not is_over:
+            is_over = self.process.poll() is not None
+            for part in iter(self.out.readline, b""):
+                begun += part
+                if begun.endswith(b"\n"):
+                    yield begun.decode(errors="replace")
+                    begun = b""
+            if not is_over:
+                with suppress(subprocess.TimeoutExpired):
+                    self.process.wait(_POLL_S)
+        if begun:
+            yield begun.decode(errors="replace")
+        self.code = self.process.wait()
+        self.stderr = self.err.read()[-_STDERR_BYTES:].decode(errors="replace")
+
+
+@dataclass(slots=True)
+class Runner:
+    """Runs Terraform in ``folder``, and tells ``reporter`` what it waits for."""
+
+    folder: Path
+    reporter: Reporter
+
+    @contextmanager
+    def run(self, argv: Sequence[str], env: Mapping[str, str] = MappingProxyType({})) -> Iterator[Run]:
+        """Run it while the body reads its lines. If the body raises, interrupt Terraform and wait for it."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
+        with (
+            self._alone() as lock,
+            recorded(self.folder),
+            _sink() as (stdout, out),
+            _sink() as (stderr, err),
+        ):
+            process = subprocess.Popen(
+                under_subreaper(argv, grace_s=GRACE_S),
+                cwd=self.folder,
+                env=inherited | {"TF_IN_AUTOMATION": "1", "CHECKPOINT_DISABLE": "1", "NO_COLOR": "1", **env},
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=(lock,),  # to the subreaper, which lives as long as Terraform does
+                start_new_session=True,
+                umask=0o077,
+            )
+            try:
+                yield Run(process, out, err)
                 process.wait()
+            except BaseException as exc:
+                self._wind_up(process, interrupts=int(isinstance(exc, KeyboardInterrupt)))
                 raise
+
+    @contextmanager
+    def _alone(self) -> Iterator[int]:
+        """Hold the folder against a second Terraform of ours; the descriptor of the lock."""
+        fd = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            told = False
+            for _ in Clock().polls(_LOCK_WAIT_S, longest_s=_PAUSE_S):
+                with suppress(BlockingIOError):
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                if not told:
+                    self.reporter.progress(
+                        "waiting for the Terraform of a clusterctl that was killed: it writes its state"
+                    )
+                    told = True
+            else:
+                raise LockedError(
+                    "another Terraform is at work on this cluster",
+                    where=str(self.folder),
+                    why="it goes on after the clusterctl that started it was killed",
+                    fix="wait until it has ended, then run the same command again",
+                )
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _wind_up(self, process: subprocess.Popen[bytes], *, interrupts: int) -> None:
+        """Have it interrupted once, and wait until it has written its state; the second Ctrl-C kills it.
+
+        ``interrupts`` is how many have come. All else may come again though nobody is impatient: a terminal
+        that is closed sends SIGHUP twice, and a reader that went away stays away.
+        """
+        told = False
+        while process.poll() is None:
+            try:
+                if not told:
+                    process.terminate()
+                    told = True
+                with suppress(Exception):
+                    what = "interrupted: waiting until Terraform has written its state"
+                    self.reporter.progress(f"{what}, {GRACE_S} seconds at most")
+                process.wait()
+            except BaseException as exc:
+                interrupts += isinstance(exc, KeyboardInterrupt)
+                if interrupts > 1:
+                    process.send_signal(signal.SIGHUP)
+                    process.wait()
+                    raise

@@ -9,20 +9,22 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from clusterctl.providers.gcp.apply import Owner, Place, apply_plan, explaining, names
+from clusterctl.providers.gcp.apply import Owner, Place, apply_plan
 from clusterctl.providers.gcp.terraform import Terraform
+from clusterctl.util.progress import HostStep, Reporter
 
 
-def report(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+class Lines(Reporter):
+    def progress(self, message: str | HostStep) -> None:
+        sys.stdout.write(f"{message}\n")
+        sys.stdout.flush()
 
 
 def main(folder: str, verb: str, cluster_id: str, *at: str) -> None:
     place = Place(*at, enables_apis=True)  # as that of terraformed.py
-    terraform = Terraform(Path(folder), report, explain=explaining(place), names=names(place))
+    terraform = Terraform(Path(folder), Lines(), place.explain, place.name)
     plan = terraform.plan(destroy=verb == "down")
-    report("planned")
+    terraform.reporter.progress("planned")
     apply_plan(terraform, plan, Owner(cluster_id))
 
 

@@ -9,7 +9,7 @@ from clusterctl.providers.gcp.provider import GcpProvider
 from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.progress import SILENT, HostStep, Reporter
+from clusterctl.util.progress import SILENT, Reporter
 from tests.support.google.api import PROJECT
 from tests.support.google.cloud import GoogleCloud
 
@@ -32,16 +32,6 @@ def put_own_network(cloud: GoogleCloud) -> None:
     world.put("google_compute_network", f"projects/{PROJECT}/global/networks/research", **at)
     path = f"projects/{PROJECT}/regions/us-central1/subnetworks/research-a"
     world.put("google_compute_subnetwork", path, self_link=path, **at)
-
-
-class Told(Reporter):
-    """Keeps the lines that are reported."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def progress(self, message: str | HostStep) -> None:
-        self.lines.append(str(message))
 
 
 def provider_of(spec: ClusterSpec, reporter: Reporter = SILENT) -> GcpProvider:

@@ -18,7 +18,7 @@ import pytest
 from tf.types import Unknown
 
 from clusterctl.providers.gcp import provider
-from clusterctl.providers.gcp.apply import INSTANCE
+from clusterctl.providers.gcp.costs import INSTANCE
 from clusterctl.providers.gcp.provider import variables
 from clusterctl.providers.gcp.storage import VARIABLES
 from clusterctl.providers.gcp.terraform import (

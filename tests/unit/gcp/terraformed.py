@@ -14,14 +14,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from clusterctl.providers.gcp.apply import INSTANCE, Owner, Place, apply_plan, explaining, names
+from clusterctl.providers.gcp.apply import Owner, Place, apply_plan
+from clusterctl.providers.gcp.costs import INSTANCE
 from clusterctl.providers.gcp.orphans import ID_LABEL
 from clusterctl.providers.gcp.provider import variables
 from clusterctl.providers.gcp.terraform import UNKNOWN, Plan, Terraform
 from clusterctl.spec.load import parse_spec
 from clusterctl.util.assets import asset
+from clusterctl.util.progress import Clock
 from tests.support.google.cloud import GoogleCloud
-from tests.support.terraform import addresses, in_state
+from tests.support.terraform import Told, addresses, in_state
 
 CLUSTER_ID = "a1b2c3"
 PLACE = Place("my-project", "us-central1-a", "demo-ctl", enables_apis=True)
@@ -42,11 +44,10 @@ class Terraformed:
             setenv(name, value)
         self.folder = folder / "terraform"
         shutil.copytree(asset("terraform") / "gcp", self.folder)
-        self.said: list[str] = []
+        told = Told()
+        self.said = told.lines
         self.waited: list[float] = []
-        self.terraform = Terraform(
-            self.folder, self.said.append, explain=explaining(PLACE), names=names(PLACE)
-        )
+        self.terraform = Terraform(self.folder, told, PLACE.explain, PLACE.name)
         self.nodes(2)
         self.terraform.init()
 
@@ -60,14 +61,13 @@ class Terraformed:
     def up(self) -> Plan:
         """Plan and carry out."""
         plan = self.terraform.plan()
-        apply_plan(self.terraform, plan, Owner(CLUSTER_ID), sleep=self.waited.append)
+        apply_plan(self.terraform, plan, Owner(CLUSTER_ID), clock=Clock(sleep=self.waited.append))
         return plan
 
-    def down(self, clear: Callable[[], None] | None = None) -> None:
+    def down(self) -> None:
         """Plan to remove all, and carry that out."""
         plan = self.terraform.plan(destroy=True)
-        owner = Owner(CLUSTER_ID, clear)
-        apply_plan(self.terraform, plan, owner, sleep=self.waited.append)
+        apply_plan(self.terraform, plan, Owner(CLUSTER_ID), clock=Clock(sleep=self.waited.append))
 
     def forget(self, host: str) -> None:
         """Take its instance out of the state, as where Terraform was killed before it wrote it down."""

@@ -13,7 +13,9 @@ import pytest
 from clusterctl.errors import Failure, TerraformError
 from clusterctl.providers.gcp.apply import WAITS_S, Owner, apply_plan
 from clusterctl.providers.gcp.terraform import Plan, ResourceChange, Terraform
+from clusterctl.util.progress import Clock
 from tests.support.messages import refused
+from tests.support.terraform import Told
 
 OWNER = Owner("a1b2c3")
 SHOWN = Plan(Path("plan.tfplan"), "0", ())
@@ -33,11 +35,8 @@ class Scripted:
     stuck: bool = False
     attributes: Mapping[str, Any] = field(default_factory=dict)  # of whatever is taken over
     applied: int = 0
-    said: list[str] = field(default_factory=list)
+    reporter: Told = field(default_factory=Told)
     adopted: list[Mapping[str, str]] = field(default_factory=list)
-
-    def report(self, line: str) -> None:
-        self.said.append(line)
 
     def apply(self, _: Plan) -> None:
         self.applied += 1
@@ -55,8 +54,8 @@ class Scripted:
 
 def run(scripted: Scripted, owner: Owner = OWNER, plan: Plan = SHOWN) -> tuple[list[str], list[float]]:
     waited: list[float] = []
-    apply_plan(cast(Terraform, scripted), plan, owner, sleep=waited.append)
-    return scripted.said, waited
+    apply_plan(cast(Terraform, scripted), plan, owner, clock=Clock(sleep=waited.append))
+    return scripted.reporter.lines, waited
 
 
 def test_what_passes_is_waited_for_longer_and_longer_and_said() -> None:
@@ -111,17 +110,3 @@ def test_only_what_bears_the_clusters_id_is_taken_over(attributes: Mapping[str, 
     with nullcontext() if ours else refused("name-taken", TerraformError):
         run(scripted)
     assert scripted.applied == (2 if ours else 1)
-
-
-def test_what_keeps_the_rest_from_being_removed_is_cleared_once() -> None:
-    cleared: list[str] = []
-    owner = Owner("a1b2c3", lambda: cleared.append("all"))
-    down = Plan(Path("plan.tfplan"), "0", (), destroys=True)
-    run(Scripted([error("in-use")]), owner, down)
-    assert cleared == ["all"]
-    with pytest.raises(TerraformError):
-        run(Scripted([error("in-use")], stuck=True), owner, down)
-    assert cleared == ["all", "all"]
-    with pytest.raises(TerraformError):
-        run(Scripted([error("in-use")]), owner, SHOWN)  # nothing is cleared away where things are made
-    assert cleared == ["all", "all"]

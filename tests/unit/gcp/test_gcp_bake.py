@@ -29,11 +29,11 @@ from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud
 from tests.support.messages import refused
 from tests.support.sweeps import in_sweep
+from tests.support.terraform import Told
 from tests.unit.gcp import recorded
 from tests.unit.gcp.clusters import (
     NOT_BILLED,
     OWN_NETWORK,
-    Told,
     provider_of,
     put_own_network,
     workspace_in,

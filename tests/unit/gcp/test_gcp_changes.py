@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.providers.base import HostChange
-from clusterctl.providers.gcp.apply import INSTANCE, host_changes, lost, names, other_changes, words_for
+from clusterctl.providers.gcp.apply import host_changes, lost, other_changes, words_for
+from clusterctl.providers.gcp.costs import INSTANCE, HostPrices
 from clusterctl.providers.gcp.terraform import Action, Plan, ResourceChange
-from clusterctl.providers.gcp.terraform_run import Progress, Resource
+from clusterctl.providers.gcp.terraform_run import Resource, progress_of
 from tests.unit.gcp.terraformed import PLACE
 
 
@@ -40,12 +41,8 @@ def test_a_host_is_what_it_is_and_changes_for_a_reason() -> None:
 
 def test_a_new_machine_type_stops_the_controller_and_replaces_a_node() -> None:
     after = instance(machine_type="g2-standard-8", effective_labels={"new": "1"})
-    prices = {"g2-standard-4": 0.7, "g2-standard-8": 0.9}
-
-    def price(attributes: Any) -> float:
-        return prices[attributes["machine_type"]]
-
-    (stopped,) = host_changes(plan(change(INSTANCE, "update", instance(), after)), price)
+    prices = HostPrices("demo", machines={"g2-standard-4": 0.7, "g2-standard-8": 0.9})
+    (stopped,) = host_changes(plan(change(INSTANCE, "update", instance(), after)), prices)
     assert stopped == HostChange(
         "demo-train-1", "change", "g2-standard-8, 1 x l4", "machine type changes", 0.9, 0.7, restarts=True
     )
@@ -112,7 +109,7 @@ def test_every_resource_of_the_module_has_a_word() -> None:
 
 
 def test_hosts_and_what_is_of_them_are_called_by_name() -> None:
-    call = names(PLACE)
+    call = PLACE.name
     node = 'module.nodes.module.node["demo-train-1"]'
     assert call(Resource(f"{node}.{INSTANCE}.host", INSTANCE)) == "demo-train-1"
     disk = "google_compute_disk"
@@ -124,24 +121,14 @@ def test_hosts_and_what_is_of_them_are_called_by_name() -> None:
 
 
 def test_progress_is_said_in_the_names_of_hosts() -> None:
-    said: list[str] = []
-    progress = Progress(said.append, names(PLACE))
-    hosts = ("module.controller.module.host", 'module.nodes.module.node["demo-train-1"]')
-
-    def event(kind: str, address: str, of: str = INSTANCE, seconds: int = 0) -> None:
-        resource = {"addr": f"{address}.{of}.host", "resource_type": of}
-        hook = {"resource": resource, "action": "create", "elapsed_seconds": seconds}
-        progress.take({"type": kind, "hook": hook})
-
-    for address in hosts:
-        event("apply_start", address)
-        event("apply_start", address, "terraform_data")
-    for address in hosts:
-        event("apply_progress", address, seconds=10)
-    event("apply_complete", hosts[0], seconds=12)
-    event("apply_errored", hosts[1], seconds=13)
-    assert said == [
-        *("demo-ctl: creating…", "demo-train-1: creating…"),
-        "demo-ctl, demo-train-1: creating… 10 s",
-        *("demo-ctl: created after 12 s", "demo-train-1: failed after 13 s"),
+    resource = {"addr": f"module.controller.module.host.{INSTANCE}.host", "resource_type": INSTANCE}
+    hook = {"resource": resource, "action": "create", "elapsed_seconds": 12}
+    kinds = ("apply_start", "apply_progress", "apply_complete", "apply_errored", "refresh_start")
+    said = [progress_of({"type": kind, "hook": hook}) for kind in kinds]
+    assert [(PLACE.name(one[0]), one[1]) for one in said if one] == [
+        ("demo-ctl", "creating…"),
+        ("demo-ctl", "creating… 12 s"),
+        ("demo-ctl", "created after 12 s"),
+        ("demo-ctl", "failed after 12 s"),
     ]
+    assert progress_of({"type": "version"}) is None

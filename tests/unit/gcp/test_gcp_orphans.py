@@ -13,7 +13,7 @@ from clusterctl.providers.gcp.orphans import find_resources, orphan_ids, remove_
 from tests.support.google.api import PROJECT, Google
 from tests.support.google.refusals import REFUSALS
 from tests.support.messages import refused
-from tests.unit.gcp.clusters import Told
+from tests.support.terraform import Told
 from tests.unit.gcp.module import description, labels
 
 OURS, THEIRS = "aaaaaa", "bbbbbb"

@@ -12,13 +12,12 @@ from google.auth.exceptions import RefreshError
 
 from clusterctl.hosts.checks import Finding
 from clusterctl.providers.gcp.api import Api
-from clusterctl.providers.gcp.notes import ahead
-from clusterctl.providers.gcp.preflight import preflight
+from clusterctl.providers.gcp.preflight import ahead, preflight
 from clusterctl.providers.gcp.provider import services
 from clusterctl.spec.gcp import settings_of
 from clusterctl.spec.load import parse_spec
-from clusterctl.util.progress import Limit
-from tests.support.google.api import FACTS, PROJECT, Google
+from clusterctl.util.progress import Clock
+from tests.support.google.api import FACTS, PROJECT, TOKEN, Google
 from tests.support.google.refusals import REFUSALS, filled
 from tests.support.messages import shows
 
@@ -53,7 +52,7 @@ partitions: [{{name: train, nodes: 2, gpus: {{type: l4}}}}]
 
 
 def found(text: str, cluster_id: str | None = None, api: Api | None = None) -> tuple[Finding, ...]:
-    spec, api = parse_spec(text, "cluster.yaml"), api or Api(PROJECT, limit=Limit.within(300))
+    spec, api = parse_spec(text, "cluster.yaml"), api or Api(PROJECT, clock=Clock(sleep=lambda _: None))
     return preflight(spec, cluster_id, services(settings_of(spec)), api=api)
 
 
@@ -127,14 +126,6 @@ OBSTACLES: dict[str, tuple[Plant, str, str, str]] = {
     "obsolete image": (
         lambda g: has(g, GPU_IMAGE, deprecated={"state": "OBSOLETE"}),
         *("image-missing", "nvidia-580", "images list"),
-    ),
-    "large image": (
-        lambda g: has(g, "family/debian-12", diskSizeGb="80"),
-        *("boot-disk", "needs 80 GiB", "size: 80GiB"),
-    ),
-    "image for ARM": (
-        lambda g: has(g, "family/rocky-linux-9-optimized-gcp", architecture="ARM64"),
-        *("image-architecture", "ARM64", "name an image for x86_64"),
     ),
     "reservation": (lambda g: has(g, "reservations/mine"), "reservation", "mine", "describe mine"),
     "network": (
@@ -242,14 +233,10 @@ def test_what_has_google_refuse_all_calls_is_one_finding(
             lambda g: g.fail("serviceusage.services.get", 400, times=99),
             *(PLAIN, ("cloud-refused", "compute.googleapis.com")),
         ),
-        (
-            lambda g: g.fail("storage.buckets.get", 403, reason="forbidden"),
-            *(SPEC, ("bucket-unseen", "provider.bucket")),
-        ),
         (lambda _: None, PLAIN.replace("type: l4", "type: h100, count: 8"), ("quota", "us-central1")),
         (lambda g: g.off.add("compute"), PLAIN, ("api-off", "compute.googleapis.com")),
     ],
-    ids=["a new kind of refusal", "Service Usage", "bucket", "GPUs counted by family", "an API that is off"],
+    ids=["a new kind of refusal", "Service Usage", "GPUs counted by family", "an API that is off"],
 )
 def test_what_google_does_not_say_is_a_warning_beside_the_obstacles(
     google: Google, plant: Plant, text: str, warning: tuple[str, str]
@@ -343,23 +330,41 @@ def test_managed_policies_that_can_not_be_looked_at_are_one_warning(google: Goog
     assert found(PLAIN) == ()
 
 
-@pytest.mark.parametrize("unseen", ["the managed policy", "all policies"])
-def test_os_login_of_the_project_is_named_where_its_policy_can_not_be_looked_at(
-    google: Google, unseen: str
-) -> None:
-    """Google turns it on in new projects of an organization that requires it: instances would be rejected."""
-    google.project.metadata["enable-oslogin"] = "TRUE"
-    # The instances have it off, and no policy forbids that.
-    assert found(PLAIN) == ()
-    google.off.add("orgpolicy")
-    if unseen == "all policies":
-        why = {"reason": "forbidden", "message": "The caller does not have permission"}
-        google.fail("cloudresourcemanager.projects.getEffectiveOrgPolicy", 403, times=100, **why)
-    named = [one for one in found(PLAIN) if "OS Login" in one.what]
-    assert [(one.level, one.code) for one in named] == [("warning", "org-policy")]
-    assert "compute.requireOsLogin" in named[0].fix
-    google.project.metadata["enable-oslogin"] = "FALSE"
-    assert not [one for one in found(PLAIN) if "OS Login" in one.what]
+def test_a_bucket_that_the_login_may_not_look_at_may_be_there(google: Google) -> None:
+    google.fail("storage.buckets.get", 403, reason="forbidden")
+    assert found(SPEC) == ()
+
+
+class SilentSession(requests.Session):
+    """Google, where calls whose URL has ``part`` get no answer in time."""
+
+    def __init__(self, part: str) -> None:
+        super().__init__()
+        self.headers.update({"Authorization": f"Bearer {TOKEN}", "X-Goog-User-Project": PROJECT})
+        self.part, self.timeouts = part, set[float]()
+
+    def request(self, method: str, url: str, **more: Any) -> requests.Response:  # type: ignore[override]
+        self.timeouts.update(more["timeout"])
+        if self.part in url:
+            raise requests.ReadTimeout("Read timed out.")
+        return super().request(method, url, **more)
+
+
+@pytest.mark.parametrize("cluster_id", [None, "a1b2c3"])
+def test_a_google_that_is_silent_is_one_warning_and_no_missing_project(cluster_id: str | None) -> None:
+    session = SilentSession("http")
+    api = Api(PROJECT, session=session, answer_s=10.0, tries=2, clock=Clock(sleep=lambda _: None))
+    (one,) = found(PLAIN, cluster_id, api)
+    assert (one.level, one.code) == ("warning", "cloud-silent")
+    assert session.timeouts == {10.0}
+
+
+def test_a_service_that_is_silent_keeps_no_other_from_being_looked_at(google: Google) -> None:
+    deny(google, "iam.serviceAccounts.actAs")
+    api = Api(PROJECT, session=SilentSession("/compute/"), clock=Clock(sleep=lambda _: None))
+    findings = found(PLAIN, None, api)
+    assert [one.code for one in findings if one.level == "error"] == ["permission"]
+    assert {one.code for one in findings if one.level == "warning"} == {"cloud-silent"}
 
 
 def test_an_image_of_the_nodes_needs_rights(google: Google) -> None:

@@ -109,13 +109,13 @@ def spec(price_per_hour: float | None = None, **provider: Any) -> ClusterSpec:
 
 class TestHosts:
     def test_a_host_costs_its_machine_and_its_disks(self) -> None:
-        price = costs.host_price(spec())
+        price = costs.HostPrices.by(spec()).of
         assert price(instance()) == pytest.approx(0.706824 + 0.01)
         with_ssds = price(instance(scratch_disk=[{"interface": "NVME"}] * 2))
         assert with_ssds == pytest.approx(0.706824 + 0.01 + 2 * 375 * 0.08 / 730)
 
     def test_spot_and_added_gpus_are_seen(self) -> None:
-        price = costs.host_price(spec())
+        price = costs.HostPrices.by(spec()).of
         spot = price(instance(scheduling=[{"provisioning_model": "SPOT"}]))
         assert spot == pytest.approx(0.05872 + 0.2231 + 0.01, rel=1e-3)
         gpu = [{"type": "projects/p/zones/z/acceleratorTypes/nvidia-tesla-t4", "count": 1}]
@@ -127,18 +127,20 @@ class TestHosts:
         machine = gcp_nodes.machines().get("a2-ultragpu-1g")
         assert machine is not None
         bundled = [{"interface": "NVME"}] * machine.bundled_ssds
-        price = costs.host_price(spec())(instance(machine_type="a2-ultragpu-1g", scratch_disk=bundled))
+        price = costs.HostPrices.by(spec()).of(instance(machine_type="a2-ultragpu-1g", scratch_disk=bundled))
         assert price == pytest.approx(5.068798 + 0.01)
 
     def test_what_the_spec_says_comes_first(self) -> None:
         own = {"g2-standard-4": 0.5}
-        assert costs.host_price(spec(prices=own))(instance()) == pytest.approx(0.51)
-        assert costs.host_price(spec(2.5, prices=own))(instance()) == 2.5
-        assert costs.host_price(spec(2.5, prices=own))(instance("demo-other-part-1")) == pytest.approx(0.51)
-        assert costs.host_price(spec(2.5))(instance("demo-ctl")) == pytest.approx(0.716824)
+        assert costs.HostPrices.by(spec(prices=own)).of(instance()) == pytest.approx(0.51)
+        assert costs.HostPrices.by(spec(2.5, prices=own)).of(instance()) == 2.5
+        assert costs.HostPrices.by(spec(2.5, prices=own)).of(instance("demo-other-part-1")) == pytest.approx(
+            0.51
+        )
+        assert costs.HostPrices.by(spec(2.5)).of(instance("demo-ctl")) == pytest.approx(0.716824)
 
     def test_an_unknown_part_makes_the_whole_unknown(self) -> None:
-        price = costs.host_price(spec())
+        price = costs.HostPrices.by(spec()).of
         assert price(instance(machine_type="c3-standard-4")) is None
         assert price(instance(scratch_disk=[{}], scheduling=[{"provisioning_model": "SPOT"}])) is None
 
@@ -156,9 +158,9 @@ class TestNodes:
                     continue
                 host = planned[of_it.node_names(partition)[0]]
                 said = node_price(of_it, partition.name)
-                assert said == costs.host_price(of_it)(as_instance(of_it.node_names(partition)[0], host)), (
-                    name
-                )
+                assert said == costs.HostPrices.by(of_it).of(
+                    as_instance(of_it.node_names(partition)[0], host)
+                ), name
                 checked += said is not None
         assert checked >= 5
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import MachineError, StalePlanError, UsageError
-from clusterctl.providers.gcp import notes, provider
-from clusterctl.providers.gcp.notes import job_environment, network_note
+from clusterctl.providers.gcp import provider
+from clusterctl.providers.gcp.preflight import job_environment, network_note, notes
 from clusterctl.spec import gcp_nodes
 from clusterctl.spec.distributions import UNSEEN
 from clusterctl.spec.gcp import GcsState
@@ -23,6 +23,7 @@ from tests.support.google.answers import HOST_KEY
 from tests.support.google.api import PROJECT
 from tests.support.google.cloud import GoogleCloud
 from tests.support.messages import refused, shows
+from tests.unit.gcp import recorded
 from tests.unit.gcp.clusters import provider_of, workspace_in
 
 SEEN = "rocky-9.6"  # on each of them, by a look
@@ -142,6 +143,21 @@ def test_starting_hosts_again_removes_none(planned_cloud: GoogleCloud, workspace
     assert sorted(planned_cloud.instances) == HOSTS
 
 
+def test_a_host_that_the_state_lacks_does_not_keep_the_rest(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its network can't be deleted before it; Terraform then removes what only its state has."""
+    with recorded.cloud_in(tmp_path, monkeypatch, is_real=False) as (cloud, _):
+        raised(spec_of(1), workspace)
+        state = workspace.terraform / "terraform.tfstate"
+        known = json.loads(state.read_text())
+        kept = {name: one for name, one in known.items() if "train-1" not in name}
+        assert kept.keys() < known.keys()
+        state.write_text(json.dumps(kept))
+        provider_of(spec_of(1)).destroy(workspace.cluster_id(), workspace=workspace)
+        assert cloud.resources() == {}
+
+
 def test_the_folder_is_brought_up_to_date_and_keeps_what_is_not_ours(tmp_path: Path) -> None:
     place = tmp_path / "terraform"
     provider.write_module(place, {"a": 1}, None, cluster="demo")
@@ -192,9 +208,9 @@ def test_a_bucket_on_a_release_that_refuses_its_key_is_told_of(release: str, is_
     """Before anything is made: the note of `plan`, and of `up`."""
     image = {"family": f"rocky-linux-{release}-optimized-gcp", "project": "rocky-linux-cloud"}
     images = {"controller": {"image": image}, "partitions": {"train": {"image": image}}}
-    said = " ".join(notes.notes(spec_of(bucket={"name": "my-data"}, **images)))
+    said = " ".join(notes(spec_of(bucket={"name": "my-data"}, **images)))
     assert ("/bucket may fail" in said) is is_said
-    assert "/bucket" not in " ".join(notes.notes(spec_of(**images)))
+    assert "/bucket" not in " ".join(notes(spec_of(**images)))
 
 
 def test_jobs_get_what_their_machine_has() -> None:

