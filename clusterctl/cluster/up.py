@@ -98,7 +98,7 @@ def up(cluster: ClusterContext, options: UpOptions) -> UpResult:
         ClusterctlError: a phase failed; what was done stays, and the next `up` continues from there.
     """
     cluster.provider.check(cluster.spec)
-    with cluster.locked(), cluster.provider.working():
+    with cluster.locked():
         if options.limit is not None:
             cluster = replace(cluster, spec=limited(cluster.spec, cluster.workspace, options.limit))
         decision = decide(cluster, options)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
@@ -207,10 +207,6 @@ class Provider(Protocol):
 
     known_shared: str | None = None
     class_groups: tuple[str, ...] = (COMPUTE,)
-
-    def working(self) -> AbstractContextManager[None]:
-        """While several of these methods are called: what they share may stay open."""
-        return nullcontext()
 
     def start_ahead(self) -> None:
         """Start what takes a while to start: the other methods will need it. Calling none of them is fine."""

@@ -85,7 +85,7 @@ class Keeper:
     def _make_network(self) -> None:
         """The bridge with its cable to this machine; one more without a cable for what lies behind a gate."""
         own = self._request.id
-        with state_lock("up", lambda _: None):
+        with state_lock("up"):
             used = (*system.used_networks(), *(state.subnet for state in image.states()))
             self._front = system.choose_subnet(own, used)
             system.create_network(own, self._front)
@@ -168,7 +168,7 @@ def remove(lab_id: str) -> None:
     machine.stop([name for name in machine.alive() if name.startswith(f"c{lab_id}-")])
     machine.end_rooted(STATE / lab_id)
     machine.remove_cgroups(f"c{lab_id}-")
-    with state_lock("down", lambda _: None):
+    with state_lock("down"):
         system.remove_network(lab_id)
         for _ in range(_TRIES):  # who looks into it just now keeps it
             system.remove_netns_folder()
@@ -229,8 +229,8 @@ def debian(distribution: Literal["debian-12", "debian-13"] = "debian-12") -> Pat
     request = BakeRequest(
         key=key, base_key=base, distribution=settings.release, mirror=settings.mirror, admin_key=nobody
     )
-    with image.cache_lock("up", lambda _: None):
-        return image.build_base(request, lambda _: None)
+    with image.cache_lock("up"):
+        return image.build_base(request)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import ClusterctlError
-from clusterctl.providers.local import client
+from clusterctl.providers.local.client import Helper
 from clusterctl.providers.local.layout import STATE as CLUSTERS
 from tests.support.conditions import without_autogroup
 from tests.support.processes import ROOT, as_root
@@ -74,22 +74,22 @@ def _began(pid: int) -> str:
     return ""
 
 
-def remove_clusters(call: Callable[..., dict[str, Any]] = client.call) -> Iterator[str]:
+def remove_clusters(call: Callable[..., dict[str, Any]]) -> Iterator[str]:
     """Remove the clusters of runs that are no more, and the storage that theirs left."""
-    for one in call("clusters", {}, report=_say)["clusters"]:
+    for one in call("clusters", {})["clusters"]:
         if is_over(one["workspace"]):
-            call("down", {"id": one["id"]}, report=_say)
+            call("down", {"id": one["id"]})
             yield f"removed cluster {one['name']} ({one['id']}) of {one['workspace']}"
-    for one in call("storage", {}, report=_say)["kept"]:
+    for one in call("storage", {})["kept"]:
         if is_over(one["workspace"]):
-            call("storage", {"remove": [one["id"]]}, report=_say)
+            call("storage", {"remove": [one["id"]]})
             yield f"removed storage {one['name']} ({one['id']}) of {one['workspace']}"
 
 
 def remove() -> Iterator[str]:
     """Remove all of it; yields what was."""
     if CLUSTERS.exists():
-        yield from remove_clusters()
+        yield from remove_clusters(Helper(_say).call)
     if any(LABS.glob("*.lab")):
         argv = [*as_root(), sys.executable, "-m", "tests.support.keeper", "--remove-dead"]
         subprocess.run(argv, cwd=ROOT, check=True, timeout=600, stdin=subprocess.DEVNULL)

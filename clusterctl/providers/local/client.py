@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,77 +17,110 @@ from typing import Any
 
 from clusterctl.errors import DiskError, LockedError, MachineError, ProvisionError
 from clusterctl.state.inventory import ARCHITECTURE
-from clusterctl.util.progress import ProgressReporter, Waiting
+from clusterctl.util.progress import SILENT, ProgressReporter, Waiting
 
 _MODULE = "clusterctl.providers.local.helper"
 _NO_RIGHT, _HERE = "no right to start nodes", "this machine"
 _ERRORS = {kind.__name__: kind for kind in (DiskError, LockedError, MachineError)}
 
-_keeping: list[None] = []  # as many as want helpers to be kept
 _idle: list[subprocess.Popen[str]] = []  # these wait for a request
 
 
-def call(
-    verb: str,
-    request: dict[str, Any],
-    *,
-    report: ProgressReporter = lambda _: None,
-    ready: Callable[[dict[str, Any]], object] | None = None,
-) -> dict[str, Any]:
-    """One request to the helper, started with ``sudo -n`` when we are not root, to its result.
+@dataclass(slots=True)
+class Exchange:
+    """A request that the helper works on. ``goes_on``: whether the helper takes another request."""
 
-    ``ready`` is called while an image that is baked answers SSH, or when new nodes have addresses: what it
-    returns is sent back.
+    process: subprocess.Popen[str]
+    report: ProgressReporter
+    goes_on: bool = False
+    _result: dict[str, Any] | None = None
+
+    def ready(self) -> dict[str, Any] | None:
+        """Return what the helper is ready for and waits for a reply to; None once it has a result.
+
+        It is ready while an image that is baked answers SSH, and when new nodes have addresses.
+        """
+        assert self.process.stdout is not None  # noqa: S101 - for the type checker: it is a pipe
+        for line in self.process.stdout:
+            message = json.loads(line)
+            if "progress" in message:
+                self.report(message["progress"])
+            elif "waiting" in message:
+                self.report(Waiting(message["waiting"]))
+            elif "ready" in message:
+                return dict(message["ready"])
+            elif "error" in message:
+                error = message["error"]
+                raise _ERRORS.get(error.pop("kind"), ProvisionError)(**error)
+            elif "result" in message:
+                self._result, self.goes_on = dict(message["result"]), message["goes_on"]
+                return None
+        raise _died(self.process)
+
+    def send(self, said: object) -> None:
+        """Send a request, or the reply to what the helper is ready for."""
+        assert self.process.stdin is not None  # noqa: S101
+        try:
+            self.process.stdin.write(json.dumps(said) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise _died(self.process) from None
+
+    def result(self) -> dict[str, Any]:
+        while self._result is None:
+            self.ready()
+        return self._result
+
+
+@dataclass(frozen=True, slots=True)
+class Helper:
+    """The process that works as root, started with ``sudo -n`` if we are not root.
+
+    A helper that has answered serves the next request, too: starting one takes 0.15 s. It ends when we do.
     """
-    with _helper() as helper:
-        answer = converse(helper.process, {"verb": verb, "request": request}, report, ready=ready)
-        helper.goes_on = answer["goes_on"]
-    result: dict[str, Any] = answer["result"]
-    return result
 
+    report: ProgressReporter = SILENT.progress
 
-@contextmanager
-def keeping_helper() -> Iterator[None]:
-    """Meanwhile a helper that has answered serves the next call, too: to start one takes 0.15 s."""
-    _keeping.append(None)
-    try:
-        yield
-    finally:
-        _keeping.pop()
-        while _idle and not _keeping:
-            _end(_idle.pop())
+    def call(self, verb: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        with self.asking(verb, request) as exchange:
+            return exchange.result()
+
+    @contextmanager
+    def asking(self, verb: str, request: Mapping[str, Any]) -> Iterator[Exchange]:
+        """A request while the helper works on it. If the body raises, it stops and cleans up."""
+        exchange: Exchange | None = None
+        # In a thread: Ctrl-C reaches the main one, and must not come between the fork and our knowing of it.
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            taking = pool.submit(_take)
+            try:
+                exchange = Exchange(taking.result(), self.report)
+                exchange.send({"verb": verb, "request": request})
+                yield exchange
+            finally:
+                process = taking.result()
+                if exchange and exchange.goes_on:
+                    _idle.append(process)
+                else:
+                    _end(process)
 
 
 def start_ahead() -> None:
-    """Start a helper for the first call. Without one it ends when we do, as its stdin is closed."""
+    """Start a helper for the first call."""
     with suppress(MachineError, OSError):  # the call will say so
         _idle.append(_take())
 
 
-@dataclass
-class _Helper:
-    process: subprocess.Popen[str]
-    goes_on: bool = False
-
-
-@contextmanager
-def _helper() -> Iterator[_Helper]:
-    # In a thread: Ctrl-C reaches the main one, and must not come between the fork and our knowing of it.
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        taking = pool.submit(_take)
-        try:
-            yield (helper := _Helper(taking.result()))
-        finally:
-            process = taking.result()
-            if _keeping and helper.goes_on:
-                _idle.append(process)
-            else:
-                _end(process)
+@atexit.register
+def end_idle() -> None:
+    while _idle:
+        _end(_idle.pop())
 
 
 def _take() -> subprocess.Popen[str]:
-    with suppress(IndexError):
-        return _idle.pop()
+    while _idle:
+        if (process := _idle.pop()).poll() is None:
+            return process
+        _end(process)
     return subprocess.Popen(
         # -B: bytecode that root wrote into a user's own installation is what they could not remove
         [*elevation(sys.platform), sys.executable, "-I", "-B", "-m", _MODULE, "serve"],
@@ -128,42 +162,6 @@ def elevation(system: str) -> list[str]:
         fix = "run clusterctl as root, or install sudo and allow yourself to use it"
         raise MachineError(_NO_RIGHT, code="no-right-to-start-nodes", where=_HERE, why=why, fix=fix)
     return ["sudo", "-n", "--"]
-
-
-def converse(
-    process: subprocess.Popen[str],
-    request: dict[str, Any],
-    report: ProgressReporter,
-    *,
-    ready: Callable[[dict[str, Any]], object] | None,
-) -> dict[str, Any]:
-    """Send the helper a request, tell what it says meanwhile, and return its answer or raise its error."""
-    _send(process, json.dumps(request))
-    assert process.stdout is not None  # noqa: S101 - for the type checker: it is a pipe
-    for line in process.stdout:
-        message = json.loads(line)
-        if "progress" in message:
-            report(message["progress"])
-        elif "waiting" in message:
-            report(Waiting(message["waiting"]))
-        elif "ready" in message and ready is not None:
-            reply = ready(message["ready"])
-            _send(process, "done" if reply is None else json.dumps(reply))
-        elif "error" in message:
-            error = message["error"]
-            raise _ERRORS.get(error.pop("kind"), ProvisionError)(**error)
-        elif "result" in message:
-            return dict(message)
-    raise _died(process)
-
-
-def _send(process: subprocess.Popen[str], line: str) -> None:
-    assert process.stdin is not None  # noqa: S101
-    try:
-        process.stdin.write(line + "\n")
-        process.stdin.flush()
-    except BrokenPipeError:
-        raise _died(process) from None
 
 
 def _died(process: subprocess.Popen[str]) -> MachineError | ProvisionError:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import ClusterctlError, MachineError, ProvisionError
-from clusterctl.providers.local import image, layout, machine, node_class, system
+from clusterctl.providers.local import image, layout, machine, system
 from clusterctl.providers.local.machine import Machine
 from clusterctl.providers.local.system import TOOL_ENV, end_children, has_dnf
 from clusterctl.spec import distributions
@@ -42,19 +42,8 @@ TOOLS = {
     "ssh-keygen": "openssh-client",
 }
 DNF_NAMES = {"ip": "iproute", "mount": "util-linux", "ssh-keygen": "openssh"}  # where dnf's differ
+DONE = json.dumps("done")  # what the caller replies once an image is baked
 _PARALLEL = 8  # nodes that are made ready; what each needs is mostly waited for
-
-
-def progress(message: str) -> None:
-    _answer({"progress": message})
-
-
-def waiting(message: str) -> None:
-    _answer({"waiting": message})
-
-
-def _answer(message: dict[str, Any]) -> None:
-    print(json.dumps(message), flush=True)  # noqa: T201 - the protocol
 
 
 def _check_tools(*, disks: bool = False) -> None:
@@ -79,35 +68,35 @@ def bake(request: dict[str, Any]) -> dict[str, Any]:
     if wanted.id and layout.state_file(wanted.id).exists():
         return {}
     _check_tools()
-    with state_lock("up", waiting):
+    with state_lock("up"):
         for place in (layout.STATE, layout.CACHE):
             system.check_overlay(place)
-    _have({"image": (lambda: image.cached(wanted.key) or None, lambda: image.baking(wanted, progress))})
+    _have({"image": (lambda: image.cached(wanted.key) or None, lambda: image.baking(wanted))})
     return {}
 
 
 def bake_class(request: dict[str, Any]) -> dict[str, Any]:
     """Make the layers of classes that are not there; the caller runs class.yml on them, as in ``bake``.
 
-    The answer has the key of each group's; None if hosts can't be made from it.
+    The answer has the key of each group's.
     """
     wanted = layout.ClassRequest.model_validate(request)
     over = wanted.image
     with suppress(FileNotFoundError):
         over = layout.ClusterState.model_validate_json(layout.state_file(wanted.id).read_bytes()).image
-    keys = {group: node_class.class_key(over, inputs) for group, inputs in wanted.inputs.items()}
+    keys = {group: image.class_key(over, inputs) for group, inputs in wanted.inputs.items()}
     missing: dict[str, _Cached] = {}
     for group, key in keys.items():
-        if node_class.is_whole(key):
+        try:
             os.utime(layout.class_folder(key))  # which of them are used
-        elif not node_class.is_used(key):  # else damaged, and under nodes that live
-            baking = partial(node_class.baking, key, over, wanted.admin_key)
-            missing[group] = partial(node_class.is_whole, key), baking
+        except FileNotFoundError:
+            making = partial(image.class_baking, key, over, wanted.admin_key)
+            missing[group] = layout.class_folder(key).is_dir, making
     if missing:
         _have(missing)
-        with image.cache_lock("up", waiting), state_lock("up", waiting):
+        with image.cache_lock("up"), state_lock("up"):
             image.erase_old_classes()
-    return {group: key if node_class.is_whole(key) else None for group, key in keys.items()}
+    return keys
 
 
 # Whether it is in the cache; and what makes it while the body runs: (port, host key) answer SSH.
@@ -120,13 +109,15 @@ def _have(wanted: Mapping[str, _Cached]) -> None:
         return
     watch = _Caller.reading or _Caller()
     watch.has_begun = False
-    with image.cache_lock("up", waiting), ExitStack() as stack:
+    with image.cache_lock("up"), ExitStack() as stack:
         watch.has_begun = True
         missing = {name: baking for name, (found, baking) in wanted.items() if not found()}
         if missing:
             watch.check()
             answering = {name: stack.enter_context(baking()) for name, baking in missing.items()}
-            _answer({"ready": {n: {"port": port, "host_key": key} for n, (port, key) in answering.items()}})
+            system.answer(
+                {"ready": {n: {"port": port, "host_key": key} for n, (port, key) in answering.items()}}
+            )
             watch.wait()
 
 
@@ -145,7 +136,7 @@ class _Caller:
     def _read(self) -> None:
         self._word = sys.stdin.readline().strip()
         _Caller.reading = None
-        if self._word != "done":
+        if self._word != DONE:
             if not self.has_begun:
                 # Another clusterctl builds, perhaps for minutes, and this process only waits for its lock.
                 os._exit(1)
@@ -158,7 +149,7 @@ class _Caller:
 
     def check(self) -> None:
         """That it has not gone away."""
-        if self._done.is_set() and self._word != "done":
+        if self._done.is_set() and self._word != DONE:
             raise ProvisionError(
                 "the image was not finished", code="image-not-finished", why="clusterctl went away or gave up"
             )
@@ -172,11 +163,11 @@ def _refuse_to_go_on_alone() -> None:
 
 
 @contextmanager
-def state_lock(verb: str, reporter: Callable[[str], None], *, wait_s: float = WAIT_S) -> Iterator[None]:
+def state_lock(verb: str, *, wait_s: float = WAIT_S) -> Iterator[None]:
     """One clusterctl at a time changes what is local clusters' on this machine."""
     for folder in (layout.RUN, layout.STATE):
         layout.make_private(folder)
-    with hold(layout.RUN / "lock", verb, what="this machine", wait_s=wait_s, waiting=reporter):
+    with hold(layout.RUN / "lock", verb, what="this machine", wait_s=wait_s, waiting=system.waiting):
         yield
 
 
@@ -184,59 +175,65 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
     """Make what is missing of a cluster, remove nodes that are no longer named."""
     wanted = layout.ClusterRequest.model_validate(request)
     _check_tools(disks=any(node.disk_mib for node in wanted.nodes))
-    with state_lock("up", waiting):
+    with state_lock("up"):
         system.erase_doomed(layout.STATE)
         state = _state(wanted)
-        lower = image.layers(state.image)
-        system.create_network(wanted.id, state.subnet)
-        notes = system.close_network(wanted.id, state.subnet)
-        alive = machine.alive()
-        others = len(alive) - len(_machines_of(wanted.id, alive))
-        notes += system.raise_kernel_limits(others + len(wanted.nodes))
-        if not machine.booted_with_systemd():
-            notes += system.disable_autogroup()
-        notes += state.kept(wanted.subnet, wanted.image, wanted.distribution, wanted.slurm)
+        notes = _prepare_this_machine(wanted, state)
         anew, removed = _remove_nodes(wanted, state)
         notes += (f"made anew: {', '.join(anew)}",) if anew else ()
         state = _number(state, wanted)
-        shared = _shared(wanted)
-        running = machine.alive()
-        machines = [Machine(wanted.id, node, state.numbers[node.name]) for node in wanted.nodes]
-        new = frozenset(one.node.name for one in machines if not one.folder.is_dir())
-        classes = {
-            one: key for one in machines if one.node.name in new and (key := wanted.class_of(one.node))
-        }
-        nodes = tuple(_made(one, state, running, new) for one in machines)
         told = state.model_dump(include={"subnet", "distribution", "slurm"})
-        answer = layout.MadeCluster(nodes=nodes, removed=removed, notes=notes, **told)
-        files: dict[str, list[layout.PlacedFile]] = {}
-        if classes:
-            for key in {*classes.values()}:
-                node_class.layer(key)  # it may have been pruned: then nothing is begun
-            files = _files_of_each(answer)
-            if any(not one.node.cores for one in classes) and not any(shared.iterdir()):
-                machine.make_homes(wanted, shared, lower)
-
-        def raise_node(one: Machine) -> None:
-            _refuse_to_go_on_alone()
-            if one.name not in running:
-                note = layout.class_note(one.folder)
-                if one in classes:
-                    one.folder.mkdir(parents=True)
-                    write_atomic(note, classes[one])
-                layers = (node_class.layer(note.read_text()), *lower) if note.exists() else lower
-                own = files.get(one.node.name, ()) if one in classes else ()
-                machine.prepare(one, layers, state.subnet, wanted.admin_key, own)
-                release = state.distribution
-                machine.start(one, shared, image.boot_words(release), image.boot_environment(release))
-            elif one.node.cores:
-                machine.pin(one, running[one.name])
-
-        parallel_map(machines, raise_node, most=_PARALLEL)
-        if started := [one for one in machines if one.name not in running]:
-            machine.check_started(started)
-        nodes = tuple(_made(one, state, running, new) for one in machines)
+        answer = layout.MadeCluster(nodes=(), removed=removed, notes=notes, **told)
+        nodes = _raise_nodes(wanted, state, answer)
     return answer.model_copy(update={"nodes": nodes}).model_dump(mode="json")
+
+
+def _prepare_this_machine(wanted: layout.ClusterRequest, state: layout.ClusterState) -> tuple[str, ...]:
+    """Make the cluster's network, and change settings of this machine; returns what was changed."""
+    system.create_network(wanted.id, state.subnet)
+    notes = system.close_network(wanted.id, state.subnet)
+    alive = machine.alive()
+    others = len(alive) - len(_machines_of(wanted.id, alive))
+    notes += system.raise_kernel_limits(others + len(wanted.nodes))
+    return notes if machine.booted_with_systemd() else notes + system.disable_autogroup()
+
+
+def _raise_nodes(
+    wanted: layout.ClusterRequest, state: layout.ClusterState, answer: layout.MadeCluster
+) -> tuple[layout.MadeNode, ...]:
+    """Make and start the nodes that do not run. The caller has the own files of those of a class."""
+    lower, shared, running = image.layers(state.image), _shared(wanted), machine.alive()
+    machines = [Machine(wanted.id, node, state.numbers[node.name]) for node in wanted.nodes]
+    new = frozenset(one.node.name for one in machines if not one.folder.is_dir())
+    classes = {one: key for one in machines if one.node.name in new and (key := wanted.class_of(one.node))}
+    files: dict[str, list[layout.PlacedFile]] = {}
+    if classes:
+        for key in {*classes.values()}:
+            image.class_layer(key)  # it may have been pruned: then nothing is begun
+        planned = tuple(_made(one, state, running, new) for one in machines)
+        files = _files_of_each(answer.model_copy(update={"nodes": planned}))
+        if any(not one.node.cores for one in classes) and not any(shared.iterdir()):
+            machine.make_homes(wanted, shared, lower)
+
+    def raise_node(one: Machine) -> None:
+        _refuse_to_go_on_alone()
+        if one.name in running:
+            if one.node.cores:
+                machine.pin(one, running[one.name])
+            return
+        note, own = layout.class_note(one.folder), files.get(one.node.name, ()) if one in classes else ()
+        if one in classes:
+            one.folder.mkdir(parents=True)
+            write_atomic(note, classes[one])
+        layers = (image.class_layer(note.read_text()), *lower) if note.exists() else lower
+        machine.prepare(one, layers, state.subnet, wanted.admin_key, own)
+        release = state.distribution
+        machine.start(one, shared, image.boot_words(release), image.boot_environment(release))
+
+    parallel_map(machines, raise_node, most=_PARALLEL)
+    if started := [one for one in machines if one.name not in running]:
+        machine.check_started(started)
+    return tuple(_made(one, state, running, new) for one in machines)
 
 
 def _made(
@@ -254,7 +251,7 @@ def _made(
 
 def _files_of_each(answer: layout.MadeCluster) -> dict[str, list[layout.PlacedFile]]:
     """Ask the caller for the own files of new nodes, now that all have addresses."""
-    _answer({"ready": answer.model_dump(mode="json")})
+    system.answer({"ready": answer.model_dump(mode="json")})
     if not (said := sys.stdin.readline()):
         raise ProvisionError("the work was not finished", code="caller-gone", why="clusterctl went away")
     return {
@@ -332,7 +329,7 @@ def down(request: dict[str, Any]) -> dict[str, Any]:
     """Remove everything of a cluster; done twice it does nothing the second time."""
     asked = layout.ClusterQuery.model_validate(request)
     cluster_id = asked.id
-    with state_lock("down", waiting):
+    with state_lock("down"):
         machine.stop(_machines_of(cluster_id, machine.alive()))
         machine.end_rooted(layout.cluster_dir(cluster_id))
         machine.remove_cgroups(f"c{cluster_id}-")  # of machines that died by themselves
@@ -361,7 +358,7 @@ def _keep_shared(cluster_id: str, *, asked: bool | None) -> bool:
     keep = state.keep_storage if asked is None else asked
     if not (keep and shared.exists()):
         return False
-    progress("measuring the shared folder")
+    system.progress("measuring the shared folder")
     size_mib = int(system.run(["du", "-sm", str(shared)], what="measuring the shared folder").split()[0])
     with suppress(OSError):  # the next cluster makes its own
         (shared / "home" / f".clusterctl-{cluster_id}").rmdir()
@@ -393,7 +390,7 @@ def _kept_folders() -> tuple[layout.KeptFolder, ...]:
 def storage(request: dict[str, Any]) -> dict[str, Any]:
     """The kept shared folders, without those that are removed now."""
     remove = layout.StorageQuery.model_validate(request).remove
-    with state_lock("down" if remove else "list", waiting):
+    with state_lock("down" if remove else "list"):
         for kept in _kept_folders():
             if kept.id in remove:
                 system.erase(layout.cluster_dir(kept.id))
@@ -423,7 +420,7 @@ def look(request: dict[str, Any]) -> dict[str, Any]:
     folder = layout.cluster_dir(cluster_id)
     alive, netns = machine.alive(), layout.netns_name(cluster_id)
     found = [f"machine {name} (pid {alive[name][0]})" for name in _machines_of(cluster_id, alive)]
-    found += [f"process {pid} in {netns}" for pid in _processes_in(system.NETNS_DIR / netns)]
+    found += [f"process {pid} in {netns}" for pid in system.in_network(system.NETNS_DIR / netns)]
     found += [f"process {pid} on a node's file system" for pid in system.rooted_under(folder)]
     found += [f"mount {point}" for point in system.mounted_under(folder)]
     for place in (folder, system.doomed(folder)):
@@ -440,13 +437,6 @@ def look(request: dict[str, Any]) -> dict[str, Any]:
     return {"residue": found}
 
 
-def _processes_in(namespace: Path) -> list[int]:
-    def inside(process: Path) -> bool | None:
-        return (process / "ns/net").samefile(namespace) or None
-
-    return [pid for pid, _ in system.scan_processes(inside)]
-
-
 def clusters(_: dict[str, Any]) -> dict[str, Any]:
     return {"clusters": [state.model_dump(mode="json") for state in image.states()]}
 
@@ -454,10 +444,10 @@ def clusters(_: dict[str, Any]) -> dict[str, Any]:
 def cache(request: dict[str, Any]) -> dict[str, Any]:
     """List the image cache, or prune it: then nobody bakes, and no cluster is made from what goes."""
     if request.get("prune"):
-        with image.cache_lock("cache prune", waiting), state_lock("cache prune", waiting):
+        with image.cache_lock("cache prune"), state_lock("cache prune"):
             images = image.prune()
     else:
-        with state_lock("cache list", waiting):
+        with state_lock("cache list"):
             images = image.cache_list()
     return {"images": [i.model_dump() for i in images]}
 
@@ -487,7 +477,7 @@ def _serve(asked: dict[str, Any]) -> bool:
                 layout.make_private(folder)  # an older version left them for all to read
         result = VERBS[asked["verb"]](asked["request"])
         goes_on = _Caller.reading is None
-        _answer({"result": result, "goes_on": goes_on})
+        system.answer({"result": result, "goes_on": goes_on})
         return goes_on
     except ClusterctlError as exc:
         error = exc
@@ -498,7 +488,7 @@ def _serve(asked: dict[str, Any]) -> bool:
             if exc.errno in REFUSALS
             else ProvisionError("machine work failed", code="machine-work-failed", why=why)
         )
-    _answer({"error": {"kind": type(error).__name__} | {key: getattr(error, key) for key in _TOLD}})
+    system.answer({"error": {"kind": type(error).__name__} | {key: getattr(error, key) for key in _TOLD}})
     return False
 
 

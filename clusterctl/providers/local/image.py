@@ -15,8 +15,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -28,7 +28,7 @@ from clusterctl.providers.local.system import TOOL_ENV, run
 from clusterctl.spec.common import ADMIN_ID
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.state.workspace import hold
-from clusterctl.util.assets import table
+from clusterctl.util.assets import digest, table
 
 DEFAULT_MIRROR = "http://deb.debian.org/debian"
 
@@ -63,6 +63,9 @@ _DNF: Final = ("install_weak_deps=False", "tsflags=nodocs", "keepcache=False")
 _BAKE = "clusterctl-bake-"  # how the machine is called that an image is baked in
 _BAKE_TIMEOUT_S = 10.0
 _KEPT_CLASSES = 12  # that no cluster uses; a controller's has 70 MB
+_MADE_ANEW: Final = (
+    "`clusterctl up` makes it anew; nodes that were made from it need a `clusterctl down` first"
+)
 _BUILDS_S = 3600.0  # to wait for others that build an image, each for minutes
 # apt and dpkg start sessions of their own: in a pid namespace all of them end with the first, and it with us.
 _OWN_PROCESSES = (
@@ -105,8 +108,8 @@ def layers(key: str) -> tuple[Path, ...]:
         meta = json.loads((image_dir(key) / "image.json").read_text())
     except FileNotFoundError as exc:
         what = "the node image is not in the cache"
-        fix = "`clusterctl up` makes it anew; nodes that were made from it need a `clusterctl down` first"
-        raise ProvisionError(what, code="image-not-cached", where=str(image_dir(key)), fix=fix) from exc
+        where = str(image_dir(key))
+        raise ProvisionError(what, code="image-not-cached", where=where, fix=_MADE_ANEW) from exc
     return (image_dir(key) / "upper", layout.CACHE / f"base-{meta['base']}" / "root")
 
 
@@ -119,12 +122,12 @@ def cached(key: str) -> bool:
 
 
 @contextmanager
-def cache_lock(verb: str, waiting: Callable[[str], None], *, wait_s: float = _BUILDS_S) -> Iterator[None]:
+def cache_lock(verb: str, *, wait_s: float = _BUILDS_S) -> Iterator[None]:
     """One builder at a time on this machine; what a builder left that was killed is removed."""
     for folder in (layout.RUN, layout.CACHE):
         layout.make_private(folder)
     what = "the cache of node images"
-    with hold(layout.RUN / "cache.lock", verb, what=what, wait_s=wait_s, waiting=waiting):
+    with hold(layout.RUN / "cache.lock", verb, what=what, wait_s=wait_s, waiting=system.waiting):
         # Nobody else builds now: what there is was left by a builder that was killed.
         machine.stop([name for name in machine.running() if name.startswith(_BAKE)])
         machine.remove_cgroups(_BAKE)
@@ -137,11 +140,11 @@ def cache_lock(verb: str, waiting: Callable[[str], None], *, wait_s: float = _BU
 def remove_unfinished() -> None:
     """Remove what a builder left that was killed, machines that run too; nothing while another one builds."""
     if any(layout.CACHE.glob(".building-*")):
-        with suppress(LockedError), cache_lock("down", lambda _: None, wait_s=0):
+        with suppress(LockedError), cache_lock("down", wait_s=0):
             pass
 
 
-def build_base(request: layout.BakeRequest, report: Callable[[str], None]) -> Path:
+def build_base(request: layout.BakeRequest) -> Path:
     """The base tree, made if it is not there yet (about 20 s)."""
     final = layout.CACHE / f"base-{request.base_key}"
     if final.is_dir():
@@ -151,7 +154,7 @@ def build_base(request: layout.BakeRequest, report: Callable[[str], None]) -> Pa
     building.mkdir(parents=True)
     suite = DEBIAN.suites.get(request.distribution)
     base, tool = (DEBIAN, "mmdebstrap") if suite else (REDHAT, "dnf")
-    report(f"building the {distribution_of(request.distribution).title} base ({tool})")
+    system.progress(f"building the {distribution_of(request.distribution).title} base ({tool})")
     try:
         if suite:
             debootstrap(root, request.mirror, base.packages, suite)
@@ -198,28 +201,44 @@ def apt_proxy() -> str:
     return run(argv, what="reading apt's proxy").strip()
 
 
-@contextmanager
-def baking(request: layout.BakeRequest, report: Callable[[str], None]) -> Iterator[tuple[int, str]]:
-    """A new image that answers SSH on loopback while the body runs; yields (port, host key).
+def baking(request: layout.BakeRequest) -> AbstractContextManager[tuple[int, str]]:
+    """A new image that answers SSH on loopback while the body runs; see ``_baked_over``."""
+    base = build_base(request)
+    return _baked_over((base,), image_dir(request.key), request.base_key, request.admin_key)
 
-    It enters the cache when the body ends well, and vanishes otherwise.
+
+def class_key(image_key: str, inputs: str) -> str:
+    """What the cache calls what the hosts of a class have in common: a layer over their image.
+
+    It holds what `class.yml` configures, and so nothing of any cluster's: names, addresses and secrets are
+    files that each node gets for itself.
     """
-    base = build_base(request, report)
+    return digest(image_key, inputs)
 
-    def finish(building: Path) -> None:
-        (building / "image.json").write_text(json.dumps({"base": request.base_key, "made": time.time()}))
 
-    with baked_over((base,), image_dir(request.key), request.admin_key, finish) as answer:
-        yield answer
+def class_layer(key: str) -> Path:
+    """The overlay's layer of a class.
+
+    Raises:
+        ProvisionError: it is not in the cache.
+    """
+    folder = layout.class_folder(key)
+    if not folder.is_dir():
+        what = "what the nodes have in common is not in the cache"
+        raise ProvisionError(what, code="class-not-cached", where=str(folder), fix=_MADE_ANEW)
+    return folder / "upper"
+
+
+def class_baking(key: str, image_key: str, admin_key: str) -> AbstractContextManager[tuple[int, str]]:
+    """A new layer of a class that answers SSH while the body runs; see ``_baked_over``."""
+    return _baked_over(layers(image_key), layout.class_folder(key), image_key, admin_key)
 
 
 @contextmanager
-def baked_over(
-    lower: tuple[Path, ...], final: Path, admin_key: str, finish: Callable[[Path], None]
-) -> Iterator[tuple[int, str]]:
+def _baked_over(lower: tuple[Path, ...], final: Path, base: str, admin_key: str) -> Iterator[tuple[int, str]]:
     """A new layer that answers SSH on loopback while the body runs; yields (port, host key).
 
-    Then ``finish`` adds to its folder, and it enters the cache as ``final``.
+    It enters the cache as ``final`` when the body ends well, and vanishes otherwise.
     """
     building = layout.CACHE / f".building-{final.name}"
     building.mkdir()
@@ -237,7 +256,7 @@ def baked_over(
         run(["umount", str(root)], what="unmounting the image")
         shutil.rmtree(building / "work")
         root.rmdir()
-        finish(building)
+        (building / "image.json").write_text(json.dumps({"base": base, "made": time.time()}))
         building.rename(final)
     finally:
         if building.exists():

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import time
 from base64 import b64decode
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Network
@@ -68,16 +68,15 @@ def running() -> Mapping[str, int]:
 
     Not of those that a container here runs, whose image may be baked in one of the same name.
     """
-    here = Path("/proc/self/ns/pid").readlink()
-
-    def machine_of(process: Path) -> str | None:
-        program, *words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        option = "--machine="
+    here, option, found = Path("/proc/self/ns/pid").readlink(), "--machine=", {}
+    for process, line in system.read_processes("cmdline"):
+        program, *words = line.split("\0")
         names = [word.removeprefix(option) for word in words if word.startswith(option)]
-        is_machine = names and Path(program).name == "systemd-nspawn"
-        return names[-1] if is_machine and (process / "ns/pid").readlink() == here else None
-
-    return {name: pid for pid, name in system.scan_processes(machine_of)}
+        if names and Path(program).name == "systemd-nspawn":
+            with suppress(OSError):
+                if (process / "ns/pid").readlink() == here:
+                    found[names[-1]] = int(process.name)
+    return found
 
 
 def alive() -> Mapping[str, tuple[int, ...]]:
@@ -248,13 +247,11 @@ def stop(names: Collection[str]) -> None:
     supervisors = {pid for name, pid in running().items() if name in names}
     _kill(supervisors, signal.SIGTERM)
 
-    def kill() -> Collection[str]:
-        left = {name: pids for name, pids in alive().items() if name in names}
+    until = time.monotonic() + STOP_TIMEOUT_S
+    while left := {name: pids for name, pids in alive().items() if name in names}:
         # A supervisor ends by itself once its machine has: killed, it would leave its links for later.
         _kill({pid for pids in left.values() for pid in pids} - supervisors, signal.SIGKILL)
-        return left
-
-    _repeat(kill, "nodes could not be stopped", fix="look at `ps` for systemd-nspawn")
+        _pause(until, "nodes could not be stopped", left, fix="look at `ps` for systemd-nspawn")
     for name in names:
         remove_cgroups(name)
 
@@ -262,20 +259,17 @@ def stop(names: Collection[str]) -> None:
 def end_rooted(folder: Path) -> None:
     """End whatever lives on the file systems of nodes below a folder and belongs to no machine we know."""
 
-    def kill() -> Collection[int]:
-        left = rooted_under(folder)
+    until = time.monotonic() + STOP_TIMEOUT_S
+    while left := rooted_under(folder):
         _kill(left, signal.SIGKILL)
-        return left
-
-    _repeat(kill, "processes of nodes could not be ended")
+        _pause(until, "processes of nodes could not be ended", left)
 
 
-def _repeat(work: Callable[[], Collection[object]], what: str, *, fix: str = "") -> None:
-    deadline = time.monotonic() + STOP_TIMEOUT_S
-    while left := work():
-        if time.monotonic() > deadline:
-            raise ProvisionError(what, code="nodes-not-removed", why=", ".join(map(str, left)), fix=fix)
-        time.sleep(0.02)
+def _pause(until: float, what: str, left: Iterable[object], *, fix: str = "") -> None:
+    """Wait a moment for what is still there; raise if the time is up."""
+    if time.monotonic() > until:
+        raise ProvisionError(what, code="nodes-not-removed", why=", ".join(map(str, left)), fix=fix)
+    time.sleep(0.02)
 
 
 def _kill(pids: Collection[int], sign: signal.Signals) -> None:
@@ -309,13 +303,13 @@ def enter_cgroup(machine: str) -> list[str]:
 def remove_cgroups(machine: str) -> None:
     """Remove the groups of a machine that has ended, deepest first; the kernel may need a moment."""
 
-    def delete() -> Collection[Path]:
-        for group in cgroups(machine):
+    until = time.monotonic() + STOP_TIMEOUT_S
+    while left := cgroups(machine):
+        for group in left:
             with suppress(ProvisionError):
                 run(["find", str(group), "-depth", "-type", "d", "-delete"], what=f"removing {group}")
-        return cgroups(machine)
-
-    _repeat(delete, "control groups could not be removed")
+        if left := cgroups(machine):
+            _pause(until, "control groups could not be removed", left)
 
 
 def cgroups(machines: str) -> tuple[Path, ...]:
@@ -328,12 +322,11 @@ def cgroups(machines: str) -> tuple[Path, ...]:
 def cgroup_members() -> Iterator[tuple[int, str]]:
     """The processes of all machines here, as (pid, machine), by our groups or systemd's units for them."""
 
-    def machine_of(process: Path) -> str | None:
-        found = _IN_CGROUP.search((process / "cgroup").read_text())
-        # a zombie has no command line, and is gone for us
-        return found[1] if found and (process / "cmdline").read_bytes() else None
-
-    return system.scan_processes(machine_of)
+    for process, groups in system.read_processes("cgroup"):
+        # A zombie has no command line, and is gone for us.
+        with suppress(OSError):
+            if (found := _IN_CGROUP.search(groups)) and (process / "cmdline").read_bytes():
+                yield int(process.name), found[1]
 
 
 def _hierarchies() -> Iterator[Path]:

@@ -25,11 +25,11 @@ import shutil
 import signal
 import subprocess
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from clusterctl.errors import MachineError, ProvisionError
 from clusterctl.providers.local.layout import bridge_name, netns_name
@@ -83,20 +83,28 @@ def end_children() -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-Found = TypeVar("Found")
+def progress(message: str) -> None:
+    answer({"progress": message})
 
 
-def scan_processes(read: Callable[[Path], Found | None]) -> Iterator[tuple[int, Found]]:
-    """The pid of each process with what ``read`` finds in its folder below /proc, if anything.
+def waiting(message: str) -> None:
+    answer({"waiting": message})
 
-    One that ends meanwhile, or that we may not look into, is passed over.
+
+def answer(message: dict[str, Any]) -> None:
+    """Send the caller a message: a line of JSON."""
+    print(json.dumps(message), flush=True)  # noqa: T201 - the protocol
+
+
+def read_processes(name: str) -> Iterator[tuple[Path, str]]:
+    """The folder below /proc of each process, with the text of a file in it.
+
+    A process that ends meanwhile, or that we may not look into, is passed over.
     """
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with suppress(OSError):
-                found = read(folder)
-                if found is not None:
-                    yield int(folder.name), found
+                yield folder, (folder / name).read_bytes().decode(errors="replace")
 
 
 _DOOMED = ".removed-"
@@ -217,12 +225,21 @@ def delete(folder: Path) -> None:
 def rooted_under(folder: Path) -> tuple[int, ...]:
     """Processes whose root is an overlay with its changes below the folder, still mounted here or not."""
     own = f"upperdir={folder}/"
+    return tuple(
+        int(process.name)
+        for process, mounts in read_processes("mountinfo")
+        if any(line.split()[4] == "/" and own in line for line in mounts.splitlines())
+    )
 
-    def rooted(process: Path) -> bool | None:
-        lines = (process / "mountinfo").read_text().splitlines()
-        return any(line.split()[4] == "/" and own in line for line in lines) or None
 
-    return tuple(pid for pid, _ in scan_processes(rooted))
+def in_network(namespace: Path) -> tuple[int, ...]:
+    """Processes in a network namespace."""
+    found = []
+    for process in Path("/proc").iterdir():
+        with suppress(OSError):
+            if process.name.isdigit() and (process / "ns/net").samefile(namespace):
+                found.append(int(process.name))
+    return tuple(found)
 
 
 NODES_IN_DEFAULT_LIMITS = 16

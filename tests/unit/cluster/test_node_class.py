@@ -29,7 +29,7 @@ from clusterctl.configure import inventory_file
 from clusterctl.configure.inventory_file import class_inventory_text, class_variables
 from clusterctl.hosts.probe import Checksums, HostReport
 from clusterctl.hosts.roles import probe_requests
-from clusterctl.providers.local.node_class import class_key
+from clusterctl.providers.local.image import class_key
 from clusterctl.providers.node_class import NodeFiles
 from clusterctl.spec import distributions
 from clusterctl.spec.models import ClusterSpec

@@ -1,12 +1,38 @@
-"""What the helper has recorded of a cluster: a test names what matters to it."""
+"""What the helper has recorded of a cluster, and what it says: a test names what matters to it."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import StringIO
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from clusterctl.providers.local.client import Exchange, Helper
 from clusterctl.providers.local.layout import ClusterState
 
 
 def a_state(cluster_id: str = "a1b2c3", **differs: Any) -> ClusterState:
     place = {"owner": 0, "workspace": "/w", "image": "0" * 16, "subnet": "10.9.8.0/24"}
     return ClusterState.model_validate({"id": cluster_id, "name": "d", **place, **differs})
+
+
+def play_helper(patch: pytest.MonkeyPatch, result: Mapping[str, Any], *ready: Mapping[str, Any]) -> list[Any]:
+    """Have a helper that is ready for these replies, then has the result; what it is sent after a request."""
+    lines = [{"ready": one} for one in ready] + [{"result": result, "goes_on": False}]
+    sent: list[Any] = []
+
+    class Played(Exchange):
+        def send(self, said: object) -> None:
+            sent.append(said)
+
+    @contextmanager
+    def asking(*_: object) -> Iterator[Exchange]:
+        said = StringIO("".join(json.dumps(line) + "\n" for line in lines))
+        yield Played(SimpleNamespace(stdout=said), print)  # type: ignore[arg-type]
+
+    patch.setattr(Helper, "asking", asking)
+    return sent

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import ProvisionError
-from clusterctl.providers.local import helper, image, layout, machine, node_class, provider, system
+from clusterctl.providers.local import helper, image, layout, machine, provider, system
 from clusterctl.providers.local.layout import Node, PlacedFile
 from clusterctl.providers.node_class import NodeClass, NodeFile
 from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.state.workspace import Workspace
-from tests.unit.local.states import a_state
+from tests.unit.local.states import a_state, play_helper
 
 IMAGE, INPUTS, KEY = "a" * 16, "b" * 16, "ssh-ed25519 AAAA"
-CLASS = node_class.class_key(IMAGE, INPUTS)
+CLASS = image.class_key(IMAGE, INPUTS)
 REQUEST = {"id": "abcdef", "image": IMAGE, "inputs": {"compute": INPUTS}, "admin_key": KEY}
 
 
@@ -47,42 +47,9 @@ def root_of_building() -> Path:
 
 
 def bake(text: str = "configured") -> None:
-    with node_class.baking(CLASS, IMAGE, KEY):
+    with image.class_baking(CLASS, IMAGE, KEY):
         (root_of_building() / "etc/conf").write_text(text)
         (root_of_building() / "etc/link").symlink_to("conf")
-
-
-# In the layer's folder: what somebody does to it.
-DAMAGES = [
-    "echo Configured >upper/etc/conf",
-    "rm upper/etc/conf",
-    "touch upper/etc/more",
-    "chmod 600 upper/etc/conf",
-    "rm class.json",
-    "truncate --size=20 class.json",
-]
-
-
-def damage(cache: Path, command: str = DAMAGES[0]) -> None:
-    subprocess.run(["sh", "-c", command], cwd=cache / f"class-{CLASS}", check=True)
-
-
-@pytest.mark.parametrize("command", DAMAGES)
-def test_a_damaged_layer_is_noticed_and_made_anew(cache: Path, command: str) -> None:
-    bake()
-    assert node_class.is_whole(CLASS)
-    damage(cache, command)
-    assert not node_class.is_whole(CLASS)
-    bake()
-    assert node_class.is_whole(CLASS)
-    assert (node_class.layer(CLASS) / "etc/conf").read_text() == "configured"
-
-
-def test_a_damaged_one_under_a_node_is_left_and_not_used(cache: Path) -> None:
-    bake()
-    raised("abcdef", CLASS)
-    damage(cache)
-    assert helper.bake_class(REQUEST) == {"compute": None}
 
 
 def raised(cluster_id: str, key: str) -> Path:
@@ -98,22 +65,21 @@ def raised(cluster_id: str, key: str) -> Path:
 def test_one_whose_making_was_killed_is_none(cache: Path) -> None:
     child = os.fork()
     if child == 0:
-        with node_class.baking(CLASS, IMAGE, KEY):
+        with image.class_baking(CLASS, IMAGE, KEY):
             (root_of_building() / "etc/conf").write_text("half of i")
             os.kill(os.getpid(), signal.SIGKILL)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-    assert not node_class.is_whole(CLASS)
     with pytest.raises(ProvisionError):
-        node_class.layer(CLASS)
-    with image.cache_lock("up", print):
+        image.class_layer(CLASS)
+    with image.cache_lock("up"):
         assert not list(cache.glob(".building-*"))
         bake()
-    assert (node_class.layer(CLASS) / "etc/conf").read_text() == "configured"
+    assert (image.class_layer(CLASS) / "etc/conf").read_text() == "configured"
 
 
 def test_what_a_killed_builder_left_is_removed_unless_another_one_builds(cache: Path) -> None:
     left = cache / ".building-class-0"
-    with image.cache_lock("up", print):
+    with image.cache_lock("up"):
         left.mkdir()
         image.remove_unfinished()
         assert left.exists()
@@ -141,7 +107,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
             told.append([*said["ready"]])
 
     monkeypatch.setattr(helper, "_Caller", Caller)
-    monkeypatch.setattr(helper, "_answer", answer)
+    monkeypatch.setattr(system, "answer", answer)
     return told
 
 
@@ -166,7 +132,7 @@ def test_two_at_once_make_one(asked: list[list[str]]) -> None:
 def test_groups_that_are_missing_are_baked_at_once(asked: list[list[str]]) -> None:
     both = {**REQUEST, "inputs": {"compute": INPUTS, "controller": "c" * 16}}
     made = helper.bake_class(both)
-    assert all(map(node_class.is_whole, made.values()))
+    assert all(map(image.class_layer, made.values()))
     assert asked == [["compute", "controller"]]
     system.erase(layout.class_folder(made["controller"]))
     assert helper.bake_class(both).keys() == made.keys()
@@ -249,7 +215,7 @@ def test_homes_of_a_new_cluster(tmp_path: Path) -> None:
 def test_a_node_keeps_its_class_and_its_own_files_when_it_is_started_again(cache: Path) -> None:
     bake()
     number = machine.Machine("abcdef", Node(name="n"), 2)
-    lower = (node_class.layer(CLASS), *image.layers(IMAGE))
+    lower = (image.class_layer(CLASS), *image.layers(IMAGE))
     for name in ("etc/ssh", "home/clusterctl/.ssh"):
         (cache / "base-b/root" / name).mkdir(parents=True)
     own = PlacedFile(path="/etc/secret", data="c2VjcmV0", mode=0o400, owner=1234)
@@ -263,26 +229,20 @@ def test_a_node_keeps_its_class_and_its_own_files_when_it_is_started_again(cache
             system.run(["umount", str(number.root)], what="stopping")
     finally:
         system.erase(number.folder)
-    assert not (node_class.layer(CLASS) / "etc/secret").exists()
+    assert not (image.class_layer(CLASS) / "etc/secret").exists()
 
 
 @pytest.mark.parametrize(("group", "classed"), [("compute", "one-train-1"), ("controller", "one-ctl")])
 def test_hosts_of_a_group_without_class_get_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, classed: str
 ) -> None:
-    """The layer of the other group is damaged under nodes, or the distribution has none for controllers."""
-    placed: list[str] = []
-
-    def call(_: str, request: dict[str, Any], *, ready: Any, **__: object) -> dict[str, Any]:
-        nodes = [
-            {"name": node["name"], "address": "10.9.8.2", "host_key": "k", "started": True, "made": True}
-            for node in request["nodes"]
-        ]
-        made = {"subnet": "10.9.8.0/24", "distribution": "debian-13", "nodes": nodes}
-        placed.extend(ready(made))
-        return made
-
-    monkeypatch.setattr(provider, "call", call)
+    """The distribution has none for controllers."""
+    nodes = [
+        {"name": name, "address": "10.9.8.2", "host_key": "k", "started": True, "made": True}
+        for name in ("one-ctl", "one-train-1")
+    ]
+    made = {"subnet": "10.9.8.0/24", "distribution": "debian-13", "nodes": nodes}
+    sent = play_helper(monkeypatch, made, made)
     workspace = Workspace(tmp_path / "one")
     workspace.create()
     workspace.create_secrets()
@@ -296,4 +256,4 @@ def test_hosts_of_a_group_without_class_get_no_files(
         keep={},
         node_class=NodeClass({group: CLASS}, lambda _: files),
     )
-    assert (placed, found.classed) == ([classed], (classed,))
+    assert ([*sent[0]], found.classed) == ([classed], (classed,))

@@ -4,12 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
 from clusterctl.errors import ClusterctlError, DiskError, MachineError, ProvisionError
 from clusterctl.providers.local import client
-from clusterctl.providers.local.client import converse, elevation
+from clusterctl.providers.local.client import Exchange, Helper, elevation
 from clusterctl.providers.local.system import run
 from tests.support.messages import refused
 
@@ -36,25 +37,44 @@ def test_an_error_of_the_helper_is_the_same_here(kind: type[ClusterctlError]) ->
     helper = ["sh", "-c", 'read request; echo "$0"', json.dumps({"error": error})]
     with subprocess.Popen(helper, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         with refused("no-room", where="/x") as caught:
-            converse(process, {}, print, ready=None)
+            exchange = Exchange(process, print)
+            exchange.send({})
+            exchange.result()
         assert type(caught.value) is kind
 
 
+@pytest.fixture(autouse=True)
+def no_idle_helpers() -> Iterator[None]:
+    client.end_idle()
+    yield
+    client.end_idle()
+
+
 @pytest.mark.parametrize("goes_on", [True, False])
-def test_a_helper_is_kept_for_the_next_call_only_while_it_is_wanted(
-    monkeypatch: pytest.MonkeyPatch, goes_on: bool
-) -> None:
+def test_a_helper_that_goes_on_serves_the_next_call(monkeypatch: pytest.MonkeyPatch, goes_on: bool) -> None:
     said = json.dumps({"result": {"pid": 0}, "goes_on": goes_on}).replace("0", "$$").replace('"', '\\"')
     monkeypatch.setattr(client, "elevation", lambda _: ["sh", "-c", f'while read it; do echo "{said}"; done'])
-    with client.keeping_helper():
-        with client.keeping_helper():
-            one = client.call("look", {})["pid"]
-        other = client.call("look", {})["pid"]
-        assert (one == other) is goes_on
-    assert client.call("look", {})["pid"] not in (one, other)
-    for pid in (one, other):
+    pids = [Helper().call("look", {})["pid"] for _ in range(2)]
+    assert (pids[0] == pids[1]) is goes_on
+    client.end_idle()
+    for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_a_reply_is_sent_when_the_helper_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the body raises, the helper loses its caller and ends."""
+    replies = (
+        'echo \'{"ready": {"a": 1}}\'; read it; echo "{\\"result\\": {\\"got\\": $it}, \\"goes_on\\": false}"'
+    )
+    monkeypatch.setattr(client, "elevation", lambda _: ["sh", "-c", f"read it; {replies}"])
+    with Helper().asking("bake", {}) as exchange:
+        assert exchange.ready() == {"a": 1}
+        exchange.send(2)
+        assert exchange.result() == {"got": 2}
+    with pytest.raises(ZeroDivisionError), Helper().asking("bake", {}) as exchange:
+        _ = 1 / 0
+    assert exchange.process.returncode is not None
 
 
 def test_one_that_was_started_ahead_takes_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +87,7 @@ def test_one_that_was_started_ahead_takes_the_first_call(monkeypatch: pytest.Mon
     monkeypatch.setattr(client, "elevation", elevate)
     client.start_ahead()
     assert len(started) == 1
-    assert client.call("look", {}) == {"pid": 0}
+    assert Helper().call("look", {}) == {"pid": 0}
     assert len(started) == 1
 
 
@@ -78,13 +98,12 @@ def test_the_call_says_why_none_could_be_started_ahead(monkeypatch: pytest.Monke
     monkeypatch.setattr(client, "elevation", refuse)
     client.start_ahead()
     with refused("no-right"):
-        client.call("look", {})
+        Helper().call("look", {})
     ends = ["sh", "-c", "echo 'sudo: a password is required' >&2; exit 1"]
     monkeypatch.setattr(client, "elevation", lambda _: ends)
     client.start_ahead()
-    client._idle[0].wait()
     with refused("no-right-to-start-nodes", MachineError):
-        client.call("look", {})
+        Helper().call("look", {})
 
 
 def test_this_machine_is_taken() -> None:

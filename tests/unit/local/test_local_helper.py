@@ -74,11 +74,11 @@ def test_its_folders_are_roots_alone_those_of_an_older_version_too(
     state.mkdir(mode=0o755)
     monkeypatch.setattr(layout, "RUN", run)
     monkeypatch.setattr(layout, "STATE", state)
-    with helper.state_lock("up", print):
+    with helper.state_lock("up"):
         assert {stat.S_IMODE(path.stat().st_mode) for path in (run, state)} == {0o700}
         (lock,) = run.iterdir()
         assert stat.S_IMODE(lock.stat().st_mode) == 0o600
-        with pytest.raises(LockedError) as caught, helper.state_lock("down", print, wait_s=0):
+        with pytest.raises(LockedError) as caught, helper.state_lock("down", wait_s=0):
             pass
     assert "`clusterctl up` of " in caught.value.why
     assert list(run.iterdir()) == []

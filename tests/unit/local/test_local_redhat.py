@@ -150,15 +150,11 @@ def test_what_is_missing_is_named_as_dnf_calls_it(
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "code"),
-    [
-        ("mirror", "http://mirror.example.org/debian", "mirror-without-debian"),
-        ("distribution", "debian-13", "distribution-of-this-machine"),
-    ],
+    ("key", "value"), [("mirror", "http://mirror.example.org/debian"), ("distribution", "debian-13")]
 )
-def test_settings_of_debian_are_refused_there(on_rocky: None, key: str, value: str, code: str) -> None:
+def test_settings_of_debian_are_refused_there(on_rocky: None, key: str, value: str) -> None:
     LocalProvider(LocalSettings(type="local")).check(SPEC)
-    with rejected(code, UsageError, where=f"provider.{key}") as refused:
+    with rejected("distribution-of-this-machine", UsageError, where=f"provider.{key}") as refused:
         LocalProvider(LocalSettings.model_validate({"type": "local", key: value})).check(SPEC)
     assert "rocky-9" in refused.value.why
 

@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 
 from clusterctl.configure.inventory_file import image_inventory_text
 from clusterctl.errors import UsageError
-from clusterctl.providers.local import layout, provider
+from clusterctl.providers.local import layout
 from clusterctl.providers.local.layout import Existing
 from clusterctl.providers.local.provider import LocalProvider, image_keys
 from clusterctl.spec.models import ClusterSpec, LocalSettings
@@ -19,7 +19,7 @@ from clusterctl.state.inventory import CONTROLLER
 from clusterctl.state.workspace import Workspace
 from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import refused
-from tests.unit.local.states import a_state
+from tests.unit.local.states import a_state, play_helper
 
 SETTINGS = LocalSettings(distribution="debian-13")
 CTL = host_of("d-ctl", CONTROLLER, address="10.9.8.2", distribution="debian-13")
@@ -58,29 +58,20 @@ def test_an_image_gets_the_slurm_that_the_spec_asks_for(asked: str | None, suite
 def plan(workspace: Workspace, monkeypatch: pytest.MonkeyPatch, asked: str | None, **known: Any) -> str:
     """Return the notes on a cluster that is up, of which the helper has recorded this."""
     state = a_state(distribution="debian-13", **known)
-    monkeypatch.setattr(provider, "_existing", lambda _: Existing(state=state, nodes={"d-ctl": None}))
+    known = Existing(state=state, nodes={"d-ctl": None})
+    monkeypatch.setattr(LocalProvider, "_existing", lambda *_: known)
     workspace.cluster_id()
     return str(LocalProvider(SETTINGS).plan(spec(asked), workspace, keep={}).notes)
 
 
-@pytest.mark.parametrize(
-    ("by_helper", "by_up", "asked"),
-    [
-        ("24.11", "", "26.05"),
-        ("26.05", "", "24.11"),  # `up` was killed before it wrote an inventory
-        (None, "26.05", "24.11"),  # an earlier version upgraded it
-        (None, "", "26.05"),
-    ],
-)
+@pytest.mark.parametrize(("runs", "asked"), [("24.11", "26.05"), ("26.05", "24.11")])
 def test_nodes_are_not_brought_to_another_release(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, by_helper: str | None, by_up: str, asked: str
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, runs: str, asked: str
 ) -> None:
-    workspace.inventory.write_text(inventory_of(hosts=(CTL,), slurm=by_up).model_dump_json())
-    runs = by_helper or by_up or "24.11"
     keep = f'slurm: {{version: "{runs}"}}'
     values = (asked, keep, "`clusterctl down`", "`clusterctl up`")
     with refused("slurm-changed", UsageError, *values, where="slurm.version"):
-        plan(workspace, monkeypatch, asked, slurm=by_helper)
+        plan(workspace, monkeypatch, asked, slurm=runs)
 
 
 @pytest.mark.parametrize("asked", [None, "26.05"])
@@ -92,29 +83,16 @@ def test_a_release_that_nodes_have_is_kept(
     assert ("older image" in notes) == (asked == "26.05")
 
 
-@pytest.mark.parametrize(
-    ("has", "recorded", "told"),
-    [
-        ("24.11", "", ("", True)),
-        ("26.05", "", ("26.05", False)),
-        (None, "", ("", True)),
-        (None, "26.05", ("26.05", False)),  # an earlier version upgraded it
-    ],
-)
+@pytest.mark.parametrize(("has", "told"), [("24.11", ("", True)), ("26.05", ("26.05", False))])
 def test_the_inventory_tells_the_slurm_of_the_nodes(
-    workspace: Workspace,
-    monkeypatch: pytest.MonkeyPatch,
-    has: str | None,
-    recorded: str,
-    told: tuple[str, bool],
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, has: str, told: tuple[str, bool]
 ) -> None:
     """Whatever the spec says: nodes that are there keep their image."""
-    workspace.inventory.write_text(inventory_of(hosts=(CTL,), slurm=recorded).model_dump_json())
     nodes = tuple(
         layout.MadeNode(name=name, address="10.9.8.2", host_key="k", started=True, made=False)
         for name in ("d-ctl", "d-train-1")
     )
     made = layout.MadeCluster(subnet=NETWORK, distribution="debian-13", slurm=has, nodes=nodes)
-    monkeypatch.setattr(provider, "call", lambda *_, **__: made.model_dump(mode="json"))
+    play_helper(monkeypatch, made.model_dump(mode="json"))
     found = LocalProvider(SETTINGS).apply(spec(), workspace, keep={}).inventory
     assert (found.slurm, found.pmix) == told

@@ -10,6 +10,7 @@ import pytest
 
 from clusterctl.errors import ProvisionError, UsageError
 from clusterctl.providers.local import helper, image, layout, machine, provider, system
+from clusterctl.providers.local.client import Helper
 from clusterctl.providers.local.layout import ClusterRequest, Existing
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.providers.storage import KeptStorage
@@ -38,7 +39,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ):
         monkeypatch.setattr(module, name, lambda *_: None)
     monkeypatch.setattr(machine, "cgroups", lambda _: ())
-    monkeypatch.setattr(provider, "call", lambda verb, request, **_: helper.VERBS[verb](request))
+    monkeypatch.setattr(Helper, "call", lambda _, verb, request: helper.VERBS[verb](request))
     monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
     return tmp_path / "state"
@@ -240,7 +241,8 @@ def test_it_is_removed_by_name(state: Path) -> None:
 
 def notes(wanted: ClusterSpec, found: Existing = Existing()) -> tuple[str, ...]:  # noqa: B008
     """What a plan says of storage."""
-    return LocalProvider(LocalSettings())._storage_notes(wanted, found)
+    storages = LocalProvider(LocalSettings()).kept_storage(wanted.name, ()) if wanted.storage.keep else ()
+    return provider._storage_notes(wanted, storages, found)
 
 
 def test_a_plan_says_that_it_is_taken_up(state: Path) -> None:
