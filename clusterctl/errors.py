@@ -241,11 +241,9 @@ class PermissionDeniedError(CloudError):
 
 
 class ApiOffError(CloudError):
-    """A project has not enabled the API ``service``: ``consumer``, on which the call was counted."""
+    """A project has not enabled an API."""
 
     code = "api-off"
-    service = ""
-    consumer = ""
 
 
 class TerraformError(ProvisionError):

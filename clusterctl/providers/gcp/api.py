@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import google.auth
 import requests
@@ -37,7 +36,7 @@ from clusterctl.errors import (
 )
 from clusterctl.util import assets
 from clusterctl.util.assets import first_rule, table
-from clusterctl.util.process import run
+from clusterctl.util.process import Result, run
 from clusterctl.util.progress import SILENT, Clock, Reporter
 
 ENDPOINT: Final = "CLUSTERCTL_GCP_ENDPOINT"
@@ -99,8 +98,6 @@ class Api:
     answer_s: float = _LONGEST_ANSWER_S
     tries: int = _TRIES
     session: requests.Session | None = None
-    # What Service Usage says of each API that was asked about.
-    _services: dict[str, Json] = field(default_factory=dict)
 
     def get(self, service: str, path: str, **query: str) -> Json:
         """One resource.
@@ -145,23 +142,13 @@ class Api:
                 return None
             raise
 
-    def is_off(self, error: ApiOffError) -> bool:
-        """Whether the API that refused is off in this very project, which then has nothing of it.
+    def is_off(self, service: str) -> bool:
+        """Whether an API is off in this very project, which then has nothing of it.
 
-        Only Service Usage can say so: the refusal may be about a project on which the call was counted.
-
-        Raises:
-            CloudError: Service Usage does not say it.
+        Only Service Usage can say so: a refusal may be about a project on which the call was counted.
         """
-        path = f"projects/{self.project}/services/{error.service}"
-        try:
-            found = self._services.get(path) or self.get("serviceusage", path)
-        except CloudError as exc:
-            what, why = f"it can't be told whether {error.service} is off in {self.project}", exc.cause
-            raise CloudError(what, code="cloud-refused", where=path, why=why, fix=exc.fix) from error
-        self._services[path] = found
-        ours = {f"projects/{self.project}", found.get("parent"), ""}
-        return error.consumer in ours and found.get("state") == "DISABLED"
+        path = f"projects/{self.project}/services/{service}.googleapis.com"
+        return self.get("serviceusage", path).get("state") == "DISABLED"
 
     def _call(
         self, verb: str, service: str, path: str, query: Mapping[str, str], body: Json | None = None
@@ -186,15 +173,13 @@ class Api:
         except RefreshError as exc:
             raise CredentialsError("the login has expired", why=_first_line(exc), fix=LOG_IN) from exc
         except (requests.ConnectionError, requests.Timeout, TransportError) as exc:
-            is_silent = isinstance(exc, requests.Timeout)
-            why = f"{urlsplit(url).netloc} is silent" if is_silent else _first_line(exc)
-            raise _BusyError(
-                CloudError("Google does not answer", code="cloud-silent", where=url, why=why)
-            ) from exc
+            silent = CloudError(
+                "Google does not answer", code="cloud-silent", where=url, why=_first_line(exc)
+            )
+            raise _BusyError(silent) from exc
         except (GoogleAuthError, requests.RequestException) as exc:
-            raise CloudError(
-                "Google could not be asked", code="cloud-unreachable", where=url, why=_first_line(exc)
-            ) from exc
+            what, why = "Google could not be asked", _first_line(exc)
+            raise CloudError(what, code="cloud-unreachable", where=url, why=why) from exc
         if response.ok:
             return _json(response)
         refusal = self._refusal(service, verb, path, response)
@@ -214,12 +199,9 @@ class Api:
         if status == requests.codes.unauthorized:
             return CredentialsError("Google does not take the login", fix=LOG_IN, **said)
         if reasons & _API_OFF:
-            name, consumer = f"{service}.googleapis.com", _consumer(_json(response))
-            off_in = consumer.removeprefix("projects/") or self.project
+            name = f"{service}.googleapis.com"
             fix = f"`gcloud services enable {name} --project {self.project}`, and wait a minute"
-            error = ApiOffError(f"the API {name} is off in {off_in}", fix=fix, **said)
-            error.service, error.consumer = name, consumer
-            return error
+            return ApiOffError(f"the API {name} is off", fix=fix, **said)
         known = first_rule(rules(), " ".join([f"Error {status}:", *message.split(), *sorted(reasons)]))
         if status == requests.codes.forbidden and (known is None or known[0].code == _NO_RIGHT):
             found = _PERMISSION.search(why)
@@ -305,12 +287,6 @@ def _refused(answer: Json) -> tuple[set[str], str]:
     rows = [*error.get("errors", ()), *error.get("details", ())]
     reasons = {str(row["reason"]) for row in rows if isinstance(row, dict) and "reason" in row}
     return reasons, str(error.get("message") or "")
-
-
-def _consumer(answer: Json) -> str:
-    """The project that the refused call was counted on, as `projects/ID` or `projects/NUMBER`."""
-    details = (row for row in answer.get("error", {}).get("details", ()) if isinstance(row, dict))
-    return next((str(row["metadata"].get("consumer", "")) for row in details if "metadata" in row), "")
 
 
 def _json(response: requests.Response) -> Json:
@@ -428,10 +404,9 @@ def check_gcloud() -> None:
     try:
         done = run(argv, timeout_s=_ANSWER_S)
     except (OSError, subprocess.TimeoutExpired) as exc:
-        raise MachineError("gcloud does not run", code="gcloud-broken", why=str(exc), fix=_INSTALL) from exc
+        done = Result(1, "", str(exc))
     if done.rc != 0:
         raise MachineError("gcloud does not run", code="gcloud-broken", why=done.reason, fix=_INSTALL)
     if not done.stdout.strip():
-        raise MachineError(
-            "gcloud is not logged in", code="gcloud-login", why=why, fix="log in: gcloud auth login"
-        )
+        fix = "log in: gcloud auth login"
+        raise MachineError("gcloud is not logged in", code="gcloud-login", why=why, fix=fix)

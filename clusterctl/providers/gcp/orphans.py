@@ -71,21 +71,14 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """One label and its value, and how the names of what can't carry it look.
-
-    ``search`` is a wider pattern of those names, in the plainest words that Google's filters have.
-    """
+    """One label and its value, and how the names of what can't carry it look."""
 
     label: str
     value: str
     name: str
-    search: str
 
     def is_on(self, resource: Json) -> bool:
         return read_labels(resource).get(self.label) == self.value
-
-    def names(self, name: str) -> bool:
-        return re.fullmatch(self.name, name) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +107,7 @@ _KINDS: Final = (  # in the order in which they can be deleted
 
 
 def _of_cluster(cluster_id: str) -> _Wanted:
-    return _Wanted(ID_LABEL, cluster_id, f"{_CLUSTER}-{cluster_id}(-.*)?", f".*-{cluster_id}.*")
+    return _Wanted(ID_LABEL, cluster_id, f"{_CLUSTER}-{cluster_id}(-.*)?")
 
 
 def find_resources(api: Api, cluster_id: str) -> tuple[Found, ...]:
@@ -124,7 +117,7 @@ def find_resources(api: Api, cluster_id: str) -> tuple[Found, ...]:
 
 def labelled(api: Api, label: str, value: str, kinds: Collection[str]) -> Iterator[tuple[str, str, Json]]:
     """Whatever of these kinds bears a label: its kind, its path, and the resource."""
-    wanted = _Wanted(label, value, "", "")
+    wanted = _Wanted(label, value, "")
     for kind in (one for one in _KINDS if one.word in kinds):
         found = ((f"{folder}{row['name']}", row) for folder, row in _rows(api, kind, wanted))
         yield from ((kind.word, path, row) for path, row in found if wanted.is_on(row))
@@ -139,7 +132,7 @@ def any_runs(api: Api, cluster_id: str) -> bool:
 
 def orphan_ids(api: Api, cluster: str) -> tuple[str, ...]:
     """The ids of all clusters of that name in the project, whoever made them."""
-    found = _look(api, _Wanted(CLUSTER_LABEL, cluster, f"{cluster}-{_ID}(-.*)?", f"{cluster}-.*"))
+    found = _look(api, _Wanted(CLUSTER_LABEL, cluster, f"{cluster}-{_ID}(-.*)?"))
     return tuple(sorted({one.cluster_id for one in found if one.cluster_id}))
 
 
@@ -186,7 +179,7 @@ def _look(api: Api, wanted: _Wanted) -> list[Found]:
 def _of_kind(api: Api, kind: _Kind, wanted: _Wanted) -> Iterator[Found]:
     for folder, row in _rows(api, kind, wanted):
         # Looked at again here: a filter that Google reads in another way must not cost a stranger's disk.
-        if not wanted.is_on(row) or (kind.named and not wanted.names(row["name"])):
+        if not wanted.is_on(row) or (kind.named and not re.fullmatch(wanted.name, row["name"])):
             continue
         path = f"{folder}{row['name']}"
         holds = kind.service == "storage" and api.get("storage", f"{path}/o", maxResults="1").get("items")
@@ -213,14 +206,14 @@ def _rows(api: Api, kind: _Kind, wanted: _Wanted) -> Iterator[tuple[str, Json]]:
             pages, key = api.pages(kind.service, f"{project}/{kind.path}"), _ROWS[kind.service]
             yield from (("", row) for page in pages for row in page.get(key, ()))
         else:
-            search = f'name eq "{wanted.search}"' if kind.named else f'labels.{wanted.label}="{wanted.value}"'
-            for page in api.pages("compute", f"{project}/{kind.path}", filter=search):
+            query = {} if kind.named else {"filter": f'labels.{wanted.label}="{wanted.value}"'}
+            for page in api.pages("compute", f"{project}/{kind.path}", **query):
                 items: Any = page.get("items", ())
                 scopes = items if isinstance(items, dict) else {"global": {collection: items}}
                 for scope, found in scopes.items():  # an aggregated list, or one of what is global
                     yield from (
                         (f"{project}/{scope}/{collection}/", row) for row in found.get(collection, ())
                     )
-    except ApiOffError as error:
-        if not api.is_off(error):  # of another project: what is there could not be looked at
+    except ApiOffError:
+        if not api.is_off(kind.service):  # of another project: what is there could not be looked at
             raise

@@ -225,16 +225,11 @@ class _Look:
                 yield replace(finding, level="warning") if unseen else finding
 
     def policy(self, name: str, why: str) -> Iterator[Finding]:
-        project = self.settings.project
-        try:
+        # A project in no organization has no policies, and few others have the API of managed ones on.
+        with suppress(ApiOffError, PermissionDeniedError):
             if enforces(org_policy(self.api, name)):
                 what = f"a policy of the organization: {name}"
-                yield self._found("org-policy", project, what, why, constraint=name)
-        except (ApiOffError, PermissionDeniedError) as exc:
-            # A project in no organization has no policies, and few others have the API of managed ones on.
-            if "parent" in self.api.get("cloudresourcemanager", self._project):
-                what = "the organization's policies can't be looked at"
-                yield Finding(project, "warning", "org-policy", what, exc.what, exc.fix)
+                yield self._found("org-policy", self.settings.project, what, why, constraint=name)
 
     def exists(self, code: str, where: str, path: str) -> Iterator[Finding]:
         """Look for something that the spec names. A login that may not look may be able to use it."""

@@ -8,7 +8,7 @@ destroyed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -92,15 +92,14 @@ def refuse_used(api: Api, kept: KeptStorage) -> None:
     """
     if as_found(kept).kind == "disk":
         disks = orphans.labelled(api, LABEL, kept.cluster, ["disk"])
-        urls = [url for _, path, row in disks if path == kept.id for url in row.get("users", ())]
-        users = [url.partition("/v1/")[2] for url in urls]
+        users = [url for _, path, row in disks if path == kept.id for url in row.get("users", ())]
     else:
         instances = orphans.labelled(api, orphans.CLUSTER_LABEL, kept.cluster, ["instance"])
-        zones = [(path, _place(path)) for _, path, _ in instances]
+        zones = ((path, _place(path)) for _, path, _ in instances)
         users = [path for path, zone in zones if _place(kept.id) in {zone, zone.rpartition("-")[0]}]
-    names = dict.fromkeys(f"instance {one.rpartition('/')[2]} in {_place(one)}" for one in users)
-    if names:
+    if users:
         what = f"a cluster {kept.cluster!r} has the kept storage, {kept.what}"
+        names = sorted({f"instance {one.rpartition('/')[2]}" for one in users})
         fix = "take it down first, where its workspace is; without one: `clusterctl orphans remove`"
         raise UsageError(what, code="storage-in-use", why=f"there is {', '.join(names)}", fix=fix)
 
@@ -111,33 +110,28 @@ def refuse_another(spec: ClusterSpec, kept: KeptStorage) -> None:
     Raises:
         UsageError: it asks for another kind, place, type or for less room.
     """
-    if wrong := "; ".join(_differences(spec, kept)):
+    settings, disk, share = gcp.settings_of(spec), gcp.shared_disk(spec), gcp.settings_of(spec).filestore
+    place, size_mib, kind = settings.zone, 0, ""
+    if disk:
+        size_mib, kind = disk[0] * GIB_MIB, disk[1]
+    elif share:
+        size_mib, kind = share.capacity, share.tier
+        place = settings.region_name if share.tier == "REGIONAL" else settings.zone
+    is_smaller = size_mib < (kept.size_mib or 0)
+    if (kind, place) != (kept.kind, _place(kept.id)) or is_smaller:
         raise UsageError(
             f"the spec does not fit the kept storage, {kept.what}",
             code="storage-unfit",
             where="storage.keep",
-            why=wrong,
+            why=f"it is {_shown(kept.kind, _place(kept.id), kept.size_mib)}; the spec asks for "
+            f"{_shown(kind, place, size_mib)}, and only a disk can grow",
             fix="write what it is, name the cluster otherwise, or remove what was kept: "
             f"`{REMOVE.format(name=spec.name)}`",
         )
 
 
-def _differences(spec: ClusterSpec, kept: KeptStorage) -> Iterator[str]:
-    settings, disk, share = gcp.settings_of(spec), gcp.shared_disk(spec), gcp.settings_of(spec).filestore
-    is_disk, place = "/disks/" in kept.id, _place(kept.id)
-    if is_disk != (disk is not None):
-        have, want = ("a disk", "filestore") if is_disk else ("a Filestore instance", "no filestore")
-        yield f"it is {have}, and provider says {want}"
-        return
-    regional = share is not None and share.tier == "REGIONAL"
-    if place != (asked := settings.region_name if regional else settings.zone):
-        yield f"it is in {place}, not in {asked}"
-    size_mib = disk[0] * GIB_MIB if disk else share.capacity if share else 0
-    if kept.size_mib and size_mib < kept.size_mib:
-        yield f"it has {format_size(kept.size_mib)}, and can't shrink to {format_size(size_mib)}"
-    kind = disk[1] if disk else share.tier if share else ""
-    if kind != kept.kind:
-        yield f"it is of the type {kept.kind}, not {kind}"
+def _shown(kind: str, place: str, size_mib: int | None) -> str:
+    return f"{kind} of {format_size(size_mib or 0)} in {place}"
 
 
 def write_imports(folder: Path, kept: KeptStorage | None) -> None:

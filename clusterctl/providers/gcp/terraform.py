@@ -161,7 +161,7 @@ class Terraform(Runner):
         if run.code in (0, _CHANGES):
             return run.code, ()
         printed = "".join(other) + run.stderr
-        failed = terraform_run.errors_in(found) or terraform_run.printed_errors(printed, code=run.code)
+        failed = terraform_run.errors_in(found) or (terraform_run.printed_error(printed, code=run.code),)
         if self._unlocked(failed, began):
             return self._events(verb, *words, **options)
         return run.code, failed
@@ -190,7 +190,7 @@ class Terraform(Runner):
         with self.run(self._argv(verb, *words, **options), env) as run:
             printed = "".join(run.lines())
         if run.code != 0:
-            raise self.explain(what, terraform_run.printed_errors(printed + run.stderr, code=run.code))
+            raise self.explain(what, (terraform_run.printed_error(printed + run.stderr, code=run.code),))
         return printed
 
     def _answer(self, what: str, verb: str, *words: str) -> Event:

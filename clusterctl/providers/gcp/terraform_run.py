@@ -103,19 +103,14 @@ def errors_in(found: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
     return tuple(d for d in failed if d.summary not in _NOISE) or tuple(failed)
 
 
-def printed_errors(text: str, *, code: int) -> tuple[Diagnostic, ...]:
-    """The errors that were printed for people, as by ``init``; else the end of the text, as by a crash."""
+def printed_error(text: str, *, code: int) -> Diagnostic:
+    """The error that was printed for people, as by ``init``; else the end of the text, as by a crash."""
     plain = _FRAME.sub("", _COLOR.sub("", text))
-    blocks = re.split(r"^(?=Error: |Warning: )", plain, flags=re.MULTILINE)
-    found = tuple(_of_block(block) for block in blocks if block.startswith("Error: "))
-    return found or (Diagnostic("error", f"Terraform ended with exit code {code}", plain.strip()[-2000:]),)
-
-
-def _of_block(block: str) -> Diagnostic:
-    summary, _, rest = block.removeprefix("Error: ").partition("\n")
-    paragraphs = re.split(r"\n\s*\n", _SOURCE.sub("", rest))
-    detail = "\n".join(" ".join(paragraph.split()) for paragraph in paragraphs if paragraph.strip())
-    return Diagnostic("error", summary.strip(), detail)
+    before, found, error = plain.partition("Error: ")
+    if not found:
+        return Diagnostic("error", f"Terraform ended with exit code {code}", before.strip()[-2000:])
+    summary, _, detail = error.partition("\n")
+    return Diagnostic("error", summary.strip(), " ".join(_SOURCE.sub("", detail).split()))
 
 
 def progress_of(event: Event) -> tuple[Resource, str] | None:

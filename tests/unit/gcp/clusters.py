@@ -29,7 +29,7 @@ def put_own_network(cloud: GoogleCloud) -> None:
     """Have ``OWN_NETWORK``, which is no cluster's, in the cloud."""
     world = cloud.store
     at = {"project": PROJECT, "region": "us-central1", "ip_cidr_range": "10.90.0.0/20"}
-    world.put("google_compute_network", f"projects/{PROJECT}/global/networks/research", **at)
+    world.put("google_compute_network", f"projects/{PROJECT}/global/networks/research", project=PROJECT)
     path = f"projects/{PROJECT}/regions/us-central1/subnetworks/research-a"
     world.put("google_compute_subnetwork", path, self_link=path, **at)
 
