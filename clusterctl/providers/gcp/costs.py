@@ -8,13 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Final
-
-from pydantic import Field
+from typing import Any, Final
 
 from clusterctl.providers.gcp.terraform import STATE_FILE
 from clusterctl.spec import gcp, gcp_nodes
-from clusterctl.spec.base import Model
 from clusterctl.spec.common import Partition
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import GIB_MIB
@@ -23,62 +20,26 @@ from clusterctl.util.assets import table as read_table
 HOURS_A_MONTH: Final = 730.0  # as Google counts
 LOCAL_SSD_GIB: Final = 375
 
-Usd = Annotated[float, Field(ge=0)]
 
-
-class _Shares(Model):
-    vcpu: Usd
-    gib: Usd
-
-
-class _Family(_Shares):
-    spot: _Shares | None = None
-
-
-class _Gpu(Model):
-    each: Usd
-    spot: Usd | None = None
-
-
-class _Nat(Model):
-    machine: Usd
-    machines: int
-
-
-class Table(Model):
-    """The table of one region on one day."""
-
-    date: str
-    region: str
-    families: Mapping[str, _Family]
-    gpus: Mapping[str, _Gpu]
-    machines: Mapping[str, Usd]
-    disks: Mapping[str, Usd]
-    local_ssd: Usd
-    filestore: Mapping[str, Usd]
-    image: Usd
-    nat: _Nat
-    address: Usd
-
-
-def table() -> Table:
-    return read_table(Path(__file__).with_name("data") / "prices.yaml", Table)
+def table() -> dict[str, Any]:
+    """The prices of one region on one day, as prices.yaml explains them."""
+    return read_table(Path(__file__).with_name("data") / "prices.yaml", dict[str, Any])
 
 
 def caveat(region: str) -> str:
     """What must be known of its prices in this region; "" if nothing."""
-    known = table().region
+    known = table()["region"]
     return "" if region == known else f"prices are Google's list prices of {known}; those of {region} differ"
 
 
 def of_disk(kind: str, gib: float) -> float | None:
-    return of_gib(table().disks.get(kind), gib)
+    return of_gib(table()["disks"].get(kind), gib)
 
 
 def of_nat(hosts: int) -> float:
     """Cloud NAT for this many hosts, with the one address that it takes."""
-    known = table()
-    return min(hosts, known.nat.machines) * known.nat.machine + known.address
+    nat: dict[str, float] = table()["nat"]
+    return min(hosts, nat["machines"]) * nat["machine"] + float(table()["address"])
 
 
 def of_gib(usd_a_month: float | None, gib: float) -> float | None:
@@ -101,16 +62,16 @@ def of_machine(
     known, machine = table(), gcp_nodes.machines().get(name)
     if name in own:
         return own[name]
-    if not spot and name in known.machines:
-        return known.machines[name]
-    family = known.families.get(machine.family) if machine else None
-    shares = family.spot if family and spot else family
-    if machine is None or shares is None:
+    if not spot and name in known["machines"]:
+        return float(known["machines"][name])
+    family = known["families"].get(machine.family, {}) if machine else {}
+    each_of = family.get("spot") if spot else family
+    if machine is None or not each_of:
         return None
     bundled = {machine.accelerator: machine.gpu.count} if machine.gpu and machine.accelerator else {}
-    each = {kind: gpu.spot if spot else gpu.each for kind, gpu in known.gpus.items()}
+    each = {kind: gpu.get("spot" if spot else "each") for kind, gpu in known["gpus"].items()}
     added = ((each.get(kind), count) for kind, count in {**bundled, **gpus}.items())
-    parts = [machine.vcpus * shares.vcpu, machine.memory_mib / GIB_MIB * shares.gib]
+    parts = [machine.vcpus * each_of["vcpu"], machine.memory_mib / GIB_MIB * each_of["gib"]]
     return total([*parts, *(usd and usd * count for usd, count in added)])
 
 
@@ -118,7 +79,7 @@ def of_local_ssds(count: int, *, spot: bool) -> float | None:
     """Local disks that are added to a machine; what they cost with a spot machine is in no table."""
     if count == 0:
         return 0.0
-    return None if spot else of_gib(table().local_ssd, count * LOCAL_SSD_GIB)
+    return None if spot else of_gib(table()["local_ssd"], count * LOCAL_SSD_GIB)
 
 
 INSTANCE: Final = "google_compute_instance"
@@ -206,9 +167,9 @@ def of_row(kind: str, row: Attributes) -> float | None:
             return of_disk(_last_part(row["type"]), float(row["sizeGb"]))
         case "shared folder":
             gib = sum(float(share["capacityGb"]) for share in row.get("fileShares", ()))
-            return of_gib(table().filestore.get(str(row.get("tier", ""))), gib)
+            return of_gib(table()["filestore"].get(str(row.get("tier", ""))), gib)
         case "address" | "router":  # Cloud NAT is charged for by machines, which go first, and by its address
-            return table().address
+            return float(table()["address"])
         case "bucket":
             return None
         case _:
@@ -235,7 +196,7 @@ def _of_other(kind: str, attributes: Attributes, hosts: int) -> float | None:
             return of_disk(str(attributes.get("type")), float(attributes.get("size") or 0))
         case "google_filestore_instance":
             gib = sum(float(share["capacity_gb"]) for share in attributes.get("file_shares") or ())
-            return of_gib(table().filestore.get(str(attributes.get("tier"))), gib)
+            return of_gib(table()["filestore"].get(str(attributes.get("tier"))), gib)
         case "google_compute_router_nat":
             return of_nat(hosts)
         case _:

@@ -249,7 +249,7 @@ def kept(settings: gcp.GcpSettings, *, prune: bool = False) -> tuple[KeptImage, 
     sizes = [(str(row["name"]), int(row.get("archiveSizeBytes", 0)) / _BYTES_A_GIB) for row in rows]
     for name, _ in sizes if prune else ():
         remove(api, name)
-    return tuple(KeptImage(name, int(gib * GIB_MIB), gib * costs.table().image) for name, gib in sizes)
+    return tuple(KeptImage(name, int(gib * GIB_MIB), gib * costs.table()["image"]) for name, gib in sizes)
 
 
 def remove(api: Api, name: str) -> None:

@@ -137,7 +137,7 @@ class GcpProvider(Provider):
         return HostPlan(
             tuple(sorted(set(hosts) - set(left), key=lambda host: order.get(host.name, len(order)))),
             (*apply.other_changes(plan), *(f"remove {one.name}, which an image was made of" for one in left)),
-            priced_on=costs.table().date,
+            priced_on=costs.table()["date"],
             other_usd_per_hour=(now, then),
             other_unpriced=unknown,
             other_lost=apply.lost(plan),

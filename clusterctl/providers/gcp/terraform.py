@@ -1,9 +1,7 @@
 """Terraform on one folder: init, plan, apply the very plan that was shown, outputs, destroy.
 
-Providers are downloaded once: Google's is some 100 MB. Terraform takes a provider from its shared cache only
-if the folder's lock file knows its checksum, so the lock file of the first folder is kept beside the cache,
-and given to those after it. Users with a Terraform configuration of their own have their own mirrors and
-caches, which we leave alone.
+Providers are downloaded once: Google's is some 100 MB. Users with a Terraform configuration of their own have
+their own mirrors and caches, which we leave alone.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from clusterctl.providers.gcp import terraform_run
 from clusterctl.providers.gcp.terraform_program import FLAG, Program, command_line, find
 from clusterctl.providers.gcp.terraform_run import Diagnostic, Event, Runner
 from clusterctl.state.workspace import cache_home, hold, write_atomic
-from clusterctl.util.assets import digest, file_sha256
+from clusterctl.util.assets import file_sha256
 from clusterctl.util.progress import Waiting
 
 Explain = Callable[[str, tuple[Diagnostic, ...]], ProvisionError]
@@ -32,7 +30,6 @@ PLAN_FILE: Final = "plan.tfplan"
 STATE_FILE: Final = "terraform.tfstate"
 ERRORED_FILE: Final = "errored.tfstate"  # written by Terraform where it could not write the state
 BACKEND_FILE: Final = "backend.tfbackend"
-LOCK_FILE: Final = ".terraform.lock.hcl"
 _IMPORTS: Final = "clusterctl-adopt.tf.json"
 _PLUGIN_CACHE: Final = "TF_PLUGIN_CACHE_DIR"
 _CONFIGURATIONS: Final = ("TF_CLI_CONFIG_FILE", "TERRAFORM_CONFIG")
@@ -214,18 +211,13 @@ class Terraform(Runner):
             return
         home = cache_home() / "terraform" / "providers"
         home.mkdir(parents=True, exist_ok=True)
-        module = digest(*(path.read_bytes() for path in sorted(self.folder.rglob("*.tf"))))
-        known, mine = home / f"{module}.lock.hcl", self.folder / LOCK_FILE
 
         def waiting(text: str) -> None:
             self.reporter.progress(Waiting(text))
 
         with hold(home / ".lock", "up", what="Terraform's cache of providers", waiting=waiting):
-            if known.is_file() and not mine.exists():
-                write_atomic(mine, known.read_bytes())
-            yield {_PLUGIN_CACHE: str(home)}
-            if mine.is_file() and not known.exists():
-                write_atomic(known, mine.read_bytes())
+            # Else a provider is taken from there only if the folder's lock file knows its checksum.
+            yield {_PLUGIN_CACHE: str(home), "TF_PLUGIN_CACHE_MAY_BREAK_DEPENDENCY_LOCK_FILE": "1"}
 
     def _restore_torn_state(self) -> None:
         """Put the state of the run before in place of a local state that is torn.

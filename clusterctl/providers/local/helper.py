@@ -472,9 +472,6 @@ def main() -> int:
 def _serve(asked: dict[str, Any]) -> bool:
     """Answer a request; whether another one can be read."""
     try:
-        for folder in (layout.STATE, layout.CACHE):
-            if folder.is_dir():
-                layout.make_private(folder)  # an older version left them for all to read
         result = VERBS[asked["verb"]](asked["request"])
         goes_on = _Caller.reading is None
         system.answer({"result": result, "goes_on": goes_on})

@@ -6,7 +6,7 @@ and stay within the 15 characters that Linux allows for a link.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import IPv4Network
 from itertools import count
 from pathlib import Path
@@ -104,19 +104,33 @@ class Home(_Message):
     keys: tuple[AdminKey, ...]
 
 
-class ClusterRequest(_Message):
-    """The whole of a cluster: the helper makes what is missing and removes nodes that are not named."""
+class _OfCluster(BaseModel):
+    """What is known of a cluster: ``owner`` is the uid of the caller, who may see and remove it."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     id: ClusterId
     name: str
-    owner: int = Field(description="uid of the caller, who may see and remove it")
+    owner: int
     workspace: str
+
+
+class _Installed(_OfCluster):
+    """A cluster with its image, and what is in that; ``keep_storage``: `down` leaves the shared folder."""
+
     image: ImageKey
+    slurm: SlurmRelease | None = None
+    keep_storage: bool = False
+
+
+class ClusterRequest(_Installed):
+    """The whole of a cluster: the helper makes what is missing and removes nodes that are not named."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
     distribution: Release
-    slurm: SlurmRelease | None = Field(None, description="the release in the image; none: not known")
     admin_key: AdminKey
     subnet: IPv4Network | None = None
-    keep_storage: bool = Field(False, description="whether `down` leaves the shared folder")
     storage: ClusterId | None = Field(None, description="the cluster whose kept shared folder is taken up")
     node_class: ImageKey | None = Field(None, description="the class that new nodes with cores are of")
     controller_class: ImageKey | None = Field(None, description="the class that a new controller is of")
@@ -164,49 +178,30 @@ class ClusterQuery(_Message):
     keep_storage: bool | None = None
 
 
-class ClusterState(BaseModel):
+class ClusterState(_Installed):
     """What the helper keeps of a cluster, as `cluster.json`; another version's keys are passed over.
 
     ``numbers`` (by node) fix addresses and machine names. A node keeps its own as long as it lives.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    id: ClusterId
-    name: str
-    owner: int
-    workspace: str
-    image: ImageKey
-    distribution: Release | None = None  # older versions did not write it down
-    slurm: SlurmRelease | None = None  # likewise
+    distribution: Release | None = None
     subnet: IPv4Network
-    keep_storage: bool = False
     numbers: dict[HostName, int] = Field(default_factory=dict)
 
     def kept(
         self, subnet: IPv4Network | None, image: str, distribution: str, slurm: str | None
-    ) -> tuple[str, ...]:
-        """What of a wish a cluster that is up does not get, in words for the user."""
-        notes = []
+    ) -> Iterator[str]:
+        """Yield what of a wish a cluster that is up does not get, in words for the user."""
         if subnet not in (None, self.subnet):
-            notes.append(f"the nodes stay in {self.subnet}; `down` and `up` moves them to {subnet}")
+            yield f"the nodes stay in {self.subnet}; `down` and `up` moves them to {subnet}"
         is_alike = self.distribution in (None, distribution) and self.slurm in (None, slurm)
         if image != self.image and is_alike:
-            notes.append(
-                "the nodes keep the older image they were made from; `down` and `up` gives them the new one"
-            )
-        return tuple(notes)
+            yield "the nodes keep the older image they were made from; `down` and `up` gives them the new one"
 
 
-class KeptFolder(BaseModel):
+class KeptFolder(_OfCluster):
     """The shared folder of a cluster that is down, as `storage.json`; ``homes``: account -> uid."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    id: ClusterId
-    name: str
-    owner: int
-    workspace: str
     since: float
     size_mib: int
     homes: dict[str, int] = Field(default_factory=dict)
@@ -256,7 +251,6 @@ class BakeRequest(_Message):
     """
 
     id: ClusterId | None = None
-
     key: ImageKey
     base_key: ImageKey
     distribution: Release

@@ -186,7 +186,7 @@ class LocalProvider(Provider):
             )
         new_slurm = _slurm_of_new_nodes(self._settings, spec)
         image = image_keys(self._settings, new_slurm)[1]
-        return state.kept(self._settings.subnet, image, self._settings.release, new_slurm)
+        return tuple(state.kept(self._settings.subnet, image, self._settings.release, new_slurm))
 
     def apply(
         self,

@@ -1,19 +1,9 @@
 """The operating system under local nodes: its tools, processes, mounts, settings and networks.
 
-About 25 systemds fit in the default of 128 inotify instances; the next ones die with "Failed to allocate
-manager object" and their nodes stay unknown to Slurm. The neighbours of all machines, n times n of them,
-share one table of 1,024: from 32 nodes on, MPI's connections fail: "Resource temporarily unavailable".
-
-Linux 6.18 gives a session (autogroup) all of a CPU for minutes while its threads there wake each other and it
-has a process on another CPU too, as a training has. All others wait, the kernel's own threads among them:
-nodes neither boot nor answer. Where systemd has booted the machine, nodes are in control groups of their own,
-which no autogroup is made of.
-
 A cluster's bridge lives in a network namespace of its own, with one cable from this machine into it: no
-firewall of this machine (Docker's FORWARD DROP with br_netfilter, firewalld) ever sees traffic between nodes,
-and no rule, masquerade or ip_forward is needed. This machine has the first address of the subnet; nodes have
-no route out. They send this machine nothing but answers to what it asks them: what leaves their namespace by
-the cable is sorted in there, by a qdisc that goes with it. That closes what this machine would forward, too.
+firewall of this machine (Docker's FORWARD DROP with br_netfilter, firewalld) ever sees traffic between nodes.
+This machine has the first address of the subnet; nodes have no route out. They send this machine nothing but
+answers to what it asks them: what leaves their namespace by the cable is sorted in there, by a qdisc.
 """
 
 from __future__ import annotations
@@ -243,12 +233,16 @@ def in_network(namespace: Path) -> tuple[int, ...]:
 
 
 NODES_IN_DEFAULT_LIMITS = 16
+# About 25 systemds fit in the default of 128 inotify instances. The neighbours of all machines, n times n of
+# them, share one table of 1,024: from 32 nodes on, MPI's connections fail.
 _KERNEL_LIMITS = {
     "fs/inotify/max_user_instances": 8192,
     "fs/inotify/max_user_watches": 524288,
     "net/ipv4/neigh/default/gc_thresh2": 32768,
     "net/ipv4/neigh/default/gc_thresh3": 65536,
 }
+# Linux 6.18 gives a session (autogroup) all of a CPU for minutes while its threads wake each other there:
+# nodes neither boot nor answer. Where systemd has booted the machine, nodes are in control groups instead.
 _AUTOGROUP = "kernel/sched_autogroup_enabled"
 _SYS = Path("/proc/sys")
 _SETTINGS_RECORD = Path("/run/clusterctl-limits.json")  # a reboot forgets it, and the limits too

@@ -71,13 +71,13 @@ def test_spot_costs_less_than_on_demand_wherever_both_are_known() -> None:
 
 def test_all_names_in_the_table_exist() -> None:
     known, table = gcp_nodes.machines(), costs.table()
-    assert set(table.machines) <= set(known)
-    assert set(table.families) <= {one.family for one in known.values()}
-    assert set(table.gpus) <= {facts["google"] for facts in gcp_nodes.data()["gpus"].values()}
+    assert set(table["machines"]) <= set(known)
+    assert set(table["families"]) <= {one.family for one in known.values()}
+    assert set(table["gpus"]) <= {facts["google"] for facts in gcp_nodes.data()["gpus"].values()}
 
 
 def test_another_region_is_said_to_differ() -> None:
-    assert costs.table().date == "2026-11-20"
+    assert costs.table()["date"] == "2026-11-20"
     assert costs.caveat("us-central1") == ""
     assert "of us-central1; those of europe-west4" in costs.caveat("europe-west4")
 

@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl.errors import MachineError
 from clusterctl.providers.gcp import terraform_program as finding
-from clusterctl.providers.gcp.terraform_program import Library, find, from_library, programs
+from clusterctl.providers.gcp.terraform_program import find, from_library, programs
 from tests.support.messages import refused
 from tests.support.terraform import MODULE, Work
 
@@ -78,9 +78,7 @@ def test_pips_refusal_is_shown(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_wheel_that_is_not_the_pinned_one_is_not_taken(
     nowhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pin = programs().library
-    forged = Library.model_validate({**pin.model_dump(), "sha256": "0" * 64})
-    known = programs().model_copy(update={"library": forged})
+    known = {**programs(), "library": {**programs()["library"], "sha256": "0" * 64}}
     monkeypatch.setattr(finding.platform, "libc_ver", lambda: ("glibc", "2.40"))
     monkeypatch.setattr(finding, "programs", lambda: known)
     with refused("terraform-missing", MachineError) as caught:
@@ -90,7 +88,7 @@ def test_a_wheel_that_is_not_the_pinned_one_is_not_taken(
 
 def test_the_library_is_a_program_like_terraform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = from_library("a test wants it")
-    assert library.version == programs().library.terraform
+    assert library.version == programs()["library"]["terraform"]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path))
     work = Work(tmp_path / "terraform", library, MODULE)
