@@ -25,11 +25,12 @@ from pathlib import Path
 from support.clusters import BIN, Cluster, raised
 from support.rounds import machine, measure
 
-from clusterctl.jobs.submit import submit
+from clusterctl.jobs.source import source_of
+from clusterctl.jobs.submit import PreparedJob, Submitter, script_of
 from clusterctl.runs.page import REPORT_FILE
 from clusterctl.scheduler.session import session
 from clusterctl.spec.job import JobSpec
-from clusterctl.state.inventory import applied_spec
+from clusterctl.state.facts import facts_of
 from clusterctl.state.submissions import ADDED_FILES, SENT_FILES
 from clusterctl.state.workspace import Workspace
 
@@ -115,8 +116,10 @@ def jobs(rounds: int, given: argparse.Namespace) -> None:
         script.write_text(f"#!/bin/bash\n{SMALL}")
         os.environ.update(cluster.environ)
         workspace = Workspace.of(cluster.name)
-        with session(applied_spec(workspace), workspace) as opened:
-            ids = [submit(opened, JobSpec(name="small", script=script)).job_id for _ in range(given.jobs)]
+        with session(facts_of(workspace), workspace) as opened:
+            job = JobSpec(name="small", script=script)
+            prepared = PreparedJob(job, script_of(opened.facts, job), source_of(job))
+            ids = [Submitter(opened).submit(prepared).job_id for _ in range(given.jobs)]
         wait_for_all(cluster)
         out, mirror, peak = cluster.folder / "out", cluster.folder / "mirror", Peak()
 

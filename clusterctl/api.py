@@ -27,10 +27,10 @@ from clusterctl.errors import ClusterctlError as ClusterctlError  # noqa: PLC041
 from clusterctl.errors import UsageError, printable
 from clusterctl.jobs import files, watch
 from clusterctl.jobs.arguments import help_wanted
-from clusterctl.jobs.changes import ChangeNotes
 from clusterctl.jobs.log_text import KeptLogs, whole_lines
 from clusterctl.jobs.replay import reject_missing, replayed
 from clusterctl.jobs.submission import Preparer, Submission, reject_wrong, submit_prepared
+from clusterctl.jobs.submit import Submitter
 from clusterctl.jobs.trained import ChosenModel
 from clusterctl.jobs.watch import LogChunk
 from clusterctl.providers.base import Leftover, Prompts
@@ -300,8 +300,8 @@ class Cluster:
         with self._session() as session:
             prepared = Preparer(self._note).prepare(session, submission)
             if submission.replay is not None:
-                reject_missing(session, prepared.jobs[0].job)
-            submitted = list(submit_prepared(session, prepared, report=self._note))
+                reject_missing(session, prepared[0].job)
+            submitted = list(submit_prepared(Submitter(session, self._note), prepared))
         return tuple(Job(self, one.job_id, one.name, one.remote_dir) for one in submitted)
 
     def replay(
@@ -407,7 +407,7 @@ class Job:
             WaitTimeoutError: ``timeout_s`` has passed; the job goes on.
         """
         with self.cluster._session() as session:
-            notes = ChangeNotes(session, self.cluster._note)
+            notes = watch.ChangeNotes(session, self.cluster._note)
             ended = watch.wait(session, [self.id], timeout_s=timeout_s, on_change=notes)
             watch.raise_unless_completed(session, ended)
         return ended
@@ -422,7 +422,7 @@ class Job:
                 show(line.decode(errors="replace"))
 
         with self.cluster._session() as session, whole_lines(show_lines) as take:
-            notes = ChangeNotes(session, self.cluster._note)
+            notes = watch.ChangeNotes(session, self.cluster._note)
             ended = watch.follow(session, self.id, on_output=take, timeout_s=timeout_s, on_change=notes)
             watch.raise_unless_completed(session, ended, log_is_shown=True)
             return ended

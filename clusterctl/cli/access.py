@@ -17,7 +17,7 @@ from clusterctl.cli.output import Screen
 from clusterctl.cli.progress import showing_progress
 from clusterctl.cli.submit import preparer
 from clusterctl.errors import Failure, UsageError, excluded
-from clusterctl.jobs.environment import build
+from clusterctl.jobs.environment import Environments
 from clusterctl.jobs.shell import allocate, forwarded, parse_forwards
 from clusterctl.scheduler.script import Environment
 from clusterctl.scheduler.session import Session, open_session
@@ -116,10 +116,8 @@ def _environment(screen: Screen, options: Options, session: Session, words: JobO
     """The Python of the spec's and the flag's requirements, on the cluster before nodes are asked for."""
     with screen.working("resolving requirements"):
         environment = preparer(screen, options).environment(session, words)
-    rented = session.spec.provider.is_cloud
     with showing_progress(screen) as progress:
-        for transport in (session.transport, *session.transports_of_partition(None)):
-            build(transport, environment, report=screen.note, progress=progress, rented=rented)
+        Environments(screen.note, progress=progress).build_for(session, environment, None)
     return environment
 
 

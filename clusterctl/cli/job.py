@@ -14,9 +14,8 @@ from clusterctl.cli.options import Options, job_ids
 from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.errors import Notice, SchedulerError, TransportError, UsageError, excluded
 from clusterctl.jobs import watch
-from clusterctl.jobs.changes import ChangeNotes
 from clusterctl.jobs.log_text import KeptLogs, labelled
-from clusterctl.jobs.watch import OnOutput
+from clusterctl.jobs.watch import ChangeNotes, OnOutput
 from clusterctl.scheduler.base import JobInfo, worst
 from clusterctl.scheduler.session import SOON_S, Session, open_session
 from clusterctl.spec.units import parse_slurm_time_s

@@ -79,7 +79,7 @@ def replay(
             return
         with open_session(options.chosen(screen)) as session:
             prepared = prepare(screen, options, session, submission)
-            job = prepared.jobs[0].job
+            job = prepared[0].job
             reject_missing(session, job)
             more = _note_differences(screen, row, found, changes, session.facts, job)
             rows = submit_and_note(screen, session, prepared, more)

@@ -18,14 +18,13 @@ from clusterctl.cli.progress import showing_progress
 from clusterctl.errors import UsageError
 from clusterctl.jobs.arguments import help_of, help_wanted
 from clusterctl.jobs.submission import (
-    PreparedSubmission,
     Preparer,
-    RenderedJob,
     Submission,
     jobs_are_submitted,
     reject_wrong,
     submit_prepared,
 )
+from clusterctl.jobs.submit import PreparedJob, Submitter
 from clusterctl.jobs.trained import ChosenModel, folder_of_run, use_here
 from clusterctl.jobs.watch import LogChunk, raise_unless_completed
 from clusterctl.scheduler.base import worst
@@ -156,7 +155,9 @@ def preparer(screen: Screen, options: Options) -> Preparer:
     return Preparer(screen.note, screen.note if options.verbose else SILENT.note)
 
 
-def prepare(screen: Screen, options: Options, session: Session, submission: Submission) -> PreparedSubmission:
+def prepare(
+    screen: Screen, options: Options, session: Session, submission: Submission
+) -> tuple[PreparedJob, ...]:
     """Prepare jobs for the cluster of a session."""
     with screen.working("preparing the job"):
         return preparer(screen, options).prepare(session, submission)
@@ -164,7 +165,7 @@ def prepare(screen: Screen, options: Options, session: Session, submission: Subm
 
 def rendered(
     screen: Screen, options: Options, submission: Submission, spec: ClusterSpec
-) -> tuple[RenderedJob, ...]:
+) -> tuple[PreparedJob, ...]:
     """Return the scripts of jobs, and note what would be sent with each."""
     with screen.working("preparing the job"):
         jobs = preparer(screen, options).render(submission, spec)
@@ -175,7 +176,7 @@ def rendered(
     return jobs
 
 
-def show_scripts(screen: Screen, jobs: Sequence[RenderedJob], more: Mapping[str, Any] = NOTHING) -> None:
+def show_scripts(screen: Screen, jobs: Sequence[PreparedJob], more: Mapping[str, Any] = NOTHING) -> None:
     """Show scripts; several each below a line with the job's name.
 
     more: what else the answer has about each.
@@ -189,7 +190,7 @@ def show_scripts(screen: Screen, jobs: Sequence[RenderedJob], more: Mapping[str,
 
 
 def submit_and_note(
-    screen: Screen, session: Session, prepared: PreparedSubmission, more: Mapping[str, Any] = NOTHING
+    screen: Screen, session: Session, jobs: Sequence[PreparedJob], more: Mapping[str, Any] = NOTHING
 ) -> list[JobRow]:
     """Submit jobs. The answer has those that were submitted also if a later one fails.
 
@@ -197,7 +198,7 @@ def submit_and_note(
     """
     rows: list[JobRow] = []
     with showing_progress(screen) as progress:
-        for submitted in submit_prepared(session, prepared, progress=progress, report=screen.note):
+        for submitted in submit_prepared(Submitter(session, screen.note, progress), jobs):
             row = asdict(submitted)
             del row["token"]
             rows.append({"dir": row.pop("remote_dir"), **row, **more})

@@ -53,7 +53,8 @@ from clusterctl.scheduler.base import Nodes
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.scheduler.slurm_conf import health_file, needs_facts, render_files, slurmd_file
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import SLURMD_PORT, Inventory
+from clusterctl.spec.names import SLURMD_PORT
+from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import ansible_hash, digest
 from clusterctl.util.process import parallel_map

@@ -208,7 +208,7 @@ def _drift_of_services(cluster: ClusterContext, before: Inventory, staying: set[
         return
     try:
         to = cluster.connections.to(controller, spec.job_user.name)
-        lacks = unbuilt(spec, before.distribution, lambda: to)
+        lacks = unbuilt(spec, before.distribution, to)
     except TransportError as exc:
         lacks = f"it can't be looked at: {exc.why or exc.what}"
     if lacks:

@@ -32,7 +32,7 @@ from clusterctl.hosts.probe import (
     with_distributions,
 )
 from clusterctl.hosts.roles import probe_requests, wanted_accounts
-from clusterctl.jobs.environment import build, environment_of
+from clusterctl.jobs.environment import Environments
 from clusterctl.packages.bundle import Bundle
 from clusterctl.packages.bundle_checks import cluster_bundle, missing_bundle, use_bundle
 from clusterctl.providers.base import Provisioned, Size
@@ -211,7 +211,7 @@ def resolve_environment(
 def _resolve_environment(cluster: ClusterContext, distribution: Distribution) -> Outcome[Environment]:
     progress = cluster.reporter.progress
     facts = facts_of_spec(cluster.spec)
-    environment = environment_of(facts, distribution=lambda: distribution, report=progress, heard=progress)
+    environment = Environments(progress, progress).resolve(facts, distribution)
     packages = len(environment.lock.wheels) if environment.lock else 0
     return Outcome(environment, f"{packages} Python packages")
 
@@ -345,5 +345,5 @@ def build_environment(
     """Build the environment of the spec's requirements on the cluster."""
     controller = cluster.connections.to(inventory.controller.name, cluster.spec.job_user.name)
     rented = cluster.spec.provider.is_cloud
-    built = build(controller, environment, report=cluster.reporter.progress, rented=rented)
+    built = Environments(cluster.reporter.progress).build(controller, environment, rented=rented)
     return Outcome(None, "built" if built else "unchanged")

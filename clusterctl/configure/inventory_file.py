@@ -26,8 +26,8 @@ from clusterctl.spec.common import Software
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.hosts import is_this_machine
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.names import ADMIN_USER
-from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, MPI_SSH, MPI_SSH_FOLDER, Host, Inventory
+from clusterctl.spec.names import ADMIN_USER, MPI_SSH, MPI_SSH_FOLDER
+from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import Connect, Transport, lines
 from clusterctl.util.assets import (

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.spec.job import MODEL_JOBS, JobSpec
+from clusterctl.spec.job import MODEL_JOBS, JobSpec, sweep_arguments
 from clusterctl.util.assets import asset
 from clusterctl.util.process import Result, run
 
@@ -47,11 +47,8 @@ def reject_wrong_arguments(jobs: Sequence[JobSpec], before: Sequence[str] = ()) 
 
 def _of_tasks(job: JobSpec) -> list[list[str]]:
     """The program's arguments, of a sweep those of each task."""
-    if job.sweep is None:
-        return [[*job.args]]
-    from clusterctl.spec.sweep import arguments  # noqa: PLC0415 - a model, which most jobs have no use for
-
-    return [[*job.args, *arguments(values)] for values in job.sweep.tasks]
+    tasks = job.sweep.tasks if job.sweep is not None else [{}]
+    return [[*job.args, *sweep_arguments(values)] for values in tasks]
 
 
 def help_wanted(jobs: Sequence[JobSpec]) -> str | None:

@@ -1,34 +1,50 @@
-"""The job of a collected run, to be submitted again: options, arguments, files and packages as they were."""
+"""The job of a collected run, to be submitted again: options, arguments, files and packages as they were.
+
+A run may come from elsewhere, so nothing in it is believed: paths, numbers and sizes are bounded, and a file
+counts only with the sha256 that was sent.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import stat
+import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from ClusterShell.RangeSet import RangeSet
 
-from clusterctl.errors import UsageError, printable
-from clusterctl.jobs.recover import mapping, mappings, no_replay, read_mapping, recover
-from clusterctl.jobs.source import Source
+from clusterctl.errors import TransportError, UsageError, printable
+from clusterctl.jobs.source import MAX_BYTES, MAX_FILES, Source, is_taken
+from clusterctl.jobs.submit import MAX_DIFF, PATIENCE_S, output_of
 from clusterctl.jobs.trained import MODEL_FLAG, RECORD
 from clusterctl.scheduler.script import sweep_variable
 from clusterctl.scheduler.session import Session
-from clusterctl.spec.job import BUNDLED_JOBS, JobSpec, job_of
+from clusterctl.spec.job import BUNDLED_JOBS, JobSpec, job_of, sweep_arguments
 from clusterctl.spec.job_options import JobOptions, job_options
-from clusterctl.spec.sweep import arguments
 from clusterctl.state.submissions import ENVIRONMENT_FILE, SOURCE_FILE, SWEEP_FILE
+from clusterctl.transport.remote_open import read_json
+from clusterctl.transport.tree import Item, Kind, hash_items
 from clusterctl.util.assets import file_sha256
+from clusterctl.util.process import run as run_program
 from clusterctl.util.process import temporary_folder
 
 _OPTION: Final = re.compile(r"(?P<dashes>--?|)(?P<name>[A-Za-z][\w.-]*)(?P<value>=.*)?", re.DOTALL)
 # What is not simply said again: it is changed, found anew, or about the one run.
 _NOT_AGAIN: Final = frozenset({"args", "array", "container", "env", "requirements", "sweep", "tag", "note"})
+_MAX_JSON: Final = 64 << 20
+_MAX_BLOB: Final = 64 << 20  # of a file in a repository
+_MAX_PATH: Final = 4096
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_COMMIT: Final = re.compile(r"[0-9a-f]{40,64}")
+# git asks no remote for what is missing.
+_GIT: Final = ("env", "GIT_ALLOW_PROTOCOL=none", "GIT_NO_LAZY_FETCH=1", "GIT_TERMINAL_PROMPT=0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +87,10 @@ def replayed(run: Path, again: Again) -> Iterator[Replay]:
     Raises:
         UsageError: the run does not tell its job, or files of it are nowhere on this machine as they were.
     """
-    client = mapping(read_mapping(run, ENVIRONMENT_FILE).get("client"))
-    said = mapping(client.get("job"))
+    client = _mapping(_read_mapping(run, ENVIRONMENT_FILE).get("client"))
+    said = _mapping(client.get("job"))
     if not said:
-        raise no_replay(run, "it has no record of what was submitted: that was done on another machine")
+        raise _no_replay(run, "it has no record of what was submitted: that was done on another machine")
     lock, image = client.get("requirements"), client.get("image")
     with temporary_folder() as temporary:
         source = _source(run, client, said, temporary)
@@ -128,7 +144,7 @@ def _source(run: Path, client: Mapping[str, Any], said: Mapping[str, Any], tempo
     if not script and not os.path.lexists(run / SOURCE_FILE):
         return None
     top = Path(script).parent if isinstance(script, str) else Path(folder) if isinstance(folder, str) else run
-    return recover(run, run if "\0" in str(top) else top, mapping(client.get("git")), temporary)
+    return _recover(run, run if "\0" in str(top) else top, _mapping(client.get("git")), temporary)
 
 
 def _image(image: Any, there: Any) -> str | None:
@@ -152,43 +168,42 @@ def _job(
         script = _script_of(run, str(said["script"]), source)
         target, folder = f"./{script.name}", script.parent
     elif target not in BUNDLED_JOBS:
-        raise no_replay(run, "its record names neither a script nor a bundled job")
+        raise _no_replay(run, "its record names neither a script nor a bundled job")
     kept |= _given(client, said)
     try:
         options = job_options({name: value for name, value in kept.items() if value not in (None, {}, [])})
         indices = job_options({"array": array} if isinstance(array, str) else {})
         job = job_of(str(target), options.given, folder=folder)
     except UsageError as exc:
-        raise no_replay(run, exc.why or exc.what) from exc
+        raise _no_replay(run, exc.why or exc.what) from exc
     if job.sweep is not None and [dict(values) for values in job.sweep.tasks] != _tasks(run):
-        raise no_replay(run, f"this clusterctl makes other values of its sweep than those in {SWEEP_FILE}")
+        raise _no_replay(run, f"this clusterctl makes other values of its sweep than those in {SWEEP_FILE}")
     return job.model_copy(update={**indices.given, **now})
 
 
 def _given(client: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
     """What was said of the job: all that is not merely a default."""
-    fields, names = JobOptions.model_fields, client.get("given")
-    if not isinstance(names, list):  # the record of an older version: what is no default was said
-        names = [name for name, one in fields.items() if said.get(name) not in (None, [], {}, one.default)]
-    wanted = {name for name in names if isinstance(name, str)} & fields.keys() - _NOT_AGAIN
+    names = client.get("given")
+    given = {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
+    wanted = given & JobOptions.model_fields.keys() - _NOT_AGAIN
     return {name: said[name] for name in sorted(wanted) if said.get(name) is not None}
 
 
 def _started(run: Path, said: Mapping[str, Any], again: Again) -> tuple[dict[str, Any], Any]:
     """How the program is started, with the changes; and the indices of its array."""
-    args, env, array = said.get("args"), mapping(said.get("env")), said.get("array")
+    args, env, array = said.get("args"), _mapping(said.get("env")), said.get("array")
     args = [one for one in args if isinstance(one, str)] if isinstance(args, list) else []
-    sweep = {name: value for name, value in mapping(said.get("sweep")).items() if value}
+    sweep = {name: value for name, value in _mapping(said.get("sweep")).items() if value}
     sweep |= {"list": sweep.pop("cases")} if "cases" in sweep else {}
     if sweep and again.task:  # a job of its own, which is started as this task was
         values = _values(run, again.task)
-        args += arguments(values)
+        args += sweep_arguments(values)
         env |= {sweep_variable(key): value for key, value in values.items()}
         sweep, array = {}, None
     elif again.task:
         array = again.task
-    listed = [key for one in mappings(sweep.get("list")) for key in one]
-    swept = {*mapping(sweep.get("grid")), *mapping(sweep.get("random")), *listed}
+    listed = [key for one in _mappings(sweep.get("list")) for key in one]
+    swept = {*_mapping(sweep.get("grid")), *_mapping(sweep.get("random")), *listed}
     if key := next((key for key in again.changes if key in swept), None):
         raise UsageError(
             f"each task of {run.name} has a {key} of its own",
@@ -202,14 +217,14 @@ def _started(run: Path, said: Mapping[str, Any], again: Again) -> tuple[dict[str
 
 def _tasks(run: Path) -> list[dict[str, Any]]:
     """The values of each task of a sweep."""
-    return mappings(read_mapping(run, SWEEP_FILE).get("tasks"))
+    return _mappings(_read_mapping(run, SWEEP_FILE).get("tasks"))
 
 
 def _values(run: Path, task: str) -> dict[str, str]:
     """Those of one task."""
     values = next((one for number, one in enumerate(_tasks(run)) if str(number) == task), {})
     if not values or not all(isinstance(value, str) for value in values.values()):
-        raise no_replay(run, f"{SWEEP_FILE} does not have the values of task {printable(task[:99])}")
+        raise _no_replay(run, f"{SWEEP_FILE} does not have the values of task {printable(task[:99])}")
     return values
 
 
@@ -218,7 +233,164 @@ def _script_of(run: Path, script: str, source: Source) -> Path:
     for item in source.files:
         if item.path == Path(script).name:
             return item.origin
-    raise no_replay(run, f"{SOURCE_FILE} does not have its script {printable(Path(script).name)}")
+    raise _no_replay(run, f"{SOURCE_FILE} does not have its script {printable(Path(script).name)}")
+
+
+def _no_replay(run: Path, why: str) -> UsageError:
+    return UsageError(
+        f"{run.name} can't be replayed",
+        code="not-replayable",
+        where=str(run),
+        why=why,
+        fix="submit its program anew",
+    )
+
+
+def _read_mapping(run: Path, name: str) -> dict[str, Any]:
+    """The mapping in a file of a run; UsageError if it is none, a link, or damaged."""
+    try:
+        return _mapping(read_json(os.fsencode(run), name.encode(), _MAX_JSON))
+    except (OSError, ValueError) as exc:
+        why = getattr(exc, "strerror", None) or str(exc).partition("\n")[0]
+        raise _no_replay(run, f"{name} can't be read: {printable(why)}") from exc
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    """The value if it is a mapping, else an empty one."""
+    return dict(value) if isinstance(value, dict) else {}
+
+
+def _mappings(value: Any) -> list[dict[str, Any]]:
+    """The same of each in a list."""
+    return [_mapping(one) for one in value] if isinstance(value, list) else []
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file that was sent. ``path`` is below the folder."""
+
+    path: str
+    sha256: str
+    size: int
+    executable: bool
+
+
+def _recover(run: Path, top: Path, git: Mapping[str, Any], temporary: Path) -> Source:
+    """What source.json of a run lists: each file from the run, from ``top``, or from git's history.
+
+    ``top`` is the folder that it was sent from, ``git`` its state then. What only git has, is written to the
+    folder ``temporary``.
+
+    Raises:
+        UsageError: a file is nowhere on this machine as it was sent, or the list is damaged.
+    """
+    try:
+        files, links, folders = _listed(_read_mapping(run, SOURCE_FILE))
+    except ValueError as exc:
+        raise _no_replay(run, f"{SOURCE_FILE} is damaged: {printable(str(exc)[:200])}") from exc
+    found = _found(files, run, own=False)
+    found |= _found([file for file in files if file.path not in found], top, own=True)
+    found |= _of_repository([file for file in files if file.path not in found], git, top, temporary)
+    if missing := [file.path for file in files if file.path not in found]:
+        more = f" and {len(missing) - 1} more" if missing[1:] else ""
+        raise UsageError(
+            f"{printable(missing[0])}{more} of {run.name} is not on this machine as it was sent",
+            code="sent-files-missing",
+            where=str(run / SOURCE_FILE),
+            why=f"neither {run} nor {top} nor the commit of its git repository has it with the same sha256",
+            fix=f"put it back into {top} as it was, or submit the program as it is now",
+        )
+    items = [Item(path, Kind.FOLDER, top / path, 0o755, time.time_ns()) for path in folders]
+    items += [found[file.path] for file in files]
+    items += [Item(path, Kind.LINK, top / path, 0o777, 0, target=target) for path, target in links.items()]
+    return Source(top, tuple(items))
+
+
+def _listed(document: Mapping[str, Any]) -> tuple[list[_File], dict[str, str], list[str]]:
+    """The files, the links and the folders that were sent; ValueError if the list can't be followed."""
+    files: list[_File] = []
+    links: dict[str, str] = {}
+    for row in _mappings(document.get("files")):
+        path, sha256, size = _inner(row.get("path")), str(row.get("sha256")), row.get("size")
+        if not _SHA256.fullmatch(sha256) or not isinstance(size, int) or size < 0:
+            raise ValueError(f"it does not tell what {path} was")
+        files.append(_File(path, sha256, size, row.get("executable") is True))
+    for row in _mappings(document.get("links")):
+        target = row.get("target")
+        if not isinstance(target, str) or not 0 < len(target) <= _MAX_PATH or "\0" in target:
+            raise ValueError("it does not tell where a link leads")
+        links[_inner(row.get("path"))] = target
+    if len(files) + len(links) > MAX_FILES or sum(file.size for file in files) > MAX_BYTES:
+        raise ValueError("it lists more than a job may have")
+    leaves, listed = [*(file.path for file in files), *links], document.get("folders")
+    folders = {_inner(path) for path in listed} if isinstance(listed, list) else set()
+    folders |= {str(above) for path in (*leaves, *folders) for above in PurePosixPath(path).parents} - {"."}
+    # A file below what is a link here would be written to where that leads.
+    if len({*leaves}) < len(leaves) or not folders.isdisjoint(leaves):
+        raise ValueError("it has two things of one name")
+    return files, links, sorted(folders)
+
+
+def _inner(name: object) -> str:
+    """A path below the folder, of no file of clusterctl's own."""
+    path = PurePosixPath(name if isinstance(name, str) and len(name) <= _MAX_PATH else "/")
+    raw = os.fsencode(path)  # UnicodeEncodeError is a ValueError
+    if b"\0" in raw or path.is_absolute() or ".." in path.parts or not path.parts or is_taken(str(path)):
+        raise ValueError(f"no job may have a file {name}")
+    return str(path)
+
+
+def _found(files: Sequence[_File], folder: Path, *, own: bool) -> dict[str, Item]:
+    """The files that a folder has as they were sent. Links are followed only in the user's ``own`` folder."""
+    items: list[Item] = []
+    real = os.path.realpath(folder)
+    for file in files:
+        place = folder / file.path
+        try:
+            status = place.stat()
+            if not own and os.path.realpath(place) != os.path.join(real, file.path):  # noqa: PTH118 - any name
+                continue
+        except (OSError, ValueError):
+            continue
+        if stat.S_ISREG(status.st_mode) and status.st_size == file.size and os.access(place, os.R_OK):
+            mode = 0o755 if file.executable else 0o644
+            items.append(Item(file.path, Kind.FILE, place, mode, status.st_mtime_ns, status.st_size))
+    hashes, wanted = hash_items(items), {file.path: file.sha256 for file in files}
+    return {item.path: item for item in items if hashes[item.origin] == wanted[item.path]}
+
+
+def _of_repository(
+    files: Sequence[_File], git: Mapping[str, Any], folder: Path, temporary: Path
+) -> dict[str, Item]:
+    """Those of the commit that the folder was at, or of it with the changes that were not committed."""
+    root, commit, diff = str(git.get("root")), str(git.get("commit")), git.get("diff")
+    if not (files and _COMMIT.fullmatch(commit) and os.path.isabs(root) and os.path.isdir(root)):  # noqa: PTH112, PTH117
+        return {}
+    top = Path(os.path.relpath(os.path.realpath(folder), os.path.realpath(root)))
+    if ".." in top.parts:
+        return {}
+    place = temporary / "files" / top
+    for file in files:
+        name, target = str(top / file.path), place / file.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(TransportError, ValueError):  # the commit has no such file
+            blob = ["git", "--no-optional-locks", "-C", root, "cat-file", "blob", f"{commit}:{name}"]
+            target.write_bytes(output_of([*_GIT, *blob], _MAX_BLOB, PATIENCE_S))
+    found = _found(files, place, own=False)
+    if isinstance(diff, str) and not git.get("diff_truncated") and len(diff) <= MAX_DIFF:
+        changed = [str(top / file.path) for file in files if file.path not in found]
+        _patch(temporary / "files", diff.encode(errors="replace"), changed)
+        found |= _found([file for file in files if file.path not in found], place, own=False)
+    return found
+
+
+def _patch(folder: Path, diff: bytes, names: Sequence[str]) -> None:
+    """Apply what a diff says of these files; whether that was right, their hashes tell."""
+    only = ["--include=" + re.sub(r"([\\*?\[])", r"\\\1", name) for name in names]
+    no_repository = f"GIT_CEILING_DIRECTORIES={os.path.realpath(folder.parent)}"
+    argv = [*_GIT, no_repository, "git", "-C", str(folder), "apply", "--whitespace=nowarn", *only]
+    with suppress(OSError, ValueError, subprocess.TimeoutExpired):
+        run_program(argv, stdin=diff, timeout_s=PATIENCE_S)
 
 
 def with_changes(args: Sequence[str], changes: Mapping[str, str]) -> list[str]:

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.errors import CollectError, Notice, UsageError, printable
+from clusterctl.errors import Notice, UsageError, printable
 from clusterctl.scheduler.script import TAKEN_NAMES
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.submissions import RUN_FILE
 from clusterctl.state.workspace import cache_home, state_home
+from clusterctl.transport.remote_open import read_json
 from clusterctl.transport.tree import Item, Kind, not_readable, shown_size
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ _NEVER = ".git"  # not even looked into
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", ".ipynb_checkpoints"})
 _NUMBERED = re.compile(r"(stdout|stderr)-[0-9]+\.log|task-[0-9]+")
 _LEAVE_OUT = "leave things out with --exclude or a .gitignore, or bring data with `clusterctl put` once"
+_MOST_RECORD = 16 << 20  # bytes of run.json
 GITIGNORE = ".gitignore"
 # `x/**` is what lies below x, not x itself, which pathspec would leave out with it.
 _BELOW = re.compile(r"/\*\*(\s*)$")
@@ -306,15 +308,19 @@ def _is_no_source(folder: Path) -> bool:
         return True
     if folder.name.startswith(".") and folder.name.endswith(".incomplete"):  # a run that is being collected
         return True
-    if (folder / RUN_FILE).is_file():
-        try:
-            from clusterctl.state.ledger import RunRecord  # noqa: PLC0415 - a model
+    return token_of_run(folder) is not None or folder.resolve() in {
+        state_home().resolve(),
+        cache_home().resolve(),
+    }
 
-            RunRecord.load(folder)
-        except CollectError:
-            return False
-        return True
-    return folder.resolve() in {state_home().resolve(), cache_home().resolve()}
+
+def token_of_run(folder: Path) -> str | None:
+    """The token of the job whose collected run a folder is; None if it is no run's."""
+    try:
+        token = read_json(os.fsencode(folder), RUN_FILE.encode(), _MOST_RECORD)["token"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return token if isinstance(token, str) else None
 
 
 @dataclass(frozen=True, slots=True)

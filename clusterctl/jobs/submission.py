@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from clusterctl.errors import ClusterctlError, Notice, UsageError
+from clusterctl.errors import ClusterctlError, Notice, NotUpError, UsageError
 from clusterctl.jobs.arguments import reject_wrong_arguments
-from clusterctl.jobs.environment import environment_of
-from clusterctl.jobs.source import Source, source_of
-from clusterctl.jobs.stage import begin
-from clusterctl.jobs.submit import Submitted, reject_files_of_here, submit
+from clusterctl.jobs.source import source_of
+from clusterctl.jobs.submit import (
+    PreparedJob,
+    Submitted,
+    Submitter,
+    begin,
+    reject_files_of_here,
+    script_of,
+)
 from clusterctl.jobs.trained import MODEL, ChosenModel, model_arguments, reject_unless_fitting, with_model
 from clusterctl.scheduler.script import Environment, reject_pmix, with_gpus, with_launcher
-from clusterctl.scheduler.session import Session, distribution_of_hosts, script_of
-from clusterctl.spec.job import JobSpec, is_job_file, job_spec
-from clusterctl.state.facts import ClusterFacts, facts_of_spec
+from clusterctl.scheduler.session import Session
+from clusterctl.spec.job import JobSpec, Launcher, is_job_file, job_spec
+from clusterctl.state.facts import ClusterFacts, facts_of, facts_of_spec
 from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.tree import Progress
 from clusterctl.util.progress import SILENT, LineReporter
 
 if TYPE_CHECKING:
     from clusterctl.jobs.replay import Replay
-    from clusterctl.spec.distributions import Distribution
     from clusterctl.spec.job_options import JobOptions
     from clusterctl.spec.models import ClusterSpec
 
@@ -47,37 +49,6 @@ class Submission:
     replay: Replay | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedJob:
-    """A job with the files that are sent with it, and its Python environment."""
-
-    job: JobSpec
-    source: Source | None
-    environment: Environment
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedSubmission:
-    """Jobs of which nothing is wrong as far as this machine and the cluster can tell.
-
-    token: the token of the first job, whose folder on the cluster is being made already.
-    known: facts of the original, in a replay.
-    """
-
-    jobs: Sequence[PreparedJob]
-    token: str
-    known: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class RenderedJob:
-    """A job that is not submitted: the text of its script, and the files that would be sent."""
-
-    job: JobSpec
-    script: str
-    source: Source | None
-
-
 def reject_wrong(jobs: Sequence[JobSpec], model: ChosenModel | None) -> None:
     """Reject jobs without the model that they need, and arguments that a bundled job's program rejects.
 
@@ -93,19 +64,20 @@ class _Cluster:
     """What has to be known of a cluster to prepare jobs for it.
 
     entries: the jobs that were submitted from here.
+    spec: None: the applied spec.
     session: None: the cluster is not asked, and the entries are believed.
     """
 
     facts: ClusterFacts
-    distribution: Callable[[], Distribution]
+    workspace: Workspace
     entries: Sequence[JobEntry]
+    spec: ClusterSpec | None = None
     session: Session | None = None
 
     @classmethod
     def of(cls, session: Session) -> _Cluster:
         """Return what a session knows."""
-        entries = session.ledger.entries()
-        return cls(session.facts, lambda: session.distribution, entries, session)
+        return cls(session.facts, session.workspace, session.ledger.entries(), session=session)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,25 +124,21 @@ class Preparer:
             )
         return (job_spec(target, given),)
 
-    def render(self, submission: Submission, spec: ClusterSpec) -> tuple[RenderedJob, ...]:
-        """Return the scripts that the jobs would run by on the cluster of this spec. Nothing is sent.
+    def render(self, submission: Submission, spec: ClusterSpec) -> tuple[PreparedJob, ...]:
+        """Prepare jobs for the cluster of this spec, which is not asked for anything. Nothing is sent.
 
         Raises:
             UsageError: a job can't run there.
         """
-        # The record of hosts is read by models, which `submit` itself has no need of.
-        from clusterctl.state.inventory import inventory_if_known  # noqa: PLC0415
-
         workspace = Workspace.of(spec.name)
-        hosts = inventory_if_known(workspace)
-        facts = replace(facts_of_spec(spec), pmix=hosts is None or hosts.pmix)
-        distribution = partial(distribution_of_hosts, spec, workspace)
-        jobs = self._prepared(submission, _Cluster(facts, distribution, Ledger(workspace.jobs).entries()))
-        return tuple(
-            RenderedJob(one.job, script_of(facts, one.job, one.environment), one.source) for one in jobs
-        )
+        try:
+            pmix = facts_of(workspace).pmix
+        except NotUpError:
+            pmix = True
+        facts, entries = replace(facts_of_spec(spec), pmix=pmix), Ledger(workspace.jobs).entries()
+        return self._prepared(submission, _Cluster(facts, workspace, entries, spec))
 
-    def prepare(self, session: Session, submission: Submission) -> PreparedSubmission:
+    def prepare(self, session: Session, submission: Submission) -> tuple[PreparedJob, ...]:
         """Prepare jobs for the cluster of a session. Nothing is submitted.
 
         Raises:
@@ -179,9 +147,9 @@ class Preparer:
         """
         # What receives the folder of the first job is started first: it gets ready while we look.
         token = begin(session, submission.jobs[0].name)
-        reject_files_of_here(session, submission.jobs, report=self.note)
-        jobs = self._prepared(submission, _Cluster.of(session))
-        return PreparedSubmission(jobs, token, submission.replay.known if submission.replay else {})
+        reject_files_of_here(session, submission.jobs)
+        first, *others = self._prepared(submission, _Cluster.of(session))
+        return replace(first, token=token), *others
 
     def environment(self, session: Session, job: JobOptions) -> Environment:
         """Return the Python environment that the spec and the options of an allocation ask for.
@@ -191,63 +159,68 @@ class Preparer:
         """
         return self._environment(_Cluster.of(session), job, None)
 
-    def _prepared(self, submission: Submission, cluster: _Cluster) -> list[PreparedJob]:
+    def _prepared(self, submission: Submission, cluster: _Cluster) -> tuple[PreparedJob, ...]:
+        facts, replay = cluster.facts, submission.replay
         jobs, model = with_model(submission.jobs, submission.model, cluster.entries, cluster.session)
-        for job in jobs if not cluster.facts.pmix else ():
+        for job in jobs if not facts.pmix else ():
             if "launcher" in job.model_fields_set and job.launcher == "srun":
                 self.note(f"note: {job.name}: mpirun starts the ranks, for Slurm has no plugin for PMIx here")
             if note := reject_pmix(job):
                 self.note(f"note: {note}")
-        jobs = [with_launcher(with_gpus(cluster.facts, job), has_pmix=cluster.facts.pmix) for job in jobs]
+        jobs = [with_launcher(with_gpus(facts, job), has_pmix=facts.pmix) for job in jobs]
         # A job that can't run is rejected before packages of any are looked for, or any is sent.
         for job in jobs:
-            script_of(cluster.facts, job)
-        replay = submission.replay
+            script_of(facts, job)
         sources = [replay.source if replay else source_of(job) or model for job in jobs]
         for note in dict.fromkeys(note for source in sources if source for note in source.notes):
             self.note(f"note: {note}")
-        lock = replay.lock if replay else None
-        environments = [self._environment(cluster, job, lock) for job in jobs]
-        return [PreparedJob(*each) for each in zip(jobs, sources, environments, strict=True)]
+        prepared = []
+        for job, source in zip(jobs, sources, strict=True):
+            environment = self._environment(cluster, job, replay.lock if replay else None)
+            script, known = script_of(facts, job, environment), replay.known if replay else {}
+            prepared.append(PreparedJob(job, script, source, environment, known=known))
+        return tuple(prepared)
 
     def _environment(self, cluster: _Cluster, job: JobOptions | JobSpec, lock: str | None) -> Environment:
         """Resolve requirements. ``lock`` is the text of a lock to use instead, "" for no packages."""
-        return environment_of(
-            cluster.facts,
-            job,
-            distribution=cluster.distribution,
-            report=self.note,
-            heard=self.detail,
-            replayed=lock,
-        )
+        environment = Environment(root=cluster.facts.root)
+        if isinstance(job, JobSpec) and (job.bundled or job.container):
+            if job.requirements is not None:
+                raise UsageError(
+                    f"{'a container' if job.container else f'the bundled job {job.bundled}'} takes no "
+                    "requirements",
+                    code="no-requirements-here",
+                    why="it runs with a Python of its own",
+                    fix="leave --requirements out, or submit a script of yours",
+                )
+            return environment
+        if cluster.facts.requirements or job.requirements or lock:
+            # It needs the models of specs and wheels, as few jobs do.
+            from clusterctl.jobs.environment import Environments, distribution_of_hosts  # noqa: PLC0415
+
+            distribution = distribution_of_hosts(cluster.workspace, cluster.spec)
+            resolver = Environments(self.note, self.detail)
+            environment = resolver.resolve(cluster.facts, distribution, job, replayed=lock)
+        wheels = environment.lock.wheels if environment.lock else ()
+        by_torch = isinstance(job, JobSpec) and job.launcher is Launcher.TORCHRUN
+        if by_torch and not any(wheel.name == "torch" for wheel in wheels):
+            raise UsageError(
+                "torchrun comes with torch, which the job's Python does not have",
+                code="torchrun-without-torch",
+                fix="say --requirements FILE with a line that says torch",
+            )
+        return environment
 
 
-def submit_prepared(
-    session: Session,
-    prepared: PreparedSubmission,
-    *,
-    progress: Progress = lambda *_: None,
-    report: LineReporter = SILENT.note,
-) -> Iterator[Submitted]:
-    """Submit the jobs, one after the other. Each is returned as soon as the scheduler has it.
+def submit_prepared(submitter: Submitter, jobs: Sequence[PreparedJob]) -> Iterator[Submitted]:
+    """Submit jobs, one after the other. Each is returned as soon as the scheduler has it.
 
     Raises:
-        ClusterctlError: a job was not submitted. See `jobs.submit.submit`.
+        ClusterctlError: a job was not submitted. See ``Submitter.submit``.
     """
-    token: str | None = prepared.token
-    for number, one in enumerate(prepared.jobs):
+    for number, job in enumerate(jobs):
         with jobs_are_submitted(number > 0):
-            submitted = submit(
-                session,
-                one.job,
-                token=token,
-                source=one.source,
-                environment=one.environment,
-                known=prepared.known,
-                progress=progress,
-                report=report,
-            )
-        token = None
+            submitted = submitter.submit(job)
         yield submitted
 
 

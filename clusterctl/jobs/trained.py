@@ -7,14 +7,13 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from clusterctl.errors import ClusterctlError, CollectError, UsageError
+from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.jobs.arguments import surroundings
-from clusterctl.jobs.source import Source
+from clusterctl.jobs.source import Source, token_of_run
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import MODEL_JOBS, JobSpec, Weights
 from clusterctl.spec.names import did_you_mean
@@ -112,12 +111,8 @@ def _model_of(run: Path) -> Path | None:
 
 def _entry_of(run: Path, entries: Sequence[JobEntry]) -> JobEntry | None:
     """The submission that a collected run is of, if it was made from here."""
-    with suppress(CollectError):  # such as a model's own folder
-        from clusterctl.state.ledger import RunRecord  # noqa: PLC0415 - a model
-
-        token = RunRecord.load(run).token
-        return next((entry for entry in entries if entry.token == token), None)
-    return None
+    token = token_of_run(run)
+    return next((entry for entry in entries if entry.token == token), None)
 
 
 def _remote(folder: str | None, inner: str = "") -> str | None:

@@ -10,7 +10,7 @@ import binascii
 import json
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -25,10 +25,11 @@ from clusterctl.errors import (
     UsageError,
     WaitTimeoutError,
 )
-from clusterctl.scheduler.base import JobInfo, JobState, Outcome, unmanaged_job, worst
+from clusterctl.scheduler.base import JobInfo, JobState, Outcome, state_counts, unmanaged_job, worst
 from clusterctl.scheduler.session import Session, resolve_submissions
+from clusterctl.scheduler.standing import out_of_service
 from clusterctl.transport.base import Transport, lines, remote_argv
-from clusterctl.util.progress import backoff
+from clusterctl.util.progress import LineReporter, backoff
 
 if TYPE_CHECKING:
     from clusterctl.scheduler.diagnosis import Diagnosis
@@ -41,7 +42,6 @@ _RECONNECT_S = 60.0
 _PROGRAM = "clusterctl.jobs.remote_follow"
 _LOG = re.compile(r"(stdout|stderr)(?:-([0-9]+))?\.log|(?:task-([0-9]+)/)?rank-logs/([0-9]+)\.log")
 LONGEST_PAUSE_S = 5.0  # between two looks at a job that is followed
-_MOST_READ = 8  # jobs whose logs are read for a diagnosis
 
 
 class _Watched:
@@ -101,6 +101,49 @@ class _Watched:
 def reported(job: JobInfo) -> tuple[JobState, tuple[str, ...], bool, bool]:
     """The state that is reported when it changes; other reasons to wait come and go."""
     return job.state, job.nodes, job.lacks_nodes, job.failed_to_launch
+
+
+@dataclass(slots=True)
+class ChangeNotes:
+    """Tells the user how jobs change, and once which nodes out of service they wait for.
+
+    note: called with each line.
+    """
+
+    session: Session
+    note: LineReporter
+    _has_explained: bool = False
+
+    def __call__(self, changed: Sequence[JobInfo], jobs: Sequence[JobInfo]) -> None:
+        """Tell of the jobs that changed. ``jobs`` are all that are watched."""
+        for whole_id in dict.fromkeys(job.whole_id for job in changed):
+            tasks = [job for job in jobs if job.whole_id == whole_id]
+            if len(tasks) > 1:
+                self.note(f"job {whole_id}: {state_counts(tasks)}")
+            for job in changed:
+                if job.whole_id == whole_id:
+                    self._tell(job, array=len(tasks) > 1)
+
+    def _tell(self, job: JobInfo, *, array: bool) -> None:
+        """Tell of a job; of a task of an array only if it did not complete."""
+        where = f" on {','.join(job.nodes)}" if job.nodes else ""
+        why = f" ({job.reason})" if job.reason not in {"", "None"} else ""
+        if not array or job.outcome in {Outcome.FAILED, Outcome.CANCELLED}:
+            self.note(f"job {job.id} {job.state.value}{where}{why}")
+        if job.failed_to_launch:
+            self.note(f"job {job.id} is held, since a node could not start it; `clusterctl up` releases it")
+        elif job.lacks_nodes and not self._has_explained:
+            self._explain(job)
+
+    def _explain(self, job: JobInfo) -> None:
+        with suppress(SchedulerError, TransportError):  # the user asked about the job
+            partitions = {*job.partition.split(",")}
+            nodes = [node for node in self.session.scheduler.nodes() if partitions & {*node.partitions}]
+            if lines := out_of_service(nodes):
+                self._has_explained = True
+                self.note(f"job {job.id} waits for nodes that are out of service:")
+                for line in lines:
+                    self.note(f"  {line}")
 
 
 def wait(
@@ -168,20 +211,15 @@ def follow(
             watched.pause(next(waits))
 
 
-def diagnoses(session: Session, jobs: Sequence[JobInfo]) -> tuple[Diagnosis, ...]:
-    """Why each of these jobs failed, before those that were cancelled; none of those that completed.
-
-    Of many, such as an array's tasks, only the first ones' logs are read.
-    """
-    bad = [job for job in jobs if job.outcome in (Outcome.FAILED, Outcome.CANCELLED)]
-    if not bad:
+def diagnoses(session: Session, jobs: Sequence[JobInfo], *, waiting: bool = False) -> tuple[Diagnosis, ...]:
+    """Why each of these jobs failed, then why each was cancelled; with ``waiting``, what each waits for."""
+    states = (Outcome.FAILED, Outcome.CANCELLED)
+    if not any(job.outcome in states or (waiting and job.state is JobState.PENDING) for job in jobs):
         return ()
-    from clusterctl.scheduler.diagnosis import Evidence, diagnose  # noqa: PLC0415 - only where a job failed
-    from clusterctl.scheduler.evidence import diagnose_job  # noqa: PLC0415 - likewise
+    # Few jobs fail, and reading what is known of causes takes its time.
+    from clusterctl.scheduler.evidence import diagnose_jobs  # noqa: PLC0415
 
-    bad.sort(key=lambda job: job.outcome is Outcome.CANCELLED)
-    read = tuple(diagnose_job(session, job) for job in bad[:_MOST_READ])
-    return read + tuple(diagnose(Evidence(job=job)) for job in bad[_MOST_READ:])
+    return diagnose_jobs(session, jobs, waiting=waiting)
 
 
 def diagnosis_of(session: Session, jobs: Sequence[JobInfo]) -> Diagnosis | None:
@@ -189,9 +227,7 @@ def diagnosis_of(session: Session, jobs: Sequence[JobInfo]) -> Diagnosis | None:
 
     None: the job runs, or it completed.
     """
-    from clusterctl.scheduler.diagnosis import waiting  # noqa: PLC0415 - as above
-
-    return next(iter((*diagnoses(session, jobs), *waiting(jobs))), None)
+    return next(iter(diagnoses(session, jobs, waiting=True)), None)
 
 
 def raise_unless_completed(session: Session, jobs: Sequence[JobInfo], *, log_is_shown: bool = False) -> None:

@@ -46,6 +46,7 @@ from clusterctl.scheduler.base import (
 )
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, Session, resolve_submissions
 from clusterctl.scheduler.session import session as session_of
+from clusterctl.spec.job import sweep_arguments
 from clusterctl.state.facts import applied_text, facts_of, facts_of_spec
 from clusterctl.state.ledger import RunRecord, Skipped, TaskRecord, node_hours, note_runs_folder
 from clusterctl.state.submissions import (
@@ -403,13 +404,11 @@ def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunR
     known |= {key: facts[key] for key in ("replay_of", "of_failed") if key in facts}
     if not record.is_array:
         return record.model_copy(update={**known, **vars(summarize(tree, args))})
-    from clusterctl.spec.sweep import arguments  # noqa: PLC0415 - only of an array
-
     values = sweep.pop("tasks") if isinstance(sweep, dict) else []
     tasks = []
     for one in record.tasks:
         number = one.number
-        own = arguments(values[int(number)]) if number.isdecimal() and int(number) < len(values) else ()
+        own = sweep_arguments(values[int(number)]) if number.isdecimal() and int(number) < len(values) else ()
         found = summarize(tree / one.folder, (*args, *own))
         tasks.append(one.model_copy(update=vars(found)))
     return record.model_copy(update={**known, "tasks": tuple(tasks), "sweep": sweep})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -13,13 +13,15 @@ from typing import Any
 
 from clusterctl.errors import SchedulerError, TransportError
 from clusterctl.scheduler import remote_logs
-from clusterctl.scheduler.base import JobInfo, JobState, StepInfo
+from clusterctl.scheduler.base import JobInfo, JobState, Outcome, StepInfo
 from clusterctl.scheduler.diagnosis import Diagnosis, Evidence, diagnose
+from clusterctl.scheduler.diagnosis import waiting as diagnose_waiting
 from clusterctl.scheduler.session import Session
 from clusterctl.state.submissions import CLIENT_FACTS, SOURCE_FILE
 from clusterctl.transport.base import remote_argv
 from clusterctl.util.process import on_each
 
+_MOST_READ = 8  # jobs whose logs are read
 _MOST_HOSTS = 16  # whose logs are read where hosts share no folder
 _ACCOUNTING_LAG_S = 3.0
 _Json = Mapping[str, Any]
@@ -43,6 +45,20 @@ def diagnose_job(session: Session, job: JobInfo) -> Diagnosis:
         return found.with_lines(f"(its log can't be read: {logs['unread']})")
     silent = "it" if found.rank is None else f"rank {found.rank}"
     return found.with_lines("(the job's folder is gone)" if logs.get("gone") else f"({silent} wrote nothing)")
+
+
+def diagnose_jobs(
+    session: Session, jobs: Sequence[JobInfo], *, waiting: bool = False
+) -> tuple[Diagnosis, ...]:
+    """Why each of these jobs failed, then why each was cancelled; with ``waiting``, what each waits for.
+
+    Of many, such as an array's tasks, only the first ones' logs are read.
+    """
+    bad = [job for job in jobs if job.outcome in (Outcome.FAILED, Outcome.CANCELLED)]
+    bad.sort(key=lambda job: job.outcome is Outcome.CANCELLED)
+    read = [diagnose_job(session, job) for job in bad[:_MOST_READ]]
+    unread = [diagnose(Evidence(job=job)) for job in bad[_MOST_READ:]]
+    return (*read, *unread, *(diagnose_waiting(jobs) if waiting else ()))
 
 
 def diagnose_run(session: Session, job: JobInfo, tree: Path) -> Diagnosis:

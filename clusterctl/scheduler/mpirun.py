@@ -1,6 +1,6 @@
 """Jobs without a scheduler, over SSH to the hosts that run them: ``Jobs`` by systemd and a few files.
 
-Plain mpirun, one job at a time, each a unit of systemd on its first node; and the script that it runs there.
+Plain mpirun, one job at a time, each a unit of systemd on its first node.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
-from clusterctl.scheduler import script
 from clusterctl.scheduler.base import (
     VERIFICATION_PER_NODE_S,
     JobInfo,
@@ -34,11 +33,10 @@ from clusterctl.scheduler.base import (
     patiently,
     verification_argv,
 )
-from clusterctl.spec.job import JobSpec, Launcher
-from clusterctl.state.facts import ClusterFacts
-from clusterctl.state.inventory import HEALTH_PROGRAM, MPI_SSH, Host, Inventory
+from clusterctl.scheduler.script import Environment
+from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory, inventory_of
+from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, Transport, remote_argv
-from clusterctl.util.assets import render
 from clusterctl.util.process import Result, parallel_map
 from clusterctl.util.progress import Clock
 
@@ -48,18 +46,6 @@ _HEALTH_S = 60.0  # a driver that hangs is given up after 20 s
 _REPAIR = "repair it, then submit again: the health check runs anew; docs/gpus.md lists the checks"
 _VERIFICATION_S = 30
 _AWAY_S = 15.0  # so long a host that did not answer is not asked again
-
-# What only Slurm can do, by the field of a job, and why.
-_SLURMS: Final[Mapping[str, str]] = {
-    "account": "accounts are Slurm's",
-    "qos": "qualities of service are Slurm's",
-    "constraint": "features of nodes are Slurm's",
-    "array": "jobs do not queue",
-    "requeue": "jobs do not queue",
-    "signal": "a job that is out of time gets SIGTERM, and nothing before",
-    "mem": "a job has its nodes for itself",
-    "gpus": "a job has all GPUs of its nodes",
-}
 
 
 class UnhealthyError(SchedulerError):
@@ -85,6 +71,13 @@ class MpirunClient(Jobs):
     clock: Clock = field(default_factory=Clock)
     patience_s: float = 60.0
     _away: dict[str, float] = field(default_factory=dict)  # host -> when it did not answer
+
+    @classmethod
+    def of(
+        cls, workspace: Workspace, user: str, controller: Transport, to: Connect, *, patience_s: float
+    ) -> MpirunClient:
+        """Return the jobs of the cluster of a workspace."""
+        return cls(inventory_of(workspace), user, controller, to, patience_s=patience_s)
 
     def check_id(self, text: str) -> None:
         if not JOB_ID.fullmatch(text):
@@ -186,7 +179,7 @@ class MpirunClient(Jobs):
     def run_verification_job(self, hosts: tuple[str, ...]) -> Result:
         """Run the payload's probe, a rank on each of these hosts. It ends by itself if it hangs."""
         limit_s = _VERIFICATION_S + VERIFICATION_PER_NODE_S * len(hosts)
-        load = script.Environment(root=self.inventory.root).profile
+        load = Environment(root=self.inventory.root).profile
         profile = f'cd && {{ [[ ! -r {load} ]] || . {load}; }} && exec "$@"'
         argv = [
             *("sudo", "-n", "-H", "-u", self.user, "timeout", "--kill-after=5", str(limit_s)),
@@ -315,74 +308,3 @@ def _outcome(end: Mapping[str, Any] | None, *, cancelled: bool) -> dict[str, Any
     status = str(end["status"])
     exit_code, ended_by = (int(status), 0) if status.isdigit() else (0, _SIGNALS.get(status, 0))
     return {"state": state, "reason": reason, "exit_code": exit_code, "signal": ended_by}
-
-
-def with_nodes(request: JobRequest, facts: ClusterFacts, job: JobSpec) -> JobRequest:
-    """The request with the first nodes of the job's partition, in order, and its time limit.
-
-    Raises:
-        UsageError: it asks for what only Slurm can do, or for more than there is.
-    """
-    _refuse_slurms(job)
-    partition = script.partition_of(facts, job)
-    nodes, limit_s = partition.nodes[: job.nodes], job.time or partition.max_time or 0
-    return replace(request, partition=partition.name, nodes=nodes, limit_s=limit_s)
-
-
-def render_mpirun_script(
-    facts: ClusterFacts, job: JobSpec, *, payload_hash: str, environment: script.Environment = script.PLAIN
-) -> str:
-    """The script of a job, for bash on the first of its nodes."""
-    nodes = with_nodes(JobRequest("", job.name, "", ""), facts, job).nodes
-    own = script.UserScript.read(job.script) if job.script is not None else None
-    if own is not None and own.directives:
-        raise UsageError(
-            f"the script {own.name} asks Slurm for what it needs, and this cluster has none",
-            code="needs-slurm",
-            why=f"it has {own.directives[0].strip()!r}",
-            fix="say it in flags, and remove the #SBATCH lines",
-        )
-    words = script.Words(
-        folder='"$PWD"',
-        nodes=str(len(nodes)),
-        slots=str(job.tasks_per_node),
-        job_id="${CLUSTERCTL_JOB_ID:-m0}",
-        launcher=_launcher(job, len(nodes)),
-        started_by=f" --of=mpirun --per-node={job.tasks_per_node}",
-    )
-    return render(
-        "job.mpirun.j2",
-        title=job.name,
-        needs=script.needs(own, job),
-        nodes=nodes,
-        slots=job.tasks_per_node,
-        profile=environment.profile,
-        path=environment.path,
-        cpus=job.cpus or 1,
-        python=f"{environment.base}/bin/python",
-        payload=f"{script.PAYLOADS}/{payload_hash}",
-        job_options=f"--telemetry={facts.interval_s:g} --nodes={','.join(nodes)} --ssh='{MPI_SSH}'",
-        program=script.program(job, own, environment, words),
-    )
-
-
-def _launcher(job: JobSpec, nodes: int) -> tuple[str, ...]:
-    if job.launcher is Launcher.TORCHRUN:
-        spread, ranks = "--map-by ppr:1:node --bind-to none", nodes
-    else:
-        spread = f"--map-by ppr:{job.tasks_per_node}:node{f':PE={job.cpus}' if job.cpus else ''}"
-        ranks = job.tasks
-    return f"mpirun -np {ranks} --hostfile hostfile {spread}", script.exports(job)
-
-
-def _refuse_slurms(job: JobSpec) -> None:
-    asked = {field: why for field, why in _SLURMS.items() if getattr(job, field)}
-    if "launcher" in job.model_fields_set and job.launcher is Launcher.SRUN:
-        asked["launcher srun"] = "srun is Slurm's"
-    if asked:
-        raise UsageError(
-            f"this cluster has no scheduler, so a job can't have {', '.join(f'--{flag}' for flag in asked)}",
-            code="needs-slurm",
-            why="; ".join(dict.fromkeys(asked.values())),
-            fix="leave it out, or raise a cluster with `scheduler: slurm`",
-        )

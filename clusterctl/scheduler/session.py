@@ -9,19 +9,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import UsageError
-from clusterctl.scheduler.base import JobRequest, Jobs
+from clusterctl.scheduler.base import Jobs
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.state.chosen import ChosenCluster, naming_lock_holder
 from clusterctl.state.facts import ClusterFacts, facts_of
-from clusterctl.state.submissions import JobEntry, Ledger
+from clusterctl.state.submissions import Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, Transport
 from clusterctl.transport.connections import Connections
 
 if TYPE_CHECKING:
-    from clusterctl.scheduler.script import Environment
-    from clusterctl.spec.distributions import Distribution
-    from clusterctl.spec.job import JobSpec
     from clusterctl.spec.models import ClusterSpec
 
 PATIENCE_S = 60.0  # for the scheduler to answer
@@ -56,11 +53,6 @@ class Session:
     def spec(self) -> ClusterSpec:
         """The applied spec, which few verbs about jobs read."""
         return applied(self.workspace)
-
-    @property
-    def distribution(self) -> Distribution:
-        """The distribution of the hosts."""
-        return distribution_of_hosts(self.spec, self.workspace)
 
     @property
     def transport(self) -> Transport:
@@ -132,18 +124,10 @@ def open_session(chosen: ChosenCluster, *, patience_s: float = PATIENCE_S) -> It
 
 
 def applied(workspace: Workspace) -> ClusterSpec:
-    """The spec that `up` was last given; what reads it is imported only now."""
-    from clusterctl.state.inventory import applied_spec  # noqa: PLC0415 - as in Session
+    """The spec that `up` was last given, for verbs that seldom read it: its models are slow to import."""
+    from clusterctl.state.inventory import applied_spec  # noqa: PLC0415
 
     return applied_spec(workspace)
-
-
-def distribution_of_hosts(spec: ClusterSpec, workspace: Workspace) -> Distribution:
-    """What the hosts of the cluster have, or will have."""
-    from clusterctl.spec.distributions import DEFAULT, distribution_of  # noqa: PLC0415 - few verbs ask
-    from clusterctl.state.inventory import distribution_ahead  # noqa: PLC0415 - as above
-
-    return distribution_ahead(spec, workspace) or distribution_of(DEFAULT)
 
 
 def client_of(
@@ -153,37 +137,8 @@ def client_of(
     if facts.has_slurm:
         return SlurmClient(controller, patience_s=patience_s)
     from clusterctl.scheduler.mpirun import MpirunClient  # noqa: PLC0415 - not with Slurm
-    from clusterctl.state.inventory import inventory_of  # noqa: PLC0415 - as above
 
-    return MpirunClient(inventory_of(workspace), facts.job_user, controller, to, patience_s=patience_s)
-
-
-def script_of(facts: ClusterFacts, job: JobSpec, environment: Environment | None = None) -> str:
-    """The text of a job's script, for plain sbatch, or for bash without a scheduler."""
-    from clusterctl.scheduler import script  # noqa: PLC0415 - most verbs need none
-    from clusterctl.util.assets import payload_hash  # noqa: PLC0415 - likewise
-
-    environment = environment or script.Environment(root=facts.root)
-    if not facts.has_slurm:
-        from clusterctl.scheduler.mpirun import render_mpirun_script  # noqa: PLC0415 - as above
-
-        return render_mpirun_script(facts, job, payload_hash=payload_hash(), environment=environment)
-
-    script.partition_name(facts, job)
-    return script.render_script(
-        job, payload_hash=payload_hash(), interval_s=facts.interval_s, environment=environment
-    )
-
-
-def request_of(facts: ClusterFacts, job: JobSpec, entry: JobEntry, script: str) -> JobRequest:
-    """The request to start a job, whose script has that name in its folder."""
-    at = entry.submitted_at
-    request = JobRequest(entry.token, entry.name, entry.remote_dir or "", script, submitted_at=at)
-    if facts.has_slurm:
-        return request  # its script says the rest
-    from clusterctl.scheduler.mpirun import with_nodes  # noqa: PLC0415 - as above
-
-    return with_nodes(request, facts, job)
+    return MpirunClient.of(workspace, facts.job_user, controller, to, patience_s=patience_s)
 
 
 _SBATCH_MAY_HANG_S = 600

@@ -13,12 +13,9 @@ from clusterctl.errors import SlurmError
 from clusterctl.hosts.gpus import Driver, Gpu, by_type, faults, flags
 from clusterctl.hosts.probe import NodeFacts
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.names import ADMIN_USER, PROOF_PARTITION
+from clusterctl.spec.names import ADMIN_USER, PROOF_PARTITION, SLURMCTLD_PORT, SLURMD_PORT, SLURMDBD_PORT
 from clusterctl.state.inventory import (
     HEALTH_PROGRAM,
-    SLURMCTLD_PORT,
-    SLURMD_PORT,
-    SLURMDBD_PORT,
     SRUN_PORTS,
     Host,
     Inventory,

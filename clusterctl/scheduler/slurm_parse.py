@@ -8,20 +8,23 @@ Times are asked for as Unix seconds, and the tasks of arrays in full.
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from ClusterShell.RangeSet import RangeSet, RangeSetException
 
 from clusterctl.errors import SlurmError
 from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, StepInfo
 from clusterctl.spec.units import parse_slurm_time_s
+
+if TYPE_CHECKING:
+    from ClusterShell.NodeSet import NodeSet
 
 ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
@@ -70,7 +73,7 @@ class Query(Generic[_T]):
 
 def new_separator() -> str:
     """A word that no output holds yet."""
-    return f"|{secrets.token_hex(8)}|"  # a digit first would be a width
+    return f"|{os.urandom(8).hex()}|"  # a digit first would be a width
 
 
 def parse_version(text: str) -> str:
@@ -316,19 +319,20 @@ def expand_nodes(nodelist: str) -> tuple[str, ...]:
         return ()
     if not {",", "["} & set(nodelist):
         return (nodelist,)
-    from ClusterShell.NodeSet import NodeSet, NodeSetException  # noqa: PLC0415 - one name needs no parser
-
-    try:
-        return tuple(NodeSet(nodelist))
-    except NodeSetException as exc:
-        raise ValueError(f"{nodelist!r} is no hostlist") from exc
+    return tuple(_node_set(nodelist))
 
 
 def fold_nodes(nodes: Sequence[str]) -> str:
     """Nodes as a Slurm hostlist: ``a-[1-3,7]``."""
-    if len(nodes) > 1:
-        from ClusterShell.NodeSet import NodeSet, NodeSetException  # noqa: PLC0415 - as above
-
-        with suppress(NodeSetException):
-            return str(NodeSet.fromlist(nodes))
+    with suppress(ValueError):
+        return str(_node_set(",".join(nodes))) if len(nodes) > 1 else "".join(nodes)
     return ",".join(nodes)
+
+
+def _node_set(nodelist: str) -> NodeSet:
+    from ClusterShell.NodeSet import NodeSet, NodeSetException  # noqa: PLC0415 - one name needs no parser
+
+    try:
+        return NodeSet(nodelist)
+    except NodeSetException as exc:
+        raise ValueError(f"{nodelist!r} is no hostlist") from exc

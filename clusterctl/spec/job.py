@@ -33,6 +33,15 @@ REQUEUE_EXIT_CODE: Final = 75  # EX_TEMPFAIL of sysexits.h: the program saved it
 MAX_COUNT = 65_533  # Slurm counts nodes, tasks and CPUs of a node in 16 bits
 
 
+def sweep_arguments(values: Mapping[str, str]) -> list[str]:
+    """The words that give values of a sweep to a program: ``--lr 0.1``; true is ``--flag``, false nothing."""
+    words = []
+    for key, value in values.items():
+        if value != "false":
+            words += [f"--{key}"] if value == "true" else [f"--{key}", value]
+    return words
+
+
 class Weights(StrEnum):
     """Which of a model's weights: at its best evaluation, or at the end of the training."""
 

@@ -18,6 +18,9 @@ ADMIN_USER: Final = "clusterctl"
 SYSTEM_ACCOUNTS: Final = ("slurm", "munge")  # of the daemons; the role `users` makes them
 PROOF_PARTITION: Final = "clusterctl-proof"
 ROOT: Final = "/opt/clusterctl"  # on hosts that clusterctl configures, with what jobs use
+SLURMCTLD_PORT, SLURMD_PORT, SLURMDBD_PORT = 6817, 6818, 6819
+MPI_SSH_FOLDER: Final = "/etc/clusterctl/mpi"  # of the role mpi_ssh
+MPI_SSH: Final = f"ssh -F {MPI_SSH_FOLDER}/ssh_config"  # from host to host, as a job user
 
 
 def is_cluster_name(text: str) -> bool:

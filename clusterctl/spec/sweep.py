@@ -234,15 +234,6 @@ def _draw(rng: random.Random, choice: tuple[str, ...] | str) -> str:
     return f"{rng.uniform(float(low), float(high)):.6g}"
 
 
-def arguments(values: Values) -> list[str]:
-    """The words that give these values to a program: ``--lr 0.1``; ``--flag`` of true, nothing of false."""
-    words = []
-    for key, value in values.items():
-        if value != "false":
-            words += [f"--{key}"] if value == "true" else [f"--{key}", value]
-    return words
-
-
 def goal_of(metric: str) -> Goal:
     """Whether less or more of a metric is better, by its name."""
     return Goal.MAX if _MORE.search(metric) and "loss" not in metric.lower() else Goal.MIN

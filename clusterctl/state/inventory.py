@@ -29,10 +29,7 @@ CONTROLLER = "controller"
 ARCHITECTURE = "x86_64"  # of all nodes, as the kernel calls it
 COMPUTE = "compute"
 LOGIN = "login"  # Slurm's commands alone
-MPI_SSH_FOLDER: Final = "/etc/clusterctl/mpi"  # of the role mpi_ssh
-MPI_SSH: Final = f"ssh -F {MPI_SSH_FOLDER}/ssh_config"  # from host to host, as a job user
 HEALTH_PROGRAM: Final = "/opt/clusterctl/health"  # of the role health
-SLURMCTLD_PORT, SLURMD_PORT, SLURMDBD_PORT = 6817, 6818, 6819
 SRUN_PORTS = "61000-64999"  # above those that kernels give out, and what the role firewall opens
 PROXIED_TIMEOUT_S = 60  # gcloud alone takes seconds to start, and many may start at once
 

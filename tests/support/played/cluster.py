@@ -16,7 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from clusterctl.jobs.submit import submit
+from clusterctl.jobs.source import source_of
+from clusterctl.jobs.submit import PreparedJob, Submitted, Submitter, script_of
 from clusterctl.scheduler.session import Session, applied
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
@@ -105,6 +106,14 @@ class PlayedCluster:
                 return
             time.sleep(0.05)
         raise AssertionError(f"job {job_id} did not end: {self.job(job_id)}")
+
+
+def submit(session: Session, job: JobSpec, **prepared: Any) -> Submitted:
+    """Submit a job with the files of its script's folder."""
+    if "source" not in prepared:
+        prepared["source"] = source_of(job)
+    script = script_of(session.facts, job, prepared.get("environment"))
+    return Submitter(session).submit(PreparedJob(job, script, **prepared))
 
 
 def submitted(session: Session, folder: Path, body: str, name: str = "mine") -> str:

@@ -12,8 +12,7 @@ from clusterctl.cli.jobs import shown_elapsed
 from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen, Terminated
 from clusterctl.errors import UsageError
-from clusterctl.jobs.changes import ChangeNotes
-from clusterctl.jobs.watch import wait
+from clusterctl.jobs.watch import ChangeNotes, wait
 from clusterctl.scheduler import slurm
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.session import Session

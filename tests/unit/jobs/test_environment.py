@@ -15,22 +15,22 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from clusterctl.errors import TransportError, UsageError
-from clusterctl.jobs.environment import build, environment_of, unbuilt
-from clusterctl.jobs.submit import client_facts
+from clusterctl.jobs.environment import Environments, unbuilt
+from clusterctl.jobs.submission import Preparer, Submission
+from clusterctl.jobs.submit import client_facts, script_of
 from clusterctl.packages import wheelhouse
 from clusterctl.packages.wheelhouse import Lock, Wheel, pins, wheel_path
 from clusterctl.scheduler.script import ENVIRONMENTS, PLAIN, Environment
-from clusterctl.scheduler.session import script_of
 from clusterctl.spec.distributions import DEFAULT, distribution_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.facts import facts_of_spec
 from clusterctl.util.assets import file_sha256, job_lock
+from clusterctl.util.progress import SILENT
 from tests.support import forks
 from tests.support.here import LocalTransport
 from tests.support.messages import refused, shows
@@ -48,9 +48,10 @@ def a_spec(requirements: Path | None = None) -> ClusterSpec:
     return ClusterSpec.model_validate({**values, **more})
 
 
-def environment_for(spec: ClusterSpec, job: JobSpec, **options: Any) -> Environment:
-    options = {"report": lambda _text: None, **options}
-    return environment_of(facts_of_spec(spec), job, distribution=lambda: HERE, **options)
+def environment_for(spec: ClusterSpec, job: JobSpec) -> Environment:
+    """The environment that a job is prepared with; its other files are not looked at."""
+    (prepared,) = Preparer(SILENT.note).render(Submission((job,)), spec)
+    return prepared.environment
 
 
 def based(environment: Environment) -> Environment:
@@ -134,7 +135,8 @@ def test_a_replay_gets_the_very_wheels_of_its_lock(
     job = JobSpec(name="a", script=tmp_path / "a.sh")
 
     def again(text: str) -> Environment:
-        return environment_for(a_spec(tmp_path / "spec.txt"), job, report=told.append, replayed=text)
+        facts = facts_of_spec(a_spec(tmp_path / "spec.txt"))
+        return Environments(told.append).resolve(facts, HERE, job, replayed=text)
 
     # The cluster's own requirements are not those of then.
     assert again("") == PLAIN
@@ -162,7 +164,7 @@ def run(environment: Environment, command: str) -> str:
 
 
 def made(environment: Environment, said: list[str] | None = None) -> bool:
-    return build(LocalTransport(), based(environment), report=(said if said is not None else []).append)
+    return Environments((said if said is not None else []).append).build(LocalTransport(), based(environment))
 
 
 def names(home: Path) -> set[str]:
@@ -190,29 +192,28 @@ def test_it_is_built_once_and_hides_what_nodes_have(home: Path, index: Path) -> 
 def test_what_is_to_be_done_yet_is_told_by_looking(home: Path, tmp_path: Path, resolve: Resolve) -> None:
     spec = a_spec(tmp_path / "spec.txt")
     (tmp_path / "spec.txt").write_text("first\n")
-    assert unbuilt(a_spec(), HERE, LocalTransport) == ""
-    assert "chosen anew" in unbuilt(spec, HERE, LocalTransport)
+    assert unbuilt(a_spec(), HERE, LocalTransport()) == ""
+    assert "chosen anew" in unbuilt(spec, HERE, LocalTransport())
     assert not (tmp_path / "cache").exists()
     environment = resolve("", "first\ntool")
-    assert "2 packages" in unbuilt(spec, HERE, LocalTransport)
+    assert "2 packages" in unbuilt(spec, HERE, LocalTransport())
     assert not home.exists()
     made(environment)
-    assert unbuilt(spec, HERE, LocalTransport) == ""
+    assert unbuilt(spec, HERE, LocalTransport()) == ""
     (tmp_path / "spec.txt").write_text("first<2\n")
-    assert "chosen anew" in unbuilt(spec, HERE, LocalTransport)
+    assert "chosen anew" in unbuilt(spec, HERE, LocalTransport())
 
 
 def sending(environment: Environment, *, rented: bool = False) -> tuple[list[int], int]:
     """Build it: how many wheels were fetched (on a rented host) and sent, and how many bytes were sent."""
     said: list[str] = []
     sent: set[int] = set()
-    build(
-        LocalTransport(),
-        based(environment),
-        report=said.append,
-        progress=lambda what, _done, total: sent.add(total) if what == "sending" else None,
-        rented=rented,
-    )
+
+    def progress(what: str, _done: int, total: int) -> None:
+        if what == "sending":
+            sent.add(total)
+
+    Environments(said.append, progress=progress).build(LocalTransport(), based(environment), rented=rented)
     assert not list((Path.home() / "clusterctl/store/partial").iterdir())
     return [int(count) for count in re.findall(r"(\d+) wheels,", "\n".join(said))], max(sent)
 
@@ -292,7 +293,7 @@ def test_a_lock_that_is_held_is_named_with_its_holder(home: Path, first: Environ
         fcntl.flock(lock, fcntl.LOCK_EX)
         named = (f"~/{ENVIRONMENTS}/.lock", "0.1 s", f"process {os.getpid()} (")
         with refused("environment-locked", TransportError, *named):
-            build(LocalTransport(), based(first), report=said.append, wait_s=0.1)
+            Environments(said.append, wait_s=0.1).build(LocalTransport(), based(first))
     assert [line.split()[0] for line in said] == ["sending", "waiting"]
 
 
@@ -329,7 +330,7 @@ class Killing(LocalTransport):
 def test_killed_in_the_middle_it_is_built_anew(home: Path, first: Environment, file: str) -> None:
     assert first.lock is not None
     with pytest.raises(TransportError):
-        build(Killing(home, file), based(first), report=lambda _text: None)
+        Environments(SILENT.note).build(Killing(home, file), based(first))
     assert not (home / first.lock.key).exists()
     assert len(list(home.glob(".*.??????"))) == 1
     assert made(first)
@@ -339,7 +340,7 @@ def test_killed_in_the_middle_it_is_built_anew(home: Path, first: Environment, f
 
 def test_what_cannot_be_built_is_said_and_leaves_nothing(home: Path, first: Environment) -> None:
     with refused("environment-failed", TransportError, "/missing/env/bin/python"):
-        build(LocalTransport(), replace(first, root="/missing"), report=lambda _text: None)
+        Environments(SILENT.note).build(LocalTransport(), replace(first, root="/missing"))
     assert names(home) == set()
 
 
@@ -359,6 +360,7 @@ def test_a_job_adds_to_the_spec_and_keeps_its_versions(resolve: Resolve, index: 
 def test_jobs_with_a_python_of_their_own(home: Path, tmp_path: Path) -> None:
     file = tmp_path / "requirements.txt"
     file.write_text("first\n")
+    (tmp_path / "a.sh").touch()
     bundled = JobSpec(name="train", bundled="train")
     environment = environment_for(a_spec(file), bundled)
     assert environment == PLAIN == environment_for(a_spec(), JobSpec(name="a", script=tmp_path / "a.sh"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import SlurmError, UnreachableError
-from clusterctl.jobs.submit import Submitted, submit
+from clusterctl.jobs.submit import Submitted
 from clusterctl.jobs.watch import follow
 from clusterctl.runs.collect import collect
 from clusterctl.scheduler.base import JobState
@@ -18,7 +18,7 @@ from clusterctl.scheduler.session import Session, UnsharedNode
 from clusterctl.spec.job import JobSpec
 from tests.support.here import LocalTransport
 from tests.support.messages import refused
-from tests.support.played.cluster import PlayedCluster
+from tests.support.played.cluster import PlayedCluster, submit
 
 PARTITIONS = {"n1": "train", "n2": "train", "o1": "other"}
 

@@ -14,8 +14,8 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.script import UserScript
-from clusterctl.spec.job import JobSpec
-from clusterctl.spec.sweep import Sweep, arguments
+from clusterctl.spec.job import JobSpec, sweep_arguments
+from clusterctl.spec.sweep import Sweep
 from clusterctl.state.submissions import ADDED_FILES, SENT_FILES, WRITTEN_FILES
 from payload.node.job import OURS
 from tests.support.messages import refused
@@ -179,7 +179,7 @@ def test_a_task_of_a_sweep_is_started_with_its_values(batch):
     assert batch.run(rendered(job))[0] == 2  # by hand, without the list
     (batch.folder / "sweep-tasks.json").write_text(json.dumps(sweep.record))
     words, variable, noted = json.loads(batch.run(rendered(job))[1])
-    assert (words, variable) == (["a", *arguments(sweep.tasks[1])], "2 $x")
+    assert (words, variable) == (["a", *sweep_arguments(sweep.tasks[1])], "2 $x")
     assert json.loads(noted) == sweep.tasks[1]
 
 

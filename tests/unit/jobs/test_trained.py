@@ -11,13 +11,13 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.jobs.source import Source
-from clusterctl.jobs.submit import submit
 from clusterctl.jobs.trained import ChosenModel, reject_unless_fitting, use_here, with_model
 from clusterctl.scheduler.session import Session, UnsharedNode
 from clusterctl.spec.job import JobSpec, Weights, job_spec
 from clusterctl.transport.copies import read_copies
 from clusterctl.transport.remote_copies import digest
 from tests.support.messages import refused as rejected
+from tests.support.played.cluster import submit
 from tests.unit.runs.made import record
 
 PREDICT = JobSpec(name="predict", bundled="predict", args=("a.png",))

@@ -9,7 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from clusterctl.state.inventory import SLURMCTLD_PORT, SLURMD_PORT, SLURMDBD_PORT, SRUN_PORTS
+from clusterctl.spec.names import SLURMCTLD_PORT, SLURMD_PORT, SLURMDBD_PORT
+from clusterctl.state.inventory import SRUN_PORTS
 from tests.support.plays import load_module, role_data
 
 pytestmark = pytest.mark.platform("stand-in", "firewalld")

@@ -15,7 +15,6 @@ import pytest
 
 from clusterctl.cli.collect import not_brought_home
 from clusterctl.errors import CollectError, SchedulerError, SlurmError, UnreachableError, UsageError
-from clusterctl.jobs.submit import submit
 from clusterctl.runs.collect import collect
 from clusterctl.runs.fetch import ALL, Selection
 from clusterctl.scheduler.session import Session
@@ -27,7 +26,7 @@ from clusterctl.state.submissions import UNCHANGED, Ledger
 from tests.support.disks import FAULTS, small_disk
 from tests.support.here import LocalTransport
 from tests.support.messages import refused
-from tests.support.played.cluster import finished, submitted
+from tests.support.played.cluster import finished, submit, submitted
 from tests.support.sweeps import in_sweep
 from tests.unit.runs.fetched import Talk
 

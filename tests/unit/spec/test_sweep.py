@@ -9,7 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from clusterctl.errors import BadValueError
-from clusterctl.spec.sweep import Goal, Sweep, arguments, as_grid, goal_of
+from clusterctl.spec.job import sweep_arguments
+from clusterctl.spec.sweep import Goal, Sweep, as_grid, goal_of
 from tests.support.messages import refused
 
 
@@ -93,7 +94,7 @@ def test_flags_are_a_grid() -> None:
 
 
 def test_values_are_options_and_switches() -> None:
-    assert arguments({"lr": "1e-4", "fast": "true", "slow": "false", "name": ""}) == [
+    assert sweep_arguments({"lr": "1e-4", "fast": "true", "slow": "false", "name": ""}) == [
         *("--lr", "1e-4"),
         "--fast",
         *("--name", ""),
