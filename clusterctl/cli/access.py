@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -18,7 +17,7 @@ from clusterctl.cli.progress import showing_progress
 from clusterctl.cli.submit import preparer
 from clusterctl.errors import Failure, UsageError, excluded
 from clusterctl.jobs.environment import Environments
-from clusterctl.jobs.shell import allocate, forwarded, parse_forwards
+from clusterctl.jobs.shell import asking, forwarded, parse_forwards
 from clusterctl.scheduler.script import Environment
 from clusterctl.scheduler.session import Session, open_session
 from clusterctl.spec.job_options import JobOptions, job_options
@@ -97,9 +96,10 @@ def shell(
     with open_session(options.chosen(screen)) as session, ExitStack() as stack:
         ssh = OpenSSH(session.workspace.ssh_config, session.facts.job_user)
         environment = _environment(screen, options, session, words)
-        wait = functools.partial(_note_wait, screen, session)
+        lease = stack.enter_context(asking(session, ssh, words))
         with screen.working("waiting for nodes"):
-            held = stack.enter_context(allocate(session, ssh, words, on_wait=wait))
+            while isinstance(held := lease.allocation(), str):
+                _note_wait(screen, session, held)
         stack.enter_context(forwarded(ssh, held.nodes[0], forwards))
         screen.note(f"job {held.job_id} has {', '.join(held.nodes)} until this ends")
         for port in forwards:
@@ -107,7 +107,7 @@ def shell(
         argv = held.argv(command or [], environment, terminal=terminal)
         answer = {"job_id": held.job_id, "nodes": held.nodes}
         code = _run_for_json(screen, argv, answer) if screen.json else attached(argv)
-        if held.revoked:
+        if lease.was_revoked():
             screen.note(f"note: Slurm ended the allocation; `clusterctl jobs {held.job_id}` says why")
     return code
 

@@ -7,12 +7,12 @@ network), the signs stop, salloc takes back its request or gives up the nodes, a
 
 from __future__ import annotations
 
-import queue
+import os
 import re
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from pathlib import Path
 from clusterctl.errors import SlurmError, TransportError, UnreachableError, UsageError
 from clusterctl.scheduler.script import Environment, resource_options
 from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.slurm import fix_of
 from clusterctl.scheduler.slurm_parse import expand_nodes
 from clusterctl.spec.job_options import JobOptions
 from clusterctl.transport.base import MARK, wrapped
@@ -31,7 +32,7 @@ _PATIENCE_S = 15.0
 
 _HOLD = (Path(__file__).parent / "remote_hold.sh").read_text(encoding="utf-8")
 _PENDING = re.compile(r"salloc: Pending job allocation ([0-9]+)")
-_REVOKED = re.compile(r"salloc: Job allocation [0-9]+ has been revoked")
+_REVOKED = re.compile(rb"salloc: Job allocation [0-9]+ has been revoked")
 _COMPLAINT = "salloc: error: "
 _ENDED = "ended"
 _GRANTED = "granted"
@@ -50,12 +51,6 @@ class Allocation:
     _environment: Mapping[str, str]
     _ssh: OpenSSH
     _controller: str
-    _lease: _Lease
-
-    @property
-    def revoked(self) -> bool:
-        """Whether Slurm has taken the nodes back: the time limit, or a cancel."""
-        return self._lease.revoked.is_set()
 
     def argv(self, command: Sequence[str], environment: Environment, *, terminal: bool) -> list[str]:
         """The local command line that runs ``command`` on the first node; a shell if it is empty.
@@ -74,120 +69,98 @@ class Allocation:
 
 
 @contextmanager
-def allocate(
-    session: Session, ssh: OpenSSH, words: JobOptions, *, on_wait: Callable[[str], None]
-) -> Iterator[Allocation]:
-    """Ask Slurm for nodes, wait for them, and hold them until the end of the ``with``.
+def asking(session: Session, ssh: OpenSSH, words: JobOptions) -> Iterator[Lease]:
+    """Ask Slurm for nodes. They are given back, or the request is taken back, at the end of the ``with``.
 
-    ``ssh`` is the job user's; ``on_wait`` gets the job's id if the allocation is pending.
+    ``ssh`` is the job user's.
 
     Raises:
         UsageError: this cluster has no Slurm; nothing was started.
-        SlurmError: Slurm refused; says its words, and the valid choices where they are known.
-        UnreachableError: the connection to the controller broke.
     """
     _ = session.slurm  # without it nothing can be allocated
     controller = session.transport.host
     options = ["--job-name=shell", *resource_options(words, JobOptions.model_fields)]
     hold = ["bash", "-c", _HOLD, "hold", str(_SILENCE_S), *options]
     line, script = wrapped(hold)
-    lease = _Lease(ssh.argv(controller, line, *ALONE), script.decode())
+    lease = Lease(session, ssh, ssh.argv(controller, line, *ALONE), script)
     try:
-        granted = _granted(session, lease, on_wait)
-        nodes = expand_nodes(granted["SLURM_JOB_NODELIST"])
-        yield Allocation(granted["SLURM_JOB_ID"], nodes, granted, ssh, controller, lease)
+        yield lease
     finally:
         lease.release()
 
 
-def _granted(session: Session, lease: _Lease, on_wait: Callable[[str], None]) -> Mapping[str, str]:
-    """Wait for the nodes; the environment of the allocation."""
-    controller, refusal = session.transport.host, list[str]()
-    while (line := lease.next_line()) not in (None, _ENDED):
-        if pending := _PENDING.match(line):
-            on_wait(pending[1])
-        elif line == _GRANTED:
-            found = {}
-            while line := lease.next_line():
-                name, _, value = line.partition("=")
-                found[name] = value
-            return found
-        elif line.startswith(_COMPLAINT):
-            refusal.append(line.removeprefix(_COMPLAINT))
-    if refusal:
-        why = "; ".join(refusal)
-        raise SlurmError(
-            "Slurm did not give the nodes", code="allocation-refused", why=why, fix=session.slurm.fix_of(why)
-        )
-    raise UnreachableError(
-        f"{controller}: the connection ended before Slurm gave the nodes",
-        why=lease.complaint(),
-        fix="see how the cluster is with `clusterctl status`; `clusterctl up` repairs it",
-        host=controller,
-    )
-
-
-class _Lease:
+class Lease:
     """The connection that holds an allocation. It is its own process session: Ctrl-C is ours to handle."""
 
-    def __init__(self, argv: Sequence[str], script: str) -> None:
+    def __init__(self, session: Session, ssh: OpenSSH, argv: Sequence[str], script: bytes) -> None:
         """Start ssh, whose command reads ``script`` first; see ``wrapped``."""
-        self.revoked = threading.Event()
-        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._session, self._ssh = session, ssh
         self._over = threading.Event()
+        pipe = subprocess.PIPE
         self._process = subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
+            argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True
         )
-        assert self._process.stdin is not None  # noqa: S101 - a pipe was asked for
+        assert self._process.stdin and self._process.stdout  # noqa: S101, PT018 - pipes were asked for
+        self._input, self._output = self._process.stdin, self._process.stdout
         with suppress(BrokenPipeError):
-            self._process.stdin.write(script)
-            self._process.stdin.flush()
-        for work in (self._read, self._live):
-            threading.Thread(target=work, daemon=True).start()
+            self._input.write(script)
+        threading.Thread(target=self._live, daemon=True).start()
+        while (line := self._output.readline()) and not line.endswith(MARK):
+            pass
 
-    def next_line(self) -> str | None:
-        """What salloc says next; None when the connection has ended."""
-        return self._lines.get()
+    def allocation(self) -> str | Allocation:
+        """Wait for the nodes. If they are not free, the id of the job that waits for them; ask again then.
 
-    def complaint(self) -> str:
-        """What ssh itself said, once the connection has ended."""
-        return self._process.stderr.read().strip() if self._process.stderr else ""
+        Raises:
+            SlurmError: Slurm refused; says its words, and the valid choices where they are known.
+            UnreachableError: the connection to the controller broke.
+        """
+        controller, refusal = self._session.transport.host, list[str]()
+        while (line := self._line()) not in ("", _ENDED):
+            if pending := _PENDING.match(line):
+                return pending[1]
+            if line == _GRANTED:
+                found = dict(iter(lambda: self._line().partition("=")[::2], ("", "")))
+                nodes = expand_nodes(found["SLURM_JOB_NODELIST"])
+                return Allocation(found["SLURM_JOB_ID"], nodes, found, self._ssh, controller)
+            if line.startswith(_COMPLAINT):
+                refusal.append(line.removeprefix(_COMPLAINT))
+        if refusal:
+            why = "; ".join(refusal)
+            what = "Slurm did not give the nodes"
+            raise SlurmError(what, code="allocation-refused", why=why, fix=fix_of(why))
+        assert self._process.stderr  # noqa: S101 - a pipe was asked for
+        raise UnreachableError(
+            f"{controller}: the connection ended before Slurm gave the nodes",
+            why=self._process.stderr.read().decode(errors="replace").strip(),
+            fix="see how the cluster is with `clusterctl status`; `clusterctl up` repairs it",
+            host=controller,
+        )
+
+    def was_revoked(self) -> bool:
+        """Return whether Slurm has taken the nodes back: the time limit, or a cancel."""
+        os.set_blocking(self._output.fileno(), False)
+        return _REVOKED.search(self._output.read() or b"") is not None
 
     def release(self) -> None:
         """Give the nodes back, or take back the request; waits for Slurm to hear of it, within bounds."""
         self._over.set()
         with suppress(OSError):
-            if self._process.stdin:
-                self._process.stdin.close()
+            self._input.close()
         try:
             self._process.wait(_PATIENCE_S)
         except subprocess.TimeoutExpired:
             self._process.kill()  # the controller notices the silence
             self._process.wait()
 
-    def _read(self) -> None:
-        assert self._process.stdout is not None  # noqa: S101 - a pipe was asked for
-        for line in self._process.stdout:
-            if line.endswith(MARK.decode()):
-                break
-        for line in self._process.stdout:
-            if _REVOKED.match(line) and not self._over.is_set():
-                self.revoked.set()
-            self._lines.put(line.rstrip("\n"))
-        self._lines.put(None)
+    def _line(self) -> str:
+        """What salloc says next; "" for an empty line, and when the connection has ended."""
+        return self._output.readline().decode(errors="replace").rstrip("\n")
 
     def _live(self) -> None:
-        assert self._process.stdin is not None  # noqa: S101 - a pipe was asked for
         with suppress(OSError, ValueError):  # the connection ended, or is being closed
             while not self._over.wait(_SIGN_OF_LIFE_S):
-                self._process.stdin.write("\n")
-                self._process.stdin.flush()
+                self._input.write(b"\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +178,16 @@ def parse_forwards(texts: Sequence[str]) -> tuple[Forward, ...]:
         UsageError: one is neither, or its local port is taken.
     """
     forwards: dict[int, Forward] = {}
-    for forward in map(_parsed, texts):
+    for text in texts:
+        match = _SYNTAX.fullmatch(text)
+        ports = [int(port) for port in match.groups(default=match[2])] if match else []
+        if not ports or not all(0 < port <= _LAST_PORT for port in ports):
+            raise UsageError(
+                f"--forward {text!r} is not a port",
+                code="not-a-port",
+                fix="say --forward 8888, or --forward LOCAL:REMOTE such as 9000:8888",
+            )
+        forward = Forward(*ports)
         if forward.local in forwards:
             raise UsageError(f"--forward names the local port {forward.local} twice", code="port-twice")
         _check_free(forward)
@@ -237,18 +219,6 @@ def forwarded(ssh: OpenSSH, node: str, forwards: Sequence[Forward]) -> Iterator[
         except TransportError as exc:
             raise UnreachableError(f"{node}: no port could be forwarded", why=exc.why, host=node) from exc
         yield
-
-
-def _parsed(text: str) -> Forward:
-    match = _SYNTAX.fullmatch(text)
-    ports = [int(port) for port in match.groups(default=match[2])] if match else []
-    if not ports or not all(0 < port <= _LAST_PORT for port in ports):
-        raise UsageError(
-            f"--forward {text!r} is not a port",
-            code="not-a-port",
-            fix="say --forward 8888, or --forward LOCAL:REMOTE such as 9000:8888",
-        )
-    return Forward(*ports)
 
 
 def _check_free(forward: Forward) -> None:

@@ -145,7 +145,11 @@ def _why_no_project(folder: Path) -> str:
 
 @dataclass(slots=True)
 class FolderWalk:
-    """One walk through a folder, which finds all that is wrong with it before anything is said."""
+    """One walk through a folder, for what of it is sent.
+
+    Raises:
+        UsageError: something in it can't be sent.
+    """
 
     folder: Path
     script: Path
@@ -153,8 +157,6 @@ class FolderWalk:
     exclude: Ignore
     items: list[Item] = field(default_factory=list)
     folders: set[str] = field(default_factory=set)
-    unreadable: list[OSError] = field(default_factory=list)
-    leading_out: list[str] = field(default_factory=list)
     ours: list[str] = field(default_factory=list)
     special: list[str] = field(default_factory=list)
     bytes: int = 0
@@ -162,22 +164,23 @@ class FolderWalk:
 
     def run(self) -> None:
         try:
-            above = rules_above(self.folder)
-        except OSError as exc:
-            raise not_readable([exc]) from exc
-        left: list[tuple[Path, tuple[Ignore, ...], bool]] = [(self.folder, above, False)]
-        while left:
-            folder, rules, out = left.pop()
-            try:
+            left = [(self.folder, rules_above(self.folder), False)]
+            while left:
+                folder, rules, out = left.pop()
                 own = read_gitignore(folder / GITIGNORE, folder)
                 rules = (*rules, own) if own else rules
                 entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-            except OSError as exc:
-                self.unreadable.append(exc)
-                continue
-            below = [found for entry in entries if (found := self._entry(entry, rules, out=out))]
-            left += reversed(below)
-        self._complain()
+                below = [found for entry in entries if (found := self._entry(entry, rules, out=out))]
+                left += reversed(below)
+        except OSError as exc:
+            raise not_readable([exc], fix="make it readable, or leave it out: --exclude NAME") from exc
+        if self.ours:
+            raise UsageError(
+                f"clusterctl writes into a job's folder what is in the script's: {', '.join(self.ours)}",
+                code="reserved-file-names",
+                where=str(self.folder),
+                fix="; ".join(f"--exclude /{name}" for name in self.ours[:3]) + ", or give it another name",
+            )
 
     def _entry(
         self, entry: os.DirEntry[str], rules: tuple[Ignore, ...], *, out: bool
@@ -185,13 +188,9 @@ class FolderWalk:
         """Take one thing of a folder, or leave it out; a folder that is to be walked is returned."""
         path = Path(entry.path)
         is_folder = entry.is_dir(follow_symlinks=False)
-        try:
-            goes = self._goes(path, rules, is_folder=is_folder, out=out)
-            if goes and (item := self._item(path, entry)) is not None:
-                self._add(item)
-        except OSError as exc:
-            self.unreadable.append(exc)
-            return None
+        goes = self._goes(path, rules, is_folder=is_folder, out=out)
+        if goes and (item := self._item(path, entry)) is not None:
+            self._add(item)
         # What is left out may hold something that --include wants.
         wanted = is_folder and entry.name != _NEVER and (goes or self.include.spec is not None)
         excluded = wanted and self.exclude.says(path, is_folder=True) is True
@@ -232,8 +231,12 @@ class FolderWalk:
             return Item(item.path, Kind.LINK, item.origin, item.mode, item.mtime_ns, target=target)
         status = end.stat()
         if stat.S_ISDIR(status.st_mode):
-            self.leading_out.append(f"{item.path} -> {item.target}")
-            return None
+            raise UsageError(
+                f"a link leads to a folder outside of {self.folder}",
+                code="links-lead-outside",
+                why=printable(f"{item.path} -> {item.target}"),
+                fix="leave it out (--exclude NAME) and bring the data with `clusterctl put`",
+            )
         return Item.of(item.path, item.origin, status)
 
     def _add(self, item: Item) -> None:
@@ -259,24 +262,6 @@ class FolderWalk:
                 fix=f"{_LEAVE_OUT}; --no-folder sends the script alone",
             )
 
-    def _complain(self) -> None:
-        if self.unreadable:
-            raise not_readable(self.unreadable, fix="make it readable, or leave it out: --exclude NAME")
-        if self.leading_out:
-            raise UsageError(
-                f"links lead to folders outside of {self.folder}",
-                code="links-lead-outside",
-                why=printable(", ".join(self.leading_out[:3])),
-                fix="leave them out (--exclude NAME) and bring the data with `clusterctl put`",
-            )
-        if self.ours:
-            raise UsageError(
-                f"clusterctl writes into a job's folder what is in the script's: {', '.join(self.ours)}",
-                code="reserved-file-names",
-                where=str(self.folder),
-                fix="; ".join(f"--exclude /{name}" for name in self.ours[:3]) + ", or give it another name",
-            )
-
     def notes(self) -> tuple[str, ...]:
         notes = []
         if self.special:
@@ -288,18 +273,11 @@ class FolderWalk:
         return tuple(notes)
 
     def _largest(self) -> str:
-        """The three entries of the folder that hold the most, by bytes or, if those are few, by files."""
+        """The three entries of the folder that hold the most bytes."""
         sizes: Counter[str] = Counter()
-        counts: Counter[str] = Counter()
         for item in self.items:
-            top = item.path.partition("/")[0]
-            sizes[top] += item.size
-            counts[top] += item.kind is Kind.FILE
-        ranked = sizes if self.bytes > LARGE_BYTES else counts
-        return ", ".join(
-            f"{printable(name)} ({shown_size(sizes[name])}, {counts[name]:,} files)"
-            for name, _ in ranked.most_common(3)
-        )
+            sizes[item.path.partition("/")[0]] += item.size
+        return ", ".join(f"{printable(name)} ({shown_size(size)})" for name, size in sizes.most_common(3))
 
 
 def _is_no_source(folder: Path) -> bool:
@@ -377,7 +355,7 @@ def rules_above(folder: Path) -> tuple[Ignore, ...]:
     root = next((path for path in (folder, *folder.parents) if (path / ".git").exists()), None)
     if root is None:
         return ()
-    exclude = read_gitignore(_git_folder(root) / "info" / "exclude", root)
+    exclude = read_gitignore(root / ".git" / "info" / "exclude", root)
     found = [] if exclude is None else [exclude]
     way = [path for path in folder.parents if path.is_relative_to(root)]
     found += [rules for path in reversed(way) if (rules := read_gitignore(path / GITIGNORE, path))]
@@ -394,19 +372,6 @@ def is_ignored(rules: Sequence[Ignore], path: Path, *, is_folder: bool) -> bool:
             if said is not None:
                 return said
     return False
-
-
-def _git_folder(root: Path) -> Path:
-    """The repository's own folder; in a worktree of git's, `.git` is a file that leads there."""
-    git = root / ".git"
-    if git.is_dir():
-        return git
-    lead = git.read_text(errors="surrogateescape").removeprefix("gitdir:").strip()
-    own = root / lead
-    try:
-        return own / (own / "commondir").read_text(errors="surrogateescape").strip()
-    except FileNotFoundError:
-        return own
 
 
 def _spec(lines: Sequence[str]) -> GitIgnoreSpec | None:

@@ -165,8 +165,7 @@ class Preparer:
         for job in jobs if not facts.pmix else ():
             if "launcher" in job.model_fields_set and job.launcher == "srun":
                 self.note(f"note: {job.name}: mpirun starts the ranks, for Slurm has no plugin for PMIx here")
-            if note := reject_pmix(job):
-                self.note(f"note: {note}")
+            reject_pmix(job)
         jobs = [with_launcher(with_gpus(facts, job), has_pmix=facts.pmix) for job in jobs]
         # A job that can't run is rejected before packages of any are looked for, or any is sent.
         for job in jobs:

@@ -20,7 +20,7 @@ from enum import Enum, StrEnum
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from clusterctl.errors import ClusterctlError, SchedulerError
+from clusterctl.errors import AnswerLostError, ClusterctlError, SchedulerError, TransportError
 from clusterctl.transport.base import BOOT, Transport, module_texts
 from clusterctl.util.assets import asset
 from clusterctl.util.process import Result
@@ -312,6 +312,24 @@ def patiently(clock: Clock, patience_s: float, ask: Callable[[], _T]) -> _T:
                 raise
             last = exc
     raise last
+
+
+def lost_job(scheduler: Jobs, request: JobRequest, cause: ClusterctlError) -> str:
+    """The id of a job whose submission got no answer, if the scheduler has it.
+
+    Raises:
+        AnswerLostError: it does not, or can't be asked.
+    """
+    with suppress(SchedulerError, TransportError):
+        if (job := scheduler.by_token(request.token, request.submitted_at)) is not None:
+            return job.whole_id
+    raise AnswerLostError(
+        "the scheduler did not say whether it took the job",
+        where=scheduler.transport.host,
+        why=cause.why or cause.what,
+        fix="look at `clusterctl jobs` before submitting again: the job is listed if it was taken",
+        host=scheduler.transport.host,
+    ) from cause
 
 
 class Jobs(Protocol):

@@ -11,7 +11,7 @@ import re
 import shlex
 import time
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any, Final
 from clusterctl.scheduler.base import JobInfo, JobState, Outcome, StepInfo
 from clusterctl.scheduler.failed_rank import Failed, first_failed
 from clusterctl.spec.units import format_duration
+from clusterctl.transport.tree import shown_size
 from clusterctl.util.assets import filled
 from clusterctl.util.terminal import plain_line
 
@@ -37,13 +38,13 @@ class Cause:
     """One entry of causes.toml, which says what its conditions are; all of them must hold."""
 
     code: str
-    state: JobState | None = None
+    state: str = ""
     reason: str = ""
-    log: tuple[str, ...] = ()
-    launcher: tuple[str, ...] = ()
+    log: Sequence[str] = ()
+    launcher: Sequence[str] = ()
     signal: str = ""
     exit: int | None = None
-    when: tuple[str, ...] = ()
+    when: Sequence[str] = ()
     cause: str
     fix: str
 
@@ -52,10 +53,10 @@ class Cause:
 class Catalogue:
     """The whole of causes.toml."""
 
-    noise: tuple[str, ...]
-    consequence: tuple[str, ...]
+    noise: Sequence[str]
+    consequence: Sequence[str]
     packages: Mapping[str, str]
-    causes: tuple[Cause, ...]
+    causes: Sequence[Cause]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +66,7 @@ class Evidence:
     ``ends`` has of each rank that failed when and how, as ``failed_rank`` reads it.
 
     ``left_here`` tells of a file or module the path beside the script here, if it was not sent; "" if not.
-    ``excluded`` are the patterns of what was not to be sent. ``node_memory`` asks for the bytes of a node's
-    memory; 0 if they are not known.
+    ``excluded`` are the patterns of what was not to be sent.
     """
 
     job: JobInfo
@@ -78,7 +78,6 @@ class Evidence:
     cancelled_by: str = ""
     left_here: Callable[[str], str] = lambda _: ""
     excluded: tuple[str, ...] = ()
-    node_memory: Callable[[], int] = lambda: 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,20 +131,7 @@ class Diagnosis:
 def catalogue() -> Catalogue:
     """What causes.toml says; models would take longer to import than it takes to read."""
     known = tomllib.loads(_DATA.read_text(encoding="utf-8"))
-    causes = (_cause(**row) for row in known.pop("causes"))
-    return Catalogue(
-        noise=tuple(known.pop("noise")),
-        consequence=tuple(known.pop("consequence")),
-        causes=tuple(causes),
-        **known,
-    )
-
-
-def _cause(*, state: str | None = None, **row: Any) -> Cause:
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in row.items()
-    }
-    return Cause(state=JobState(state) if state is not None else None, **values)
+    return Catalogue(causes=[Cause(**row) for row in known.pop("causes")], **known)
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
@@ -206,8 +192,9 @@ class _Case:
         """What fills its texts; None unless all of its conditions hold."""
         job, failed, found = self.evidence.job, self.failed, dict(self.words)
         code = failed.exit_code or 0
-        known = (cause.state, cause.signal or failed.signal, code if cause.exit is None else cause.exit)
-        if known != (cause.state and job.state, failed.signal, code):
+        if cause.state not in ("", job.state) or cause.signal not in ("", failed.signal):
+            return None
+        if cause.exit not in (None, code):
             return None
         reasons = (cause.reason,) if cause.reason else ()
         for patterns, text in (
@@ -225,9 +212,7 @@ class _Case:
         top = module.partition(".")[0]
         found["package"] = packages.get(module) or packages.get(top) or top
         if "peak" in found:
-            found["used"] = f": {_shown(int(found['peak']))} used of {_shown(int(found['most']))}"
-        if "{memory}" in cause.fix:
-            found["memory"] = _more_memory(self.evidence)
+            found["used"] = f": {shown_size(int(found['peak']))} used of {shown_size(int(found['most']))}"
         if "home" in cause.when:
             found["home"] = self.evidence.left_here(found.get("file") or module.replace(".", "/"))
         return found if all(found.get(name) for name in cause.when) else None
@@ -251,6 +236,7 @@ def _words(evidence: Evidence, failed: Failed) -> dict[str, str]:
         "soon": f"; Slurm expects to start it in {format_duration(round(soon))}" if soon > 0 else "",
         "exit": str(failed.exit_code or ""),
         "host": failed.host,
+        "memory": "" if job.prefix else "ask for more with --mem, ",
         "nodes": ", ".join(job.nodes),
         "rank": "" if failed.rank is None else str(failed.rank),
         "reason": job.reason,
@@ -264,45 +250,21 @@ def _words(evidence: Evidence, failed: Failed) -> dict[str, str]:
 
 def _memory(evidence: Evidence, failed: Failed) -> dict[str, str]:
     """How much memory was used of how much on a node."""
-    limit = _memory_limit(evidence.job)
+    match = _MEMORY.search(evidence.job.tres)
+    nodes = max(1, len(evidence.job.nodes))
+    limit = int(float(match[1]) * _UNITS[match[2]] / nodes) if match else 0
     top = max(evidence.steps, key=lambda step: step.peak, default=StepInfo(""))
     if top.peak < _SEEN * limit:  # Slurm looks now and then, and has seen less than there was at the end
         top = StepInfo("")
-    used = f"{_shown(top.peak)} used" if top.peak else ""
-    of = f"{' of' if used else 'more than'} {_shown(limit)}" if limit else ""
+    used = f"{shown_size(top.peak)} used" if top.peak else ""
+    of = f"{' of' if used else 'more than'} {shown_size(limit)}" if limit else ""
     host = f" on {top.peak_host}" if top.peak_host and not str(failed) else ""
     return {"used": f"{host}: {used}{of}" if used or of else ""}
-
-
-def _memory_limit(job: JobInfo) -> float:
-    """The bytes that the job may have on a node; 0 if it is not known."""
-    match = _MEMORY.search(job.tres)
-    return float(match[1]) * _UNITS[match[2]] / max(1, len(job.nodes)) if match else 0
-
-
-def _more_memory(evidence: Evidence) -> str:
-    """How to have more memory: a larger limit, unless the job had all of its nodes' or there is no limit."""
-    others, limit = "use more nodes, or a smaller batch", _memory_limit(evidence.job)
-    if evidence.job.prefix:  # no scheduler
-        return others
-    most = evidence.node_memory()
-    if most and limit > _SEEN * most:
-        return others
-    more = min(2 * limit or 8 << 30, most or 1 << 60)
-    return f"ask for more with --mem (such as --mem {_shown(more).replace(' ', '')}), {others}"
 
 
 _SEEN: Final = 0.8
 _UNITS: Final = {"": 1 << 20, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _MEMORY: Final = re.compile(r"\bmem=([0-9.]+)([KMGT]?)")
-
-
-def _shown(size: float) -> str:
-    """A number of bytes for people, without a decimal that says nothing: ``3.9 GiB``, ``4 GiB``."""
-    for power, unit in ((30, "GiB"), (20, "MiB")):
-        if size >= 1 << power:
-            return f"{size / (1 << power):.1f}".removesuffix(".0") + f" {unit}"
-    return f"{size / 1024:.0f} KiB"
 
 
 _LABEL: Final = re.compile(r"^\[(?:rank|default)\d+\]: ?", re.MULTILINE)

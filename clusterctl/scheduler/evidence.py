@@ -83,7 +83,6 @@ def evidence_of(session: Session, job: JobInfo, logs: _Json) -> Evidence:
         cancelled_by=by,
         left_here=partial(_left_here, asked.get("script"), source, entry.remote_dir or "" if entry else ""),
         excluded=tuple(asked.get("exclude") or ()),
-        node_memory=lambda: _node_memory(session, job),
     )
 
 
@@ -137,14 +136,6 @@ def _accounted(session: Session, job: JobInfo) -> tuple[tuple[StepInfo, ...], st
                 break
         return steps, ""
     return (), ""
-
-
-def _node_memory(session: Session, job: JobInfo) -> int:
-    """The bytes of memory of the smallest of a job's nodes; 0 if they are not known."""
-    with suppress(SchedulerError, TransportError):
-        sizes = (node.memory_mib for node in session.scheduler.nodes() if node.name in job.nodes)
-        return min(sizes, default=0) << 20
-    return 0
 
 
 def _left_here(script: str | None, source: _Json, folder: str, name: str) -> str:

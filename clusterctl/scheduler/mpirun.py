@@ -9,13 +9,11 @@ import json
 import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from clusterctl.errors import (
-    AnswerLostError,
     Failure,
     SchedulerError,
     TransportError,
@@ -30,6 +28,7 @@ from clusterctl.scheduler.base import (
     JobState,
     NodeInfo,
     comment_of,
+    lost_job,
     patiently,
     verification_argv,
 )
@@ -97,16 +96,7 @@ class MpirunClient(Jobs):
         try:
             return self._start(first, request)
         except TransportError as exc:
-            with suppress(SchedulerError, TransportError):
-                if (job := self.by_token(request.token, request.submitted_at)) is not None:
-                    return job.whole_id
-            raise AnswerLostError(
-                f"{first} did not say whether it started the job",
-                where=first,
-                why=exc.why or exc.what,
-                fix="look at `clusterctl jobs` before submitting again: the job is listed if it was started",
-                host=first,
-            ) from exc
+            return lost_job(self, request, exc)
 
     def _start(self, first: str, request: JobRequest) -> str:
         self.reject_if_busy()  # and a job that was lost blocks no other one from now on

@@ -330,20 +330,17 @@ def with_launcher(job: JobSpec, *, has_pmix: bool) -> JobSpec:
 
 
 _BY_PMIX: Final = re.compile(r"^[^#\n]*(?:--mpi[= ]pmix|SLURM_MPI_TYPE=pmix)", re.MULTILINE)
-# Without a word of --mpi, Slurm's default decides how MPI programs start. Telemetry overlaps with a step.
-_BY_SRUN: Final = re.compile(r"^(?!.*--(?:mpi|overlap))[^#\n]*\bsrun\b", re.MULTILINE)
 
 
-def reject_pmix(job: JobSpec) -> str:
-    """What to know of a job on a cluster whose Slurm has no plugin for PMIx; "" if there is nothing.
+def reject_pmix(job: JobSpec) -> None:
+    """Reject a shell script that asks for PMIx, on a cluster whose Slurm has no plugin for it.
 
     Raises:
-        UsageError: its shell script asks for PMIx.
+        UsageError: it does.
     """
     if job.script is None or is_python(job.script):
-        return ""
-    text = job.script.read_text(errors="replace")
-    if _BY_PMIX.search(text):
+        return
+    if _BY_PMIX.search(job.script.read_text(errors="replace")):
         raise UsageError(
             f"{job.script.name} starts ranks by PMIx",
             code="no-pmix",
@@ -351,12 +348,6 @@ def reject_pmix(job: JobSpec) -> str:
             why="this cluster's Slurm has no plugin for PMIx, so the step would fail",
             fix="write `mpirun PROGRAM` instead of `srun --mpi=pmix PROGRAM`",
         )
-    if not _BY_SRUN.search(text):
-        return ""
-    return (
-        f"{job.script.name} calls srun: MPI programs fail so in MPI_Init, for Slurm has no plugin for PMIx "
-        "here; start them by mpirun"
-    )
 
 
 def render_script(

@@ -30,6 +30,7 @@ from clusterctl.scheduler.base import (
     NodeInfo,
     StepInfo,
     comment_of,
+    lost_job,
     patiently,
 )
 from clusterctl.spec.names import SLURMCTLD_PORT
@@ -63,15 +64,13 @@ if ! grep -qs ":{SLURMCTLD_PORT:04X} [0-9A-F:]* 0A" /proc/net/tcp /proc/net/tcp6
     exit 1
 fi
 cd -- "$1" && shift && exec sbatch "$@\""""
-_SACCTMGR = ("sacctmgr", "--noheader", "--parsable2", "show")
-_SINFO = ("sinfo", "--noheader")
 # What Slurm says -> the flag that is wrong, and the command that lists what it can be.
 _REFUSALS = (
-    ("invalid account", "--account", (*_SACCTMGR, "associations", "format=account")),
-    ("invalid partition|partition name", "--partition", (*_SINFO, "--format=%R")),
-    ("invalid qos", "--qos", (*_SACCTMGR, "qos", "format=name")),
-    ("feature", "--constraint", (*_SINFO, "--format=%f")),
-    ("gres|gpu", "--gpus", (*_SINFO, "--format=%G")),
+    ("invalid account", "--account", "sacctmgr show associations format=account,user"),
+    ("invalid partition|partition name", "--partition", "sinfo --format=%R"),
+    ("invalid qos", "--qos", "sacctmgr show qos format=name"),
+    ("feature", "--constraint", "sinfo --format=%f"),
+    ("gres|gpu", "--gpus", "sinfo --format=%G"),
 )
 _TOO_LARGE = re.compile("node configuration is not available|Node count|More processors|limit", re.IGNORECASE)
 
@@ -186,29 +185,14 @@ class SlurmClient(Jobs):
             try:
                 return self.sbatch(request.folder, request.script, *options)
             except (SlurmAwayError, UnreachableError, AnswerLostError) as exc:
-                # Unreachable: sbatch may still be at it.
-                may_be_taken = not isinstance(exc, SlurmAwayError) or _ON_ITS_WAY.search(exc.why)
-                if not may_be_taken and _NOT_SENT.search(exc.why):
-                    if tries_left and self._answers_soon():
-                        continue
+                was_not_sent = _NOT_SENT.search(exc.why) and not _ON_ITS_WAY.search(exc.why)
+                if not isinstance(exc, SlurmAwayError) or not was_not_sent:  # sbatch may still be at it
+                    return lost_job(self, request, exc)
+                if not tries_left or not self._answers_soon():
                     raise self._not_submitted(exc) from exc
-                if job_id := self._found(request, exc):
-                    return job_id
-                if may_be_taken or not tries_left:
-                    raise self._answer_lost(exc) from exc
             except SlurmError as exc:
-                raise SlurmError(
-                    exc.what, code="slurm-refused", why=exc.why, fix=self.fix_of(exc.why)
-                ) from exc
+                raise SlurmError(exc.what, code="slurm-refused", why=exc.why, fix=fix_of(exc.why)) from exc
         raise AssertionError("the last try returns")
-
-    def _found(self, request: JobRequest, cause: ClusterctlError) -> str | None:
-        """The id of the job if Slurm has it. It is waited for until it answers, within bounds."""
-        try:
-            job = self.by_token(request.token, request.submitted_at)
-        except (SlurmError, TransportError) as exc:
-            raise self._answer_lost(cause) from exc
-        return job.whole_id if job else None
 
     def _answers_soon(self) -> bool:
         """Whether slurmctld is there again before long."""
@@ -229,27 +213,6 @@ class SlurmClient(Jobs):
             fix="`clusterctl up` starts what was stopped; then submit again",
             host=self.transport.host,
         )
-
-    def _answer_lost(self, exc: ClusterctlError) -> AnswerLostError:
-        return AnswerLostError(
-            "Slurm did not say whether it took the job",
-            where=self.transport.host,
-            why=exc.why or exc.what,
-            fix="look at `clusterctl jobs` before submitting again: the job is listed if it was taken",
-            host=self.transport.host,
-        )
-
-    def fix_of(self, refusal: str) -> str:
-        """What to do about a refusal in Slurm's words, with the valid choices where Slurm can say them."""
-        for pattern, flag, argv in _REFUSALS:
-            if re.search(pattern, refusal, re.IGNORECASE):
-                with suppress(SlurmError, TransportError):  # the refusal itself is what matters
-                    if choices := self._choices(argv):
-                        return f"{flag} can be: {', '.join(choices)}"
-                return f"leave out {flag}: this cluster has none"
-        if _TOO_LARGE.search(refusal):
-            return "ask for less; `clusterctl status` shows the nodes, their cores and memory"
-        return "correct what Slurm names"
 
     def sbatch(self, folder: str, script: str, *options: str) -> str:
         """Submit a script from its folder and return the job's id.
@@ -289,13 +252,6 @@ class SlurmClient(Jobs):
     def accounting(self, job_id: str) -> str:
         self.check_id(job_id)
         return self._ask(["sacct", "--json", f"--jobs={job_id}"], env={})
-
-    def _choices(self, argv: Sequence[str]) -> tuple[str, ...]:
-        """The accounts, partitions, qos... that this user may name, for a message."""
-        if "associations" in argv:
-            argv = [*argv, "where", f"user={self._ask(['id', '-un']).strip()}"]
-        words = {word.strip() for word in self._ask(argv).split() if word.strip() != "(null)"}
-        return tuple(sorted(words))
 
     def _queued(self, *options: str, nothing: re.Pattern[str] | None = None) -> tuple[JobInfo, ...]:
         return slurm_parse.SQUEUE.ask(lambda argv: self._ask([*argv, *options], nothing=nothing))
@@ -359,6 +315,16 @@ class SlurmClient(Jobs):
             why=why,
             fix="`clusterctl up` starts slurmctld and slurmdbd again; running jobs go on",
         )
+
+
+def fix_of(refusal: str) -> str:
+    """What to do about a refusal in Slurm's words, with the command that lists the valid choices."""
+    for pattern, flag, command in _REFUSALS:
+        if re.search(pattern, refusal, re.IGNORECASE):
+            return f"leave out {flag}, or name what `clusterctl ssh '{command}'` lists"
+    if _TOO_LARGE.search(refusal):
+        return "ask for less; `clusterctl status` shows the nodes, their cores and memory"
+    return "correct what Slurm names"
 
 
 def _sorted(jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import chain
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from ClusterShell.RangeSet import RangeSet, RangeSetException
@@ -31,6 +30,7 @@ ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 _SACCT_ID = re.compile(r"(?P<job>\d+)(?:_(?:(?P<task>\d+)|\[(?P<tasks>[^\]]*)\]))?", re.ASCII)
 _YEAR_S = 365 * 86_400  # what the accounting has of a job without a limit, and in 24.11 squeue at times
 _T = TypeVar("_T", JobInfo, NodeInfo, StepInfo)
+_Record = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Query(Generic[_T]):
 
     argv: tuple[str, ...]
     fields: Sequence[str]
-    read: Callable[[Iterator[_Record]], Iterator[_T]]
+    read: Callable[[Iterator[_Record]], Iterable[_T]]
 
     def ask(self, run: Callable[[list[str]], str]) -> tuple[_T, ...]:
         """What Slurm answers; ``run`` gets the command and returns its output.
@@ -68,7 +68,7 @@ class Query(Generic[_T]):
             first, *others = values[start : start + count]
             # The record before this one ended with a newline; ids and nodes' names hold none.
             fields = zip(self.fields, [first.rpartition("\n")[2], *others], strict=True)
-            yield _Record(dict(fields), self.argv[0])
+            yield dict(fields)
 
 
 def new_separator() -> str:
@@ -91,146 +91,128 @@ def _is_number(text: str) -> bool:
     return text.isdigit() and text.isascii()
 
 
+def _number(record: _Record, name: str) -> int:
+    if not _is_number(record[name]):
+        raise ValueError(f"{name} {record[name][:100]!r}")
+    return int(record[name])
+
+
+def _text(record: _Record, name: str) -> str:
+    """A field, without Slurm's words for an empty one."""
+    return "" if record[name] in {"(null)", "None", "N/A"} else record[name]
+
+
+def _time(text: str) -> int | None:
+    """A time; None for N/A, NONE, None, Unknown."""
+    return int(text) if _is_number(text) else None
+
+
 @lru_cache
 def _limit_s(text: str) -> int | None:
+    """A time limit; None for UNLIMITED, Partition_Limit, NOT_SET, and a year, which stands for them."""
     with suppress(ValueError):
         seconds = parse_slurm_time_s(text)
         return None if seconds == _YEAR_S else seconds
     return None
 
 
-class _Record:
-    """The fields of one record. Those that can't be understood are None or so, and noted in ``unclear``."""
-
-    def __init__(self, fields: dict[str, str], command: str) -> None:
-        self._fields = fields
-        self._command = command
-        self.unclear: list[str] = []
-
-    def __getitem__(self, name: str) -> str:
-        return self._fields[name]
-
-    def text(self, name: str) -> str:
-        """A field, without Slurm's words for an empty one."""
-        return "" if self[name] in {"(null)", "None", "N/A"} else self[name]
-
-    def doubt(self, name: str) -> None:
-        self.unclear.append(f"{name} {self[name][:100]!r}")
-
-    def number(self, name: str) -> int | None:
-        if _is_number(self[name]):
-            return int(self[name])
-        self.doubt(name)
-        return None
-
-    def time(self, name: str) -> int | None:
-        """A time; None for N/A, NONE, None, Unknown."""
-        return int(self[name]) if _is_number(self[name]) else None
-
-    def limit_s(self, name: str) -> int | None:
-        """A time limit; None for UNLIMITED, Partition_Limit, NOT_SET, and a year, which stands for them."""
-        return _limit_s(self[name])
-
-    def exit(self, name: str) -> tuple[int, int]:
-        """Exit code and signal: ``1:0``, or the status of wait(2), as squeue has it before Slurm 23."""
-        code, colon, signal = self[name].partition(":")
-        if colon and _is_number(code) and _is_number(signal):
-            return int(code), int(signal)
-        status = self.number(name) or 0
-        return status >> 8, status & 0x7F
-
-    def state(self) -> JobState:
-        word = self["State"].partition(" ")[0]  # "CANCELLED by 10000"
-        if word in JobState.__members__:
-            return JobState(word)
-        self.doubt("State")
-        return JobState.UNKNOWN
-
-    def nodes(self) -> tuple[str, ...]:
-        try:
-            return expand_nodes(self["NodeList"])
-        except ValueError:
-            self.doubt("NodeList")
-            return ()
-
-    def reason(self) -> str:
-        """Slurm's reason, or what can't be understood."""
-        if not self.unclear:
-            return self.text("Reason")
-        return f"clusterctl does not understand what {self._command} says: {', '.join(self.unclear)}"
+def _exit(record: _Record, name: str) -> tuple[int, int]:
+    """Exit code and signal: ``1:0``, or the status of wait(2), as squeue has it before Slurm 23."""
+    code, colon, signal = record[name].partition(":")
+    if colon and _is_number(code) and _is_number(signal):
+        return int(code), int(signal)
+    status = _number(record, name)
+    return status >> 8, status & 0x7F
 
 
-def _queued(record: _Record) -> JobInfo:
-    code, signal = record.exit("exit_code")
-    return _job(
+def _state(record: _Record) -> JobState:
+    word = record["State"].partition(" ")[0]  # "CANCELLED by 10000"
+    if word not in JobState.__members__:
+        raise ValueError(f"State {record['State'][:100]!r}")
+    return JobState(word)
+
+
+def _queued(record: _Record) -> Iterator[JobInfo]:
+    yield _job(
         record,
-        "Name UserName SubmitTime StartTime EndTime",
-        number=record.number("ArrayJobID") or 0,
-        task=None if record["ArrayTaskID"] == "N/A" else record.number("ArrayTaskID"),
-        exit_code=code,
-        signal=signal,
-        time_limit_s=record.limit_s("TimeLimit"),
-        tres=record.text("tres-alloc"),  # of a job that waits: what it asks for
-        restarts=record.number("RestartCnt"),
+        "Name UserName SubmitTime StartTime EndTime exit_code TimeLimit",
+        number=_number(record, "ArrayJobID"),
+        task=None if record["ArrayTaskID"] == "N/A" else _number(record, "ArrayTaskID"),
+        tres=_text(record, "tres-alloc"),  # of a job that waits: what it asks for
+        restarts=_number(record, "RestartCnt"),
     )
 
 
 def _accounted(record: _Record) -> Iterator[JobInfo]:
-    code, signal = record.exit("ExitCode")
     number, tasks = _accounted_id(record)
-    columns = "JobName User Submit Start End"
-    others = {
-        "exit_code": code,
-        "signal": signal,
-        "time_limit_s": record.limit_s("Timelimit"),
-        "tres": record.text("AllocTRES") or record.text("ReqTRES"),
-    }
-    yield from (_job(record, columns, number=number, task=task, **others) for task in tasks)
+    columns = "JobName User Submit Start End ExitCode Timelimit"
+    tres = _text(record, "AllocTRES") or _text(record, "ReqTRES")
+    yield from (_job(record, columns, number=number, task=task, tres=tres) for task in tasks)
 
 
 def _accounted_id(record: _Record) -> tuple[int, Sequence[int | None]]:
     """The job's number, and the tasks that the record stands for."""
     match = _SACCT_ID.fullmatch(record["JobID"])
     if match is None:  # such as 12+1, a component of a heterogeneous job: it has a number of its own
-        return record.number("JobIDRaw") or 0, [None]
-    if match["task"]:
-        return int(match["job"]), [int(match["task"])]
-    if match["tasks"] is None:
-        return int(match["job"]), [None]
+        return _number(record, "JobIDRaw"), [None]
+    if match["task"] or match["tasks"] is None:
+        return int(match["job"]), [int(match["task"]) if match["task"] else None]
     try:  # such as 0-8:2%4: from 0 to 8, each second, four at a time
         tasks = RangeSet(match["tasks"].partition("%")[0].replace(":", "/"))
-    except RangeSetException:
-        record.doubt("JobID")
-        return int(match["job"]), [None]
+    except RangeSetException as exc:
+        raise ValueError(f"JobID {record['JobID'][:100]!r}") from exc
     return int(match["job"]), [int(task) for task in tasks]
 
 
 def _job(record: _Record, columns: str, **fields: Any) -> JobInfo:
-    """The job of a record; ``columns`` are those of its name, user and times, as this command names them."""
-    name, user, *times = columns.split()
-    submit_time, start_time, end_time = map(record.time, times)
-    state = record.state()
+    """The job of a record. ``columns`` are the names that this command has for some of its fields."""
+    name, user, submit, start, end, exit_code, limit = columns.split()
+    state, (code, signal) = _state(record), _exit(record, exit_code)
+    started = _time(record[start])
     if state.outcome is Outcome.GOES_ON:
         # Slurm's guesses about what is still to come are no facts: one is kept as such.
         waits = state is JobState.PENDING
-        fields |= {"exit_code": None, "signal": None, "expected_start": start_time if waits else None}
-        start_time, end_time = None if waits else start_time, None
+        fields["expected_start"] = started if waits else None
+        fields["start_time"] = None if waits else started
+    else:
+        fields |= {"exit_code": code, "signal": signal, "start_time": started}
+        fields["end_time"] = _time(record[end])
     return JobInfo(
         name=record[name],
         user=record[user],
         partition=record["Partition"],
-        account=record.text("Account"),
-        qos=record.text("QOS"),
+        account=_text(record, "Account"),
+        qos=_text(record, "QOS"),
         state=state,
-        nodes=record.nodes(),
-        reason=record.reason(),
-        submit_time=submit_time,
-        start_time=start_time,
-        end_time=end_time,
+        nodes=expand_nodes(record["NodeList"]),
+        reason=_text(record, "Reason"),
+        submit_time=_time(record[submit]),
+        time_limit_s=_limit_s(record[limit]),
         work_dir=record["WorkDir"],
-        comment=record.text("Comment"),
+        comment=_text(record, "Comment"),
         **fields,
     )
+
+
+def _jobs(command: str, read: str, records: Iterator[_Record]) -> Iterator[JobInfo]:
+    """The jobs of records. One that can't be understood is UNKNOWN, and says so as its reason."""
+    for record in records:
+        try:
+            yield from _queued(record) if command == "squeue" else _accounted(record)
+        except ValueError as exc:
+            number = re.match(r"[0-9]{0,18}", record[read], re.ASCII)
+            yield JobInfo(
+                number=int((number and number[0]) or 0),
+                name=record.get("Name", record.get("JobName", "")),
+                user="",
+                state=JobState.UNKNOWN,
+                reason=_not_understood(command, exc),
+                comment=_text(record, "Comment"),
+            )
+
+
+def _not_understood(command: str, cause: ValueError) -> str:
+    return f"clusterctl does not understand what {command} says: {cause}"
 
 
 _UNITS: Final = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
@@ -247,31 +229,32 @@ def _step(record: _Record) -> StepInfo:
     )
 
 
-def _node(record: _Record) -> NodeInfo:
-    # Only the short form of the state has the star of a node that does not answer.
-    mute = "*" if record["StateLong"].endswith("*") and "*" not in record["StateComplete"] else ""
-    cpus, memory_mib = record.number("CPUs") or 0, record.number("Memory") or 0
-    return NodeInfo(
-        name=record["NodeList"],  # one a row; NodeHost is what the machine calls itself
-        shown=record["StateComplete"] + mute,
-        reason="" if record["Reason"] == "none" and not record.unclear else record.reason(),
-        cpus=cpus,
-        memory_mib=memory_mib,
-        gres=record.text("Gres"),
-        partitions=(record["Partition"].rstrip("*"),),
-        reason_by=record["User"],
-        allocated_mib=record.time("AllocMem") or 0,
-    )
-
-
 def _nodes(records: Iterator[_Record]) -> Iterator[NodeInfo]:
     """sinfo has a record for each node and partition."""
     nodes: dict[str, NodeInfo] = {}
     for record in records:
-        node = _node(record)
-        if known := nodes.get(node.name):
-            node = replace(known, partitions=known.partitions + node.partitions)
-        nodes[node.name] = node
+        name, partitions = record["NodeList"], (record["Partition"].rstrip("*"),)
+        if name in nodes:
+            nodes[name] = replace(nodes[name], partitions=nodes[name].partitions + partitions)
+            continue
+        try:
+            cpus, memory_mib = _number(record, "CPUs"), _number(record, "Memory")
+            reason = "" if record["Reason"] == "none" else _text(record, "Reason")
+        except ValueError as exc:
+            cpus, memory_mib, reason = 0, 0, _not_understood("sinfo", exc)
+        # Only the short form of the state has the star of a node that does not answer.
+        mute = "*" if record["StateLong"].endswith("*") and "*" not in record["StateComplete"] else ""
+        nodes[name] = NodeInfo(
+            name=name,  # NodeHost is what the machine calls itself
+            shown=record["StateComplete"] + mute,
+            reason=reason,
+            cpus=cpus,
+            memory_mib=memory_mib,
+            gres=_text(record, "Gres"),
+            partitions=partitions,
+            reason_by=record["User"],
+            allocated_mib=_time(record["AllocMem"]) or 0,
+        )
     yield from nodes.values()
 
 
@@ -279,19 +262,19 @@ SQUEUE: Final = Query(
     ("squeue", "--noheader", "--array", "--states=all"),
     "JobID ArrayJobID ArrayTaskID Name UserName Partition Account QOS State Reason exit_code NodeList "
     "SubmitTime StartTime EndTime TimeLimit tres-alloc WorkDir Comment RestartCnt".split(),
-    lambda records: map(_queued, records),
+    partial(_jobs, "squeue", "ArrayJobID"),
 )
 # Tasks of an array that never started are one record there; here each has its own.
 SACCT: Final = Query(
     ("sacct", "--noheader", "--allocations", "--parsable"),
     "JobID JobIDRaw JobName User Partition Account QOS State Reason ExitCode NodeList Submit Start End "
     "Timelimit AllocTRES ReqTRES WorkDir Comment".split(),
-    lambda records: chain.from_iterable(map(_accounted, records)),
+    partial(_jobs, "sacct", "JobID"),
 )
 STEPS: Final = Query(
     ("sacct", "--noheader", "--parsable"),
     "JobID State MaxRSS MaxRSSNode".split(),
-    lambda records: map(_step, records),
+    partial(map, _step),
 )
 SINFO: Final = Query(
     ("sinfo", "--noheader", "--Node"),
@@ -335,4 +318,4 @@ def _node_set(nodelist: str) -> NodeSet:
     try:
         return NodeSet(nodelist)
     except NodeSetException as exc:
-        raise ValueError(f"{nodelist!r} is no hostlist") from exc
+        raise ValueError(f"NodeList {nodelist[:100]!r}") from exc

@@ -59,8 +59,7 @@ def test_without_pmix_srun_does_not_start_ranks_alone(newer: Cluster) -> None:
     (failure,) = newer.json("submit", script, "--nodes", "2", rc=2)["failures"]
     assert failure["code"] == "no-pmix"
     script.write_text(RANKS.format(launch="srun"))
-    said = newer("submit", script, "--nodes", "2", "--wait", rc=4)
-    assert "ranks.sh calls srun" in said.stderr
+    newer("submit", script, "--nodes", "2", "--wait", rc=4)
     shown = newer("logs")
     assert "a world of" not in shown.stdout
     assert 'use "mpirun"' in " ".join(shown.stderr.split())

@@ -100,16 +100,6 @@ def test_what_git_ignores_is_left_out_as_git_does(project, where):
     assert {"keep.log", "sub/a.log"} <= files(root)
 
 
-def test_a_worktree_of_gits_knows_its_exclude(project, tmp_path):
-    git(project, "init", "-q")
-    git(project, "add", "train.py")
-    git(project, "commit", "-qm", "x")
-    git(project, "worktree", "add", "-q", str(tmp_path / "tree"))
-    (project / ".git" / "info" / "exclude").write_text("secret\n")
-    write(tmp_path / "tree", "secret", "known")
-    assert files(tmp_path / "tree") == {"train.py", "known"}
-
-
 def test_a_folder_that_its_repository_ignores_is_sent(project):
     git(project, "init", "-q")
     (project / ".gitignore").write_text("scratch\n*.csv\n")
@@ -169,14 +159,12 @@ def test_links(project, tmp_path):
     assert files(project) == {"train.py", "sub/real.txt", "out"}
 
 
-def test_links_to_folders_outside_are_refused_all_at_once(project, tmp_path):
+def test_a_link_to_a_folder_outside_is_refused(project, tmp_path):
     (tmp_path / "datasets").mkdir()
     (project / "data").symlink_to(tmp_path / "datasets")
-    (project / "more").symlink_to("..")
-    links = f"data -> {tmp_path}/datasets, more -> .."
-    with rejected("links-lead-outside", UsageError, links, "clusterctl put"):
+    with rejected("links-lead-outside", UsageError, f"data -> {tmp_path}/datasets", "clusterctl put"):
         found(project)
-    assert files(project, exclude=("data", "more")) == {"train.py"}
+    assert files(project, exclude=("data",)) == {"train.py"}
 
 
 def test_names_of_ours_are_refused_all_at_once_unless_ignored(project):
@@ -216,7 +204,7 @@ def test_much_is_said_with_what_is_largest(project):
     write(project, "a/x", "b/x")
     (note,) = found(project).notes
     assert note.code == "folder-large"
-    for words in ("100.0 MiB in 4 files", "large.bin (100.0 MiB, 1 files)", "clusterctl put"):
+    for words in ("100.0 MiB in 4 files", "large.bin (100.0 MiB)", "clusterctl put"):
         assert words in note
 
 
