@@ -112,14 +112,14 @@ def wait_for(
 ) -> tuple[JobInfo, ...]:
     """Wait until jobs have ended."""
     with screen.working(f"waiting for job {', '.join(ids)}"), _detaching(screen, ids):
-        return watch.wait(session, ids, timeout_s=timeout_s, on_change=ChangeNotes(session, screen.note))
+        return watch.wait(session, ids, timeout_s=timeout_s, on_change=ChangeNotes(screen.note))
 
 
 def follow_job(
     screen: Screen, session: Session, job_id: str, timeout_s: float | None, *, show: OnOutput, rank: str = ""
 ) -> tuple[JobInfo, ...]:
     """Show what a job writes until it has ended; raises unless it completed."""
-    changes = ChangeNotes(session, screen.note)
+    changes = ChangeNotes(screen.note)
     with _detaching(screen, [job_id]):
         ended = watch.follow(
             session, job_id, on_output=show, rank=rank, timeout_s=timeout_s, on_change=changes

@@ -25,7 +25,7 @@ from clusterctl.scheduler.script import Environment, reject_pmix, with_gpus, wit
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec, Launcher, is_job_file, job_spec
 from clusterctl.state.facts import ClusterFacts, facts_of, facts_of_spec
-from clusterctl.state.submissions import JobEntry, Ledger
+from clusterctl.state.submissions import Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import SILENT, LineReporter
 
@@ -57,27 +57,6 @@ def reject_wrong(jobs: Sequence[JobSpec], model: ChosenModel | None) -> None:
     """
     reject_unless_fitting(jobs, model)
     reject_wrong_arguments(jobs, model_arguments(MODEL, model) if model else ())
-
-
-@dataclass(frozen=True, slots=True)
-class _Cluster:
-    """What has to be known of a cluster to prepare jobs for it.
-
-    entries: the jobs that were submitted from here.
-    spec: None: the applied spec.
-    session: None: the cluster is not asked, and the entries are believed.
-    """
-
-    facts: ClusterFacts
-    workspace: Workspace
-    entries: Sequence[JobEntry]
-    spec: ClusterSpec | None = None
-    session: Session | None = None
-
-    @classmethod
-    def of(cls, session: Session) -> _Cluster:
-        """Return what a session knows."""
-        return cls(session.facts, session.workspace, session.ledger.entries(), session=session)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +114,8 @@ class Preparer:
             pmix = facts_of(workspace).pmix
         except NotUpError:
             pmix = True
-        facts, entries = replace(facts_of_spec(spec), pmix=pmix), Ledger(workspace.jobs).entries()
-        return self._prepared(submission, _Cluster(facts, workspace, entries, spec))
+        facts = replace(facts_of_spec(spec), pmix=pmix)
+        return self._prepared(submission, facts, Ledger(workspace.jobs), spec=spec)
 
     def prepare(self, session: Session, submission: Submission) -> tuple[PreparedJob, ...]:
         """Prepare jobs for the cluster of a session. Nothing is submitted.
@@ -148,7 +127,7 @@ class Preparer:
         # What receives the folder of the first job is started first: it gets ready while we look.
         token = begin(session, submission.jobs[0].name)
         reject_files_of_here(session, submission.jobs)
-        first, *others = self._prepared(submission, _Cluster.of(session))
+        first, *others = self._prepared(submission, session.facts, session.ledger, session)
         return replace(first, token=token), *others
 
     def environment(self, session: Session, job: JobOptions) -> Environment:
@@ -157,11 +136,19 @@ class Preparer:
         Raises:
             UsageError: the requirements can't be met.
         """
-        return self._environment(_Cluster.of(session), job, None)
+        return self._environment(session.facts, session.workspace, job)
 
-    def _prepared(self, submission: Submission, cluster: _Cluster) -> tuple[PreparedJob, ...]:
-        facts, replay = cluster.facts, submission.replay
-        jobs, model = with_model(submission.jobs, submission.model, cluster.entries, cluster.session)
+    def _prepared(
+        self,
+        submission: Submission,
+        facts: ClusterFacts,
+        ledger: Ledger,
+        session: Session | None = None,
+        spec: ClusterSpec | None = None,
+    ) -> tuple[PreparedJob, ...]:
+        """Prepare jobs. Without a session the cluster is not asked, and the ledger is believed."""
+        replay = submission.replay
+        jobs, model = with_model(submission.jobs, submission.model, ledger.entries(), session)
         for job in jobs if not facts.pmix else ():
             if "launcher" in job.model_fields_set and job.launcher == "srun":
                 self.note(f"note: {job.name}: mpirun starts the ranks, for Slurm has no plugin for PMIx here")
@@ -175,14 +162,23 @@ class Preparer:
             self.note(f"note: {note}")
         prepared = []
         for job, source in zip(jobs, sources, strict=True):
-            environment = self._environment(cluster, job, replay.lock if replay else None)
+            lock = replay.lock if replay else None
+            environment = self._environment(facts, ledger.workspace, job, spec=spec, lock=lock)
             script, known = script_of(facts, job, environment), replay.known if replay else {}
             prepared.append(PreparedJob(job, script, source, environment, known=known))
         return tuple(prepared)
 
-    def _environment(self, cluster: _Cluster, job: JobOptions | JobSpec, lock: str | None) -> Environment:
+    def _environment(
+        self,
+        facts: ClusterFacts,
+        workspace: Workspace,
+        job: JobOptions | JobSpec,
+        *,
+        spec: ClusterSpec | None = None,
+        lock: str | None = None,
+    ) -> Environment:
         """Resolve requirements. ``lock`` is the text of a lock to use instead, "" for no packages."""
-        environment = Environment(root=cluster.facts.root)
+        environment = Environment(root=facts.root)
         if isinstance(job, JobSpec) and (job.bundled or job.container):
             if job.requirements is not None:
                 raise UsageError(
@@ -193,13 +189,12 @@ class Preparer:
                     fix="leave --requirements out, or submit a script of yours",
                 )
             return environment
-        if cluster.facts.requirements or job.requirements or lock:
+        if facts.requirements or job.requirements or lock:
             # It needs the models of specs and wheels, as few jobs do.
             from clusterctl.jobs.environment import Environments, distribution_of_hosts  # noqa: PLC0415
 
-            distribution = distribution_of_hosts(cluster.workspace, cluster.spec)
-            resolver = Environments(self.note, self.detail)
-            environment = resolver.resolve(cluster.facts, distribution, job, replayed=lock)
+            distribution = distribution_of_hosts(workspace, spec)
+            environment = Environments(self.note, self.detail).resolve(facts, distribution, job, lock)
         wheels = environment.lock.wheels if environment.lock else ()
         by_torch = isinstance(job, JobSpec) and job.launcher is Launcher.TORCHRUN
         if by_torch and not any(wheel.name == "torch" for wheel in wheels):

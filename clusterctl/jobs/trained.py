@@ -140,7 +140,7 @@ def with_model(
     found = _find(chosen.run, entries)
     remote = found.remote if session is None else _shared(session, chosen.run, found)
     if remote is None and found.here is None:
-        raise _not_there(chosen.run, found, unshared=bool(session and session.unshared_nodes))
+        raise _not_there(chosen.run, found)
     (job,) = jobs
     arguments = (*model_arguments(remote or MODEL, chosen), *job.args)
     sent = _sent(found.here, chosen.weights) if found.here is not None and remote is None else None
@@ -230,27 +230,21 @@ def _no_run(run: str) -> UsageError:
     )
 
 
-def _no_model(run: str, why: str) -> UsageError:
+def _no_model(run: str, why: str, fix: str = "") -> UsageError:
     return UsageError(
         f"run {run} has no model",
         code="run-without-model",
         why=why,
-        fix="name a run of `train`, which leaves one when it ends",
+        fix=f"{fix}name a run of `train`, which leaves one when it ends",
     )
 
 
-def _not_there(run: str, found: _Found, *, unshared: bool) -> UsageError:
+def _not_there(run: str, found: _Found) -> UsageError:
     if found.remote is None:
         return UsageError(
             f"there is no job {run} with a model",
             code="unknown-job",
             fix="`clusterctl jobs` lists those submitted from here",
         )
-    if unshared:
-        return UsageError(
-            f"the model of job {run} is not here",
-            code="run-not-collected",
-            why="the hosts of this cluster share no folder, so another job does not find it there",
-            fix=f"`clusterctl collect {run}` first",
-        )
-    return _no_model(run, f"there is no {found.remote}/{RECORD} on the cluster, and it is not here either")
+    why = f"neither this machine nor storage that all hosts share has {found.remote}/{RECORD}"
+    return _no_model(run, why, f"`clusterctl collect {run}` first; or ")

@@ -10,7 +10,7 @@ import binascii
 import json
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -27,7 +27,6 @@ from clusterctl.errors import (
 )
 from clusterctl.scheduler.base import JobInfo, JobState, Outcome, state_counts, unmanaged_job, worst
 from clusterctl.scheduler.session import Session, resolve_submissions
-from clusterctl.scheduler.standing import out_of_service
 from clusterctl.transport.base import Transport, lines, remote_argv
 from clusterctl.util.progress import LineReporter, backoff
 
@@ -103,16 +102,11 @@ def reported(job: JobInfo) -> tuple[JobState, tuple[str, ...], bool, bool]:
     return job.state, job.nodes, job.lacks_nodes, job.failed_to_launch
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ChangeNotes:
-    """Tells the user how jobs change, and once which nodes out of service they wait for.
+    """Tells the user how jobs change. ``note``: called with each line."""
 
-    note: called with each line.
-    """
-
-    session: Session
     note: LineReporter
-    _has_explained: bool = False
 
     def __call__(self, changed: Sequence[JobInfo], jobs: Sequence[JobInfo]) -> None:
         """Tell of the jobs that changed. ``jobs`` are all that are watched."""
@@ -132,18 +126,8 @@ class ChangeNotes:
             self.note(f"job {job.id} {job.state.value}{where}{why}")
         if job.failed_to_launch:
             self.note(f"job {job.id} is held, since a node could not start it; `clusterctl up` releases it")
-        elif job.lacks_nodes and not self._has_explained:
-            self._explain(job)
-
-    def _explain(self, job: JobInfo) -> None:
-        with suppress(SchedulerError, TransportError):  # the user asked about the job
-            partitions = {*job.partition.split(",")}
-            nodes = [node for node in self.session.scheduler.nodes() if partitions & {*node.partitions}]
-            if lines := out_of_service(nodes):
-                self._has_explained = True
-                self.note(f"job {job.id} waits for nodes that are out of service:")
-                for line in lines:
-                    self.note(f"  {line}")
+        elif job.lacks_nodes:
+            self.note(f"job {job.id} waits for nodes that are out of service: `clusterctl status` says why")
 
 
 def wait(

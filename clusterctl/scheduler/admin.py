@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.errors import CommandError, SlurmError
 from clusterctl.scheduler.base import VERIFICATION_PER_NODE_S, Nodes, verification_argv
-from clusterctl.scheduler.session import PATIENCE_S
+from clusterctl.scheduler.session import PATIENCE_S, mpirun_client
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.names import ADMIN_USER, PROOF_PARTITION, ROOT
 from clusterctl.state.inventory import Inventory
@@ -128,6 +128,4 @@ def scheduler_of(
     if inventory.has_slurm or inventory.job_user is None:
         root, pmix = inventory.root, inventory.pmix
         return SlurmNodes(controller, patience_s=patience_s, has_pmix=pmix, root=root)
-    from clusterctl.scheduler.mpirun import MpirunClient  # noqa: PLC0415 - not with Slurm
-
-    return MpirunClient(inventory, inventory.job_user, controller, to, patience_s=patience_s)
+    return mpirun_client(inventory, inventory.job_user, controller, to, patience_s)

@@ -20,7 +20,7 @@ from enum import Enum, StrEnum
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from clusterctl.errors import AnswerLostError, ClusterctlError, SchedulerError, TransportError
+from clusterctl.errors import AnswerLostError, ClusterctlError, SchedulerError, TransportError, UsageError
 from clusterctl.transport.base import BOOT, Transport, module_texts
 from clusterctl.util.assets import asset
 from clusterctl.util.process import Result
@@ -342,15 +342,26 @@ class Jobs(Protocol):
     transport: Transport
     clock: Clock
     script_name: str  # the file name of a job's script
+    id_pattern: re.Pattern[str]
+    id_example: str
 
     def check_id(self, text: str) -> None:
         """Raises UsageError unless ``text`` is the id of a job as it is written here."""
+        if not self.id_pattern.fullmatch(text):
+            raise UsageError(
+                f"{text!r} is not a job id",
+                code="not-a-job-id",
+                fix=f"give one such as {self.id_example}; `clusterctl jobs` lists them",
+            )
 
     def unknown(self, ids: Sequence[str]) -> SchedulerError:
         """The error for ids that it does not know."""
+        what = f"there is no job {ids[0]}" if len(ids) == 1 else f"there are no jobs {', '.join(ids)}"
+        return SchedulerError(what, code="unknown-job", fix="`clusterctl jobs` lists the jobs there are")
 
     def reject_if_busy(self) -> None:
         """Raises SchedulerError if a job would neither start nor wait in a queue."""
+        return
 
     def submit(self, request: JobRequest) -> str:
         """Start a job, or queue it; its id.

@@ -18,7 +18,6 @@ from clusterctl.errors import (
     SchedulerError,
     TransportError,
     UnreachableError,
-    UsageError,
 )
 from clusterctl.scheduler.base import (
     VERIFICATION_PER_NODE_S,
@@ -62,6 +61,8 @@ class MpirunClient(Jobs):
     """The jobs of ``user``. ``to`` connects to a host as the admin user, ``transport`` to the controller."""
 
     script_name = "job.mpirun"
+    id_pattern = re.compile(r"m([1-9][0-9]*)")
+    id_example = "m1 (there is no scheduler here)"
 
     inventory: Inventory
     user: str
@@ -73,22 +74,11 @@ class MpirunClient(Jobs):
 
     @classmethod
     def of(
-        cls, workspace: Workspace, user: str, controller: Transport, to: Connect, *, patience_s: float
+        cls, cluster: Workspace | Inventory, user: str, controller: Transport, to: Connect, patience_s: float
     ) -> MpirunClient:
-        """Return the jobs of the cluster of a workspace."""
-        return cls(inventory_of(workspace), user, controller, to, patience_s=patience_s)
-
-    def check_id(self, text: str) -> None:
-        if not JOB_ID.fullmatch(text):
-            raise UsageError(
-                f"{text!r} is not a job id",
-                code="not-a-job-id",
-                fix="give one such as m1 (there is no scheduler here); `clusterctl jobs` lists them",
-            )
-
-    def unknown(self, ids: Sequence[str]) -> SchedulerError:
-        what = f"there is no job {ids[0]}" if len(ids) == 1 else f"there are no jobs {', '.join(ids)}"
-        return SchedulerError(what, code="unknown-job", fix="`clusterctl jobs` lists the jobs there are")
+        """Return the jobs of a cluster."""
+        inventory = cluster if isinstance(cluster, Inventory) else inventory_of(cluster)
+        return cls(inventory, user, controller, to, patience_s=patience_s)
 
     def submit(self, request: JobRequest) -> str:
         """It is refused by a BusyError, or an UnhealthyError with a failure for each node."""
@@ -243,7 +233,6 @@ def _busy(job: JobInfo) -> BusyError:
 
 
 PREFIX: Final = "m"
-JOB_ID: Final = re.compile(r"m([1-9][0-9]*)")
 
 # systemd's word for how a unit ended (systemd.exec(5), $SERVICE_RESULT), and ours.
 _RESULTS: Final[Mapping[str, tuple[JobState, str]]] = {
@@ -262,7 +251,7 @@ _SIGNALS: Final = {one.name.removeprefix("SIG"): one.value for one in signal.Sig
 
 def job_info(said: Mapping[str, Any], user: str) -> JobInfo:
     """The job that a host tells of. With a damaged record it has no nodes, and is UNKNOWN until it ends."""
-    match = JOB_ID.fullmatch(str(said.get("id")))
+    match = MpirunClient.id_pattern.fullmatch(str(said.get("id")))
     number = int(match[1]) if match else 0
     job = JobInfo(number=number, name="", user=user, state=JobState.UNKNOWN, reason="", prefix=PREFIX)
     try:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import UsageError
@@ -19,7 +19,9 @@ from clusterctl.transport.base import Connect, Transport
 from clusterctl.transport.connections import Connections
 
 if TYPE_CHECKING:
+    from clusterctl.scheduler.mpirun import MpirunClient
     from clusterctl.spec.models import ClusterSpec
+    from clusterctl.state.inventory import Inventory
 
 PATIENCE_S = 60.0  # for the scheduler to answer
 # A scheduler may be starting, but a user who asks for its state wants to know soon.
@@ -28,22 +30,17 @@ SHORT_PATIENCE_S = 5.0  # of commands that do something without it: it is there 
 
 
 @dataclass(frozen=True, slots=True)
-class UnsharedNode:
-    """A node that sees no folder of the others': what jobs need there, it has itself."""
-
-    host: str
-    partition: str | None
-    transport: Transport
-
-
-@dataclass(frozen=True, slots=True)
 class Session:
-    """A connection to the controller as the job user; ``unshared_nodes`` where hosts share no folder."""
+    """A connection to the controller as the job user.
+
+    unshared_nodes: where hosts share no folder, the hosts that run jobs; what jobs need there, they have
+    themselves.
+    """
 
     facts: ClusterFacts
     scheduler: Jobs
     ledger: Ledger
-    unshared_nodes: tuple[UnsharedNode, ...] = ()
+    unshared_nodes: Mapping[str, Transport] = field(default_factory=dict)
 
     @property
     def workspace(self) -> Workspace:
@@ -61,16 +58,13 @@ class Session:
 
     def transports_of_partition(self, partition: str | None) -> tuple[Transport, ...]:
         """The nodes of a partition, or of all, that have a job's folder of their own."""
-        return tuple(
-            node.transport
-            for node in self.unshared_nodes
-            if partition in (None, node.partition) and node.transport is not self.transport
-        )
+        names = (name for one in self.facts.partitions if partition in (None, one.name) for name in one.nodes)
+        found = (self.unshared_nodes[name] for name in names if name in self.unshared_nodes)
+        return tuple(transport for transport in found if transport is not self.transport)
 
     def hosts_with_files(self, hosts: Sequence[str]) -> tuple[tuple[str, Transport], ...]:
         """Who has what a job wrote that ran on these hosts, its first host first; the controller if none."""
-        by_name = {node.host: node.transport for node in self.unshared_nodes}
-        found = tuple((host, by_name[host]) for host in hosts if host in by_name)
+        found = tuple((host, self.unshared_nodes[host]) for host in hosts if host in self.unshared_nodes)
         return found or ((self.transport.host, self.transport),)
 
     @property
@@ -94,16 +88,11 @@ def session(
     with Connections(workspace.ssh_config, stays=facts.controller) as connections:
         controller = connections.to(facts.controller, facts.job_user)
         scheduler = client_of(facts, workspace, controller, connections.to, patience_s)
-        partitions = {node: one.name for one in facts.partitions for node in one.nodes}
-        unshared_nodes = (
-            UnsharedNode(
-                host,
-                partitions.get(host),
-                controller if host == facts.controller else connections.to(host, facts.job_user),
-            )
+        unshared_nodes = {
+            host: controller if host == facts.controller else connections.to(host, facts.job_user)
             for host in (() if facts.is_shared else facts.compute)
-        )
-        yield Session(facts, scheduler, Ledger(workspace.jobs), tuple(unshared_nodes))
+        }
+        yield Session(facts, scheduler, Ledger(workspace.jobs), unshared_nodes)
 
 
 @contextmanager
@@ -136,9 +125,16 @@ def client_of(
     """Slurm as the user of ``controller`` sees it, or mpirun on the hosts that ``to`` connects to."""
     if facts.has_slurm:
         return SlurmClient(controller, patience_s=patience_s)
-    from clusterctl.scheduler.mpirun import MpirunClient  # noqa: PLC0415 - not with Slurm
+    return mpirun_client(workspace, facts.job_user, controller, to, patience_s)
 
-    return MpirunClient.of(workspace, facts.job_user, controller, to, patience_s=patience_s)
+
+def mpirun_client(
+    cluster: Workspace | Inventory, user: str, controller: Transport, to: Connect, patience_s: float
+) -> MpirunClient:
+    """The jobs of a cluster without a scheduler; most clusters have Slurm, and need none of that."""
+    from clusterctl.scheduler.mpirun import MpirunClient  # noqa: PLC0415
+
+    return MpirunClient.of(cluster, user, controller, to, patience_s)
 
 
 _SBATCH_MAY_HANG_S = 600

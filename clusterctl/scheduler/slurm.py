@@ -11,6 +11,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import TypeVar
 
 from clusterctl.errors import (
     AnswerLostError,
@@ -20,7 +21,6 @@ from clusterctl.errors import (
     SlurmError,
     TransportError,
     UnreachableError,
-    UsageError,
 )
 from clusterctl.scheduler import slurm_parse
 from clusterctl.scheduler.base import (
@@ -38,8 +38,8 @@ from clusterctl.transport.base import Transport
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
 
-_JOB_ID = re.compile(r"[1-9][0-9]*(_[0-9]+)?")
 _DAY_S = 86400
+_T = TypeVar("_T", JobInfo, NodeInfo, StepInfo)
 _UNKNOWN_ID = re.compile("Invalid job id specified")
 _ENDED_MEANWHILE = re.compile(f"{_UNKNOWN_ID.pattern}|[Jj]ob.* already (finished|completing or completed)")
 _AWAY = re.compile(
@@ -86,6 +86,8 @@ class SlurmClient(Jobs):
     """Slurm as the user of ``transport`` sees it; its absence is waited out for ``patience_s``."""
 
     script_name = "job.sbatch"
+    id_pattern = re.compile(r"[1-9][0-9]*(_[0-9]+)?")
+    id_example = "12, or 12_3 for an array's task"
 
     def __init__(
         self,
@@ -99,22 +101,6 @@ class SlurmClient(Jobs):
         self._patience_s = patience_s
         self._in_doubt = False  # a command got no answer
 
-    def check_id(self, text: str) -> None:
-        if not _JOB_ID.fullmatch(text):
-            raise UsageError(
-                f"{text!r} is not a job id",
-                code="not-a-job-id",
-                fix="give a number such as 12, or 12_3 for an array's task; `clusterctl jobs` lists them",
-            )
-
-    def unknown(self, ids: Sequence[str]) -> SlurmError:
-        what = f"job {ids[0]}" if len(ids) == 1 else f"jobs {', '.join(ids)}"
-        return SlurmError(
-            f"Slurm does not know {what}",
-            code="unknown-job",
-            fix="`clusterctl jobs` lists the jobs there are",
-        )
-
     def version(self) -> str:
         return slurm_parse.parse_version(self._ask(["sinfo", "--version"]))
 
@@ -123,7 +109,7 @@ class SlurmClient(Jobs):
         return " is UP" in self.transport.run(["scontrol", "ping"], check=False).stdout
 
     def nodes(self) -> tuple[NodeInfo, ...]:
-        return slurm_parse.SINFO.ask(self._ask)
+        return self._query(slurm_parse.SINFO)
 
     def jobs(self, ids: Sequence[str]) -> tuple[JobInfo, ...]:
         """One query, then one to the accounting for the rest; an array's id stands for all its tasks."""
@@ -172,9 +158,6 @@ class SlurmClient(Jobs):
         days = 2 + max(0, int((time.time() - submitted_at) // _DAY_S))  # the cluster's clock may be another
         accounted = self._accounted(f"--starttime=now-{days}days")
         return next((job for job in accounted if job.token == token), None)
-
-    def reject_if_busy(self) -> None:
-        """A job that can't start yet waits in the queue."""
 
     def submit(self, request: JobRequest) -> str:
         """Hand a job over; a second time only where Slurm can't have had the first request."""
@@ -247,17 +230,24 @@ class SlurmClient(Jobs):
 
     def steps(self, job_id: str) -> tuple[StepInfo, ...]:
         self.check_id(job_id)
-        return slurm_parse.STEPS.ask(lambda argv: self._ask([*argv, f"--jobs={job_id}"]))
+        return self._query(slurm_parse.STEPS, f"--jobs={job_id}")
 
     def accounting(self, job_id: str) -> str:
         self.check_id(job_id)
         return self._ask(["sacct", "--json", f"--jobs={job_id}"], env={})
 
     def _queued(self, *options: str, nothing: re.Pattern[str] | None = None) -> tuple[JobInfo, ...]:
-        return slurm_parse.SQUEUE.ask(lambda argv: self._ask([*argv, *options], nothing=nothing))
+        return self._query(slurm_parse.SQUEUE, *options, nothing=nothing)
 
     def _accounted(self, *options: str) -> tuple[JobInfo, ...]:
-        return slurm_parse.SACCT.ask(lambda argv: self._ask([*argv, *options]))
+        return self._query(slurm_parse.SACCT, *options)
+
+    def _query(
+        self, query: slurm_parse.Query[_T], *options: str, nothing: re.Pattern[str] | None = None
+    ) -> tuple[_T, ...]:
+        """What Slurm answers; nothing if it fails with words like ``nothing``."""
+        separator: str = slurm_parse.new_separator()
+        return query.parse(self._ask([*query.command(separator), *options], nothing=nothing), separator)
 
     def _ask(
         self,

@@ -41,15 +41,6 @@ class Query(Generic[_T]):
     fields: Sequence[str]
     read: Callable[[Iterator[_Record]], Iterable[_T]]
 
-    def ask(self, run: Callable[[list[str]], str]) -> tuple[_T, ...]:
-        """What Slurm answers; ``run`` gets the command and returns its output.
-
-        Raises:
-            SlurmError: the output was cut short, or is another command's.
-        """
-        separator = new_separator()
-        return self.parse(run(self.command(separator)), separator)
-
     def command(self, separator: str) -> list[str]:
         """The command whose fields are unpadded, in their full length, each followed by the separator."""
         if self.argv[0] == "sacct":
@@ -57,18 +48,18 @@ class Query(Generic[_T]):
         return [*self.argv, "--Format=" + ",".join(f"{field}:{separator}" for field in self.fields)]
 
     def parse(self, text: str, separator: str) -> tuple[_T, ...]:
+        """Read the command's output.
+
+        Raises:
+            SlurmError: it was cut short, or is another command's.
+        """
         *values, rest = text.split(separator)
         if rest.strip() or len(values) % len(self.fields):
             raise _odd(self.argv[0], text)
-        return tuple(self.read(self._records(values)))
-
-    def _records(self, values: list[str]) -> Iterator[_Record]:
-        count = len(self.fields)
-        for start in range(0, len(values), count):
-            first, *others = values[start : start + count]
-            # The record before this one ended with a newline; ids and nodes' names hold none.
-            fields = zip(self.fields, [first.rpartition("\n")[2], *others], strict=True)
-            yield dict(fields)
+        rows = (values[start : start + len(self.fields)] for start in range(0, len(values), len(self.fields)))
+        # The record before this one ended with a newline; ids and nodes' names hold none.
+        records = ([first.rpartition("\n")[2], *others] for first, *others in rows)
+        return tuple(self.read(dict(zip(self.fields, one, strict=True)) for one in records))
 
 
 def new_separator() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from enum import Enum
 from typing import Final
 
@@ -56,23 +56,6 @@ def unusable(nodes: Iterable[NodeInfo]) -> tuple[tuple[str, str], ...]:
     """Return the nodes that Slurm itself gives no jobs, each with its state and reason."""
     out = (Standing.OUT, Standing.FAILED)
     return tuple((node.name, f"Slurm says {slurms_words(node)}") for node in nodes if standing(node) in out)
-
-
-def out_of_service(nodes: Collection[NodeInfo]) -> tuple[str, ...]:
-    """Return lines about the nodes that get no jobs: the reason of each, then what puts them back."""
-    given_up = unusable(nodes)
-    drained = by_standing(nodes)[Standing.DRAINED]
-    unwell = [node for node in drained if node.reason.startswith(HEALTH_REASON)]
-    by_person = [node.name for node in drained if node not in unwell and not _is_reserved(node)]
-    lines = [f"{name}: {why}" for name, why in given_up]
-    lines += [f"{node.name}: {why_drained(node)}" for node in drained]
-    if given_up:
-        lines.append("`clusterctl up` puts back what Slurm took out itself")
-    if unwell:
-        lines.append("what the health check drained comes back by itself once it is well")
-    if by_person:
-        lines.append(f"`clusterctl node resume {' '.join(by_person)}` puts back what a person drained")
-    return tuple(lines)
 
 
 def slurms_words(node: NodeInfo) -> str:

@@ -165,7 +165,7 @@ def test_of_an_array_that_is_waited_for_counts_are_told_and_what_failed(here, ca
 
     monkeypatch.setattr(here.scheduler, "jobs", look)
     monkeypatch.setattr(here.scheduler, "clock", Clock(sleep=lambda _: None))
-    wait(here, ["7"], on_change=ChangeNotes(here, TEXT.note))
+    wait(here, ["7"], on_change=ChangeNotes(TEXT.note))
     assert capsys.readouterr().err.splitlines() == [
         "job 7: 3 PENDING",
         "job 7: 1 COMPLETED, 1 RUNNING, 1 PENDING",

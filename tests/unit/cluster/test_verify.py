@@ -17,7 +17,7 @@ from clusterctl.hosts.checks import DoctorReport, Finding
 from clusterctl.providers.base import Provider
 from clusterctl.scheduler.admin import SlurmNodes
 from clusterctl.scheduler.base import NodeInfo
-from clusterctl.scheduler.standing import out_of_service, unusable
+from clusterctl.scheduler.standing import unusable
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
@@ -291,31 +291,6 @@ def test_nodes_that_slurm_does_not_use_are_told_unless_a_person_wants_it_so() ->
         ("down", "Slurm says DOWN: Not responding"),
         ("idle*", "Slurm says IDLE+NOT_RESPONDING"),
         ("idle+drain", "Slurm says IDLE+DRAIN: Low RealMemory"),
-    )
-
-
-def test_who_waits_is_told_what_is_out_of_service_and_how_it_comes_back() -> None:
-    def node(name: str, shown: str, reason: str, by: str) -> NodeInfo:
-        return NodeInfo(name, shown, reason, 2, 2000, "", ("train",), by)
-
-    at_work = node("a", "idle", "", "")
-    assert out_of_service([at_work]) == ()
-    assert out_of_service([at_work, node("b", "idle+drain", "loud fan", "ada")]) == (
-        "b: drained by ada: loud fan",
-        "`clusterctl node resume b` puts back what a person drained",
-    )
-    assert out_of_service(
-        [
-            node("c", "down*", "Not responding", "slurm"),
-            node("d", "idle+drain", "clusterctl health: 1 of 2 GPUs", "root"),
-            node("e", "maint", "", ""),
-        ]
-    ) == (
-        "c: Slurm says DOWN+NOT_RESPONDING: Not responding",
-        "d: drained by root: clusterctl health: 1 of 2 GPUs",
-        "e: reserved",
-        "`clusterctl up` puts back what Slurm took out itself",
-        "what the health check drained comes back by itself once it is well",
     )
 
 

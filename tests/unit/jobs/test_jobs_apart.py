@@ -14,8 +14,9 @@ from clusterctl.jobs.watch import follow
 from clusterctl.runs.collect import collect
 from clusterctl.scheduler.base import JobState
 from clusterctl.scheduler.evidence import diagnose_job
-from clusterctl.scheduler.session import Session, UnsharedNode
+from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
+from clusterctl.state.facts import PartitionFacts
 from tests.support.here import LocalTransport
 from tests.support.messages import refused
 from tests.support.played.cluster import PlayedCluster, submit
@@ -47,8 +48,9 @@ def nodes(cluster: PlayedCluster, tmp_path: Path) -> dict[str, ApartNode]:
 @pytest.fixture
 def apart(session: Session, nodes: dict[str, ApartNode]) -> Session:
     """The played cluster, with two nodes of its partition `train` and one of another."""
-    unshared = (UnsharedNode(name, PARTITIONS[name], node) for name, node in nodes.items())
-    return replace(session, unshared_nodes=tuple(unshared))
+    of = {name: tuple(node for node in nodes if PARTITIONS[node] == name) for name in PARTITIONS.values()}
+    partitions = tuple(PartitionFacts(name, members) for name, members in of.items())
+    return replace(session, facts=replace(session.facts, partitions=partitions), unshared_nodes=nodes)
 
 
 @pytest.fixture
@@ -105,9 +107,8 @@ class Away(ApartNode):
 
 
 def without_n2(apart: Session, cluster: PlayedCluster, tmp_path: Path) -> Session:
-    away = UnsharedNode("n2", "train", Away(cluster, tmp_path / "away"))
-    first, _, third = apart.unshared_nodes
-    return replace(apart, unshared_nodes=(first, away, third))
+    away = Away(cluster, tmp_path / "away")
+    return replace(apart, unshared_nodes={**apart.unshared_nodes, "n2": away})
 
 
 def test_a_node_that_is_away_is_no_half_of_a_submission(

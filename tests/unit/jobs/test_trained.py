@@ -12,7 +12,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.jobs.source import Source
 from clusterctl.jobs.trained import ChosenModel, reject_unless_fitting, use_here, with_model
-from clusterctl.scheduler.session import Session, UnsharedNode
+from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec, Weights, job_spec
 from clusterctl.transport.copies import read_copies
 from clusterctl.transport.remote_copies import digest
@@ -141,11 +141,11 @@ def test_another_model_there_is_not_taken_for_the_one_here(session: Session, her
 
 
 def test_hosts_without_a_shared_folder_are_sent_what_is_here(session: Session, here: Path) -> None:
-    apart = replace(session, unshared_nodes=(UnsharedNode("n1", "train", session.transport),))
+    apart = replace(session, unshared_nodes={"n1": session.transport})
     job_id, _ = trained(session, here / "runs" / "demo-1-train")
     assert chosen(job_id, apart)[0] == "model"
     other, _ = trained(session)
-    with rejected("run-not-collected", UsageError, f"clusterctl collect {other}"):
+    with rejected("run-without-model", UsageError, f"clusterctl collect {other}"):
         chosen(other, apart)
 
 
