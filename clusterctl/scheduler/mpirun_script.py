@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.base import JobRequest
 from clusterctl.scheduler.script import (
-    PAYLOADS,
     PLAIN,
     Environment,
     UserScript,
     Words,
+    common_words,
     exports,
-    needs,
     partition_of,
     program,
 )
@@ -24,17 +22,8 @@ from clusterctl.spec.names import MPI_SSH
 from clusterctl.state.facts import ClusterFacts
 from clusterctl.util.assets import render
 
-# What only Slurm can do, by the field of a job, and why.
-_SLURMS: Final[Mapping[str, str]] = {
-    "account": "accounts are Slurm's",
-    "qos": "qualities of service are Slurm's",
-    "constraint": "features of nodes are Slurm's",
-    "array": "jobs do not queue",
-    "requeue": "jobs do not queue",
-    "signal": "a job that is out of time gets SIGTERM, and nothing before",
-    "mem": "a job has its nodes for itself",
-    "gpus": "a job has all GPUs of its nodes",
-}
+# What of a job only Slurm can do.
+_SLURMS: Final = ("account", "qos", "constraint", "array", "requeue", "signal", "mem", "gpus")
 
 
 def with_nodes(request: JobRequest, facts: ClusterFacts, job: JobSpec) -> JobRequest:
@@ -72,15 +61,10 @@ def render_mpirun_script(
     )
     return render(
         "job.mpirun.j2",
-        title=job.name,
-        needs=needs(own, job),
+        **common_words(job, own, environment, payload_hash),
         nodes=nodes,
         slots=job.tasks_per_node,
-        profile=environment.profile,
-        path=environment.path,
         cpus=job.cpus or 1,
-        python=f"{environment.base}/bin/python",
-        payload=f"{PAYLOADS}/{payload_hash}",
         job_options=f"--telemetry={facts.interval_s:g} --nodes={','.join(nodes)} --ssh='{MPI_SSH}'",
         program=program(job, own, environment, words),
     )
@@ -96,13 +80,13 @@ def _launcher(job: JobSpec, nodes: int) -> tuple[str, ...]:
 
 
 def _refuse_slurms(job: JobSpec) -> None:
-    asked = {field: why for field, why in _SLURMS.items() if getattr(job, field)}
+    asked = [field for field in _SLURMS if getattr(job, field)]
     if "launcher" in job.model_fields_set and job.launcher is Launcher.SRUN:
-        asked["launcher srun"] = "srun is Slurm's"
+        asked.append("launcher srun")
     if asked:
         raise UsageError(
             f"this cluster has no scheduler, so a job can't have {', '.join(f'--{flag}' for flag in asked)}",
             code="needs-slurm",
-            why="; ".join(dict.fromkeys(asked.values())),
+            why="these are Slurm's: here jobs do not queue, and each has all of its nodes",
             fix="leave it out, or raise a cluster with `scheduler: slurm`",
         )

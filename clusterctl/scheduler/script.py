@@ -372,26 +372,33 @@ def render_script(
     )
     return render(
         "job.sbatch.j2",
-        title=job.name,
-        needs=needs(own, job),
+        **common_words(job, own, environment, payload_hash),
         shell_script=own is not None and not own.is_python,
         own_directives=own.directives if own else (),
         options=_options(job, own),
         array=is_array,
-        profile=environment.profile,
-        path=environment.path,
         launcher=job.launcher,
-        python=f"{environment.base}/bin/python",
-        payload=f"{PAYLOADS}/{payload_hash}",
         job_options=" ".join(job_options),
         program=program(job, own, environment, words),
     )
 
 
-def needs(own: UserScript | None, job: JobSpec) -> str:
-    """Return what has to lie in the folder that a script is started in by hand."""
+def common_words(
+    job: JobSpec, own: UserScript | None, environment: Environment, payload_hash: str
+) -> dict[str, str]:
+    """Return what the templates of all schedulers' scripts are filled with.
+
+    needs: what has to lie in the folder that a script is started in by hand.
+    """
     others = [*([own.name] if own else []), *([SWEEP_FILE] if job.sweep is not None else [])]
-    return " and ".join(["this file", *others])
+    return {
+        "title": job.name,
+        "needs": " and ".join(["this file", *others]),
+        "profile": environment.profile,
+        "path": environment.path,
+        "python": f"{environment.base}/bin/python",
+        "payload": f"{PAYLOADS}/{payload_hash}",
+    }
 
 
 def _is_array(job: JobSpec, own: UserScript | None) -> bool:

@@ -13,8 +13,7 @@ from typing import Any
 from payload.cli.config import TelemetryConfig
 from payload.cli.jsonl import JsonLines
 from payload.node import host
-from payload.node.nvml import Gpus
-from payload.node.sensors import Cpu, Memory, Network, Sensor, SensorError
+from payload.node.sensors import Cpu, Gpus, Memory, Network, Sensor, SensorError
 
 _STOP = (signal.SIGTERM, signal.SIGINT)
 

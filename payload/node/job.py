@@ -41,8 +41,6 @@ OURS = frozenset(
     "stdout.log stderr.log rank-logs metrics.jsonl telemetry telemetry.log hostfile job.events "
     "run.json sacct.json environment.json SHA256SUMS".split()
 )
-# The logs and folders of an array's tasks have a number between these.
-NUMBERED = (("stdout-", ".log"), ("stderr-", ".log"), ("task-", ""))
 RANK_VARIABLES = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK".split()
 # Above the ports that the kernel and srun choose from.
 FIRST_PORT, PORTS = 65000, 536
@@ -159,10 +157,10 @@ def link_given_files() -> None:
 
 def is_numbered(name: str) -> bool:
     """Return whether a name is that of a log or folder of a task of an array."""
-    return any(
-        name.startswith(begin) and name.endswith(end) and name[len(begin) : len(name) - len(end)].isdigit()
-        for begin, end in NUMBERED
-    )
+    kind, _, number = name.rpartition("-")
+    if kind in ("stdout", "stderr") and number.endswith(".log"):
+        return number[: -len(".log")].isdigit()
+    return kind == "task" and number.isdigit()
 
 
 def take_sweep_values() -> list[str]:

@@ -1,12 +1,14 @@
-"""What the kernel says about a node, one class a source. Standard library only."""
+"""What the kernel, and NVIDIA's library, say about a node: one class a source."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 MIB = 1 << 20
@@ -117,6 +119,74 @@ class Network:
             counters[name.strip()] = int(columns[0]), int(columns[8])
         counters.pop("lo", None)
         return counters
+
+
+class Gpus:
+    """All GPUs of the node, if pynvml is installed. A figure that a GPU does not offer is None."""
+
+    def __init__(self) -> None:
+        self._nvml, self._handles = _open_nvml()
+
+    def describe(self) -> list[dict[str, Any]]:
+        """What each is."""
+        return [
+            {
+                "index": index,
+                "name": self._ask("nvmlDeviceGetName", handle),
+                "uuid": self._ask("nvmlDeviceGetUUID", handle),
+                "memory_total_mib": (memory := self._ask("nvmlDeviceGetMemoryInfo", handle))
+                and memory.total // MIB,
+            }
+            for index, handle in self._handles
+        ]
+
+    def read(self) -> dict[str, Any]:
+        """How each does."""
+        return {"gpus": [self._state(index, handle) for index, handle in self._handles]}
+
+    def energy_j(self, uuid: str | None) -> float | None:
+        """What one of them has taken since the driver was loaded; None where it does not say."""
+        for _, handle in self._handles:
+            if self._ask("nvmlDeviceGetUUID", handle) == uuid:
+                millijoules: int | None = self._ask("nvmlDeviceGetTotalEnergyConsumption", handle)
+                return None if millijoules is None else millijoules / 1000
+        return None
+
+    def _state(self, index: int, handle: Any) -> dict[str, Any]:
+        use = self._ask("nvmlDeviceGetUtilizationRates", handle)
+        memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
+        milliwatts = self._ask("nvmlDeviceGetPowerUsage", handle)
+        return {
+            "index": index,
+            "util": use and use.gpu,  # percent of the time in which any kernel ran
+            "mem_used_mib": memory and memory.used // MIB,
+            "power_w": milliwatts and milliwatts / 1000,
+            "temperature": self._ask("nvmlDeviceGetTemperature", handle, 0),  # of the chip, in °C
+            # Since the driver was loaded.
+            "energy_mj": self._ask("nvmlDeviceGetTotalEnergyConsumption", handle),
+        }
+
+    def _ask(self, function: str, *arguments: Any) -> Any:
+        assert self._nvml  # noqa: S101 - there are no handles without it
+        try:
+            return getattr(self._nvml, function)(*arguments)
+        except self._nvml.NVMLError:
+            return None
+
+
+def _open_nvml() -> tuple[ModuleType | None, list[tuple[int, Any]]]:
+    """NVIDIA's management library, and the GPUs that answer with their numbers."""
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return None, []
+    handles = []
+    with suppress(nvml.NVMLError):
+        nvml.nvmlInit()
+        for index in range(nvml.nvmlDeviceGetCount()):
+            with suppress(nvml.NVMLError):  # it fell off the bus, and the others go on
+                handles.append((index, nvml.nvmlDeviceGetHandleByIndex(index)))
+    return nvml, handles
 
 
 def _job_memory(membership: Path, cgroups: Path) -> Path | None:

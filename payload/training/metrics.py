@@ -16,7 +16,7 @@ from payload.comm.base import Communicator, on_all_ranks
 from payload.device.base import Device
 from payload.errors import PayloadError
 from payload.node.host import host_memory_bytes, hostname, own_cores, versions
-from payload.node.nvml import Gpus
+from payload.node.sensors import Gpus
 from payload.optim.precision import PRECISIONS
 from payload.parallel.engine import Evaluation, StepResult
 from payload.parallel.mesh import Mesh

@@ -17,7 +17,7 @@ import pytest
 from clusterctl.hosts.gpus import Driver
 from clusterctl.hosts.probe import NODE_ARGV, read_node
 from payload.device import choose
-from payload.node.nvml import Gpus
+from payload.node.sensors import Gpus
 from tests.support.nvidia import machines
 from tests.support.nvidia.nvidia_smi import ROWS, fields_of
 from tests.support.plays import load_module

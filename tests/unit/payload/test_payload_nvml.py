@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from payload.node.nvml import Gpus
+from payload.node.sensors import Gpus
 
 GPU_IS_LOST, LIB_RM_VERSION_MISMATCH = 15, 18  # nvmlReturn_t
 

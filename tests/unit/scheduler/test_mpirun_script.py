@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.base import JobRequest
-from clusterctl.scheduler.mpirun import render_mpirun_script, with_nodes
+from clusterctl.scheduler.mpirun_script import render_mpirun_script, with_nodes
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.facts import facts_of_spec
