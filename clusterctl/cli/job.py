@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -19,6 +20,7 @@ from clusterctl.jobs.watch import ChangeNotes, OnOutput
 from clusterctl.scheduler.base import JobInfo, worst
 from clusterctl.scheduler.session import SOON_S, Session, open_session
 from clusterctl.spec.units import parse_slurm_time_s
+from clusterctl.util.process import started
 
 if TYPE_CHECKING:
     from clusterctl.scheduler.diagnosis import Diagnosis
@@ -67,9 +69,11 @@ def logs(
                 ended = follow_job(screen, session, job_id, None, show=show, rank=ranks)
                 state = {"state": worst(ended).state.value}
             else:
+                # Two answers of the cluster take as long as one.
+                jobs = started(functools.partial(session.scheduler.jobs, [job_id]))
                 watch.logs(session, job_id, on_output=show, rank=ranks)
                 with contextlib.suppress(SchedulerError, TransportError):  # the log is what was asked for
-                    causes = () if raw else watch.diagnoses(session, session.scheduler.jobs([job_id]))
+                    causes = () if raw else watch.diagnoses(session, jobs())
     except ENDINGS:
         if not follow:
             raise  # else detaching is what was asked for
