@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,7 +54,7 @@ def logs(
     if raw and screen.json:
         raise excluded("--raw", "-o json")
     kept = KeptLogs()
-    shown = contextlib.nullcontext(kept.keep) if screen.json else screen.logs(raw=raw)
+    shown = nullcontext(kept.keep) if screen.json else screen.logs(raw=raw)
     ranks = str(rank) if rank is not None else "all" if label else ""
     state: dict[str, Any] = {}
     causes: tuple[Diagnosis, ...] = ()
@@ -62,7 +62,7 @@ def logs(
         with (
             open_session(options.chosen(screen)) as session,
             shown as on_output,
-            labelled(on_output, label=label and not screen.json) as show,
+            labelled(on_output) if label and not screen.json else nullcontext(on_output) as show,
         ):
             job_id = job_id or _last_submitted(screen, session)
             if follow:

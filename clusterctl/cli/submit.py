@@ -16,7 +16,7 @@ from clusterctl.cli.options import Options, jobs_to_submit, run_names, takes
 from clusterctl.cli.output import Screen
 from clusterctl.cli.progress import showing_progress
 from clusterctl.errors import UsageError
-from clusterctl.jobs.arguments import help_of, help_wanted
+from clusterctl.jobs.bundled import ChosenModel, folder_of_run, help_of, help_wanted, use_here
 from clusterctl.jobs.submission import (
     Preparer,
     Submission,
@@ -25,7 +25,6 @@ from clusterctl.jobs.submission import (
     submit_prepared,
 )
 from clusterctl.jobs.submit import PreparedJob, Submitter
-from clusterctl.jobs.trained import ChosenModel, folder_of_run, use_here
 from clusterctl.jobs.watch import LogChunk, raise_unless_completed
 from clusterctl.scheduler.base import worst
 from clusterctl.scheduler.session import Session, open_session

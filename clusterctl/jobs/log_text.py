@@ -38,11 +38,8 @@ def whole_lines(show: OnOutput) -> Iterator[OnOutput]:
 
 
 @contextmanager
-def labelled(show: OnOutput, *, label: bool) -> Iterator[OnOutput]:
-    """Yield a function that passes ``show`` whole lines, each after its rank, and its task in an array.
-
-    label: whether to do so. Else ``show`` itself is yielded.
-    """
+def labelled(show: OnOutput) -> Iterator[OnOutput]:
+    """Yield a function that passes ``show`` whole lines, each after its rank, and its task in an array."""
 
     def show_labelled(chunk: LogChunk) -> None:
         task = "" if chunk.task is None else f"{chunk.task}/"
@@ -50,9 +47,6 @@ def labelled(show: OnOutput, *, label: bool) -> Iterator[OnOutput]:
         lines = chunk.data.removesuffix(b"\n").split(b"\n")
         show(replace(chunk, data=b"".join(prefix + line + b"\n" for line in lines)))
 
-    if not label:
-        yield show
-        return
     with whole_lines(show_labelled) as show_whole:
         yield show_whole
 

@@ -21,9 +21,9 @@ from typing import Any, Final
 from ClusterShell.RangeSet import RangeSet
 
 from clusterctl.errors import TransportError, UsageError, printable
+from clusterctl.jobs.bundled import MODEL_FLAG, RECORD
 from clusterctl.jobs.source import MAX_BYTES, MAX_FILES, Source, is_taken
 from clusterctl.jobs.submit import MAX_DIFF, PATIENCE_S, output_of
-from clusterctl.jobs.trained import MODEL_FLAG, RECORD
 from clusterctl.scheduler.script import sweep_variable
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import BUNDLED_JOBS, JobSpec, job_of, sweep_arguments

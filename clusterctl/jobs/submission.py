@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import ClusterctlError, Notice, NotUpError, UsageError
-from clusterctl.jobs.arguments import reject_wrong_arguments
+from clusterctl.jobs.bundled import (
+    MODEL,
+    ChosenModel,
+    model_arguments,
+    reject_unless_fitting,
+    reject_wrong_arguments,
+    with_model,
+)
 from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submit import (
     PreparedJob,
@@ -20,7 +27,6 @@ from clusterctl.jobs.submit import (
     reject_files_of_here,
     script_of,
 )
-from clusterctl.jobs.trained import MODEL, ChosenModel, model_arguments, reject_unless_fitting, with_model
 from clusterctl.scheduler.script import Environment, reject_pmix, with_gpus, with_launcher
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec, Launcher, is_job_file, job_spec

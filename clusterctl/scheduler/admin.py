@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import CommandError, SlurmError
@@ -13,9 +14,8 @@ from clusterctl.scheduler.session import PATIENCE_S, mpirun_client
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.names import ADMIN_USER, PROOF_PARTITION, ROOT
 from clusterctl.state.inventory import Inventory
-from clusterctl.transport.base import Connect, Transport
+from clusterctl.transport.base import Connect
 from clusterctl.util.process import Result
-from clusterctl.util.progress import Clock
 
 if TYPE_CHECKING:
     from clusterctl.scheduler.mpirun import MpirunClient
@@ -35,23 +35,15 @@ sudo -n tail -c "+$((from + 1))" "$log" |
 exit 1"""
 
 
+@dataclass
 class SlurmNodes(SlurmClient, Nodes):
     """Slurm as its administrator, the user of ``transport``, sees it.
 
     Without PMIx only mpirun starts ranks of MPI programs. ``root`` is the folder on hosts with what jobs use.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        *,
-        clock: Clock | None = None,
-        patience_s: float = PATIENCE_S,
-        has_pmix: bool = True,
-        root: str = ROOT,
-    ) -> None:
-        super().__init__(transport, clock=clock, patience_s=patience_s)
-        self._has_pmix, self._root = has_pmix, root
+    has_pmix: bool = True
+    root: str = ROOT
 
     def drain(self, nodes: Sequence[str], reason: str) -> None:
         argv = ["scontrol", "update", f"nodename={','.join(nodes)}", "state=drain", f"reason={reason}"]
@@ -76,13 +68,13 @@ class SlurmNodes(SlurmClient, Nodes):
             f"--immediate={_START_TIMEOUT_S}",
             "--chdir=/tmp",
         )
-        profile = f"{self._root}/job-profile.sh"
+        profile = f"{self.root}/job-profile.sh"
         program = (
             *("/usr/bin/timeout", "--kill-after=2", str(limit_s)),
             *("bash", "-c", f'[[ ! -r {profile} ]] || . {profile}; exec "$@"', "probe"),
         )
         launched: tuple[str, ...]
-        if self._has_pmix:  # Open MPI 5 needs a home
+        if self.has_pmix:  # Open MPI 5 needs a home
             exports = "--export=HOME,OMP_NUM_THREADS=1"
             launched = ("srun", *allocation, "--mpi=pmix", "--kill-on-bad-exit=1", exports, *program)
         else:  # from here mpirun starts the ranks on the nodes of an allocation
@@ -93,7 +85,7 @@ class SlurmNodes(SlurmClient, Nodes):
             "--kill-after=5",
             str(patience_s),
             *launched,
-            *verification_argv(self._root, hosts),
+            *verification_argv(self.root, hosts),
         )
         return self.transport.run(argv, timeout_s=patience_s + 30, check=False)
 

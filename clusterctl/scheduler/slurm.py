@@ -11,6 +11,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from clusterctl.errors import (
@@ -82,24 +83,18 @@ class SlurmAwayError(SlurmError):
     retryable = True
 
 
+@dataclass
 class SlurmClient(Jobs):
     """Slurm as the user of ``transport`` sees it; its absence is waited out for ``patience_s``."""
+
+    transport: Transport
+    clock: Clock = field(default_factory=Clock)
+    patience_s: float = 60.0
+    _in_doubt: bool = field(default=False, init=False)  # a command got no answer
 
     script_name = "job.sbatch"
     id_pattern = re.compile(r"[1-9][0-9]*(_[0-9]+)?")
     id_example = "12, or 12_3 for an array's task"
-
-    def __init__(
-        self,
-        transport: Transport,
-        *,
-        clock: Clock | None = None,
-        patience_s: float = 60.0,
-    ) -> None:
-        self.transport = transport
-        self.clock = clock or Clock()
-        self._patience_s = patience_s
-        self._in_doubt = False  # a command got no answer
 
     def version(self) -> str:
         return slurm_parse.parse_version(self._ask(["sinfo", "--version"]))
@@ -286,7 +281,7 @@ class SlurmClient(Jobs):
                 f"{command} failed with exit status {result.rc}", code="slurm-command-failed", why=why
             ) from failed
 
-        return patiently(self.clock, self._patience_s, ask)
+        return patiently(self.clock, self.patience_s, ask)
 
     def _run(self, argv: Sequence[str], env: Mapping[str, str], name: str) -> Result:
         """Run a command. Slurm's take a MessageTimeout to say that slurmctld is stopped; a ping does not."""
@@ -301,7 +296,7 @@ class SlurmClient(Jobs):
 
     def _away_error(self, command: str, why: str) -> SlurmAwayError:
         return SlurmAwayError(
-            f"Slurm's controller has not answered {command} for {self._patience_s:g} s",
+            f"Slurm's controller has not answered {command} for {self.patience_s:g} s",
             why=why,
             fix="`clusterctl up` starts slurmctld and slurmdbd again; running jobs go on",
         )

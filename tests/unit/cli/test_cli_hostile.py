@@ -280,7 +280,7 @@ def test_an_answer_in_json_has_the_end_of_logs_without_end() -> None:
 
 def test_each_line_has_its_rank() -> None:
     shown: list[bytes] = []
-    with labelled(lambda chunk: shown.append(chunk.data), label=True) as show:
+    with labelled(lambda chunk: shown.append(chunk.data)) as show:
         show(LogChunk("stdout", None, b"one\ntw", 0))
         show(LogChunk("stdout", None, b"first\n", 1))
         show(LogChunk("stdout", None, b"o\n\nthe end", 0))

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import UsageError
+from clusterctl.jobs.bundled import ChosenModel, reject_unless_fitting, use_here, with_model
 from clusterctl.jobs.source import Source
-from clusterctl.jobs.trained import ChosenModel, reject_unless_fitting, use_here, with_model
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec, Weights, job_spec
 from clusterctl.transport.copies import read_copies

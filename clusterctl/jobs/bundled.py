@@ -1,10 +1,15 @@
-"""The trained model of a run: found here or on the cluster, given to a job, or used on this machine."""
+"""Bundled jobs: the arguments of their programs, and the trained models that they use.
+
+A program's arguments are checked by its own parser. The model of a run is found here or on the cluster, given
+to a job, or used on this machine.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,16 +17,17 @@ from pathlib import Path
 from typing import Final
 
 from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.jobs.arguments import surroundings
 from clusterctl.jobs.source import Source, token_of_run
 from clusterctl.scheduler.session import Session
-from clusterctl.spec.job import MODEL_JOBS, JobSpec, Weights
+from clusterctl.spec.job import MODEL_JOBS, JobSpec, Weights, sweep_arguments
 from clusterctl.spec.names import did_you_mean
 from clusterctl.state.submissions import RUNS, JobEntry
 from clusterctl.transport.tree import walk
-from clusterctl.util.assets import file_sha256
-from clusterctl.util.process import run_streamed
+from clusterctl.util.assets import asset, file_sha256
+from clusterctl.util.process import Result, run, run_streamed
 
+_HELP: Final = frozenset({"-h", "--help"})
+_LAUNCHERS: Final = ("SLURM_", "OMPI_", "PMI_", "PMIX_")  # variables of a job that we may be called from
 MODEL: Final = "model"
 RECORD: Final = "model.json"
 _SETTINGS: Final = "config.toml"  # the run's, which says on what data it was trained
@@ -30,6 +36,73 @@ MODEL_FLAG: Final = "--model-folder"
 _NAMING: Final = {"eval": (MODEL_FLAG, "--out", "--resume"), "export": (MODEL_FLAG, "--checkpoint")}
 # The message leaves the rank out: there is only one.
 _ERROR: Final = re.compile(r"payload: error: (?:\[(?P<code>[\w-]*)\] )?(?:rank 0 on \S+: )?(?P<what>.*)")
+
+
+def reject_wrong_arguments(jobs: Sequence[JobSpec], before: Sequence[str] = ()) -> None:
+    """Refuse bundled jobs whose arguments the program would refuse; ``before`` is what it gets before them.
+
+    What only the run tells is not known here: files of the cluster, among them one after --config, and what
+    depends on the number of ranks or on a GPU.
+
+    Raises:
+        UsageError: one is unknown, has a wrong value, or contradicts another.
+    """
+    checked = [
+        job for job in jobs if job.bundled and (before or job.args or job.sweep or job.bundled in MODEL_JOBS)
+    ]
+    if not checked:
+        return
+    tasks = [(job, words) for job in checked for words in _of_tasks(job)]
+    lines = [[str(job.bundled), *before, *words] for job, words in tasks]
+    answers = json.loads(_payload(["payload.cli.arguments"], json.dumps(lines)).stdout)
+    wrong = [(job, said) for (job, _), said in zip(tasks, answers, strict=True) if said]
+    for job, said in wrong[:1]:
+        raise UsageError(
+            f"{job.bundled}: {said}",
+            code="program-arguments",
+            where=job.name if len(jobs) > 1 else "",
+            fix=f"`clusterctl submit {job.bundled} -- --help` lists its arguments",
+        )
+
+
+def _of_tasks(job: JobSpec) -> list[list[str]]:
+    """The program's arguments, of a sweep those of each task."""
+    tasks = job.sweep.tasks if job.sweep is not None else [{}]
+    return [[*job.args, *sweep_arguments(values)] for values in tasks]
+
+
+def help_wanted(jobs: Sequence[JobSpec]) -> str | None:
+    """The bundled job among these whose arguments ask for the program's help."""
+    return next((job.bundled for job in jobs if job.bundled and not _HELP.isdisjoint(job.args)), None)
+
+
+def help_of(bundled: str) -> str:
+    """The help of a bundled job's program, with the command that it is submitted by."""
+    columns = str(shutil.get_terminal_size().columns)
+    done = _payload(["payload", bundled, "--help"], COLUMNS=columns)
+    text = done.stdout.replace(f"python -m payload {bundled}", f"clusterctl submit {bundled} --", 1)
+    if bundled in MODEL_JOBS:
+        text += f"\n`clusterctl submit {bundled} --run RUN` gives --model-folder and --weights.\n"
+    return text
+
+
+def _surroundings() -> dict[str, str]:
+    """The environment of a program that runs alone on this machine, on all cores, whoever called us."""
+    env = {name: text for name, text in os.environ.items() if not name.startswith(_LAUNCHERS)}
+    cores = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    return {"OMP_NUM_THREADS": cores, **env, "PYTHONPATH": str(asset("payload").parent)}
+
+
+def _payload(program: Sequence[str], stdin: str = "", **variables: str) -> Result:
+    """Run a part of the payload that needs the standard library only: without site, that is quick."""
+    env = {**_surroundings(), **variables}
+    done = run([sys.executable, "-P", "-S", "-m", *program], stdin=stdin, env=env)
+    if done.rc:
+        why = (done.stderr.strip().splitlines() or [f"it ended with {done.rc}"])[-1]
+        raise ClusterctlError(
+            "the bundled program can't be asked for its arguments", code="program-not-asked", why=why
+        )
+    return done
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +285,7 @@ def use_here(
     as_wanted = ("--output", "json") if as_json and job.bundled in {"sample", "predict"} else ()
     arguments = (*model_arguments(str(model), chosen), *as_wanted, *job.args)
     program = [sys.executable, "-P", "-m", "payload", str(job.bundled), *arguments]
-    done = run_streamed(program, heard, env={**surroundings(), "PAYLOAD_ERROR_CODES": "1"})
+    done = run_streamed(program, heard, env={**_surroundings(), "PAYLOAD_ERROR_CODES": "1"})
     if done.rc:
         said = (done.stderr.strip().splitlines() or [f"the program ended with {done.rc}"])[-1]
         error = _ERROR.fullmatch(said)
