@@ -322,9 +322,9 @@ class Cluster:
         again = again_of(row, texts, failed=failed, flags=given)
         if again is None:
             return None
-        with replayed(row.run.directory, again) as replay:
-            reject_wrong((replay.job,), None)
-            (job,) = self._submit(Submission((replay.job,), replay=replay))
+        replay = replayed(row.run.directory, again)
+        reject_wrong((replay.job,), None)
+        (job,) = self._submit(Submission((replay.job,), replay=replay))
         return job
 
     def job(self, job_id: str) -> Job:

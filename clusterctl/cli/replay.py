@@ -67,23 +67,23 @@ def replay(
     if again is None:
         screen.result({"jobs": []}, f"all tasks of {row.shown} have completed: nothing is submitted")
         return
-    with replayed(row.run.directory, again) as found:
-        submission = Submission((found.job,), replay=found)
-        reject_wrong(submission.jobs, None)
-        watching = Watching.of(submission.jobs, wait=wait, follow=follow, timeout=timeout)
-        if dry_run:
-            spec = spec_of_existing(options.chosen(screen))
-            scripts = rendered(screen, options, submission, spec)
-            more = _note_differences(screen, row, found, changes, facts_of_spec(spec), scripts[0].job)
-            show_scripts(screen, scripts, more)
-            return
-        with open_session(options.chosen(screen)) as session:
-            prepared = prepare(screen, options, session, submission)
-            job = prepared[0].job
-            reject_missing(session, job)
-            more = _note_differences(screen, row, found, changes, session.facts, job)
-            rows = submit_and_note(screen, session, prepared, more)
-            _watch(screen, session, row, found, rows, watching)
+    found = replayed(row.run.directory, again)
+    submission = Submission((found.job,), replay=found)
+    reject_wrong(submission.jobs, None)
+    watching = Watching.of(submission.jobs, wait=wait, follow=follow, timeout=timeout)
+    if dry_run:
+        spec = spec_of_existing(options.chosen(screen))
+        scripts = rendered(screen, options, submission, spec)
+        more = _note_differences(screen, row, found, changes, facts_of_spec(spec), scripts[0].job)
+        show_scripts(screen, scripts, more)
+        return
+    with open_session(options.chosen(screen)) as session:
+        prepared = prepare(screen, options, session, submission)
+        job = prepared[0].job
+        reject_missing(session, job)
+        more = _note_differences(screen, row, found, changes, session.facts, job)
+        rows = submit_and_note(screen, session, prepared, more)
+        _watch(screen, session, row, found, rows, watching)
 
 
 def _watch(

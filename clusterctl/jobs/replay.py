@@ -9,10 +9,8 @@ from __future__ import annotations
 import os
 import re
 import stat
-import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
@@ -20,10 +18,9 @@ from typing import Any, Final
 
 from ClusterShell.RangeSet import RangeSet
 
-from clusterctl.errors import TransportError, UsageError, printable
+from clusterctl.errors import UsageError, printable
 from clusterctl.jobs.bundled import MODEL_FLAG, RECORD
 from clusterctl.jobs.source import MAX_BYTES, MAX_FILES, Source, is_taken
-from clusterctl.jobs.submit import MAX_DIFF, PATIENCE_S, output_of
 from clusterctl.scheduler.script import sweep_variable
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import BUNDLED_JOBS, JobSpec, job_of, sweep_arguments
@@ -32,19 +29,14 @@ from clusterctl.state.submissions import ENVIRONMENT_FILE, SOURCE_FILE, SWEEP_FI
 from clusterctl.transport.remote_open import read_json
 from clusterctl.transport.tree import Item, Kind, hash_items
 from clusterctl.util.assets import file_sha256
-from clusterctl.util.process import run as run_program
-from clusterctl.util.process import temporary_folder
 
 _OPTION: Final = re.compile(r"(?P<dashes>--?|)(?P<name>[A-Za-z][\w.-]*)(?P<value>=.*)?", re.DOTALL)
 # What is not simply said again: it is changed, found anew, or about the one run.
 _NOT_AGAIN: Final = frozenset({"args", "array", "container", "env", "requirements", "sweep", "tag", "note"})
 _MAX_JSON: Final = 64 << 20
-_MAX_BLOB: Final = 64 << 20  # of a file in a repository
 _MAX_PATH: Final = 4096
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _COMMIT: Final = re.compile(r"[0-9a-f]{40,64}")
-# git asks no remote for what is missing.
-_GIT: Final = ("env", "GIT_ALLOW_PROTOCOL=none", "GIT_NO_LAZY_FETCH=1", "GIT_TERMINAL_PROMPT=0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +72,7 @@ class Replay:
     notes: tuple[str, ...]
 
 
-@contextmanager
-def replayed(run: Path, again: Again) -> Iterator[Replay]:
+def replayed(run: Path, again: Again) -> Replay:
     """The job of a run's folder, with its files where they are found.
 
     Raises:
@@ -92,28 +83,27 @@ def replayed(run: Path, again: Again) -> Iterator[Replay]:
     if not said:
         raise _no_replay(run, "it has no record of what was submitted: that was done on another machine")
     lock, image = client.get("requirements"), client.get("image")
-    with temporary_folder() as temporary:
-        source = _source(run, client, said, temporary)
-        here = _image(image, said.get("container"))
-        gone = image is not None and here is None
-        note = f"{printable(str(image))} is not here as it was: the cluster's copy is used"
-        job = _job(run, client, {**said, "container": here or said.get("container")}, again, source)
-        known = {
-            "job": {"script": said.get("script")},
-            "git": client.get("git"),
-            "folder": client.get("folder"),
-            "replay_of": again.token,
-            **({"of_failed": True} if again.indices else {}),
-        }
-        yield Replay(
-            job,
-            source,
-            lock if isinstance(lock, str) else "",
-            known,
-            printable(str(client.get("clusterctl") or "")),
-            printable(str(client.get("payload") or "")),
-            (note,) if gone else (),
-        )
+    source = _source(run, client, said)
+    here = _image(image, said.get("container"))
+    gone = image is not None and here is None
+    note = f"{printable(str(image))} is not here as it was: the cluster's copy is used"
+    job = _job(run, client, {**said, "container": here or said.get("container")}, again, source)
+    known = {
+        "job": {"script": said.get("script")},
+        "git": client.get("git"),
+        "folder": client.get("folder"),
+        "replay_of": again.token,
+        **({"of_failed": True} if again.indices else {}),
+    }
+    return Replay(
+        job,
+        source,
+        lock if isinstance(lock, str) else "",
+        known,
+        printable(str(client.get("clusterctl") or "")),
+        printable(str(client.get("payload") or "")),
+        (note,) if gone else (),
+    )
 
 
 def reject_missing(session: Session, job: JobSpec) -> None:
@@ -138,13 +128,14 @@ def reject_missing(session: Session, job: JobSpec) -> None:
             )
 
 
-def _source(run: Path, client: Mapping[str, Any], said: Mapping[str, Any], temporary: Path) -> Source | None:
+def _source(run: Path, client: Mapping[str, Any], said: Mapping[str, Any]) -> Source | None:
     """What was sent with the job; None if nothing was."""
     script, folder = said.get("script"), client.get("folder")
     if not script and not os.path.lexists(run / SOURCE_FILE):
         return None
     top = Path(script).parent if isinstance(script, str) else Path(folder) if isinstance(folder, str) else run
-    return _recover(run, run if "\0" in str(top) else top, _mapping(client.get("git")), temporary)
+    commit = str(_mapping(client.get("git")).get("commit") or "")
+    return _recover(run, run if "\0" in str(top) else top, commit if _COMMIT.fullmatch(commit) else "")
 
 
 def _image(image: Any, there: Any) -> str | None:
@@ -275,14 +266,13 @@ class _File:
     executable: bool
 
 
-def _recover(run: Path, top: Path, git: Mapping[str, Any], temporary: Path) -> Source:
-    """What source.json of a run lists: each file from the run, from ``top``, or from git's history.
+def _recover(run: Path, top: Path, commit: str) -> Source:
+    """What source.json of a run lists: each file from the run, or from the folder ``top`` it was sent from.
 
-    ``top`` is the folder that it was sent from, ``git`` its state then. What only git has, is written to the
-    folder ``temporary``.
+    ``commit`` is that of the folder then; "" if it is not known.
 
     Raises:
-        UsageError: a file is nowhere on this machine as it was sent, or the list is damaged.
+        UsageError: a file is in neither as it was sent, or the list is damaged.
     """
     try:
         files, links, folders = _listed(_read_mapping(run, SOURCE_FILE))
@@ -290,15 +280,15 @@ def _recover(run: Path, top: Path, git: Mapping[str, Any], temporary: Path) -> S
         raise _no_replay(run, f"{SOURCE_FILE} is damaged: {printable(str(exc)[:200])}") from exc
     found = _found(files, run, own=False)
     found |= _found([file for file in files if file.path not in found], top, own=True)
-    found |= _of_repository([file for file in files if file.path not in found], git, top, temporary)
     if missing := [file.path for file in files if file.path not in found]:
         more = f" and {len(missing) - 1} more" if missing[1:] else ""
         raise UsageError(
             f"{printable(missing[0])}{more} of {run.name} is not on this machine as it was sent",
             code="sent-files-missing",
             where=str(run / SOURCE_FILE),
-            why=f"neither {run} nor {top} nor the commit of its git repository has it with the same sha256",
-            fix=f"put it back into {top} as it was, or submit the program as it is now",
+            why=f"neither {run} nor {top} has it with the same sha256",
+            fix=f"put it back into {top} as it was{f' in commit {commit[:12]}' if commit else ''}, "
+            "or submit the program as it is now",
         )
     items = [Item(path, Kind.FOLDER, top / path, 0o755, time.time_ns()) for path in folders]
     items += [found[file.path] for file in files]
@@ -357,40 +347,6 @@ def _found(files: Sequence[_File], folder: Path, *, own: bool) -> dict[str, Item
             items.append(Item(file.path, Kind.FILE, place, mode, status.st_mtime_ns, status.st_size))
     hashes, wanted = hash_items(items), {file.path: file.sha256 for file in files}
     return {item.path: item for item in items if hashes[item.origin] == wanted[item.path]}
-
-
-def _of_repository(
-    files: Sequence[_File], git: Mapping[str, Any], folder: Path, temporary: Path
-) -> dict[str, Item]:
-    """Those of the commit that the folder was at, or of it with the changes that were not committed."""
-    root, commit, diff = str(git.get("root")), str(git.get("commit")), git.get("diff")
-    if not (files and _COMMIT.fullmatch(commit) and os.path.isabs(root) and os.path.isdir(root)):  # noqa: PTH112, PTH117
-        return {}
-    top = Path(os.path.relpath(os.path.realpath(folder), os.path.realpath(root)))
-    if ".." in top.parts:
-        return {}
-    place = temporary / "files" / top
-    for file in files:
-        name, target = str(top / file.path), place / file.path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(TransportError, ValueError):  # the commit has no such file
-            blob = ["git", "--no-optional-locks", "-C", root, "cat-file", "blob", f"{commit}:{name}"]
-            target.write_bytes(output_of([*_GIT, *blob], _MAX_BLOB, PATIENCE_S))
-    found = _found(files, place, own=False)
-    if isinstance(diff, str) and not git.get("diff_truncated") and len(diff) <= MAX_DIFF:
-        changed = [str(top / file.path) for file in files if file.path not in found]
-        _patch(temporary / "files", diff.encode(errors="replace"), changed)
-        found |= _found([file for file in files if file.path not in found], place, own=False)
-    return found
-
-
-def _patch(folder: Path, diff: bytes, names: Sequence[str]) -> None:
-    """Apply what a diff says of these files; whether that was right, their hashes tell."""
-    only = ["--include=" + re.sub(r"([\\*?\[])", r"\\\1", name) for name in names]
-    no_repository = f"GIT_CEILING_DIRECTORIES={os.path.realpath(folder.parent)}"
-    argv = [*_GIT, no_repository, "git", "-C", str(folder), "apply", "--whitespace=nowarn", *only]
-    with suppress(OSError, ValueError, subprocess.TimeoutExpired):
-        run_program(argv, stdin=diff, timeout_s=PATIENCE_S)
 
 
 def with_changes(args: Sequence[str], changes: Mapping[str, str]) -> list[str]:

@@ -21,7 +21,6 @@ from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec, job_spec
 from clusterctl.state.ledger import RunRecord
 from clusterctl.transport.tree import hash_items
-from clusterctl.util import process
 from tests.support.messages import refused
 from tests.support.played.cluster import PlayedCluster, submit
 
@@ -110,37 +109,37 @@ def test_the_script_is_that_of_the_original(
 ) -> None:
     """Also where a script's own lines win over defaults, but not over flags."""
     run, script = collected(target, **flags)
-    with replayed(run, AGAIN) as replay:
-        assert script_of(session.facts, replay.job) == script
+    replay = replayed(run, AGAIN)
+    assert script_of(session.facts, replay.job) == script
 
 
 def test_drawn_values_of_a_sweep_are_those_of_the_original(collected: Collected, project: Path) -> None:
     (project / "sweep.yaml").write_text("job: ./plain.sh\n")
     sweep = {"random": {"lr": "log 1e-5..1e-2", "n": "1..8"}, "trials": 5, "list": [{"a": "1"}, {"a": "2"}]}
     run, _ = collected("plain.sh", sweep=sweep)
-    with replayed(run, AGAIN) as replay:
-        assert replay.job.sweep is not None
-        recorded = json.loads((run / "sweep-tasks.json").read_text())
-        assert [dict(one) for one in replay.job.sweep.tasks] == recorded["tasks"]
+    replay = replayed(run, AGAIN)
+    assert replay.job.sweep is not None
+    recorded = json.loads((run / "sweep-tasks.json").read_text())
+    assert [dict(one) for one in replay.job.sweep.tasks] == recorded["tasks"]
     edit(run, "sweep-tasks.json", lambda found: found["tasks"][3].update(lr="0.5"))
-    with refused("not-replayable", UsageError, "of its sweep"), replayed(run, AGAIN):
-        pass
+    with refused("not-replayable", UsageError, "of its sweep"):
+        replayed(run, AGAIN)
 
 
 def test_a_task_of_a_sweep_is_a_job_of_its_own(collected: Collected) -> None:
     run, _ = collected("plain.sh", sweep=["lr=0.1,0.2", "flag=true,false"], args=["--base", "7"])
-    with replayed(run, Again("x", task="2", changes={"base": "8"})) as replay:
-        assert (replay.job.array, replay.job.sweep) == (None, None)
-        assert replay.job.args == ("--base", "8", "--lr", "0.2", "--flag")
-        assert replay.job.env == {"SWEEP_LR": "0.2", "SWEEP_FLAG": "true"}
-    with refused("key-of-each-task", UsageError), replayed(run, Again("x", changes={"lr": "1"})):
-        pass
+    replay = replayed(run, Again("x", task="2", changes={"base": "8"}))
+    assert (replay.job.array, replay.job.sweep) == (None, None)
+    assert replay.job.args == ("--base", "8", "--lr", "0.2", "--flag")
+    assert replay.job.env == {"SWEEP_LR": "0.2", "SWEEP_FLAG": "true"}
+    with refused("key-of-each-task", UsageError):
+        replayed(run, Again("x", changes={"lr": "1"}))
 
 
 def test_a_task_of_another_array_keeps_its_number(collected: Collected) -> None:
     run, _ = collected("plain.sh", array="1-3")
-    with replayed(run, Again("x", task="3")) as replay:
-        assert replay.job.array == "3"
+    replay = replayed(run, Again("x", task="3"))
+    assert replay.job.array == "3"
 
 
 def test_tasks_that_failed_keep_their_numbers_values_and_tags(collected: Collected) -> None:
@@ -148,13 +147,13 @@ def test_tasks_that_failed_keep_their_numbers_values_and_tags(collected: Collect
         "train", sweep={"grid": {"lr": ["1", "2"], "seed": "0..2"}, "parallel": 2}, tag=["base"]
     )
     again = Again("0badcafe", indices=[1, 3, 5, 4], flags={"note": "more room"})
-    with replayed(run, again) as replay:
-        assert replay.job.array == "1,3-5%2"
-        assert replay.job.sweep is not None
-        assert (len(replay.job.sweep.tasks), replay.job.tag, replay.job.note) == (6, ("base",), "more room")
-        assert (replay.known["replay_of"], replay.known["of_failed"]) == ("0badcafe", True)
-    with replayed(run, AGAIN) as replay:
-        assert (replay.job.array, replay.job.tag, "of_failed" in replay.known) == ("0-5%2", (), False)
+    replay = replayed(run, again)
+    assert replay.job.array == "1,3-5%2"
+    assert replay.job.sweep is not None
+    assert (len(replay.job.sweep.tasks), replay.job.tag, replay.job.note) == (6, ("base",), "more room")
+    assert (replay.known["replay_of"], replay.known["of_failed"]) == ("0badcafe", True)
+    replay = replayed(run, AGAIN)
+    assert (replay.job.array, replay.job.tag, "of_failed" in replay.known) == ("0-5%2", (), False)
 
 
 def test_files_are_those_that_were_sent_wherever_they_are_found(collected: Collected, project: Path) -> None:
@@ -165,17 +164,17 @@ def test_files_are_those_that_were_sent_wherever_they_are_found(collected: Colle
     (project / "new.txt").write_text("new\n")
     (run / "tool").unlink()  # what is larger than a MiB is not collected
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    with replayed(run, AGAIN) as replay:
-        assert listed(replay) == sent
-        assert replay.source is not None
-        origins = {item.path: item.origin for item in replay.source.files}
-        here = {one["path"]: run / one["path"] for one in sent["files"]}
-        assert origins == here | {"tool": project / "tool"}
+    replay = replayed(run, AGAIN)
+    assert listed(replay) == sent
+    assert replay.source is not None
+    origins = {item.path: item.origin for item in replay.source.files}
+    here = {one["path"]: run / one["path"] for one in sent["files"]}
+    assert origins == here | {"tool": project / "tool"}
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
     (project / "tool").write_text("#!/bin/sh\nexit\n")
     (run / "conf" / "a.txt").write_text("the job changed it\n")
-    with refused("sent-files-missing", UsageError, str(project)), replayed(run, AGAIN):
-        pass
+    with refused("sent-files-missing", UsageError, str(project)):
+        replayed(run, AGAIN)
 
 
 def git(folder: Path, *words: str) -> None:
@@ -184,41 +183,13 @@ def git(folder: Path, *words: str) -> None:
     subprocess.run(["git", *settings, *words], cwd=folder, check=True, capture_output=True, env=env)
 
 
-def test_what_only_git_has_comes_from_there(collected: Collected, project: Path) -> None:
-    git(project.parent, "init")
-    (project / "data.bin").write_bytes(bytes(range(256)))
-    (project / "gone.txt").write_text("in the commit\n")
-    git(project.parent, "add", "project")
-    git(project.parent, "commit", "-m", "first")
-    (project / "conf" / "a.txt").write_text("first\nsecond [1]\n")
-    (project / "data.bin").write_bytes(bytes(range(255, -1, -1)))
-    (project / "added *.txt").write_text("added\n")
-    git(project.parent, "add", "project/added *.txt")
-    run, _ = collected("plain.sh")
-    sent = json.loads((run / "source.json").read_text())
-    for name in ("conf/a.txt", "data.bin", "gone.txt", "added *.txt"):
-        (project / name).unlink()
-        (run / name).unlink()
-    with replayed(run, AGAIN) as replay:
-        assert listed(replay) == sent
-        assert replay.source is not None
-        origins = [item.origin for item in replay.source.files if not item.origin.is_relative_to(run)]
-        assert len(origins) == 4
-        client = json.loads((run / "environment.json").read_text())["client"]
-        assert replay.known["git"]["commit"] == client["git"]["commit"]
-    assert not any(origin.exists() for origin in origins)
-    edit(run, "environment.json", lambda found: found["client"]["git"].update(diff=""))
-    with refused("sent-files-missing", UsageError), replayed(run, AGAIN):
-        pass
-
-
 def test_a_replay_records_what_the_original_did(really: Really, project: Path) -> None:
     git(project, "init")
     git(project, "commit", "--allow-empty", "-m", "first")
     run = really(job_spec("plain.sh", {"args": ["x"]})).directory
     (project / "plain.sh").unlink()
-    with replayed(run, AGAIN) as replay:
-        record = really(replay.job, source=replay.source, known=replay.known)
+    replay = replayed(run, AGAIN)
+    record = really(replay.job, source=replay.source, known=replay.known)
     assert (record.replay_of, record.of_failed) == ("0badcafe", False)
     facts = [json.loads((one / "environment.json").read_text())["client"] for one in (run, record.directory)]
     assert facts[1].pop("replay_of") == "0badcafe"
@@ -231,16 +202,16 @@ def test_an_image_is_sent_again_if_it_is_the_same(really: Really, project: Path,
     image = project.parent / "a.sif"
     image.write_bytes(b"image")
     run = really(job_spec("plain.sh", {"container": str(image)})).directory
-    with replayed(run, AGAIN) as replay:
-        assert (replay.job.container, replay.notes) == (str(image), ())
+    replay = replayed(run, AGAIN)
+    assert (replay.job.container, replay.notes) == (str(image), ())
     image.write_bytes(b"other")
-    with replayed(run, AGAIN) as replay:
-        assert "store" in str(replay.job.container)
-        assert "the cluster's copy is used" in replay.notes[0]
+    replay = replayed(run, AGAIN)
+    assert "store" in str(replay.job.container)
+    assert "the cluster's copy is used" in replay.notes[0]
+    reject_missing(session, replay.job)
+    shutil.rmtree(Path(str(replay.job.container)).parent)
+    with refused("not-on-cluster", UsageError):
         reject_missing(session, replay.job)
-        shutil.rmtree(Path(str(replay.job.container)).parent)
-        with refused("not-on-cluster", UsageError):
-            reject_missing(session, replay.job)
 
 
 def test_a_model_that_was_sent_is_sent_again(really: Really, session: Session, project: Path) -> None:
@@ -249,10 +220,10 @@ def test_a_model_that_was_sent_is_sent_again(really: Really, session: Session, p
     sent = source_of(JobSpec(name="x", script=project / "plain.sh"))
     record = really(job_spec("eval", {"args": ["--model-folder", "model"]}), source=sent)
     (record.directory / "model" / "model.json").unlink()
-    with replayed(record.directory, AGAIN) as replay:
-        assert replay.job.bundled == "eval"
-        assert replay.source is not None
-        assert {"model/model.json", "conf/a.txt"} <= {item.path for item in replay.source.files}
+    replay = replayed(record.directory, AGAIN)
+    assert replay.job.bundled == "eval"
+    assert replay.source is not None
+    assert {"model/model.json", "conf/a.txt"} <= {item.path for item in replay.source.files}
     lost = job_spec("eval", {"args": ["--model-folder", "/nowhere/model"]})
     with refused("not-on-cluster", UsageError, "--run RUN"):
         reject_missing(session, lost)
@@ -313,8 +284,8 @@ def test_a_damaged_or_hostile_run_is_refused(
 ) -> None:
     run, _ = collected("plain.sh", nodes=2)
     edit(run, name, change)
-    with refused("not-replayable", UsageError, why), replayed(run, AGAIN):
-        pass
+    with refused("not-replayable", UsageError, why):
+        replayed(run, AGAIN)
 
 
 @pytest.mark.parametrize("what", ["link", "pipe", "none", "half", "deep"])
@@ -330,8 +301,8 @@ def test_files_of_the_run_that_are_none(collected: Collected, tmp_path: Path, wh
         os.mkfifo(path)
     elif what in {"half", "deep"}:
         path.write_text(text[:-20] if what == "half" else "[" * 100_000)
-    with refused("not-replayable", UsageError, "source.json can't"), replayed(run, AGAIN):
-        pass
+    with refused("not-replayable", UsageError, "source.json can't"):
+        replayed(run, AGAIN)
 
 
 def test_a_link_in_the_run_is_not_followed_out_of_it(collected: Collected, project: Path) -> None:
@@ -339,8 +310,8 @@ def test_a_link_in_the_run_is_not_followed_out_of_it(collected: Collected, proje
     for folder in (run, project):
         (folder / "conf").rename(folder.parent / f"conf-of-{folder.name}")
     (run / "conf").symlink_to(project.parent / "conf-of-project")
-    with refused("sent-files-missing", UsageError, "conf/a.txt"), replayed(run, AGAIN):
-        pass
+    with refused("sent-files-missing", UsageError, "conf/a.txt"):
+        replayed(run, AGAIN)
 
 
 def test_variables_without_a_value_take_none_of_this_machine(
@@ -349,19 +320,5 @@ def test_variables_without_a_value_take_none_of_this_machine(
     monkeypatch.setenv("TOKEN", "secret")
     run, _ = collected("plain.sh", env=["A=1"])
     edit(run, "environment.json", lambda found: found["client"]["job"]["env"].update(TOKEN=None))
-    with replayed(run, AGAIN) as replay:
-        assert replay.job.env == {"A": "1"}
-
-
-def test_the_temporary_folder_is_removed_whatever_ends_it(
-    collected: Collected, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, _ = collected("plain.sh")
-    place = tmp_path / "temporary"
-    place.mkdir()
-    monkeypatch.setattr(process, "_temporary_place", lambda: place)
-    for end in (KeyboardInterrupt, SystemExit):
-        with pytest.raises(end) as caught, replayed(run, AGAIN):
-            raise end(list(place.iterdir()))
-        assert [path.parent for path in caught.value.args[0]] == [place]
-        assert not list(place.iterdir())
+    replay = replayed(run, AGAIN)
+    assert replay.job.env == {"A": "1"}
