@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 
-from clusterctl.errors import SlurmError, UsageError
+from clusterctl.errors import SchedulerError, UsageError
 from clusterctl.jobs.watch import cancel, known_jobs, list_jobs
 from tests.support.messages import refused as rejected
 from tests.support.played.cluster import finished, submitted
@@ -22,7 +22,7 @@ def test_cancel_says_what_had_ended(session, cluster, tmp_path):
 
 def test_cancel_of_an_unknown_job_cancels_nothing(session, cluster, tmp_path):
     job_id = submitted(session, tmp_path, "sleep 60")
-    with rejected("unknown-job", SlurmError, "77"):
+    with rejected("unknown-job", SchedulerError, "77"):
         cancel(session, [job_id, "77"])
     assert cluster.job(job_id)["state"] == "RUNNING"
     with pytest.raises(UsageError):
@@ -45,7 +45,7 @@ def test_what_slurm_refused_is_not_listed(session, cluster, tmp_path):
     kept = submitted(session, tmp_path, "true")
     with cluster.state() as state:
         state["refuse"] = "sbatch: error: Batch job submission failed: Invalid qos specification"
-    with pytest.raises(SlurmError):
+    with pytest.raises(SchedulerError):
         submitted(session, tmp_path, "true")
     (refused,) = (entry for entry in session.ledger.entries() if entry.refused)
     with cluster.state() as state:

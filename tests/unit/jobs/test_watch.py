@@ -16,7 +16,6 @@ from clusterctl.errors import (
     JobCancelledError,
     JobFailedError,
     SchedulerError,
-    SlurmError,
     UnreachableError,
     UsageError,
     WaitTimeoutError,
@@ -126,7 +125,7 @@ def test_a_wait_that_runs_out(cluster, tmp_path):
 def test_a_job_that_slurm_never_heard_of(cluster):
     times = iter(range(0, 10**6, 5))
     session = cluster.session(clock=Clock(lambda: float(next(times)), lambda _s: None))
-    with refused("unknown-job", SlurmError, "77"):
+    with refused("unknown-job", SchedulerError, "77"):
         wait(session, ["77"])
 
 
@@ -250,7 +249,7 @@ def test_follow_of_an_array_tells_the_tasks_apart(session, cluster, tmp_path):
     assert log_of(counted, f"{job_id}_3") == [LogChunk("stdout", 3, b"task 3\n")]
     # The other task's log did not travel.
     assert transport.streamed.count(b'"data"') == 1
-    with refused("unknown-job", SlurmError, f"{job_id}", "_9"):
+    with refused("unknown-job", SchedulerError, f"{job_id}", "_9"):
         log_of(session, f"{job_id}_9")
 
 
@@ -351,7 +350,7 @@ def test_a_requeued_jobs_shorter_log_is_told_from_its_start(session, cluster, tm
 
 
 def test_logs_of_jobs_that_are_not_ours(session, cluster, tmp_path):
-    with refused("unknown-job", SlurmError, "77"):
+    with refused("unknown-job", SchedulerError, "77"):
         log_of(session, "77")
     job_id, _ = held(cluster, session, tmp_path)
     cluster.change(job_id, comment="")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cli.collect import not_brought_home
-from clusterctl.errors import CollectError, SchedulerError, SlurmError, UnreachableError, UsageError
+from clusterctl.errors import CollectError, SchedulerError, UnreachableError, UsageError
 from clusterctl.runs.collect import collect
 from clusterctl.runs.fetch import ALL, Selection
 from clusterctl.scheduler.session import Session
@@ -354,7 +354,7 @@ def test_a_folder_that_can_not_be_written(session, cluster, tmp_path, out):
 
 
 def test_jobs_of_others_are_not_collected(session, cluster, tmp_path, out):
-    with refused("unknown-job", SlurmError, "77") as caught:
+    with refused("unknown-job", SchedulerError, "77") as caught:
         collect(session, ["77"], out=out)
     assert not caught.value.failures[0].retryable
     with pytest.raises(UsageError):
