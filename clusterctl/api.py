@@ -29,7 +29,7 @@ from clusterctl.jobs import files, watch
 from clusterctl.jobs.bundled import ChosenModel, help_wanted
 from clusterctl.jobs.log_text import KeptLogs, whole_lines
 from clusterctl.jobs.replay import reject_missing, replayed
-from clusterctl.jobs.submission import Preparer, Submission, reject_wrong, submit_prepared
+from clusterctl.jobs.submission import Preparer, Submission, read_jobs, reject_wrong, submit_prepared
 from clusterctl.jobs.submit import Submitter
 from clusterctl.jobs.watch import LogChunk
 from clusterctl.providers.base import Leftover, Prompts
@@ -285,7 +285,7 @@ class Cluster:
         given = {name: value for name, value in options.items() if value not in (None, [])}
         if words := _several(args):
             given = {"args": words, **given}
-        jobs = Preparer(self._note).read_jobs(str(target), given, variants)
+        jobs = read_jobs(str(target), given, variants)
         if help_wanted(jobs):
             raise UsageError(
                 "--help starts no job",

@@ -21,6 +21,7 @@ from clusterctl.jobs.submission import (
     Preparer,
     Submission,
     jobs_are_submitted,
+    read_jobs,
     reject_wrong,
     submit_prepared,
 )
@@ -82,7 +83,7 @@ def submit(
     Arguments after -- are passed to the program.
     """
     said = {"args": args, **given} if args else given
-    jobs = preparer(screen, options).read_jobs(target, said, variant or ())
+    jobs = read_jobs(target, said, variant or ())
     if program := help_wanted(jobs):
         text = help_of(program)
         screen.document({"help": text}, text)

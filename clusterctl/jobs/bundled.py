@@ -163,18 +163,13 @@ def _find(run: str, entries: Sequence[JobEntry]) -> _Found:
             raise _no_model(run, f"there is no {MODEL}/{RECORD} in {folder}")
         entry = _entry_of(folder, entries)
         return _Found(here, _remote(entry.remote_dir if entry else None))
-    number, inner = _job_and_task(run)
-    if not number:
+    number, _, task = run.partition("_")
+    inner = f"task-{task}" if task else ""
+    if not number.isdecimal():
         raise _no_run(run)
     entry = next((entry for entry in reversed(entries) if entry.job_id == number), None)
     home = Path(entry.run_dir) if entry and entry.run_dir else None
     return _Found(home and _model_of(home / inner), _remote(entry.remote_dir if entry else None, inner))
-
-
-def _job_and_task(run: str) -> tuple[str, str]:
-    """A job's number, and the folder of its task in the job's; "" for each that is not there."""
-    number, _, task = run.partition("_")
-    return number if number.isdecimal() else "", f"task-{task}" if task else ""
 
 
 def _model_of(run: Path) -> Path | None:
@@ -211,7 +206,7 @@ def with_model(
     if chosen is None:
         return jobs, None
     found = _find(chosen.run, entries)
-    remote = found.remote if session is None else _shared(session, chosen.run, found)
+    remote = found.remote if session is None else _shared(session, found)
     if remote is None and found.here is None:
         raise _not_there(chosen.run, found)
     (job,) = jobs
@@ -225,23 +220,13 @@ def model_arguments(folder: str, chosen: ChosenModel) -> tuple[str, ...]:
     return (MODEL_FLAG, folder, "--weights", chosen.weights.value)
 
 
-def _shared(session: Session, run: str, found: _Found) -> str | None:
+def _shared(session: Session, found: _Found) -> str | None:
     """Where all hosts of the cluster see the model; None if they don't, or if it is not the one here."""
-    remote = None if session.unshared_nodes else found.remote or _of_another(session, run)
-    if remote is None:
+    if session.unshared_nodes or found.remote is None:
         return None
-    looked = session.transport.run(["sha256sum", "--", f"{remote}/{RECORD}"], check=False)
-    if looked.rc:
-        return None
-    same = found.here is None or looked.stdout.split()[0] == file_sha256(found.here / RECORD)
-    return remote if same else None
-
-
-def _of_another(session: Session, run: str) -> str | None:
-    """The model of a job that was submitted from elsewhere; None if ``run`` is no job's id."""
-    number, inner = _job_and_task(run)
-    jobs = session.scheduler.jobs([number]) if number else ()
-    return _remote(jobs[0].work_dir, inner) if jobs else None
+    looked = session.transport.run(["sha256sum", "--", f"{found.remote}/{RECORD}"], check=False)
+    is_same = found.here is None or looked.stdout.startswith(file_sha256(found.here / RECORD))
+    return found.remote if looked.rc == 0 and is_same else None
 
 
 def _sent(model: Path, weights: Weights) -> Source:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clusterctl.errors import ClusterctlError, Notice, NotUpError, UsageError
+from clusterctl.errors import ClusterctlError, NotUpError, UsageError
 from clusterctl.jobs.bundled import (
     MODEL,
     ChosenModel,
@@ -55,6 +54,32 @@ class Submission:
     replay: Replay | None = None
 
 
+def read_jobs(target: str, given: Mapping[str, object], variants: Sequence[str] = ()) -> tuple[JobSpec, ...]:
+    """Return the jobs that a user names.
+
+    target: a bundled job, the path of a script, or of a job file.
+    given: options of the jobs by the names of JobOptions' fields. They win over a job file's.
+    variants: the variants of the job file. Empty: the file as it is, with all of its variants.
+
+    Raises:
+        UsageError: there is no such job, or an option is wrong.
+        SpecError: the job file is wrong.
+    """
+    if is_job_file(target):
+        # A job file is read by models, whose import takes longer than all else of `submit`.
+        from clusterctl.spec.job_file import jobs_of_file  # noqa: PLC0415
+
+        return jobs_of_file(Path(target), given, variants)
+    if variants:
+        raise UsageError(
+            f"{target} has no variants",
+            code="no-variants",
+            why="only a job file has",
+            fix="leave out --variant",
+        )
+    return (job_spec(target, given),)
+
+
 def reject_wrong(jobs: Sequence[JobSpec], model: ChosenModel | None) -> None:
     """Reject jobs without the model that they need, and arguments that a bundled job's program rejects.
 
@@ -75,39 +100,6 @@ class Preparer:
 
     note: LineReporter
     detail: LineReporter = SILENT.note
-
-    def read_jobs(
-        self, target: str, given: Mapping[str, object], variants: Sequence[str] = ()
-    ) -> tuple[JobSpec, ...]:
-        """Return the jobs that a user names.
-
-        target: a bundled job, the path of a script, or of a job file.
-        given: options of the jobs by the names of JobOptions' fields. They win over a job file's.
-        variants: the variants of the job file. Empty: the file as it is, with all of its variants.
-
-        Raises:
-            UsageError: there is no such job, or an option is wrong.
-            SpecError: the job file is wrong.
-        """
-        if is_job_file(target):
-            # A job file is read by models, whose import takes longer than all else of `submit`.
-            from clusterctl.spec.job_file import jobs_of_file  # noqa: PLC0415
-
-            jobs = jobs_of_file(Path(target), given, variants)
-            others = {field: value for field, value in given.items() if field != "args"}
-            for job in jobs_of_file(Path(target), others, variants) if "args" in given else ():
-                if job.args:
-                    replaced = f"note: {job.name}: the file's args are replaced: {shlex.join(job.args)}"
-                    self.note(Notice("args-replaced", replaced))
-            return jobs
-        if variants:
-            raise UsageError(
-                f"{target} has no variants",
-                code="no-variants",
-                why="only a job file has",
-                fix="leave out --variant",
-            )
-        return (job_spec(target, given),)
 
     def render(self, submission: Submission, spec: ClusterSpec) -> tuple[PreparedJob, ...]:
         """Prepare jobs for the cluster of this spec, which is not asked for anything. Nothing is sent.

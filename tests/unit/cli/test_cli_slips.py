@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cli.run import HABITS, VERBS, LazyVerb, app
-from tests.support.messages import codes, shows
+from tests.support.messages import codes
 from tests.support.verbs import Clusterctl
 
 # What is typed after `clusterctl`: the code of the error, and words of its cause and of its fix.
@@ -112,16 +112,11 @@ def test_arguments_in_a_job_file_are_checked_here(cli: Clusterctl) -> None:
     assert all(part in ran.stderr for part in ("train: ", "--lrr 1e-2", "mean --lr?", "(train-b)"))
 
 
-def test_words_after_the_dashes_replace_the_args_of_a_job_file_and_that_is_said(cli: Clusterctl) -> None:
+def test_words_after_the_dashes_replace_the_args_of_a_job_file(cli: Clusterctl) -> None:
     (cli.cwd / "job.yaml").write_text(
         "job: train\nargs: [--epochs, 2]\nvariants: {a: {}, b: {args+: [--lr, 1]}}\n"
     )
     ran = cli("submit", "job.yaml", "--dry-run", "--", "--seed", "3")
-    replaced = [line.split(": ") for line in ran.stderr.splitlines() if shows(line, "args-replaced")]
-    assert [(job, args) for _, job, _, args in replaced] == [
-        ("train-a", "--epochs 2"),
-        ("train-b", "--epochs 2 --lr 1"),
-    ]
     assert ran.stdout.count(" train --seed 3") == 2
 
 

@@ -85,12 +85,6 @@ def test_a_model_on_shared_storage_is_used_where_it_lies(session: Session, here:
         assert chosen(name, session) == (f"{there}/model", None)
 
 
-def test_a_job_that_was_submitted_from_elsewhere(session: Session) -> None:
-    job_id, folder = trained(session)
-    (job,), sent = with_model([PREDICT], ChosenModel(job_id, Weights.BEST), (), session)
-    assert (job.args[1], sent) == (f"{folder}/model", None)
-
-
 def test_a_task_of_an_array(session: Session) -> None:
     job_id, folder = trained(session)
     model(folder / "task-3")

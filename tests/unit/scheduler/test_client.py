@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from clusterctl.scheduler import admin
 from clusterctl.scheduler.admin import SlurmNodes
 from clusterctl.scheduler.base import JobRequest
 from clusterctl.scheduler.slurm import SlurmAwayError, SlurmClient
-from clusterctl.util.progress import Clock, backoff
+from clusterctl.util.progress import Clock
 from tests.support.here import LocalTransport
 from tests.support.messages import refused as rejected
 from tests.support.played.cluster import PlayedCluster
@@ -148,13 +148,6 @@ def test_a_slurmctld_that_is_slow_gets_the_time_that_it_needs():
     assert transport.calls[0].timeout_s < 15 <= transport.calls[2].timeout_s, "Slurm's MessageTimeout"
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_whether_slurmctld_is_there(there):
-    slurm, transport, _ = client(ping(up=there))
-    assert slurm.is_there() is there
-    assert not transport.left
-
-
 @pytest.mark.parametrize(
     ("step", "code", "error"), [(GONE, "slurm-away", SlurmAwayError), (LOST, "unreachable", UnreachableError)]
 )
@@ -175,6 +168,21 @@ def test_sbatch_runs_in_the_folder():
     slurm, transport, _ = client(Step(("sh", "-c", "*", "sh", "/f o", "--parsable", "..."), "42;demo\n"))
     assert slurm.sbatch("/f o", "job.sbatch", "--comment=x") == "42"
     assert transport.calls[0].argv[-3:] == ("--comment=x", "--", "job.sbatch")
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_slurmctld_that_listens_is_not_asked_before_sbatch(cluster: PlayedCluster, listens: bool) -> None:
+    """Where none listens, a ping says whether it is stopped, for which sbatch itself would wait long."""
+    grep = f'case "$*" in *:1AA1*) exit {int(not listens)} ;; esac; exec {shutil.which("grep")} "$@"'
+    for name, text in {"grep": grep, "scontrol": "echo Slurmctld is DOWN", "sbatch": "echo 7"}.items():
+        (cluster.root / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (cluster.root / "bin" / name).chmod(0o755)
+    slurm = SlurmClient(LocalTransport())
+    if listens:
+        assert slurm.sbatch(str(cluster.root), "job.sbatch") == "7"
+    else:
+        with rejected("slurm-away", SlurmAwayError):
+            slurm.sbatch(str(cluster.root), "job.sbatch")
 
 
 def test_a_refusal_has_slurms_words():
@@ -226,13 +234,6 @@ def test_the_accounting_as_json_is_left_as_it_is():
     assert slurm.accounting("7") == '{"jobs": []}'
     # sacct --json of 22.05 fails under a time format
     assert "SLURM_TIME_FORMAT" not in transport.calls[0].env
-
-
-def test_pauses_grow_to_a_limit():
-    pauses = list(islice(backoff(), 40))
-    assert pauses[0] == 0.2
-    assert pauses == sorted(pauses)
-    assert pauses[-1] == 15.0
 
 
 def test_a_job_without_a_readable_number_is_listed_as_itself():
