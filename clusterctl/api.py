@@ -26,10 +26,10 @@ from clusterctl.cluster.up import UpOptions, UpResult
 from clusterctl.errors import ClusterctlError as ClusterctlError  # noqa: PLC0414
 from clusterctl.errors import UsageError, printable
 from clusterctl.jobs import files, watch
-from clusterctl.jobs.bundled import ChosenModel, help_wanted
+from clusterctl.jobs.bundled import ChosenModel, help_wanted, reject_wrong
 from clusterctl.jobs.log_text import KeptLogs, whole_lines
 from clusterctl.jobs.replay import reject_missing, replayed
-from clusterctl.jobs.submission import Preparer, Submission, read_jobs, reject_wrong, submit_prepared
+from clusterctl.jobs.submission import Preparer, Submission, read_jobs, submit_prepared
 from clusterctl.jobs.submit import Submitter
 from clusterctl.jobs.watch import LogChunk
 from clusterctl.providers.base import Leftover, Prompts

@@ -25,8 +25,9 @@ from clusterctl.cli.submit import (
 )
 from clusterctl.cluster.replayed_run import again_of, differences
 from clusterctl.errors import UsageError
+from clusterctl.jobs.bundled import reject_wrong
 from clusterctl.jobs.replay import Replay, reject_missing, replayed
-from clusterctl.jobs.submission import Submission, reject_wrong
+from clusterctl.jobs.submission import Submission
 from clusterctl.runs.collect import collect
 from clusterctl.runs.compare import compare_losses
 from clusterctl.runs.find import Row, named_run

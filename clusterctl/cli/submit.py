@@ -16,13 +16,19 @@ from clusterctl.cli.options import Options, jobs_to_submit, run_names, takes
 from clusterctl.cli.output import Screen
 from clusterctl.cli.progress import showing_progress
 from clusterctl.errors import UsageError
-from clusterctl.jobs.bundled import ChosenModel, folder_of_run, help_of, help_wanted, use_here
+from clusterctl.jobs.bundled import (
+    ChosenModel,
+    folder_of_run,
+    help_of,
+    help_wanted,
+    reject_wrong,
+    use_here,
+)
 from clusterctl.jobs.submission import (
     Preparer,
     Submission,
     jobs_are_submitted,
     read_jobs,
-    reject_wrong,
     submit_prepared,
 )
 from clusterctl.jobs.submit import PreparedJob, Submitter

@@ -38,37 +38,33 @@ _NAMING: Final = {"eval": (MODEL_FLAG, "--out", "--resume"), "export": (MODEL_FL
 _ERROR: Final = re.compile(r"payload: error: (?:\[(?P<code>[\w-]*)\] )?(?:rank 0 on \S+: )?(?P<what>.*)")
 
 
-def reject_wrong_arguments(jobs: Sequence[JobSpec], before: Sequence[str] = ()) -> None:
-    """Refuse bundled jobs whose arguments the program would refuse; ``before`` is what it gets before them.
+def reject_wrong(jobs: Sequence[JobSpec], chosen: ChosenModel | None) -> None:
+    """Refuse jobs without the model that they need, and arguments that a bundled job's program would refuse.
 
     What only the run tells is not known here: files of the cluster, among them one after --config, and what
     depends on the number of ranks or on a GPU.
 
     Raises:
-        UsageError: one is unknown, has a wrong value, or contradicts another.
+        UsageError: a job has no model; or an argument is unknown, has a wrong value, or contradicts another.
     """
-    checked = [
-        job for job in jobs if job.bundled and (before or job.args or job.sweep or job.bundled in MODEL_JOBS)
-    ]
-    if not checked:
-        return
-    tasks = [(job, words) for job in checked for words in _of_tasks(job)]
-    lines = [[str(job.bundled), *before, *words] for job, words in tasks]
-    answers = json.loads(_payload(["payload.cli.arguments"], json.dumps(lines)).stdout)
-    wrong = [(job, said) for (job, _), said in zip(tasks, answers, strict=True) if said]
-    for job, said in wrong[:1]:
-        raise UsageError(
-            f"{job.bundled}: {said}",
-            code="program-arguments",
-            where=job.name if len(jobs) > 1 else "",
-            fix=f"`clusterctl submit {job.bundled} -- --help` lists its arguments",
-        )
-
-
-def _of_tasks(job: JobSpec) -> list[list[str]]:
-    """The program's arguments, of a sweep those of each task."""
-    tasks = job.sweep.tasks if job.sweep is not None else [{}]
-    return [[*job.args, *sweep_arguments(values)] for values in tasks]
+    reject_unless_fitting(jobs, chosen)
+    before = model_arguments(MODEL, chosen) if chosen else ()
+    tasks: list[JobSpec] = []
+    lines: list[list[str]] = []
+    for job in jobs:
+        if job.bundled and (before or job.args or job.sweep or job.bundled in MODEL_JOBS):
+            for values in job.sweep.tasks if job.sweep is not None else [{}]:
+                tasks.append(job)
+                lines.append([job.bundled, *before, *job.args, *sweep_arguments(values)])
+    answers = json.loads(_payload(["payload.cli.arguments"], json.dumps(lines)).stdout) if lines else []
+    for job, said in zip(tasks, answers, strict=True):
+        if said:
+            raise UsageError(
+                f"{job.bundled}: {said}",
+                code="program-arguments",
+                where=job.name if len(jobs) > 1 else "",
+                fix=f"`clusterctl submit {job.bundled} -- --help` lists its arguments",
+            )
 
 
 def help_wanted(jobs: Sequence[JobSpec]) -> str | None:

@@ -10,11 +10,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.errors import ClusterctlError, NotUpError, UsageError
 from clusterctl.jobs.bundled import (
-    MODEL,
     ChosenModel,
-    model_arguments,
-    reject_unless_fitting,
-    reject_wrong_arguments,
     with_model,
 )
 from clusterctl.jobs.source import source_of
@@ -78,16 +74,6 @@ def read_jobs(target: str, given: Mapping[str, object], variants: Sequence[str] 
             fix="leave out --variant",
         )
     return (job_spec(target, given),)
-
-
-def reject_wrong(jobs: Sequence[JobSpec], model: ChosenModel | None) -> None:
-    """Reject jobs without the model that they need, and arguments that a bundled job's program rejects.
-
-    Raises:
-        UsageError: there is such a job.
-    """
-    reject_unless_fitting(jobs, model)
-    reject_wrong_arguments(jobs, model_arguments(MODEL, model) if model else ())
 
 
 @dataclass(frozen=True, slots=True)

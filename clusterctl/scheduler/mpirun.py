@@ -176,14 +176,14 @@ class MpirunClient(Jobs):
         first = job.nodes[0]
         if self.inventory.host(first) is None:
             return replace(job, reason=f"{first} is no host of this cluster any more")
-        if self._is_away(first):
-            return replace(job, reason=f"{first} does not answer")
-        try:
-            said = self._ask_once(first, {"do": "settle", "ids": [job.id]})["jobs"]
-        except UnreachableError:
-            self._away[first] = self.clock.now()
-            return replace(job, reason=f"{first} does not answer")
-        return job_info(said[0], self.user) if said else job  # a job may remove what is noted of it
+        if not self._is_away(first):
+            try:
+                said = self._ask_once(first, {"do": "settle", "ids": [job.id]})["jobs"]
+            except UnreachableError:
+                self._away[first] = self.clock.now()
+            else:  # a job may remove what is noted of it
+                return job_info(said[0], self.user) if said else job
+        return replace(job, reason=f"{first} does not answer")
 
     def _is_away(self, host: str) -> bool:
         """Whether it did not answer just now: to find that out takes its time."""
