@@ -142,7 +142,7 @@ def test_a_job_that_needs_too_much_memory_is_told_so(cluster: Cluster) -> None:
     program = "import time; x = bytearray(10**9); x[::4096] = bytes(len(x) // 4096 + 1); time.sleep(60)"
     answer = cluster.json("submit", script(cluster, "cause.py", program), "--mem", "100MiB", "--wait", rc=4)
     assert answer["diagnosis"]["code"] == "out-of-memory"
-    assert "100 MiB" in answer["diagnosis"]["cause"]
+    assert "100.0 MiB" in answer["diagnosis"]["cause"]
 
 
 def test_a_job_over_its_time_is_told_apart(cluster: Cluster) -> None:
@@ -290,7 +290,7 @@ def test_flags_win_over_the_scripts_own_lines_which_are_kept(cluster: Cluster) -
 def test_what_slurm_can_not_do_is_refused_with_a_way_out(cluster: Cluster) -> None:
     for flags, word in (
         (("--cpus", "9999"), "processors"),
-        (("--account", "nope"), "default"),
+        (("--account", "nope"), "sacctmgr"),
         (("--gpus", "1"), "gpu"),
     ):
         assert word in cluster("submit", "probe", *flags, rc=1).stderr.lower()
