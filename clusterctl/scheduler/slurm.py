@@ -118,16 +118,14 @@ class SlurmClient(Jobs):
         whole = {str(job.number) for job in found if job.task is None} | {job.id for job in found}
         missing = [job_id for job_id in ids if job_id not in whole]
         if missing:
-            known = {(job.number, job.task) for job in found}
-            asked = "--jobs=" + ",".join(missing)
-            wanted = {*missing}
-            accounted = self._accounted(asked)
+            accounted = self._accounted("--jobs=" + ",".join(missing))
             # For a moment, the last task of an array is in the accounting without its number.
             arrays = {job.number for job in (*found, *accounted) if job.task is not None}
+            known, wanted = {job.id for job in found}, {*missing}
             new = {
                 job.id: job
                 for job in accounted
-                if (job.number, job.task) not in known
+                if job.id not in known
                 and wanted & {job.id, str(job.number)}
                 and not (job.task is None and job.number in arrays)
             }
@@ -168,19 +166,14 @@ class SlurmClient(Jobs):
                     return lost_job(self, request, exc)
                 if not tries_left or not self._answers_soon():
                     raise self._not_submitted(exc) from exc
-            except SlurmError as exc:
-                raise SlurmError(exc.what, code="slurm-refused", why=exc.why, fix=fix_of(exc.why)) from exc
         raise AssertionError("the last try returns")
 
     def _answers_soon(self) -> bool:
         """Whether slurmctld is there again before long."""
         for _ in self.clock.polls(_BACK_SOON_S, first_s=0.5, longest_s=5.0):
-            try:
+            with suppress(TransportError):
                 if self.is_there():
                     return True
-            except TransportError as exc:
-                if not exc.retryable:
-                    return False
         return False
 
     def _not_submitted(self, exc: ClusterctlError) -> UnreachableError:
@@ -208,7 +201,8 @@ class SlurmClient(Jobs):
             if _AWAY.search(result.stderr):
                 raise SlurmAwayError("Slurm's controller did not answer sbatch", why=result.stderr.strip())
             words = (re.sub(r"^sbatch: (error: )?", "", line) for line in result.stderr.strip().splitlines())
-            raise SlurmError("Slurm did not take the job", code="job-refused", why="; ".join(words))
+            why = "; ".join(words)
+            raise SlurmError("Slurm did not take the job", code="slurm-refused", why=why, fix=fix_of(why))
         job_id = result.stdout.strip().splitlines()[-1].partition(";")[0] if result.stdout.strip() else ""
         if not job_id.isdigit():
             raise AnswerLostError(

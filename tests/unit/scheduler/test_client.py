@@ -188,7 +188,7 @@ def test_a_slurmctld_that_listens_is_not_asked_before_sbatch(cluster: PlayedClus
 def test_a_refusal_has_slurms_words():
     why = "Batch job submission failed: Invalid qos specification"
     slurm, _, _ = client(Step(("sh", "..."), stderr=f"sbatch: error: {why}\n", rc=1))
-    with rejected("job-refused", SlurmError, why=why):
+    with rejected("slurm-refused", SlurmError, why=why):
         slurm.sbatch("/f", "job.sbatch")
 
 
