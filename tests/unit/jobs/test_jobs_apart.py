@@ -97,6 +97,11 @@ def test_a_refused_job_leaves_nothing_on_any_node(
     assert left == []
 
 
+def test_a_controller_that_runs_jobs_gets_their_files_once(apart: Session) -> None:
+    nodes = {**apart.unshared_nodes, "n1": apart.transport}
+    assert replace(apart, unshared_nodes=nodes).transports_of_partition("train") == (nodes["n2"],)
+
+
 class Away(ApartNode):
     """A node that does not answer."""
 
