@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any, Final, Literal, Unpack
 
-from clusterctl.cluster import down, remains, up
+from clusterctl.cluster import down, up
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.nodes import names_of
 from clusterctl.cluster.phases import PhaseRunner
@@ -24,16 +23,15 @@ from clusterctl.cluster.status import Status as Status  # noqa: PLC0414 - a publ
 from clusterctl.cluster.status import status_of
 from clusterctl.cluster.up import UpOptions, UpResult
 from clusterctl.errors import ClusterctlError as ClusterctlError  # noqa: PLC0414
-from clusterctl.errors import UsageError, printable
+from clusterctl.errors import UsageError, excluded, printable
 from clusterctl.jobs import files, watch
-from clusterctl.jobs.bundled import ChosenModel, help_wanted, reject_wrong
+from clusterctl.jobs.bundled import ChosenModel, reject_wrong
 from clusterctl.jobs.log_text import KeptLogs, whole_lines
 from clusterctl.jobs.replay import reject_missing, replayed
 from clusterctl.jobs.submission import Preparer, Submission, read_jobs, submit_prepared
 from clusterctl.jobs.submit import Submitter
 from clusterctl.jobs.watch import LogChunk
-from clusterctl.providers.base import Leftover, Prompts
-from clusterctl.providers.storage import KeptStorage
+from clusterctl.providers.base import Prompts
 from clusterctl.runs.collect import collect
 from clusterctl.runs.compare import compare as compare  # noqa: PLC0414
 from clusterctl.runs.fetch import selection_of
@@ -55,7 +53,7 @@ from clusterctl.state.chosen import ChosenCluster, naming_lock_holder
 from clusterctl.state.chosen_spec import spec_of, spec_of_existing
 from clusterctl.state.inventory import inventory_of
 from clusterctl.state.submissions import RUNS
-from clusterctl.state.workspace import WAIT_S, Workspace
+from clusterctl.state.workspace import WAIT_S
 from clusterctl.transport.openssh import OpenSSH, captured
 from clusterctl.util.progress import SILENT, LineReporter, PhaseLines
 
@@ -87,20 +85,15 @@ def _path(path: str | Path | None) -> Path | None:
     return None if path is None else Path(path)
 
 
-def _unconfirmed(prompt: str) -> UsageError:
-    """Return the error that takes the place of a prompt of the command line."""
-    why = "Python programs are not prompted"
-    return UsageError(prompt, code="needs-confirmation", why=why, fix="say yes=True")
-
-
-def _approve(plan: Plan, *, yes: bool) -> None:
-    """Reject a plan that destroys data or releases machines.
+def _confirm(prompt: str, *, yes: bool) -> None:
+    """Take the place of a prompt of the command line, unless there is none.
 
     Raises:
-        UsageError: it does, and not ``yes``.
+        UsageError: not ``yes``.
     """
-    if not yes and (prompt := prompt_about(plan)):
-        raise _unconfirmed(prompt)
+    if prompt and not yes:
+        why = "Python programs are not prompted"
+        raise UsageError(prompt, code="needs-confirmation", why=why, fix="say yes=True")
 
 
 @dataclass(frozen=True)
@@ -155,7 +148,7 @@ class Cluster:
     ) -> UpResult:
         """Create the cluster, or repair it."""
         options = UpOptions(
-            approve=partial(_approve, yes=yes),
+            approve=lambda plan: _confirm(prompt_about(plan), yes=yes),
             reconfigure=reconfigure,
             force=force,
             discard=discard,
@@ -183,8 +176,7 @@ class Cluster:
     ) -> down.DownResult:
         """Collect runs, remove the cluster, and verify the cleanup."""
         workspace = self._chosen.workspace(named=True)
-        if not yes:
-            raise _unconfirmed(f"take cluster {workspace.root.name!r} down?")
+        _confirm(f"take cluster {workspace.root.name!r} down?", yes=yes)
         options = down.DownOptions(
             discard=discard,
             discard_runs=_several(discard_run),
@@ -193,38 +185,8 @@ class Cluster:
             gone=names_of(_several(forget)),
             prompts=self._prompts,
         )
-        return down.down(self._runner(workspace.root.name, wait_s=0 if no_wait else WAIT_S), options)
-
-    def _runner(self, name: str, *, wait_s: float = WAIT_S) -> PhaseRunner:
-        return PhaseRunner(workspace=Workspace.of(name), reporter=PhaseLines(self._note), wait_s=wait_s)
-
-    def kept_storage(self) -> tuple[KeptStorage, ...]:
-        """The storage that earlier clusters of this name left."""
-        return remains.find_storage(self._chosen, self._prompts).kept
-
-    def remove_storage(self, *, yes: bool = False, discard: bool = False) -> tuple[KeptStorage, ...]:
-        """Remove kept storage with all that is on it; it needs ``discard``, too."""
-        storage = remains.find_storage(self._chosen, self._prompts, named=True)
-        remains.reject_storage(storage, discard=discard)
-        if not yes:
-            raise _unconfirmed(f"remove the kept storage of cluster {storage.name!r}?")
-        remains.remove_storage(self._runner(storage.name), storage)
-        return storage.kept
-
-    def orphans(self, project: str | None = None) -> Mapping[str, tuple[Leftover, ...]]:
-        """Clusters of this name without a workspace: their ids, and what there is of each."""
-        return remains.find_orphans(self._chosen, self._prompts, project=project).clusters
-
-    def remove_orphans(
-        self, project: str | None = None, *, yes: bool = False, discard: bool = False
-    ) -> tuple[str, ...]:
-        """Remove the orphans, which needs ``discard``, too; their ids."""
-        orphans = remains.find_orphans(self._chosen, self._prompts, project=project)
-        remains.reject_orphans(orphans, discard=discard)
-        if not yes:
-            raise _unconfirmed(f"remove {', '.join(orphans.clusters) or 'no orphan'}?")
-        remains.remove_orphans(self._runner(orphans.name), orphans)
-        return tuple(orphans.clusters)
+        reporter, wait_s = PhaseLines(self._note), 0 if no_wait else WAIT_S
+        return down.down(PhaseRunner(workspace=workspace, reporter=reporter, wait_s=wait_s), options)
 
     def status(self) -> Status:
         """The nodes, and the jobs that wait or run."""
@@ -286,12 +248,6 @@ class Cluster:
         if words := _several(args):
             given = {"args": words, **given}
         jobs = read_jobs(str(target), given, variants)
-        if help_wanted(jobs):
-            raise UsageError(
-                "--help starts no job",
-                code="help-starts-no-job",
-                fix=f"`clusterctl submit {target} -- --help` shows it",
-            )
         reject_wrong(jobs, model)
         return Submission(jobs, model)
 
@@ -467,11 +423,7 @@ def list_runs(
     """Collected runs, newest first, as `runs list` has them; of a ``sweep`` its tasks, the best first."""
     if sweep is not None:
         if where or since or tags or tasks or folders or everywhere or cluster or reverse:
-            raise UsageError(
-                "sweep= names one sweep",
-                code="options-exclusive",
-                fix="leave out what chooses among runs, and reverse=",
-            )
+            raise excluded("sweep=", "what chooses among runs, or reverse=,")
         return ranked(named_run(sweep), sort)[0]
     query = RunQuery(
         where=_several(where),

@@ -78,7 +78,6 @@ class ClusterctlError(Exception):
         why: str = "",
         fix: str = "",
         host: str | None = None,
-        phase: str | None = None,
         failures: tuple[Failure, ...] = (),
     ) -> None:
         super().__init__(what)
@@ -88,7 +87,6 @@ class ClusterctlError(Exception):
         self.why = why
         self.fix = fix
         self.host = host
-        self.phase = phase
         self._failures = failures
 
     @classmethod
@@ -122,7 +120,7 @@ class ClusterctlError(Exception):
     @property
     def failures(self) -> tuple[Failure, ...]:
         """The failures behind this error, at least one."""
-        own = Failure(self.code, self.cause, self.host, self.phase, self.fix, self.retryable)
+        own = Failure(self.code, self.cause, self.host, None, self.fix, self.retryable)
         found = self._failures or (own,)
         return tuple(replace(f, retryable=False) for f in found) if self.had_side_effects else found
 
@@ -153,6 +151,11 @@ def excluded(first: str, second: str) -> UsageError:
     return UsageError(
         f"{first} and {second} exclude each other", code="options-exclusive", fix="use one of them"
     )
+
+
+def unaccompanied(option: str, needed: str) -> UsageError:
+    """Return the error of a command line with an option but not the option that it needs."""
+    return UsageError(f"{option} needs {needed}", code="option-needs-option", fix=f"say {needed}, too")
 
 
 class NotUpError(UsageError):

@@ -8,13 +8,9 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Annotated, Any, Final
 
-import typer
-
-from clusterctl.cli.job_flags import some_flags
-from clusterctl.cli.options import Options, hosts, takes
+from clusterctl.cli.options import Words, argument, hosts, option, takes
 from clusterctl.cli.output import Screen
-from clusterctl.cli.progress import showing_progress
-from clusterctl.cli.submit import preparer
+from clusterctl.cli.submit import preparer, some_flags
 from clusterctl.errors import Failure, UsageError, excluded
 from clusterctl.jobs.environment import Environments
 from clusterctl.jobs.shell import asking, forwarded, parse_forwards
@@ -26,7 +22,7 @@ from clusterctl.state.chosen import naming_lock_holder
 from clusterctl.state.inventory import Inventory, inventory_of
 from clusterctl.transport.openssh import NO_CONNECTION, OpenSSH, attached, captured
 
-Command = Annotated[list[str] | None, typer.Argument(metavar="COMMAND", help="A command, after --.")]
+Command = Annotated[Words, argument("A command, after --.", metavar="COMMAND")]
 _ALLOCATION: Final = some_flags(
     "nodes tasks_per_node cpus gpus mem time partition account qos constraint requirements"
 )
@@ -34,17 +30,10 @@ _ALLOCATION: Final = some_flags(
 
 def ssh(
     screen: Screen,
-    options: Options,
-    host: Annotated[
-        str | None, typer.Argument(help="Host name. Default: the controller.", autocompletion=hosts)
-    ] = None,
+    host: Annotated[str | None, argument("Host name. Default: the controller.", tab=hosts)] = None,
     command: Command = None,
-    user: Annotated[
-        str | None, typer.Option("--user", "-u", help="Login user. Default: the job user.")
-    ] = None,
-    admin: Annotated[
-        bool, typer.Option("--admin", help=f"Log in as the administrator, {ADMIN_USER}, who may use sudo.")
-    ] = False,
+    user: Annotated[str | None, option("Login user. Default: the job user.", "--user", "-u")] = None,
+    admin: Annotated[bool, option(f"Log in as the administrator, {ADMIN_USER}, who may use sudo.")] = False,
 ) -> int:
     """Open a shell on a host, or run a command there.
 
@@ -52,14 +41,14 @@ def ssh(
     """
     if admin and user is not None:
         raise excluded("--admin", "--user")
-    workspace = options.chosen(screen).workspace()
+    workspace = screen.chosen().workspace()
     with naming_lock_holder(workspace):
         inventory = inventory_of(workspace)
     host, words = _host_and_command(inventory, host, command or [])
     _refuse_shell_as_json(screen, words)
     login = user or (None if admin else inventory.job_user)
     argv = OpenSSH(workspace.ssh_config, login).argv(host, words[0] if len(words) == 1 else words)
-    code = _run_for_json(screen, argv, {"host": host}) if screen.json else attached(argv)
+    code = _run(screen, argv, {"host": host})
     if code == NO_CONNECTION and not (admin or user):
         screen.note(
             f"note: if {login} may not log in to {host}, the administrator may: clusterctl ssh --admin {host}"
@@ -70,11 +59,9 @@ def ssh(
 @takes(_ALLOCATION)
 def shell(
     screen: Screen,
-    options: Options,
     command: Command = None,
     forward: Annotated[
-        list[str] | None,
-        typer.Option(help="Forward a local port to the node: 8888, or LOCAL:REMOTE. Repeatable."),
+        Words, option("Forward a local port to the node: 8888, or LOCAL:REMOTE. Repeatable.")
     ] = None,
     **given: object,
 ) -> int:
@@ -93,9 +80,9 @@ def shell(
             fix="name a command: clusterctl shell -- COMMAND",
         )
     forwards = parse_forwards(forward or [])
-    with open_session(options.chosen(screen)) as session, ExitStack() as stack:
+    with open_session(screen.chosen()) as session, ExitStack() as stack:
         ssh = OpenSSH(session.workspace.ssh_config, session.facts.job_user)
-        environment = _environment(screen, options, session, words)
+        environment = _environment(screen, session, words)
         lease = stack.enter_context(asking(session, ssh, words))
         with screen.working("waiting for nodes"):
             while isinstance(held := lease.allocation(), str):
@@ -105,18 +92,17 @@ def shell(
         for port in forwards:
             screen.note(f"localhost:{port.local} leads to port {port.remote} of {held.nodes[0]}")
         argv = held.argv(command or [], environment, terminal=terminal)
-        answer = {"job_id": held.job_id, "nodes": held.nodes}
-        code = _run_for_json(screen, argv, answer) if screen.json else attached(argv)
+        code = _run(screen, argv, {"job_id": held.job_id, "nodes": held.nodes})
         if lease.was_revoked():
             screen.note(f"note: Slurm ended the allocation; `clusterctl jobs {held.job_id}` says why")
     return code
 
 
-def _environment(screen: Screen, options: Options, session: Session, words: JobOptions) -> Environment:
+def _environment(screen: Screen, session: Session, words: JobOptions) -> Environment:
     """The Python of the spec's and the flag's requirements, on the cluster before nodes are asked for."""
     with screen.working("resolving requirements"):
-        environment = preparer(screen, options).environment(session, words)
-    with showing_progress(screen) as progress:
+        environment = preparer(screen).environment(session, words)
+    with screen.transfers() as progress:
         Environments(screen.note, progress=progress).build_for(session, environment, None)
     return environment
 
@@ -149,8 +135,9 @@ def _note_wait(screen: Screen, session: Session, job_id: str) -> None:
     screen.note(f"job {job_id} waits in the queue{reason}; Ctrl-C takes the request back")
 
 
-def _run_for_json(screen: Screen, argv: Sequence[str], answer: dict[str, Any]) -> int:
-    """Run a command and show its output as JSON; its exit status."""
+def _run(screen: Screen, argv: Sequence[str], answer: dict[str, Any]) -> int:
+    if not screen.json:
+        return attached(argv)
     done = captured(argv)
     answer |= {"exit_code": done.rc, "stdout": done.stdout, "stderr": done.stderr}
     if done.rc != 0:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from clusterctl.cli.options import Options
+from clusterctl.cli.options import Words, argument, option
 from clusterctl.cli.output import Screen
 from clusterctl.cluster.up import reject_bundles
 from clusterctl.errors import NotUpError, ProvisionError, UsageError
@@ -15,42 +13,36 @@ from clusterctl.packages import bundle_create
 from clusterctl.packages.bundle import Bundle, damages, open_bundle, reject_defects
 from clusterctl.packages.bundle_checks import mismatches
 from clusterctl.spec.distributions import Distribution, distribution_of
-from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.names import find_spec
 from clusterctl.state.chosen_spec import spec_of
 from clusterctl.state.inventory import inventory_of
 from clusterctl.transport.tree import shown_size
 
-BundleFile = Annotated[Path, typer.Argument(metavar="FILE", help="A bundle that `bundle create` made.")]
+BundleFile = Annotated[Path, argument("A bundle that `bundle create` made.", metavar="FILE")]
 Systems = Annotated[
-    list[str] | None,
-    typer.Option("--os", metavar="NAME", help="A distribution of the hosts, such as debian-12 or rocky-9."),
+    Words, option("A distribution of the hosts, such as debian-12 or rocky-9.", "--os", metavar="NAME")
 ]
 
 
 def create(
     screen: Screen,
-    options: Options,
     system: Systems = None,
     archive: Annotated[
-        list[str] | None,
-        typer.Option(
+        Words,
+        option(
+            "Package repositories of a distribution, in apt or dnf format. Default: its public ones.",
             "--from",
             metavar="NAME=FILE",
-            help="Package repositories of a distribution, in apt or dnf format. Default: its public ones.",
         ),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Default: NAME.bundle.tar here.")
-    ] = None,
+    out: Annotated[Path | None, option("Default: NAME.bundle.tar here.", metavar="FILE")] = None,
 ) -> None:
     """Pack OS packages with dependencies and Python wheels into one file.
 
     For the distributions of the hosts if the cluster is up, else of --os.
     """
-    spec = spec_of(options.chosen(screen))
+    spec = spec_of(screen.chosen())
     reject_bundles(spec, fix="create it without a bundle: `clusterctl up`")
-    names = _names(screen, options, system)
+    names = _names(screen, system)
     distributions = tuple({one.release: one for one in map(_distribution, names)}.values())
     archives = dict(_assignment(text) for text in archive or ())
     if unknown := archives.keys() - {one.release for one in distributions}:
@@ -68,33 +60,27 @@ def create(
                 fix=f"say --from {name}=FILE, written as in /etc/yum.repos.d",
             )
     target = out or Path(f"{spec.name}.bundle.tar")
-    wanted = bundle_create.BundleRequest(spec, distributions, archives)
-    made = bundle_create.create(wanted, target, report=screen.note)
+    request = bundle_create.BundleRequest(spec, distributions, archives)
+    made = bundle_create.create(request, target, report=screen.note)
     size = shown_size(target.stat().st_size)
-    screen.result(
-        _answer(made), *_lines(made), f"wrote {target}, {size}; take it along with clusterctl itself"
-    )
+    _show(screen, made, f"wrote {target}, {size}; take it along with clusterctl itself")
 
 
-def verify(screen: Screen, options: Options, path: BundleFile, system: Systems = None) -> None:
+def verify(screen: Screen, path: BundleFile, system: Systems = None) -> None:
     """Verify the checksums of a bundle, and that it matches this clusterctl and the spec."""
     opened = open_bundle(path)
     releases = list({_distribution(name).release: None for name in system or ()})
-    wrong = (*mismatches(opened, _spec(screen, options), releases), *damages(opened))
+    has_spec = screen.cluster is not None or screen.chosen().spec_file is not None
+    # Without a spec, a bundle may be for any.
+    spec = spec_of(screen.chosen()) if has_spec else None
+    wrong = (*mismatches(opened, spec, releases), *damages(opened))
     reject_defects(path, wrong)
-    screen.result(_answer(opened), *_lines(opened), "all checksums match")
+    _show(screen, opened, "all checksums match")
 
 
-def show(screen: Screen, options: Options, path: BundleFile) -> None:
+def show(screen: Screen, path: BundleFile) -> None:
     """Show the manifest of a bundle."""
-    opened = open_bundle(path)
-    screen.result(_answer(opened), *_lines(opened))
-
-
-def _spec(screen: Screen, options: Options) -> ClusterSpec | None:
-    """The spec that is meant; without one, a bundle may be for any."""
-    found = options.file or options.cluster or find_spec(Path.cwd())
-    return spec_of(options.chosen(screen)) if found else None
+    _show(screen, open_bundle(path))
 
 
 def _distribution(name: str) -> Distribution:
@@ -106,12 +92,12 @@ def _distribution(name: str) -> Distribution:
         ) from exc
 
 
-def _names(screen: Screen, options: Options, names: list[str] | None) -> list[str]:
+def _names(screen: Screen, names: list[str] | None) -> list[str]:
     """Distributions that are named, else those of the hosts as they were last looked at."""
     if names:
         return names
     try:
-        hosts = inventory_of(options.chosen(screen).workspace()).hosts
+        hosts = inventory_of(screen.chosen().workspace()).hosts
     except NotUpError as exc:
         raise UsageError(
             "which distributions do the hosts have?",
@@ -131,9 +117,15 @@ def _assignment(text: str) -> tuple[str, Path]:
     return _distribution(name).release, Path(path)
 
 
-def _answer(opened: Bundle) -> dict[str, Any]:
+def _show(screen: Screen, opened: Bundle, *last: str) -> None:
     manifest = opened.manifest
-    return {
+    systems: dict[str, dict[str, Any]] = {}
+    lines = [f"bundle for cluster {manifest.cluster!r}, created by clusterctl {manifest.clusterctl}"]
+    for release, system in manifest.systems.items():
+        count, wheels = system.packages, len(system.wheels + system.gpu + system.more)
+        systems[release] = {"packages": count, "python": system.python, "wheels": wheels}
+        lines.append(f"  {release}: {count} packages, {wheels} wheels for Python {system.python}")
+    answer = {
         "file": str(opened.file),
         "digest": opened.digest,
         "format": manifest.format,
@@ -141,23 +133,6 @@ def _answer(opened: Bundle) -> dict[str, Any]:
         "cluster": manifest.cluster,
         "architecture": manifest.architecture,
         "bytes": opened.file.stat().st_size,
-        "systems": {
-            release: {
-                "packages": system.packages,
-                "python": system.python,
-                "wheels": len(system.wheels + system.gpu + system.more),
-            }
-            for release, system in manifest.systems.items()
-        },
+        "systems": systems,
     }
-
-
-def _lines(opened: Bundle) -> list[str]:
-    manifest = opened.manifest
-    lines = [f"bundle for cluster {manifest.cluster!r}, created by clusterctl {manifest.clusterctl}"]
-    lines += [
-        f"  {release}: {system.packages} packages, {len(system.wheels + system.gpu + system.more)} wheels "
-        f"for Python {system.python}"
-        for release, system in manifest.systems.items()
-    ]
-    return [*lines, f"  digest {opened.digest}"]
+    screen.result(answer, *lines, f"  digest {opened.digest}", *last)

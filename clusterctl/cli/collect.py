@@ -3,85 +3,65 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
-import typer
-
-from clusterctl.cli.options import Options, OutFolder, job_ids
+from clusterctl.cli.options import OutFolder, Words, argument, flag, job_ids, takes
 from clusterctl.cli.output import Screen
-from clusterctl.cli.progress import showing_progress
 from clusterctl.runs.collect import collect as collect_runs
 from clusterctl.runs.fetch import CHECKPOINTS, selection_of
+from clusterctl.runs.only_copies import bring_all
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, open_session
+from clusterctl.state.inventory import inventory_of, keeps_storage
 from clusterctl.state.ledger import RunRecord
-from clusterctl.state.submissions import UNCHANGED
+from clusterctl.state.submissions import RUNS, UNCHANGED
 from clusterctl.state.workspace import Workspace
 
 _MOST_REASONS = 8
 
 
+# Parameters of ``selection_of``.
+_SELECTION: Final = {
+    "checkpoints": flag(
+        str,
+        "Which checkpoints of each run to copy; the others are listed. Default: latest.",
+        metavar="latest|all|none",
+        tab=lambda: list(CHECKPOINTS),
+    ),
+    "max_checkpoint": flag(
+        str, "Do not copy the latest checkpoint if it is larger; list it. Default: 4GiB.", metavar="SIZE"
+    ),
+    "max_file": flag(str, "Do not copy larger files; list them. Default: 64GiB.", metavar="SIZE"),
+    "everything": flag(
+        bool,
+        "Copy all that exists only on the cluster: all files of runs, whatever their size, also "
+        "what earlier collects left; files in homes and on nodes' own disks.",
+        "--all",
+    ),
+}
+
+
+@takes(_SELECTION)
 def collect(
     screen: Screen,
-    options: Options,
     ids: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[ID...]", help="Default: all that are not collected yet.", autocompletion=job_ids
-        ),
+        Words, argument("Default: all that are not collected yet.", metavar="[ID...]", tab=job_ids)
     ] = None,
     out: OutFolder = None,
-    checkpoints: Annotated[
-        str | None,
-        typer.Option(
-            metavar="latest|all|none",
-            help="Which checkpoints of each run to copy; the others are listed. Default: latest.",
-            autocompletion=lambda: list(CHECKPOINTS),
-        ),
-    ] = None,
-    max_checkpoint: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE", help="Do not copy the latest checkpoint if it is larger; list it. Default: 4GiB."
-        ),
-    ] = None,
-    max_file: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Do not copy larger files; list them. Default: 64GiB.")
-    ] = None,
-    everything: Annotated[
-        bool,
-        typer.Option(
-            "--all",
-            help="Copy all that exists only on the cluster: all files of runs, whatever their size, also "
-            "what earlier collects left; files in homes and on nodes' own disks.",
-        ),
-    ] = False,
+    **given: Any,
 ) -> None:
     """Copy runs from the cluster, with the SHA-256 of each file.
 
     A run is a job's logs, metrics, telemetry, accounting, and the other files in its folder.
     """
-    selection = selection_of(checkpoints, max_checkpoint, max_file, everything=everything)
-    opened = open_session(options.chosen(screen), patience_s=SHORT_PATIENCE_S)
-    with opened as session, showing_progress(screen) as progress:
+    everything, out = bool(given.get("everything")), out or RUNS
+    selection = selection_of(**{**dict.fromkeys(_SELECTION), **given})
+    with (
+        open_session(screen.chosen(), patience_s=SHORT_PATIENCE_S) as session,
+        screen.transfers() as progress,
+    ):
         workspace = session.ledger.workspace
-        runs = collect_runs(
-            session, ids or None, out=out or Path("runs"), selection=selection, progress=progress
-        )
-        folders: tuple[Path, ...] = ()
-        if everything and not ids:
-            from clusterctl.runs.only_copies import bring_all
-
-            folders = bring_all(workspace, out or Path("runs"), progress=progress)
-    answer = [
-        {
-            "job_id": r.job_id,
-            "state": r.state,
-            "dir": str(r.directory),
-            "skipped": len(r.skipped),
-            "cost_usd": r.cost_usd,
-        }
-        for r in runs
-    ]
+        runs = collect_runs(session, ids or None, out=out, selection=selection, progress=progress)
+        folders = bring_all(workspace, out, progress=progress) if everything and not ids else ()
     lines = []
     for run in runs:
         # `collect --all` has brought with the files of homes what a run lacks.
@@ -90,14 +70,23 @@ def collect(
         cost = "" if run.cost_usd is None else f", {run.cost_usd:.2f} USD"
         lines.append(f"job {run.job_id} ({run.name}) {run.state}: {_nearby(run.directory)}{cost}")
     lines += [f"files that are of no run: {_nearby(folder)}" for folder in folders]
-    done = {"runs": answer, "folders": [str(folder) for folder in folders]}
-    screen.result(done, *(lines or ["nothing to collect"]))
+    answer = {"runs": [_answer(run) for run in runs], "folders": [str(folder) for folder in folders]}
+    screen.result(answer, *(lines or ["nothing to collect"]))
+
+
+def _answer(run: RunRecord) -> dict[str, Any]:
+    skipped, folder = len(run.skipped), str(run.directory)
+    return {
+        "job_id": run.job_id,
+        "state": run.state,
+        "dir": folder,
+        "skipped": skipped,
+        "cost_usd": run.cost_usd,
+    }
 
 
 def _what_becomes(workspace: Workspace) -> str:
     """What `down` does to files in jobs' folders."""
-    from clusterctl.state.inventory import inventory_of, keeps_storage
-
     if inventory_of(workspace).traits.user_owned:
         return "it stays on your machines"
     return "it stays on the kept storage" if keeps_storage(workspace) else "it ends with the cluster"

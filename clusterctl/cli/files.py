@@ -7,11 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from clusterctl.cli.options import Options
+from clusterctl.cli.options import argument
 from clusterctl.cli.output import Screen
-from clusterctl.cli.progress import showing_progress
 from clusterctl.jobs import files
 from clusterctl.transport.get import Fetched
 from clusterctl.transport.put import Sent
@@ -20,10 +17,8 @@ from clusterctl.transport.tree import shown_size
 
 def put(
     screen: Screen,
-    options: Options,
     paths: Annotated[
-        list[str],
-        typer.Argument(metavar="LOCAL... [REMOTE]", help="Files and folders here, then the folder there."),
+        list[str], argument("Files and folders here, then the folder there.", metavar="LOCAL... [REMOTE]")
     ],
 ) -> None:
     """Copy files and folders to the cluster.
@@ -31,8 +26,8 @@ def put(
     They go to the home folder, unless the last argument names another.
     """
     begun = time.monotonic()
-    with showing_progress(screen) as progress:
-        done = files.put(options.chosen(screen), paths, progress=progress)
+    with screen.transfers() as progress:
+        done = files.put(screen.chosen(), paths, progress=progress)
     for path in done.skipped:
         screen.note(f"note: not sent, being no file: {path}")
     folder, skipped = done.sent.folder, [str(path) for path in done.skipped]
@@ -41,10 +36,8 @@ def put(
 
 def get(
     screen: Screen,
-    options: Options,
     paths: Annotated[
-        list[str],
-        typer.Argument(metavar="REMOTE... [LOCAL]", help="Files and folders there, then the folder here."),
+        list[str], argument("Files and folders there, then the folder here.", metavar="REMOTE... [LOCAL]")
     ],
 ) -> None:
     """Copy files and folders from the cluster.
@@ -52,8 +45,8 @@ def get(
     They go to this folder, unless the last argument names another.
     """
     begun = time.monotonic()
-    with showing_progress(screen) as progress:
-        done = files.get(options.chosen(screen), paths, progress=progress)
+    with screen.transfers() as progress:
+        done = files.get(screen.chosen(), paths, progress=progress)
     for path in done.skipped:
         screen.note(f"note: not fetched, being no file: {path}")
     local = paths[-1] if len(paths) > 1 else "."
@@ -71,7 +64,13 @@ def _show_transfer(
     where: str,
     skipped: Sequence[str],
 ) -> None:
-    """``where``: the folder as it was named."""
+    """Show how much was transferred, and how fast.
+
+    begun: when it began, by the monotonic clock in seconds.
+    verb: what was done to the files.
+    folder, where: the whole path of their new folder, and the folder as it was named.
+    skipped: paths that are no files.
+    """
     seconds, size = time.monotonic() - begun, shown_size(done.bytes)
     are = f"1 file, {size}, is" if done.files == 1 else f"{done.files} files, {size}, are"
     answer = {"folder": folder, "files": done.files, "bytes": done.bytes, "sent_bytes": done.sent_bytes}

@@ -7,11 +7,10 @@ import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from clusterctl.cli.options import Options, job_ids
+from clusterctl.cli.options import argument, job_ids, option
 from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.errors import Notice, SchedulerError, TransportError, UsageError, excluded
 from clusterctl.jobs import watch
@@ -26,26 +25,22 @@ if TYPE_CHECKING:
     from clusterctl.scheduler.diagnosis import Diagnosis
 
 Ids = Annotated[
-    list[str],
-    typer.Argument(metavar="ID...", help="Job ids, such as 12, or 12_3 of an array.", autocompletion=job_ids),
+    list[str], argument("Job ids, such as 12, or 12_3 of an array.", metavar="ID...", tab=job_ids)
 ]
 
 
 def logs(
     screen: Screen,
-    options: Options,
     job_id: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[ID]", help="Job id. Default: the last job submitted.", autocompletion=job_ids
-        ),
+        argument("Job id. Default: the last job submitted.", metavar="[ID]", tab=job_ids),
     ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Follow the output until the job has ended.")
-    ] = False,
-    rank: Annotated[int | None, typer.Option(min=0, help="Only what this rank wrote.", metavar="N")] = None,
-    label: Annotated[bool, typer.Option("--label", help="Begin each line with its rank, as `1: `.")] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="Write the bytes unchanged to files and pipes.")] = False,
+    follow: Annotated[bool, option("Follow the output until the job has ended.", "--follow", "-f")] = False,
+    rank: Annotated[int | None, option("Only what this rank wrote.", min=0, metavar="N")] = None,
+    label: Annotated[bool, option("Begin each line with its rank, as `1: `.")] = False,
+    raw: Annotated[bool, option("Write the bytes unchanged to files and pipes.")] = False,
+    # -f means something else here.
+    file: Annotated[Path | None, option("Cluster spec. Default: ./cluster.yaml.")] = None,
 ) -> None:
     """Print a job's stdout and stderr. Ctrl-C detaches; the job goes on.
 
@@ -60,7 +55,7 @@ def logs(
     causes: tuple[Diagnosis, ...] = ()
     try:
         with (
-            open_session(options.chosen(screen)) as session,
+            open_session(screen.chosen()) as session,
             shown as on_output,
             labelled(on_output) if label and not screen.json else nullcontext(on_output) as show,
         ):
@@ -97,9 +92,9 @@ def _last_submitted(screen: Screen, session: Session) -> str:
     )
 
 
-def cancel(screen: Screen, options: Options, ids: Ids) -> None:
+def cancel(screen: Screen, ids: Ids) -> None:
     """Cancel jobs. The id of an array cancels all of its tasks."""
-    with open_session(options.chosen(screen), patience_s=SOON_S) as session:
+    with open_session(screen.chosen(), patience_s=SOON_S) as session:
         jobs = watch.cancel(session, ids)
     cancelled, ended = ([job for job in jobs if job.ended is over] for over in (False, True))
     lines = [f"cancelled job {job.id} ({job.name})" for job in cancelled]
@@ -114,7 +109,6 @@ def cancel(screen: Screen, options: Options, ids: Ids) -> None:
 def wait_for(
     screen: Screen, session: Session, ids: list[str], timeout_s: float | None
 ) -> tuple[JobInfo, ...]:
-    """Wait until jobs have ended."""
     with screen.working(f"waiting for job {', '.join(ids)}"), _detaching(screen, ids):
         return watch.wait(session, ids, timeout_s=timeout_s, on_change=ChangeNotes(screen.note))
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from pydantic import ValidationError
 
-from clusterctl.cli.options import Options
+from clusterctl.cli.options import option
 from clusterctl.cli.output import Screen
 from clusterctl.errors import ClusterctlError, Notice, UsageError
 from clusterctl.providers.node_class import KeptImage
@@ -45,50 +44,38 @@ class _Listed:
     fix: str = ""
 
 
-def list_(screen: Screen, options: Options) -> None:
+def list_(screen: Screen) -> None:
     """List your clusters, kept storage, and orphans on this machine.
 
     States: `up`; `unfinished` and `damaged`, which `clusterctl up` repairs; `elsewhere`, created with another
     CLUSTERCTL_HOME; `orphaned`, without a workspace, which `clusterctl orphans remove` removes.
     """
-    del options
     noted = list(_noted())
     found = noted + list(_on_this_machine({one.id for one in noted}))
-    kept = list(all_recorded())
-    lines = _table(screen, found) if found else ["no clusters"]
-    if kept:
-        lines += ["", *_storage_lines(kept)]
-    _note_damaged(screen)
+    kept, storage = _storage(screen)
+    lines = [*(_table(screen, found) if found else ["no clusters"]), *([""] if kept else []), *storage]
     answer = {"clusters": [asdict(one) for one in found], "storage": [one.as_dict() for one in kept]}
     screen.result(answer, *lines)
 
 
-def storage_list(screen: Screen, options: Options) -> None:
+def storage_list(screen: Screen) -> None:
     """List kept storage, of all names."""
-    del options
-    kept = tuple(all_recorded())
-    _note_damaged(screen)
-    screen.result(
-        {"storage": [one.as_dict() for one in kept]}, *(_storage_lines(kept) or ["no kept storage"])
-    )
+    kept, lines = _storage(screen)
+    screen.result({"storage": [one.as_dict() for one in kept]}, *(lines or ["no kept storage"]))
 
 
-def _storage_lines(kept: Iterable[KeptStorage]) -> list[str]:
-    """Kept storage for people, with the commands that use it up."""
-    lines = []
-    for one in kept:
-        remove = f"`{REMOVE.format(name=one.cluster)}` removes it"
-        lines += [f"kept storage of {one.cluster!r}: {one}", f"  `clusterctl up` takes it up; {remove}"]
-    return lines
-
-
-def _note_damaged(screen: Screen) -> None:
-    """Name the records of kept storage that can't be read."""
+def _storage(screen: Screen) -> tuple[list[KeptStorage], list[str]]:
+    """Return kept storage, and its lines. Note the records that can't be read."""
     for path in damaged_records():
         screen.note(
             f"note: the record of kept storage can't be read: {path}; what there is, "
             "`clusterctl storage remove -f SPEC` finds with the spec of that cluster"
         )
+    kept, lines = list(all_recorded()), []
+    for one in kept:
+        remove = f"`{REMOVE.format(name=one.cluster)}` removes it"
+        lines += [f"kept storage of {one.cluster!r}: {one}", f"  `clusterctl up` takes it up; {remove}"]
+    return kept, lines
 
 
 def _table(screen: Screen, found: Sequence[_Listed]) -> list[str]:
@@ -139,10 +126,8 @@ def _on_this_machine(known: set[str | None]) -> Iterator[_Listed]:
 
 def cache_prune(
     screen: Screen,
-    options: Options,
     images: Annotated[
-        bool,
-        typer.Option("--images", help="Delete also all images that clusterctl made in the spec's project."),
+        bool, option("Delete also all images that clusterctl made in the spec's project.")
     ] = False,
 ) -> None:
     """Remove node images that no cluster uses; with --images also those in the project of a cloud.
@@ -151,7 +136,7 @@ def cache_prune(
     """
     kept: Sequence[KeptImage] = ()
     if images:
-        provider = spec_of(options.chosen(screen)).provider
+        provider = spec_of(screen.chosen()).provider
         if not provider.is_cloud:
             raise UsageError(
                 f"there are no images to delete in a project: the provider is {provider.type}",
@@ -162,12 +147,12 @@ def cache_prune(
     _show_cache(screen, kept, prune=True)
 
 
-def cache_list(screen: Screen, options: Options) -> None:
+def cache_list(screen: Screen) -> None:
     """List the cached node images; with a spec of a cloud, also those in its project, with their cost."""
     kept: Sequence[KeptImage] = ()
-    if options.cluster is not None or options.chosen(screen).spec_file is not None:
+    if screen.cluster is not None or screen.chosen().spec_file is not None:
         try:
-            kept = kept_images(spec_of(options.chosen(screen)).provider)
+            kept = kept_images(spec_of(screen.chosen()).provider)
         except ClusterctlError as exc:  # what is here needs neither a spec nor a login
             unlisted = f"note: images in a cloud project are not listed: {exc.cause}"
             screen.note(Notice("project-images-unlisted", unlisted))

@@ -6,16 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-import typer
-
 from clusterctl.cli.job import timeout_of
-from clusterctl.cli.options import Options, takes
+from clusterctl.cli.options import argument, option, takes
 from clusterctl.cli.output import Screen
-from clusterctl.cli.prompts import AcceptHostKey, AskBecomePass
-from clusterctl.cli.up import Discard, NoWait, Yes, bring_up
+from clusterctl.cli.phases import AcceptHostKey, AskBecomePass, NoWait, Yes
+from clusterctl.cli.up import Discard, bring_up
 from clusterctl.cluster import nodes
 from clusterctl.cluster.nodes import NodeState
-from clusterctl.cluster.up import UpOptions
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.admin import scheduler_of
 from clusterctl.scheduler.base import Jobs, Nodes
@@ -28,13 +25,9 @@ from clusterctl.state.workspace import WAIT_S, Workspace
 from clusterctl.transport.base import Connect
 from clusterctl.transport.connections import Connections
 
-Names = Annotated[
-    list[str], typer.Argument(metavar="NODE...", help="Node names, or host lists such as gpu[01-04].")
-]
-Reason = Annotated[
-    str, typer.Option("--reason", metavar="TEXT", help="Reason, as sinfo and `status` show it.")
-]
-Force = Annotated[bool, typer.Option("--force", help="Cancel the jobs that run on the nodes.")]
+Names = Annotated[list[str], argument("Node names, or host lists such as gpu[01-04].", metavar="NODE...")]
+Reason = Annotated[str, option("Reason, as sinfo and `status` show it.", "--reason", metavar="TEXT")]
+Force = Annotated[bool, option("Cancel the jobs that run on the nodes.", "--force")]
 _REASON_REBOOT = "clusterctl: is to be booted"
 # What taking a machine into the cluster may need.
 _JOINING = {"yes": Yes, "no_wait": NoWait, "ask_become_pass": AskBecomePass, "accept_host_key": AcceptHostKey}
@@ -42,20 +35,17 @@ _JOINING = {"yes": Yes, "no_wait": NoWait, "ask_become_pass": AskBecomePass, "ac
 
 def drain(
     screen: Screen,
-    options: Options,
     names: Names,
     reason: Reason,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until no job runs on the nodes.")] = False,
-    timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="TIME", help="With --wait: the longest wait.")
-    ] = None,
+    wait: Annotated[bool, option("Wait until no job runs on the nodes.")] = False,
+    timeout: Annotated[str | None, option("With --wait: the longest wait.", metavar="TIME")] = None,
 ) -> None:
     """Drain nodes: no new jobs start, running jobs go on. `up` leaves drained nodes as they are."""
     if not reason.strip():
         raise UsageError(
             "--reason is empty", code="reason-empty", fix="say why, for whoever looks at the nodes"
         )
-    with _cluster(screen, options) as (inventory, scheduler):
+    with _cluster(screen) as (inventory, scheduler):
         chosen = _chosen(inventory, names)
         scheduler.drain(chosen, reason)
         found = nodes.states(scheduler, chosen)
@@ -64,66 +54,51 @@ def drain(
     _show(screen, found)
 
 
-def resume(screen: Screen, options: Options, names: Names) -> None:
+def resume(screen: Screen, names: Names) -> None:
     """Resume nodes: jobs can start on them again."""
-    with _cluster(screen, options) as (inventory, scheduler):
+    with _cluster(screen) as (inventory, scheduler):
         found = nodes.resume(scheduler, _chosen(inventory, names))
     _show(screen, found)
 
 
 @takes(_JOINING)
-def add(screen: Screen, options: Options, names: Names, **joining: Any) -> int:
+def add(screen: Screen, names: Names, **joining: Any) -> int:
     """Add machines of the spec to the running cluster.
 
     Only the new nodes are configured; the others get their addresses. Running jobs go on.
     """
-    spec = spec_of_existing(options.chosen(screen))
+    spec = spec_of_existing(screen.chosen())
     own_machines(spec.provider)
     inventory = inventory_of(Workspace.of(spec.name))
     chosen = nodes.names_of(names)
     if there := [name for name in chosen if inventory.host(name)]:
         fix = f"`clusterctl up --limit {','.join(there)}` repairs it, `clusterctl node replace` takes another"
         raise UsageError(f"already in the cluster: {', '.join(there)}", code="host-exists", fix=fix)
-    return bring_up(screen, options, spec, UpOptions(limit=chosen), **joining)
+    return bring_up(screen, spec, limit=chosen, **joining)
 
 
-def remove(
-    screen: Screen,
-    options: Options,
-    names: Names,
-    force: Force = False,
-    discard: Discard = False,
-    yes: Yes = False,
-    no_wait: NoWait = False,
-) -> int:
+@takes({"force": Force, "discard": Discard, "yes": Yes, "no_wait": NoWait})
+def remove(screen: Screen, names: Names, **how: Any) -> int:
     """Remove nodes from the cluster and restore the machines. Other nodes and their jobs go on."""
-    workspace = options.chosen(screen).workspace()
+    workspace = screen.chosen().workspace()
     inventory = inventory_of(workspace)
     spec = applied_spec(workspace)
     own_machines(spec.provider)
     chosen = _chosen(inventory, names)
     fewer = nodes.spec_without(spec, chosen)
-    wanted = UpOptions(limit=(inventory.controller.name, *chosen), force=force, discard=discard)
-    done = bring_up(screen, options, fewer, wanted, yes=yes, no_wait=no_wait)
+    done = bring_up(screen, fewer, limit=(inventory.controller.name, *chosen), **how)
     screen.note(f"take {', '.join(chosen)} out of your spec file, too: else the next `up` adds them again")
     return done
 
 
-@takes(_JOINING)
-def replace(
-    screen: Screen,
-    options: Options,
-    names: Names,
-    force: Force = False,
-    discard: Discard = False,
-    **joining: Any,
-) -> int:
+@takes({"force": Force, "discard": Discard, **_JOINING})
+def replace(screen: Screen, names: Names, **how: Any) -> int:
     """Replace the machines of nodes; the node names stay.
 
     Local nodes are made anew, and what is on their disks is lost. Of machines of your own new host keys are
     confirmed, and the old ones are released; one that does not answer is released once it does.
     """
-    spec = spec_of_existing(options.chosen(screen))
+    spec = spec_of_existing(screen.chosen())
     workspace = Workspace.of(spec.name)
     is_local = spec.provider.shares_kernel
     if not is_local:
@@ -131,23 +106,15 @@ def replace(
     inventory = inventory_of(workspace)
     chosen = nodes.names_of(names)
     there = tuple(name for name in chosen if inventory.host(name))  # none, of one that failed half way
-    if inventory.controller.name in chosen:
-        fix = "take the cluster down, and raise it anew"
-        raise UsageError(
-            f"{inventory.controller.name} is the controller: it can't be replaced",
-            code="controller-not-replaceable",
-            fix=fix,
-        )
     nodes.check_names(inventory, chosen if is_local else there)
     if is_local:  # of a spec that says more since, nothing else is done
         spec = applied_spec(workspace)
-    wanted = UpOptions(limit=None if is_local else chosen, replaced=there, force=force, discard=discard)
-    return bring_up(screen, options, spec, wanted, **joining)
+    return bring_up(screen, spec, limit=None if is_local else chosen, replaced=there, **how)
 
 
-def forget(screen: Screen, options: Options, names: Names, yes: Yes = False, no_wait: NoWait = False) -> None:
+def forget(screen: Screen, names: Names, yes: Yes = False, no_wait: NoWait = False) -> None:
     """Forget removed nodes that could not be released and are gone for good."""
-    workspace = options.chosen(screen).workspace()
+    workspace = screen.chosen().workspace()
     chosen = nodes.names_of(names)
     nodes.check_pending_release(workspace, chosen)
     screen.confirm(f"forget {', '.join(chosen)}? What is ours stays on them", yes=yes)
@@ -159,15 +126,9 @@ def forget(screen: Screen, options: Options, names: Names, yes: Yes = False, no_
 
 def reboot(
     screen: Screen,
-    options: Options,
     names: Names,
     timeout: Annotated[
-        str | None,
-        typer.Option(
-            "--timeout",
-            metavar="TIME",
-            help="The longest wait for running jobs; after it nothing is rebooted.",
-        ),
+        str | None, option("The longest wait for running jobs; after it nothing is rebooted.", metavar="TIME")
     ] = None,
     no_wait: NoWait = False,
 ) -> int:
@@ -175,7 +136,7 @@ def reboot(
 
     After its reboot a node is configured, verified and resumed. One that was drained before stays drained.
     """
-    workspace, timeout_s = options.chosen(screen).workspace(), timeout_of(timeout)
+    workspace, timeout_s = screen.chosen().workspace(), timeout_of(timeout)
     with naming_lock_holder(workspace):
         inventory = inventory_of(workspace)
     chosen = _chosen(inventory, names)
@@ -195,7 +156,7 @@ def reboot(
         spec = applied_spec(workspace)
     # Ours are put back by it once they are configured, by the reason that they were given.
     limit = chosen if inventory.traits.user_owned else None
-    return bring_up(screen, options, spec, UpOptions(limit=limit), yes=True, no_wait=no_wait)
+    return bring_up(screen, spec, limit=limit, yes=True, no_wait=no_wait)
 
 
 def _refuse_reboot(inventory: Inventory, names: Sequence[str]) -> None:
@@ -218,9 +179,9 @@ def _refuse_reboot(inventory: Inventory, names: Sequence[str]) -> None:
 
 
 @contextmanager
-def _cluster(screen: Screen, options: Options) -> Iterator[tuple[Inventory, Nodes]]:
+def _cluster(screen: Screen) -> Iterator[tuple[Inventory, Nodes]]:
     """The cluster that is meant, with who runs its jobs as its admin."""
-    workspace = options.chosen(screen).workspace()
+    workspace = screen.chosen().workspace()
     with naming_lock_holder(workspace), Connections(workspace.ssh_config) as connections:
         inventory = inventory_of(workspace)
         yield inventory, _operator(inventory, connections.to)

@@ -10,13 +10,12 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final, get_args
 
 import typer
 
@@ -26,13 +25,8 @@ from clusterctl.errors import ClusterctlError, MachineError, printable
 from clusterctl.state.workspace import clusters_up, state_home, write_atomic
 from clusterctl.util.disk import REFUSALS, disk_error, read_rows
 
-if TYPE_CHECKING:
-    from clusterctl.state.chosen import ChosenCluster
-
-# What TAB offers is words from the workspace and the current folder, never from the network. It is quick:
-# files are read plainly, without the models that check them. What a shell could take for more than a word
-# is not offered: zsh evaluates even what is said of one.
-_NAME = re.compile(r"^name:\s*['\"]?([a-z][a-z0-9-]*)", re.MULTILINE)
+# What TAB offers is words from the workspace and the current folder, never from the network. What a shell
+# could take for more than a word is not offered: zsh evaluates even what is said of one.
 _PROGRAMS = (".py", ".sh", ".bash", ".yaml", ".yml")
 _PLAIN = re.compile(r"[\w.+][\w.+-]*")  # a shell takes it as it is
 _NOT_PLAIN = re.compile(r"[^\w.+-]")
@@ -63,7 +57,6 @@ def job_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
 
 
 def run_names(incomplete: str) -> list[str]:
-    """Runs that were collected into ./runs."""
     return _offered(sorted(path.parent.name for path in Path("runs").glob("*/run.json")), incomplete)
 
 
@@ -77,15 +70,10 @@ def partitions(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def clusters(incomplete: str) -> list[str]:
-    """Clusters that were raised from here."""
     try:
         return _offered(clusters_up(), incomplete)
     except MachineError:
         return []
-
-
-def launchers(incomplete: str) -> list[str]:
-    return _offered(("srun", "mpirun", "torchrun"), incomplete)
 
 
 def _offered(words: Iterable[str], incomplete: str) -> list[str]:
@@ -95,16 +83,11 @@ def _offered(words: Iterable[str], incomplete: str) -> list[str]:
 def _workspace(ctx: typer.Context) -> Path:
     """The folder of the cluster that the words typed so far mean."""
     given = {**(ctx.parent.params if ctx.parent else {}), **{k: v for k, v in ctx.params.items() if v}}
-    return _state_home() / (given.get("cluster") or _name_in(Path(given.get("file") or "cluster.yaml")))
-
-
-def _name_in(spec: Path) -> str:
-    try:
-        match = _NAME.search(spec.read_text(errors="replace"))
-    except OSError:
-        up = clusters("")
-        return up[0] if len(up) == 1 and str(spec) == "cluster.yaml" else "local"  # the built-in one
-    return match[1] if match else ""
+    file, name = given.get("file"), given.get("cluster")
+    screen = Screen(json=False, color=False, file=Path(file) if file else None, cluster=name)
+    with suppress(ClusterctlError):
+        return replace(screen.chosen(), note=lambda _: None).workspace().root
+    return Path(os.devnull)
 
 
 def _hosts(ctx: typer.Context) -> list[dict[str, Any]]:
@@ -114,11 +97,21 @@ def _hosts(ctx: typer.Context) -> list[dict[str, Any]]:
         return []  # not up: nothing to offer
 
 
-def _state_home() -> Path:
-    try:
-        return state_home()
-    except MachineError:
-        return Path(os.devnull)
+Words = list[str] | None
+Tab = Callable[..., Sequence[object]]  # says what TAB offers
+
+
+def option(text: str, *names: str, tab: Tab | None = None, **settings: Any) -> Any:
+    """Return an option with this help. Without ``names`` it has that of its parameter."""
+    return typer.Option(*names, help=text, autocompletion=tab, **settings)
+
+
+def argument(text: str, *, tab: Tab | None = None, **settings: Any) -> Any:
+    return typer.Argument(help=text, autocompletion=tab, **settings)
+
+
+def flag(kind: Any, text: str, *names: str, **settings: Any) -> Any:
+    return Annotated[kind | None, option(text, *names, **settings)]
 
 
 class Output(StrEnum):
@@ -134,48 +127,20 @@ def folder_path(text: str) -> Path:
 
 
 File = Annotated[
-    Path | None,
-    typer.Option("--file", "-f", help="Cluster spec. Default: ./cluster.yaml, else a local cluster."),
+    Path | None, option("Cluster spec. Default: ./cluster.yaml, else a local cluster.", "--file", "-f")
 ]
 Cluster = Annotated[
     str | None,
-    typer.Option(
-        "--cluster",
-        help="Name of a cluster: uses its applied spec, not a spec file.",
-        autocompletion=clusters,
-    ),
+    option("Name of a cluster: uses its applied spec, not a spec file.", "--cluster", tab=clusters),
 ]
-LongFile = Annotated[Path | None, typer.Option("--file", help="Cluster spec. Default: ./cluster.yaml.")]
-Format = Annotated[Output | None, typer.Option("--output", "-o", help="Show results as text or as JSON.")]
-Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="More detail; tracebacks of unexpected errors.")
-]
+Format = Annotated[Output | None, option("Show results as text or as JSON.", "--output", "-o")]
+Verbose = Annotated[bool, option("More detail; tracebacks of unexpected errors.", "--verbose", "-v")]
 OutFolder = Annotated[
-    Path | None,
-    typer.Option(parser=folder_path, metavar="PATH", help="Folder for collected runs. Default: ./runs."),
+    Path | None, option("Folder for collected runs. Default: ./runs.", parser=folder_path, metavar="PATH")
 ]
-NoColor = Annotated[bool, typer.Option("--no-color", help="No colors; the same as the variable NO_COLOR.")]
+NoColor = Annotated[bool, option("No colors; the same as the variable NO_COLOR.", "--no-color")]
 
 COMMON: Final = {"file": File, "cluster": Cluster, "output": Format, "verbose": Verbose, "no_color": NoColor}
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The common options, from wherever they stood."""
-
-    file: Path | None = None
-    cluster: str | None = None
-    json: bool = False
-    markdown: bool = False
-    verbose: bool = False
-    no_color: bool = False
-
-    def chosen(self, screen: Screen) -> ChosenCluster:
-        """Return the cluster that is meant. Its notes go to the screen."""
-        # Neither the help nor TAB needs it.
-        from clusterctl.state.chosen import ChosenCluster
-
-        return ChosenCluster(self.file, self.cluster, screen.note)
 
 
 def _version(value: bool) -> None:
@@ -192,19 +157,18 @@ def root(
     verbose: Verbose = False,
     no_color: NoColor = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool, option("Show the version.", "--version", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Options before the verb."""
-    ctx.obj = Options(file, cluster, output is Output.JSON, verbose=verbose, no_color=no_color)
+    ctx.obj = dict(zip(COMMON, (file, cluster, output, verbose, no_color), strict=True))
 
 
 Verb = Callable[..., int | None]
+_BY_NAME: Final = inspect.Parameter.KEYWORD_ONLY
+_SYNONYM: Final = "_synonym"
 
 
-def takes(
-    flags: Mapping[str, Any], synonyms: Mapping[str, Any] = MappingProxyType({})
-) -> Callable[[Verb], Verb]:
+def takes(flags: Mapping[str, Any], **synonyms: Any) -> Callable[[Verb], Verb]:
     """Give a verb more options than its signature spells out. Those that are given arrive as ``**given``.
 
     flags: name -> annotation.
@@ -212,103 +176,82 @@ def takes(
     """
 
     def decorate(function: Verb) -> Verb:
-        @functools.wraps(function)
-        def take(*args: Any, **given: Any) -> int | None:
-            for name in synonyms:
-                if (value := given.pop(f"{name}_synonym", None)) is not None:
-                    given[name] = value
-            unset = {name for name in flags if given.get(name) in (None, [])}
-            return function(*args, **{name: value for name, value in given.items() if name not in unset})
-
-        own = inspect.signature(function, eval_str=True).parameters.values()
-        named = [one for one in own if one.kind is not inspect.Parameter.VAR_KEYWORD]
-        more = {**flags, **{f"{name}_synonym": kind for name, kind in synonyms.items()}}
-        take.__signature__ = inspect.Signature([*named, *_parameters(more)])  # type: ignore[attr-defined]
-        return take
+        more = {f"{name}{_SYNONYM}": kind for name, kind in synonyms.items()}
+        function.flags = {**flags, **more}  # type: ignore[attr-defined]
+        return function
 
     return decorate
 
 
-def _parameters(annotations: Mapping[str, Any]) -> list[inspect.Parameter]:
-    return [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, annotation in annotations.items()
-    ]
+def verb(function: Verb) -> Callable[..., None]:
+    """Turn ``function(screen, ...)`` into a Typer command that also takes the common options.
 
-
-def verb(function: Verb, long_file: bool = False) -> Callable[..., None]:
-    """Turn ``function(screen, options, ...)`` into a Typer command that also takes the common options.
-
-    An option of its own takes the place of a common one of that name.
+    An option of its own takes the place of a common one of that name, and fills the same place of the screen.
     What the function returns is the exit code. Expected errors are shown in one shape; an unexpected one
     leaves its traceback in the state folder and one line here.
-
-    long_file: whether -f has another meaning, so that the spec file is named by --file alone.
     """
-    own = list(inspect.signature(function, eval_str=True).parameters.values())[2:]
-    common = {**COMMON, "file": LongFile} if long_file else COMMON
-    common = {name: kind for name, kind in common.items() if name not in {one.name for one in own}}
+    flags = getattr(function, "flags", {})
+    named = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+    rest = inspect.Parameter.VAR_KEYWORD
+    own = {one.name: one for one in named if one.kind is not rest and one.name not in flags}
+    more = {**flags, **{name: kind for name, kind in COMMON.items() if name not in own}}
+    own |= {name: inspect.Parameter(name, _BY_NAME, default=None, annotation=more[name]) for name in more}
 
     @functools.wraps(function)
     def command(ctx: typer.Context, **given: Any) -> None:
-        options = _merged(ctx.obj, given)
-        screen = Screen(json=options.json, color=not (options.no_color or os.environ.get("NO_COLOR")))
-        raise typer.Exit(_guarded(lambda: function(screen, options, **given), screen, options))
+        common = {name: given.pop(name, None) or ctx.obj[name] for name in COMMON}
+        output, no_color = common.pop("output"), common.pop("no_color") or os.environ.get("NO_COLOR")
+        screen = Screen(json=output == "json", markdown=output == "md", color=not no_color, **common)
+        for name in flags:
+            if (value := given.pop(name)) not in (None, [], ()):
+                given[name.removesuffix(_SYNONYM)] = value
+        try:
+            code = function(screen, **given) or 0
+        except (Exception, KeyboardInterrupt) as exc:  # no traceback ever reaches a user unasked
+            code = _ended(exc, screen)
+        raise typer.Exit(code)
 
-    parameters = [inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
-    parameters += [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
-    parameters += _parameters(common)
+    parameters = [inspect.Parameter("ctx", _BY_NAME, annotation=typer.Context)]
+    parameters += [one.replace(kind=_BY_NAME) for one in own.values()]
+    for one in parameters:
+        kind, info = (*get_args(one.annotation), None, None)[:2]
+        # Else Typer would add ``--no-NAME``. The first of the names that were given is its ``default``.
+        if kind is bool and info.default is ... and not info.param_decls:
+            info.param_decls = (f"--{one.name.replace('_', '-')}",)
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     return command
 
 
-def _merged(before: Options, given: dict[str, Any]) -> Options:
-    output = given.pop("output")
-    return replace(
-        before,
-        file=given.pop("file") or before.file,
-        cluster=given.pop("cluster") or before.cluster,
-        json=before.json if output is None else output == Output.JSON,
-        markdown=output == "md",  # of a verb that has it
-        verbose=bool(given.pop("verbose")) or before.verbose,
-        no_color=bool(given.pop("no_color")) or before.no_color,
-    )
-
-
-def _guarded(call: Callable[[], int | None], screen: Screen, options: Options) -> int:
-    try:
-        return call() or 0
-    except ClusterctlError as exc:
-        screen.error(exc)
-        if options.verbose:
-            screen.note(*traceback.format_exc().splitlines())
-        return exc.exit_code
-    except KeyboardInterrupt:
-        screen.note("interrupted")
-        return INTERRUPTED
-    except Exception as exc:  # the last resort: no traceback ever reaches a user unasked
-        if isinstance(exc, OSError) and exc.errno in REFUSALS:
+def _ended(exc: BaseException, screen: Screen) -> int:
+    """Show what a verb ended by, and return its exit code."""
+    match exc:
+        case ClusterctlError():
+            screen.error(exc)
+            if screen.verbose:
+                screen.note(*traceback.format_exc().splitlines())
+            return exc.exit_code
+        case KeyboardInterrupt():
+            screen.note("interrupted")
+            return INTERRUPTED
+        case OSError() if exc.errno in REFUSALS:
             screen.error(disk_error(exc))
-        else:
-            screen.error(_unexpected(options))
-        return 1
+        case _:
+            screen.error(_unexpected(screen))
+    return 1
 
 
-def _unexpected(options: Options) -> ClusterctlError:
+def _unexpected(screen: Screen) -> ClusterctlError:
+    """Return the error about a bug, whose traceback goes into the state folder unless ``-v`` shows it."""
     text = traceback.format_exc()
-    last = text.strip().splitlines()[-1]
-    if options.verbose:
-        return ClusterctlError("unexpected error, this is a bug", code="bug", why=text)
-    try:
-        folder = state_home() / ".errors"  # a cluster may be called "errors"
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = folder / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.txt"
-        write_atomic(path, "\n".join(map(printable, [str(sys.argv), *text.splitlines(), ""])))
-    except (OSError, ClusterctlError):
-        return ClusterctlError(
-            "unexpected error, this is a bug", code="bug", why=last, fix="run it again with -v"
-        )
-    return ClusterctlError(
-        "unexpected error, this is a bug", code="bug", why=last, fix=f"report it with the traceback in {path}"
-    )
+    why, fix = text.strip().splitlines()[-1], "run it again with -v"
+    if screen.verbose:
+        why, fix = text, ""
+    else:
+        with suppress(OSError, ClusterctlError):
+            folder = state_home() / ".errors"  # a cluster may be called "errors"
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path = folder / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.txt"
+            write_atomic(path, "\n".join(map(printable, [str(sys.argv), *text.splitlines(), ""])))
+            fix = f"report it with the traceback in {path}"
+    return ClusterctlError("unexpected error, this is a bug", code="bug", why=why, fix=fix)

@@ -6,14 +6,17 @@ perhaps of a job, becomes visible as other control characters do. Several lines 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from clusterctl.errors import ClusterctlError, UsageError, printable
@@ -21,16 +24,16 @@ from clusterctl.errors import ClusterctlError, UsageError, printable
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
-    from rich.progress import Progress as Bar
 
-    from clusterctl.cli.pictures import TransferBar
     from clusterctl.jobs.watch import LogChunk
+    from clusterctl.state.chosen import ChosenCluster
+    from clusterctl.transport.tree import Progress
     from clusterctl.util.terminal import LogFilter
 
 
 READER_GONE = 128 + signal.SIGPIPE
 # A transfer that takes less is not worth a bar.
-SILENT_S = 1.0
+_SILENT_S = 1.0
 
 
 class Terminated(SystemExit):
@@ -40,29 +43,38 @@ class Terminated(SystemExit):
 ENDINGS = (KeyboardInterrupt, Terminated)  # by which a user ends what goes on
 
 
+@dataclass
 class Screen:
-    """One verb's output. With ``json`` stdout carries exactly one JSON object."""
+    """The output of one verb, and the options that all verbs have.
 
-    def __init__(self, *, json: bool, color: bool) -> None:
-        self.json = json
-        self._color = color
-        self.known: dict[str, Any] = {}  # part of the answer, should the verb end in an error
-        self._below: Console | None = None  # draws what notes must stay above
-        self._live: Live | None = None
-        self._heads: set[str] = set()  # lines that head a table, which are bold
-        self._logs: dict[tuple[str, int | None], LogFilter] = {}
+    json: whether stdout carries exactly one JSON object.
+    markdown: whether `report` prints Markdown.
+    verbose: whether more is told, and tracebacks of unexpected errors.
+    file, cluster: the spec file or the name of a cluster that were given; see ``chosen``.
+    """
 
-    def _console(self, *, stderr: bool, wrap: bool = False) -> Console:
-        from rich.console import Console
+    json: bool
+    color: bool
+    markdown: bool = False
+    verbose: bool = False
+    file: Path | None = None
+    cluster: str | None = None
+    # A part of the answer, which is also shown if the verb ends in an error.
+    known: dict[str, Any] = field(default_factory=dict)
+    # Draws what notes must stay above.
+    _below: Console | None = None
+    # Moves until a question is asked.
+    live: Live | None = None
+    # Lines that head a table. They are bold.
+    _heads: set[str] = field(default_factory=set)
+    _logs: dict[tuple[str, int | None], LogFilter] = field(default_factory=dict)
 
-        return Console(
-            stderr=stderr,
-            color_system="auto" if self._color else None,  # NO_COLOR would leave bold and dim
-            highlight=False,
-            markup=False,
-            emoji=False,
-            soft_wrap=not wrap,
-        )
+    def chosen(self) -> ChosenCluster:
+        """Return the cluster that is meant. Its notes go to the screen."""
+        # The help does not need it.
+        from clusterctl.state.chosen import ChosenCluster
+
+        return ChosenCluster(self.file, self.cluster, self.note)
 
     def result(self, answer: dict[str, Any], *lines: str) -> None:
         """The verb's answer: the object for programs, the lines for people."""
@@ -72,15 +84,13 @@ class Screen:
             self._write(f"{self._shown(lines, stderr=False)}\n".encode(errors="replace"))
 
     def document(self, answer: dict[str, Any], text: str) -> None:
-        """The same where the text is one of ours to keep, such as a script: unchanged but for a terminal."""
+        """The same of a text that is ours, such as a script: unchanged but for a terminal."""
         if self.json:
             self.result(answer)
             return
-        data = text.encode(errors="replace")
         if sys.stdout.isatty():
-            shown = _log_filter()
-            data = shown.feed(data) + shown.end()
-        self._write(data.rstrip(b"\n") + b"\n")
+            text = "".join(part if part in "\t\n" else printable(part) for part in re.split("([\t\n])", text))
+        self._write(text.encode(errors="replace").rstrip(b"\n") + b"\n")
 
     @contextmanager
     def logs(self, *, raw: bool = False) -> Iterator[Callable[[LogChunk], None]]:
@@ -112,18 +122,20 @@ class Screen:
                 self._write(end, name)
 
     def _write(self, data: bytes, name: str = "stdout") -> None:
-        """Write bytes to stdout or stderr; where nobody reads them any more, the run ends."""
         stream: TextIO = getattr(sys, name)
-        with _writing(stream):
+        with writing(stream):
             stream.buffer.write(data)
             stream.buffer.flush()
 
     def _shown(self, lines: Sequence[str], *, stderr: bool) -> str:
         """The lines, fit for a terminal; heads of tables are bold on one."""
         shown = [printable(line) for line in lines]
-        if self._heads.intersection(shown) and self._console(stderr=stderr).color_system:
+        if self._heads.intersection(shown) and self._is_colored(sys.stderr if stderr else sys.stdout):
             shown = [f"\x1b[1m{line}\x1b[0m" if line in self._heads else line for line in shown]
         return "\n".join(shown)
+
+    def _is_colored(self, stream: TextIO) -> bool:
+        return self.color and stream.isatty() and can_draw()
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
         """The lines of a plain table: columns aligned, no frames, numbers to the right."""
@@ -148,23 +160,25 @@ class Screen:
 
     def note(self, *lines: str) -> None:
         """Lines of progress, or something worth knowing, on stderr."""
+        if not lines:
+            return
         self._own_line()
         text = self._shown(lines, stderr=True)
         if self._below is not None:
-            from clusterctl.cli.pictures import styled
-
-            self._below.print(styled(text))
+            self._below.print(_pictures().Text.from_ansi(text))
         else:
-            with _writing(sys.stderr):
+            with writing(sys.stderr):
                 print(text, file=sys.stderr, flush=True)
 
     @contextmanager
     def redrawing(self) -> Iterator[Callable[[Sequence[str]], None]]:
         """Yields what shows lines on the terminal in place of those before."""
-        from clusterctl.cli import pictures
-
-        with pictures.redrawn_lines(self._console(stderr=False, wrap=True)) as live:
-            yield lambda lines: live.update(pictures.styled(self._shown(lines, stderr=False)), refresh=True)
+        pictures = _pictures()
+        console = pictures.console(stderr=False, color=self.color, wrap=True)
+        with pictures.Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+            yield lambda lines: live.update(
+                pictures.Text.from_ansi(self._shown(lines, stderr=False)), refresh=True
+            )
 
     @contextmanager
     def working(self, text: str) -> Iterator[None]:
@@ -172,78 +186,57 @@ class Screen:
         if not sys.stderr.isatty():
             yield
             return
-        from rich.text import Text
-
-        shown = Text(printable(text))
-        with self._console(stderr=True).status(shown) as status, self._notes_go_above(status.console):
+        pictures = _pictures()
+        console = pictures.console(stderr=True, color=self.color)
+        with console.status(pictures.Text(printable(text))), self.notes_go_above(console):
             yield
-
-    @contextmanager
-    def moving(self) -> Iterator[Bar | None]:
-        """Tasks with a spinner and their seconds, where stderr is a terminal that can draw lines anew.
-
-        They are gone at the end, unless that is an error: then they show how far things got.
-        """
-        if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") in {"", "dumb", "unknown"}:
-            yield None
-            return
-        from clusterctl.cli.pictures import running_tasks
-
-        console = self._console(stderr=True, wrap=True)
-        bar = running_tasks(console)
-        with bar, self._notes_go_above(console):
-            self._live = bar.live
-            try:
-                yield bar
-            except BaseException:
-                bar.live.transient = False
-                raise
-            finally:
-                self._live = None
 
     @contextmanager
     def still(self) -> Iterator[None]:
         """No picture moves meanwhile: the screen is for a question."""
-        if self._live is None:
+        if self.live is None:
             yield
             return
-        self._live.stop()
+        self.live.stop()
         try:
             yield
         finally:
-            self._live.start()
+            self.live.start()
 
     @contextmanager
-    def _notes_go_above(self, console: Console) -> Iterator[None]:
+    def notes_go_above(self, console: Console) -> Iterator[None]:
         self._below = console
         try:
             yield
         finally:
             self._below = None
 
-    def transfer_bar(self) -> TransferBar:
-        """Return a bar on stderr that shows the progress of transfers until it is stopped."""
-        # rich takes longer to read than all else of most verbs.
-        from clusterctl.cli.pictures import TransferBar
-
-        return TransferBar(self._console(stderr=True), SILENT_S)
+    @contextmanager
+    def transfers(self) -> Iterator[Progress]:
+        """Yields what shows the progress of transfers: a bar where stderr is a terminal, else nothing."""
+        if self.json or not sys.stderr.isatty():
+            yield lambda *_: None
+            return
+        pictures = _pictures()
+        bar = pictures.TransferBar(pictures.console(stderr=True, color=self.color), _SILENT_S)
+        try:
+            yield bar
+        finally:
+            bar.stop()
 
     def error(self, exc: ClusterctlError) -> None:
-        """An expected error, in its one shape."""
         if self.json:
-            failures = [dataclasses.asdict(failure) for failure in exc.failures]
+            failures = [asdict(failure) for failure in exc.failures]
             self._write(_json({"ok": False, "failures": failures, **self.known, **exc.answer}))
-        console = self._console(stderr=True)
+        title = "\x1b[1;31merror:\x1b[0m" if self._is_colored(sys.stderr) else "error:"
         try:
             self._own_line()
-            console.print("error:", style="bold red", end=" ")
-            console.print("\n".join(map(printable, str(exc).split("\n"))))
+            print(title, "\n".join(map(printable, str(exc).split("\n"))), file=sys.stderr, flush=True)
         except OSError:  # nothing is left to say it on; the exit code still tells
             silence(sys.stderr)
 
     @property
     def can_prompt(self) -> bool:
-        """Whether a person can read a question on stderr and answer it."""
         return sys.stdin.isatty() and sys.stderr.isatty()
 
     def confirm(self, prompt: str, *, yes: bool) -> None:
@@ -262,6 +255,18 @@ class Screen:
             raise UsageError("nothing was done", code="declined", why="the answer was no")
 
 
+def can_draw() -> bool:
+    """Return whether the terminal understands colors and can draw lines anew."""
+    return os.environ.get("TERM", "dumb") not in {"", "dumb", "unknown"}
+
+
+def _pictures() -> ModuleType:
+    """Return the module of what moves, which reads rich: that takes longer than all else of most verbs."""
+    from clusterctl.cli import pictures
+
+    return pictures
+
+
 def _log_filter() -> LogFilter:
     """Return a filter of logs, which only verbs that show logs need."""
     from clusterctl.util.terminal import LogFilter
@@ -274,7 +279,7 @@ def _json(answer: dict[str, Any]) -> bytes:
 
 
 @contextmanager
-def _writing(stream: TextIO) -> Iterator[None]:
+def writing(stream: TextIO) -> Iterator[None]:
     """Translate what goes wrong with our own output, and only that."""
     try:
         yield

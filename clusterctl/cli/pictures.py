@@ -1,4 +1,4 @@
-"""What moves on a terminal: spinners, bars, and lines that are drawn again. Built of rich."""
+"""What moves on a terminal, built of rich: tasks with a spinner, and bars of transfers."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import time
 
 from rich import progress
 from rich.console import Console
-from rich.live import Live
+from rich.live import Live as Live  # noqa: PLC0414 - for Screen
 from rich.table import Column
-from rich.text import Text
+from rich.text import Text as Text  # noqa: PLC0414
 
 from clusterctl.errors import printable
 
 
-def styled(text: str) -> Text:
-    """Return a text with the colors that its escape sequences name."""
-    return Text.from_ansi(text)
-
-
-def redrawn_lines(console: Console) -> Live:
-    """Return lines that are drawn in place of those before."""
-    return Live(console=console, auto_refresh=False, vertical_overflow="crop")
+def console(*, stderr: bool, color: bool, wrap: bool = False) -> Console:
+    return Console(
+        stderr=stderr,
+        color_system="auto" if color else None,  # NO_COLOR would leave bold and dim
+        highlight=False,
+        markup=False,
+        emoji=False,
+        soft_wrap=not wrap,
+    )
 
 
 def running_tasks(console: Console) -> progress.Progress:
-    """Return tasks with a spinner, their seconds, and a text."""
     return progress.Progress(
         progress.SpinnerColumn("line", style="none", finished_text=" "),
         progress.TextColumn("{task.description:<19} {task.elapsed:6.1f} s ", markup=False),
@@ -47,38 +47,30 @@ class TransferBar:
     """Shows bytes, their rate and the time that is left. May be called from any thread."""
 
     def __init__(self, console: Console, silent_s: float) -> None:
-        self._console = console
         self._silent_s = silent_s
         self._lock = threading.Lock()
         self._begun: dict[str, float] = {}
-        self._bar: progress.Progress | None = None
         self._tasks: dict[str, progress.TaskID] = {}
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(),
+            progress.DownloadColumn(binary_units=True),
+            progress.TransferSpeedColumn(),
+            progress.TimeRemainingColumn(),
+            console=console,
+            transient=True,
+        )
 
     def __call__(self, what: str, done: int, total: int) -> None:
         with self._lock:
             now = time.monotonic()
             if now - self._begun.setdefault(what, now) < self._silent_s:
                 return
-            if self._bar is None:
-                self._bar = _bytes_bar(self._console)
-                self._bar.start()
             if what not in self._tasks:
+                self._bar.start()
                 self._tasks[what] = self._bar.add_task(printable(what), total=total, completed=done)
             self._bar.update(self._tasks[what], completed=done, total=total)
 
     def stop(self) -> None:
-        if self._bar is not None:
+        if self._tasks:
             self._bar.stop()
-
-
-def _bytes_bar(console: Console) -> progress.Progress:
-    """Return a bar that is gone when it is stopped."""
-    return progress.Progress(
-        progress.TextColumn("{task.description}", markup=False),
-        progress.BarColumn(),
-        progress.DownloadColumn(binary_units=True),
-        progress.TransferSpeedColumn(),
-        progress.TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    )

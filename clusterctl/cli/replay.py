@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any
 
-import typer
-
-from clusterctl.cli.job_flags import DryRun, Follow, Timeout, some_flags
-from clusterctl.cli.options import Options, takes
+from clusterctl.cli.options import Words, option, takes
 from clusterctl.cli.output import Screen
 from clusterctl.cli.runs import Run, shown_value
 from clusterctl.cli.submit import (
-    JobRow,
+    DryRun,
+    Follow,
+    Timeout,
     Watching,
     answer_of,
     prepare,
     rendered,
     show_scripts,
     show_submitted,
+    some_flags,
     submit_and_note,
     watch_jobs,
 )
@@ -41,19 +42,13 @@ from clusterctl.state.facts import ClusterFacts, facts_of_spec
 @takes(some_flags("partition account qos constraint time mem tag note"))
 def replay(
     screen: Screen,
-    options: Options,
     run: Run,
     set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change an option of the program. Repeatable."),
+        Words, option("Change an option of the program. Repeatable.", "--set", metavar="KEY=VALUE")
     ] = None,
-    failed: Annotated[
-        bool, typer.Option("--failed", help="Of an array or sweep, only the tasks that did not complete.")
-    ] = False,
+    failed: Annotated[bool, option("Of an array or sweep, only the tasks that did not complete.")] = False,
     dry_run: DryRun = False,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Wait until the job has ended, and compare its losses.")
-    ] = False,
+    wait: Annotated[bool, option("Wait until the job has ended, and compare its losses.")] = False,
     follow: Follow = False,
     timeout: Timeout = None,
     **given: object,
@@ -73,41 +68,30 @@ def replay(
     reject_wrong(submission.jobs, None)
     watching = Watching.of(submission.jobs, wait=wait, follow=follow, timeout=timeout)
     if dry_run:
-        spec = spec_of_existing(options.chosen(screen))
-        scripts = rendered(screen, options, submission, spec)
+        spec = spec_of_existing(screen.chosen())
+        scripts = rendered(screen, submission, spec)
         more = _note_differences(screen, row, found, changes, facts_of_spec(spec), scripts[0].job)
         show_scripts(screen, scripts, more)
         return
-    with open_session(options.chosen(screen)) as session:
-        prepared = prepare(screen, options, session, submission)
+    with open_session(screen.chosen()) as session:
+        prepared = prepare(screen, session, submission)
         job = prepared[0].job
         reject_missing(session, job)
         more = _note_differences(screen, row, found, changes, session.facts, job)
         rows = submit_and_note(screen, session, prepared, more)
-        _watch(screen, session, row, found, rows, watching)
-
-
-def _watch(
-    screen: Screen, session: Session, row: Row, found: Replay, rows: Sequence[JobRow], watching: Watching
-) -> None:
-    """Answer with the replay. If it is watched, wait until it has ended, and compare its losses."""
+        if watching is not None:
+            is_followed = watch_jobs(screen, session, rows, (found.job,), watching)
+            losses, lines = _collected(session, row, found, rows[0]["job_id"])
+            show = screen.note if is_followed else partial(screen.result, answer_of([rows[0] | losses]))
+            show(*lines)
+            return
+    show_submitted(screen, rows)
     job_id = rows[0]["job_id"]
-    if not watching.is_wanted:
-        show_submitted(screen, rows)
-        is_of_tasks = "of_failed" in found.known
-        then = f"runs --sweep {row.run.job_id}" if is_of_tasks else f"runs diff {row.shown} {job_id}"
-        screen.note(f"when it has ended: `clusterctl collect {job_id}`, then `clusterctl {then}`")
-        return
-    is_followed = watch_jobs(screen, session, rows, (found.job,), watching)
-    losses, lines = _collected(session, row, found, job_id)
-    if is_followed:
-        screen.note(*lines)
-    else:
-        screen.result(answer_of([{**rows[0], **losses}]), *lines)
+    then = f"--sweep {row.run.job_id}" if "of_failed" in found.known else f"diff {row.shown} {job_id}"
+    screen.note(f"when it has ended: `clusterctl collect {job_id}`, then `clusterctl runs {then}`")
 
 
 def _changes(settings: Sequence[str]) -> dict[str, str]:
-    """Read ``lr=0.1`` as an option and its value."""
     changes: dict[str, str] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")

@@ -25,8 +25,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from clusterctl.cli import options
-from clusterctl.cli.options import INTERRUPTED, Options, verb
-from clusterctl.cli.output import READER_GONE, Screen, Terminated, silence
+from clusterctl.cli.options import INTERRUPTED, argument, verb
+from clusterctl.cli.output import Screen, Terminated, silence, writing
 from clusterctl.errors import ClusterctlError, UsageError
 
 PROGRAM = "clusterctl"
@@ -43,15 +43,12 @@ class Shell(StrEnum):
     FISH = "fish"
 
 
-def completion(
-    screen: Screen, options: Options, shell: Annotated[Shell, typer.Argument(help="Your shell.")]
-) -> None:
+def completion(screen: Screen, shell: Annotated[Shell, argument("Your shell.")]) -> None:
     """Print the completion script of a shell.
 
     bash: eval "$(clusterctl completion bash)" in ~/.bashrc; zsh the same in ~/.zshrc, after compinit;
     fish: clusterctl completion fish > ~/.config/fish/completions/clusterctl.fish
     """
-    del options
     os.environ[VARIABLE] = f"source_{shell}"
     _register_shells()
     printed = io.StringIO()
@@ -73,11 +70,11 @@ VERBS: Final = {
     "init": ("spec:init", "Write a commented cluster.yaml."),
     "validate": ("spec:validate", "Validate a spec: all errors are reported, each with its line."),
     "schema": ("spec:schema", "Print the JSON Schema of the spec, for editors."),
-    "doctor": ("doctor:doctor", "Check the hosts and report problems."),
+    "doctor": ("plan:doctor", "Check the hosts and report problems."),
     "plan": ("plan:plan", "Show what `up` would change, and what it costs."),
     "up": ("up:up", "Create the cluster, or repair it."),
     "down": ("down:down", "Collect runs, remove the cluster, and verify the cleanup."),
-    "status": ("status:status", "Show the state of nodes and jobs."),
+    "status": ("jobs:status", "Show the state of nodes and jobs."),
     "list": ("listing:list_", "List your clusters, kept storage, and orphans on this machine."),
     "submit": ("submit:submit", "Submit a bundled job, your own script, or a job file."),
     "replay": ("replay:replay", "Submit a collected run again, as it was."),
@@ -89,7 +86,7 @@ VERBS: Final = {
     "runs show": ("runs:show", "Show one collected run in full."),
     "runs diff": ("runs:diff", "Compare two runs."),
     "runs rm": ("runs:rm", "Remove collected runs from this machine, after asking."),
-    "report": ("report:report", "Write the report of a run, a sweep, or several runs."),
+    "report": ("runs:report", "Write the report of a run, a sweep, or several runs."),
     "ssh": ("access:ssh", "Open a shell on a host, or run a command there."),
     "shell": ("access:shell", "Open a shell, or run a command, on allocated nodes."),
     "put": ("files:put", "Copy files and folders to the cluster."),
@@ -108,12 +105,12 @@ VERBS: Final = {
         "Remove node images that no cluster uses; with --images also those in the project of a cloud.",
     ),
     "storage list": ("listing:storage_list", "List kept storage, of all names."),
-    "storage remove": ("remains:storage_remove", "Remove kept storage with all that is on it."),
+    "storage remove": ("down:storage_remove", "Remove kept storage with all that is on it."),
     "orphans list": (
-        "remains:orphans_list",
+        "down:orphans_list",
         "List orphans: clusters of a name without a workspace, with their cost.",
     ),
-    "orphans remove": ("remains:orphans_remove", "Remove orphans: clusters of a name without a workspace."),
+    "orphans remove": ("down:orphans_remove", "Remove orphans: clusters of a name without a workspace."),
     "node drain": ("node:drain", "Drain nodes: no new jobs start, running jobs go on."),
     "node resume": ("node:resume", "Resume nodes: jobs can start on them again."),
     "node reboot": ("node:reboot", "Reboot nodes once idle: they are drained, and running jobs end first."),
@@ -141,13 +138,10 @@ _GROUPS: Final = {
     "bundle": "Packages and programs for air-gapped hosts, in one file.",
 }
 # Words of other tools and what does the same here. A key is an unknown verb, or a verb or group and the
-# word after it. The value replaces an unknown verb. For an option or an argument, it is the whole command.
+# word after it. The value is the whole command.
 HABITS: Final = {
     "apply": "up",
-    "create": "up",
     "delete": "down",
-    "destroy": "down",
-    "download": "get",
     "exec": "ssh",
     "kill": "cancel",
     "ls": "list",
@@ -161,20 +155,10 @@ HABITS: Final = {
     "sinfo": "status",
     "squeue": "jobs",
     "srun": "shell --",
-    "start": "up",
-    "stop": "down",
     "tail": "logs -f",
-    "train": "submit train",
-    "upload": "put",
-    "runs compare": "diff",
-    "down --orphans": "orphans remove NAME",
-    "down --storage": "storage remove NAME",
+    "runs compare": "runs diff",
     "jobs --follow": "jobs --watch",
-    "ssh -l": "ssh --user USER",
-    "status --watch": "jobs --watch",
-    "up --check": "plan --check",
     "submit --gres": "submit JOB --gpus GPUS_PER_NODE",
-    "submit --mem-per-cpu": "submit JOB --mem MEMORY_PER_NODE",
     "submit --ntasks": "submit JOB --nodes NODES --tasks-per-node TASKS",
     "submit -n": "submit JOB --nodes NODES --tasks-per-node TASKS",
     "submit mpirun": "submit SCRIPT -- ARGUMENTS",
@@ -216,9 +200,6 @@ def _process_value(param: Any, annotation: Any, context: Any, value: Any) -> Any
     return plain if is_list else plain[0]
 
 
-_HELP: Final = Annotated[bool, typer.Option()]
-
-
 class _Plain:
     """A command or a group whose parameters are read without pydantic."""
 
@@ -227,7 +208,7 @@ class _Plain:
         function = getattr(self, "callback", None)
         own = inspect.signature(function, eval_str=True).parameters if function else {}
         for param in params:
-            annotation = own[param.name].annotation if param.name in own else _HELP
+            annotation = own[param.name].annotation if param.name in own else options.Verbose  # --help
             param.process_value = partial(_process_value, param, annotation)
         return params
 
@@ -237,11 +218,7 @@ class _Verb(_Plain, TyperCommand):
 
 
 class _Root(_Plain, TyperGroup):
-    """A group of verbs. It leaves the words after the verb in the context's ``args``, for messages."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        ctx.args = args[1:]
-        return super().resolve_command(ctx, args)
+    """All verbs and groups of verbs."""
 
 
 class LazyVerb(TyperCommand):
@@ -255,7 +232,7 @@ class LazyVerb(TyperCommand):
         """The verb with its parameters and its whole help."""
         name, _, function = self._target.partition(":")
         module = importlib.import_module(f"clusterctl.cli.{name}")
-        return command(str(self.name), verb(getattr(module, function), self.name == "logs"))
+        return command(str(self.name), verb(getattr(module, function)))
 
     def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
         one, typed = self.load(), tuple(args)
@@ -282,7 +259,6 @@ class _Group(_Root):
 
 
 def command(name: str, function: Callable[..., None]) -> TyperCommand:
-    """A function with typed parameters as a command."""
     one = typer.Typer(rich_markup_mode=None, add_completion=False)
     one.command(name, cls=_Verb)(function)
     return typer.main.get_command(one)  # type: ignore[return-value]  # of a single function
@@ -326,23 +302,16 @@ def run() -> int:
     if VARIABLE in os.environ:
         _register_shells()
     try:
-        code = app(prog_name=PROGRAM, standalone_mode=False) or 0
-        sys.stdout.flush()
+        # What a verb writes never fails here: this is what click itself writes, such as the help.
+        with writing(sys.stdout):
+            code = app(prog_name=PROGRAM, standalone_mode=False) or 0
+            sys.stdout.flush()
     except _CommandLineError as exc:
         return _refuse(exc)
     except ClusterctlError as exc:  # a slip in the words, or showing a verb's error failed
         return _show(exc, json=isinstance(exc, UsageError) and _wants_json())
     except KeyboardInterrupt:
         return INTERRUPTED
-    except OSError as exc:  # a verb's own errors never get here: this is what click itself writes, the help
-        silence(sys.stdout)
-        if isinstance(exc, BrokenPipeError):
-            return READER_GONE
-        return _show(
-            ClusterctlError(
-                "the answer can't be written", code="answer-unwritable", why=exc.strerror or str(exc)
-            )
-        )
     return int(code)
 
 
@@ -376,7 +345,6 @@ def _signal_again(lost: sys.UnraisableHookArgs) -> None:
 
 
 def _refuse(exc: Any) -> int:
-    """A command that can't be understood."""
     context: typer.Context | None = getattr(exc, "ctx", None)
     path = context.command_path if context else "clusterctl"
     text = exc.format_message().replace("Value error, ", "")
@@ -387,8 +355,6 @@ def _refuse(exc: Any) -> int:
             return UsageError.exit_code
         text = "no verb was given"
     fix = f"`{path} --help` shows what can be said here"
-    if path == "clusterctl cancel" and "Missing argument" in text:
-        text, fix = "no job is named", "`clusterctl jobs` lists them; name one, as in `clusterctl cancel 12`"
     text, fix = _explain_unknown(text, fix, context)
     if given := _SPEC_AS_ARGUMENT.search(text):
         option = "--file" if path.endswith(" logs") else "-f"  # its -f is --follow
@@ -400,7 +366,7 @@ def _explain_unknown(text: str, fix: str, context: typer.Context | None) -> tupl
     """Return the message about an unknown verb or option, and its fix. Other messages stay as they are.
 
     text: click's message, which may suggest names that are near.
-    context: what click understood; its ``args`` follow an unknown verb.
+    context: what click understood.
     """
     unknown = _UNKNOWN_WORD.match(text)
     if unknown is None or context is None:
@@ -408,10 +374,6 @@ def _explain_unknown(text: str, fix: str, context: typer.Context | None) -> tupl
     word, verb = unknown[1] or unknown[2], context.command_path.removeprefix(PROGRAM).lstrip()
     of_group = next((words for words in VERBS if not verb and words.endswith(f" {word}")), None)
     habit = HABITS.get(f"{verb} {word}".lstrip(), of_group)
-    if habit and unknown[1]:
-        at = len(sys.argv) - len(context.args) - 1
-        command = [PROGRAM, *sys.argv[1:at], *habit.split(), *sys.argv[at + 1 :]]
-        return unknown[0], f"`{shlex.join(command)}`"
     if habit:
         return unknown[0], f"`{PROGRAM} {habit}`"
     if verb == "submit":
@@ -448,8 +410,5 @@ def _show(error: ClusterctlError, *, json: bool = False) -> int:
 
 def _wants_json() -> bool:
     """Whether the command asks for JSON, in words that click refused to read."""
-    words = sys.argv[1:]
-    words = words[: words.index("--")] if "--" in words else words
-    return bool({"-ojson", "--output=json"} & set(words)) or any(
-        option in {"-o", "--output"} and value == "json" for option, value in itertools.pairwise(words)
-    )
+    words = itertools.takewhile(lambda word: word != "--", sys.argv[1:])
+    return re.search("(^| )(-o ?|--output[ =])json( |$)", " ".join(words)) is not None

@@ -1,21 +1,22 @@
-"""runs: collected runs are listed, shown, compared and removed; no cluster is needed."""
+"""runs, report: collected runs are listed, shown, compared, removed and reported; no cluster is needed."""
 
 from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Sequence
+import webbrowser
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from enum import StrEnum
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import typer
-
-from clusterctl.cli.job_table import shown_elapsed, shown_time
-from clusterctl.cli.options import Options, folder_path, run_names
+from clusterctl.cli.jobs import shown_elapsed, shown_time
+from clusterctl.cli.options import argument, flag, folder_path, option, run_names, takes
 from clusterctl.cli.output import Screen
-from clusterctl.errors import ClusterctlError, CollectError, Notice, UsageError, excluded
+from clusterctl.errors import ClusterctlError, CollectError, Notice, UsageError, excluded, unaccompanied
 from clusterctl.runs.collect import collect
 from clusterctl.runs.compare import Difference, compare, compare_losses
 from clusterctl.runs.find import (
@@ -27,7 +28,9 @@ from clusterctl.runs.find import (
     named_run,
     ranked,
 )
+from clusterctl.runs.page import REPORT_FILE, write_report
 from clusterctl.runs.query import RunQuery, select_runs
+from clusterctl.runs.report import report_of, report_path
 from clusterctl.scheduler.session import Session
 from clusterctl.state.ledger import Metric, Value
 from clusterctl.transport.tree import shown_size
@@ -39,102 +42,74 @@ _NONE: Final = "-"
 
 Run = Annotated[
     str,
-    typer.Argument(
+    argument(
+        "A run: its folder, its name below ./runs, or its job's id. Of an array, 12_3 is a task.",
         metavar="RUN",
-        help="A run: its folder, its name below ./runs, or its job's id. Of an array, 12_3 is a task.",
-        autocompletion=run_names,
+        tab=run_names,
     ),
 ]
 
 
-def list_(
-    screen: Screen,
-    options: Options,
-    where: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="CONDITION",
-            help="Only runs for which this holds: lr=0.1, loss<2, name~bert, state!=FAILED. Repeatable.",
-        ),
-    ] = None,
-    columns: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KEY,...",
-            help="Show these instead of the usual columns: fields, options of the program, metrics.",
-        ),
-    ] = None,
-    sort: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Lowest first. Default: the newest first.")
-    ] = None,
-    reverse: Annotated[bool, typer.Option("--reverse", "-r", help="Reverse the order.")] = False,
-    since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Submitted since: 7d, 12h, or 2026-01-31.")
-    ] = None,
-    tag: Annotated[list[str] | None, typer.Option(help="Only runs with this tag. Repeatable.")] = None,
-    sweep: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RUN", help="The tasks of this sweep, the best first.", autocompletion=run_names
-        ),
-    ] = None,
-    tasks: Annotated[bool, typer.Option("--tasks", help="A line for each task of an array.")] = False,
-    limit: Annotated[
-        int | None,
-        typer.Option("--limit", "-n", min=1, help=f"At most so many. Default: {_LAST}; in JSON all."),
-    ] = None,
-    folder: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--dir",
-            parser=folder_path,
-            metavar="PATH",
-            help="A folder with runs. Default: ./runs. Repeatable.",
-        ),
-    ] = None,
-    everywhere: Annotated[
-        bool,
-        typer.Option("--everywhere", help="Runs in all folders that `collect` wrote to on this machine."),
-    ] = False,
-) -> None:
+# Each is a field of RunQuery, but for the last five.
+_LIST_FLAGS: Final[Mapping[str, Any]] = {
+    "where": flag(
+        list[str],
+        "Only runs for which this holds: lr=0.1, loss<2, name~bert, state!=FAILED. Repeatable.",
+        metavar="CONDITION",
+    ),
+    "columns": flag(
+        str,
+        "Show these instead of the usual columns: fields, options of the program, metrics.",
+        metavar="KEY,...",
+    ),
+    "sort": flag(str, "Lowest first. Default: the newest first.", metavar="KEY"),
+    "reverse": flag(bool, "Reverse the order.", "--reverse", "-r"),
+    "since": flag(str, "Submitted since: 7d, 12h, or 2026-01-31.", metavar="TIME"),
+    "tags": flag(list[str], "Only runs with this tag. Repeatable.", "--tag"),
+    "sweep": flag(str, "The tasks of this sweep, the best first.", metavar="RUN", tab=run_names),
+    "tasks": flag(bool, "A line for each task of an array.", "--tasks"),
+    "limit": flag(int, f"At most so many. Default: {_LAST}; in JSON all.", "--limit", "-n", min=1),
+    "folders": flag(
+        list[Path],
+        "A folder with runs. Default: ./runs. Repeatable.",
+        "--dir",
+        parser=folder_path,
+        metavar="PATH",
+    ),
+    "everywhere": flag(bool, "Runs in all folders that `collect` wrote to on this machine.", "--everywhere"),
+}
+
+
+@takes(_LIST_FLAGS)
+def list_(screen: Screen, **given: Any) -> None:
     """List collected runs, newest first.
 
     Keys: run, job, name, state, final, exit, user, cluster, partition, nodes, submitted, started, ended,
     collected, elapsed, cost, tags, note; any option of the program, such as lr; any metric, such as loss,
     loss.min, loss.max.
     """
-    if folder and everywhere:
+    if given.keys() >= {"folders", "everywhere"}:
         raise excluded("--dir", "--everywhere")
-    if sweep is not None:
-        if where or columns or reverse or since or tag or tasks or limit or folder or everywhere:
-            raise UsageError(
-                "--sweep ranks all tasks of one sweep; only --sort goes with it",
-                code="options-exclusive",
-                fix="leave out the others",
-            )
-        answer, lines = ranking_of(screen, named_run(sweep), sort)
+    if "sweep" in given:
+        if given.keys() - {"sweep", "sort"}:
+            raise excluded("--sweep", "all other options but --sort")
+        answer, lines = ranking_of(screen, named_run(given["sweep"]), given.get("sort"))
         screen.result(answer, *lines)
         return
-    chosen = [key.strip() for key in (columns or "").split(",") if key.strip()]
-    query = RunQuery(
-        where=where or (),
-        columns=chosen,
-        sort=sort,
-        reverse=reverse,
-        since=since,
-        tags=tag or (),
-        tasks=tasks,
-        cluster=options.cluster,
-    )
-    found = select_runs(query, folder or (), everywhere=everywhere)
+    chosen = [key.strip() for key in given.pop("columns", "").split(",") if key.strip()]
+    limit, folders, everywhere = (given.pop(name, None) for name in ("limit", "folders", "everywhere"))
+    query = RunQuery(**given, columns=chosen, cluster=screen.cluster)
+    found = select_runs(query, folders or (), everywhere=bool(everywhere))
     for note in found.notes:
         screen.note(note)
     most = limit or (len(found.rows) if screen.json else _LAST)
     shown = found.rows[:most]
-    keys = chosen or [*_BASIC, *_metric_columns(shown, sort)]
-    keys = list(dict.fromkeys((*([] if "run" in keys else ["run"]), *keys)))
+    keys = chosen or [*_BASIC, *_metric_columns(shown, query.sort)]
+    keys = list(dict.fromkeys(keys if "run" in keys else ["run", *keys]))
     answer = {"runs": [_answer(row) for row in shown], "total": len(found.rows)}
-    lines = _table(screen, shown, keys) if shown else [_none_text(found.searched)]
+    lines = _table(screen, shown, keys) if shown else [Notice("no-run-matches", "no run is like that")]
+    if not found.searched:
+        lines = [Notice("no-runs", "no runs; `clusterctl collect` brings them here")]
     screen.result(answer, *lines)
     if not screen.json and (older := len(found.rows) - most) > 0:
         more = f"--limit {len(found.rows)}, or choose with --where, --since, --tag"
@@ -170,12 +145,6 @@ def note_ranking(screen: Screen, session: Session, job_id: str) -> dict[str, Any
     return answer
 
 
-def _none_text(rows: Sequence[Row]) -> str:
-    if rows:
-        return Notice("no-run-matches", "no run is like that")
-    return Notice("no-runs", "no runs; `clusterctl collect` brings them here")
-
-
 def _metric_columns(rows: Sequence[Row], sort: str | None = None) -> list[str]:
     """The metrics that are shown unasked, and the key that the runs are sorted by."""
     having = [name for name in metric_names(rows) if name in USUAL_METRICS]
@@ -208,7 +177,6 @@ def shown_value(value: Value, key: str = "") -> str:
 
 
 def _answer(row: Row) -> dict[str, Any]:
-    """A row as `-o json` shows it: its fields, the configuration and the metrics."""
     fields = {key: row.value(key) for key in FIELDS}
     job = row.task.id if row.task else row.run.job_id
     more = {"job": job, "dir": str(row.folder), "tags": list(row.run.tags)}
@@ -216,7 +184,7 @@ def _answer(row: Row) -> dict[str, Any]:
     return {**fields, **more, "config": row.config, "metrics": metrics}
 
 
-def show(screen: Screen, options: Options, run: Run) -> None:
+def show(screen: Screen, run: Run) -> None:
     """Show one collected run in full.
 
     Shows what it was asked for, where it ran, its metrics, and why it failed.
@@ -278,11 +246,8 @@ def _metric_table(screen: Screen, row: Row) -> list[str]:
 
 def diff(
     screen: Screen,
-    options: Options,
-    first: Annotated[
-        str, typer.Argument(metavar="A", help="A run, as in `runs show`.", autocompletion=run_names)
-    ],
-    second: Annotated[str, typer.Argument(metavar="B", help="Another one.", autocompletion=run_names)],
+    first: Annotated[str, argument("A run, as in `runs show`.", metavar="A", tab=run_names)],
+    second: Annotated[str, argument("Another one.", metavar="B", tab=run_names)],
 ) -> None:
     """Compare two runs.
 
@@ -310,12 +275,8 @@ def _compared(one: Difference) -> list[str]:
 
 def rm(
     screen: Screen,
-    options: Options,
-    run: Annotated[
-        list[str],
-        typer.Argument(metavar="RUN...", help="Runs, as in `runs show`.", autocompletion=run_names),
-    ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    run: Annotated[list[str], argument("Runs, as in `runs show`.", metavar="RUN...", tab=run_names)],
+    yes: Annotated[bool, option("Do not ask.", "--yes", "-y")] = False,
 ) -> None:
     """Remove collected runs from this machine, after asking.
 
@@ -335,6 +296,7 @@ def rm(
     what = runs[0].directory.name if len(runs) == 1 else f"{len(runs)} runs"
     screen.confirm(f"remove {what} ({size}) from this machine for good?", yes=yes)
     removed: list[str] = []
+    screen.known = {"removed": removed}
     for one in runs:
         hidden = one.directory.with_name(f".{one.directory.name}.removed")
         try:
@@ -342,19 +304,111 @@ def rm(
             removed.append(str(one.directory))
             shutil.rmtree(hidden)
         except OSError as exc:
-            screen.known = {"removed": removed}
-            screen.note(*(f"removed {path}" for path in removed))
-            place = hidden if removed[-1:] == [str(one.directory)] else one.directory
             raise ClusterctlError(
-                f"{place.name} can't be removed",
+                f"{one.directory.name} can't be removed",
                 code="folder-not-removable",
-                where=str(place),
+                where=str(exc.filename or one.directory),
                 why=exc.strerror or str(exc),
             ) from exc
-    screen.result({"removed": removed}, *(f"removed {path}" for path in removed))
+    screen.result(screen.known, *(f"removed {path}" for path in removed))
 
 
 def _size(path: Path) -> int:
     with suppress(OSError):
         return path.lstat().st_size
     return 0
+
+
+class Form(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+    MD = "md"
+
+
+ReportFile = Annotated[
+    Path | None,
+    option(
+        f"The file to write. Default: {REPORT_FILE} in the run's folder, of several runs here.",
+        parser=folder_path,
+        metavar="FILE",
+    ),
+]
+
+
+def report(
+    screen: Screen,
+    run: Annotated[list[str], argument("Runs, as in `runs show`.", metavar="RUN...", tab=run_names)],
+    out: ReportFile = None,
+    open_: Annotated[bool, option("Show it in the browser.", "--open")] = False,
+    serve: Annotated[bool, option("Serve it on this machine's loopback address until Ctrl-C.")] = False,
+    port: Annotated[
+        int, option("Port of --serve. Default: a free one.", min=0, max=65535, metavar="PORT")
+    ] = 0,
+    output: Annotated[
+        Form | None, option("Show the same facts as JSON or Markdown; write no file.", "--output", "-o")
+    ] = None,
+) -> None:
+    """Write the report of a run, a sweep, or several runs.
+
+    It is one HTML file that needs no network: the verdict, then metrics, time per step, ranks, nodes, the
+    scheduler, configuration and environment. Of several runs, what differs comes first.
+    """
+    if (screen.markdown or screen.json or serve) and (out or open_):
+        raise excluded("-o json, -o md or --serve", "--out or --open")
+    if serve and (screen.markdown or screen.json):
+        raise excluded("-o", "--serve")
+    if port and not serve:
+        raise unaccompanied("--port", "--serve")
+    rows = list({row.folder: row for row in map(named_run, run)}.values())
+    found = report_of(rows)
+    if screen.markdown:
+        screen.document({}, found.as_markdown())
+        return
+    if screen.json:
+        screen.result({"report": found.as_dict()})
+        return
+    if serve:
+        _serve(screen, found.as_html().encode(), port)
+        return
+    path = out or (report_path(rows[0]) if len(rows) == 1 else Path(REPORT_FILE))
+    write_report(found, path)
+    facts = found.as_dict()
+    screen.result(
+        {}, *facts["verdict"], *(f"missing: {one}" for one in facts["missing"]), "", f"report: {path}"
+    )
+    if open_ and not webbrowser.open(path.absolute().as_uri()):
+        raise UsageError(
+            "there is no browser here", code="no-browser", fix="say --serve, and open the address elsewhere"
+        )
+
+
+def _serve(screen: Screen, page: bytes, port: int) -> None:
+    """Answer every question with the page, until Ctrl-C."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Length", str(len(page)))
+            self.end_headers()
+            self.wfile.write(page)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    except OSError as exc:
+        raise ClusterctlError(
+            f"port {port} can't be used",
+            code="port-unusable",
+            why=exc.strerror or str(exc),
+            fix="say another --port",
+        ) from exc
+    with server:
+        at = server.server_port
+        screen.note(
+            f"http://127.0.0.1:{at}/ until Ctrl-C; from another machine first: ssh -N -L {at}:127.0.0.1:{at} "
+            "and this machine's name"
+        )
+        server.serve_forever()

@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
-
 from clusterctl.cli.job import follow_job, timeout_of, wait_for
-from clusterctl.cli.job_flags import JOB_FLAGS, SLURM_FLAGS, DryRun, Follow, Timeout
-from clusterctl.cli.options import Options, jobs_to_submit, run_names, takes
+from clusterctl.cli.options import (
+    Words,
+    argument,
+    flag,
+    jobs_to_submit,
+    option,
+    partitions,
+    run_names,
+    takes,
+)
 from clusterctl.cli.output import Screen
-from clusterctl.cli.progress import showing_progress
-from clusterctl.errors import UsageError
+from clusterctl.errors import UsageError, excluded, unaccompanied
 from clusterctl.jobs.bundled import (
     ChosenModel,
     folder_of_run,
@@ -47,39 +53,95 @@ JobRow = dict[str, Any]  # of one job, as `-o json` shows it
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
-@takes(JOB_FLAGS, SLURM_FLAGS)
+DryRun = Annotated[bool, option("Print the sbatch script; submit nothing.", "--dry-run")]
+Follow = Annotated[bool, option("Show its output until it has ended.", "--follow")]
+Timeout = Annotated[str | None, option("Longest wait, such as 10m; the job goes on after it.")]
+
+
+# Each is a field of JobOptions, which says what it may be.
+JOB_FLAGS: Final[Mapping[str, Any]] = {
+    "nodes": flag(int, "Nodes. Default: 1.", "--nodes", "-N"),
+    "tasks_per_node": flag(int, "Tasks (ranks) per node. Default: 1; bundled jobs: one per GPU."),
+    "cpus": flag(int, "CPU cores per task."),
+    "gpus": flag(int, "GPUs per node. Default for bundled jobs: all; probe, export: none."),
+    "mem": flag(str, "Memory per node, such as 4GiB."),
+    "time": flag(str, "Time limit, such as 30m or 1:30:00."),
+    "name": flag(str, "Job name. Default: the job's or the script's."),
+    "partition": flag(str, "Partition. Default: the first.", "--partition", "-p", tab=partitions),
+    "account": flag(str, "Slurm account.", "--account", "-A"),
+    "qos": flag(str, "Quality of service.", "--qos", "-q"),
+    "constraint": flag(str, "Node features.", "--constraint", "-C"),
+    "array": flag(str, "Array of jobs, such as 1-10%2.", "--array", "-a"),
+    "sweep": flag(
+        list[str],
+        "An array whose tasks try all values of an option of the program. Repeatable: all combinations.",
+        metavar="KEY=V,V|A..B",
+    ),
+    "signal": flag(str, "Signal sent before the time limit, such as USR1@120 (seconds)."),
+    "requeue": flag(bool, "Requeue, in the same folder, when the program exits with 75.", "--requeue"),
+    "launcher": flag(
+        str,
+        "Launcher of the ranks: srun (PMIx, the default), mpirun or torchrun.",
+        tab=lambda: ["srun", "mpirun", "torchrun"],
+    ),
+    "include": flag(
+        list[str], "Also copy this, even if .gitignore excludes it. Repeatable.", metavar="PATTERN"
+    ),
+    "exclude": flag(list[str], "Do not copy this from the script's folder. Repeatable.", metavar="PATTERN"),
+    "folder": flag(bool, "Copy the script's folder to the cluster. Default: yes.", "--folder/--no-folder"),
+    "outputs": flag(list[str], "Pattern of files for `collect`, such as 'results/**'. Repeatable."),
+    "env": flag(list[str], "Environment variable K=V; K alone takes its value from here. Repeatable."),
+    "requirements": flag(Path, "Requirements file for the program's Python environment."),
+    "container": flag(str, "Run in this Apptainer image (.sif), on the cluster or here."),
+    "tag": flag(list[str], "A word to find the run by, see `clusterctl runs`. Repeatable."),
+    "note": flag(str, "A remark about the run."),
+}
+# Slurm's names of some of these options. The help does not list them.
+SLURM_FLAGS: Final[Mapping[str, Any]] = {
+    "tasks_per_node": flag(int, "--tasks-per-node.", "--ntasks-per-node", hidden=True),
+    "cpus": flag(int, "--cpus.", "--cpus-per-task", "-c", hidden=True),
+    "gpus": flag(int, "--gpus.", "--gpus-per-node", hidden=True),
+    "time": flag(str, "--time.", "-t", hidden=True),
+    "name": flag(str, "--name.", "--job-name", "-J", hidden=True),
+}
+
+
+def some_flags(names: str) -> Mapping[str, Any]:
+    """Return the options of these names, which are separated by spaces."""
+    return {name: JOB_FLAGS[name] for name in names.split()}
+
+
+Target = Annotated[
+    str,
+    argument(
+        "train, eval, sample, predict, export, bench, gemm, allreduce, probe, your own script, "
+        "or a job file (.yaml).",
+        metavar="JOB",
+        tab=jobs_to_submit,
+    ),
+]
+TrainedRun = Annotated[
+    str | None,
+    option(
+        "Of eval, sample, predict, export: a trained run's folder, its name below ./runs, or its job's id.",
+        tab=run_names,
+    ),
+]
+
+
+@takes(JOB_FLAGS, **SLURM_FLAGS)
 def submit(
     screen: Screen,
-    options: Options,
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="JOB",
-            help="train, eval, sample, predict, export, bench, gemm, allreduce, probe, your own script, "
-            "or a job file (.yaml).",
-            autocompletion=jobs_to_submit,
-        ),
-    ],
-    args: Annotated[list[str] | None, typer.Argument(help="Arguments of the program, after --.")] = None,
-    variant: Annotated[
-        list[str] | None, typer.Option(help="Only this variant of the job file. Repeatable.")
-    ] = None,
-    run: Annotated[
-        str | None,
-        typer.Option(
-            help="Of eval, sample, predict, export: a trained run's folder, its name below ./runs, or its "
-            "job's id.",
-            autocompletion=run_names,
-        ),
-    ] = None,
+    target: Target,
+    args: Annotated[Words, argument("Arguments of the program, after --.")] = None,
+    variant: Annotated[Words, option("Only this variant of the job file. Repeatable.")] = None,
+    run: TrainedRun = None,
     weights: Annotated[
-        Weights, typer.Option(help="With --run: the weights at the best evaluation, or at the end.")
+        Weights, option("With --run: the weights at the best evaluation, or at the end.")
     ] = Weights.BEST,
-    local: Annotated[
-        bool, typer.Option("--local", help="With --run: compute on this machine, without a cluster.")
-    ] = False,
+    local: Annotated[bool, option("With --run: compute on this machine, without a cluster.")] = False,
     dry_run: DryRun = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until the job has ended.")] = False,
+    wait: Annotated[bool, option("Wait until the job has ended.")] = False,
     follow: Follow = False,
     timeout: Timeout = None,
     **given: object,
@@ -96,7 +158,7 @@ def submit(
         return
     model = ChosenModel(run, weights) if run is not None else None
     if local:
-        _use_here(screen, options, jobs, model, given)
+        _use_here(screen, jobs, model, given)
         return
     reject_wrong(jobs, model)
     watching = Watching.of(jobs, wait=wait, follow=follow, timeout=timeout)
@@ -105,13 +167,12 @@ def submit(
         # `submit` itself needs no models of specs, whose import takes longer than all else that it does.
         from clusterctl.state.chosen_spec import spec_of_existing
 
-        spec = spec_of_existing(options.chosen(screen))
-        show_scripts(screen, rendered(screen, options, submission, spec))
+        show_scripts(screen, rendered(screen, submission, spec_of_existing(screen.chosen())))
         return
-    with open_session(options.chosen(screen)) as session:
-        prepared = prepare(screen, options, session, submission)
+    with open_session(screen.chosen()) as session:
+        prepared = prepare(screen, session, submission)
         rows = submit_and_note(screen, session, prepared)
-        if not watching.is_wanted:
+        if watching is None:
             show_submitted(screen, rows)
         elif not watch_jobs(screen, session, rows, jobs, watching):
             lines = [f"job {row['job_id']} {row['state']}" for row in rows]
@@ -122,59 +183,44 @@ def submit(
 
 @dataclass(frozen=True, slots=True)
 class Watching:
-    """What is done once jobs are submitted: nothing, or one waits for them, or follows the output of one."""
+    """The wait for submitted jobs, in which the output of one may be followed."""
 
-    wait: bool
     follow: bool
     timeout_s: float | None
 
     @classmethod
-    def of(cls, jobs: Sequence[JobSpec], *, wait: bool, follow: bool, timeout: str | None) -> Watching:
-        """Read the options of a verb that submits.
+    def of(cls, jobs: Sequence[JobSpec], *, wait: bool, follow: bool, timeout: str | None) -> Watching | None:
+        """Read the options of a verb that submits. None: it does not wait.
 
         Raises:
             UsageError: the options contradict each other, or the timeout is wrong.
         """
         timeout_s = timeout_of(timeout)
         if timeout_s is not None and not (wait or follow):
-            raise UsageError(
-                "--timeout bounds a wait",
-                code="option-needs-option",
-                fix="say --wait or --follow too; --time limits the job",
-            )
+            raise unaccompanied("--timeout", "--wait or --follow")
         if follow and len(jobs) > 1:
             raise UsageError(
                 f"--follow shows the output of one job, and these are {len(jobs)}",
                 code="follow-needs-one-job",
                 fix="say --wait, or choose one with --variant",
             )
-        return cls(wait, follow, timeout_s)
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether the verb goes on until the jobs have ended."""
-        return self.wait or self.follow
+        return cls(follow, timeout_s) if wait or follow else None
 
 
-def preparer(screen: Screen, options: Options) -> Preparer:
+def preparer(screen: Screen) -> Preparer:
     """Return what prepares jobs and tells of it on the screen: of pip's lines only under -v."""
-    return Preparer(screen.note, screen.note if options.verbose else SILENT.note)
+    return Preparer(screen.note, screen.note if screen.verbose else SILENT.note)
 
 
-def prepare(
-    screen: Screen, options: Options, session: Session, submission: Submission
-) -> tuple[PreparedJob, ...]:
-    """Prepare jobs for the cluster of a session."""
+def prepare(screen: Screen, session: Session, submission: Submission) -> tuple[PreparedJob, ...]:
     with screen.working("preparing the job"):
-        return preparer(screen, options).prepare(session, submission)
+        return preparer(screen).prepare(session, submission)
 
 
-def rendered(
-    screen: Screen, options: Options, submission: Submission, spec: ClusterSpec
-) -> tuple[PreparedJob, ...]:
+def rendered(screen: Screen, submission: Submission, spec: ClusterSpec) -> tuple[PreparedJob, ...]:
     """Return the scripts of jobs, and note what would be sent with each."""
     with screen.working("preparing the job"):
-        jobs = preparer(screen, options).render(submission, spec)
+        jobs = preparer(screen).render(submission, spec)
     for one in jobs:
         if one.source:
             size, count = shown_size(one.source.bytes), len(one.source.files)
@@ -203,7 +249,7 @@ def submit_and_note(
     more: what else the answer has about each.
     """
     rows: list[JobRow] = []
-    with showing_progress(screen) as progress:
+    with screen.transfers() as progress:
         for submitted in submit_prepared(Submitter(session, screen.note, progress), jobs):
             row = asdict(submitted)
             del row["token"]
@@ -213,7 +259,6 @@ def submit_and_note(
 
 
 def show_submitted(screen: Screen, rows: Sequence[JobRow]) -> None:
-    """Answer with jobs that were submitted."""
     *lines, last = (f"submitted job {row['job_id']} ({row['name']})" for row in rows)
     screen.result(answer_of(rows), *lines, f"{last}; see `clusterctl logs {rows[0]['job_id']} -f`")
 
@@ -255,27 +300,19 @@ def answer_of(rows: Sequence[JobRow]) -> dict[str, Any]:
 
 def _use_here(
     screen: Screen,
-    options: Options,
     jobs: Sequence[JobSpec],
     model: ChosenModel | None,
     given: Mapping[str, object],
 ) -> None:
-    """Use a model on this machine, and show what it says."""
     if model is None:
-        raise UsageError(
-            "--local uses a trained model", code="option-needs-option", fix="say which: --run RUN"
-        )
+        raise unaccompanied("--local", "--run RUN")
     if given:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(given))
-        raise UsageError(
-            f"--local starts no job, which {flags} is about",
-            code="options-exclusive",
-            fix="leave out one or the other",
-        )
+        raise excluded("--local", flags)
     reject_wrong(jobs, model)
     (job,) = jobs
     is_here = folder_of_run(model.run) is not None
-    known = () if is_here else Ledger(options.chosen(screen).workspace().jobs).entries()
+    known = () if is_here else Ledger(screen.chosen().workspace().jobs).entries()
     if not screen.json:
         with screen.logs() as show:
             use_here(job, model, known, lambda data: show(LogChunk("stdout", None, data)))

@@ -147,7 +147,6 @@ def test_what_is_wrong_is_a_usage_error(here: Session) -> None:
         (lambda: demo.submit("train", nods=2), "did you mean nodes?"),  # type: ignore[call-arg]
         (lambda: demo.submit("train", wait=True), "jobs have no option 'wait'"),  # type: ignore[call-arg]
         (lambda: demo.submit("train", nodes=0), "--nodes must be at least 1"),
-        (lambda: demo.submit("train", ["--help"]), "--help starts no job"),
         (lambda: demo.submit("train", sweep={"grid": {"lr": [0.1]}}, array="1-2"), "leave out --array"),
         (demo.down, "say yes=True"),
         (lambda: clusterctl.list_runs("lr ? 2"), "is no condition"),

@@ -82,7 +82,7 @@ def words(cli: Clusterctl, *typed: str, before: str = "") -> list[str]:
         ("--cluster d", ["demo"]),
         ("--cluster /", []),
         ("--cluster [d", []),
-        ("-f latin-1.yaml ssh ", ["demo-ctl", "demo-train-1", "demo-big-1"]),
+        ("-f latin-1.yaml ssh ", []),
     ],
 )
 def test_the_right_words_are_offered(cluster: Clusterctl, typed: str, offered: list[str]) -> None:

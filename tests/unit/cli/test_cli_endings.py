@@ -12,7 +12,7 @@ import sys
 import pytest
 import typer
 
-from clusterctl.cli.options import Options, verb
+from clusterctl.cli.options import COMMON, verb
 from clusterctl.cli.output import Screen
 from tests.support.terminal import on_terminal, terminal
 from tests.support.verbs import SCRIPT, Clusterctl
@@ -170,7 +170,7 @@ from clusterctl.__main__ import main
 from clusterctl.cli.run import app, command
 from clusterctl.cli.options import verb
 
-def bug(screen, options):
+def bug(screen):
     {{}}["nothing"]
 
 app.add_command(command("bug", verb(bug)))
@@ -221,13 +221,13 @@ def test_a_signal_is_not_lost_in_a_finalizer(number: signal.Signals, code: int) 
 def test_a_disk_that_gets_full_anywhere_is_no_bug(
     named: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(screen: Screen, options: Options) -> None:
+    def fail(screen: Screen) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), named)
 
     app = typer.Typer()
     app.command()(verb(fail))
     app.command("other")(verb(fail))
-    assert app(["other"], standalone_mode=False, obj=Options()) == 1
+    assert app(["other"], standalone_mode=False, obj=dict.fromkeys(COMMON)) == 1
     said = capsys.readouterr().err
     assert os.strerror(errno.ENOSPC) in said
     assert "bug" not in said

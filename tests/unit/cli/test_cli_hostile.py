@@ -19,8 +19,8 @@ import pytest
 
 from clusterctl.cli import output
 from clusterctl.cli.output import Screen
-from clusterctl.cli.pictures import TransferBar
-from clusterctl.cli.progress import Phases
+from clusterctl.cli.phases import Phases
+from clusterctl.cli.pictures import TransferBar, console
 from clusterctl.cli.run import app
 from clusterctl.errors import ClusterctlError
 from clusterctl.jobs.log_text import KeptLogs, labelled
@@ -42,7 +42,7 @@ BODY = (
 LOG = CLIPBOARD + "\x1b[2J\0\n 50%\r100%\n\x1b[31mred\x1b[8m, no newline"
 LOG_SHOWN = r"\x1b]52;c;b3duZWQ=\x07\x1b[2J\x00" + "\n 50%\r100%\n\x1b[31mred\x1b[8m, no newline\x1b[0m"
 
-ERROR = "\x1b[1;31merror:\x1b[0m\x1b[1;31m \x1b[0m"  # as it begins on a terminal
+ERROR = "\x1b[1;31merror:\x1b[0m "  # as it begins on a terminal
 FORBIDDEN = [f"\x1b{c}" for c in "]P_^Xc"] + [
     *"\a\b\v\f\0\x7f\x9b\x9d\x90\u202e\u2066\u2028", "\x1b[2J", "\x1b[H", "\x1b[6n",
 ]  # fmt: skip
@@ -169,12 +169,6 @@ def test_colors_and_progress_of_logs_stay_and_all_else_is_text(
         assert (b"exit code 3" in said.err) is ("--raw" not in words)
 
 
-def test_raw_and_json_exclude_each_other(job: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    assert app(["logs", "--raw", "-o", "json", job], prog_name="clusterctl", standalone_mode=False) == 2
-    (failure,) = json.loads(capfdbinary.readouterr().out)["failures"]
-    assert failure["code"] == "options-exclusive"
-
-
 def test_the_error_of_a_followed_job_has_no_log(here: Session, tmp_path: Path, on_terminal: Run) -> None:
     script = tmp_path / "mine.sh"
     script.write_text(f"#!/bin/bash\n{BODY}\nexit 3\n")
@@ -235,14 +229,14 @@ def test_what_moves_is_text_too(on_terminal: Run) -> None:
     screen = Screen(json=False, color=True)
 
     def call() -> None:
-        phases = Phases(screen, verbose=False)
+        phases = Phases(screen)
         with phases.shown():
             phases.step("provision")
             phases.progress(f"picture {NAME}")
             screen.note(f"note {NAME}")
         with screen.working(f"spinner [link=http://evil]{NAME}"):
             screen.note(f"note {NAME}")
-        bar = TransferBar(screen._console(stderr=True), silent_s=0)
+        bar = TransferBar(console(stderr=True, color=True), silent_s=0)
         bar(f"bar [link=http://evil]{NAME}", 1, 2)
         bar.stop()
 
@@ -267,8 +261,8 @@ def test_a_script_is_kept_as_it_is_but_for_a_terminal(
 def test_verbs_write_through_the_screen_alone() -> None:
     writes = re.compile(r"\bprint\(|\bstd(out|err)\.(buffer|write)|\bConsole\(|__std(out|err)__|os\.write\(")
     folder = Path(output.__file__).parent
-    found = [path.name for path in folder.glob("*.py") if writes.search(path.read_text())]
-    assert found == ["output.py"]
+    found = {path.name for path in folder.glob("*.py") if writes.search(path.read_text())}
+    assert found == {"output.py", "pictures.py"}
 
 
 def test_an_answer_in_json_has_the_end_of_logs_without_end() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from clusterctl.cli import job, jobs
 from clusterctl.cli.jobs import shown_elapsed
-from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen, Terminated
 from clusterctl.errors import UsageError
 from clusterctl.jobs.watch import ChangeNotes, wait
@@ -33,7 +32,7 @@ def ended(session: Session, cluster: PlayedCluster, folder: Path, body: str, nam
 def test_the_table_has_times_and_exit_codes(here, cluster, tmp_path, capsys) -> None:
     ended(here, cluster, tmp_path, "true", "first")
     ended(here, cluster, tmp_path, "exit 3", "second")
-    jobs.jobs(TEXT, Options())
+    jobs.jobs(TEXT)
     head, second, first = (line.split() for line in capsys.readouterr().out.splitlines())
     assert head == "JOB NAME STATE NODES SUBMITTED ELAPSED LIMIT EXIT REASON".split()
     assert second[:4] == ["2", "second", "FAILED", "n1"]
@@ -45,12 +44,12 @@ def test_older_ones_are_left_out_and_counted(here, cluster, tmp_path, capsys, mo
     monkeypatch.setattr(jobs, "_RECENT", 1)
     for _ in range(3):
         ended(here, cluster, tmp_path, "true")
-    jobs.jobs(TEXT, Options())
+    jobs.jobs(TEXT)
     told = capsys.readouterr()
     assert [line.split()[0] for line in told.out.splitlines()] == ["JOB", "3"]
     assert shows(told.err, "older-jobs")
     assert told.err.startswith("2 ")
-    jobs.jobs(JSON, Options(json=True), everything=True)
+    jobs.jobs(JSON, everything=True)
     told = capsys.readouterr()
     assert [one["job_id"] for one in json.loads(told.out)["jobs"]] == ["3", "2", "1"]
     assert told.err == ""
@@ -58,7 +57,7 @@ def test_older_ones_are_left_out_and_counted(here, cluster, tmp_path, capsys, mo
 
 def test_one_job_in_full(here, cluster, tmp_path, capsys) -> None:
     job_id = ended(here, cluster, tmp_path, "echo said; mkdir deep; echo 1 >deep/rank-0.log; exit 3")
-    jobs.jobs(TEXT, Options(), [job_id])
+    jobs.jobs(TEXT, [job_id])
     facts, _, cause = capsys.readouterr().out.partition("\n\n")
     told = dict(line.split(maxsplit=1) for line in facts.splitlines())
     assert (told["state"], told["exit"], told["resources"]) == ("FAILED", "3", "cpu=1,mem=1G,node=1")
@@ -72,7 +71,7 @@ def test_one_job_in_full(here, cluster, tmp_path, capsys) -> None:
     entry = here.ledger.find(job_id)
     assert entry is not None
     here.ledger.update(entry, run_dir="/home/ada/runs/demo-1-mine")
-    jobs.jobs(JSON, Options(json=True), [job_id])
+    jobs.jobs(JSON, [job_id])
     (one,) = json.loads(capsys.readouterr().out)["jobs"]
     assert one["run_dir"] == "/home/ada/runs/demo-1-mine"
     assert (one["diagnosis"]["code"], one["diagnosis"]["exit_code"]) == ("exit-code", 3)
@@ -81,7 +80,7 @@ def test_one_job_in_full(here, cluster, tmp_path, capsys) -> None:
 
 def test_a_job_whose_folder_is_gone(here, cluster, tmp_path, capsys) -> None:
     ended(here, cluster, tmp_path, 'rm -rf -- "$PWD"')
-    jobs.jobs(TEXT, Options(), ["1"])
+    jobs.jobs(TEXT, ["1"])
     assert shows(capsys.readouterr().out, "job-folder-empty")
 
 
@@ -99,33 +98,33 @@ def test_changes_are_lines_where_there_is_no_terminal(here, cluster, capsys, mon
         cluster.change(second, state="CANCELLED", end=2)
 
     monkeypatch.setattr(slurm, "Clock", lambda: Clock(sleep=next_round))
-    jobs.jobs(TEXT, Options(), watch=True)
+    jobs.jobs(TEXT, watch=True)
     assert capsys.readouterr().out.splitlines() == [
         f"job {first} (first) COMPLETED on n1, exit 0",
         f"job {second} (second) PENDING",
         f"job {second} (second) CANCELLED, exit 0",
     ]
     with refused("options-exclusive", UsageError, "--watch"):
-        jobs.jobs(JSON, Options(json=True), watch=True)
+        jobs.jobs(JSON, watch=True)
 
 
 def test_watching_jobs_that_have_ended_ends(here, cluster, tmp_path, capsys) -> None:
     job_id = ended(here, cluster, tmp_path, "true")
-    jobs.jobs(TEXT, Options(), [job_id], watch=True)
+    jobs.jobs(TEXT, [job_id], watch=True)
     assert capsys.readouterr().out == "job 1 (mine) COMPLETED on n1, exit 0\n"
 
 
 def test_logs_of_the_last_job(here, cluster, tmp_path, capfd) -> None:
     with refused("no-job-yet", UsageError):
-        job.logs(Screen(json=False, color=False), Options())
+        job.logs(Screen(json=False, color=False))
     ended(here, cluster, tmp_path, "echo one", "first")
     ended(here, cluster, tmp_path, "echo two", "second")
     capfd.readouterr()
-    job.logs(Screen(json=False, color=False), Options())
+    job.logs(Screen(json=False, color=False))
     said = capfd.readouterr()
     assert (said.out, shows(said.err, "last-job")) == ("two\n", True)
     assert said.err.startswith("job 2 (second)")
-    job.logs(Screen(json=True, color=False), Options(json=True))
+    job.logs(Screen(json=True, color=False))
     assert json.loads(capfd.readouterr().out)["job_id"] == "2"
 
 
@@ -137,7 +136,7 @@ def test_detaching_from_logs_is_no_error(here, cluster, capfd, monkeypatch, endi
         raise ending
 
     monkeypatch.setattr(job.watch, "follow", ends)
-    job.logs(Screen(json=False, color=False), Options(), job_id, follow=True)
+    job.logs(Screen(json=False, color=False), job_id, follow=True)
     said = capfd.readouterr().err
     assert shows(said, "detached")
     assert "logs 1 -f`" in said

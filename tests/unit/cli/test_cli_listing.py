@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cli import listing
-from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
 from clusterctl.errors import CloudError, SpecError, UsageError
 from clusterctl.providers.local.layout import CachedImage
@@ -119,12 +118,12 @@ def test_images_of_a_project_are_deleted_only_where_that_is_said(
     asked: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Other clusters of the project may start nodes from them."""
-    listing.cache_list(PLAIN, Options())
+    listing.cache_list(PLAIN)
     assert "kept: " in capsys.readouterr().out
-    listing.cache_prune(PLAIN, Options())
+    listing.cache_prune(PLAIN)
     assert capsys.readouterr().out == "nothing to remove\n"
     assert asked == ["look", "prune"]
-    listing.cache_prune(PLAIN, Options(), images=True)
+    listing.cache_prune(PLAIN, images=True)
     assert "removed: " in capsys.readouterr().out
     assert asked[2:] == ["delete", "prune"]
 
@@ -133,7 +132,7 @@ def test_without_a_cloud_there_are_no_images_to_delete(asked: list[str]) -> None
     here = CLOUD.replace("gcp, project: my-project, zone: us-central1-a", "local")
     Path("cluster.yaml").write_text(here.replace(", gpus: {type: l4}", ""))
     with rejected("no-project-images", UsageError):
-        listing.cache_prune(PLAIN, Options(), images=True)
+        listing.cache_prune(PLAIN, images=True)
     assert not asked
 
 
@@ -146,14 +145,14 @@ def test_the_cache_of_this_machine_needs_no_spec_and_no_login(
 
     Path("cluster.yaml").write_text(CLOUD.replace("nodes", why) if why == "noodles" else CLOUD)
     monkeypatch.setattr(listing, "kept_images", refused)
-    listing.cache_list(PLAIN, Options())
+    listing.cache_list(PLAIN)
     said = capsys.readouterr()
     assert shows(said.out, "cache-empty")
     assert shows(said.err, "project-images-unlisted")
     assert ("cluster.yaml" if why == "noodles" else why) in said.err
-    listing.cache_prune(PLAIN, Options())
+    listing.cache_prune(PLAIN)
     assert asked == ["prune"]
     with pytest.raises(SpecError if why == "noodles" else CloudError):
-        listing.cache_prune(PLAIN, Options(), images=True)
+        listing.cache_prune(PLAIN, images=True)
     # Nothing is removed here either.
     assert asked == ["prune"]

@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyte
 import pytest
+from rich.console import Console
+from rich.progress import Progress, TaskID
 
+from clusterctl.cli import pictures
 from clusterctl.cli.output import Screen
-from clusterctl.cli.progress import Phases
+from clusterctl.cli.phases import Phases
 from clusterctl.util.progress import HostStep, Waiting
 from tests.support.terminal import on_terminal
 
@@ -20,7 +25,7 @@ LONG = "slurmd: Do what has a name that goes far beyond what a terminal of eight
 
 @pytest.fixture
 def phases() -> Phases:
-    return Phases(Screen(json=False, color=False), verbose=False)
+    return Phases(Screen(json=False, color=False))
 
 
 def configure(phases: Phases, task: str, hosts: range, of: int) -> list[str]:
@@ -68,11 +73,11 @@ def test_whose_end_is_waited_for_is_told_without_a_terminal_too(
 PROGRAM = f"""
 import time
 from pathlib import Path
-from clusterctl.cli.progress import Phases
+from clusterctl.cli.phases import Phases
 from clusterctl.cli.output import Screen
 from clusterctl.util.progress import HostStep, Waiting
 
-phases = Phases(Screen(json=False, color=True), verbose=False)
+phases = Phases(Screen(json=False, color=True))
 with phases.shown():
     phases.step("image")
     phases.step("configure")
@@ -117,3 +122,20 @@ def test_a_terminal_that_can_not_move_gets_lines(tmp_path: Path) -> None:
     assert "\x1b" not in shown
     assert [line.split("] ")[1] for line in lines if line.startswith("[")] == ["image", "configure"]
     assert any(line.startswith("failed on demo-train-64") for line in lines)
+
+
+def test_many_threads_share_one_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    added: list[str] = []
+
+    def slowly(self: Progress, description: str, **more: object) -> TaskID:
+        added.append(description)
+        time.sleep(0.1)
+        return add_task(self, description, **more)  # type: ignore[arg-type]
+
+    add_task = Progress.add_task
+    monkeypatch.setattr(Progress, "add_task", slowly)
+    bar = pictures.TransferBar(Console(), silent_s=0)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: bar("hashing", n, 8), range(8)))
+    bar.stop()
+    assert added == ["hashing"]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from clusterctl.cli import up as cli_up
 from clusterctl.cli.output import Screen
 from clusterctl.cli.plan import as_dict, text
 from clusterctl.cli.up import approve
@@ -96,12 +98,6 @@ def test_the_cost_in_json_is_now_and_then() -> None:
     }
 
 
-def test_a_plan_without_changes_says_so() -> None:
-    plan = Plan(HostPlan((HostChange("d-ctl", "keep", "the controller"),), notes=()))
-    assert plan.is_empty
-    assert show(plan)[0].endswith(": no changes")
-
-
 def agree(plan: HostPlan, *, yes: bool = False) -> None:
     approve(Screen(json=False, color=False), Plan(plan), yes=yes)
 
@@ -163,7 +159,7 @@ ASKS = """
 import sys, time
 from clusterctl.cli.up import approve
 from clusterctl.cli.output import Screen
-from clusterctl.cli.progress import Phases
+from clusterctl.cli.phases import Phases
 from clusterctl.cluster.plan import Plan
 from clusterctl.providers.base import HostChange, HostPlan
 
@@ -185,7 +181,7 @@ class Slow(Screen):
 hosts = (HostChange("d-train-1", "make", "g2-standard-8", usd_per_hour=0.75),)
 sys.stderr = Counted()
 screen = Slow(json=False, color=False)
-phases = Phases(screen, verbose=False)
+phases = Phases(screen)
 with phases.shown():
     phases.step("plan")
     phases.progress("a picture that moves")
@@ -205,31 +201,30 @@ def test_on_a_terminal_money_is_asked_about(tmp_path: Path, answer: str, code: i
         assert ("goes on" in shell.shown) == (answer == "y")
 
 
-BAKES = """
-from clusterctl.cli import up as image
-from clusterctl.cli.options import Options
-from clusterctl.cli.output import Screen
-from clusterctl.spec.models import ClusterSpec
+@pytest.mark.parametrize("yes", [True, False])
+def test_an_image_is_asked_about_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], yes: bool
+) -> None:
+    asked: list[bool] = []
 
-cloud = {"type": "gcp", "project": "a-project", "zone": "us-central1-a"}
-parts = [{"name": "train", "nodes": 1, "gpus": {"type": "l4", "count": 1}}]
-spec = {"version": 1, "name": "demo", "provider": cloud, "partitions": parts}
-image.spec_of = lambda *_: ClusterSpec.model_validate(spec)
-image.bake_ahead = lambda session, approve: approve(("on demo-image, 0.07 USD an hour",)) or "made"
-image.bake(Screen(json=False, color=False), Options(), yes=YES)
-"""
+    class Terminal(Screen):
+        can_prompt = True
 
+        def confirm(self, _: str, *, yes: bool) -> None:
+            asked.append(yes)
 
-@pytest.mark.parametrize(("yes", "answer", "code"), [(False, "y", 0), (False, "n", 1), (True, "", 0)])
-def test_on_a_terminal_an_image_is_asked_about(tmp_path: Path, yes: bool, answer: str, code: int) -> None:
-    argv = [sys.executable, "-c", BAKES.replace("YES", str(yes))]
-    with on_terminal(argv, {**os.environ, "TERM": "xterm"}, tmp_path) as shell:
-        if not yes:
-            shell.read_until("at that price? [y/N]")
-            shell.type(f"{answer}\n")
-        assert shell.end() == code
-        assert "demo-image, 0.07 USD" in shell.shown
-        assert ("image is made" in shell.shown) == (code == 0)
+    def bake_ahead(_: object, confirm: Callable[[tuple[str, ...]], None]) -> str:
+        confirm(("on demo-image, 0.07 USD an hour",))
+        return "made"
+
+    cloud = {"type": "gcp", "project": "a-project", "zone": "us-central1-a"}
+    monkeypatch.setattr(cli_up, "spec_of", lambda _: spec_of(provider=cloud))
+    monkeypatch.setattr(cli_up, "bake_ahead", bake_ahead)
+    cli_up.bake(Terminal(json=False, color=False), yes=yes)
+    said = capsys.readouterr()
+    assert asked == [yes]
+    assert "demo-image, 0.07 USD" in said.err
+    assert "image is made" in said.out
 
 
 def test_check_tells_by_its_exit_code_and_writes_nothing(cli: Clusterctl) -> None:

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 
 from clusterctl.cli import down as cli_down
-from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
 from clusterctl.cluster import down
 from clusterctl.cluster.down import DownOptions, not_collected_error, remove_cluster, to_discard
@@ -168,9 +167,9 @@ def test_a_down_that_is_refused_says_which_runs_it_has_collected(
     monkeypatch.setattr(down, "collect_all", collect_all)
     monkeypatch.setattr(down, "look", look)
     cluster_with_runs(tmp_path)
-    screen = Screen(json=json, color=False)
+    screen = Screen(json=json, color=False, cluster="d")
     with pytest.raises(OnlyCopyError) as caught:
-        cli_down.down(screen, Options(cluster="d"), yes=True)
+        cli_down.down(screen, yes=True)
     screen.error(caught.value)
     said = capfd.readouterr()
     assert f"collected {collected.directory}\n" in said.err

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
+from clusterctl.cli import down as cli_down
 from clusterctl.cli import listing
-from clusterctl.cli import remains as cli_remains
-from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
 from clusterctl.cluster import down, remains
 from clusterctl.cluster.down import DownOptions
@@ -234,7 +233,7 @@ def test_a_down_forgets_no_storage_that_is_kept_elsewhere(home: Path, stub: Stub
 
 
 def screen_verb(verb: Callable[..., None], **flags: bool) -> None:
-    verb(Screen(json=False, color=False), Options(), "d", **flags)
+    verb(Screen(json=False, color=False), "d", **flags)
 
 
 def test_removing_storage_needs_discard_and_a_yes(
@@ -243,20 +242,20 @@ def test_removing_storage_needs_discard_and_a_yes(
     """Nobody can look at what is on it."""
     record("d", Record(provider=LocalSettings(), kept=(DISK,)))
     with refused("only-copy", OnlyCopyError, DISK.what) as caught:
-        screen_verb(cli_remains.storage_remove, yes=True)
+        screen_verb(cli_down.storage_remove, yes=True)
     assert all(word in caught.value.fix for word in ("collect --all", "--discard"))
     with refused("needs-confirmation", UsageError):
-        screen_verb(cli_remains.storage_remove, discard=True)
+        screen_verb(cli_down.storage_remove, discard=True)
     assert stub.did == []
-    listing.storage_list(Screen(json=False, color=False), Options())
+    listing.storage_list(Screen(json=False, color=False))
     assert "storage remove d`" in capsys.readouterr().out
-    screen_verb(cli_remains.storage_remove, yes=True, discard=True)
+    screen_verb(cli_down.storage_remove, yes=True, discard=True)
     assert stub.did == [f"remove {DISK.id}"]
     assert list(all_recorded()) == []
     (row,) = read_rows(home / DISCARDED)
     assert row["discarded"][0].startswith(str(DISK))
     with refused("unknown-cluster"):
-        screen_verb(cli_remains.storage_remove, yes=True, discard=True)
+        screen_verb(cli_down.storage_remove, yes=True, discard=True)
 
 
 def test_homes_on_machines_of_the_users_own_are_to_be_copied(stub: Stub) -> None:
@@ -271,11 +270,11 @@ def test_storage_that_a_cluster_has_stays(home: Path, stub: Stub) -> None:
     record("d", Record(provider=LocalSettings(), kept=(DISK,)))
     stub.refuses = UsageError("a cluster 'd' has it", code="storage-in-use")
     with refused("storage-in-use"):
-        screen_verb(cli_remains.storage_remove, yes=True, discard=True)
+        screen_verb(cli_down.storage_remove, yes=True, discard=True)
     stub.refuses = None
     cluster(keep=True)
     with refused("storage-in-use"):
-        screen_verb(cli_remains.storage_remove, yes=True, discard=True)
+        screen_verb(cli_down.storage_remove, yes=True, discard=True)
     assert stub.did == []
     assert list(all_recorded()) == [DISK]
 
@@ -283,7 +282,7 @@ def test_storage_that_a_cluster_has_stays(home: Path, stub: Stub) -> None:
 def test_storage_that_was_removed_by_hand_loses_its_record(home: Path, stub: Stub) -> None:
     record("d", Record(provider=LocalSettings(), kept=(DISK,)))
     stub.storage = []
-    screen_verb(cli_remains.storage_remove)
+    screen_verb(cli_down.storage_remove)
     assert recorded("d") is None
 
 

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 
 from clusterctl.cli import node
-from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
 from clusterctl.cluster import nodes
-from clusterctl.cluster.up import UpOptions
 from clusterctl.errors import SchedulerError, TransportError, UnreachableError, UsageError
 from clusterctl.scheduler.base import Jobs, NodeInfo, Nodes
 from clusterctl.scheduler.mpirun import MpirunClient
@@ -144,8 +142,8 @@ class Booted:
         def to_machines(_: object) -> AbstractContextManager[Any]:
             return nullcontext(SimpleNamespace(to=self.machines.__getitem__))
 
-        def bring_up(_screen: object, _options: object, _spec: object, wanted: UpOptions, **_: object) -> int:
-            assert wanted.limit == ("a", "b", "c")
+        def bring_up(_screen: object, _spec: object, *, limit: Sequence[str], **_: object) -> int:
+            assert limit == ("a", "b", "c")
             self.raised.append({one.name: standing(one) for one in self.slurm.nodes()})
             return 0
 
@@ -161,7 +159,7 @@ class Booted:
         monkeypatch.setattr(node, "Connections", to_machines)
 
     def __call__(self) -> int:
-        return node.reboot(Screen(json=False, color=False), Options(), ["a", "b", "c"])
+        return node.reboot(Screen(json=False, color=False), ["a", "b", "c"])
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.cli import remains as cli_remains
-from clusterctl.cli.options import Options
+from clusterctl.cli import down as cli_down
 from clusterctl.cli.output import Screen
 from clusterctl.cluster import remains
 from clusterctl.errors import OnlyCopyError, UsageError
@@ -71,8 +70,8 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[ProviderSe
 
 
 def remove(*, yes: bool, discard: bool = True, project: str | None = "my-project", name: str = "d") -> None:
-    screen = Screen(json=False, color=False)
-    cli_remains.orphans_remove(screen, Options(verbose=True), name, project, yes=yes, discard=discard)
+    screen = Screen(json=False, color=False, verbose=True)
+    cli_down.orphans_remove(screen, name, project, yes=yes, discard=discard)
 
 
 def test_orphans_are_shown_with_their_cost_before_they_go(
@@ -107,5 +106,5 @@ def test_storage_that_an_orphan_leaves_on_this_machine_is_listed(
 
 def test_a_project_alone_does_not_say_which_cluster(stub: Stub) -> None:
     with refused("option-needs-option", UsageError):
-        cli_remains.orphans_list(Screen(json=False, color=False), Options(), project="my-project")
+        cli_down.orphans_list(Screen(json=False, color=False), project="my-project")
     assert stub.destroyed == []

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 
 from clusterctl.cli import access
-from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
 from clusterctl.errors import CommandError, UnreachableError
 from clusterctl.state.chosen import ChosenCluster
@@ -100,6 +99,6 @@ def test_one_string_is_for_the_remote_shell_and_words_are_not(
     begun: list[list[str]] = []
     monkeypatch.setattr(access, "attached", lambda argv: begun.append(argv) or 0)
     command = [word for word in words[1:] if word != "--"]
-    assert access.ssh(Screen(json=False, color=False), Options(), "node", command) == 0
+    assert access.ssh(Screen(json=False, color=False), "node", command) == 0
     (argv,) = begun
     assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == said

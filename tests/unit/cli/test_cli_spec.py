@@ -1,16 +1,23 @@
-"""Specs for machines of one's own, before any of them is asked."""
+"""Specs before anything is made or asked, and the table of doctor."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from clusterctl.cli.output import Screen
-from clusterctl.cli.prompts import prompts_for
+from clusterctl.cli.phases import prompts_for
+from clusterctl.cli.plan import report_lines
 from clusterctl.errors import UsageError
+from clusterctl.hosts.checks import DoctorReport
+from clusterctl.hosts.probe import HostFacts
 from clusterctl.providers.base import OfferedKey
 from tests.support.messages import codes, refused
 from tests.support.verbs import Clusterctl
+from tests.unit.hosts.test_doctor import WELL
 
+MANUAL = Path(__file__).parents[3] / "docs" / "spec.md"
 SPEC = """\
 version: 1
 name: lab
@@ -44,3 +51,28 @@ def test_keys_are_shown_before_they_are_confirmed_beside_json_too(capsys):
     with refused("host-keys-unconfirmed", UsageError):
         confirm([offered])
     assert "SHA256:abc" in capsys.readouterr().err
+
+
+def test_the_machine_types_of_a_spec_are_shown(cli: Clusterctl) -> None:
+    cli("init", "--provider", "gcp")
+    shown = cli("validate").stdout
+    assert shown == (
+        "valid: cluster 'demo', provider gcp, 2 nodes\n"
+        "  the controller: e2-standard-4\n"
+        "  train: 2 x g2-standard-4 with 1 x l4\n"
+    )
+    assert f"```text\n{shown}```" in MANUAL.read_text()
+    assert cli("validate", "-o", "json").json["machine_types"] == {"train": "g2-standard-4"}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "shown"),
+    [
+        ({"cards": 2, "shown": ["T4", "T4"], "driver": "580.95.05"}, "T4, T4 (driver 580.95.05)"),
+        ({"cards": 2}, "2 without driver"),
+    ],
+)
+def test_a_host_is_shown_with_its_gpus_and_their_driver(gpus: dict[str, object], shown: str) -> None:
+    facts = HostFacts.model_validate(WELL | {"gpus": {**WELL["gpus"], **gpus}})
+    table = report_lines(Screen(json=False, color=False), DoctorReport((), {"one": facts}))
+    assert f"15.6GiB  {shown}  enforcing" in "\n".join(table)
