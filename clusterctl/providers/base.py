@@ -37,7 +37,6 @@ BakeClass = Callable[[Inventory], None]  # likewise ``class.yml``, after ``insta
 
 REPLACED: Final = "another machine takes its place"
 _NOTE: Final = "pending.json"
-_FIX: Final = "have {name} answer; or, if it is gone for good: `clusterctl down --forget {name}`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +124,10 @@ class Cost:
 class HostPlan:
     """What an ``apply`` would do: to each host of before and after, and to what is no host (``other``).
 
-    ``priced_on`` is the date of the prices, where a table has them. ``other_usd_per_hour`` is what is no
-    host, now and then; the price of ``other_unpriced`` is not known. ``other_lost`` is what goes, or is made
-    anew, with all that it holds. ``notes`` change nothing; the user should know them all the same.
-    ``images`` are those to be made before new nodes, whether or not there are any, with what each takes.
+    priced_on: the date of the prices, if a table has them.
+    other_usd_per_hour: the cost of all that is no host, now and then; without ``other_unpriced``.
+    other_lost: what goes, or is made anew, with all that it holds.
+    images: those to be made before new nodes, whether or not there are any, with what each takes.
     """
 
     hosts: tuple[HostChange, ...]
@@ -150,7 +149,6 @@ class HostPlan:
 
     @property
     def released(self) -> tuple[HostChange, ...]:
-        """The hosts that go to their owner, as they were."""
         return tuple(host for host in self.hosts if host.released)
 
     @property
@@ -171,16 +169,12 @@ class HostPlan:
     def cost(self) -> Cost | None:
         """What all of it costs; None where nothing has a price, and no table says that it has none."""
         now, then = self.other_usd_per_hour
-        unpriced = []
+        unpriced = [host.name for host in self.hosts if host.usd_per_hour is None]
         for host in self.hosts:
-            price = host.usd_per_hour
-            if price is None:
-                unpriced.append(host.name)
-                continue
-            if host.action != "make":
-                now += price if host.was_usd_per_hour is None else host.was_usd_per_hour
-            if host.action != "remove":
-                then += price
+            if (price := host.usd_per_hour) is not None:
+                was = price if host.was_usd_per_hour is None else host.was_usd_per_hour
+                now += 0.0 if host.action == "make" else was
+                then += 0.0 if host.action == "remove" else price
         if len(unpriced) == len(self.hosts) and not any(self.other_usd_per_hour) and self.priced_on is None:
             return None
         return Cost(now, then, (*unpriced, *self.other_unpriced))
@@ -458,9 +452,8 @@ class PendingRelease:
     @property
     def failure(self) -> Failure:
         """The failure of a `down` that could not release it."""
-        return Failure(
-            "pending-release", str(self), self.host.name, "destroy", _FIX.format(name=self.host.name)
-        )
+        fix = f"have it answer; or, if it is gone for good: `clusterctl down --forget {self.host.name}`"
+        return Failure("pending-release", str(self), self.host.name, "destroy", fix)
 
     def __str__(self) -> str:
         return f"{self.title} is not released yet: {self.why}"

