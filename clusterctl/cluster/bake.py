@@ -142,9 +142,7 @@ def prepare_class(
     inputs = {group: class_inputs(values) for group, values in variables.items()}
     keys = cluster.provider.prepare_class(spec, workspace, inputs, bake=bake)
     found = SharedConfiguration(keys, "made" if baked else "cached")
-    unused = sorted(inputs.keys() - keys.keys())
-    summary = f"{found.origin}, not used for {' and '.join(unused)}" if unused else found.origin
-    return Outcome(found, summary)
+    return Outcome(found, found.origin)
 
 
 def _free_port() -> int:

@@ -253,8 +253,7 @@ class Provider(Protocol):
     ) -> Mapping[str, str]:
         """Have what new hosts of each group share, made of ``inputs`` (a hash each) and their image.
 
-        ``bake`` makes one. Returns the key of each group's; without the groups of which each host is to be
-        configured for itself.
+        ``bake`` makes one. Returns the key of each group's.
 
         Raises:
             ProvisionError: it could not be made.
