@@ -109,12 +109,7 @@ class Api:
 
     def find(self, service: str, path: str, **query: str) -> Json | None:
         """What is at a path, or None where there is nothing; other errors as of ``get``."""
-        try:
-            return self.get(service, path, **query)
-        except CloudError as exc:
-            if exc.status == _NOT_FOUND:
-                return None
-            raise
+        return self._unless_missing("GET", service, path, query)
 
     def pages(self, service: str, path: str, **query: str) -> Iterator[Json]:
         """Every page of a list; a CloudError also when a part of the cloud could not be asked."""
@@ -135,8 +130,11 @@ class Api:
 
     def delete(self, service: str, path: str) -> Json | None:
         """Delete a resource: the operation that does it, or None where it was not there any more."""
+        return self._unless_missing("DELETE", service, path, {})
+
+    def _unless_missing(self, verb: str, service: str, path: str, query: Mapping[str, str]) -> Json | None:
         try:
-            return self._call("DELETE", service, path, {})
+            return self._call(verb, service, path, query)
         except CloudError as exc:
             if exc.status == _NOT_FOUND:
                 return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from ipaddress import IPv4Network
 from pathlib import Path
 from types import MappingProxyType
@@ -420,17 +419,13 @@ def has_module(folder: Path) -> bool:
 
 def controller_of(folder: Path) -> str:
     """The name of the controller that was asked for last; "" if that can't be read."""
-    try:
-        hosts = json.loads((folder / VARIABLES).read_bytes())["hosts"].items()
-    except (OSError, ValueError, KeyError):
-        return ""
-    return next((name for name, host in hosts if host["role"] == CONTROLLER), "")
+    hosts = storage.asked_of(folder).get("hosts", {})
+    return next((name for name, host in hosts.items() if host["role"] == CONTROLLER), "")
 
 
 def _count_on(project: str, folder: Path) -> None:
     """Name the cluster's project, on which calls count, again: a refused plan may have named another one."""
-    with suppress(OSError, ValueError):
-        asked = json.loads((folder / VARIABLES).read_bytes())
+    if asked := storage.asked_of(folder):
         _write(folder / VARIABLES, (json.dumps(asked | {"project": project}, indent=2) + "\n").encode())
 
 

@@ -159,8 +159,13 @@ def refuse_moved(folder: Path, wanted: Mapping[str, Any]) -> None:
 
 def storage_of(folder: Path) -> Mapping[str, Any] | None:
     """The module's variable `storage` as it was last asked for; None where nothing is kept."""
+    storage: Mapping[str, Any] | None = asked_of(folder).get("storage")
+    return storage
+
+
+def asked_of(folder: Path) -> dict[str, Any]:
+    """The module's variables as they were last asked for; empty if they can't be read."""
     try:
-        found: Mapping[str, Any] | None = json.loads((folder / VARIABLES).read_bytes()).get("storage")
+        return dict(json.loads((folder / VARIABLES).read_bytes()))
     except (OSError, ValueError):
-        return None
-    return found
+        return {}
