@@ -142,7 +142,8 @@ def choose(wanted: str, folder: Path, world: Communicator) -> Chosen | None:
         UsageError: it is broken; on every rank.
     """
     notes: list[str] = []
-    for path in world.allgather(_candidates(wanted, folder))[0]:
+    newest_first = list(reversed(complete(folder).values())) if wanted == "auto" else [Path(wanted)]
+    for path in world.allgather(newest_first if wanted != "never" else [])[0]:
         try:
             return Chosen(path, *_inspect(path, world), notes)
         except BrokenError as exc:
@@ -197,31 +198,18 @@ def refuse_others(folder: Path, wanted: str, world: Communicator) -> None:
         on_all_ranks(world, lambda: look() if world.rank == 0 else None)
 
 
-def _candidates(wanted: str, folder: Path) -> list[Path]:
-    if wanted == "never":
-        return []
-    return list(reversed(complete(folder).values())) if wanted == "auto" else [Path(wanted)]
-
-
 def _inspect(path: Path, world: Communicator) -> tuple[Manifest, Mapping[str, Any]]:
     """Return the manifest and the data state, or raise BrokenError on all ranks; each verifies some files."""
 
-    def look() -> tuple[str, Manifest | None, Mapping[str, Any]]:
-        try:
-            manifest = read_manifest(path)
-            for facts in manifest.files[world.rank :: world.size]:
-                verify(path, facts)
-            return "", manifest, read_data(path) if world.rank == 0 else {}
-        except BrokenError as exc:
-            return str(exc), None, {}
+    def look() -> Manifest:
+        manifest = read_manifest(path)
+        for facts in manifest.files[world.rank :: world.size]:
+            verify(path, facts)
+        return manifest
 
-    complaint, manifest, data_state = look()
-    found = world.allgather((complaint, data_state))
-    for complaint, _ in found:
-        if complaint:
-            raise BrokenError(complaint)
-    assert manifest is not None  # noqa: S101
-    return manifest, found[0][1]
+    manifest = on_all_ranks(world, look)
+    data_state = on_all_ranks(world, lambda: read_data(path) if world.rank == 0 else {})
+    return manifest, world.allgather(data_state)[0]
 
 
 def _compare(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:

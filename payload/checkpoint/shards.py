@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from payload.data.loader import local_slice
 from payload.device.base import Array
-from payload.errors import UsageError
+from payload.errors import PayloadError, UsageError
 from payload.nn.module import Segment, state_of
 from payload.parallel.engine import Engine
 from payload.saved_model.safetensors import FilePlan, plan, read
@@ -145,7 +145,7 @@ _BLANK = "00000000"  # stands for the manifest's checksum where that is taken
 _CHUNK = 1 << 22
 
 
-class BrokenError(Exception):
+class BrokenError(PayloadError):
     """A checkpoint is not whole: what is wrong, without its folder."""
 
 

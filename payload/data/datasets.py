@@ -180,8 +180,7 @@ def _tokenizer(
     if kind == "bytes":
         return Bytes()
     if data_state is not None:
-        read: Callable[[Mapping[str, Any]], Tokenizer] = GPT2.read if kind == "gpt2" else BytePairs.read
-        return _as_learned(f"--tokenizer {wanted}", "of byte pairs", read, data_state)
+        return tokenizer_of({"kind": kind, **data_state}, f"--tokenizer {wanted}")
     if kind == "gpt2":
         record: Mapping[str, Any] = on_all_ranks(
             world, lambda: load(Path(where)).data_state if world.rank == 0 else {}
@@ -191,8 +190,11 @@ def _tokenizer(
     return BytePairs(world.allgather(merges)[0])
 
 
-def tokenizer_of(record: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer of a trained model.
+def tokenizer_of(record: Mapping[str, Any], flag: str = "the model") -> Tokenizer:
+    """The tokenizer of a trained model, or of the run that is gone on from.
+
+    Args:
+        flag: by which the record was found, for messages.
 
     Raises:
         UsageError: the record is of none that is known here.
@@ -207,7 +209,7 @@ def tokenizer_of(record: Mapping[str, Any]) -> Tokenizer:
         raise UsageError(
             f"the model has tokens of a kind {kind!r}, which is not known here", code="tokens-unknown"
         )
-    return _as_learned("the model", f"of {kind}", kinds[kind], record)
+    return _as_learned(flag, f"of {kind}", kinds[kind], record)
 
 
 def _as_learned(flag: str, what: str, read: Callable[[Mapping[str, Any]], T], record: Mapping[str, Any]) -> T:

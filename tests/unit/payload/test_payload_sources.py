@@ -342,7 +342,7 @@ def test_other_text_is_read_by_the_tokenizer_that_was_learned(tmp_path: Path) ->
 @pytest.mark.parametrize("data_state", [{}, {"merges": 1}, {"merges": [[1]]}, {"merges": [["a", "b"]]}])
 def test_byte_pairs_that_were_not_learned_are_missed(tmp_path: Path, data_state: Mapping[str, Any]) -> None:
     (tmp_path / "text").write_bytes(_TEXT)
-    with refused("data-state-unfit", UsageError, "--tokenizer bpe:280", "byte pairs"):
+    with refused("data-state-unfit", UsageError, "--tokenizer bpe:280", "of bpe"):
         _open(*_text_flags(tmp_path / "text"), data_state=data_state)
 
 
