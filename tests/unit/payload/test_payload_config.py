@@ -101,18 +101,6 @@ def test_what_does_not_go_together_is_refused_in_one_line(
     assert shown.startswith(f"payload: error: {named}: ")
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "--compress topk --precision fp16 --loss-scale 128",
-        "--zero 1 --no-overlap",
-        "--zero 2",
-    ],
-)
-def test_what_goes_together_is_not_refused(line: str) -> None:
-    check(train_config(*line.split()))
-
-
 @dataclass(frozen=True)
 class Row:
     given: str

@@ -6,7 +6,6 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from payload.data.datasets import open_dataset
@@ -17,7 +16,7 @@ from payload.parallel.mesh import alone as alone_mesh
 from payload.training.build import build_loader
 from payload.training.search import Point, Speed, knee, steepest, usable
 from tests.support.messages import refused
-from tests.unit.payload.conftest import Runner, assert_one_error, idx_file, records, train_config
+from tests.unit.payload.conftest import Runner, assert_one_error, records, train_config
 
 
 def test_the_knee_is_where_more_gains_nothing() -> None:
@@ -160,25 +159,6 @@ def test_other_text_is_judged_by_the_runs_tokenizer(alone: Runner, trained: Path
     tokens = BytePairs.read(json.loads(before)).encode(text[-len(text) // 20 :])
     assert json.loads(answer.stdout)["samples"] == (len(tokens) - 1) // 16
     assert kept.read_bytes() == before
-
-
-def test_held_out_images_alone_are_judged_by_the_run(alone: Runner, tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    for kind, count in (("train", 60), ("t10k", 30)):
-        images = rng.integers(99, size=(count, 4, 4), dtype=np.uint8)
-        labels = np.arange(count, dtype=np.uint8) % 3
-        (tmp_path / f"{kind}-images-idx3-ubyte").write_bytes(idx_file(images))
-        (tmp_path / f"{kind}-labels-idx1-ubyte").write_bytes(idx_file(labels))
-    given = ("--data", f"idx:{tmp_path}", "--iterations", "2", "--save-interval", "2", "--hidden", "8")
-    out = tmp_path / "run"
-    alone("train", *given, "--global-batch-size", "40", "--precision", "fp64", "--out", str(out))
-    told = records(out, "evaluation")[-1]
-    other = tmp_path / "other"
-    other.mkdir()
-    for file in tmp_path.glob("t10k-*"):
-        file.rename(other / file.name)
-    found = json.loads(alone("eval", "--out", str(out), "--data", f"idx:{other}").stdout)
-    assert (found["samples"], found["loss"]) == (30, pytest.approx(told["loss"], rel=1e-12))
 
 
 def test_training_goes_on_with_the_runs_tokenizer_or_that_of_an_older_checkpoint(

@@ -328,17 +328,6 @@ def test_a_tokenizer_is_learned_of_the_training_text_alone(tmp_path: Path) -> No
     assert (_open(*_text_flags(file)).bytes_per_target or 0) > 1.6
 
 
-def test_other_text_is_read_by_the_tokenizer_that_was_learned(tmp_path: Path) -> None:
-    file, other = tmp_path / "text", b"a dog and a bird, " * 200
-    file.write_bytes(_TEXT)
-    data_state = json.loads(json.dumps(dict(_open(*_text_flags(file)).data_state)))
-    file.write_bytes(other)
-    source = _open(*_text_flags(file), data_state=data_state)
-    tokens = learn(_TEXT[: len(_TEXT) - len(_TEXT) // 20], 280).encode(other[-len(other) // 20 :])
-    assert source.held_out_batch(np.arange(1))[0][0].tolist() == tokens[:8].tolist()
-    assert source.data_state["merges"] == tuple(map(tuple, data_state["merges"]))
-
-
 @pytest.mark.parametrize("data_state", [{}, {"merges": 1}, {"merges": [[1]]}, {"merges": [["a", "b"]]}])
 def test_byte_pairs_that_were_not_learned_are_missed(tmp_path: Path, data_state: Mapping[str, Any]) -> None:
     (tmp_path / "text").write_bytes(_TEXT)
