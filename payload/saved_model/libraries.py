@@ -17,6 +17,7 @@ import numpy as np
 from payload.device.base import Array
 from payload.errors import UsageError
 from payload.models import MODELS
+from payload.saved_model.folder import refuse_unfit
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -78,54 +79,39 @@ class Naming:
             UsageError: one is missing or of another shape, or there is one that our model has not.
         """
         theirs = {_modern(name): array for name, array in theirs.items()}
-        found, used = {}, {name for ours in without for name in self.names_of(ours)}
-        for ours, shape in shapes.items():
-            if ours in without:
-                continue
-            parts = []
-            for name, expected in self._parts(ours, np.broadcast_to(np.float32(0), shape)):
+        names: dict[str, list[str]] = {}
+        expected: dict[str, tuple[int, ...]] = {}
+        for ours in (ours for ours in shapes if ours not in without):
+            names[ours] = []
+            for name, part in self._parts(ours, np.broadcast_to(np.float32(0), shapes[ours])):
                 short = name.removeprefix(self.prefix)
                 there = short if short in theirs and name not in theirs else name
-                part = _fitting(there, theirs.get(there), expected.shape, cut=ours == "positions.weight")
-                used.add(there)
-                parts.append(part.T if self._turned(ours, len(shape)) else part)
-            whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
-            found[ours] = _single(whole).reshape(shape)
-        self._refuse_more(found, {name: theirs[name] for name in theirs if name not in used})
-        return found
-
-    def _refuse_more(self, found: Mapping[str, Array], more: Mapping[str, Array]) -> None:
-        """Raise UsageError if these mean something to the library's model, and nothing to ours."""
-        for name, array in more.items():
-            tied = self.tied.get(name)
-            if tied and not (array.shape == found[tied].shape and np.array_equal(array, found[tied])):
+                names[ours].append(there)
+                expected[there] = part.shape
+                # Of more positions than a text model has, the first will do.
+                if ours == "positions.weight" and part.ndim == 2 and there in theirs:  # noqa: PLR2004
+                    theirs[there] = theirs[there][: len(part)]
+        spare = {*self.tied, *(name for ours in without for name in self.names_of(ours))} - {*expected}
+        spare |= {name for name in theirs if name not in expected and re.fullmatch(self.unused, name)}
+        refuse_unfit(expected, {name: theirs[name] for name in theirs if name not in spare})
+        found = {}
+        for ours, parts in names.items():
+            turned = self._turned(ours, len(shapes[ours]))
+            arrays = [theirs[name].T if turned else theirs[name] for name in parts]
+            whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+            found[ours] = _single(whole).reshape(shapes[ours])
+        for name, ours in self.tied.items():
+            if name in theirs and not np.array_equal(theirs[name], found[ours]):
                 raise UsageError(
-                    f"{name} has numbers of its own, and the model shares those of {self.names_of(tied)[0]}",
+                    f"{name} has numbers of its own, and the model shares those of {names[ours][0]}",
                     code="weights-not-shared",
                 )
-            if not tied and not re.fullmatch(self.unused, name):
-                raise UsageError(
-                    f"there is {name} of {array.shape}, and the model has no such tensor",
-                    code="weights-extra",
-                )
+        return found
 
     def knows(self, shapes: Shapes, names: Sequence[str]) -> int:
         """How many of the names it has for a model of ours."""
         known = {name for ours in shapes for name in self.names_of(ours)}
         return len({*names} & {*known, *(name.removeprefix(self.prefix) for name in known)})
-
-
-def _fitting(name: str, array: Array | None, shape: tuple[int, ...], *, cut: bool) -> Array:
-    """Return a tensor of this shape, or raise UsageError. ``cut``: of more rows the first are taken."""
-    if array is None:
-        raise UsageError(f"there is no {name}", code="weights-missing")
-    if cut and array.ndim == len(shape) == 2:  # noqa: PLR2004
-        array = array[: shape[0]]
-    if array.shape != shape:
-        raise UsageError(
-            f"{name} is of {tuple(array.shape)}, and the model's is of {shape}", code="weights-other-shape"
-        )
-    return array
 
 
 def _single(array: Array) -> Array:
