@@ -127,15 +127,6 @@ class Lock:
         return True
 
 
-def lock(folder: Path, world: Communicator) -> Lock | None:
-    """Of all ranks, rank 0 takes and has it.
-
-    Raises:
-        UsageError: it cannot; on every rank.
-    """
-    return on_all_ranks(world, lambda: Lock(folder) if world.rank == 0 else None)
-
-
 def _name() -> str:
     """Of this run, for people."""
     job = os.environ.get("SLURM_JOB_ID")

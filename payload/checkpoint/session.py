@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from payload.checkpoint.folder import Lock, complete, lock, prepare
+from payload.checkpoint.folder import Lock, complete, prepare
 from payload.checkpoint.saver import Saver
 from payload.checkpoint.shards import (
     BrokenError,
@@ -47,7 +47,7 @@ class Session:
         self._folder = settings.checkpoints or config.run.out / "checkpoints"
         self._lock: Lock | None = None
         if settings.save_interval and not config.batch.find:
-            self._lock = lock(self._folder, world)
+            self._lock = on_all_ranks(world, lambda: Lock(self._folder) if world.rank == 0 else None)
             prepare(self._folder, world)
             refuse_others(self._folder, settings.resume, world)
         self.chosen = choose(settings.resume, self._folder, world)

@@ -21,9 +21,7 @@ def run(config: PredictConfig) -> int:
     Raises:
         UsageError: the model is of another kind, or a file has no images for it.
     """
-    model = load(
-        config.model_folder, config.weights, choose(config.device, 0), takes="images", command="predict"
-    )
+    model = load(config.model_folder, config.weights, choose(config.device, 0), takes="images")
     try:
         height, width, channels = map(int, model.record.input["shape"])
         mean, scale = (np.array(model.record.input[name], float) for name in ("mean", "scale"))

@@ -22,9 +22,7 @@ def run(config: SampleConfig) -> int:
     Raises:
         UsageError: the model is of another kind.
     """
-    model = load(
-        config.model_folder, config.weights, choose(config.device, 0), takes="text", command="sample"
-    )
+    model = load(config.model_folder, config.weights, choose(config.device, 0), takes="text")
     if model.record.tokenizer is None:
         raise UsageError(
             f"{config.model_folder} was trained on synthetic tokens, which have no text",

@@ -216,10 +216,10 @@ class TrainedModel:
         return x
 
 
-def load(folder: Path, weights: str, device: Device, *, takes: str = "", command: str = "") -> TrainedModel:
+def load(folder: Path, weights: str, device: Device, *, takes: str = "") -> TrainedModel:
     """
     Args:
-        takes: what the model must take, if not all the same to the ``command``.
+        takes: what the model must take. Default: anything.
 
     Raises:
         UsageError: the folder has no such model.
@@ -232,12 +232,8 @@ def load(folder: Path, weights: str, device: Device, *, takes: str = "", command
         )
     kind = str(record.input.get("kind"))
     if takes and kind != takes:
-        others = {"images": "predict", "text": "sample"}
-        fitting = others.get(kind, "eval")
         raise UsageError(
-            f"{command} needs a model of {takes}, and {folder} has {record.model}, which takes {kind}: "
-            f"use {fitting}",
-            code="model-unfit-for-command",
+            f"{folder} has {record.model}, which takes {kind}, not {takes}", code="model-unfit-for-command"
         )
     return TrainedModel(record, build(record, read_weights(folder, weights, record), device), device)
 

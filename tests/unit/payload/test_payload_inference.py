@@ -246,8 +246,8 @@ def test_what_a_model_can_not_do_is_told(alone: Runner, digits: Path, letters: P
     moved.symlink_to(digits / "model")
     images, text = str(digits / "model"), str(letters / "model")
     for argv, code, value in (
-        (("sample", "--model-folder", images), "model-unfit-for-command", "use predict"),
-        (("predict", "--model-folder", text, str(rows)), "model-unfit-for-command", "use sample"),
+        (("sample", "--model-folder", images), "model-unfit-for-command", "which takes images"),
+        (("predict", "--model-folder", text, str(rows)), "model-unfit-for-command", "which takes text"),
         (("sample", "--model-folder", str(tmp_path)), "not-a-model-folder", "model.json"),
         (("predict", "--model-folder", images, "nowhere.png"), "file-unreadable", "nowhere.png"),
         (("eval", "--model-folder", str(moved)), "data-not-named", str(moved)),
