@@ -109,7 +109,7 @@ def test_a_model_is_used_here_without_a_cluster(cli: Clusterctl, run: Path) -> N
 
 def test_what_can_not_be_used_here_is_told_in_one_error(cli: Clusterctl, run: Path) -> None:
     for argv, code, named in (
-        (("sample", "--run", run), "model-unfit-for-command", "images: use predict"),
+        (("sample", "--run", run), "model-unfit-for-command", "which takes images"),
         (("predict", "--run", run, "--", "nowhere.png"), "file-unreadable", "nowhere.png cannot be"),
         (("predict", "--run", "demo-2-trian", "--", "x"), "unknown-run", "mean demo-2-train?"),
         (("predict", "--run", "7", "--", "x"), "run-not-collected", "7"),
