@@ -97,6 +97,7 @@ _TEXTS: Final[Mapping[str, Notice]] = {
     "tuple_type": Notice("wrong-type", "{name} must be a list, not {shown}"),
     "model_type": Notice("wrong-type", "{name} must be a mapping of keys, not {shown}"),
     "ip_v4_network": Notice("not-a-network", "{name} must be a network such as 10.77.0.0/24, not {shown}"),
+    "invalid_key": Notice("wrong-type", "the key {name} must be text"),
     "value_error": Notice("bad-value", "{error}"),
 }
 _ANY_OTHER: Final = Notice("bad-value", "{name} can't be {shown}")

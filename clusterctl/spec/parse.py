@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Generic, get_args, get_origin
@@ -10,9 +10,9 @@ from typing import Any, Final, Generic, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
+from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
-from ruamel.yaml.reader import ReaderError
 
 from clusterctl.errors import Problem, SpecError, UsageError
 from clusterctl.spec.base import (
@@ -61,76 +61,36 @@ def read_text(path: Path, filetype: Filetype[M]) -> str:
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
+        if len(raw) > MAX_BYTES:
+            raise ValueError("it is larger than 1 MiB")
+        return raw.decode()
     except FileNotFoundError as exc:
         raise UsageError(f"there is no {title} {path}", code="no-such-file", fix=filetype.missing) from exc
-    except (OSError, ValueError) as exc:  # ValueError: a path with a null byte
-        why = getattr(exc, "strerror", None) or str(exc)
+    except (OSError, ValueError) as exc:  # ValueError: not UTF-8, or a path with a null byte
         raise UsageError(
             f"the {title} can't be read",
             code="file-unreadable",
             where=str(path),
-            why=why,
-            fix="name a readable file",
-        ) from exc
-    if len(raw) > MAX_BYTES:
-        raise UsageError(
-            f"the {title} is larger than 1 MiB",
-            code="file-too-large",
-            where=str(path),
-            fix="is this the right file?",
-        )
-    try:
-        return raw.decode()
-    except UnicodeDecodeError as exc:
-        line = raw.count(b"\n", 0, exc.start) + 1
-        raise UsageError(
-            f"the {title} is not UTF-8 text",
-            code="not-utf8",
-            where=f"{path}:{line}",
-            why=f"byte 0x{raw[exc.start]:02x}",
-            fix="save it as UTF-8",
+            why=getattr(exc, "strerror", None) or str(exc),
+            fix="name a readable file, of text in UTF-8",
         ) from exc
 
 
 MAX_DEPTH: Final = 32  # a spec nests four levels deep
 _TAG: Final = "tag:yaml.org,2002:"
+_TEXT_TAG: Final = f"{_TAG}str"
+_SPELLED: Final = frozenset({f"{_TAG}int", f"{_TAG}float", f"{_TAG}bool"})
 
-_UNCLOSED: Final = "this quote is opened but never closed"
-_NO_COLON: Final = "this line has no ':' after its key"
-_SEEN_LATE: Final = frozenset({_UNCLOSED, _NO_COLON})  # to be shown where they begin
 
-# What ruamel.yaml says, what we say, and what helps. The first fragment that fits wins.
-_SYNTAX: Final = (
-    ("found character '\\t'", "a tab where YAML allows only spaces", "indent with spaces"),
-    ("cannot start any token", "a value can't start with this character", "put the value in quotes"),
-    (
-        "mapping values are not allowed",
-        "a ':' that is not allowed here",
-        "check the indentation, or quote the value",
-    ),
-    ("could not find expected ':'", _NO_COLON, "write it as key: value"),
-    ("unexpected end of stream", _UNCLOSED, "close it"),
-    (
-        "found undefined alias",
-        "an alias (*name) without its anchor (&name)",
-        "quote the value if * belongs to it",
-    ),
-    ("another document", "a second YAML document starts here", "keep one document a file"),
-    (
-        "expected <block end>",
-        "this line's indentation fits none of the lines above",
-        "align it with its siblings",
-    ),
-    ("expected ',' or", "a bracket opened above is not closed here", "close it, or add a comma"),
-    ("maximum depth", f"nested more than {MAX_DEPTH} levels deep", ""),
-)
+class _Constructor(SafeConstructor):
+    """Makes plain values of YAML 1.2, in which a date is text."""
+
+
+_Constructor.add_constructor(f"{_TAG}timestamp", SafeConstructor.construct_yaml_str)
 
 
 class Document(Generic[M]):
-    """A YAML text: its plain values, the places of all of them, and what is wrong with it as YAML.
-
-    ``flawed`` nodes have been reported already; nothing more needs saying about them.
-    """
+    """A YAML text: its plain values, and their places."""
 
     def __init__(self, text: str, file: str, filetype: Filetype[M]) -> None:
         """Read the text.
@@ -139,30 +99,19 @@ class Document(Generic[M]):
             SpecError: it is no YAML, or empty.
         """
         self.file, self.filetype = file, filetype
-        self.problems: list[Problem] = []
-        self._pairs: dict[int, dict[str, tuple[Node, Node]]] = {}  # of a mapping: key and value
-        self._values: dict[int, object] = {}  # an anchored node is read once, and shared by its aliases
-        self._flawed: set[int | Loc] = set()
-        self._open: set[int] = set()
         yaml = YAML(typ="safe", pure=True)
         yaml.max_depth = MAX_DEPTH
         yaml.composer.warn_double_anchors = False
-        self._scalars: dict[str, Callable[[Any], object]] = {
-            "null": lambda _: None,
-            "bool": yaml.constructor.construct_yaml_bool,
-            "int": yaml.constructor.construct_yaml_int,
-            "float": yaml.constructor.construct_yaml_float,
-            "str": lambda node: node.value,
-            "timestamp": lambda node: node.value,  # YAML 1.2 has none; a date is text
-        }
+        yaml.Constructor = _Constructor
         try:
             self._root = yaml.compose(text)
-        except YAMLError as exc:
-            raise SpecError(file, (_syntax_problem(exc, text, file),), kind=filetype.name) from exc
+            _make_text(self._root, filetype.as_text)
+            self.values = yaml.constructor.construct_document(self._root) if self._root else None
+        except (YAMLError, ValueError, LookupError) as exc:  # LookupError: such text as `!!bool ""`
+            raise SpecError(file, (_syntax_problem(exc, file),), kind=filetype.name) from exc
         if self._root is None:
             nothing = Problem(file, 1, 1, "spec", "file-empty", "the file is empty", filetype.empty)
             raise SpecError(file, (nothing,), kind=filetype.name)
-        self.values = self._read(self._root, ())
 
     def model(self, context: Mapping[str, Any] | None = None) -> M:
         """What it describes.
@@ -173,10 +122,8 @@ class Document(Generic[M]):
         kind = self.filetype.model
         if not isinstance(self.values, dict):
             message = f"a {self.filetype.name} is a mapping of keys, not {shown(self.values)}"
-            self.problems = self.problems or [
-                Problem(self.file, *self.place(()), "spec", "not-a-mapping", message)
-            ]
-            raise SpecError(self.file, tuple(self.problems), kind=self.filetype.name)
+            problem = Problem(self.file, *self.place(()), "spec", "not-a-mapping", message)
+            raise SpecError(self.file, (problem,), kind=self.filetype.name)
         errors: list[ErrorDetails] = []
         try:
             model = kind.model_validate(self.values, context=dict(context or {}))
@@ -184,8 +131,7 @@ class Document(Generic[M]):
             errors = exc.errors(include_url=False, include_input=False)
             model = partial_model(kind, self.values, context or {})
         faults = () if (context or {}).get(RECORDED) else self.filetype.faults(model)
-        found = {*self.problems, *_Errors(self, errors).problems(faults)}
-        if found:
+        if found := {*_Errors(self, errors).problems(faults)}:
             in_order = sorted(found, key=lambda p: (p.line, p.column, p.key, p.message))
             raise SpecError(self.file, tuple(in_order), kind=self.filetype.name)
         return model
@@ -193,11 +139,12 @@ class Document(Generic[M]):
     def node(self, loc: Loc) -> Node | None:
         here: Node | None = self._root
         for part in loc:
-            here = self._child(here, part)[1]
+            here = _child(here, part)[1]
         return here
 
     def keys(self, loc: Loc) -> tuple[str, ...]:
-        return tuple(self._pairs.get(id(self.node(loc)), ()))
+        node = self.node(loc)
+        return tuple(str(key.value) for key, _ in node.value) if isinstance(node, MappingNode) else ()
 
     def text(self, loc: Loc) -> str:
         """The text of the value at a location, as the user spelled it; "" of all but single values."""
@@ -206,11 +153,13 @@ class Document(Generic[M]):
 
     def value(self, loc: Loc) -> object:
         """The value at a location; None where nothing stands."""
-        return self._values.get(id(self.node(loc)))
-
-    def is_flawed(self, loc: Loc) -> bool:
-        """Whether what stands there has been reported already."""
-        return loc in self._flawed or id(self.node(loc)) in self._flawed
+        here: Any = self.values
+        for part in loc:
+            try:
+                here = here[part]
+            except (LookupError, TypeError):
+                return None
+        return here
 
     def place(self, loc: Loc, *, at_key: bool = False) -> tuple[int, int]:
         """Line and column of a value, or of its key where ``at_key`` or where the value is empty.
@@ -219,7 +168,7 @@ class Document(Generic[M]):
         """
         here, key = self._root, None
         for part in loc:
-            key, child = self._child(here, part)
+            key, child = _child(here, part)
             if child is None:
                 return _from_one(here.start_mark)
             here = child
@@ -227,100 +176,40 @@ class Document(Generic[M]):
             return _from_one(key.start_mark)
         return _from_one(here.start_mark)
 
-    def _child(self, node: Node | None, part: str | int) -> tuple[Node | None, Node | None]:
-        if isinstance(part, str):
-            return self._pairs.get(id(node), {}).get(part, (None, None))
-        entries = node.value if isinstance(node, SequenceNode) else ()
-        return None, entries[part] if part < len(entries) else None
 
-    def _read(self, node: Node, loc: Loc) -> object:
-        if id(node) in self._open:
-            self._flawed.add(loc)  # the entry, not the value it stands in
-            return self._report(node, loc, "this alias refers to the value it stands in")
-        if id(node) not in self._values:
-            self._open.add(id(node))
-            self._values[id(node)] = self._value(node, loc)
-            self._open.remove(id(node))
-        return self._values[id(node)]
-
-    def _value(self, node: Node, loc: Loc) -> object:
-        tag = str(node.tag).removeprefix(_TAG)
-        if isinstance(node, MappingNode) and tag == "map":
-            return self._mapping(node, loc)
-        if isinstance(node, SequenceNode) and tag == "seq":
-            return [self._read(child, (*loc, index)) for index, child in enumerate(node.value)]
-        if isinstance(node, ScalarNode) and tag in self._scalars:
-            return self._scalar(node, tag, loc)
-        return self._flaw(node, loc, f"the tag {shown(str(node.tag))} is not supported here", "remove it")
-
-    def _scalar(self, node: ScalarNode, tag: str, loc: Loc) -> object:
-        if tag in {"int", "float", "bool"} and not self.filetype.as_text.isdisjoint(loc):
-            return node.value
-        digits = node.value.lstrip("+-")
-        if tag == "int" and len(digits) > 1 and digits.isdecimal() and digits[0] == "0":
-            message = f"{shown(node.value)} starts with a zero, which some YAML readers read as octal"
-            return self._flaw(node, loc, message, f"write {digits.lstrip('0') or '0'}")
-        try:
-            return self._scalars[tag](node)
-        except (ValueError, LookupError):  # how ruamel.yaml meets such text as `!!int ""`
-            return self._flaw(node, loc, f"{shown(node.value)} can't be read as a YAML {tag}")
-
-    def _mapping(self, node: MappingNode, loc: Loc) -> dict[str, object]:
-        merged: dict[str, tuple[Node, Node]] = {}
-        own: dict[str, tuple[Node, Node]] = {}
-        for key, value in node.value:
-            if str(key.tag) == f"{_TAG}merge":
-                merged = {**self._merged(value, (*loc, "<<")), **merged}
-            elif not isinstance(key, ScalarNode) or str(key.tag) != f"{_TAG}str":
-                self._report(key, loc, "a key must be text", "put it in quotes")
-            elif key.value in own:
-                line, column = _from_one(own[key.value][0].start_mark)
-                message = f"{shown(key.value)} stands here twice; first on line {line}, column {column}"
-                self._report(key, (*loc, key.value), message, "remove one of the two")
-            else:
-                own[key.value] = key, value
-                self._read(value, (*loc, key.value))
-        pairs = self._pairs[id(node)] = {**merged, **own}
-        return {name: self._values.get(id(value)) for name, (_, value) in pairs.items()}
-
-    def _merged(self, node: Node, loc: Loc) -> dict[str, tuple[Node, Node]]:
-        """The keys that ``<<`` brings: those of a mapping, or of several, of which the first wins."""
-        value = self._read(node, loc)
-        values, sources = (value, node.value) if isinstance(value, list) else ([value], [node])
-        if id(node) not in self._flawed and not all(isinstance(one, Mapping) for one in values):
-            self._flaw(node, loc, "<< takes a mapping or a list of mappings")
-        return {
-            name: pair
-            for source in reversed(sources)
-            for name, pair in self._pairs.get(id(source), {}).items()
-        }
-
-    def _flaw(self, node: Node, loc: Loc, message: str, hint: str = "") -> object:
-        self._flawed.add(id(node))
-        return self._report(node, loc, message, hint)
-
-    def _report(self, node: Node, loc: Loc, message: str, hint: str = "") -> object:
-        """A value that is none: None stands for it."""
-        place = _from_one(node.start_mark)
-        self.problems.append(Problem(self.file, *place, path_text(loc), "bad-yaml", message, hint))
-        return None
+def _child(node: Node | None, part: str | int) -> tuple[Node | None, Node | None]:
+    """The key and the value of an entry. Those that ``<<`` brings stand before a mapping's own."""
+    if isinstance(node, MappingNode):
+        return next((pair for pair in reversed(node.value) if pair[0].value == part), (None, None))
+    entries = node.value if isinstance(node, SequenceNode) and isinstance(part, int) else ()
+    return None, entries[part] if isinstance(part, int) and part < len(entries) else None
 
 
-def _syntax_problem(exc: YAMLError, text: str, file: str) -> Problem:
-    if isinstance(exc, ReaderError):
-        before = text[: exc.position]
-        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
-        refused = f"the character U+{exc.character:04X} is not allowed in YAML"
-        return Problem(file, line, column, "yaml", "bad-yaml", refused)
-    said = str(getattr(exc, "problem", None) or exc).splitlines()[0]
-    mark = getattr(exc, "problem_mark", None)
-    opened = getattr(exc, "context_mark", None)
-    for fragment, message, hint in _SYNTAX:
-        if fragment in said:
-            if message in _SEEN_LATE:
-                mark = opened or mark
-            return Problem(file, *_from_one(mark), "yaml", "bad-yaml", message, hint)
-    return Problem(file, *_from_one(mark or opened), "yaml", "bad-yaml", f"this is not YAML: {said}")
+def _make_text(root: Node | None, keys: Collection[str]) -> None:
+    """Make text of the numbers and booleans below these keys, as the user spelled them."""
+    seen: set[tuple[int, bool]] = set()  # an alias may stand in the value that it refers to
+    rest = [(root, False)] if keys else []
+    while rest:
+        node, is_below = rest.pop()
+        if (id(node), is_below) in seen:
+            continue
+        seen.add((id(node), is_below))
+        if isinstance(node, MappingNode):
+            rest += [(value, is_below or key.value in keys) for key, value in node.value]
+        elif isinstance(node, SequenceNode):
+            rest += [(entry, is_below) for entry in node.value]
+        elif is_below and isinstance(node, ScalarNode) and str(node.tag) in _SPELLED:
+            node.tag = _TEXT_TAG
+
+
+def _syntax_problem(exc: Exception, file: str) -> Problem:
+    """Why a text is no YAML, in the words of ruamel.yaml."""
+    said, context = getattr(exc, "problem", None) or str(exc), getattr(exc, "context", None)
+    begins = getattr(exc, "context_mark", None)
+    mark = getattr(exc, "problem_mark", None) or begins
+    if context and begins:
+        said = f"{said}, {context} that begins on line {begins.line + 1}"
+    return Problem(file, *_from_one(mark), "yaml", "bad-yaml", f"this is not YAML: {' '.join(said.split())}")
 
 
 def _from_one(mark: Any) -> tuple[int, int]:
@@ -332,9 +221,6 @@ _KEY: Final = "[key]"  # pydantic's word for the name of an entry, at the end of
 _HINTS_BY_KEY: Final[Mapping[Loc, str]] = {
     ("version",): "write version: 1",
     ("provider",): "write it as provider: {type: local}",
-}
-_HINTS_BY_KIND: Final[Mapping[str, str]] = {
-    "tuple_type": "write each entry on a line of its own, after a dash",
 }
 
 
@@ -358,15 +244,14 @@ class _Errors:
                 yield self._field_problem(error)
         known = {e["loc"] for e in self._fields} | misspelt
         for fault in faults:
-            if fault.loc not in known and not self._document.is_flawed(fault.loc):
+            if fault.loc not in known:
                 place = self._document.place(fault.loc, at_key=fault.at_key)
                 key = path_text(fault.loc)
                 yield Problem(self._document.file, *place, key, fault.code, fault.message, fault.hint)
 
     def _is_noise(self, error: ErrorDetails) -> bool:
         """Whether it was said already; pydantic counts only the entries that are valid."""
-        is_short = error["type"] == "too_short" and bool(self._document.value(error["loc"]))
-        return is_short or self._document.is_flawed(error["loc"])
+        return error["type"] == "too_short" and bool(self._document.value(error["loc"]))
 
     def _placed(self, error: ErrorDetails) -> ErrorDetails:
         """The error where the file has it: pydantic puts the chosen provider's type into the location."""
@@ -374,9 +259,7 @@ class _Errors:
         if kind == "union_tag_invalid":
             return {**error, "loc": (*loc, "type"), "type": "literal_error"}
         if kind == "union_tag_not_found":
-            misspelt = next((key for key in self._document.keys(loc) if did_you_mean(key, ("type",))), "")
-            as_field = "extra_forbidden" if misspelt else "missing"
-            return {**error, "loc": (*loc, misspelt or "type"), "type": as_field}
+            return {**error, "loc": (*loc, "type"), "type": "missing"}
         if self._model is ClusterSpec and loc[:1] == ("provider",) and loc[1:2]:
             return {**error, "loc": (loc[0], *loc[2:])}
         return error
@@ -398,16 +281,6 @@ class _Errors:
                 fields = getattr(here, "model_fields", None)
                 here = _mapping_in(fields[part].annotation if fields else get_args(here)[1])
         return tuple(field.alias or name for name, field in here.model_fields.items())
-
-    def _elsewhere(self, loc: Loc) -> str:
-        """Where an unknown key is known: at the top level, or with another provider."""
-        key = loc[-1]
-        if loc[:-1] and key in self._model.model_fields:
-            return f"{key} belongs at the top level"
-        if self._model is not ClusterSpec or loc[:-1] != ("provider",):
-            return ""
-        owners = (name for name, model in PROVIDERS.items() if key in model.model_fields)
-        return next((f"remove it; it is for type: {owner}" for owner in owners), "")
 
     def _field_problem(self, error: ErrorDetails) -> Problem:
         loc, kind = error["loc"], error["type"]
@@ -438,7 +311,7 @@ class _Errors:
         if kind == "extra_forbidden":
             known = self._known_keys(loc[:-1])
             near = did_you_mean(str(loc[-1]), known)
-            return near or self._elsewhere(loc) or f"known keys: {', '.join(known)}"
+            return near or f"known keys: {', '.join(known)}"
         if loc == ("provider", "type"):
             if self._document.node(loc) is None:
                 return f"write {either(f'type: {name}' for name in PROVIDERS)}"
@@ -446,7 +319,7 @@ class _Errors:
             return near or f"built in this version: {', '.join(PROVIDERS)}"
         if kind in {"string_type", "path_type"} and isinstance(value, bool | int | float):
             return "put it in quotes"
-        return _HINTS_BY_KEY.get(loc) or _HINTS_BY_KIND.get(kind, "")
+        return _HINTS_BY_KEY.get(loc, "")
 
 
 def _mapping_in(annotation: Any) -> Any:

@@ -167,14 +167,14 @@ def test_a_path_that_can_be_none() -> None:
 def test_a_file_that_is_not_text(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes(b"version: 1\nname: \xff\n")
-    with refused("not-utf8", UsageError, where=f"{path}:2", why="byte 0xff"):
+    with refused("file-unreadable", UsageError, "0xff", where=str(path)):
         load_spec(path, current_user=ADA)
 
 
 def test_a_huge_file(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes(MINIMAL.encode() + b"#" * 1024 * 1024)
-    with refused("file-too-large", UsageError):
+    with refused("file-unreadable", UsageError, "1 MiB"):
         load_spec(path, current_user=ADA)
 
 
