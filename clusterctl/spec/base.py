@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from ipaddress import IPv4Network
@@ -287,6 +287,6 @@ JobMemoryMib = Annotated[int, BeforeValidator(parse_slurm_memory_mib), _SIZE_TEX
 JobTimeS = Annotated[int, BeforeValidator(parse_slurm_time_s), _DURATION_TEXT, _schema("1h30m")]
 
 
-def spelled(text: str, description: str, parse: Callable[[object], int] = parse_duration_s) -> Any:
-    """A field whose default is a duration, or a size; the schema has it as a file spells it."""
-    return Field(parse(text), description=description, json_schema_extra={"default": text})
+def spelled(text: str, description: str) -> Any:
+    """A field whose default is a duration, or a size, as a file spells it."""
+    return Field(text, validate_default=True, description=description)

@@ -37,7 +37,7 @@ from clusterctl.spec.base import (
 )
 from clusterctl.spec.hosts import HostRange, OnpremHost, Switch, expand
 from clusterctl.spec.names import ADMIN_USER, DATA, PROOF_PARTITION
-from clusterctl.spec.units import format_duration, format_size, parse_size_mib, shown
+from clusterctl.spec.units import format_duration, format_size, shown
 from clusterctl.util.assets import table
 
 ClusterName = Annotated[str, PATTERNS["label"]]
@@ -176,9 +176,7 @@ class Health(Model):
     gpu_temperature: Annotated[int, Field(ge=40, le=120, strict=True)] = Field(
         90, description="highest GPU temperature that passes, in °C"
     )
-    disk_free: SizeMib = spelled(
-        "50MiB", "least free space on each local file system of a node", parse_size_mib
-    )
+    disk_free: SizeMib = spelled("50MiB", "least free space on each local file system of a node")
     clock_offset: DurationS = spelled("5s", "largest clock offset, where chrony runs")
 
     @field_validator("interval")
@@ -416,8 +414,8 @@ class ProviderSettings(Model):
         """The name of the controller of a cluster with this name."""
         return f"{cluster}-ctl"
 
-    def with_images(self, spec: Cluster, raised: Cluster | None, *, recorded: bool) -> Self:  # noqa: ARG002
-        """With the images written out that hosts are made of, where there are any; see ``load_spec``."""
+    def with_images(self, spec: Cluster, raised: Cluster | None) -> Self:  # noqa: ARG002
+        """With the images written out that hosts are made of, where there are any; see ``resolve_spec``."""
         return self
 
     def expected_release(self, spec: Cluster) -> str | None:  # noqa: ARG002

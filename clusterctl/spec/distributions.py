@@ -1,4 +1,4 @@
-"""What clusterctl must know of the distribution of a host: one table, `data/distributions.toml`."""
+"""Distributions of hosts, by `data/distributions.toml`, and the releases of Slurm that they can have."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from clusterctl.errors import Failure, ProvisionError
 from clusterctl.spec.names import DATA
@@ -150,4 +150,54 @@ def _unknown(name: str, why: str) -> ProvisionError:
         code="distribution-unknown",
         why=why,
         fix=f"install one of these on the host: {', '.join(supported())}",
+    )
+
+
+# Release of a distribution's `newer_slurm` -> the keys of slurm.conf, in lower case, with which its daemons
+# do not start. Source: its RELEASE_NOTES and CHANGELOG.
+_REMOVED_KEYS: Final = {
+    "26.05": (
+        *("controlmachine", "backupcontroller", "controladdr", "backupaddr", "frontendname"),
+        *("frontendaddr", "accountingstorageuser", "getenvtimeout", "jobcontainertype"),
+    )
+}
+
+
+class SlurmRefusal(NamedTuple):
+    """Why a cluster can't have a release of Slurm."""
+
+    what: str
+    why: str
+    fix: str
+
+
+def is_removed(key: str, release: str) -> bool:
+    """Return whether a release no longer knows a key of slurm.conf."""
+    return key.lower() in _REMOVED_KEYS.get(release, ())
+
+
+def refuse_slurm(wanted: str, distribution: Distribution | None, *, makes_image: bool) -> SlurmRefusal | None:
+    """Return why hosts can't have this release of Slurm; None if they can, or may be able to.
+
+    ``distribution``: that of the hosts. None: it is not known yet. ``makes_image``: whether hosts start from
+    an image into which clusterctl can install another release than the distribution's own.
+    """
+    known = releases() if distribution is None else (distribution,)
+    if wanted in {one.slurm for one in known}:
+        return None
+    fix = "remove slurm.version"
+    if not makes_image:
+        fix += "; on machines of your own Slurm is upgraded by hand: docs/howto/slurm-admin.md"
+    if distribution is None or wanted in distribution.newer_slurm:
+        if makes_image:
+            return None
+        return SlurmRefusal(
+            f"Slurm {wanted} is for local nodes only",
+            "its packages are Debian testing's, which clusterctl installs on no other machines",
+            fix,
+        )
+    return SlurmRefusal(
+        f"{distribution.title} can't have Slurm {wanted}",
+        f"its packages are of {distribution.slurm or 'another release'}",
+        fix,
     )

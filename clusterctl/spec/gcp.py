@@ -26,7 +26,6 @@ from clusterctl.spec.base import (
 from clusterctl.spec.common import OF_OWN_MACHINES, Cluster, Gpus, Partition, ProviderSettings
 from clusterctl.spec.gcp_nodes import (
     GPU_IMAGE,
-    GPU_IMAGE_BEFORE,
     PLAIN,
     PLAIN_IMAGE,
     GcpDisk,
@@ -48,7 +47,7 @@ from clusterctl.spec.gcp_nodes import (
     with_added,
 )
 from clusterctl.spec.names import did_you_mean
-from clusterctl.spec.units import GIB_MIB, format_duration, format_size, parse_size_mib, shown
+from clusterctl.spec.units import GIB_MIB, format_duration, format_size, shown
 
 
 class GcpNetwork(Model):
@@ -65,7 +64,7 @@ class Filestore(Model):
     """The shared folder on Filestore, instead of the controller's own disk over NFS."""
 
     tier: Literal["BASIC_HDD", "BASIC_SSD", "ZONAL", "REGIONAL"] = Field("BASIC_HDD", description="its tier")
-    capacity: SizeMib = spelled("1TiB", "its size, in whole GiB", parse_size_mib)
+    capacity: SizeMib = spelled("1TiB", "its size, in whole GiB")
 
 
 class Bucket(Model):
@@ -162,14 +161,13 @@ class GcpSettings(ProviderSettings):
         releases = {release_of(image) for _, image in _images(spec)}
         return releases.pop() if len(releases) == 1 else None
 
-    def with_images(self, spec: Cluster, raised: Cluster | None, *, recorded: bool) -> Self:
+    def with_images(self, spec: Cluster, raised: Cluster | None) -> Self:
         before = _nodes_by_name(raised) if raised else {}
         images = {}
         for name, (said, has_gpus) in _nodes_by_name(spec).items():
             was, had_gpus = before.get(name, (said, has_gpus))
             kept = was.image if had_gpus == has_gpus else None  # another one's would lack the driver
-            gpu_image = GPU_IMAGE_BEFORE if recorded else GPU_IMAGE
-            images[name] = said.image or kept or (gpu_image if has_gpus else PLAIN_IMAGE)
+            images[name] = said.image or kept or (GPU_IMAGE if has_gpus else PLAIN_IMAGE)
         controller = self.controller.model_copy(update={"image": images.pop("")})
         partitions = {
             name: self.nodes_of(name).model_copy(update={"image": image}) for name, image in images.items()

@@ -206,10 +206,6 @@ PLAIN_IMAGE: Final = Image(project="rocky-linux-cloud", family="rocky-linux-9-op
 GPU_IMAGE: Final = Image(
     project="rocky-linux-accelerator-cloud", family="rocky-linux-9-optimized-gcp-nvidia-580"
 )
-# Of a cluster whose recorded spec names none: its version wrote no defaults down.
-GPU_IMAGE_BEFORE: Final = Image(
-    project="rocky-linux-accelerator-cloud", family="rocky-linux-9-optimized-gcp-nvidia-latest"
-)
 # Whose images are what they are called: Google's own projects. Anybody else's are looked at once they run.
 _PUBLIC: Final = frozenset(
     "debian-cloud ubuntu-os-cloud ubuntu-os-accelerator-images ubuntu-os-pro-cloud rocky-linux-cloud "

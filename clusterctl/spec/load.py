@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -32,48 +32,46 @@ SPEC: Final = Filetype(
     missing="name another with -f, or write one with clusterctl init",
     empty="clusterctl init writes one to start from",
 )
-# Keys that earlier versions wrote into every recorded spec of a provider, and that no model has now.
-_REMOVED_PROVIDER_KEYS: Final = ("ansible",)
 # A line that names the cluster, in a text that may be no YAML.
 _NAME_LINE: Final = re.compile(
     rf"""^name:[ \t]+["']?({PATTERNS["label"].regex[1:-1]})["']?[ \t]*(?:#.*)?$""", re.MULTILINE
 )
 
 
-def load_spec(
-    path: Path | None,
-    *,
-    current_user: CurrentUser | None = None,
-    recorded: bool = False,
-    raised: Callable[[str], ClusterSpec | None] = lambda _: None,
-) -> ClusterSpec:
-    """The resolved spec of a file, or the built-in default: `local`, with partition `train` of 2 nodes.
+def read_spec(path: Path | None, *, recorded: bool = False) -> ClusterSpec:
+    """The spec of a file, not resolved. None: the default, `local` with partition `train` of 2 nodes.
 
-    One that was ``recorded`` is that of hosts that are there: newer rules and defaults do not hold for it,
-    or nothing could take the hosts down. ``raised`` gives that of the cluster of a name: what the file leaves
-    to a default stays as it is there, so that a new version changes no host.
+    recorded: the spec is that of hosts that are there: newer rules do not hold for it, or nothing could take
+        the hosts down.
 
     Raises:
         UsageError: the file can't be read.
         SpecError: its content is wrong.
     """
     if path is None:
-        spec = default_spec()
-    else:
-        document = Document(read_text(path, SPEC), str(path), SPEC)
-        if recorded:
-            _drop_removed_keys(document.values)
-        spec = document.model({HERE: path.parent.absolute(), RECORDED: recorded})
-    before = raised(spec.name)
-    provider = spec.provider.with_images(spec, before, recorded=recorded)
+        return default_spec()
+    document = Document(read_text(path, SPEC), str(path), SPEC)
+    return document.model({HERE: path.parent.absolute(), RECORDED: recorded})
+
+
+def resolve_spec(
+    spec: ClusterSpec, raised: ClusterSpec | None = None, current_user: CurrentUser | None = None
+) -> ClusterSpec:
+    """The spec with the defaults that depend on the caller and on the cluster.
+
+    raised: the spec of the cluster of this name as it is up: what ``spec`` leaves to a default stays as it is
+        there, so that a new version changes no host. None: the cluster is not up.
+    """
+    provider = spec.provider.with_images(spec, raised)
     spec = spec.model_copy(update={"provider": provider})
-    return resolve_users(spec, current_user or CurrentUser.current(), before)
+    return resolve_users(spec, current_user or CurrentUser.current(), raised)
 
 
-def _drop_removed_keys(values: object) -> None:
-    if isinstance(values, dict) and isinstance(provider := values.get("provider"), dict):
-        for key in _REMOVED_PROVIDER_KEYS:
-            provider.pop(key, None)
+def load_spec(
+    path: Path | None, *, current_user: CurrentUser | None = None, recorded: bool = False
+) -> ClusterSpec:
+    """Read the spec of a file, and resolve it."""
+    return resolve_spec(read_spec(path, recorded=recorded), current_user=current_user)
 
 
 def default_spec() -> ClusterSpec:
@@ -101,19 +99,10 @@ def read_name(path: Path) -> tuple[str, SpecError | None]:
     try:
         return parse_spec(text, str(path)).name, None
     except SpecError as exc:
-        found = {name for name in (_given_name(text), *_NAME_LINE.findall(text)) if name}
+        found = {*_NAME_LINE.findall(text)}
         if len(found) != 1:
             raise
         return found.pop(), exc
-
-
-def _given_name(text: str) -> str:
-    """The name in a text that is YAML, though no spec; else ""."""
-    try:
-        name = Document(text, "", SPEC).text(("name",))
-    except SpecError:
-        return ""
-    return name if PATTERNS["label"].matches(name) else ""
 
 
 def dump_spec(spec: ClusterSpec) -> str:

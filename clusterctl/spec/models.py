@@ -159,15 +159,13 @@ def _slurm_release(spec: ClusterSpec) -> Iterator[Fault]:
     at, asked, provider = ("slurm", "version"), spec.slurm.version, spec.provider
     if not asked:
         return
-    from clusterctl.spec.slurm_releases import is_removed, refusal  # noqa: PLC0415 - few specs ask for one
-
     for index, line in enumerate(spec.slurm.extra):
         key = line.partition("=")[0].strip()
-        if is_removed(key, asked):
+        if distributions.is_removed(key, asked):
             message = f"Slurm {asked} does not know {key} any more, and would not start"
             yield Fault("setting-unknown-to-slurm", ("slurm", "extra", index), message, "remove it")
     release = provider.expected_release(spec)
     with suppress(ProvisionError):  # of an unknown distribution, which is said where it is named
         distribution = distributions.distribution_of(release) if release else None
-        if why := refusal(asked, distribution, makes_image=provider.shares_kernel):
+        if why := distributions.refuse_slurm(asked, distribution, makes_image=provider.shares_kernel):
             yield Fault("slurm-release", at, f"{why.what}: {why.why}", why.fix)

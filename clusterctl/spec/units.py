@@ -20,7 +20,7 @@ MAX_DURATION_S: Final = 3650 * 86400
 
 _SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)([KMGTkmgt])i?[Bb]?")
 _DURATION = re.compile(r"(?:([0-9]{1,9})d)?(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m)?(?:([0-9]{1,9})s)?")
-_BINARY_EXPONENT = {"K": -1, "M": 0, "G": 1, "T": 2}
+_KIB_EXPONENT = {"K": 0, "M": 1, "G": 2, "T": 3}
 
 _SLURM_DAYS = re.compile(r"([0-9]{1,9})-([0-9]{1,9})(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?")
 _SLURM_CLOCK = re.compile(r"(?:([0-9]{1,9}):)?([0-9]{1,9})(?::([0-9]{1,9}))")
@@ -55,10 +55,10 @@ def parse_size_mib(value: object) -> int:
         ValueError: not a size, less than one MiB, or more than ``MAX_SIZE_MIB``.
     """
     if isinstance(value, str) and (match := _SIZE.fullmatch(value)):
-        from fractions import Fraction  # noqa: PLC0415 - 10 ms of verbs that read no size
-
         number, unit = match.groups()
-        return _size_in_range(value, int(Fraction(number) * Fraction(1024) ** _BINARY_EXPONENT[unit.upper()]))
+        whole, _, part = number.partition(".")
+        kib = int(whole + part) * 1024 ** _KIB_EXPONENT[unit.upper()] // 10 ** len(part)
+        return _size_in_range(value, kib // 1024)
     raise BadValueError(
         "not-a-size", f"{shown(value)} is not a size; write a number with a unit, such as 512MiB or 50GiB"
     )

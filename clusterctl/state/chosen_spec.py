@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from clusterctl.spec.load import load_spec
+from clusterctl.spec.load import read_spec, resolve_spec
 from clusterctl.spec.models import ClusterSpec, faults
 from clusterctl.state.chosen import BUILT_IN, ChosenCluster, unknown_cluster
 from clusterctl.state.inventory import applied_if_known, applied_spec
@@ -32,7 +32,8 @@ def spec_of(chosen: ChosenCluster) -> ClusterSpec:
     path = chosen.spec_file
     if path is None:
         chosen.note(BUILT_IN)
-    return load_spec(path, raised=lambda name: applied_if_known(Workspace.of(name)))
+    spec = read_spec(path)
+    return resolve_spec(spec, applied_if_known(Workspace.of(spec.name)))
 
 
 def spec_of_existing(chosen: ChosenCluster) -> ClusterSpec:

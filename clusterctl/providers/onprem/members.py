@@ -21,10 +21,9 @@ from clusterctl.hosts.roles import role_files, role_packages
 from clusterctl.providers.base import address_of
 from clusterctl.providers.onprem.access import NO_LOGIN, SshHost, ssh_host
 from clusterctl.providers.onprem.login import Login, check_sudo, connect
-from clusterctl.spec.distributions import common, differing, distribution_of
+from clusterctl.spec.distributions import common, differing, distribution_of, refuse_slurm
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremSettings, OnpremShared
-from clusterctl.spec.slurm_releases import refusal
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, Conversation, Transport
@@ -268,7 +267,7 @@ def cluster_findings(spec: ClusterSpec, asked: Sequence[Host], report: DoctorRep
     for one in differing(of):
         yield Finding(str(one.host), "error", release, "its release differs", one.cause, one.fix)
     for host, distribution in of.items():
-        if spec.slurm.version and (why := refusal(spec.slurm.version, distribution, makes_image=False)):
+        if spec.slurm.version and (why := refuse_slurm(spec.slurm.version, distribution, makes_image=False)):
             yield Finding(host, "error", slurm_release, why.what, why.why, why.fix)
     network = spec.provider.known_network
     if network is None and leader.name in facts:

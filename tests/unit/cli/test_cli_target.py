@@ -19,7 +19,6 @@ WRONG = {
     "no YAML": SPEC.replace("[", ""),
     "a quoted name, and a comment": SPEC.replace("demo", "'demo' # ours") + "what: ever\n",
     "a value that can't be": SPEC.replace("2", "-2"),
-    "JSON": '{"name": "demo", "nodes": 2}',
     "conflicting lines of a merge": "<<<<<<< ours\n" + SPEC,
 }
 UNREADABLE = {

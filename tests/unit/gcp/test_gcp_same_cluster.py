@@ -115,7 +115,7 @@ name: demo
 provider: {{type: gcp, project: {PROJECT}, zone: us-central1-a}}
 partitions: [{{name: train, nodes: 1, gpus: {{type: l4}}}}]
 """
-PLAIN, LATEST, TODAY = (f"rocky-linux-9-optimized-gcp{end}" for end in ("", "-nvidia-latest", "-nvidia-580"))
+PLAIN, TODAY = (f"rocky-linux-9-optimized-gcp{end}" for end in ("", "-nvidia-580"))
 
 
 def read(folder: Path, text: str) -> ClusterSpec:
@@ -141,7 +141,7 @@ def test_new_defaults_do_not_change_a_cluster_that_is_there(
     record = f"{GPUS}users: [{{name: {new.job_user.name}, uid: 1234}}]\n"
     workspace.spec.write_text(record)  # as a version left it whose default was another one
     spec = read(tmp_path, GPUS)
-    assert (images(spec), spec.job_user.uid) == ([PLAIN, LATEST], 1234)
+    assert (images(spec), spec.job_user.uid) == ([PLAIN, TODAY], 1234)
 
     workspace.spec.write_text(dump_spec(spec))  # as `up` leaves it now
     monkeypatch.setattr(gcp, "GPU_IMAGE", Image(project="any-project", family="of-next-year"))
@@ -151,7 +151,7 @@ def test_new_defaults_do_not_change_a_cluster_that_is_there(
     assert images(read(tmp_path, named)) == [PLAIN, "mine"]
     assert images(read(tmp_path, GPUS.replace(", gpus: {type: l4}", ""))) == [PLAIN, PLAIN]
     more = GPUS.replace("partitions: [", "partitions: [{name: more, nodes: 1, gpus: {type: l4}}, ")
-    assert images(read(tmp_path, more)) == [PLAIN, "of-next-year", LATEST]
+    assert images(read(tmp_path, more)) == [PLAIN, "of-next-year", TODAY]
     other = read(tmp_path, f"{GPUS}users: [{{name: grace, uid: 2000}}]\n")
     assert (other.job_user.name, other.job_user.uid) == ("grace", 2000)
     workspace.spec.write_text("damaged")

@@ -325,16 +325,3 @@ def test_newer_rules_do_not_hold_for_the_recorded_spec_of_hosts_that_are_there(t
     path.write_text(path.read_text().replace("partitions", "partitons"))
     with refused("unknown-key", SpecError):
         load_spec(path, recorded=True)
-
-
-def test_a_removed_key_is_ignored_in_a_recorded_spec_alone(tmp_path: Path) -> None:
-    """Every recorded spec of machines of one's own has it: `down` could not read them."""
-    path = tmp_path / "spec.yaml"
-    path.write_text(
-        "version: 1\nname: demo\npartitions: [{name: train, hosts: one}]\nusers: [{name: ada, uid: 1000}]\n"
-        "provider: {type: onprem, controller: one, hosts: {one: 10.0.0.1}, ansible: here}\n"
-    )
-    with pytest.raises(SpecError) as refused:
-        load_spec(path)
-    assert [problem.key for problem in refused.value.problems] == ["provider.ansible"]
-    assert load_spec(path, recorded=True).provider.controller_of("demo") == "one"
