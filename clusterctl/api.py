@@ -38,10 +38,10 @@ from clusterctl.runs.fetch import selection_of
 from clusterctl.runs.find import Row as Row  # noqa: PLC0414
 from clusterctl.runs.find import named_run as named_run  # noqa: PLC0414
 from clusterctl.runs.find import ranked
-from clusterctl.runs.frame import frame as frame  # noqa: PLC0414
 from clusterctl.runs.only_copies import bring_all
 from clusterctl.runs.page import Report as Report  # noqa: PLC0414
 from clusterctl.runs.query import RunQuery, select_runs
+from clusterctl.runs.query import frame as frame  # noqa: PLC0414
 from clusterctl.runs.report import report_of
 from clusterctl.scheduler.base import JobInfo
 from clusterctl.scheduler.diagnosis import Diagnosis

@@ -395,7 +395,7 @@ def _assembled(
 
 def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunRecord:
     """The record with its program's arguments, configuration and metrics; of an array, those of each task."""
-    from clusterctl.runs.summary import summarize  # noqa: PLC0415 - only where a run has come home
+    from clusterctl.runs.series import summarize  # noqa: PLC0415 - only where a run has come home
 
     facts = facts if isinstance(facts, dict) else {}
     job = facts["job"] if isinstance(facts.get("job"), dict) else {}

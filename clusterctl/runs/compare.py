@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -14,8 +13,7 @@ from typing import Any, Final
 
 from clusterctl.errors import CollectError
 from clusterctl.runs.find import FIELDS, Row
-from clusterctl.runs.series import records
-from clusterctl.runs.summary import config_of, flat
+from clusterctl.runs.series import config_of, flat, records
 from clusterctl.state.ledger import Value
 from clusterctl.state.submissions import ENVIRONMENT_FILE, SOURCE_FILE
 from clusterctl.transport.remote_open import read_json
@@ -166,16 +164,9 @@ def mapping(value: Any, *keys: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
-    """Names such as ``env.SEED`` for what is nested; lists as JSON."""
-    found: dict[str, Value] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{key}.")
-        elif value not in (None, [], ""):
-            plain = isinstance(value, str | int | float)
-            found[f"{prefix}{key}"] = value if plain else json.dumps(value, default=str)
-    return found
+def _said(values: Mapping[str, Any]) -> dict[str, Value]:
+    """The values that are not empty, with names such as ``env.SEED`` for what is nested."""
+    return {key: value for key, value in flat(values).items() if value not in (None, "[]", "")}
 
 
 def _job(row: Row, facts: Mapping[str, Any]) -> dict[str, Value]:
@@ -186,7 +177,7 @@ def _job(row: Row, facts: Mapping[str, Any]) -> dict[str, Value]:
     asked = {key: value for key, value in said.items() if key not in _NOT_THE_JOB | others}
     if isinstance(script := asked.get("script"), str):
         asked["script"] = Path(script).name
-    found = {key: value for key, value in _flat(asked).items() if not key.startswith("env.SWEEP_")}
+    found = {key: value for key, value in _said(asked).items() if not key.startswith("env.SWEEP_")}
     return {**found, "cluster": row.run.cluster, "partition": row.run.partition}
 
 
@@ -239,7 +230,7 @@ def software_of(facts: Mapping[str, Any]) -> dict[str, Value]:
     """Slurm, the versions that the nodes tell, and the packages that the job asked for."""
     found: dict[str, Value] = {"slurm": facts.get("slurm")}
     for host in mapping(facts, "hosts").values():
-        found |= _flat(mapping(host, "versions"))
+        found |= _said(mapping(host, "versions"))
     lock = mapping(facts, "client").get("requirements")
     return found | dict(_PINNED.findall(lock)) if isinstance(lock, str) else found
 

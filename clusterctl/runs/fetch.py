@@ -9,7 +9,9 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 
 from clusterctl.errors import CollectError, MachineError, TransferError, UsageError, printable
@@ -277,7 +279,6 @@ def fetch_from(hosts: Sequence[tuple[str, Sender]], source: Source, work: Path) 
 def _as_one(found: Mapping[str, Manifest], nodes: Path, tree: Path) -> Manifest:
     shutil.rmtree(tree, ignore_errors=True)
     tree.mkdir(parents=True)
-    places = _Names()
     sizes: dict[bytes, int] = {}
     hashes: dict[bytes, str] = {}
     skipped: dict[tuple[str, str], Skipped] = {}
@@ -285,43 +286,28 @@ def _as_one(found: Mapping[str, Manifest], nodes: Path, tree: Path) -> Manifest:
         for local, size in manifest.files.items():
             if hashes.get(local) == manifest.sha256[local]:
                 continue
-            place = places.take(local, host)
-            target = tree / os.fsdecode(place)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            (nodes / host / os.fsdecode(local)).replace(target)
+            place = _free_place(tree, local, host)
+            (nodes / host / os.fsdecode(local)).replace(tree / os.fsdecode(place))
             sizes[place], hashes[place] = size, manifest.sha256[local]
         skipped |= {(one.path, one.reason): one for one in manifest.skipped}
-    folders = {folder for manifest in found.values() for folder in manifest.folders}
-    empty = tuple(sorted(folder for folder in folders if places.may_be_folder(folder)))
-    for folder in empty:
-        (tree / os.fsdecode(folder)).mkdir(parents=True, exist_ok=True)
-    return Manifest(sizes, hashes, tuple(skipped.values()), empty)
+    empty = []
+    for folder in sorted({folder for manifest in found.values() for folder in manifest.folders}):
+        with suppress(FileExistsError, NotADirectoryError):  # a file of another host has the name
+            (tree / os.fsdecode(folder)).mkdir(parents=True, exist_ok=True)
+            empty.append(folder)
+    return Manifest(sizes, hashes, tuple(skipped.values()), tuple(empty))
 
 
-class _Names:
-    """Names in the tree that are taken, by a file or as a folder."""
-
-    def __init__(self) -> None:
-        self._files: set[bytes] = set()
-        self._folders: set[bytes] = set()
-
-    def take(self, local: bytes, host: str) -> bytes:
-        """The file's own place, or one below its host's name."""
-        name, folder = local, host.encode()
-        while name in self._folders or not self.may_be_folder(name):
-            name, folder = b"/".join([NODES, folder, local]), folder + b"_"
-        self._files.add(name)
-        self._folders |= set(_parents(name))
-        return name
-
-    def may_be_folder(self, name: bytes) -> bool:
-        """Whether no file lies there, or above."""
-        return not self._files & {name, *_parents(name)}
-
-
-def _parents(name: bytes) -> list[bytes]:
-    parts = name.split(b"/")
-    return [b"/".join(parts[:i]) for i in range(1, len(parts))]
+def _free_place(tree: Path, local: bytes, host: str) -> bytes:
+    """A file's own place if nothing else has it, or one below its host's name; the folder is made."""
+    for number in count():
+        place = local if number == 0 else b"/".join([NODES, host.encode() + b"_" * (number - 1), local])
+        target = tree / os.fsdecode(place)
+        with suppress(FileExistsError, NotADirectoryError):  # a file is where a folder must be
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if not os.path.lexists(target):
+                return place
+    raise AssertionError("count never ends")
 
 
 def choose(

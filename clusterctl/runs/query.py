@@ -1,21 +1,24 @@
-"""Which collected runs a user means: conditions that they meet, and their order."""
+"""Which collected runs a user means: conditions that they meet, their order; and the runs as a data frame."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from clusterctl.errors import Notice, UsageError
-from clusterctl.runs.find import TIMES, Row, find_runs, ordered, reject_unknown_keys, submitted_at
+from clusterctl.errors import MachineError, Notice, UsageError
+from clusterctl.runs.find import FIELDS, TIMES, Row, find_runs, ordered, reject_unknown_keys, submitted_at
 from clusterctl.spec.units import parse_duration_s, parse_slurm_time_s
 from clusterctl.state.ledger import Value, runs_folders
 from clusterctl.state.submissions import RUNS
+
+if TYPE_CHECKING:
+    import polars
 
 _CONDITION: Final = re.compile(r"([^=!<>~]+?)\s*(<=|>=|!=|==?|<|>|~)\s*(.*)", re.DOTALL)
 _OPERATORS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
@@ -195,3 +198,67 @@ def _since(text: str) -> float:
     raise UsageError(
         f"--since: {text!r} is no time", code="not-a-time", fix="say 7d, 12h, or a date: 2026-01-31"
     )
+
+
+_LARGEST: Final = 2**63
+_TYPES: Final = {"nodes": "Int64", "elapsed": "Int64", "cost": "Float64", "final": "Boolean"}  # else text
+
+
+def frame(rows: Iterable[Row]) -> polars.DataFrame:
+    """A row for each run: the columns of `runs list`, the options of the program, the metrics.
+
+    Of a metric, ``KEY`` is the last value, ``KEY.min`` and ``KEY.max`` are the lowest and highest. An option
+    that is called as a field is ``config.KEY``, a metric that is called as either ``metric.KEY``. Times are
+    in UTC.
+
+    Raises:
+        MachineError: Polars is not installed.
+    """
+    try:
+        import polars  # noqa: PLC0415 - few have it, and need it
+    except ImportError as exc:
+        raise MachineError(
+            "data frames need Polars, which is not installed here",
+            code="polars-missing",
+            why=str(exc),
+            fix="pip install 'clusterctl[frame]'",
+        ) from exc
+    columns = []
+    for name, values in _columns(list(rows)).items():
+        shown, dtype = [_as_number(value) for value in values], None
+        if name in TIMES:
+            shown, dtype = [_time(value) for value in values], polars.Datetime("us", "UTC")
+        elif name in FIELDS:
+            dtype = getattr(polars, _TYPES.get(name, "String"))
+        columns.append(polars.Series(name, shown, dtype=dtype, strict=False))
+    return polars.DataFrame(columns)
+
+
+def _columns(rows: Sequence[Row]) -> Mapping[str, list[Value]]:
+    """The values of each column, by its name: a key means what it means to ``Row.value``."""
+    options = dict.fromkeys(key for row in rows for key in row.config)
+    metrics = dict.fromkeys(key for row in rows for key in row.metrics)
+    keys = {name: name for name in FIELDS}  # column -> how ``Row.value`` calls it
+    for key in options:
+        keys.setdefault(f"config.{key}" if key in FIELDS else key, f"config.{key}")
+    for key in metrics:
+        name = f"metric.{key}" if key in FIELDS or key in options else key
+        for end in ("", ".min", ".max"):
+            keys.setdefault(name + end, f"metric.{key}{end}")
+    return {name: [row.value(key) for row in rows] for name, key in keys.items()}
+
+
+def _as_number(value: Value) -> Any:
+    """The value, but of a whole number of more than 64 bits the float; None if it is too large for that."""
+    if not isinstance(value, int) or -_LARGEST <= value < _LARGEST:
+        return value
+    with suppress(OverflowError):
+        return float(value)
+    return None
+
+
+def _time(value: Value) -> datetime | None:
+    """None for a time that no calendar has, which a damaged record may hold."""
+    with suppress(OverflowError, ValueError, OSError):
+        return None if value is None else datetime.fromtimestamp(int(value), UTC)
+    return None

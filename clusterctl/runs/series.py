@@ -1,4 +1,5 @@
-"""The numbers that a job's program wrote over time: to metrics.jsonl, TensorBoard's files or metrics.csv.
+"""The numbers that a job's program wrote over time: to metrics.jsonl, TensorBoard's files or metrics.csv;
+and the summary of a run: its configuration, and what its metrics came to.
 
 All of it is of the job's making, so it is bounded: in bytes read, in names, and in the length of each.
 """
@@ -21,12 +22,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import printable
+from clusterctl.state.ledger import Metric, Value
 from clusterctl.state.submissions import SOURCE_FILE
 from clusterctl.transport.remote_open import open_file, read_json
 
+_MAX_DEPTH: Final = 4  # of a configuration
+_OPTION: Final = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 METRICS_FILE: Final = "metrics.jsonl"
-MAX_NAMES: Final = 200
-MAX_TEXT: Final = 100
+_MAX_NAMES: Final = 200
+_MAX_TEXT: Final = 100
 _CSV_FILE: Final = "metrics.csv"
 _OVER_TIME: Final = frozenset({"step", "epoch"})  # columns; a table without one of them is another
 _EVENTS: Final = "tfevents"  # in the name of each event file
@@ -96,8 +100,8 @@ def _named(
     """The values under names that can be printed, but those of too many names."""
     found: dict[str, float] = {}
     for key, value in values.items():
-        name = printable(key[:MAX_TEXT])[:MAX_TEXT]
-        if name not in without and (name in names or len(names) < MAX_NAMES):
+        name = printable(key[:_MAX_TEXT])[:_MAX_TEXT]
+        if name not in without and (name in names or len(names) < _MAX_NAMES):
             names.add(name)
             found[name] = value
     return found
@@ -230,3 +234,80 @@ def _of_csv(folder: Path, paths: Sequence[str]) -> Iterator[Record]:
 def _rows(folder: Path, path: str) -> Iterator[list[str]]:
     with suppress(csv.Error):
         yield from csv.reader(line.decode(errors="replace") for line in _lines(folder, path))
+
+
+@dataclass
+class Summary:
+    """``config``: option or key -> value. ``metrics``: name -> its last, lowest and highest value."""
+
+    config: dict[str, Value] = field(default_factory=dict)
+    metrics: dict[str, Metric] = field(default_factory=dict)
+
+
+def summarize(folder: Path, args: Sequence[str] = ()) -> Summary:
+    """The summary of a run, or of a task of an array, from its folder and the arguments of its program.
+
+    Of a very large metrics.jsonl, the values are those of its first line and its end.
+    """
+    found = Summary(config=config_of(args)[0])
+    for record in records(folder):
+        if isinstance(config := record.line.get("config"), dict):
+            found.config = {**flat(config), **found.config}
+        for name, value in record.values.items():
+            found.metrics.setdefault(name, Metric()).add(value, record.step)
+    return found
+
+
+def config_of(args: Sequence[str]) -> tuple[dict[str, Value], list[str]]:
+    """The options in a program's arguments, and the other words.
+
+    ``--lr 0.1`` and ``--lr=0.1`` are options with a value, ``--flag`` is True.
+    """
+    found: dict[str, Value] = {}
+    others: list[str] = []
+    words = list(args)
+    while words and len(found) < _MAX_NAMES:
+        match = _OPTION.fullmatch(word := words.pop(0))
+        if match is None:
+            others.append(word)
+            continue
+        value: Value = True
+        if match[2] is not None:
+            value = _value(match[2])
+        elif words and _OPTION.fullmatch(words[0]) is None:  # -3 is none, either
+            value = _value(words.pop(0))
+        found[match[1].replace("-", "_")] = value
+    return found, others + words
+
+
+def _value(text: str) -> Value:
+    """A number where the text is one, else the text as it can be printed."""
+    for kind in (int, float):
+        try:
+            number = kind(text)
+        except ValueError:
+            continue
+        if is_number(number) and math.isfinite(number):
+            return number
+    return printable(text)[:_MAX_TEXT]
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
+    """A configuration with names such as ``optimizer.lr`` for what is nested."""
+    found: dict[str, Value] = {}
+    for key, value in config.items():
+        name = printable(f"{prefix}{key}")[:_MAX_TEXT]
+        if len(found) >= _MAX_NAMES:
+            break
+        if isinstance(value, Mapping):
+            if prefix.count(".") < _MAX_DEPTH:
+                found |= flat(value, f"{name}.")
+        elif isinstance(value, str):
+            found[name] = printable(value)[:_MAX_TEXT]
+        elif value is None or isinstance(value, bool):
+            found[name] = value
+        elif is_number(value):
+            found[name] = value if math.isfinite(value) else str(value)
+        else:
+            found[name] = json.dumps(value, default=str)[:_MAX_TEXT]
+    return found

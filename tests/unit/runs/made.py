@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterctl.runs.summary import summarize
+from clusterctl.runs.series import summarize
 from clusterctl.state.ledger import RunRecord
 
 TIME = 1_760_000_000

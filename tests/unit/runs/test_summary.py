@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.runs import series
-from clusterctl.runs.summary import config_of, summarize
+from clusterctl.runs.series import config_of, summarize
 from clusterctl.state.ledger import Metric
 
 
