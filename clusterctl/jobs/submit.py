@@ -32,7 +32,14 @@ from clusterctl.scheduler.script import PLAIN, Environment, partition_name, rend
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.facts import ClusterFacts, applied_text
-from clusterctl.state.submissions import CLIENT_FACTS, SOURCE_FILE, SPEC_FILE, SWEEP_FILE, JobEntry
+from clusterctl.state.submissions import (
+    CLIENT_FACTS,
+    OUTPUTS_FILE,
+    SOURCE_FILE,
+    SPEC_FILE,
+    SWEEP_FILE,
+    JobEntry,
+)
 from clusterctl.transport.base import Transport
 from clusterctl.transport.copies import Copies, note
 from clusterctl.transport.openssh import talking
@@ -45,7 +52,6 @@ from clusterctl.util.progress import SILENT, LineReporter
 JOBS_FOLDER = "clusterctl/jobs"  # in the job user's home
 MAX_DIFF = 1 << 20
 PATIENCE_S = 15.0  # a submission does not wait long for what is good to know
-OUTPUTS_FILE = "outputs.json"
 # Of bundled jobs: flags that name a file to read, some of them behind its kind, as in idx:DIR.
 _READ = frozenset({"--init", "--resume", "--checkpoint", "--config"})
 _READ_BY_KIND = frozenset({"--data", "--tokenizer"})
@@ -377,8 +383,7 @@ def output_of(argv: Sequence[str], most: int, patience_s: float) -> bytes:
 def outputs_file(job: JobSpec) -> dict[str, bytes]:
     """outputs.json, if the job says what its outputs are: patterns, of which the last that matches counts.
 
-    Our own files are always brought home, and so is the script. The job can change the file: it is read with
-    care, and its patterns are matched as such (see runs/remote_files.py), never made into expressions.
+    Our own files are always brought home, and so is the script. `collect` reads the file that is kept here.
     """
     if not job.outputs:
         return {}

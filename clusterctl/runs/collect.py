@@ -29,6 +29,7 @@ from clusterctl.runs.fetch import (
     FROM_JOB,
     Home,
     Manifest,
+    Outputs,
     Selection,
     Source,
     fetch_from,
@@ -52,6 +53,7 @@ from clusterctl.state.ledger import RunRecord, Skipped, TaskRecord, node_hours, 
 from clusterctl.state.submissions import (
     CLIENT_FACTS,
     ENVIRONMENT_FILE,
+    OUTPUTS_FILE,
     RUN_FILE,
     RUNS,
     SOURCE_FILE,
@@ -296,7 +298,10 @@ class _Collecting:
         job_id = entry.job_id or ""
         if entry.remote_dir is None:
             raise CollectError(f"it is not known where job {job_id} has its files", code="job-folder-unknown")
-        source = Source(entry.remote_dir, job_id, still_changing, self.selection, home, self.progress)
+        outputs = _outputs(self.session.ledger.kept(entry.token))
+        source = Source(
+            entry.remote_dir, job_id, still_changing, self.selection, outputs, home, self.progress
+        )
         hosts = self.session.hosts_with_files(nodes)
         for host, transport in hosts:
             self.senders.setdefault(host, sender(transport))
@@ -323,6 +328,15 @@ class _Collecting:
                 why=reason(exc, final),
                 fix="make room and rights there, or name another folder with --out",
             ) from exc
+
+
+def _outputs(kept: Mapping[str, bytes]) -> Outputs | None:
+    """The outputs that a job was submitted with; None of a job without, or submitted from elsewhere."""
+    if OUTPUTS_FILE not in kept:
+        return None
+    source = json.loads(kept[SOURCE_FILE]) if SOURCE_FILE in kept else {"files": [], "links": []}
+    sent = [os.fsencode(one["path"]) for one in (*source["files"], *source["links"])]
+    return Outputs(json.loads(kept[OUTPUTS_FILE])["patterns"], sent)
 
 
 def _purged(entry: JobEntry) -> JobInfo:

@@ -8,15 +8,24 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
+from pathspec import GitIgnoreSpec
+
 from clusterctl.errors import CollectError, MachineError, TransferError, UsageError, printable
-from clusterctl.runs.remote_checkpoints import NOT_WANTED, OLDER, TOO_LARGE, UNFINISHED_ONE
-from clusterctl.runs.remote_files import EVERYTHING, UNWANTED
+from clusterctl.runs.remote_files import (
+    EVERYTHING,
+    NOT_WANTED,
+    OLDER,
+    TASK,
+    TASKS_LOG,
+    TOO_LARGE,
+    UNFINISHED_ONE,
+)
 from clusterctl.spec.units import parse_size_mib
 from clusterctl.state.ledger import Skipped
 from clusterctl.state.submissions import ADDED_FILES, SENT_FILES, UNCHANGED, WRITTEN_FILES
@@ -39,6 +48,10 @@ _MOST_ROWS = 1_250_000  # the cluster itself stops at 1,000,000
 _MOST_HOLES = 16 << 30  # bytes of a job's files, which cost no disk but the time to hash them
 _MOST_SKIPPED = 1000  # that are named one by one
 _LONGEST = 2048  # bytes of a path: it must fit below any folder here
+_UNWANTED = "not among the outputs"
+_OURS = frozenset(name.encode() for name in SENT_FILES | WRITTEN_FILES)
+# `x/**` is what lies below x, not x itself, which pathspec would leave out with it.
+_BELOW = re.compile(r"/\*\*(\s*)$")
 _ROOM = "make room, name another folder with --out, or leave large files there with --max-file"
 # As place_below of remote_content.py makes them.
 _PARTIAL = re.compile(rb"\.clusterctl-[0-9a-f]{32}\.part")
@@ -75,7 +88,7 @@ class Selection:
             flags = ["--max-checkpoint", f"{(size >> 30) + 1}GiB"]
         elif reason in {NOT_WANTED, OLDER, UNFINISHED_ONE}:
             flags = ["--checkpoints", "all"]
-        elif reason == UNWANTED or reason.startswith("more than"):
+        elif reason == _UNWANTED or reason.startswith("more than"):
             flags = ["--all"]
         else:
             return reason
@@ -145,17 +158,40 @@ class Manifest:
     folders: tuple[bytes, ...]
 
 
+class Outputs:
+    """What a job is to leave: files that its patterns take, of which the last that matches counts, and ours.
+
+    sent: files that were sent with the job. They are not told of if they are none of its outputs.
+    """
+
+    def __init__(self, patterns: Sequence[str], sent: Iterable[bytes] = ()) -> None:
+        self._spec = GitIgnoreSpec.from_lines(_BELOW.sub(r"/**/*\1", pattern) for pattern in patterns)
+        self.sent = frozenset(sent)
+
+    def take(self, entry: Entry) -> bool:
+        """Whether it is wanted by its path in the job's folder, or in that of a task of an array."""
+        top, _, rest = entry.path.partition(b"/")
+        end = "/" if entry.kind == Kind.FOLDER else ""
+        for path in [entry.path, rest] if rest and TASK.fullmatch(top) else [entry.path]:
+            first = path.partition(b"/")[0]
+            if first in _OURS or TASKS_LOG.fullmatch(first) or self._spec.match_file(os.fsdecode(path) + end):
+                return True
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """A job's folder on the cluster, and what of it is wanted here.
 
     With ``still_changing`` (the job runs), files that can't be caught in a consistent state are skipped.
+    outputs: what of it is wanted, but for a selection of everything. None: all but old checkpoints.
     """
 
     folder: str
     job_id: str = ""
     still_changing: bool = False
     selection: Selection = DEFAULT
+    outputs: Outputs | None = None
     home: Home = field(default_factory=dict)
     progress: Progress = lambda *_: None
 
@@ -180,7 +216,8 @@ def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:
     is_new = not any(tree.iterdir())
     here: dict[_Key, str] = {}  # -> sha256
     wanted = source.selection
-    request = json.dumps([folder, wanted.checkpoints, wanted.max_checkpoint]).encode() + b"\n"
+    checkpoints = "all" if source.outputs and not wanted.everything else wanted.checkpoints
+    request = json.dumps([folder, checkpoints, wanted.max_checkpoint]).encode() + b"\n"
     most = sys.maxsize if wanted.everything else _MOST_ROWS
     for _ in range(_ROUNDS):
         try:
@@ -322,13 +359,18 @@ def choose(
         (one.path, wanted.why(printable(one.payload), one.size, source.job_id), one.size, one.space)
         for one in left
     ]
-    around = {entry.path.rpartition(b"/")[0] for entry in listing}
+    around = {entry.path.rpartition(b"/")[0] for entry in (*listing, *left)}
+    outputs = None if wanted.everything else source.outputs
+    unwanted: list[Entry] = []
     holes = sys.maxsize if wanted.everything else _MOST_HOLES  # that may come yet
     coming: set[bytes] = set()
     for entry in listing:
         if entry.kind == Kind.FOLDER and entry.path in around:
             continue
-        if why := _why_not(entry, holes, wanted.max_file, source.job_id):
+        if outputs and not outputs.take(entry):
+            if entry.kind == Kind.FILE and entry.path not in outputs.sent:
+                unwanted.append(entry)
+        elif why := _why_not(entry, holes, wanted.max_file, source.job_id):
             skipped.append((entry.path, why, entry.size, 0 if entry.kind == Kind.LINK else 1))
         else:
             holes -= entry.size - entry.space
@@ -336,6 +378,9 @@ def choose(
             while path and path not in coming:  # the folders of most files are in it
                 coming.add(path)
                 path = path.rpartition(b"/")[0]
+    unwanted_why = wanted.why(_UNWANTED, 0, source.job_id)
+    for path, (size, files) in _by_folder(unwanted, coming).items():
+        skipped.append((path, unwanted_why, size, files))
     tops = {entry.path.partition(b"/")[0] for entry in listing}
     chosen = [entry for entry in listing if entry.path in coming]
     mode = tree.stat().st_mode  # the user's umask
@@ -343,6 +388,18 @@ def choose(
         entry.local = _local(entry.path, tops)
         entry.mode = mode & (0o777 if entry.kind == Kind.FOLDER else 0o666)
     return chosen, skipped
+
+
+def _by_folder(unwanted: Iterable[Entry], coming: Collection[bytes]) -> dict[bytes, tuple[int, int]]:
+    """How many bytes in how many files stay, by the topmost folders of which nothing comes, else by file."""
+    found: dict[bytes, tuple[int, int]] = {}
+    for entry in unwanted:
+        path, above = entry.path, entry.path.rpartition(b"/")[0]
+        while above and above not in coming:
+            path, above = above, above.rpartition(b"/")[0]
+        size, files = found.get(path, (0, 0))
+        found[path] = size + entry.size, files + 1
+    return found
 
 
 def _why_not(entry: Entry, holes: int, max_file: int, job_id: str) -> str:

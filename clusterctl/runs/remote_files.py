@@ -5,30 +5,30 @@
 stdin brings a JSON array a line, [FOLDER, CHECKPOINTS, MOST]. Each folder is listed, and what is wanted of it
 sent, as transport/remote_content.py says.
 
-It lists files with the folders above them, folders that are empty, and what is left where it is, with the
-reason, its size, and how many files it is. What source.json says was sent with the job, is large and is still
-the same, is left. Where there is an outputs.json, so is what its patterns do not take, but for the NAMEs and
-the logs of an array's tasks; else checkpoints are: all but the latest of at most MOST bytes (CHECKPOINTS is
-latest), or all (none). If CHECKPOINTS is everything, nothing is left for these reasons, nor for there being
-too much. Both files are the job's to write: they say only what of its own folder comes home. Links are never
-followed.
+It lists files after the folders above them, and what is left where it is, with the reason, its size, and how
+many files it is. What source.json says was sent with the job, is large and is still the same, is left. So are
+checkpoints: all but the latest of at most MOST bytes (CHECKPOINTS is latest), all (none), or no one (all). If
+CHECKPOINTS is everything, nothing is left for there being too much either; else the NAMEs and the logs of an
+array's tasks are listed even then. A job may write what it likes to source.json: it says only what of its own
+folder comes home. Links are never followed.
+
+Checkpoints are folders whose names begin with ``checkpoint`` or ``ckpt``, files of such names in the format
+of a framework, and ``*.ckpt`` files. Where such a folder has numbered entries, each of its entries is one:
+``checkpoints/iteration-00000010/``, ``checkpoints/epoch=3-step=100.ckpt``. A family has the same names but
+for the numbers.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fnmatch
 import json
 import os
 import re
 import stat
 import sys
-from collections.abc import Collection
-from re import Pattern
-from typing import Optional
+from collections.abc import Collection, Iterable, Iterator
+from typing import NamedTuple
 
-from clusterctl.runs.remote_checkpoints import Checkpoints, Size, measure
 from clusterctl.transport.remote_content import (
     ALIVE_LINE,
     LEFT,
@@ -40,6 +40,29 @@ from clusterctl.transport.remote_content import (
 )
 from clusterctl.transport.remote_open import Opener, read_json
 
+FOLDER = re.compile(rb"(checkpoint|ckpt)", re.IGNORECASE)
+FILE = re.compile(
+    rb".*\.ckpt([-.].*)?|(checkpoint|ckpt).*\.(pt|pth|pt2|bin|safetensors|npz|npy|h5|keras|msgpack|pkl|tar|index|meta"
+    rb"|data-[0-9]+-of-[0-9]+)",
+    re.IGNORECASE | re.DOTALL,
+)
+# checkpoint-500, iteration-00000010, epoch=3-step=100, global_step100, ckpt_5
+NUMBERED = re.compile(
+    rb"(?<![a-z])(checkpoints?|ckpt|epoch|global_?step|step|iteration|iter)([-_=.]?)([0-9]+)", re.IGNORECASE
+)
+# checkpoints/500/; without the s, numbers alone may be ranks.
+PLURAL, BARE = re.compile(rb"(checkpoints|ckpts)", re.IGNORECASE), re.compile(rb"[0-9]{1,18}")
+METRIC = re.compile(rb"=-?[0-9]+\.[0-9]+(e-?[0-9]+)?")  # val_loss=0.25, which tells no family from another
+UNFINISHED = re.compile(rb"tmp[-_.].*|.*\.(incomplete|tmp|part|partial)|.*[-.]tmp[-.].*", re.DOTALL)
+DIGITS = 18  # of a number at most: a name could make comparing slow
+NESTED = 2  # folders of checkpoints in each other, such as checkpoints/RUN/step_5/
+
+# Why one stays on the cluster.
+NOT_WANTED, OLDER = "a checkpoint", "an older checkpoint"
+UNFINISHED_ONE, TOO_LARGE = "an unfinished checkpoint", "a too large checkpoint"
+MOST_MEASURED = 10_000_000  # entries of one folder that are counted
+DEEPEST_MEASURED = 1000  # folders that are counted
+
 TASK = re.compile(rb"task-[0-9]+")
 TASKS_LOG = re.compile(rb"(stdout|stderr)-[0-9]+\.log")
 LARGE, LARGEST = 1 << 20, 10 << 30  # bytes: what was sent with a job is looked at again between these
@@ -50,7 +73,6 @@ MOST_OURS = 10_000
 DEEPEST = 100  # folders
 MOST_JSON = 8 << 20
 UNCHANGED = "unchanged since it was submitted"
-UNWANTED = "not among the outputs"
 KINDS = (
     (stat.S_ISLNK, "a symbolic link"),
     (stat.S_ISFIFO, "a named pipe"),
@@ -61,11 +83,139 @@ KINDS = (
 
 # What the job was given: path -> size and sha256, or 0 and a link's target.
 Given = dict[bytes, tuple[int, str]]
-MOST, LONGEST = 1000, 4096  # patterns, and characters of one
-ANY_DEPTH = None  # the part `**`
-Part = Optional["Pattern[str]"]
-ESCAPED = re.compile(r"\\(.)")
-NEGATED = re.compile(r"\[\^")
+
+
+class Size(NamedTuple):
+    """How many bytes files have, how many they are, and when the last of them was written."""
+
+    bytes: int = 0
+    files: int = 0
+    mtime_ns: int = 0
+
+
+class Number(NamedTuple):
+    """What the name of a numbered checkpoint says: its family, and its numbers in it."""
+
+    family: bytes
+    numbers: tuple[int, ...]
+
+
+def number_of(path: bytes, *, is_folder: bool) -> Number | None:
+    """The number of a checkpoint by its name; None if it has none."""
+    folder, name = os.path.split(path)
+    if is_folder and BARE.fullmatch(name) and PLURAL.match(os.path.basename(folder)):
+        return Number(b"", (int(name),))
+    found = tuple(int(one[3]) for one in NUMBERED.finditer(name) if len(one[3]) <= DIGITS)
+    return Number(METRIC.sub(b"=#", NUMBERED.sub(rb"\1\2#", name)), found) if found else None
+
+
+def measure(opener: Opener, path: bytes, beat: Beat) -> Size:
+    """The size of a file, or of all files below a folder; links and the like hold nothing.
+
+    What can't be read counts as one file of no known size. At most ``MOST_MEASURED`` entries are counted.
+    """
+    folder, _, name = path.rpartition(b"/")
+    try:
+        status = os.stat(name or b".", dir_fd=opener.enter(folder), follow_symlinks=False)
+    except OSError:
+        return Size(0, 1)
+    if stat.S_ISREG(status.st_mode):
+        return Size(status.st_size, 1, status.st_mtime_ns)
+    if not stat.S_ISDIR(status.st_mode):
+        return Size(mtime_ns=status.st_mtime_ns)
+    size, files, newest, seen, below = 0, 0, 0, 0, [path]
+    while below and seen < MOST_MEASURED:
+        path = below.pop()
+        try:
+            with os.scandir(opener.enter(path)) as entries:
+                for entry in entries:
+                    beat()
+                    seen += 1
+                    if entry.is_dir(follow_symlinks=False) and path.count(b"/") < DEEPEST_MEASURED:
+                        below.append(os.path.join(path, os.fsencode(entry.name)))
+                    elif entry.is_file(follow_symlinks=False):
+                        status = entry.stat(follow_symlinks=False)
+                        size, files = size + status.st_size, files + 1
+                        newest = max(newest, status.st_mtime_ns)
+        except OSError:
+            files += 1
+    return Size(size, files, newest)
+
+
+class Checkpoints:
+    """Chooses among the checkpoints of a job's folder.
+
+    ``wanted`` is all, latest or none; a latest one of more than ``most`` bytes is not chosen. Folders are to
+    be looked at from the top down.
+    """
+
+    def __init__(self, opener: Opener, wanted: str, most: int, beat: Beat) -> None:
+        self.opener, self.wanted, self.most, self.beat = opener, wanted, most, beat
+        self.several: set[bytes] = set()  # folders that hold several checkpoints
+        self.whole: set[bytes] = set()  # that are one, or part of one
+
+    def left(self, folder: bytes, names: Iterable[tuple[bytes, bool]]) -> dict[bytes, tuple[str, Size]]:
+        """Which of the folder's entries stay on the cluster, why, and how large each is.
+
+        ``names`` are their paths, and whether each is a folder.
+        """
+        if self.wanted == "all":
+            return {}
+        if folder in self.whole:
+            self.whole.update(path for path, is_folder in names if is_folder)
+            return {}
+        stay: dict[bytes, tuple[str, Size]] = {}
+        families: dict[bytes, list[tuple[tuple[int, ...], bytes, Size]]] = {}
+        for path, is_folder in names:
+            name = os.path.basename(path)
+            if not self.is_checkpoint(name, is_folder=is_folder) and folder not in self.several:
+                continue
+            number = number_of(path, is_folder=is_folder)
+            unfinished = UNFINISHED.fullmatch(name) is not None
+            if self.wanted == "none" or unfinished:
+                size = measure(self.opener, path, self.beat)
+                stay[path] = (UNFINISHED_ONE if unfinished else NOT_WANTED, size)
+            elif number is None and is_folder and self.holds_several(path):
+                self.several.add(path)
+            else:
+                family, order = (path, ()) if number is None else number
+                families.setdefault(family, []).append((order, path, measure(self.opener, path, self.beat)))
+        for family_members in families.values():
+            stay.update(self.not_latest(family_members))
+        return stay
+
+    def is_checkpoint(self, name: bytes, *, is_folder: bool) -> bool:
+        final = name[4:] if name.lower().startswith(b"tmp-") else name  # transformers' tmp-checkpoint-500
+        return (FOLDER.match if is_folder else FILE.fullmatch)(final) is not None
+
+    def holds_several(self, path: bytes, depth: int = 1) -> bool:
+        """Whether it is a folder of numbered checkpoints, or has such a folder."""
+        below = []
+        try:
+            with os.scandir(self.opener.enter(path)) as entries:
+                for entry in entries:
+                    self.beat()
+                    inner = os.path.join(path, os.fsencode(entry.name))
+                    is_folder = entry.is_dir(follow_symlinks=False)
+                    if number_of(inner, is_folder=is_folder):
+                        return True
+                    below += [inner] if is_folder and depth < NESTED else []
+        except OSError:
+            return False
+        return any(self.holds_several(one, depth + 1) for one in below)
+
+    def not_latest(
+        self, members: list[tuple[tuple[int, ...], bytes, Size]]
+    ) -> Iterator[tuple[bytes, tuple[str, Size]]]:
+        """All but the latest, and that too if it is too large. One without files was only begun."""
+        latest = max(members, key=lambda one: (one[2].files > 0, one[0], one[2].mtime_ns, one[1]))
+        self.whole.add(latest[1])
+        for one in members:
+            _, path, size = one
+            if one is not latest:
+                yield path, (OLDER if size.files else UNFINISHED_ONE, size)
+            elif size.bytes > self.most:
+                yield path, (TOO_LARGE, size)
 
 
 def alive() -> None:
@@ -98,72 +248,45 @@ class Listing:
         self.top, self.ours = top, ours
         self.given = read_given(top)
         self.user = os.geteuid()
-        self.globs: Globs | None = None  # what outputs.json says is brought home
         everything = checkpoints == EVERYTHING
-        if not everything:
-            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-                self.globs = Globs(
-                    [str(glob) for glob in read_json(top, b"outputs.json", 1 << 18)["patterns"]]
-                )
         self.most = entries
         # That are left.
         self.entries, self.bytes = (sys.maxsize, sys.maxsize) if everything else (entries, MOST_BYTES)
         self.beat = Beat(alive)
         self.opener = Opener(top)
-        all_wanted = everything or self.globs is not None
-        self.checkpoints = Checkpoints(self.opener, "all" if all_wanted else checkpoints, most, self.beat)
+        self.checkpoints = Checkpoints(self.opener, "all" if everything else checkpoints, most, self.beat)
         self.told: list[bytes] = []  # the path of each line
-        # The folders around, that are listed once something in them is.
-        self.untold: dict[bytes, str] = {}
 
     def write_line(self, path: bytes, line: str) -> None:
         self.told.append(path)
         sys.stdout.write(line)
 
-    def tell_found(self, path: bytes, status: os.stat_result) -> None:
-        """Tell of a file or folder, after the folders above it."""
-        for folder, line in self.untold.items():
-            self.write_line(folder, line)
-        self.untold.clear()
-        self.write_line(path, line_of_status(path, status))
-
     def tell_left(self, path: bytes, reason: str, size: Size | None = None) -> None:
         size = size or measure(self.opener, path, self.beat)
         self.write_line(path, line_of(LEFT, path or b".", reason, size=size.bytes, space=size.files))
 
-    def folder(self, below: bytes, depth: int = 0) -> bool | None:
-        """List a folder, its files first. Returns whether anything of it was told; None if it holds nothing.
-
-        Where it holds only what is not wanted, that is left to the caller to tell, once for all of it.
-        """
+    def folder(self, below: bytes, depth: int = 0) -> None:
+        """List a folder: itself, the files in it, then the folders in it."""
         try:
             if depth > DEEPEST:
                 raise OSError(errno.ELOOP, f"in more than {DEEPEST} folders")
             status, files, folders = self.names(below)
         except OSError as exc:
             self.tell_left(below, exc.strerror or str(exc))
-            return True
-        if below and not files and not folders:
-            if self.globs is not None and not self.is_output(self.globs, below, is_folder=True):
-                return None
-            self.tell_found(below, status)
-            return True
+            return
         if below:
-            self.untold[below] = line_of_status(below, status)
+            self.write_line(below, line_of_status(below, status))
         both = [*((path, False) for path in files), *((path, True) for path in folders)]
         stay = self.checkpoints.left(below, both)
         for path, (reason, size) in stay.items():
             self.tell_left(path, reason, size)
-        found: list[tuple[bytes, bool | None]] = [(path, True) for path in stay]
-        found += [(path, self.file(path)) for path in files if path not in stay]
-        found += [(path, self.folder(path, depth + 1)) for path in folders if path not in stay]
-        told = any(wanted for _, wanted in found)
-        unwanted = [path for path, wanted in found if wanted is False]
-        self.untold.pop(below, None)
-        if told or not below:
-            for path in unwanted:
-                self.tell_left(path, UNWANTED)
-        return told or (False if unwanted else None)
+        for path, is_folder in both:
+            if path in stay:
+                continue
+            if is_folder:
+                self.folder(path, depth + 1)
+            else:
+                self.file(path)
 
     def names(self, below: bytes) -> tuple[os.stat_result, list[bytes], list[bytes]]:
         """A folder's status and the paths of files and of folders in it; raises OSError.
@@ -200,28 +323,14 @@ class Listing:
         folders = [path for path, is_folder in paths if is_folder]
         return status, [path for path, is_folder in paths if not is_folder], folders
 
-    def file(self, path: bytes) -> bool | None:
-        """Whether a file was told; None if nothing needs to be told of it."""
-        self.beat()
-        full = os.path.join(self.top, path)
-        if is_link_of_a_task(path, full):
-            return None
-        if self.globs is not None and not self.is_output(self.globs, path):
-            return None if path in self.given else False
-        self.tell_file(path, full)
-        return True
-
     def is_ours(self, name: bytes) -> bool:
         return name in self.ours or TASKS_LOG.fullmatch(name) is not None
 
-    def is_output(self, globs: Globs, path: bytes, *, is_folder: bool = False) -> bool:
-        """Whether it is wanted by its path in the job's folder, or in that of a task of an array."""
-        top, _, rest = path.partition(b"/")
-        names = [path, rest] if rest and TASK.fullmatch(top) else [path]
-        ours = any(self.is_ours(name.partition(b"/")[0]) for name in names)
-        return ours or any(globs.take(name, is_folder=is_folder) for name in names)
-
-    def tell_file(self, path: bytes, full: bytes) -> None:
+    def file(self, path: bytes) -> None:
+        self.beat()
+        full = os.path.join(self.top, path)
+        if is_link_of_a_task(path, full):
+            return
         try:
             status = os.lstat(full)
             for is_kind, kind in KINDS:
@@ -230,7 +339,7 @@ class Listing:
                     self.tell_left(path, UNCHANGED if link and self.given.get(path) == link else kind)
                     return
             if path not in self.given and self.can_be_read(status):
-                self.tell_found(path, status)
+                self.write_line(path, line_of_status(path, status))
                 return
             fd = self.opener.open(path)
         except OSError as exc:
@@ -243,7 +352,7 @@ class Listing:
             if known and hash_of(fd, size, self.beat).hexdigest() == sha256:
                 self.tell_left(path, UNCHANGED)
             else:
-                self.tell_found(path, status)
+                self.write_line(path, line_of_status(path, status))
         finally:
             os.close(fd)
 
@@ -279,85 +388,3 @@ def serve(top: bytes, ours: Collection[bytes], checkpoints: str, most: int) -> N
     sys.stdout.flush()
     send_wanted(lambda index: listing.opener.open(listing.told[index]))
     listing.opener.close()
-
-
-class Globs:
-    """Patterns as in a .gitignore file, of which the last that matches counts; raises ValueError if too many.
-
-    A job can write patterns and names alike, so matching takes time in proportion to their lengths, whatever
-    they are: a pattern's parts between slashes are matched with a path's parts, each by `fnmatch`, whose
-    expressions never go back over what they have matched.
-    """
-
-    def __init__(self, patterns: list[str]) -> None:
-        if len(patterns) > MOST or any(len(pattern) > LONGEST for pattern in patterns):
-            raise ValueError("too many patterns, or too long ones")
-        self.globs = [glob for glob in map(Glob, patterns) if glob.parts]
-
-    def take(self, path: bytes, *, is_folder: bool = False) -> bool:
-        """Whether the last pattern that matches the path, or a folder above it, is not a negated one."""
-        names = os.fsdecode(path).split("/")
-        for glob in reversed(self.globs):
-            if glob.matches(names, is_folder=is_folder):
-                return glob.takes
-        return False
-
-
-class Glob:
-    """One pattern; with no ``parts`` it matches nothing."""
-
-    def __init__(self, pattern: str) -> None:
-        pattern = without_end(pattern)
-        self.takes = not pattern.startswith("!")
-        self.parts: list[Part] = []
-        self.folders_only = pattern.endswith("/")
-        if pattern.startswith("#"):
-            return
-        pattern = pattern if self.takes else pattern[1:]
-        names = [name for name in pattern.split("/") if name]
-        if not names:
-            return
-        if "/" not in pattern.rstrip("/"):
-            names.insert(0, "**")
-        if names[-1] == "**" and len(names) > 1 and not self.folders_only:
-            names.append("*")  # what lies below, not the folder itself
-        try:
-            self.parts = [ANY_DEPTH if name == "**" else re.compile(expression(name)) for name in names]
-        except re.error:
-            self.parts = []
-
-    def matches(self, names: list[str], *, is_folder: bool) -> bool:
-        """Whether it matches the path with these names, or a folder above it."""
-        places = self.reachable({0}) - {len(self.parts)}
-        for number, name in enumerate(names, 1):
-            here = {at for at in places if self.parts[at] is ANY_DEPTH}
-            for at in places:
-                part = self.parts[at]
-                if part is not None and part.match(name):
-                    here.add(at + 1)
-            places = self.reachable(here)
-            if len(self.parts) in places:
-                if number < len(names) or is_folder or not self.folders_only:
-                    return True
-                places.discard(len(self.parts))
-        return False
-
-    def reachable(self, places: set[int]) -> set[int]:
-        """The same, and behind each `**` among them, which may stand for nothing."""
-        for at, part in enumerate(self.parts):
-            if at in places and part is ANY_DEPTH:
-                places.add(at + 1)
-        return places
-
-
-def without_end(pattern: str) -> str:
-    """A pattern without the blanks at its end, but for one that is escaped."""
-    bare = pattern.rstrip()
-    escapes = len(bare) - len(bare.rstrip("\\"))
-    return bare + " " if escapes % 2 and len(bare) < len(pattern) else bare
-
-
-def expression(name: str) -> str:
-    """One part of a pattern as fnmatch's expression; an escaped character stands for itself."""
-    literal = ESCAPED.sub(lambda found: f"[{found[1]}]" if found[1] in "*?[" else found[1], name)
-    return fnmatch.translate(NEGATED.sub("[!", literal))

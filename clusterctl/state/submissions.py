@@ -24,13 +24,14 @@ _TOKEN = re.compile(r"[A-Za-z0-9]+")
 RUN_FILE = "run.json"
 SOURCE_FILE = "source.json"
 SWEEP_FILE = "sweep-tasks.json"
+OUTPUTS_FILE = "outputs.json"
 SPEC_FILE = "spec.yaml"
 CLIENT_FACTS = "environment.client.json"
 ENVIRONMENT_FILE = "environment.json"
 # What is ours: what `submit` puts into a job's folder, what the job's script writes there, and what
 # `collect` adds to a run's. Logs of an array's tasks have numbers besides.
 SENT_FILES = frozenset(
-    f"job.sbatch job.mpirun {SPEC_FILE} {SOURCE_FILE} {SWEEP_FILE} outputs.json {CLIENT_FACTS}".split()
+    f"job.sbatch job.mpirun {SPEC_FILE} {SOURCE_FILE} {SWEEP_FILE} {OUTPUTS_FILE} {CLIENT_FACTS}".split()
 )
 WRITTEN_FILES = frozenset(
     "stdout.log stderr.log rank-logs metrics.jsonl telemetry telemetry.log hostfile job.events".split()

@@ -33,8 +33,6 @@ partitions:
 FOLDERS = {
     "fifo-source": "rm -f source.json && mkfifo source.json",
     "zero-outputs": "rm -f outputs.json && ln -s /dev/zero outputs.json",
-    "regex-outputs": 'echo \'{"rules": [[true, "(a+)+$"]], "patterns": ["(a+)+$", "*a*a*a*a*a*a*a*a*a*b"]}\''
-    ' >outputs.json; touch "$(printf "a%.0s" {1..200})!"',
     "huge-source": "rm -f source.json && truncate -s 3G source.json",
     "deep-json": "rm -f source.json && head -c 4M /dev/zero | tr '\\0' '[' >source.json",
     "fifo-logs": "rm -f stdout.log && mkfifo stdout.log stdin.log",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.runs.fetch import ALL, Manifest, Selection, Source
+from clusterctl.runs.fetch import ALL, Manifest, Outputs, Selection, Source
 from tests.support.sweeps import in_sweep
 from tests.unit.runs.fetched import fetch_source
 
@@ -162,11 +162,12 @@ def test_a_link_in_place_of_a_checkpoint_is_not_followed(remote, tree, tmp_path)
 
 def test_everything_means_the_outputs_too(remote, tree):
     fill(remote, "results/a", "b", "checkpoint-1/c")
-    (remote / "outputs.json").write_text('{"patterns": ["results/**"]}')
-    here, manifest = fetched(remote, tree)
-    assert here == {"results/a", "outputs.json.from-job"}
+    outputs = Outputs(["results/**"])
+    manifest = fetch_source(Source(str(remote), outputs=outputs), tree)
+    assert set(manifest.files) == {b"results/a"}
     assert {one.path: (one.files, one.bytes) for one in manifest.skipped} == {
         "b": (1, 1),
         "checkpoint-1": (1, 14),
     }
-    assert fetched(remote, tree, ALL)[0] >= {"results/a", "b", "checkpoint-1/c"}
+    manifest = fetch_source(Source(str(remote), outputs=outputs, selection=ALL), tree)
+    assert set(manifest.files) == {b"results/a", b"b", b"checkpoint-1/c"}

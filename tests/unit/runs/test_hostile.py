@@ -12,16 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from clusterctl.errors import CollectError
-from clusterctl.jobs.source import patterns
 from clusterctl.jobs.watch import LogReader
 from clusterctl.runs import fetch as fetching
 from clusterctl.runs.collect import collect
 from clusterctl.runs.fetch import Selection, Source
-from clusterctl.runs.remote_files import DEEPEST, LONGEST, MOST, Globs, Listing
+from clusterctl.runs.remote_files import DEEPEST, Listing
 from clusterctl.scheduler import remote_logs
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.state.submissions import SENT_FILES, WRITTEN_FILES
@@ -79,49 +76,6 @@ def test_a_link_in_place_of_the_folder_is_not_followed(remote, tree):
     assert list(LogReader(LocalTransport(), str(swapped)).read("once")) == []
     assert remote_logs.ends(str(swapped), "")["stdout"] == ""
     assert len(list(LogReader(LocalTransport(), str(remote)).read("once"))) == 1
-
-
-@pytest.mark.parametrize(
-    "outputs",
-    [
-        {"rules": [[True, "(a+)+$"]]},
-        {"patterns": ["*a" * 40 + "*b"]},
-        {"patterns": ["**/a*/" * 60 + "b", "[!" * 100, "*" * 5000]},
-        {"patterns": ["*"] * 100_000},
-    ],
-)
-def test_patterns_of_a_job_take_no_longer_than_they_are(remote, tree, outputs):
-    (remote / "outputs.json").write_text(json.dumps(outputs))
-    (remote / ("a" * 200)).write_text("x")
-    (remote / "/".join("a" * 60)).mkdir(parents=True)
-    (remote / "stdout.log").write_text("said")
-    fetch(remote, tree)
-    assert content(tree)[b"stdout.log"] == b"said"
-
-
-NAMES = st.text("ab.- é", min_size=1, max_size=4).filter(lambda name: name not in {".", ".."})
-PATHS = st.lists(NAMES, min_size=1, max_size=4).map("/".join)
-PATTERNS = st.builds(
-    lambda root, parts, end: root + "/".join(parts) + end,
-    st.sampled_from(["", "/"]),
-    st.lists(
-        st.sampled_from(["**", "*", "a", "b*", "?", "[ab]", "[!a]", "[^a]", "a\\*", "*.a", "é"]), min_size=1
-    ),
-    st.sampled_from(["", "/", "/**"]),
-)
-
-
-@given(PATTERNS, PATHS)
-def test_a_pattern_means_what_it_means_in_a_gitignore_file(pattern, path):
-    expected = patterns("--outputs", [pattern], Path()).says(Path(path), is_folder=False) is True
-    assert Globs([pattern]).take(os.fsencode(path)) is expected
-    assert not Globs([pattern, f"!{pattern}"]).take(os.fsencode(path))
-
-
-def test_too_many_patterns_are_none():
-    for lines in (["a"] * (MOST + 1), ["a" * (LONGEST + 1)]):
-        with pytest.raises(ValueError):  # noqa: PT011
-            Globs(lines)
 
 
 def listed(capsys, top: Path, **bounds) -> tuple[set[str], dict[str, str]]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from clusterctl.jobs.submit import OUTPUTS_FILE, outputs_file
+from clusterctl.jobs.submit import outputs_file
+from clusterctl.runs.collect import _outputs
+from clusterctl.runs.fetch import Source
 from clusterctl.spec.job import JobSpec
+from clusterctl.state.submissions import OUTPUTS_FILE, SOURCE_FILE
 from tests.support.sweeps import in_sweep
-from tests.unit.runs.fetched import fetch
+from tests.unit.runs.fetched import fetch_source
 
 OURS = {"job.sbatch", "my [1]!.py", "stdout.log", "stderr-3.log", "metrics.jsonl", "telemetry/n1.jsonl"}
 THEIRS = {
@@ -32,13 +36,11 @@ def job_folder(tmp_path: Path) -> Path:
 def collected(folder: Path, tmp_path: Path, *patterns: str) -> tuple[set[str], dict[str, str]]:
     """What of THEIRS comes home, and what is said of what does not."""
     job = JobSpec(name="j", script=folder / "my [1]!.py", outputs=patterns)
-    for name, content in outputs_file(job).items():
-        (folder / name).write_bytes(content)
     tree = tmp_path / "run" / "tree"
-    manifest = fetch(folder, tree)
+    manifest = fetch_source(Source(str(folder), outputs=_outputs(outputs_file(job))), tree)
     here = {str(p.relative_to(tree)).removesuffix(".from-job") for p in tree.rglob("*") if p.is_file()}
     assert here >= OURS
-    return here - OURS - {OUTPUTS_FILE}, {one.path: one.reason for one in manifest.skipped}
+    return here - OURS, {one.path: one.reason for one in manifest.skipped}
 
 
 def test_what_is_named_comes_and_the_rest_is_told_by_folder(job_folder, tmp_path):
@@ -70,11 +72,14 @@ def test_patterns(job_folder, tmp_path, pattern, here):
     assert collected(job_folder, tmp_path, pattern)[0] == here | {"task-1/metrics.jsonl"}
 
 
-@pytest.mark.parametrize(
-    "content", [None, '{"patterns": 5}', "[" * 100_000, *in_sweep("", "{}", '{"rules": [[true, "("]]}')]
-)
-def test_by_default_all_comes(job_folder, tmp_path, content):
-    """Also if the job has damaged the file of patterns."""
-    if content is not None:
-        (job_folder / OUTPUTS_FILE).write_text(content)
-    assert collected(job_folder, tmp_path) == (THEIRS, {})
+def test_the_jobs_own_file_of_patterns_says_nothing(job_folder, tmp_path):
+    """Those that the job was submitted with are kept here."""
+    (job_folder / OUTPUTS_FILE).write_text('{"patterns": ["*.pt"]}')
+    assert collected(job_folder, tmp_path) == (THEIRS | {OUTPUTS_FILE}, {})
+
+
+def test_files_that_were_sent_and_are_no_outputs_are_not_named(job_folder, tmp_path):
+    source = {"files": [{"path": "notes.txt"}, {"path": "my [1]!.py"}], "links": [{"path": "new\nline.pt"}]}
+    kept = {SOURCE_FILE: json.dumps(source).encode(), OUTPUTS_FILE: b'{"patterns": ["results/"]}'}
+    manifest = fetch_source(Source(str(job_folder), outputs=_outputs(kept)), tmp_path / "tree")
+    assert {one.path for one in manifest.skipped} == {"big", "checkpoints", "task-1/core"}
