@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 from clusterctl.cli.options import OutFolder, Words, argument, flag, job_ids, takes
 from clusterctl.cli.output import Screen
-from clusterctl.runs.collect import collect as collect_runs
+from clusterctl.runs.collect import collecting
 from clusterctl.runs.fetch import CHECKPOINTS, selection_of
 from clusterctl.runs.only_copies import bring_all
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, open_session
@@ -60,7 +60,7 @@ def collect(
         screen.transfers() as progress,
     ):
         workspace = session.ledger.workspace
-        runs = collect_runs(session, ids or None, out=out, selection=selection, progress=progress)
+        runs = [*collecting(session, ids or None, out=out, selection=selection, progress=progress)]
         folders = bring_all(workspace, out, progress=progress) if everything and not ids else ()
     lines = []
     for run in runs:

@@ -174,10 +174,13 @@ def collect_runs(
     ids = [entry.job_id for entry in discarded if entry.job_id]
     try:
         spec = applied_spec(runner.workspace)
-        found = collect_all(spec, runner.workspace, out=options.out, discard=ids, on_run=options.on_run)
+        found = []
+        for run in collect_all(spec, runner.workspace, out=options.out, discard=ids):
+            options.on_run(run)
+            found.append(run)
     except (CollectError, SchedulerError, TransportError, UsageError) as exc:
         raise not_collected_error(exc, ids) from exc
-    return Outcome(found, f"{len(found)} runs")
+    return Outcome(tuple(found), f"{len(found)} runs")
 
 
 def destroy(runner: PhaseRunner, provider: Provider, lost: OnlyCopies) -> Outcome[None]:

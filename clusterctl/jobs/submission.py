@@ -24,7 +24,8 @@ from clusterctl.jobs.submit import (
 )
 from clusterctl.scheduler.script import Environment, reject_pmix, with_gpus, with_launcher
 from clusterctl.scheduler.session import Session
-from clusterctl.spec.job import JobSpec, Launcher, is_job_file, job_spec
+from clusterctl.spec.job import JobSpec, is_job_file, job_spec
+from clusterctl.spec.names import Launcher
 from clusterctl.state.facts import ClusterFacts, facts_of, facts_of_spec
 from clusterctl.state.submissions import Ledger
 from clusterctl.state.workspace import Workspace

@@ -7,13 +7,12 @@ import os
 import re
 import string
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from clusterctl.errors import (
     ClusterctlError,
@@ -22,11 +21,9 @@ from clusterctl.errors import (
     Failure,
     NoAnswerError,
     SchedulerError,
-    printable,
 )
 from clusterctl.runs.fetch import (
     DEFAULT,
-    FROM_JOB,
     Home,
     Manifest,
     Outputs,
@@ -35,30 +32,32 @@ from clusterctl.runs.fetch import (
     fetch_from,
     sender,
 )
-from clusterctl.runs.folder import files_of, link, place, put_in_place, working_folder, write_sums
+from clusterctl.runs.folder import (
+    ACCOUNTING,
+    GOING_ON,
+    files_of,
+    link,
+    place,
+    put_in_place,
+    working_folder,
+    write_kept,
+    write_sums,
+)
 from clusterctl.scheduler.base import (
     JobInfo,
-    Jobs,
     JobState,
-    Outcome,
     comment_of,
     unmanaged_job,
-    worst,
 )
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, Session, resolve_submissions
 from clusterctl.scheduler.session import session as session_of
-from clusterctl.spec.job import sweep_arguments
-from clusterctl.state.facts import applied_text, facts_of, facts_of_spec
-from clusterctl.state.ledger import RunRecord, Skipped, TaskRecord, node_hours, note_runs_folder
+from clusterctl.state.facts import facts_of, facts_of_spec
+from clusterctl.state.ledger import RunRecord, note_runs_folder
 from clusterctl.state.submissions import (
-    CLIENT_FACTS,
-    ENVIRONMENT_FILE,
     OUTPUTS_FILE,
     RUN_FILE,
     RUNS,
     SOURCE_FILE,
-    SPEC_FILE,
-    SWEEP_FILE,
     JobEntry,
     Ledger,
 )
@@ -69,14 +68,8 @@ from clusterctl.util.disk import reason
 from clusterctl.util.process import started
 
 if TYPE_CHECKING:
+    from clusterctl.runs.record import Recorder
     from clusterctl.spec.models import ClusterSpec
-
-GOING_ON = frozenset(state.value for state in JobState if state.outcome is Outcome.GOES_ON)
-
-_ACCOUNTING = "sacct.json"
-_TELEMETRY = re.compile(rb"(^|/)telemetry/[^/]+\.jsonl\Z")
-_MOST_HOSTS = 1000  # whose telemetry is looked at
-_ACCOUNTING_LAG_S = 10.0
 
 
 def collect(
@@ -86,12 +79,23 @@ def collect(
     out: Path = RUNS,
     discard: Collection[str] = (),
     selection: Selection = DEFAULT,
-    progress: Progress = lambda *_: None,
-    on_run: Callable[[RunRecord], None] = lambda _: None,
 ) -> tuple[RunRecord, ...]:
+    """Bring runs home, as ``collecting`` does, and return them all."""
+    return tuple(collecting(session, ids, out=out, discard=discard, selection=selection))
+
+
+def collecting(
+    session: Session,
+    ids: Sequence[str] | None = None,
+    *,
+    out: Path = RUNS,
+    discard: Collection[str] = (),
+    selection: Selection = DEFAULT,
+    progress: Progress = lambda *_: None,
+) -> Iterator[RunRecord]:
     """Bring the runs of these jobs home; by default all that were submitted from here and are not home yet,
-    but for those of the jobs to ``discard``. What the ``selection`` leaves on the cluster, the record names.
-    ``on_run`` gets each as soon as it is here.
+    but for those of the jobs to ``discard``. Each is given once it is here. What the ``selection`` leaves on
+    the cluster, the record names.
 
     A run that is home is left as it is, unless it is a snapshot: a job that still goes on is collected as it
     stands, and anew later; or unless the selection asks for more than the default, and something of it was
@@ -103,33 +107,38 @@ def collect(
         SchedulerError: one of them is unknown, or the scheduler does not answer.
         TransportError: the cluster can't be reached.
     """
-    resolve_submissions(session.scheduler, session.ledger)
-    if ids:
-        entries = list(dict.fromkeys(_entry(session, job_id) for job_id in ids))
-    else:
-        there = (e for e in session.ledger.entries() if _is_out(e) or _has_left(e, selection))
-        entries = [e for e in there if e.job_id not in discard]
-    runs: list[RunRecord] = []
+    entries = _chosen(session, ids, discard, selection)
+    home = 0
     failed: dict[str, CollectError | SchedulerError | CommandError] = {}
-    with closing(_Collecting(session, out, selection)) as collecting:
-        collecting.ask([entry.job_id for entry in entries if entry.job_id])
+    with closing(_Collecting(session, out, selection)) as under_way:
+        under_way.ask([entry.job_id for entry in entries if entry.job_id])
         for number, entry in enumerate(entries, 1):
             which = f"job {entry.job_id}" + (f" ({number} of {len(entries)})" if len(entries) > 1 else "")
-            collecting.progress = titled(which, progress)
+            under_way.progress = titled(which, progress)
             try:
-                runs.append(collecting.one(entry))
+                run = under_way.one(entry)
             except (CollectError, SchedulerError, CommandError) as exc:
                 if isinstance(exc, SchedulerError) and exc.retryable:
                     raise  # no answer, which no other job will get
                 failed[entry.job_id or ""] = exc
-            else:
-                from clusterctl.runs.report import write_beside  # noqa: PLC0415 - only where a run has come home
+                continue
+            from clusterctl.runs.report import write_beside  # noqa: PLC0415 - only where a run has come home
 
-                write_beside(runs[-1])
-                on_run(runs[-1])
+            write_beside(run)
+            home += 1
+            yield run
     if failed:
-        raise _not_home(failed, len(runs))
-    return tuple(runs)
+        raise _not_home(failed, home)
+
+
+def _chosen(
+    session: Session, ids: Sequence[str] | None, discard: Collection[str], selection: Selection
+) -> list[JobEntry]:
+    resolve_submissions(session.scheduler, session.ledger)
+    if ids:
+        return list(dict.fromkeys(_entry(session, job_id) for job_id in ids))
+    there = (e for e in session.ledger.entries() if _is_out(e) or _has_left(e, selection))
+    return [e for e in there if e.job_id not in discard]
 
 
 def _not_home(failed: Mapping[str, ClusterctlError], others: int) -> CollectError:
@@ -153,17 +162,12 @@ def _not_home(failed: Mapping[str, ClusterctlError], others: int) -> CollectErro
 
 
 def collect_all(
-    spec: ClusterSpec,
-    workspace: Workspace,
-    *,
-    out: Path | None = None,
-    discard: Collection[str] = (),
-    on_run: Callable[[RunRecord], None] = lambda _: None,
-) -> tuple[RunRecord, ...]:
-    """Collect everything that is not home, but for the runs of the jobs to ``discard``; see ``collect``."""
+    spec: ClusterSpec, workspace: Workspace, *, out: Path | None = None, discard: Collection[str] = ()
+) -> Iterator[RunRecord]:
+    """Collect, as ``collecting`` does, all that is not home, but for the runs of the jobs to ``discard``."""
     facts = facts_of(workspace) if workspace.inventory.exists() else facts_of_spec(spec)
     with session_of(facts, workspace, patience_s=SHORT_PATIENCE_S) as opened:
-        return collect(opened, out=out or RUNS, discard=discard, on_run=on_run)
+        yield from collecting(opened, out=out or RUNS, discard=discard)
 
 
 def uncollected(workspace: Workspace) -> tuple[JobEntry, ...]:
@@ -246,12 +250,9 @@ class _Collecting:
         jobs = self.jobs.get(job_id) or self.session.scheduler.jobs([job_id]) or (_purged(entry),)
         with self.writing(job_id, final), working_folder(final) as work:
             hosts = tuple(dict.fromkeys(node for job in jobs for node in job.nodes))
-            ended = all(job.ended for job in jobs)
-            answers = started(partial(_answers, self.session.scheduler, jobs, ended=ended))
-            manifest = self.fetched(entry, hosts, work, still_changing=not ended)
-            record = _assembled(
-                self.session, entry, jobs, tree=work / "tree", manifest=manifest, said=answers()
-            )
+            recorder = started(partial(_recorder, self.session, entry, jobs))
+            manifest = self.fetched(entry, hosts, work, still_changing=not all(job.ended for job in jobs))
+            record = recorder().write(work / "tree", manifest)
             put_in_place(work, final)
         self.session.ledger.update(entry, run_dir=str(final), run_state=record.state, state=record.state)
         note_runs_folder(self.out)
@@ -263,7 +264,7 @@ class _Collecting:
         with self.writing(run.job_id, final), working_folder(final) as work:
             tree, home = work / "tree", files_of(final)
             manifest = self.fetched(entry, run.nodes, work, home)
-            _write_kept(tree, self.session.ledger.kept(entry.token))
+            write_kept(tree, self.session.ledger.kept(entry.token))
             new = [
                 size
                 for name, size in manifest.files.items()
@@ -273,7 +274,7 @@ class _Collecting:
                 update={
                     "files": run.files + len(new),
                     "bytes": run.bytes + sum(new),
-                    "skipped": (*manifest.skipped, *(one for one in run.skipped if one.path == _ACCOUNTING)),
+                    "skipped": (*manifest.skipped, *(one for one in run.skipped if one.path == ACCOUNTING)),
                     "collected_at": time.time(),
                 }
             )
@@ -330,6 +331,12 @@ class _Collecting:
             ) from exc
 
 
+def _recorder(session: Session, entry: JobEntry, jobs: Sequence[JobInfo]) -> Recorder:
+    from clusterctl.runs.record import Recorder  # noqa: PLC0415 - 0.1 s that pass while files come
+
+    return Recorder.of(session, entry, jobs)
+
+
 def _outputs(kept: Mapping[str, bytes]) -> Outputs | None:
     """The outputs that a job was submitted with; None of a job without, or submitted from elsewhere."""
     if OUTPUTS_FILE not in kept:
@@ -353,165 +360,3 @@ def _purged(entry: JobEntry) -> JobInfo:
         comment=comment_of(entry.token),
         prefix=(entry.job_id or "").removesuffix(number),
     )
-
-
-class _Answers(NamedTuple):
-    """What the scheduler says for a run: its record of the job or why there is none, and its version."""
-
-    accounting: str | None
-    missing: str
-    version: str | None
-
-
-def _answers(scheduler: Jobs, jobs: Sequence[JobInfo], *, ended: bool) -> _Answers:
-    import clusterctl.providers.registry  # noqa: F401, PLC0415 - 0.1 s that pass while files come
-
-    version = scheduler.version()
-    heard = ended and jobs[0].state is not JobState.PURGED
-    try:
-        return _Answers(_accounting(scheduler, jobs[0].whole_id, ended=heard), "", version)
-    except SchedulerError as exc:
-        if exc.retryable:
-            raise
-        return _Answers(None, printable(exc.cause), version)
-
-
-def _assembled(
-    session: Session,
-    entry: JobEntry,
-    jobs: Sequence[JobInfo],
-    *,
-    tree: Path,
-    manifest: Manifest,
-    said: _Answers,
-) -> RunRecord:
-    """Add to the job's files ours, and the sums over all."""
-    kept = session.ledger.kept(entry.token) or {SPEC_FILE: applied_text(session.workspace)}
-    _write_kept(tree, kept)
-    if said.missing:
-        missing = Skipped(path=_ACCOUNTING, reason=said.missing, files=0)
-        manifest = replace(manifest, skipped=(*manifest.skipped, missing))
-    elif said.accounting is not None:
-        (tree / _ACCOUNTING).write_text(said.accounting, encoding="utf-8")
-    facts = _json(kept.get(CLIENT_FACTS, b""))
-    (tree / ENVIRONMENT_FILE).write_text(_environment(tree, manifest, facts, said.version))
-    source = _json(kept.get(SOURCE_FILE, b""))
-    record = _record(session, entry, jobs, manifest, source["hash"] if source else None)
-    record = _with_summary(record, tree, facts, _json(kept.get(SWEEP_FILE, b"")))
-    if (job := worst(jobs)).outcome in {Outcome.FAILED, Outcome.CANCELLED}:
-        from clusterctl.scheduler.evidence import diagnose_run  # noqa: PLC0415 - only where a job failed
-
-        record = record.model_copy(update={"diagnosis": diagnose_run(session, job, tree).as_dict()})
-    (tree / RUN_FILE).write_text(record.as_json())
-    write_sums(tree, manifest.sha256)
-    return record
-
-
-def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunRecord:
-    """The record with its program's arguments, configuration and metrics; of an array, those of each task."""
-    from clusterctl.runs.series import summarize  # noqa: PLC0415 - only where a run has come home
-
-    facts = facts if isinstance(facts, dict) else {}
-    job = facts["job"] if isinstance(facts.get("job"), dict) else {}
-    args = tuple(job.get("args") or ())
-    known = {"args": args, "tags": tuple(dict.fromkeys(job.get("tag") or ())), "note": job.get("note")}
-    known |= {key: facts[key] for key in ("replay_of", "of_failed") if key in facts}
-    if not record.is_array:
-        return record.model_copy(update={**known, **vars(summarize(tree, args))})
-    values = sweep.pop("tasks") if isinstance(sweep, dict) else []
-    tasks = []
-    for one in record.tasks:
-        number = one.number
-        own = sweep_arguments(values[int(number)]) if number.isdecimal() and int(number) < len(values) else ()
-        found = summarize(tree / one.folder, (*args, *own))
-        tasks.append(one.model_copy(update=vars(found)))
-    return record.model_copy(update={**known, "tasks": tuple(tasks), "sweep": sweep})
-
-
-def _write_kept(tree: Path, kept: Mapping[str, bytes]) -> None:
-    """Write our files as they were sent; what the job's folder has under their names stays if it differs."""
-    for name, content in kept.items():
-        theirs = tree / f"{name}{os.fsdecode(FROM_JOB)}"
-        if theirs.is_file() and theirs.stat().st_size == len(content) and theirs.read_bytes() == content:
-            theirs.unlink()
-        if name != CLIENT_FACTS:  # its content is in environment.json
-            (tree / name).write_bytes(content)
-
-
-def _record(
-    session: Session, entry: JobEntry, jobs: Sequence[JobInfo], manifest: Manifest, source: str | None
-) -> RunRecord:
-    from clusterctl.providers.registry import node_price  # noqa: PLC0415 - once files have come
-
-    head = worst(jobs)
-    starts = [job.start_time for job in jobs if job.start_time is not None]
-    ends = [job.end_time for job in jobs if job.end_time is not None]
-    ended = all(job.ended for job in jobs)
-    start, end = min(starts, default=None), max(ends, default=None) if ended else None
-    price = node_price(session.spec, head.partition)
-    tasks = tuple(TaskRecord.model_validate(job, from_attributes=True) for job in jobs)
-    shown = head if ended else next(job for job in jobs if not job.ended)
-    return RunRecord(
-        token=entry.token,
-        cluster=session.facts.cluster,
-        scheduler=session.spec.scheduler,
-        job_id=head.whole_id,
-        name=entry.name,
-        user=head.user,
-        partition=head.partition,
-        account=head.account,
-        state=shown.state.value,
-        final=ended,
-        tasks=tasks,
-        nodes=tuple(dict.fromkeys(node for job in jobs for node in job.nodes)),
-        submit_time=head.submit_time,
-        start_time=start,
-        end_time=end,
-        elapsed_s=end - start if start is not None and end is not None else None,
-        price_per_hour=price,
-        cost_usd=round(price * node_hours(tasks), 6) if price is not None and ended else None,
-        collected_at=time.time(),
-        remote_dir=entry.remote_dir or "",
-        files=len(manifest.files),
-        bytes=sum(manifest.files.values()),
-        source=source,
-        skipped=manifest.skipped,
-    )
-
-
-def _accounting(scheduler: Jobs, job_id: str, *, ended: bool) -> str | None:
-    """What the accounting says, as it is; of a job that has ended, once it has heard of that too."""
-    give_up = scheduler.clock.now() + _ACCOUNTING_LAG_S
-    while True:
-        text = scheduler.accounting(job_id)
-        if text is None or not ended or scheduler.clock.now() >= give_up or not _says_it_goes_on(text):
-            return text
-        scheduler.clock.sleep(0.5)
-
-
-def _says_it_goes_on(accounting: str) -> bool:
-    try:
-        jobs = json.loads(accounting)["jobs"]
-        return not jobs or any(job["state"]["current"] in GOING_ON for job in jobs)
-    except (ValueError, KeyError, TypeError):  # another version's JSON; it is kept as it is
-        return False
-
-
-def _environment(tree: Path, manifest: Manifest, client: Any, slurm_version: str | None) -> str:
-    """The client's facts, and what the telemetry of each host says about its versions and hardware."""
-    hosts: dict[str, Any] = {}
-    told = [local for local in manifest.files if _TELEMETRY.search(local)]
-    for path in sorted(tree / os.fsdecode(local) for local in told[:_MOST_HOSTS]):
-        with path.open("rb") as file:
-            facts = _json(file.readline(1 << 16))
-        if isinstance(facts, dict) and facts.get("kind") == "host":
-            hosts[path.stem] = {key: value for key, value in facts.items() if key not in {"kind", "time"}}
-    environment = {"client": client, "slurm": slurm_version, "hosts": hosts}
-    return json.dumps(environment, indent=2) + "\n"
-
-
-def _json(raw: bytes) -> Any:
-    try:
-        return json.loads(raw)
-    except (ValueError, RecursionError):  # telemetry is the job's to write; the file itself is in the run
-        return None

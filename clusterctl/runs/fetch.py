@@ -14,8 +14,6 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
-from pathspec import GitIgnoreSpec
-
 from clusterctl.errors import CollectError, MachineError, TransferError, UsageError, printable
 from clusterctl.runs.remote_files import (
     EVERYTHING,
@@ -33,6 +31,7 @@ from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.transport.get import Sender
 from clusterctl.transport.remote_content import Entry
 from clusterctl.transport.tree import Kind, Progress, shown_size
+from clusterctl.util.process import on_each
 
 _ROUNDS = 4  # a file that changed while it was read is read again
 NODES = b"nodes"  # holds, by host, files whose name another host has used for something else
@@ -165,6 +164,8 @@ class Outputs:
     """
 
     def __init__(self, patterns: Sequence[str], sent: Iterable[bytes] = ()) -> None:
+        from pathspec import GitIgnoreSpec  # noqa: PLC0415 - slow, and few jobs name their outputs
+
         self._spec = GitIgnoreSpec.from_lines(_BELOW.sub(r"/**/*\1", pattern) for pattern in patterns)
         self.sent = frozenset(sent)
 
@@ -236,14 +237,7 @@ def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:
         is_new = False
         sender.close()  # what went wrong is not to last
     if restless and not source.still_changing:
-        example = shown_path(restless[0].path)
-        raise CollectError(
-            f"{len(restless)} files keep changing while they are read, such as {example}",
-            code="files-keep-changing",
-            where=f"{folder} on the cluster",
-            why="something still writes there although the job has ended",
-            fix="end what writes there (`clusterctl ssh`), then collect again; what has arrived is kept",
-        )
+        raise _restless(restless, folder)
     hashes = {one.local: here[_key(one)] for one in files if _key(one) in here}
     around = {entry.local.rpartition(b"/")[0] for entry in entries}
     folders = tuple(e.local for e in entries if e.kind == Kind.FOLDER and e.local not in around)
@@ -256,6 +250,16 @@ def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:
         hashes | {name: sha256 for name, (_, sha256) in home.items()},
         _named(skipped),
         folders,
+    )
+
+
+def _restless(files: Sequence[Entry], folder: str) -> CollectError:
+    return CollectError(
+        f"{len(files)} files keep changing while they are read, such as {shown_path(files[0].path)}",
+        code="files-keep-changing",
+        where=f"{folder} on the cluster",
+        why="something still writes there although the job has ended",
+        fix="end what writes there (`clusterctl ssh`), then collect again; what has arrived is kept",
     )
 
 
@@ -302,8 +306,6 @@ def fetch_from(hosts: Sequence[tuple[str, Sender]], source: Source, work: Path) 
     tree, nodes = work / "tree", work / "nodes"
     if len(hosts) == 1:
         return fetch_tree(hosts[0][1], source, tree)
-    from clusterctl.util.process import on_each  # noqa: PLC0415 - only where homes are not shared
-
     by_name = dict(hosts)
     # What is at home says nothing of another host's file of that name, so all are fetched.
     every = replace(source, home={})

@@ -12,12 +12,17 @@ from itertools import count
 from pathlib import Path
 
 from clusterctl.errors import CollectError
-from clusterctl.runs.fetch import Home
+from clusterctl.runs.fetch import FROM_JOB, Home
+from clusterctl.scheduler.base import JobState, Outcome
 from clusterctl.state.ledger import RunRecord
+from clusterctl.state.submissions import CLIENT_FACTS
 from clusterctl.state.workspace import open_private
 from clusterctl.util.assets import file_sha256
 
 SUMS_FILE = "SHA256SUMS"
+ACCOUNTING = "sacct.json"
+# States of jobs of which a run is a snapshot.
+GOING_ON = frozenset(state.value for state in JobState if state.outcome is Outcome.GOES_ON)
 
 _PLAIN = {b"\\\\": b"\\", b"\\n": b"\n", b"\\r": b"\r"}  # what sha256sum escapes in a name
 _ESCAPED = re.compile(rb"\\[\\nr]")
@@ -128,3 +133,13 @@ def _sums(run: Path) -> dict[bytes, str]:
 def escaped(name: bytes) -> bytes:
     """A file's name as `sha256sum` writes it."""
     return name.replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
+
+
+def write_kept(tree: Path, kept: Mapping[str, bytes]) -> None:
+    """Write our files as they were sent; what the job's folder has under their names stays if it differs."""
+    for name, content in kept.items():
+        theirs = tree / f"{name}{os.fsdecode(FROM_JOB)}"
+        if theirs.is_file() and theirs.stat().st_size == len(content) and theirs.read_bytes() == content:
+            theirs.unlink()
+        if name != CLIENT_FACTS:  # its content is in environment.json
+            (tree / name).write_bytes(content)

@@ -25,8 +25,8 @@ from clusterctl.errors import (
     TransportError,
     printable,
 )
-from clusterctl.runs.collect import GOING_ON
 from clusterctl.runs.fetch import FROM_JOB, shown_path
+from clusterctl.runs.folder import GOING_ON
 from clusterctl.state.inventory import Inventory, inventory_of
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.submissions import SENT_FILES, UNCHANGED, JobEntry, Ledger
@@ -217,30 +217,28 @@ class Search:
             TransferError: some could not be brought; what has arrived is kept.
             TransportError: a host can't be reached.
         """
-        places = dict.fromkeys((one.host, one.top) for one in found if one.top)
-        with writing_into(out):
-            folders = [self._bring_top(host, top, out.absolute(), progress) for host, top in places]
-        return tuple(filter(None, folders))
-
-    def _bring_top(self, host: str, top: str, out: Path, progress: Progress) -> Path | None:
-        at, place = host or self.inventory.controller.name, os.fsencode(top)
-        argv = self._request(at, top=base64.b64encode(place).decode(), most=_MOST_FILES)
-        with (
-            closing(Sender(self.to(at), argv)) as sender,
-            sender.listed(request_bytes(self.known)) as download,
-        ):
-            if not download.entries:
-                return None
-            for entry in download.entries:
-                entry.mode |= 0o700 if entry.kind == Kind.FOLDER else 0o600
-            folder = self._folder_of(host, top, out, download.entries)
-            arrived = download.bring(download.entries, folder, progress=titled(folder.name, progress))
-        self.known.extend(
-            digest(os.fsencode(host), place + b"/" + entry.path, entry.size, entry.mtime_ns)
-            for entry in download.entries
-            if entry.kind == Kind.FILE and entry.index in arrived
-        )
-        return folder
+        folders = []
+        for host, top in dict.fromkeys((one.host, one.top) for one in found if one.top):
+            at, place = host or self.inventory.controller.name, os.fsencode(top)
+            argv = self._request(at, top=base64.b64encode(place).decode(), most=_MOST_FILES)
+            with (
+                writing_into(out),
+                closing(Sender(self.to(at), argv)) as sender,
+                sender.listed(request_bytes(self.known)) as download,
+            ):
+                if not download.entries:
+                    continue
+                for entry in download.entries:
+                    entry.mode |= 0o700 if entry.kind == Kind.FOLDER else 0o600
+                folder = self._folder_of(host, top, out.absolute(), download.entries)
+                arrived = download.bring(download.entries, folder, progress=titled(folder.name, progress))
+            folders.append(folder)
+            self.known.extend(
+                digest(os.fsencode(host), place + b"/" + entry.path, entry.size, entry.mtime_ns)
+                for entry in download.entries
+                if entry.kind == Kind.FILE and entry.index in arrived
+            )
+        return tuple(folders)
 
     def _folder_of(self, host: str, top: str, out: Path, entries: Sequence[Entry]) -> Path:
         """Where files of a top go: where earlier ones went, unless one would take the place of another."""

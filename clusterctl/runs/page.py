@@ -12,15 +12,14 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import jinja2
 
 from clusterctl.errors import MachineError, UsageError, printable
 from clusterctl.state.workspace import write_atomic
 from clusterctl.transport.remote_open import open_file
 from clusterctl.util.assets import asset
-
-if TYPE_CHECKING:
-    import jinja2
 
 REPORT_FILE: Final = "report.html"
 _OURS: Final = b'<meta name="generator" content="clusterctl">'
@@ -124,8 +123,6 @@ def _template() -> jinja2.Template:
 
     https://www.w3.org/TR/CSP3/#match-element-to-source-list
     """
-    import jinja2  # noqa: PLC0415 - a verb that makes no report does without
-
     folder = asset("templates") / "report"
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),

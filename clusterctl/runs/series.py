@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import printable
+from clusterctl.runs.tensorboard import EventFiles
 from clusterctl.state.ledger import Metric, Value
 from clusterctl.state.submissions import SOURCE_FILE
 from clusterctl.transport.remote_open import open_file, read_json
@@ -206,8 +207,6 @@ def _prefixes(paths: Sequence[str]) -> list[str]:
 def _of_events(folder: Path, paths: Sequence[str]) -> Iterator[Record]:
     if not paths:
         return
-    from clusterctl.runs.tensorboard import EventFiles  # noqa: PLC0415 - of few runs
-
     reader = EventFiles()
     for prefix, path in zip(_prefixes(paths), paths, strict=True):
         with suppress(OSError), _opened(folder, path) as file:

@@ -17,8 +17,8 @@ from clusterctl.scheduler.script import (
     partition_of,
     program,
 )
-from clusterctl.spec.job import JobSpec, Launcher
-from clusterctl.spec.names import MPI_SSH
+from clusterctl.spec.job import JobSpec
+from clusterctl.spec.names import MPI_SSH, Launcher
 from clusterctl.state.facts import ClusterFacts
 from clusterctl.util.assets import render
 

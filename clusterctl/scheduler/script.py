@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.errors import UsageError
-from clusterctl.spec.job import JOB_FIELDS, ONE_RANK_JOBS, JobSpec, Launcher, is_python
-from clusterctl.spec.names import ROOT
+from clusterctl.spec.job import JOB_FIELDS, ONE_RANK_JOBS, JobSpec, is_python
+from clusterctl.spec.names import ROOT, Launcher
 from clusterctl.spec.units import format_duration
 from clusterctl.state.submissions import ADDED_FILES, SENT_FILES, SWEEP_FILE, WRITTEN_FILES
 from clusterctl.transport.put import ARCHIVES

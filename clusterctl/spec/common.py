@@ -36,7 +36,7 @@ from clusterctl.spec.base import (
     spelled,
 )
 from clusterctl.spec.hosts import HostRange, OnpremHost, Switch, expand
-from clusterctl.spec.names import ADMIN_USER, DATA, PROOF_PARTITION
+from clusterctl.spec.names import ADMIN_USER, DATA, MAX_COUNT, PROOF_PARTITION
 from clusterctl.spec.units import format_duration, format_size, shown
 from clusterctl.util.assets import table
 
@@ -45,7 +45,6 @@ PartitionName = Annotated[str, PATTERNS["label"]]
 UnixName = Annotated[str, PATTERNS["unix_name"]]
 AccountName = Annotated[str, PATTERNS["account"]]
 
-MAX_CPUS = 65_533  # Slurm counts a node's CPUs in 16 bits
 LEAST_DISK_MIB = 64
 LEAST_MEMORY_MIB = 256  # less, and not even the proof job fits beside the daemons
 # Our account's uid and gid where we make it: outside the ranges of Debian and EL for people, and of `users`.
@@ -277,7 +276,7 @@ class Partition(Model):
     hosts: HostRange | None = Field(
         None, description="the machines of your own that are its nodes, such as gpu[01-08]"
     )
-    cpus: Annotated[int, Field(ge=1, le=MAX_CPUS, strict=True)] | None = Field(
+    cpus: Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)] | None = Field(
         None, description="cores of each local node; by default this machine's are divided"
     )
     memory: SizeMib | None = Field(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from clusterctl.errors import BadValueError, UsageError
-from clusterctl.spec.names import did_you_mean
+from clusterctl.spec.names import MAX_COUNT, Launcher, did_you_mean
 from clusterctl.spec.units import (
     format_duration,
     format_size,
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 BUNDLED_JOBS = ("train", "eval", "sample", "predict", "export", "bench", "gemm", "allreduce", "probe")
 MODEL_JOBS = ("eval", "sample", "predict", "export")  # they use a trained model
 ONE_RANK_JOBS = ("sample", "predict", "export")
-REQUEUE_EXIT_CODE: Final = 75  # EX_TEMPFAIL of sysexits.h: the program saved its work, and goes on with it
-
-MAX_COUNT = 65_533  # Slurm counts nodes, tasks and CPUs of a node in 16 bits
 
 
 def sweep_arguments(values: Mapping[str, str]) -> list[str]:
@@ -47,25 +44,6 @@ class Weights(StrEnum):
 
     BEST = "best"
     FINAL = "final"
-
-
-def can_travel(value: str) -> str:
-    """Text that can be written into a script and passed to a process."""
-    if "\0" in value:
-        raise BadValueError("null-byte", f"{shown(value)} has a null byte, which no process can get")
-    try:
-        value.encode()
-    except UnicodeEncodeError as exc:
-        raise BadValueError("not-utf8", f"{shown(value)} is not UTF-8 text") from exc
-    return value
-
-
-class Launcher(StrEnum):
-    """How ranks are started: ``srun`` speaks PMIx, ``mpirun`` gets a hostfile; ``torchrun`` is PyTorch's."""
-
-    SRUN = "srun"
-    MPIRUN = "mpirun"
-    TORCHRUN = "torchrun"
 
 
 class JobKeywords(TypedDict, total=False):

@@ -30,12 +30,26 @@ from clusterctl.spec.base import (
     folder_of,
 )
 from clusterctl.spec.common import AccountName, PartitionName
-from clusterctl.spec.job import MAX_COUNT, REQUEUE_EXIT_CODE, Launcher, can_travel
+from clusterctl.spec.names import MAX_COUNT, Launcher
 from clusterctl.spec.sweep import Sweep, as_grid
 from clusterctl.spec.units import shown
 
 _VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
 _SLURMS: Final = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|PMI|PMIX)_")
+
+
+REQUEUE_EXIT_CODE: Final = 75  # EX_TEMPFAIL of sysexits.h: the program saved its work, and goes on with it
+
+
+def _can_travel(value: str) -> str:
+    """Text that can be written into a script and passed to a process."""
+    if "\0" in value:
+        raise BadValueError("null-byte", f"{shown(value)} has a null byte, which no process can get")
+    try:
+        value.encode()
+    except UnicodeEncodeError as exc:
+        raise BadValueError("not-utf8", f"{shown(value)} is not UTF-8 text") from exc
+    return value
 
 
 def _as_mapping(value: object) -> object:
@@ -102,7 +116,7 @@ def _pattern(value: str) -> str:
     return value
 
 
-Text = Annotated[str, AfterValidator(can_travel)]
+Text = Annotated[str, AfterValidator(_can_travel)]
 Argument = Annotated[Text, WithJsonSchema({"type": ["string", "number", "boolean"]})]
 Variables = Annotated[
     Mapping[Annotated[str, AfterValidator(_variable)], Text],

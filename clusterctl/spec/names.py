@@ -6,6 +6,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Collection, Iterable
+from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,15 @@ ROOT: Final = "/opt/clusterctl"  # on hosts that clusterctl configures, with wha
 SLURMCTLD_PORT, SLURMD_PORT, SLURMDBD_PORT = 6817, 6818, 6819
 MPI_SSH_FOLDER: Final = "/etc/clusterctl/mpi"  # of the role mpi_ssh
 MPI_SSH: Final = f"ssh -F {MPI_SSH_FOLDER}/ssh_config"  # from host to host, as a job user
+MAX_COUNT: Final = 65_533  # Slurm counts nodes, tasks and CPUs of a node in 16 bits
+
+
+class Launcher(StrEnum):
+    """How ranks are started: ``srun`` speaks PMIx, ``mpirun`` gets a hostfile; ``torchrun`` is PyTorch's."""
+
+    SRUN = "srun"
+    MPIRUN = "mpirun"
+    TORCHRUN = "torchrun"
 
 
 def is_cluster_name(text: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from json import loads
 from pathlib import Path
@@ -157,14 +156,10 @@ def test_a_down_that_is_refused_says_which_runs_it_has_collected(
     monkeypatch.setattr(down, "_settings", lambda _: LocalSettings())
     collected = SimpleNamespace(directory=tmp_path / "runs/d-2-mine", skipped=())
 
-    def collect_all(*_: object, on_run: Callable[[object], None], **__: object) -> tuple[object, ...]:
-        on_run(collected)
-        return (collected,)
-
     def look(*_: object, **__: object) -> None:
         raise OnlyCopyError("the cluster stays up")
 
-    monkeypatch.setattr(down, "collect_all", collect_all)
+    monkeypatch.setattr(down, "collect_all", lambda *_, **__: iter([collected]))
     monkeypatch.setattr(down, "look", look)
     cluster_with_runs(tmp_path)
     screen = Screen(json=json, color=False, cluster="d")

@@ -10,7 +10,8 @@ from clusterctl.errors import UsageError
 from clusterctl.scheduler.admin import SlurmNodes
 from clusterctl.scheduler.script import reject_pmix, with_launcher
 from clusterctl.scheduler.slurm_conf import render_files
-from clusterctl.spec.job import JobSpec, Launcher
+from clusterctl.spec.job import JobSpec
+from clusterctl.spec.names import Launcher
 from tests.support.messages import refused
 from tests.support.scripted import ScriptedTransport, Step
 from tests.unit.scheduler.test_slurm_config import make_inventory, make_spec

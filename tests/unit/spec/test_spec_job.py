@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from clusterctl.errors import BadValueError, UsageError
 from clusterctl.spec import job_options as job_options_module
-from clusterctl.spec.job import JOB_FIELDS, JobSpec, Launcher, is_python, job_spec, valid_options
+from clusterctl.spec.job import JOB_FIELDS, JobSpec, is_python, job_spec, valid_options
 from clusterctl.spec.job_options import JobOptions, job_options
+from clusterctl.spec.names import Launcher
 from tests.support.messages import refused as rejected
 
 

@@ -1,0 +1,182 @@
+"""The record of a run that has come home: what the scheduler, the telemetry and the program tell of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from clusterctl.errors import SchedulerError, printable
+from clusterctl.providers.registry import node_price
+from clusterctl.runs.fetch import Manifest
+from clusterctl.runs.folder import ACCOUNTING, GOING_ON, write_kept, write_sums
+from clusterctl.runs.series import summarize
+from clusterctl.scheduler.base import JobInfo, Jobs, JobState, Outcome, worst
+from clusterctl.scheduler.evidence import diagnose_run
+from clusterctl.scheduler.session import Session
+from clusterctl.spec.job import sweep_arguments
+from clusterctl.state.facts import applied_text
+from clusterctl.state.ledger import RunRecord, Skipped, TaskRecord, node_hours
+from clusterctl.state.submissions import (
+    CLIENT_FACTS,
+    ENVIRONMENT_FILE,
+    RUN_FILE,
+    SOURCE_FILE,
+    SPEC_FILE,
+    SWEEP_FILE,
+    JobEntry,
+)
+
+_TELEMETRY = re.compile(rb"(^|/)telemetry/[^/]+\.jsonl\Z")
+_MOST_HOSTS = 1000  # whose telemetry is looked at
+_ACCOUNTING_LAG_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recorder:
+    """Writes what is ours into the tree of a run. ``version`` is the scheduler's.
+
+    accounting: what the scheduler tells of the job. None: nothing, because of what is ``missing``.
+    """
+
+    session: Session
+    entry: JobEntry
+    jobs: Sequence[JobInfo]
+    accounting: str | None
+    missing: str
+    version: str | None
+
+    @classmethod
+    def of(cls, session: Session, entry: JobEntry, jobs: Sequence[JobInfo]) -> Recorder:
+        """Ask the scheduler for its record of the job."""
+        version = session.scheduler.version()
+        heard = all(job.ended for job in jobs) and jobs[0].state is not JobState.PURGED
+        try:
+            accounting = _accounting(session.scheduler, jobs[0].whole_id, ended=heard)
+        except SchedulerError as exc:
+            if exc.retryable:
+                raise
+            return cls(session, entry, jobs, None, printable(exc.cause), version)
+        return cls(session, entry, jobs, accounting, "", version)
+
+    def write(self, tree: Path, manifest: Manifest) -> RunRecord:
+        """Add our files to the job's, and the sums over all."""
+        kept = self.session.ledger.kept(self.entry.token) or {SPEC_FILE: applied_text(self.session.workspace)}
+        write_kept(tree, kept)
+        if self.missing:
+            missing = Skipped(path=ACCOUNTING, reason=self.missing, files=0)
+            manifest = replace(manifest, skipped=(*manifest.skipped, missing))
+        elif self.accounting is not None:
+            (tree / ACCOUNTING).write_text(self.accounting, encoding="utf-8")
+        facts = _json(kept.get(CLIENT_FACTS, b""))
+        (tree / ENVIRONMENT_FILE).write_text(_environment(tree, manifest, facts, self.version))
+        source = _json(kept.get(SOURCE_FILE, b""))
+        record = _record(self.session, self.entry, self.jobs, manifest, source["hash"] if source else None)
+        record = _with_summary(record, tree, facts, _json(kept.get(SWEEP_FILE, b"")))
+        if (job := worst(self.jobs)).outcome in {Outcome.FAILED, Outcome.CANCELLED}:
+            diagnosis = diagnose_run(self.session, job, tree).as_dict()
+            record = record.model_copy(update={"diagnosis": diagnosis})
+        (tree / RUN_FILE).write_text(record.as_json())
+        write_sums(tree, manifest.sha256)
+        return record
+
+
+def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunRecord:
+    """The record with its program's arguments, configuration and metrics; of an array, those of each task."""
+    facts = facts if isinstance(facts, dict) else {}
+    job = facts["job"] if isinstance(facts.get("job"), dict) else {}
+    args = tuple(job.get("args") or ())
+    known = {"args": args, "tags": tuple(dict.fromkeys(job.get("tag") or ())), "note": job.get("note")}
+    known |= {key: facts[key] for key in ("replay_of", "of_failed") if key in facts}
+    if not record.is_array:
+        return record.model_copy(update={**known, **vars(summarize(tree, args))})
+    values = sweep.pop("tasks") if isinstance(sweep, dict) else []
+    tasks = []
+    for one in record.tasks:
+        number = one.number
+        own = sweep_arguments(values[int(number)]) if number.isdecimal() and int(number) < len(values) else ()
+        found = summarize(tree / one.folder, (*args, *own))
+        tasks.append(one.model_copy(update=vars(found)))
+    return record.model_copy(update={**known, "tasks": tuple(tasks), "sweep": sweep})
+
+
+def _record(
+    session: Session, entry: JobEntry, jobs: Sequence[JobInfo], manifest: Manifest, source: str | None
+) -> RunRecord:
+    head = worst(jobs)
+    starts = [job.start_time for job in jobs if job.start_time is not None]
+    ends = [job.end_time for job in jobs if job.end_time is not None]
+    ended = all(job.ended for job in jobs)
+    start, end = min(starts, default=None), max(ends, default=None) if ended else None
+    price = node_price(session.spec, head.partition)
+    tasks = tuple(TaskRecord.model_validate(job, from_attributes=True) for job in jobs)
+    shown = head if ended else next(job for job in jobs if not job.ended)
+    return RunRecord(
+        token=entry.token,
+        cluster=session.facts.cluster,
+        scheduler=session.spec.scheduler,
+        job_id=head.whole_id,
+        name=entry.name,
+        user=head.user,
+        partition=head.partition,
+        account=head.account,
+        state=shown.state.value,
+        final=ended,
+        tasks=tasks,
+        nodes=tuple(dict.fromkeys(node for job in jobs for node in job.nodes)),
+        submit_time=head.submit_time,
+        start_time=start,
+        end_time=end,
+        elapsed_s=end - start if start is not None and end is not None else None,
+        price_per_hour=price,
+        cost_usd=round(price * node_hours(tasks), 6) if price is not None and ended else None,
+        collected_at=time.time(),
+        remote_dir=entry.remote_dir or "",
+        files=len(manifest.files),
+        bytes=sum(manifest.files.values()),
+        source=source,
+        skipped=manifest.skipped,
+    )
+
+
+def _accounting(scheduler: Jobs, job_id: str, *, ended: bool) -> str | None:
+    """What the accounting says, as it is; of a job that has ended, once it has heard of that too."""
+    give_up = scheduler.clock.now() + _ACCOUNTING_LAG_S
+    while True:
+        text = scheduler.accounting(job_id)
+        if text is None or not ended or scheduler.clock.now() >= give_up or not _says_it_goes_on(text):
+            return text
+        scheduler.clock.sleep(0.5)
+
+
+def _says_it_goes_on(accounting: str) -> bool:
+    try:
+        jobs = json.loads(accounting)["jobs"]
+        return not jobs or any(job["state"]["current"] in GOING_ON for job in jobs)
+    except (ValueError, KeyError, TypeError):  # another version's JSON; it is kept as it is
+        return False
+
+
+def _environment(tree: Path, manifest: Manifest, client: Any, slurm_version: str | None) -> str:
+    """The client's facts, and what the telemetry of each host says about its versions and hardware."""
+    hosts: dict[str, Any] = {}
+    told = [local for local in manifest.files if _TELEMETRY.search(local)]
+    for path in sorted(tree / os.fsdecode(local) for local in told[:_MOST_HOSTS]):
+        with path.open("rb") as file:
+            facts = _json(file.readline(1 << 16))
+        if isinstance(facts, dict) and facts.get("kind") == "host":
+            hosts[path.stem] = {key: value for key, value in facts.items() if key not in {"kind", "time"}}
+    environment = {"client": client, "slurm": slurm_version, "hosts": hosts}
+    return json.dumps(environment, indent=2) + "\n"
+
+
+def _json(raw: bytes) -> Any:
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):  # telemetry is the job's to write; the file itself is in the run
+        return None
