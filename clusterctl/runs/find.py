@@ -205,12 +205,7 @@ def ranked(run: Row, metric: str | None = None) -> tuple[list[Row], str]:
     Raises:
         UsageError: it is no array, none of its tasks has the metric, or any at all.
     """
-    return ranked_tasks(run, latest_tasks(run), metric)
-
-
-def ranked_tasks(run: Row, tasks: list[Row], metric: str | None = None) -> tuple[list[Row], str]:
-    """The same of ``tasks`` that are ``latest_tasks`` of the run; raises what ``ranked`` does."""
-    sweep = run.run.sweep or {}
+    tasks, sweep = latest_tasks(run), run.run.sweep or {}
     if not tasks:
         raise UsageError(
             f"{run.shown} is no sweep", code="not-a-sweep", fix="`clusterctl runs` lists the runs"

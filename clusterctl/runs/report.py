@@ -27,7 +27,7 @@ from clusterctl.runs.compare import (
     mapping,
     software_of,
 )
-from clusterctl.runs.find import USUAL_METRICS, Row, latest_tasks, metric_names, ranked, ranked_tasks
+from clusterctl.runs.find import USUAL_METRICS, Row, latest_tasks, metric_names, ranked
 from clusterctl.runs.folder import files_of
 from clusterctl.runs.page import (
     REPORT_FILE,
@@ -431,10 +431,10 @@ def _of_array(run: Row) -> Report:
     missing, tasks, metric = list(_missing(run)), latest_tasks(run), ""
     if usual := next(metric_names(tasks), None):
         try:
-            tasks, metric = ranked_tasks(run, tasks)
+            tasks, metric = ranked(run)
         except UsageError as exc:
             missing.append(f"the sweep's own ranking: {exc.what}")
-            tasks, metric = ranked_tasks(run, tasks, usual)
+            tasks, metric = ranked(run, usual)
     else:
         missing.append("metrics: no task wrote any")
     keys = (run.run.sweep or {}).get("keys") or []

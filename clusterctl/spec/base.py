@@ -287,6 +287,18 @@ JobMemoryMib = Annotated[int, BeforeValidator(parse_slurm_memory_mib), _SIZE_TEX
 JobTimeS = Annotated[int, BeforeValidator(parse_slurm_time_s), _DURATION_TEXT, _schema("1h30m")]
 
 
+def at_least(text: str) -> AfterValidator:
+    """The least duration or size that a field takes, as a file spells it."""
+    least = parse_size_mib(text) if text.endswith("B") else parse_duration_s(text)
+
+    def check(value: int) -> int:
+        if value < least:
+            raise BadValueError("value-too-small", f"{text} is the least here")
+        return value
+
+    return AfterValidator(check)
+
+
 def spelled(text: str, description: str) -> Any:
     """A field whose default is a duration, or a size, as a file spells it."""
     return Field(text, validate_default=True, description=description)

@@ -15,7 +15,6 @@ from pydantic import (
     AfterValidator,
     ConfigDict,
     Field,
-    ValidationInfo,
     WithJsonSchema,
     field_validator,
     model_validator,
@@ -33,11 +32,12 @@ from clusterctl.spec.base import (
     Toggle,
     Url,
     Usd,
+    at_least,
     spelled,
 )
 from clusterctl.spec.hosts import HostRange, OnpremHost, Switch, expand
 from clusterctl.spec.names import ADMIN_USER, DATA, MAX_COUNT, PROOF_PARTITION
-from clusterctl.spec.units import format_duration, format_size, shown
+from clusterctl.spec.units import format_size, shown
 from clusterctl.util.assets import table
 
 ClusterName = Annotated[str, PATTERNS["label"]]
@@ -45,8 +45,8 @@ PartitionName = Annotated[str, PATTERNS["label"]]
 UnixName = Annotated[str, PATTERNS["unix_name"]]
 AccountName = Annotated[str, PATTERNS["account"]]
 
-LEAST_DISK_MIB = 64
-LEAST_MEMORY_MIB = 256  # less, and not even the proof job fits beside the daemons
+LEAST_DISK_MIB: Final = 64
+LEAST_MEMORY_MIB: Final = 256  # less, and not even the proof job fits beside the daemons
 # Our account's uid and gid where we make it: outside the ranges of Debian and EL for people, and of `users`.
 ADMIN_ID = 64100
 _RESERVED: Final = table(DATA / "reserved.toml", dict[str, tuple[str, ...]])
@@ -165,26 +165,19 @@ class Nvidia(Model):
         return self != Nvidia()
 
 
-_LEAST_INTERVAL_S: Final = 5  # checks that follow each other keep slurmctld from asking resumed nodes
+# Checks that follow each other sooner keep slurmctld from asking resumed nodes.
+_Interval = Annotated[DurationS, at_least("5s")]
 
 
 class Health(Model):
     """The health check: a node that fails it is drained, and resumed once it passes. See docs/gpus.md."""
 
-    interval: DurationS = spelled("1m", "time between two checks of a node")
+    interval: _Interval = spelled("1m", "time between two checks of a node")
     gpu_temperature: Annotated[int, Field(ge=40, le=120, strict=True)] = Field(
         90, description="highest GPU temperature that passes, in °C"
     )
     disk_free: SizeMib = spelled("50MiB", "least free space on each local file system of a node")
     clock_offset: DurationS = spelled("5s", "largest clock offset, where chrony runs")
-
-    @field_validator("interval")
-    @classmethod
-    def _time_between(cls, value: int) -> int:
-        if value < _LEAST_INTERVAL_S:
-            least = format_duration(_LEAST_INTERVAL_S)
-            raise BadValueError("interval-too-short", f"{least} is the least between two checks")
-        return value
 
 
 class PythonSettings(Model):
@@ -279,10 +272,10 @@ class Partition(Model):
     cpus: Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)] | None = Field(
         None, description="cores of each local node; by default this machine's are divided"
     )
-    memory: SizeMib | None = Field(
+    memory: Annotated[SizeMib, at_least(format_size(LEAST_MEMORY_MIB))] | None = Field(
         None, description="memory of each local node; by default this machine's is divided"
     )
-    disk: SizeMib | None = Field(
+    disk: Annotated[SizeMib, at_least(format_size(LEAST_DISK_MIB))] | None = Field(
         None,
         description="limit of what each local node may write; by default as much as this machine can give",
     )
@@ -303,15 +296,6 @@ class Partition(Model):
             return {**value, "nodes": len(expand(value["hosts"]))}
         except (TypeError, ValueError):  # the field itself says it
             return {**value, "nodes": 1}
-
-    @field_validator("disk", "memory")
-    @classmethod
-    def _large_enough(cls, value: int | None, info: ValidationInfo) -> int | None:
-        is_disk = info.field_name == "disk"
-        what, least = ("a node's disk", LEAST_DISK_MIB) if is_disk else ("a node", LEAST_MEMORY_MIB)
-        if value is not None and value < least:
-            raise BadValueError("size-too-small", f"{what} needs at least {format_size(least)}")
-        return value
 
 
 class User(Model):

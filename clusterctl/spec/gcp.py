@@ -21,6 +21,7 @@ from clusterctl.spec.base import (
     SizeMib,
     Toggle,
     Usd,
+    at_least,
     spelled,
 )
 from clusterctl.spec.common import OF_OWN_MACHINES, Cluster, Gpus, Partition, ProviderSettings
@@ -47,7 +48,7 @@ from clusterctl.spec.gcp_nodes import (
     with_added,
 )
 from clusterctl.spec.names import did_you_mean
-from clusterctl.spec.units import GIB_MIB, format_duration, format_size, shown
+from clusterctl.spec.units import GIB_MIB, format_size, shown
 
 
 class GcpNetwork(Model):
@@ -130,7 +131,7 @@ class GcpSettings(ProviderSettings):
     )
     enable_apis: Toggle = Field(True, description="enable the APIs that are needed; else they are only named")
     state: GcsState | None = Field(None, description="Terraform's state in a bucket")
-    auto_down: DurationS | None = Field(
+    auto_down: Annotated[DurationS, at_least("10m")] | None = Field(
         None, description="an idle cluster deletes its nodes and stops its controller after this time"
     )
     secure_boot: Toggle = Field(False, description="only signed drivers; NVIDIA's often are not")
@@ -289,8 +290,6 @@ def _images(spec: Cluster) -> Iterator[tuple[str, Image]]:
 
 
 MAX_HOSTS: Final = 1000
-OWN_LABELS: Final = "clusterctl-"
-_LEAST_AUTO_DOWN_S: Final = 600
 # Google's guest agent runs `groupadd google-sudoers` and `useradd -m -s /bin/bash -p * NAME` (cfg/cfg.go and
 # non_windows_accounts.go, 2026-07), which count from 1000; some images have an account of their own before.
 _GIVEN_OUT: Final = range(1000, 1010)
@@ -403,12 +402,7 @@ def _addresses(cidr: IPv4Network, hosts: int) -> Iterator[Fault]:
 
 
 def _storage(provider: GcpSettings) -> Iterator[Fault]:
-    bucket, state, filestore = provider.bucket, provider.state, provider.filestore
-    buckets = (("bucket", "name", bucket and bucket.name), ("state", "bucket", state and state.bucket))
-    for holder, key, name in buckets:
-        if name and ("google" in name or name.startswith("goog")):
-            message = f"{shown(name)} is no bucket of yours: such names begin with goog or hold google"
-            yield Fault("bucket-name-reserved", ("provider", holder, key), message, "take another name")
+    filestore = provider.filestore
     if not filestore or not filestore.tier or not filestore.capacity:
         return
     limits, size_mib = data()["filestore"][filestore.tier], filestore.capacity
@@ -445,19 +439,9 @@ def _rest(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
     if provider.image and provider.image.bake and spec.scheduler == "none":
         message = "without Slurm, nodes have each other's keys: there is little to share"
         yield Fault("bake-without-slurm", ("provider", "image", "bake"), message, "remove it")
-    for key in provider.labels:
-        if key.startswith(OWN_LABELS):
-            message = f"labels that start with {OWN_LABELS} are clusterctl's own"
-            yield Fault(
-                "label-reserved", ("provider", "labels", key), message, "take another key", at_key=True
-            )
     for name in provider.prices:
         if name not in machines():
             at, hint = ("provider", "prices", name), did_you_mean(name, machines())
             yield Fault(
                 "unknown-machine-type", at, f"there is no machine type {shown(name)}", hint, at_key=True
             )
-    if provider.auto_down and provider.auto_down < _LEAST_AUTO_DOWN_S:
-        least = format_duration(_LEAST_AUTO_DOWN_S)
-        message = f"auto_down must be at least {least}: a cluster is idle between two jobs, too"
-        yield Fault("auto-down-too-short", ("provider", "auto_down"), message, f"write {least} or more")

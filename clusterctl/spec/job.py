@@ -178,13 +178,6 @@ def is_python(script: Path) -> bool:
         ) from exc
     shebang = _SHEBANG.match(begins)
     program = shebang[1] if shebang else b""
-    if begins.startswith(b"\x7fELF"):
-        raise UsageError(
-            "this is a compiled program, not a script",
-            code="compiled-program",
-            where=str(script),
-            fix=f"submit a shell script beside it that has the line: srun ./{script.name}",
-        )
     if script.suffix == ".py" or (program == b"python" and script.suffix not in _SHELL_ENDINGS):
         return True
     if script.suffix in _SHELL_ENDINGS or program in _SHELLS:
@@ -194,7 +187,8 @@ def is_python(script: Path) -> bool:
         code="not-a-script",
         where=str(script),
         why="its name does not end in .sh, .bash or .py, and its first line names no shell or Python",
-        fix="give it such an ending, or a first line such as #!/bin/bash",
+        fix="give it such an ending, or a first line such as #!/bin/bash; a compiled program needs a script "
+        f"with the line: srun ./{script.name}",
     )
 
 
@@ -214,6 +208,8 @@ def named_job(target: str, folder: Path) -> tuple[str | None, Path | None]:
         if ".." in path.parts:  # what is above it must be where it lies, also behind a link
             path = Path(os.path.realpath(path.parent, strict=True)) / path.name
         mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            raise ValueError("it is a folder" if stat.S_ISDIR(mode) else "it is no ordinary file")
     except FileNotFoundError as exc:
         raise UsageError(
             f"there is no job {shown(target)}",
@@ -221,21 +217,14 @@ def named_job(target: str, folder: Path) -> tuple[str | None, Path | None]:
             why=_NO_TARGET,
             fix=_near(target, folder),
         ) from exc
-    except UnicodeEncodeError as exc:
-        why = "its name is not UTF-8 text"
-        raise UsageError(
-            f"{shown(target)} can't be submitted", code="not-utf8", why=why, fix="give it another name"
-        ) from exc
-    except (OSError, ValueError) as exc:  # ValueError: a null byte
+    except (OSError, ValueError) as exc:  # ValueError: also a null byte, or no UTF-8
         why = getattr(exc, "strerror", None) or str(exc)
         raise UsageError(
-            f"{shown(target)} can't be read", code="file-unreadable", why=why, fix="name a script of yours"
+            f"{shown(target)} can't be submitted",
+            code="file-unreadable",
+            why=why,
+            fix="name a script of yours, or a bundled job",
         ) from exc
-    if not stat.S_ISREG(mode):
-        what = "a folder" if stat.S_ISDIR(mode) else "no ordinary file"
-        raise UsageError(
-            f"{shown(target)} is {what}", code="not-a-file", fix="name a script of yours, or a bundled job"
-        )
     is_python(path)  # or it is shell, else no job
     return None, path
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -186,8 +186,7 @@ def _as_user(current_user: CurrentUser, spec: ClusterSpec) -> User | None:
         return None
 
 
-_OF_THE_HOSTS: Final = frozenset({"version", "name", "provider"})
-_FIRST_COUNTS: Final = frozenset({"users", "accounts"})  # whom jobs run as, and what they are charged to
+_OF_THE_HOSTS: Final = {"version", "name", "provider"}
 _OF_A_NODE: Final = frozenset({"nodes", "cpus", "memory", "disk", "gpus"})
 
 
@@ -203,60 +202,33 @@ class Difference:
 
 
 def differences(before: ClusterSpec, after: ClusterSpec) -> tuple[Difference, ...]:
-    return tuple(_compare("", _settings(before), _settings(after)))
+    """The settings that differ, but for what the hosts are, which the provider compares."""
+    was, will = ({key: value for key, value in _settings(spec) if value} for spec in (before, after))
+    return tuple(
+        Difference(key, f"{will.get(key, 'not set')}, it was {was.get(key, 'not set')}")
+        for key in dict.fromkeys((*was, *will))
+        if was.get(key) != will.get(key)
+    )
 
 
-def _settings(spec: ClusterSpec) -> dict[str, Any]:
-    """The spec but for what the hosts are."""
-    whole = spec.model_dump(mode="json", exclude_none=True)
-    kept = {key: value for key, value in whole.items() if key not in _OF_THE_HOSTS}
-    kept["partitions"] = [
-        {key: value for key, value in partition.items() if key not in _OF_A_NODE}
-        for partition in whole["partitions"]
-    ]
-    return kept
+def _settings(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
+    """Each setting, by its dotted key. A list of mappings is the list of their names, and each by its own."""
+    for key, value in spec.model_dump(mode="json", exclude_none=True, exclude=_OF_THE_HOSTS).items():
+        left_out = _OF_A_NODE if key == "partitions" else frozenset()
+        yield from _flat(key, value, left_out)
 
 
-def _compare(key: str, before: Any, after: Any) -> Iterator[Difference]:
-    was, will = _by_name(before), _by_name(after)
-    if was is None or will is None:
-        now, was_text = _shown_value(after), _shown_value(before)
-        if before is None and after is not None:
-            yield Difference(key, f"{now}, where nothing was said")
-        elif before != after:
-            said = "nothing is said any more" if after is None else now
-            yield Difference(key, f"{said}, it was {was_text}")
+def _flat(key: str, value: Any, left_out: Collection[str]) -> Iterator[tuple[str, str]]:
+    if isinstance(value, list):
+        yield key, ", ".join(one["name"] if isinstance(one, Mapping) else one for one in value)
+        value = {one["name"]: one for one in value if isinstance(one, Mapping)}
+        left_out = {*left_out, "name"}
+    elif not isinstance(value, Mapping):
+        yield key, str(value).lower() if isinstance(value, bool) else str(value)
         return
-    is_list = isinstance(before, list)
-    for name in (*was, *(name for name in will if name not in was)):
-        if is_list and (name in was) != (name in will):
-            what = "removed" if name in was else "added"
-            yield Difference(key, f"{_entry(name, was.get(name, will.get(name)))} is {what}")
-        else:
-            yield from _compare(f"{key}.{name}" if key else name, was.get(name), will.get(name))
-    if key.rpartition(".")[2] in _FIRST_COUNTS and [*was][:1] != [*will][:1]:
-        yield Difference(key, f"the first is {next(iter(will))}")
-
-
-def _by_name(value: Any) -> Mapping[str, Any] | None:
-    if isinstance(value, list):
-        return {str(one.get("name")) if isinstance(one, Mapping) else str(one): one for one in value}
-    return value if isinstance(value, Mapping) else None
-
-
-def _entry(name: str, value: Any) -> str:
-    if not isinstance(value, Mapping):
-        return shown(value)
-    more = ", ".join(f"{key} {_shown_value(part)}" for key, part in value.items() if key != "name")
-    return f"{name} ({more})" if more else name
-
-
-def _shown_value(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_shown_value(part)}" for key, part in value.items())
-    if isinstance(value, list):
-        return ", ".join(map(_shown_value, value)) or "empty"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    for name, part in value.items():
+        if name not in left_out:
+            yield from _flat(f"{key}.{name}", part, left_out)
 
 
 def json_schema() -> dict[str, Any]:

@@ -267,7 +267,7 @@ variants:
         ("job: 5\n", "1:6 job: wrong-type"),
         ("job: trian\n", "1:6 job: unknown-job-type train"),
         ("job: ./tarin.py\n", "1:6 job: unknown-job-type train.py"),
-        ("job: train\nvariants:\n  a: {job: images}\n", "3:12 variants.a.job: not-a-file"),
+        ("job: train\nvariants:\n  a: {job: images}\n", "3:12 variants.a.job: file-unreadable"),
         ('job: train\nrequeue: "yes"\n', "2:10 requeue: wrong-type"),
         ("job: train\nvariants:\n  a: {folder: 0}\n", "3:15 variants.a.folder: wrong-type"),
         ("job: [train\n", "2:1 yaml: bad-yaml"),

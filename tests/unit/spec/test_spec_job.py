@@ -193,7 +193,7 @@ def test_a_file_that_is_no_script(folder: Path, content: bytes) -> None:
 def test_a_compiled_program_is_started_by_a_script(folder: Path) -> None:
     (folder / "a").write_bytes(b"\x7fELF\x02")
     error = refused("a")
-    assert error.code == "compiled-program"
+    assert error.code == "not-a-script"
     assert error.fix.endswith("srun ./a")
 
 
@@ -225,13 +225,13 @@ def test_a_missing_script_in_a_missing_folder(folder: Path) -> None:
 
 def test_a_folder_is_no_job(folder: Path) -> None:
     (folder / "jobs").mkdir()
-    assert refused("jobs").what == "'jobs' is a folder"
+    assert refused("jobs").code == "file-unreadable"
 
 
 def test_a_script_whose_name_is_no_text(folder: Path) -> None:
     (folder / "\udcff.sh").write_text("")
     error = refused("./\udcff.sh")
-    assert error.code == "not-utf8"
+    assert error.code == "file-unreadable"
     assert r"./\udcff.sh" in error.what
 
 
