@@ -29,7 +29,7 @@ from clusterctl.state.ledger import Skipped
 from clusterctl.state.submissions import ADDED_FILES, SENT_FILES, UNCHANGED, WRITTEN_FILES
 from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.transport.get import Sender
-from clusterctl.transport.remote_content import Entry
+from clusterctl.transport.remote_incoming import Entry
 from clusterctl.transport.tree import Kind, Progress, shown_size
 from clusterctl.util.process import on_each
 

@@ -218,11 +218,6 @@ class Checkpoints:
                 yield path, (TOO_LARGE, size)
 
 
-def alive() -> None:
-    sys.stdout.write(ALIVE_LINE)
-    sys.stdout.flush()
-
-
 def read_given(folder: bytes) -> Given:
     try:
         source = read_json(folder, b"source.json", MOST_JSON)
@@ -252,7 +247,7 @@ class Listing:
         self.most = entries
         # That are left.
         self.entries, self.bytes = (sys.maxsize, sys.maxsize) if everything else (entries, MOST_BYTES)
-        self.beat = Beat(alive)
+        self.beat = Beat(sys.stdout.buffer, ALIVE_LINE + b"\n")
         self.opener = Opener(top)
         self.checkpoints = Checkpoints(self.opener, "all" if everything else checkpoints, most, self.beat)
         self.told: list[bytes] = []  # the path of each line
@@ -386,5 +381,5 @@ def serve(top: bytes, ours: Collection[bytes], checkpoints: str, most: int) -> N
         listing.folder(b"")
     sys.stdout.write("\n")
     sys.stdout.flush()
-    send_wanted(lambda index: listing.opener.open(listing.told[index]))
+    send_wanted(listing.opener, listing.told)
     listing.opener.close()

@@ -3,45 +3,34 @@
 from __future__ import annotations
 
 import base64
-import hashlib
-import json
 import os
-import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from clusterctl.errors import CommandError, TransferError, UsageError, printable
 from clusterctl.transport.base import Conversation, Transport, remote_argv
-from clusterctl.transport.remote_content import (
-    ALIVE_LINE,
-    LEFT,
-    NOT_THERE,
-    SAME,
-    UNREADABLE,
+from clusterctl.transport.remote_content import ALIVE_LINE, LEFT, NOT_THERE
+from clusterctl.transport.remote_incoming import (
     Entry,
     Incoming,
+    NoRoomError,
     TruncatedError,
     UnexpectedError,
-    finish,
+    close_begun,
+    find_begun,
     finish_places,
-    make_place,
-    name_it,
-    open_partial,
-    open_unnamed,
-    place_below,
+    make_places,
+    receive,
+    reject_small_disk,
 )
-from clusterctl.transport.remote_open import open_own
-from clusterctl.transport.tree import Item, Kind, Progress, hash_items, shown_size
+from clusterctl.transport.tree import Kind, Pieces, Progress
 from clusterctl.util.disk import reason
 
 _AGAIN = "run it again; what has arrived is kept"
-_SPARE_BYTES = 16 << 20
 _MAX_NAME = 255  # bytes; Linux file systems take no longer one
-_ALIVE = ALIVE_LINE.encode().rstrip()
 _MOST = 1 << 63  # what can be a size, or a time in nanoseconds, is below
 _MOST_BYTES = 1 << 28  # of a list that is to have an end; the cluster names 16 MiB at most
 
@@ -157,34 +146,14 @@ class Sender:
             raise
 
 
-@dataclass(slots=True)
-class _Arrival:
-    entry: Entry
-    known: str = ""  # the hash of what is in its place, if that may be the file
-    fd: int | None = None  # its partial file, open and locked; or one that is not named yet
-    is_named: bool = True
-    have: int = 0  # bytes that are in that
-
-    @property
-    def space(self) -> int:
-        """Bytes that it still takes on the disk."""
-        return 0 if self.known else max(0, self.entry.space - self.have)
-
-
 class Download:
     """What the cluster has listed: ``entries``, and what is ``left`` there. ``sent`` bytes had to travel."""
 
     def __init__(self, talk: Conversation, most: int, *, goes_on: bool) -> None:
-        self._talk, self._goes_on = talk, goes_on
-        self._incoming = Incoming(self._receive_some)
+        self._talk, self._goes_on, self._pieces = talk, goes_on, Pieces(talk)
+        self._incoming = Incoming(self._pieces)
         self.entries, self.left = parse_listing(iter(self._incoming.line, b""), most)
         self.sent = 0
-
-    def _receive_some(self) -> bytes:
-        data = self._talk.receive()
-        if not data:
-            self._talk.finish()  # where it ends too soon, the command's own failure comes first
-        return data
 
     def bring(
         self,
@@ -197,132 +166,42 @@ class Download:
     ) -> Mapping[int, str]:
         """Bring these below ``folder``; index -> sha256 of each file that is here now as it is there.
 
-        ``own``: nothing else writes there, so files need no locks; and what stands in the way, such as a link
-        in place of a folder, is removed, which else is an error. Else what comes is hashed only where it may
-        have changed on its way, and its sha256 is "". ``room`` is what to do where the disk is too small.
+        ``own``: nothing else writes there, so what stands in the way, such as a link in place of a folder, is
+        removed, which else is an error. Else what comes is hashed only where it may have changed on its way,
+        and its sha256 is "". ``room`` is what to do where the disk is too small.
 
         Raises:
             OSError: it can't be written here.
-            TransferError: the disk is too small, or another one fetches the same to the same place.
+            TransferError: the disk is too small.
         """
-        folder.mkdir(parents=True, exist_ok=True)
         root = os.fsencode(folder)
-        new = set() if any(folder.iterdir()) else {root}
-        for entry in entries:
-            # A partial file is the beginning of the very file that is there now.
-            key = b"%s\0%d\0%d" % (entry.path, entry.size, entry.mtime_ns)
-            place_below(root, entry, hashlib.sha256(key).hexdigest())
-            make_place(entry, new, follow=False, replace=own)
+        make_places(root, entries, follow=False, own=own)
         files = [entry for entry in entries if entry.kind == Kind.FILE]
-        arrivals = _begun(files, progress)
-        _refuse_small_disk(folder, arrivals, room)
-        wanted = [[one.entry.index, one.have, one.entry.size, one.known] for one in arrivals]
-        self._talk.send(json.dumps(wanted).encode() + b"\n")
-        arrived = self._receive_all(arrivals, open_own if own else _open_partial, progress, hashed=own)
+        find_begun(files)
+        try:
+            reject_small_disk(root, files)
+        except NoRoomError as exc:
+            what, where, why = "the disk is too small", printable(str(folder)), printable(str(exc.strerror))
+            raise TransferError(what, code="no-room", where=where, why=why, fix=room) from exc
+        self._talk.send(b"".join(entry.wanted for entry in files) + b"\n")
+        self._pieces.progress, self._pieces.total = progress, sum(entry.size for entry in files)
+        try:
+            arrived = dict(self._receive(files, hashed=own))
+        finally:
+            close_begun(files)
         self._incoming.end(goes_on=self._goes_on)
         finish_places([entry for entry in entries if entry.kind != Kind.FILE])
         return arrived
 
-    def _receive_all(
-        self,
-        arrivals: Sequence[_Arrival],
-        opened: Callable[[bytes], int],
-        progress: Progress,
-        *,
-        hashed: bool,
-    ) -> Mapping[int, str]:
-        total = sum(arrival.entry.size for arrival in arrivals)
-        done, arrived = 0, {}
-        for arrival in arrivals:
-            size = arrival.entry.size
-            coming = self._incoming.announced(size - arrival.have, known=bool(arrival.known))
-            if coming == SAME:
-                arrived[arrival.entry.index] = arrival.known
-                finish_places([arrival.entry])
-            elif coming != UNREADABLE:
-                if arrival.fd is None:
-                    arrival.fd = open_unnamed(arrival.entry)
-                    arrival.is_named = arrival.fd is None
-                if arrival.fd is None:
-                    arrival.fd = opened(arrival.entry.partial)
-                came, sha = self._receive(arrival, arrival.fd, done, total, progress, hashed=hashed)
-                if came:
-                    arrived[arrival.entry.index] = sha.hexdigest() if hashed else ""
-            done += size
-        return arrived
-
-    def _receive(
-        self, arrival: _Arrival, fd: int, done: int, total: int, progress: Progress, *, hashed: bool
-    ) -> tuple[bool, Any]:
-        """Take a file to its place once it is whole. Whether it is what was sent; the hash of what came."""
-        entry = arrival.entry
-
-        def more(count: int) -> None:
-            arrival.have += count
-            self.sent += count
-            progress("fetching", done + arrival.have, total)
-
-        try:
-            sha = self._incoming.rest(fd, arrival.have, entry.size, more, hashed=hashed)
-            whole = self._incoming.arrives_whole(sha)
-            if whole and arrival.is_named:
-                os.replace(entry.partial, entry.final)  # noqa: PTH105  # paths are bytes
-                finish(fd, entry)
-            elif whole:
-                name_it(fd, entry)
-            elif arrival.is_named:
-                os.unlink(entry.partial)  # noqa: PTH108
-        finally:
-            os.close(fd)
-        return whole, sha
-
-
-def _begun(files: Sequence[Entry], progress: Progress) -> list[_Arrival]:
-    """The files, with what is here of them already."""
-    arrivals = []
-    there = [item for entry in files if not entry.is_new and (item := _here(entry))]
-    hashes = {os.fsencode(path): sha256 for path, sha256 in hash_items(there, progress=progress).items()}
-    for entry in files:
-        arrival = _Arrival(entry, hashes.get(entry.final, ""))
-        if not entry.is_new and not arrival.known and os.path.lexists(entry.partial):
-            arrival.fd = _open_partial(entry.partial)
-            arrival.have = min(os.fstat(arrival.fd).st_size, entry.size)
-        arrivals.append(arrival)
-    return arrivals
-
-
-def _refuse_small_disk(folder: Path, arrivals: Sequence[_Arrival], room: str) -> None:
-    needed = sum(arrival.space for arrival in arrivals) + _SPARE_BYTES
-    free = shutil.disk_usage(folder).free
-    if arrivals and needed > free:
-        largest = max(arrivals, key=lambda arrival: arrival.space)
-        name = printable(os.fsdecode(largest.entry.path))
-        what = f"{needed >> 20} MiB are needed, and {free >> 20} MiB are free"
-        why = f"the largest file is {name}: {shown_size(largest.space)}"
-        raise TransferError(what, code="no-room", where=printable(str(folder)), why=why, fix=room)
-
-
-def _open_partial(path: bytes) -> int:
-    fd = open_partial(path)
-    if fd is None:
-        raise TransferError(
-            "another clusterctl fetches the same to the same place",
-            code="transfer-under-way",
-            where=printable(os.fsdecode(os.path.dirname(path))),  # noqa: PTH120
-            fix="wait until it is done",
-        )
-    return fd
-
-
-def _here(entry: Entry) -> Item | None:
-    """The file that is in its place already, if it may be the one."""
-    place = Path(os.fsdecode(entry.final))
-    with suppress(FileNotFoundError, PermissionError):  # what can't be read is fetched anew
-        item = Item.of(os.fsdecode(entry.path), place, place.lstat())
-        if item is not None and item.kind is Kind.FILE and item.size == entry.size:
-            place.open("rb").close()
-            return item
-    return None
+    def _receive(self, files: Sequence[Entry], *, hashed: bool) -> Iterator[tuple[int, str]]:
+        done = 0
+        for entry in files:
+            self._pieces.done, self._pieces.came = done + entry.have, 0
+            sha256 = receive(entry, self._incoming, hashed=hashed)
+            done += entry.size
+            if sha256 is not None:
+                yield entry.index, sha256
+                self.sent += 0 if sha256 and sha256 == entry.known else entry.size - entry.have
 
 
 def parse_listing(
@@ -341,7 +220,7 @@ def parse_listing(
             size += len(line)
             if number >= most or (most != sys.maxsize and size > _MOST_BYTES):
                 raise ValueError("it does not end")
-            if line == _ALIVE:
+            if line == ALIVE_LINE:
                 continue
             entry = Entry(line, len(found) + len(left))
             if entry.kind == LEFT:

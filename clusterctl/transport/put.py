@@ -5,29 +5,27 @@ from __future__ import annotations
 import base64
 import json
 import os
+import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import BinaryIO, cast
 
 from clusterctl.errors import CommandError, TransferError, TransportError, printable
-from clusterctl.transport.base import Conversation, Transport, lines, remote_argv
-from clusterctl.transport.remote_content import HEADER, line_of, send_content, send_rest
+from clusterctl.transport.base import Conversation, Transport, remote_argv
+from clusterctl.transport.remote_content import ALIVE_LINE, HEADER, SAME, line_of, send_file, wanted_of
+from clusterctl.transport.remote_incoming import Incoming, TruncatedError, UnexpectedError
 from clusterctl.transport.remote_open import HELD
-from clusterctl.transport.tree import Item, Kind, Progress, hash_items, not_readable
+from clusterctl.transport.tree import Item, Kind, Pieces, Progress, hash_items, not_readable
 from clusterctl.util.assets import tree_files
 
 STORE = "clusterctl/store"  # in the job user's home
 ARCHIVES = f"{STORE}/archives"
 _PROGRAM = "clusterctl.transport.remote_receive"
 _PIECE = 1 << 18  # bytes that are sent at once
-_NO_HASH = 32  # bytes of zeros, in place of a hash: what was sent is not the whole file
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +115,15 @@ def send_to_store(
     return dict(zip(files, sent.at, strict=True))
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A file that the cluster asks for: it has the beginning, or a file with that sha256 in its place."""
+
+    item: Item
+    have: int
+    sha256: str
+
+
 def _converse(
     transport: Transport,
     argv: Sequence[str],
@@ -129,32 +136,44 @@ def _converse(
     """Ask what is missing, send it, and hear what became of it. Without ``hashes`` few files need one."""
     try:
         with transport.converse(argv) as talk:
-            answers = lines(iter(talk.receive, b""), _not_understood(b"a line does not end", transport.host))
-            request = _Outgoing(talk, lambda _: None)
+            answers = _answers(talk)
+            out = _Outgoing(talk, progress)
             for line in _request(items, hashes, ours):
-                request.write(line)
-            request.flush()
-            if hashes is None:
-                alike = _rows(talk, answers, transport.host, "alike", partial(_alike, items))
-                talk.send(json.dumps(_different(items, alike, progress)).encode() + b"\n")
-            missing = _rows(talk, answers, transport.host, "send", partial(_missing, items))
-            total = sum(item.size - have for item, have in missing)
-            rest = hashes is None
-            _send_content(talk, missing, lambda sent: progress("sending", min(sent, total), total), rest=rest)
-            folder, wrong, at = _next(talk, answers, transport.host, partial(_result, items))
+                out.write(line)
+            out.flush()
+            wanted = _wanted(items, answers, transport.host)
+            there = [one.item for one in wanted if one.sha256]
+            total = _send_wanted(out, wanted, hash_items(there, progress=progress) if there else {})
+            sent = _result(items, next(answers, b""), total, transport.host)
             talk.finish()
+            return sent
     except CommandError as exc:
         raise _ended(transport.host, exc) from exc
-    if wrong:
-        raise _changed(wrong)
-    size = sum(item.size for item in items)
-    return Sent(folder, sum(item.kind is Kind.FILE for item in items), size, total, at)
+    except (TruncatedError, UnexpectedError):
+        raise _not_understood(b"the transfer ended without an answer", transport.host) from None
 
 
-def _different(items: Sequence[Item], alike: Sequence[tuple[int, str]], progress: Progress) -> list[int]:
-    """Those of the files, by index, that the cluster has in the same size but with another content."""
-    hashes = hash_items([items[index] for index, _ in alike], progress=progress)
-    return [index for index, sha256 in alike if hashes[items[index].origin] != sha256]
+def _answers(talk: Conversation) -> Iterator[bytes]:
+    """Yield the lines that the cluster says, but for its signs of life."""
+    incoming = Incoming(Pieces(talk))
+    while True:
+        if (line := incoming.line()) != ALIVE_LINE:
+            yield line
+
+
+def _wanted(items: Sequence[Item], answers: Iterator[bytes], host: str) -> list[_Wanted]:
+    wanted = []
+    for line in iter(answers.__next__, b""):
+        try:
+            index, have, size, sha256 = wanted_of(line)
+            item = items[index]
+        except (ValueError, IndexError) as exc:
+            raise _not_understood(line, host) from exc
+        is_sent = item.kind is Kind.FILE or (item.kind is Kind.ARCHIVE and not sha256)
+        if index < 0 or not is_sent or size != item.size or not 0 <= have <= size:
+            raise _not_understood(line, host)
+        wanted.append(_Wanted(item, have, sha256))
+    return wanted
 
 
 def _request(
@@ -180,42 +199,34 @@ def _request(
     yield b"\n"
 
 
-def _send_content(
-    talk: Conversation,
-    missing: Sequence[tuple[Item, int]],
-    told: Callable[[int], object],
-    *,
-    rest: bool,
-) -> None:
-    """Each file from where the cluster has it, as long as it was said to be; a hash tells what changed.
-
-    ``rest``: the last piece, too.
-    """
-    out, done = _Outgoing(talk, told), 0
-    for item, have in missing:
+def _send_wanted(out: _Outgoing, wanted: Sequence[_Wanted], hashes: Mapping[Path, str]) -> int:
+    """Send these files, but for those that the cluster has by their hash. Return how many bytes travel."""
+    sent = [one for one in wanted if not one.sha256 or hashes[one.item.origin] != one.sha256]
+    out.total = sum(one.item.size - one.have for one in sent)
+    out.sent = done = 0
+    for one in wanted:
+        item = one.item
         if item.kind is Kind.ARCHIVE:
             archive = archive_of(item.origin)
             out.write(HEADER.pack(len(archive)) + archive)
             continue
+        if one.sha256 and hashes[item.origin] == one.sha256:
+            out.write(HEADER.pack(SAME))
+            continue
         try:
             fd = os.open(item.origin, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as exc:
-            raise not_readable([exc]) from exc
-        try:
-            before, to = os.fstat(fd), cast("BinaryIO", out)
-            if rest and before.st_size == item.size:
-                send_rest(to, fd, have, item.size, before=before)
-            else:
-                send_content(to, fd, have, item.size)
-                if rest:
-                    out.write(HEADER.pack(_NO_HASH) + bytes(_NO_HASH))
+            try:
+                # A file that grew is not the file that was listed, though it begins with that.
+                size = item.size if os.fstat(fd).st_size == item.size else sys.maxsize
+                send_file(cast("BinaryIO", out), fd, one.have, size)
+            finally:
+                os.close(fd)
         except OSError as exc:
             raise not_readable([OSError(exc.errno, exc.strerror, str(item.origin))]) from exc
-        finally:
-            os.close(fd)
-        done += item.size - have
+        done += item.size - one.have
         out.sent = done  # holes take no bytes
     out.flush()
+    return out.total
 
 
 def archive_of(folder: Path) -> bytes:
@@ -224,89 +235,58 @@ def archive_of(folder: Path) -> bytes:
     return zlib.compress(json.dumps({path: data.decode("latin-1") for path, data in files.items()}).encode())
 
 
+@dataclass(slots=True)
 class _Outgoing:
-    """A conversation as a file that is written to, in large pieces; ``told`` hears how many bytes went."""
+    """A conversation as a file that is written to, in large pieces.
 
-    def __init__(self, talk: Conversation, told: Callable[[int], object]) -> None:
-        self._talk, self._told = talk, told
-        self._kept = bytearray()
-        self.sent = 0
+    ``progress`` is shown of ``total`` bytes.
+    """
+
+    talk: Conversation
+    progress: Progress
+    total: int = 0
+    sent: int = 0
+    _kept: bytearray = field(default_factory=bytearray)
 
     def write(self, data: bytes) -> None:
         self.sent += len(data)
         if len(data) >= _PIECE:
             self.flush()
-            self._talk.send(data)
+            self.talk.send(data)
             return
         self._kept += data
         if len(self._kept) >= _PIECE:
             self.flush()
 
     def flush(self) -> None:
-        self._talk.send(bytes(self._kept))
+        self.talk.send(bytes(self._kept))
         self._kept.clear()
-        self._told(self.sent)
+        if self.total:
+            self.progress("sending", min(self.sent, self.total), self.total)
 
 
-def _next(
-    talk: Conversation, answers: Iterator[bytes], host: str, read: Callable[[Mapping[str, Any]], _T]
-) -> _T:
-    """What ``read`` makes of the next answer, a JSON object on a line; signs of life are passed over."""
-    for line in answers:
-        try:
-            answer = json.loads(line)
-            if "checked" not in answer:
-                return read(answer)
-        except (LookupError, TypeError, ValueError, RecursionError) as exc:
-            raise _not_understood(line, host) from exc
-    talk.finish()  # says why there is no answer
-    raise TransferError(
-        "the cluster ended the transfer without an answer", code="ended-without-answer", fix="run it again"
-    )
+def _result(items: Sequence[Item], line: bytes, total: int, host: str) -> Sent:
+    """Return what became of the transfer by the cluster's last answer.
+
+    Raises:
+        TransferError: files did not have the hash that was announced.
+    """
+    try:
+        answer = json.loads(line)
+        folder = os.fsdecode(base64.b64decode(answer["folder"]))
+        wrong, at = [items[index] for index in answer["wrong"]], tuple(map(str, answer["at"]))
+    except (LookupError, TypeError, ValueError, RecursionError) as exc:
+        raise _not_understood(line, host) from exc
+    if wrong:
+        raise _changed(wrong)
+    size = sum(item.size for item in items)
+    return Sent(folder, sum(item.kind is Kind.FILE for item in items), size, total, at)
 
 
 def _not_understood(said: bytes, host: str) -> TransportError:
     what = "the cluster answered what clusterctl does not understand"
     why = printable(said[:200].decode(errors="replace"))
     return TransportError(what, code="answer-garbled", where=host, why=why, host=host)
-
-
-def _rows(
-    talk: Conversation, answers: Iterator[bytes], host: str, name: str, read: Callable[[int, Any], _T]
-) -> list[_T]:
-    """All rows of an answer that comes in several lines, the last of which has none."""
-    found: list[_T] = []
-    while rows := _next(talk, answers, host, lambda answer: [read(*row) for row in answer[name]]):
-        found += rows
-    return found
-
-
-def _missing(items: Sequence[Item], index: int, have: int) -> tuple[Item, int]:
-    """A file that the cluster lacks, and how much of it it has."""
-    if not 0 <= have <= (item := _item(items, index)).size:
-        raise ValueError("it has more than there is")
-    return item, have
-
-
-def _alike(items: Sequence[Item], index: int, sha256: str) -> tuple[int, str]:
-    """A file that the cluster has in the same size, and its hash there."""
-    if _item(items, index).kind is not Kind.FILE:
-        raise ValueError("it is no file")
-    return index, sha256
-
-
-def _result(
-    items: Sequence[Item], answer: Mapping[str, Any]
-) -> tuple[str, tuple[Item, ...], tuple[str, ...]]:
-    """The folder, the files that did not have the hash that was announced, and where the store has each."""
-    wrong = tuple(_item(items, index) for index in answer["wrong"])
-    return os.fsdecode(base64.b64decode(answer["folder"])), wrong, tuple(map(str, answer.get("at", ())))
-
-
-def _item(items: Sequence[Item], index: int) -> Item:
-    if index < 0:
-        raise ValueError("an index counts from 0")
-    return items[index]
 
 
 def _ended(host: str, exc: CommandError) -> TransferError:

@@ -303,8 +303,7 @@ def send_top(walk: Walk, top: Top, most: int) -> None:
         write(path, status)
     sys.stdout.write("\n")
     sys.stdout.flush()
-    opener = Opener(top.path, any_owner=True)
-    send_wanted(lambda index: opener.open(paths[index]))
+    send_wanted(Opener(top.path, any_owner=True), paths)
 
 
 def main(text: str) -> None:
@@ -313,7 +312,7 @@ def main(text: str) -> None:
     known = array("Q")
     known.frombytes(sys.stdin.buffer.read(count * DIGEST))
     ours = frozenset(os.fsencode(name) for name in request["ours"])
-    walk = Walk(known, ours, [*map(os.fsencode, request["left_out"])], Beat(answer))
+    walk = Walk(known, ours, [*map(os.fsencode, request["left_out"])], Beat(sys.stdout.buffer, b"{}\n"))
     if "top" not in request:
         report_files(walk, tops_of(request))
         return

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from clusterctl.errors import MachineError, UsageError, printable
 from clusterctl.state.workspace import cache_home
+from clusterctl.transport.base import Conversation
 from clusterctl.util.process import parallel_map
 
 if TYPE_CHECKING:
@@ -39,6 +40,34 @@ _Known = dict[bytes, tuple[_Key, str]]
 def titled(title: str, progress: Progress) -> Progress:
     """The same progress, which says of what it is."""
     return lambda what, done, total: progress(f"{title}: {what}", done, total)
+
+
+@dataclass(slots=True)
+class Pieces:
+    """What a conversation says, piece by piece; ``progress`` is shown of files of ``total`` bytes.
+
+    ``done``: how many bytes of these were here before the last ``came``.
+    """
+
+    talk: Conversation
+    progress: Progress = lambda *_: None
+    done: int = 0
+    came: int = 0
+    total: int = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        data = self.talk.receive()
+        if not data:
+            # If the command failed, that is the reason for the end.
+            self.talk.finish()
+            raise StopIteration
+        if self.total:
+            self.came += len(data)
+            self.progress("fetching", min(self.done + self.came, self.total), self.total)
+        return data
 
 
 class Kind(StrEnum):

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl.errors import CollectError, MachineError, TransferError
+from clusterctl.errors import CollectError, TransferError
 from clusterctl.runs.fetch import Selection, Source, choose, shown_path
 from clusterctl.transport.get import parse_listing
-from clusterctl.transport.remote_content import SMALL
+from clusterctl.transport.remote_incoming import SMALL
 from tests.support.here import LocalTransport
 from tests.support.messages import refused
 from tests.unit.runs.fetched import Talk, content, fetch, fetch_source, get
@@ -100,18 +100,6 @@ def test_a_file_called_like_one_on_its_way_stays(remote, tree):
     assert content(tree) == {}
 
 
-def test_a_hash_cache_that_fails_ends_this_run_alone(monkeypatch, remote, tree):
-    (remote / "a").write_bytes(b"a")
-    fetch(remote, tree, LocalTransport())
-
-    def fails(*_, **__):
-        raise MachineError("full", code="hash-cache-unusable")
-
-    monkeypatch.setattr("clusterctl.transport.get.hash_items", fails)
-    with refused("hash-cache-unusable", CollectError):
-        fetch(remote, tree, LocalTransport())
-
-
 def test_a_link_that_the_cluster_lists_is_not_made(remote, tree):
     manifest = fetch(remote, tree, Lying(row(b"a", kind="link"), b""))
     assert [(one.path, one.reason) for one in manifest.skipped] == [("a", "a symbolic link")]
@@ -124,8 +112,8 @@ def header(size: int) -> bytes:
 
 def file_of(data: bytes, *, changed_to: bytes = b"") -> bytes:
     """A file as it is sent; ``changed_to`` is the hash of what it is afterwards, if it changed meanwhile."""
-    pieces = header(len(data)) + data if len(data) > SMALL else data
-    return header(len(data)) + pieces + header(len(changed_to)) + changed_to
+    piece = header(len(data)) + data
+    return header(len(data)) + piece + header(len(changed_to)) + changed_to
 
 
 LARGE = b"x" * (SMALL + 1)
@@ -143,7 +131,7 @@ LARGE_ONE = header(len(LARGE))
         (1, file_of(b"x")[:-1], "transfer-short"),
         (1, b"", "transfer-short"),
         (1, header(1)[:4], "transfer-short"),
-        (1, header(1) + b"x" + header(34), "transfer-differs"),
+        (1, header(1) + header(1) + b"x" + header(34), "transfer-differs"),
         (len(LARGE), file_of(LARGE)[:-1], "transfer-short"),
         (len(LARGE), LARGE_ONE + header(-len(LARGE) - 1), "transfer-differs"),
         (len(LARGE), LARGE_ONE + header(len(LARGE) + 1) + LARGE + b"x", "transfer-differs"),
