@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from clusterctl.errors import CommandError, Notice, TransportError, printable
+from clusterctl.errors import CommandError, Notice, TransportError
 from clusterctl.packages.accelerators import cpu_index, has_gpus
 from clusterctl.packages.wheelhouse import (
     Lock,
@@ -28,7 +28,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.facts import ClusterFacts
 from clusterctl.state.inventory import applied_spec, distribution_ahead
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import Conversation, Transport, lines, remote_argv
+from clusterctl.transport.base import Conversation, Transport, lines
 from clusterctl.transport.put import STORE, send_to_store
 from clusterctl.transport.remote_open import HELD
 from clusterctl.transport.tree import Progress, shown_size
@@ -167,14 +167,13 @@ class Environments:
             self.build(transport, environment, rented=rented)
 
     def _held(self, transport: Transport) -> TransportError:
-        holders = transport.run(remote_argv("clusterctl.transport.remote_open", _LOCK), check=False)
-        by = printable(holders.stdout.strip()) or "?"
         return TransportError(
             "the Python environment can't be built on the cluster: builds are locked",
             code="environment-locked",
             where=transport.host,
-            why=f"~/{_LOCK} is still locked after {self.wait_s:g} s by {by}",
-            fix="let that build end; if it is none, end that process (`clusterctl ssh`, `clusterctl cancel`)",
+            why=f"~/{_LOCK} is still locked after {self.wait_s:g} s",
+            fix="let the other build end; if there is none, end the process that holds the lock: "
+            "`clusterctl ssh lslocks` names it, or where homes are shared, the same on another node",
             host=transport.host,
         )
 

@@ -32,13 +32,12 @@ from typing import NamedTuple
 from clusterctl.transport.remote_content import (
     ALIVE_LINE,
     LEFT,
-    Beat,
     hash_of,
     line_of,
     line_of_status,
     send_wanted,
 )
-from clusterctl.transport.remote_open import Opener, read_json
+from clusterctl.transport.remote_open import Beat, Opener, read_json
 
 FOLDER = re.compile(rb"(checkpoint|ckpt)", re.IGNORECASE)
 FILE = re.compile(

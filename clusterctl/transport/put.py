@@ -202,7 +202,7 @@ def _request(
 def _send_wanted(out: _Outgoing, wanted: Sequence[_Wanted], hashes: Mapping[Path, str]) -> int:
     """Send these files, but for those that the cluster has by their hash. Return how many bytes travel."""
     sent = [one for one in wanted if not one.sha256 or hashes[one.item.origin] != one.sha256]
-    out.total = sum(one.item.size - one.have for one in sent)
+    total = out.total = sum(one.item.size - one.have for one in sent)
     out.sent = done = 0
     for one in wanted:
         item = one.item
@@ -226,7 +226,7 @@ def _send_wanted(out: _Outgoing, wanted: Sequence[_Wanted], hashes: Mapping[Path
         done += item.size - one.have
         out.sent = done  # holes take no bytes
     out.flush()
-    return out.total
+    return total
 
 
 def archive_of(folder: Path) -> bytes:
@@ -239,12 +239,12 @@ def archive_of(folder: Path) -> bytes:
 class _Outgoing:
     """A conversation as a file that is written to, in large pieces.
 
-    ``progress`` is shown of ``total`` bytes.
+    ``progress`` is shown of ``total`` bytes, once these are known.
     """
 
     talk: Conversation
     progress: Progress
-    total: int = 0
+    total: int | None = None
     sent: int = 0
     _kept: bytearray = field(default_factory=bytearray)
 
@@ -261,7 +261,7 @@ class _Outgoing:
     def flush(self) -> None:
         self.talk.send(bytes(self._kept))
         self._kept.clear()
-        if self.total:
+        if self.total is not None:
             self.progress("sending", min(self.sent, self.total), self.total)
 
 
@@ -295,8 +295,9 @@ def _ended(host: str, exc: CommandError) -> TransferError:
     if exc.rc == HELD:
         what = "the store of files on the cluster is locked"
         fix = (
-            "end the process that holds the lock, a job's perhaps (`clusterctl ssh`, `clusterctl cancel`); "
-            "or, while no other `submit` is under way, remove the file; then run it again"
+            "end the process that holds the lock, a job's perhaps: `clusterctl ssh lslocks` names it, or on "
+            "another node the same, if homes are shared; or, while no other `submit` is under way, remove "
+            "the file; then run it again"
         )
     why = printable((exc.why.strip().splitlines() or [exc.what])[-1])
     return TransferError(what, code="files-unwritable", where=host, why=why, fix=fix, host=host)

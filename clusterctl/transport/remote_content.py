@@ -37,7 +37,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, BinaryIO
 
-from clusterctl.transport.remote_open import Opener, fail
+from clusterctl.transport.remote_open import SILENT, Beat, Opener, fail
 
 CHUNK = 1 << 20
 READ = 120_000  # bytes of a pipe at once; of more, glibc would map and clear the memory anew each time
@@ -45,28 +45,11 @@ ZEROS = bytes(CHUNK)
 BUFFER = 1 << 16  # of small pieces; large ones are written from where they are
 HEADER = struct.Struct(">q")
 BLOCK = 512  # bytes of st_blocks
-ALIVE_S = 1.0
 UNREADABLE, SAME, ALIVE = -1, -2, -3
 LEFT = "left"
 ALIVE_LINE = b"alive"
 SETTLED_S = 2.0
 NOT_THERE = 67
-
-
-class Beat:
-    """Writes a sign of life if about a second went by since the last one; for long work."""
-
-    def __init__(self, out: BinaryIO | None, sign: bytes) -> None:
-        self.out, self.sign, self.due = out, sign, time.monotonic() + ALIVE_S
-
-    def __call__(self) -> None:
-        if self.out is not None and time.monotonic() >= self.due:
-            self.out.write(self.sign)
-            self.out.flush()
-            self.due = time.monotonic() + ALIVE_S
-
-
-SILENT = Beat(None, b"")
 
 
 def hash_of(fd: int, size: int, beat: Beat = SILENT) -> Any:

@@ -33,8 +33,8 @@ from collections.abc import Collection, Iterator
 from itertools import islice
 from typing import Any
 
-from clusterctl.transport.remote_content import BLOCK, HEADER, Beat, line_of_status, send_wanted
-from clusterctl.transport.remote_open import FOLDER, Opener, open_file
+from clusterctl.transport.remote_content import BLOCK, HEADER, line_of_status, send_wanted
+from clusterctl.transport.remote_open import FOLDER, Beat, Opener, open_file
 
 DIGEST = 8  # bytes
 DEEPEST = 100  # folders

@@ -21,13 +21,11 @@ from clusterctl.transport.remote_content import (
     ALIVE,
     HEADER,
     SAME,
-    SILENT,
     UNREADABLE,
     ZEROS,
-    Beat,
     hash_of,
 )
-from clusterctl.transport.remote_open import OWNERS, lies_at, open_own, remove_unless
+from clusterctl.transport.remote_open import OWNERS, SILENT, Beat, lies_at, open_own, remove_unless
 
 SMALL = 1 << 16  # bytes up to which a file of a new folder has no name before it is whole
 LONGEST_LINE = 1 << 20
@@ -298,7 +296,7 @@ def receive(entry: Entry, incoming: Incoming, *, stored: bool = False, hashed: b
         if stored:
             if entry.size > SYNCED:
                 os.fsync(fd)
-            remove_unless(stat.S_ISREG, entry.final)
+            remove_unless(stat.S_IFREG, entry.final)
         if partial:
             os.replace(partial, entry.final)
             # Before, another transfer of the same file must be able to open it.
@@ -378,7 +376,7 @@ def make_place(entry: Entry, new: set[bytes], *, follow: bool, own: bool) -> Non
     if entry.is_new and entry.kind == "file":
         return
     if own:
-        remove_unless(stat.S_ISDIR if entry.kind == "folder" else stat.S_ISREG, entry.final)
+        remove_unless(stat.S_IFDIR if entry.kind == "folder" else stat.S_IFREG, entry.final)
     if entry.kind == "folder":
         if make_folder(entry.final, follow=follow):
             new.add(entry.final)

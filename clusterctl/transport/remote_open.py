@@ -7,9 +7,7 @@ is, our own, or root's.
 
 Jobs run as the same user as our own files in a home: any of them may replace such a file by a pipe or a
 link, or hold the lock on it. So opening one never waits and follows no link (``open_own``), and a lock is
-waited for until a deadline; then the processes that hold it are named.
-
-As a program: argument PATH, relative to the home folder; prints which processes hold the lock on it.
+waited for until a deadline.
 """
 
 from __future__ import annotations
@@ -23,16 +21,30 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, BinaryIO
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 CONTAINERS = 1 << 18  # of JSON: each takes much more memory than its two bytes of text
 OWNERS = 0o600  # the mode of a file that others of ours may open to write
 HELD = 68  # the exit status of a program that gave up waiting for a lock
 RETRY_S = 0.1
-MOST_NAMED = 3
-LONGEST = 100  # characters of a command that is named
+ALIVE_S = 1.0
+
+
+class Beat:
+    """Writes a sign of life if about a second went by since the last one; for long work."""
+
+    def __init__(self, out: BinaryIO | None, sign: bytes) -> None:
+        self.out, self.sign, self.due = out, sign, time.monotonic() + ALIVE_S
+
+    def __call__(self) -> None:
+        if self.out is not None and time.monotonic() >= self.due:
+            self.out.write(self.sign)
+            self.out.flush()
+            self.due = time.monotonic() + ALIVE_S
+
+
+SILENT = Beat(None, b"")
 
 
 def open_folder(top: bytes, path: bytes = b"") -> int:
@@ -119,10 +131,10 @@ def remove(path: bytes) -> None:
         os.unlink(path)
 
 
-def remove_unless(is_kind: Callable[[int], bool], path: bytes) -> None:
-    """Remove what is in the place of a file (``stat.S_ISREG``) or a folder (``S_ISDIR``) and is none."""
+def remove_unless(kind: int, path: bytes) -> None:
+    """Remove what is in the place of a file (``stat.S_IFREG``) or a folder (``S_IFDIR``) and is none."""
     with contextlib.suppress(FileNotFoundError):
-        if not is_kind(os.lstat(path).st_mode):
+        if stat.S_IFMT(os.lstat(path).st_mode) != kind:
             remove(path)
 
 
@@ -132,7 +144,7 @@ def open_own(path: bytes) -> int:
     try:
         return os.open(path, flags | os.O_EXCL, OWNERS)
     except FileExistsError:
-        remove_unless(stat.S_ISREG, path)
+        remove_unless(stat.S_IFREG, path)
         return os.open(path, flags, OWNERS)
 
 
@@ -143,10 +155,10 @@ def lies_at(path: bytes, fd: int) -> bool:
         return False
 
 
-def lock(path: bytes, how: int, wait_s: float, alive: Callable[[], object] = lambda: None) -> int:
-    """Open the file and lock it (``fcntl.LOCK_SH`` or ``LOCK_EX``); ``alive`` is called while it waits.
+def lock(path: bytes, how: int, wait_s: float, beat: Beat = SILENT) -> int:
+    """Open the file and lock it (``fcntl.LOCK_SH`` or ``LOCK_EX``); ``beat`` is a sign of life meanwhile.
 
-    After ``wait_s`` the program exits, and names the processes that hold the lock.
+    After ``wait_s`` the program exits.
     """
     deadline = time.monotonic() + wait_s
     while True:
@@ -158,53 +170,9 @@ def lock(path: bytes, how: int, wait_s: float, alive: Callable[[], object] = lam
                 return fd
         except BlockingIOError:
             if time.monotonic() >= deadline:
-                who = holders_of(os.fstat(fd))
-                sys.stderr.write(f"{shown(path)} is still locked after {wait_s:g} s by {who}")
+                shown = os.fsdecode(os.path.abspath(path))
+                sys.stderr.write(f"{shown!r} is still locked after {wait_s:g} s")
                 sys.exit(HELD)
         os.close(fd)
-        alive()
+        beat()
         time.sleep(RETRY_S)
-
-
-def shown(path: bytes) -> str:
-    return repr(os.fsdecode(os.path.abspath(path)))
-
-
-def holders_of(file: os.stat_result) -> str:
-    """Which processes of this host hold a file's lock against others, for a message."""
-    host, found = os.uname().nodename, sorted(set(holders(file)))
-    if not found:
-        return f"no process that is seen on {host}: where homes are shared, by one on another node"
-    named = [f"process {pid} ({command_of(pid)})" for pid in found[:MOST_NAMED]]
-    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-    return f"{', '.join(named)}{more} on {host}"
-
-
-def holders(locked: os.stat_result) -> Iterator[int]:
-    """The processes that have the file open with a lock to write.
-
-    /proc/locks has the process that took the lock, which may have ended and left the open file to another.
-    """
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
-            for fd in os.listdir(f"/proc/{pid}/fd"):
-                with contextlib.suppress(OSError):
-                    if os.path.samestat(os.stat(f"/proc/{pid}/fd/{fd}"), locked):
-                        with open(f"/proc/{pid}/fdinfo/{fd}", encoding="ascii", errors="replace") as file:
-                            if any(line.startswith("lock:") and " WRITE " in line for line in file):
-                                yield int(pid)
-
-
-def command_of(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read(LONGEST + 1)
-    except OSError:
-        words = b""
-    command = os.fsdecode(words.rstrip(b"\0").replace(b"\0", b" "))
-    return repr(command if len(command) <= LONGEST else command[:LONGEST] + "...")
-
-
-def main(path: str) -> None:
-    os.chdir(os.path.expanduser("~"))
-    sys.stdout.write(holders_of(os.lstat(os.fsencode(path))) + "\n")

@@ -34,7 +34,7 @@ from functools import partial
 from io import BufferedReader
 from typing import cast
 
-from clusterctl.transport.remote_content import ALIVE_LINE, CHUNK, READ, Beat
+from clusterctl.transport.remote_content import ALIVE_LINE, CHUNK, READ
 from clusterctl.transport.remote_incoming import (
     Entry,
     Incoming,
@@ -49,7 +49,7 @@ from clusterctl.transport.remote_incoming import (
     reject_small_disk,
     write_all,
 )
-from clusterctl.transport.remote_open import fail, lock, open_own, remove, remove_unless
+from clusterctl.transport.remote_open import Beat, fail, lock, open_own, remove, remove_unless
 
 STDIN = cast("BufferedReader", sys.stdin.buffer)
 READ_ONLY = 0o400  # the mode of a file of the store
@@ -86,7 +86,7 @@ def is_stored(entry: Entry, beat: Beat) -> bool:
     """
     try:
         if entry.kind == "archive":
-            remove_unless(stat.S_ISDIR, entry.final)
+            remove_unless(stat.S_IFDIR, entry.final)
             os.utime(entry.final)
             return True
         status = os.lstat(entry.final)
@@ -176,7 +176,7 @@ def open_store(store: bytes, jobs: bytes, wait_s: float) -> int:
 
 
 def make_real_folder(path: bytes) -> None:
-    remove_unless(stat.S_ISDIR, path)
+    remove_unless(stat.S_IFDIR, path)
     os.makedirs(path, mode=0o700, exist_ok=True)
 
 
