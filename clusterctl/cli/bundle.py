@@ -60,8 +60,8 @@ def create(
                 fix=f"say --from {name}=FILE, written as in /etc/yum.repos.d",
             )
     target = out or Path(f"{spec.name}.bundle.tar")
-    request = bundle_create.BundleRequest(spec, distributions, archives)
-    made = bundle_create.create(request, target, report=screen.note)
+    request = bundle_create.BundleRequest(spec, distributions, archives, screen.note)
+    made = bundle_create.create(request, target)
     size = shown_size(target.stat().st_size)
     _show(screen, made, f"wrote {target}, {size}; take it along with clusterctl itself")
 

@@ -193,7 +193,7 @@ def open_bundle(cluster: ClusterContext, options: UpOptions) -> Bundle | None:
 
 
 def _open_bundle(cluster: ClusterContext, file: Path) -> Outcome[Bundle]:
-    bundle = use_bundle(file, cluster.spec, cluster.workspace, report=cluster.reporter.progress)
+    bundle = use_bundle(file, cluster.spec, cluster.workspace)
     return Outcome(bundle, f"{file.name}, for {', '.join(bundle.manifest.systems)}")
 
 

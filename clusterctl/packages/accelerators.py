@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -85,24 +85,19 @@ class Builds:
             ):
                 self.arguments.append(f"{name}[{extra}]{found[1] or ''}")
 
-    def heard(self, more: LineReporter) -> Callable[[str], None]:
-        """A listener to pip.
+    def hear(self, line: str) -> None:
+        """Take a line of pip's.
 
         Raises:
             CudaBuildError: see there; once.
         """
-
-        def hear(line: str) -> None:
-            more(line)
-            if not self._decided and (found := _CUDA_TORCH.search(line)):
-                self._decided = True
-                if self.gpus is False:
-                    raise CudaBuildError
-                self.report(f"torch {found[1]} is built for CUDA: with its libraries it is some gigabytes")
-            if large := _LARGE.search(line):
-                self.report(f"downloading {large[1]} {large[2].replace('%2B', '+')}, {large[3]}")
-
-        return hear
+        if not self._decided and (found := _CUDA_TORCH.search(line)):
+            self._decided = True
+            if self.gpus is False:
+                raise CudaBuildError
+            self.report(f"torch {found[1]} is built for CUDA: with its libraries it is some gigabytes")
+        if large := _LARGE.search(line):
+            self.report(f"downloading {large[1]} {large[2].replace('%2B', '+')}, {large[3]}")
 
     def take_for_cpus(self) -> None:
         """Have pip find torch for CPUs, from now on, if its index can be reached."""

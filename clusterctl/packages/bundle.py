@@ -12,7 +12,7 @@ import re
 import shutil
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, starmap
@@ -211,42 +211,20 @@ def named(paths: Sequence[str], most: int = 5) -> str:
 
 def damages(bundle: Bundle) -> tuple[Failure, ...]:
     """Compare each file of the bundle with the list; the whole bundle is read."""
-    return tuple(_damages(bundle.file, {HASHES: bundle.digest, **bundle.hashes}))
-
-
-def _damages(file: Path, left: dict[str, str]) -> Iterator[Failure]:
-    """``left``: the hashes of the files that have not been seen yet, in the order of the tar."""
-    with _opened(file) as archive, file.open("rb") as blocks:
-        try:
-            for member in archive:
-                name = member.name
-                if name not in left:
-                    extra = f"extra: {printable(name)}: {HASHES} does not name it, or it is there twice"
-                    yield Failure("bundle-extra", extra, fix=_AGAIN)
-                elif not _is_plain(member):
-                    special = f"corrupted: {name}: it is not a plain file"
-                    yield Failure("bundle-corrupted", special, fix=_AGAIN)
-                elif _sha256(_content(archive, member)) != left[name]:
-                    changed = f"corrupted: {name}: its content is not what {HASHES} says"
-                    yield Failure("bundle-corrupted", changed, fix=_AGAIN)
-                left.pop(name, None)
-            blocks.seek(archive.offset)
-            end = blocks.read(BLOCK)
-        except tarfile.ReadError:
-            end = b""
-    if end == bytes(BLOCK):
-        for path in left:
-            missing = f"missing: {path}: {HASHES} names it, and it is not there"
-            yield Failure("bundle-missing", missing, fix=_AGAIN)
-        return
-    path, *more = left or ["the end of the bundle"]
-    after = f", and {len(more)} files after it" if more else ""
-    if len(end) == BLOCK:
-        unread = f"corrupted: {path}: its header is damaged, so it can't be read{after}"
-        yield Failure("bundle-corrupted", unread, fix=_AGAIN)
-    else:
-        cut_off = f"truncated: {path}: the bundle ends before the end of it{after}"
-        yield Failure("bundle-truncated", cut_off, fix=_AGAIN)
+    left = {HASHES: bundle.digest, **bundle.hashes}
+    wrong = []
+    with _opened(bundle.file) as archive, suppress(tarfile.ReadError):
+        for member in archive:
+            # A file that is there twice, or that the list does not name, has no hash left.
+            if not _is_plain(member) or _sha256(_content(archive, member)) != left.get(member.name):
+                wrong.append(member.name)
+            left.pop(member.name, None)
+    not_said = f"it is not what {HASHES} says"
+    unread = "it is not there, or the tar is damaged or cut off before it"
+    return (
+        *(Failure("bundle-corrupted", f"{printable(name)}: {not_said}", fix=_AGAIN) for name in wrong),
+        *(Failure("bundle-missing", f"{name}: {unread}", fix=_AGAIN) for name in left),
+    )
 
 
 def _is_plain(member: tarfile.TarInfo) -> bool:

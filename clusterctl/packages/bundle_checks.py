@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from functools import partial
+from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -23,7 +22,16 @@ from clusterctl.packages.bundle import (
     reject_defects,
 )
 from clusterctl.packages.os_packages import asked_packages, package_names
-from clusterctl.packages.wheelhouse import NodePlatform, Requirements, content_hash, store_lock, wheelhouse
+from clusterctl.packages.wheelhouse import (
+    Lock,
+    NodePlatform,
+    Requirements,
+    content_hash,
+    has_wheelhouse,
+    new_wheelhouse,
+    store_lock,
+    wheel_path,
+)
 from clusterctl.spec.common import Software
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.models import ClusterSpec
@@ -31,7 +39,6 @@ from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import digest, gpu_lock, job_lock
 from clusterctl.util.process import temporary_folder
-from clusterctl.util.progress import LineReporter
 
 
 def asks_for_cupy(spec: ClusterSpec) -> bool:
@@ -124,7 +131,7 @@ def missing_bundle(workspace: Workspace) -> BundleError:
     )
 
 
-def use_bundle(file: Path, spec: ClusterSpec, workspace: Workspace, *, report: LineReporter) -> Bundle:
+def use_bundle(file: Path, spec: ClusterSpec, workspace: Workspace) -> Bundle:
     """Check a bundle, record it for the cluster, and put its wheels where the rest of `up` looks for them.
 
     What was checked already, and has not been written to since, is not read once more.
@@ -137,7 +144,6 @@ def use_bundle(file: Path, spec: ClusterSpec, workspace: Workspace, *, report: L
     reject_defects(file, mismatches(bundle, spec))
     now = Remembered.of(bundle)
     if now != cluster_bundle(workspace):
-        report(f"checking {bundle.file.name}")
         reject_defects(file, damages(bundle))
         write_atomic(workspace.bundle, now.model_dump_json() + "\n")
     _place_wheels(bundle, spec)
@@ -147,20 +153,16 @@ def use_bundle(file: Path, spec: ClusterSpec, workspace: Workspace, *, report: L
 def _place_wheels(bundle: Bundle, spec: ClusterSpec) -> None:
     for release, system in bundle.manifest.systems.items():
         node = NodePlatform.of(distribution_of(release))
-        wheelhouse(job_lock(), node, partial(_copy_wheels, bundle, system.wheels))
-        if system.gpu:
-            wheelhouse(gpu_lock(), node, partial(_copy_wheels, bundle, system.gpu))
-        if (asked := spec.software.python.requirements) is not None:
-            with temporary_folder() as folder:
-                lock = WHEELS_LOCK.format(release)
-                bundle.copy([lock], folder)
-                text = (folder / PurePosixPath(lock).name).read_text()
-            store_lock(
-                Requirements((asked,), job_lock(), node=node, gpus=has_gpus(spec)),
-                text,
-                lambda wheel, to: _copy_wheels(bundle, [wheel.file], to.parent),
-            )
-
-
-def _copy_wheels(bundle: Bundle, names: Sequence[str], folder: Path) -> None:
-    bundle.copy([f"{WHEELS}/{name}" for name in names], folder)
+        for lock, names in ((job_lock(), system.wheels), (gpu_lock(), system.gpu)):
+            if names and not has_wheelhouse(lock, node):
+                with new_wheelhouse(lock, node) as folder:
+                    bundle.copy([f"{WHEELS}/{name}" for name in names], folder)
+        if (asked := spec.software.python.requirements) is None:
+            continue
+        with temporary_folder() as folder:
+            lock_file = WHEELS_LOCK.format(release)
+            bundle.copy([lock_file], folder)
+            text = (folder / PurePosixPath(lock_file).name).read_text()
+            missing = [wheel for wheel in Lock.read(text, {}).wheels if not wheel_path(wheel).is_file()]
+            bundle.copy([f"{WHEELS}/{wheel.file}" for wheel in missing], folder)
+            store_lock(Requirements((asked,), job_lock(), node=node, gpus=has_gpus(spec)), text, folder)

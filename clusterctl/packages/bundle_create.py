@@ -39,14 +39,18 @@ _PACKAGES: Final = frozenset({".deb", ".rpm"})
 
 @dataclass(frozen=True, slots=True)
 class BundleRequest:
-    """What a bundle is created for. ``archives``: release -> a file that names the repositories to use."""
+    """What a bundle is created for. ``archives``: release -> a file that names the repositories to use.
+
+    report: called with a line about each step.
+    """
 
     spec: ClusterSpec
     distributions: Sequence[Distribution]
     archives: Mapping[str, Path]
+    report: LineReporter
 
 
-def create(wanted: BundleRequest, out: Path, *, report: LineReporter) -> Bundle:
+def create(wanted: BundleRequest, out: Path) -> Bundle:
     """Pack all that a spec needs into one file. What was downloaded is kept in the cache.
 
     What can be seen to be wrong is refused before anything is fetched.
@@ -57,7 +61,7 @@ def create(wanted: BundleRequest, out: Path, *, report: LineReporter) -> Bundle:
             can't be written to ``out``.
     """
     _check(wanted, out)
-    lock, software = _cache_folder() / ".lock", wanted.spec.software
+    lock, software, report = _cache_folder() / ".lock", wanted.spec.software, wanted.report
     with hold(lock, "bundle create", what="the cache of packages", wait_s=WAIT_S, waiting=report):
         sources: Sources = {}
         systems = {}
@@ -65,13 +69,13 @@ def create(wanted: BundleRequest, out: Path, *, report: LineReporter) -> Bundle:
             release = distribution.release
             folder, archive = _cache_folder(f"{release}-{ARCHITECTURE}"), wanted.archives.get(release)
             upstream = upstream_packages(distribution, software)
-            request = RepositoryRequest(distribution, folder, archive, software, upstream)
-            repository = pack(request, package_names(distribution, software), report=report)
+            request = RepositoryRequest(distribution, folder, report, archive, software, upstream)
+            repository = pack(request, package_names(distribution, software))
             files = tree_files(repository)
             inner = REPOSITORY.format(release)
             sources |= {f"{inner}/{path.relative_to(repository).as_posix()}": path for path in files}
             packages = sum(path.suffix in _PACKAGES for path in files)
-            systems[release], found = _wheels(wanted.spec, distribution, packages, report)
+            systems[release], found = _wheels(wanted, distribution, packages)
             sources |= found
         report("packing")
         manifest = bundle.Manifest(
@@ -85,10 +89,9 @@ def create(wanted: BundleRequest, out: Path, *, report: LineReporter) -> Bundle:
     return bundle.open_bundle(out)
 
 
-def _wheels(
-    spec: ClusterSpec, distribution: Distribution, packages: int, report: LineReporter
-) -> tuple[System, Sources]:
+def _wheels(wanted: BundleRequest, distribution: Distribution, packages: int) -> tuple[System, Sources]:
     """What there is for a distribution with this many packages, and the files of its wheels."""
+    spec, report = wanted.spec, wanted.report
     node = NodePlatform.of(distribution)
     report("downloading the wheels of the job environment")
     base = sorted(wheelhouse(job_lock(), node).glob("*.whl"))

@@ -39,12 +39,14 @@ _ALWAYS: Final = {"LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
 class RepositoryRequest:
     """What to pack for, and the folder that keeps downloads.
 
-    ``archive`` names the repositories to take packages from, instead of the distribution's public ones, to
-    which ``software`` may add OpenHPC's and NVIDIA's. ``upstream``: packages that no repository has.
+    report: called with a line about each step. ``archive`` names the repositories to take packages from,
+    instead of the distribution's public ones, to which ``software`` may add OpenHPC's and NVIDIA's.
+    ``upstream``: packages that no repository has.
     """
 
     distribution: Distribution
     folder: Path
+    report: LineReporter
     archive: Path | None = None
     software: Software = PLAIN
     upstream: tuple[Upstream, ...] = ()
@@ -95,7 +97,7 @@ def check(distribution: Distribution, archive: Path | None) -> None:
         {"Debian": _check_sources, "RedHat": _own_repositories}[distribution.family](archive)
 
 
-def pack(packer: RepositoryRequest, names: Sequence[str], *, report: LineReporter) -> Path:
+def pack(packer: RepositoryRequest, names: Sequence[str]) -> Path:
     """Fetch the packages of these names with all that they need; return the folder of the repository.
 
     ``check`` comes first. The folder is good until the next call for the distribution.
@@ -104,19 +106,19 @@ def pack(packer: RepositoryRequest, names: Sequence[str], *, report: LineReporte
         MachineError: a keyring is missing, an archive can't be reached, or a signature is not right.
         UsageError: no archive of this distribution is known.
     """
-    return {"Debian": _pack_apt, "RedHat": _pack_dnf}[packer.distribution.family](packer, names, report)
+    return {"Debian": _pack_apt, "RedHat": _pack_dnf}[packer.distribution.family](packer, names)
 
 
-def _pack_apt(packer: RepositoryRequest, names: Sequence[str], report: LineReporter) -> Path:
+def _pack_apt(packer: RepositoryRequest, names: Sequence[str]) -> Path:
     release, folder = packer.distribution.release, packer.folder
     apt = partial(_apt, _apt_options(packer))
-    report(f"{release}: reading the package lists")
+    packer.report(f"{release}: reading the package lists")
     apt("update", what=f"reading the package lists of {release}")
     install = ("install", "--quiet=2", *names, *(_fetched(one, folder) for one in packer.upstream))
     nothing = f"Dir::Cache::archives={folder / 'none'}"  # else it names only what is yet to come
     said = apt(*install, "--print-uris", "-o", nothing, what=f"finding what the packages of {release} need")
     paths = {file: _place(file, uri, folder, sha256) for uri, file, sha256 in _FILE.findall(said)}
-    report(f"{release}: downloading {len(paths)} packages")
+    packer.report(f"{release}: downloading {len(paths)} packages")
     apt(*install, "--download-only", what=f"downloading the packages of {release}")
     root = _repository(folder, "pool", paths)
     index = _run(["apt-ftparchive", "packages", "pool"], what="making the repository's index", cwd=root)
@@ -220,10 +222,10 @@ def _apt_lines(packer: RepositoryRequest) -> Iterator[str]:
                 yield f"deb {' '.join(words)}\n"
 
 
-def _pack_dnf(packer: RepositoryRequest, names: Sequence[str], report: LineReporter) -> Path:
+def _pack_dnf(packer: RepositoryRequest, names: Sequence[str]) -> Path:
     release, folder = packer.distribution.release, packer.folder
     repositories, urls = _repositories(packer)
-    report(f"{release}: reading the repositories")
+    packer.report(f"{release}: reading the repositories")
     dnf = partial(_dnf, packer)
     shutil.rmtree(folder / "root", ignore_errors=True)
     for name in ("root", "repos", "log", "packages"):
@@ -236,7 +238,7 @@ def _pack_dnf(packer: RepositoryRequest, names: Sequence[str], report: LineRepor
     download = ("download", "--resolve", "--alldeps", f"--arch={ARCHITECTURE}", "--arch=noarch")
     said = dnf(*download, "--url", *names, what=f"finding what the packages of {release} need")
     files = {line.rpartition("/")[2] for line in said.split() if line.endswith(".rpm")}
-    report(f"{release}: downloading {len(files)} packages")
+    packer.report(f"{release}: downloading {len(files)} packages")
     kept = folder / "packages"
     dnf(*download, f"--downloaddir={kept}", *names, what=f"downloading the packages of {release}")
     root = _repository(folder, "Packages", {file: kept / file for file in files})

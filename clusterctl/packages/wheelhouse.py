@@ -9,10 +9,9 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +25,7 @@ from clusterctl.state.workspace import cache_home, write_atomic
 from clusterctl.util.assets import digest, file_sha256
 from clusterctl.util.disk import reason
 from clusterctl.util.process import Result, run_heard, temporary_folder
-from clusterctl.util.progress import LineReporter
+from clusterctl.util.progress import SILENT, LineReporter
 
 _PIP: Final = Path(__file__).with_name("pip_for_node.py")
 
@@ -49,23 +48,37 @@ class NodePlatform:
 DEFAULT_PLATFORM: Final = NodePlatform.of(distribution_of(DEFAULT))
 
 
-def pip_download(
-    arguments: Sequence[str],
-    node: NodePlatform,
-    *,
-    cwd: Path | None = None,
-    heard: Callable[[str], None] = lambda _line: None,
-) -> Result:
-    """Run `pip download` for the nodes: wheels only, with pip's own settings. ``heard`` gets its lines."""
-    platforms = [f"manylinux_2_{minor}_{ARCHITECTURE}" for minor in range(node.glibc_minor, 4, -1)]
-    platforms += [f"manylinux{name}_{ARCHITECTURE}" for name in ("2014", "2010", "1")]
-    # -P: a file of the caller's folder that is called like a module of pip's is not one.
-    argv = [sys.executable, "-P", str(_PIP), node.python, ARCHITECTURE]
-    argv += ["download", "--no-input", "--disable-pip-version-check", "--progress-bar=off"]
-    argv += ["--only-binary=:all:", "--implementation", "cp", "--python-version", node.python]
-    argv += [word for platform in platforms for word in ("--platform", platform)]
-    env = {**os.environ, "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"}
-    return run_heard([*argv, *arguments], heard, env=env, cwd=cwd)
+@dataclass
+class Pip:
+    """`pip download` for the nodes: wheels only, with pip's own settings.
+
+    report: called with lines for the user. heard: called with each line of pip's own.
+    """
+
+    node: NodePlatform
+    report: LineReporter = SILENT.note
+    heard: LineReporter = SILENT.note
+
+    def download(
+        self, arguments: Sequence[str], *, cwd: Path | None = None, builds: Builds | None = None
+    ) -> Result:
+        """Run it. ``builds`` may end it, because pip has chosen a build that the nodes have no use for."""
+        node = self.node
+        platforms = [f"manylinux_2_{minor}_{ARCHITECTURE}" for minor in range(node.glibc_minor, 4, -1)]
+        platforms += [f"manylinux{name}_{ARCHITECTURE}" for name in ("2014", "2010", "1")]
+        # -P: a file of the caller's folder that is called like a module of pip's is not one.
+        argv = [sys.executable, "-P", str(_PIP), node.python, ARCHITECTURE]
+        argv += ["download", "--no-input", "--disable-pip-version-check", "--progress-bar=off"]
+        argv += ["--only-binary=:all:", "--implementation", "cp", "--python-version", node.python]
+        argv += [word for platform in platforms for word in ("--platform", platform)]
+        env = {**os.environ, "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"}
+
+        def hear(line: str) -> None:
+            self.heard(line)
+            if builds is not None:
+                builds.hear(line)
+
+        return run_heard([*argv, *arguments], hear, env=env, cwd=cwd)
 
 
 _CACHE: Final = "python"  # the folder of locks and their wheels
@@ -135,32 +148,34 @@ def cache_of_downloads(name: str = "") -> Iterator[Path]:
         raise MachineError(what, code="cache-unwritable", where=str(folder), why=why, fix=fix) from exc
 
 
-def wheelhouse(
-    lock: Path, node: NodePlatform = DEFAULT_PLATFORM, fill: Callable[[Path], None] | None = None
-) -> Path:
+def wheelhouse(lock: Path, node: NodePlatform = DEFAULT_PLATFORM) -> Path:
     """A folder with every wheel of a hash-locked requirements file; downloaded once.
-
-    ``fill`` puts the wheels into a new folder, where they do not come from the package index.
 
     Raises:
         MachineError: the package index is out of reach or has no wheel for the nodes, or there is no room
-            or no home to keep them in; and what ``fill`` raises.
+            or no home to keep them in.
     """
-    folder = _folder(lock, node)
-    if folder.is_dir():
-        return folder
+    if not has_wheelhouse(lock, node):
+        with new_wheelhouse(lock, node) as folder:
+            _download_locked(lock, node, folder)
+    return _folder(lock, node)
+
+
+@contextmanager
+def new_wheelhouse(lock: Path, node: NodePlatform) -> Iterator[Path]:
+    """Yield a folder for the wheels of a lock, which becomes its wheelhouse unless the body raises."""
     with cache_of_downloads() as home:
         home.mkdir(parents=True, exist_ok=True)
         with temporary_folder(home) as unfinished:
             wheels = unfinished / "wheels"
             wheels.mkdir()
-            (fill or partial(_download_locked, lock, node))(wheels)
+            yield wheels
             try:
-                wheels.rename(folder)
+                wheels.rename(_folder(lock, node))
             except OSError:
-                if not folder.is_dir():  # else another clusterctl was faster, with the same wheels
+                # Another clusterctl may have been faster, with the same wheels.
+                if not has_wheelhouse(lock, node):
                     raise
-    return folder
 
 
 def has_wheelhouse(lock: Path, node: NodePlatform) -> bool:
@@ -173,7 +188,7 @@ def _folder(lock: Path, node: NodePlatform) -> Path:
 
 def _download_locked(lock: Path, node: NodePlatform, folder: Path) -> None:
     arguments = ["--quiet", "--require-hashes", "--no-deps"]
-    said = pip_download([*arguments, "--requirement", str(lock), "--dest", str(folder)], node)
+    said = Pip(node).download([*arguments, "--requirement", str(lock), "--dest", str(folder)])
     if said.rc != 0:
         what = "the Python packages of the job environment could not be downloaded"
         why = said.stdout.strip()[-1500:]
@@ -268,7 +283,6 @@ def _local_wheel(line: str, folder: Path) -> Path | None:
 
 
 _REASON_BEGINS: Final = re.compile(r"^(ERROR:|error:|The conflict is caused by:)", re.MULTILINE)
-_NOISE: Final = re.compile(r"^\s*(WARNING:|\[notice\]|Looking in |ResolutionImpossible)")
 _DOWNLOADED: Final = re.compile(r"^Successfully downloaded (.*)$", re.MULTILINE)
 _CONFLICT: Final = "The conflict is caused by:"
 _PARTY: Final = re.compile(
@@ -308,7 +322,7 @@ class Requirements:
         return cache_home() / _CACHE / "locks" / f"{key}.txt"
 
 
-def resolve(asked: Requirements, *, report: LineReporter, heard: LineReporter = lambda _line: None) -> Lock:
+def resolve(asked: Requirements, *, report: LineReporter, heard: LineReporter = SILENT.note) -> Lock:
     """The lock of requirements files, for the nodes; its wheels lie in the cache (see ``wheel_path``).
 
     The versions of the job environment are kept, unless the requirements rule them out: such a package is
@@ -325,7 +339,7 @@ def resolve(asked: Requirements, *, report: LineReporter, heard: LineReporter = 
         report(f"resolving {', '.join(map(str, asked.files))}")
         answer.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(home) as folder:
-            wheels = _download(asked, folder, report, heard)
+            wheels = _download(asked, folder, Pip(asked.node, report, heard))
             others = tuple(w for w in map(_kept, wheels) if base.get(w.name) != w.version)
             lock = Lock(others, base, asked.node)
         write_atomic(answer, lock.text)
@@ -338,7 +352,7 @@ def locked(
     node: NodePlatform,
     *,
     report: LineReporter,
-    heard: LineReporter = lambda _line: None,
+    heard: LineReporter = SILENT.note,
 ) -> Lock | None:
     """The lock of this text, with the very wheels that it names; None if they are for another Python.
 
@@ -363,7 +377,7 @@ def locked(
             argv = ["--require-hashes", "--no-deps", "--requirement", str(wanted), "--dest", str(target)]
             if any("+cpu" in wheel.version for wheel in missing):
                 argv += ["--extra-index-url", cpu_index()]
-            said = pip_download(argv, node, cwd=folder, heard=heard)
+            said = Pip(node, report, heard).download(argv, cwd=folder)
             if said.rc != 0:
                 raise UsageError(
                     "packages of the run are not to be had any more",
@@ -382,19 +396,13 @@ def cached_lock(asked: Requirements) -> Lock | None:
         return _load_lock(asked.answer, asked)
 
 
-def store_lock(asked: Requirements, text: str, fill: Callable[[Wheel, Path], None]) -> None:
-    """Have ``resolve`` say this without asking pip. ``fill`` brings each wheel that is not in the cache."""
-    with cache_of_downloads(_CACHE) as home:
-        answer = asked.answer
-        answer.parent.mkdir(parents=True, exist_ok=True)
-        for wheel in Lock.read(text, {}).wheels:
-            place = wheel_path(wheel)
-            if not place.is_file():
-                place.parent.mkdir(parents=True, exist_ok=True)
-                with temporary_folder(home) as folder:
-                    fill(wheel, folder / wheel.file)
-                    (folder / wheel.file).replace(place)
-        write_atomic(answer, text)
+def store_lock(asked: Requirements, text: str, wheels: Path) -> None:
+    """Have ``resolve`` say this without asking pip, with the wheels of a folder, which are moved."""
+    with cache_of_downloads(_CACHE):
+        for path in wheels.glob("*.whl"):
+            _kept(path)
+        asked.answer.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(asked.answer, text)
 
 
 def _load_lock(answer: Path, asked: Requirements) -> Lock | None:
@@ -404,11 +412,11 @@ def _load_lock(answer: Path, asked: Requirements) -> Lock | None:
     return lock if all(wheel_path(wheel).is_file() for wheel in lock.wheels) else None
 
 
-def _download(asked: Requirements, folder: Path, report: LineReporter, heard: LineReporter) -> list[Path]:
+def _download(asked: Requirements, folder: Path, pip: Pip) -> list[Path]:
     """The wheels that pip chose: with the versions to keep, but for those that the requirements rule out."""
-    files, node, kept = asked.files, asked.node, asked.kept
+    files, kept = asked.files, asked.kept
     limits = folder / "constraints.txt"
-    builds = Builds(asked.gpus, report, folder)
+    builds = Builds(asked.gpus, pip.report, folder)
     contents = b"\n".join(text for file in files for _, text in _contents(file, constraints=False))
     builds.ask_for_cuda(contents.decode(errors="replace"))
     arguments = [word for file in builds.files(files) for word in ("--requirement", str(file))]
@@ -419,7 +427,7 @@ def _download(asked: Requirements, folder: Path, report: LineReporter, heard: Li
         folder_of_last = files[-1].absolute().parent
         argv = [*arguments, *builds.arguments, "--dest", str(target)]
         try:
-            said = pip_download(argv, node, cwd=folder_of_last, heard=builds.heard(heard))
+            said = pip.download(argv, cwd=folder_of_last, builds=builds)
         except CudaBuildError:
             builds.take_for_cpus()
             continue
@@ -470,14 +478,12 @@ def _kept(path: Path) -> Wheel:
 def _unresolvable(asked: Requirements, said: Result) -> UsageError:
     begin = _REASON_BEGINS.search(said.stdout)
     text = said.stdout[begin.start() :] if begin else said.stdout[-_LONGEST_REASON:]
-    lines = [line.removeprefix("ERROR: ") for line in text.partition("\nTo fix this")[0].splitlines()]
-    reason = "\n".join(line for line in lines if line.strip() and not _NOISE.match(line))
-    more = " ..." if len(reason) > _LONGEST_REASON else ""
+    reason = text.partition("\nTo fix this")[0].strip()
     return UsageError(
         "the requirements can't be met",
         code="requirements-unmet",
         where=", ".join(map(str, asked.files)),
-        why=f"pip says: {reason[:_LONGEST_REASON]}{more}",
+        why=f"pip says: {reason[:_LONGEST_REASON]}",
         fix=f"the nodes take wheels for {asked.node}: "
         "ask for versions that have such wheels and fit together",
     )

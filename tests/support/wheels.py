@@ -71,5 +71,5 @@ def debian_bundle() -> Path:
         for old in path.parent.glob("*.tar"):
             if time.time() - old.stat().st_mtime > _KEPT_S:  # others may use what is younger
                 old.unlink(missing_ok=True)
-        create(BundleRequest(default_spec(), (DEBIAN,), {}), path, report=lambda _: None)
+        create(BundleRequest(default_spec(), (DEBIAN,), {}, lambda _: None), path)
     return path

@@ -25,7 +25,7 @@ from clusterctl.errors import Failure, VerifyError
 from clusterctl.hosts.checks import Finding
 from clusterctl.hosts.gpus import Driver, Gpu
 from clusterctl.hosts.probe import HostReport, NodeFacts
-from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
+from clusterctl.packages.wheelhouse import NodePlatform, new_wheelhouse
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, Transport
@@ -91,8 +91,9 @@ def workspace(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     return workspace
 
 
-def planted(folder: Path) -> None:
-    (folder / "cupy.whl").write_text("a wheel")
+def plant() -> None:
+    with new_wheelhouse(gpu_lock(), NodePlatform.of(INVENTORY.distribution)) as folder:
+        (folder / "cupy.whl").write_text("a wheel")
 
 
 def no_host(name: str) -> Transport:
@@ -108,7 +109,7 @@ def fetched(
 
 
 def test_hosts_that_show_cards_get_cupy(workspace: Workspace) -> None:
-    wheelhouse(gpu_lock(), NodePlatform.of(INVENTORY.distribution), planted)
+    plant()
     shown = views(PARTS, Driver())
     assert fetched(workspace, spec(), shown) == ()
     assert [wheel.name for wheel in workspace.gpu_wheels.iterdir()] == ["cupy.whl"]
@@ -131,7 +132,7 @@ def test_a_bundle_without_cupy_is_told_of_and_is_no_fault(workspace: Workspace) 
     assert note.code == "gpus-without-cupy"
     assert ONE in note
     assert '"cupy": true' not in gpus_file(spec(), INVENTORY, workspace, views(T4, T4))
-    wheelhouse(gpu_lock(), NodePlatform.of(INVENTORY.distribution), planted)
+    plant()
     assert fetched(workspace, spec(), views(T4, T4)) == ()
 
 
@@ -154,7 +155,7 @@ def test_a_rented_node_fetches_cupy_by_itself_where_it_reaches_the_package_index
     program(tmp_path, "curl", index)
     rented, shown = spec(rented=True), views(T4, Driver())
     if index != "exit":
-        wheelhouse(gpu_lock(), NodePlatform.of(INVENTORY.distribution), planted)
+        plant()
     asked: list[str] = []
 
     def to(name: str) -> Transport:

@@ -106,16 +106,16 @@ def test_jax_has_the_extra_for_cuda_where_nodes_have_gpus(solve: Solve, tmp_path
 def test_what_pip_had_downloaded_before_it_was_ended_is_left_out(
     solve: Solve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    download = wheelhouse.pip_download
+    run = wheelhouse.run_heard
 
-    def hear_afterwards(*words: Any, heard: Callable[[str], None], **more: Any) -> Any:
+    def hear_afterwards(argv: Any, heard: Callable[[str], None], **more: Any) -> Any:
         lines: list[str] = []
-        result = download(*words, heard=lines.append, **more)
+        result = run(argv, lines.append, **more)
         for line in lines:
             heard(line)
         return result
 
-    monkeypatch.setattr(wheelhouse, "pip_download", hear_afterwards)
+    monkeypatch.setattr(wheelhouse, "run_heard", hear_afterwards)
     assert solve("lightning", gpus=False) == {"lightning 1.0", "torch 2.0+cpu"}
 
 

@@ -76,8 +76,8 @@ def pack(archive: Archive, tmp_path: Path) -> Packed:
         sources.write_text(f"deb [signed-by={tmp_path / 'keyring.gpg'}] {scheme}:{archive.root} ./\n")
         folder = tmp_path / "kept"
         folder.mkdir(exist_ok=True)
-        packer = RepositoryRequest(distribution_of("debian-12"), folder, sources, upstream=upstream)
-        root = repository.pack(packer, names, report=lambda _: None)
+        packer = RepositoryRequest(distribution_of("debian-12"), folder, print, sources, upstream=upstream)
+        root = repository.pack(packer, names)
         return {path.relative_to(root).as_posix(): path.read_bytes() for path in tree_files(root)}
 
     return call
