@@ -23,7 +23,7 @@ from clusterctl.state.chosen_spec import spec_of_existing
 from clusterctl.state.inventory import Inventory, applied_spec, inventory_of
 from clusterctl.state.workspace import WAIT_S, Workspace
 from clusterctl.transport.base import Connect
-from clusterctl.transport.connections import Connections
+from clusterctl.transport.ssh import Connections
 
 Names = Annotated[list[str], argument("Node names, or host lists such as gpu[01-04].", metavar="NODE...")]
 Reason = Annotated[str, option("Reason, as sinfo and `status` show it.", "--reason", metavar="TEXT")]

@@ -23,7 +23,7 @@ from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.load import dump_spec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, distribution_ahead
 from clusterctl.state.workspace import write_atomic
-from clusterctl.transport.connections import Connections
+from clusterctl.transport.ssh import Connections
 from clusterctl.util.assets import job_lock
 
 

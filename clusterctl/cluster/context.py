@@ -19,7 +19,7 @@ from clusterctl.scheduler.session import PATIENCE_S
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory, applied_if_known, inventory_if_known
 from clusterctl.state.workspace import WAIT_S, Workspace
-from clusterctl.transport.connections import Connections
+from clusterctl.transport.ssh import Connections
 from clusterctl.util.progress import SILENT, Reporter
 
 

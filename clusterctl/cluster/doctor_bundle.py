@@ -26,7 +26,7 @@ from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import inventory_of
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.connections import Connections
+from clusterctl.transport.ssh import Connections
 from clusterctl.util.process import on_each
 from clusterctl.util.redact import HIDDEN, is_secret_name, redactor
 

@@ -21,7 +21,7 @@ from clusterctl.state.inventory import Inventory, applied_spec, inventory_of, ke
 from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import Connect
-from clusterctl.transport.connections import Connections
+from clusterctl.transport.ssh import Connections
 from clusterctl.util.disk import append_line, read_rows
 from clusterctl.util.process import on_each
 

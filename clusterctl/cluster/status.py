@@ -13,7 +13,7 @@ from clusterctl.state.chosen import naming_lock_holder
 from clusterctl.state.facts import facts_of
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
-from clusterctl.transport.connections import Connections
+from clusterctl.transport.ssh import Connections
 
 if TYPE_CHECKING:
     from clusterctl.spec.models import ClusterSpec

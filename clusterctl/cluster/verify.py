@@ -49,7 +49,7 @@ from clusterctl.spec.names import reject_unknown
 from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory, inventory_of
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect
-from clusterctl.transport.connections import Connections
+from clusterctl.transport.ssh import Connections
 from clusterctl.util.process import Result, parallel_map
 
 if TYPE_CHECKING:

@@ -32,11 +32,11 @@ from clusterctl.state.ledger import RunRecord
 from clusterctl.state.submissions import SENT_FILES, UNCHANGED, JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, lines, remote_argv
-from clusterctl.transport.connections import Connections
 from clusterctl.transport.copies import Copies, note, read_copies, request_bytes
 from clusterctl.transport.get import Sender, writing_into
 from clusterctl.transport.remote_copies import digest
 from clusterctl.transport.remote_incoming import Entry
+from clusterctl.transport.ssh import Connections
 from clusterctl.transport.tree import Kind, Progress, shown_size, titled
 from clusterctl.util.process import on_each
 

@@ -16,7 +16,7 @@ from clusterctl.state.facts import ClusterFacts, facts_of
 from clusterctl.state.submissions import Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, Transport
-from clusterctl.transport.connections import Connections
+from clusterctl.transport.ssh import Connections
 
 if TYPE_CHECKING:
     from clusterctl.scheduler.mpirun import MpirunClient

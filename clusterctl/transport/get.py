@@ -26,7 +26,7 @@ from clusterctl.transport.remote_incoming import (
     receive,
     reject_small_disk,
 )
-from clusterctl.transport.tree import Kind, Pieces, Progress
+from clusterctl.transport.tree import Kind, Progress, Stream
 from clusterctl.util.disk import reason
 
 _AGAIN = "run it again; what has arrived is kept"
@@ -150,8 +150,8 @@ class Download:
     """What the cluster has listed: ``entries``, and what is ``left`` there. ``sent`` bytes had to travel."""
 
     def __init__(self, talk: Conversation, most: int, *, goes_on: bool) -> None:
-        self._talk, self._goes_on, self._pieces = talk, goes_on, Pieces(talk)
-        self._incoming = Incoming(self._pieces)
+        self._talk, self._goes_on, self._stream = talk, goes_on, Stream(talk)
+        self._incoming = Incoming(self._stream)
         self.entries, self.left = parse_listing(iter(self._incoming.line, b""), most)
         self.sent = 0
 
@@ -184,7 +184,7 @@ class Download:
             what, where, why = "the disk is too small", printable(str(folder)), printable(str(exc.strerror))
             raise TransferError(what, code="no-room", where=where, why=why, fix=room) from exc
         self._talk.send(b"".join(entry.wanted for entry in files) + b"\n")
-        self._pieces.progress, self._pieces.total = progress, sum(entry.size for entry in files)
+        self._stream.progress, self._stream.total = progress, sum(entry.size for entry in files)
         try:
             arrived = dict(self._receive(files, hashed=own))
         finally:
@@ -196,7 +196,7 @@ class Download:
     def _receive(self, files: Sequence[Entry], *, hashed: bool) -> Iterator[tuple[int, str]]:
         done = 0
         for entry in files:
-            self._pieces.done, self._pieces.came = done + entry.have, 0
+            self._stream.done, self._stream.came = done + entry.have, 0
             sha256 = receive(entry, self._incoming, hashed=hashed)
             done += entry.size
             if sha256 is not None:

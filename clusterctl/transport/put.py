@@ -19,7 +19,7 @@ from clusterctl.transport.base import Conversation, Transport, remote_argv
 from clusterctl.transport.remote_content import ALIVE_LINE, HEADER, SAME, line_of, send_file, wanted_of
 from clusterctl.transport.remote_incoming import Incoming, TruncatedError, UnexpectedError
 from clusterctl.transport.remote_open import HELD
-from clusterctl.transport.tree import Item, Kind, Pieces, Progress, hash_items, not_readable
+from clusterctl.transport.tree import Item, Kind, Progress, Stream, hash_items, not_readable
 from clusterctl.util.assets import tree_files
 
 STORE = "clusterctl/store"  # in the job user's home
@@ -155,7 +155,7 @@ def _converse(
 
 def _answers(talk: Conversation) -> Iterator[bytes]:
     """Yield the lines that the cluster says, but for its signs of life."""
-    incoming = Incoming(Pieces(talk))
+    incoming = Incoming(Stream(talk))
     while True:
         if (line := incoming.line()) != ALIVE_LINE:
             yield line

@@ -63,13 +63,13 @@ class Incoming:
     ``beat`` is a sign of life while a file that is here is read.
     """
 
-    def __init__(self, pieces: Iterator[bytes], beat: Beat = SILENT) -> None:
-        self.pieces, self.beat = pieces, beat
+    def __init__(self, stream: Iterator[bytes], beat: Beat = SILENT) -> None:
+        self.stream, self.beat = stream, beat
         self.buffer, self.at = b"", 0  # what came last, and how much of it was taken
 
     def fill(self) -> None:
         if self.at == len(self.buffer):
-            self.buffer, self.at = next(self.pieces, b""), 0
+            self.buffer, self.at = next(self.stream, b""), 0
             if not self.buffer:
                 raise TruncatedError
 
@@ -156,7 +156,7 @@ class Incoming:
 
     def end(self, *, goes_on: bool = False) -> None:
         """Wait for the end, unless the other side goes on later; nothing may be left."""
-        if self.at < len(self.buffer) or (not goes_on and next(self.pieces, b"")):
+        if self.at < len(self.buffer) or (not goes_on and next(self.stream, b"")):
             raise UnexpectedError
 
 

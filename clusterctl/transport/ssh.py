@@ -1,4 +1,4 @@
-"""A host over SSH: the ssh program runs each command, and reads the `ssh_config` that plain ``ssh -F`` reads.
+"""Hosts over SSH: the ssh program runs each command, and reads the `ssh_config` that plain ``ssh -F`` reads.
 
 Commands share a connection (master.py). Only our key and our known_hosts count: no agent, no keys of the
 user's, no trust on first use.
@@ -20,6 +20,7 @@ from clusterctl.transport.base import (
     ENDED_BY_SIGNAL,
     SILENCE_S,
     Conversation,
+    Transport,
     failed,
     shown,
     unreachable,
@@ -183,3 +184,26 @@ def _may_stay(config: Path) -> bool:
         return not workspace.removing.exists() and b"auto_down" not in workspace.spec.read_bytes()
     except FileNotFoundError:
         return True
+
+
+class Connections(ExitStack):
+    """The hosts of an `ssh_config`. As a context manager it closes them all.
+
+    The connection to the host ``stays`` is left open for the next verb.
+    """
+
+    def __init__(self, ssh_config: Path, *, stays: str | None = None) -> None:
+        super().__init__()
+        self._ssh_config = ssh_config
+        self._stays = stays
+        self._open: dict[tuple[str, str | None], Transport] = {}
+        self._lock = threading.Lock()
+
+    def to(self, host: str, user: str | None = None) -> Transport:
+        """Return the connection to a host of that name, as this user (default: the admin user)."""
+        with self._lock:
+            if (host, user) not in self._open:
+                stays = host == self._stays
+                self._open[host, user] = SSHTransport(host, self._ssh_config, user=user, stays=stays)
+                self.callback(self._open[host, user].close)
+            return self._open[host, user]

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -43,7 +43,7 @@ def titled(title: str, progress: Progress) -> Progress:
 
 
 @dataclass(slots=True)
-class Pieces:
+class Stream:
     """What a conversation says, piece by piece; ``progress`` is shown of files of ``total`` bytes.
 
     ``done``: how many bytes of these were here before the last ``came``.
@@ -168,73 +168,76 @@ def shown_size(size: float) -> str:
     return f"{size:.0f} B"
 
 
-def hash_items(
-    files: Sequence[Item], *, progress: Progress = lambda *_: None, now_ns: Callable[[], int] = time.time_ns
-) -> Mapping[Path, str]:
+def hash_items(files: Sequence[Item], *, progress: Progress = lambda *_: None) -> Mapping[Path, str]:
     """Origin -> sha256 in hex. A file that was hashed before is not read again while it is unchanged.
 
-    ``progress`` hears from any thread.
+    ``progress`` is called in any thread.
 
     Raises:
         UsageError: some can't be read; all are named.
         MachineError: there is no folder to remember hashes in.
     """
-    unreadable: list[OSError] = []
-    done = 0
-    total = sum(item.size for item in files)
-
-    stopped = threading.Event()
-    counting = threading.Lock()
-
-    def more(count: int) -> None:
-        nonlocal done
-        if stopped.is_set():
-            raise InterruptedError
-        with counting:
-            done += count
-            now = done
-        progress("hashing", now, total)
-
-    def one(item: Item) -> str:
+    with _remembered([item.origin for item in files if item.size >= REMEMBERED]) as known:
+        hashing = _Hashing(known, progress, sum(item.size for item in files))
         try:
-            return _hash(item.origin, known, more, now_ns)
+            hashes = parallel_map(files, hashing.hash, most=_MAX_THREADS)
+        finally:
+            hashing.stopped.set()
+    if hashing.unreadable:
+        raise not_readable(hashing.unreadable)
+    return dict(zip((item.origin for item in files), hashes, strict=True))
+
+
+@dataclass(slots=True)
+class _Hashing:
+    """Hashes files in several threads, until it is ``stopped``."""
+
+    known: _Known
+    progress: Progress
+    total: int
+    done: int = 0
+    unreadable: list[OSError] = field(default_factory=list)
+    stopped: threading.Event = field(default_factory=threading.Event)
+    _counting: threading.Lock = field(default_factory=threading.Lock)
+
+    def hash(self, item: Item) -> str:
+        """Return the hash of a file, "" if it can't be read."""
+        try:
+            return self._hash(item.origin)
         except OSError as exc:
             exc.filename = exc.filename or str(item.origin)
-            unreadable.append(exc)
+            self.unreadable.append(exc)
             return ""
-        except BaseException:  # the others need not read to the end
-            stopped.set()
+        except BaseException:
+            # The other threads need not read to the end.
+            self.stopped.set()
             raise
 
-    large = [item.origin for item in files if item.size >= REMEMBERED]
-    with _remembered(large) as known:
-        try:
-            hashes = parallel_map(files, one, most=_MAX_THREADS)
-            found = dict(zip((item.origin for item in files), hashes, strict=True))
-        finally:
-            stopped.set()
-    if unreadable:
-        raise not_readable(unreadable)
-    return found
+    def _hash(self, path: Path) -> str:
+        """Return the hash of a file, from ``known`` if it is there, else put it there."""
+        with path.open("rb", buffering=0) as file:
+            status = os.fstat(file.fileno())
+            key = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+            before = self.known.get(os.fsencode(path))
+            if before is not None and before[0] == key:
+                self._count(status.st_size)
+                return before[1]
+            sha = hashlib.sha256()
+            while data := file.read(_CHUNK):
+                sha.update(data)
+                self._count(len(data))
+        newest = max(status.st_mtime_ns, status.st_ctime_ns)
+        if status.st_size >= REMEMBERED and time.time_ns() - newest > _SETTLED_NS:
+            self.known[os.fsencode(path)] = (key, sha.hexdigest())
+        return sha.hexdigest()
 
-
-def _hash(path: Path, known: _Known, progress: Callable[[int], None], now_ns: Callable[[], int]) -> str:
-    """The hash of a file, from ``known`` if it is there and else put there."""
-    with path.open("rb", buffering=0) as file:
-        status = os.fstat(file.fileno())
-        key = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-        before = known.get(os.fsencode(path))
-        if before is not None and before[0] == key:
-            progress(status.st_size)
-            return before[1]
-        sha = hashlib.sha256()
-        while data := file.read(_CHUNK):
-            sha.update(data)
-            progress(len(data))
-    newest = max(status.st_mtime_ns, status.st_ctime_ns)
-    if status.st_size >= REMEMBERED and now_ns() - newest > _SETTLED_NS:
-        known[os.fsencode(path)] = (key, sha.hexdigest())
-    return sha.hexdigest()
+    def _count(self, size: int) -> None:
+        if self.stopped.is_set():
+            raise InterruptedError
+        with self._counting:
+            self.done += size
+            done = self.done
+        self.progress("hashing", done, self.total)
 
 
 @contextmanager

@@ -204,12 +204,14 @@ def on_each(
 ) -> tuple[dict[str, R], dict[str, ClusterctlError]]:
     """What every host answered, and how some failed: at most ``most`` at once, and none stops the others.
 
-    Under a ``limit``, ``ask`` only looks; see ``within``.
+    Under a ``limit``, ``ask`` only looks: a call that does not return in time is left alone.
     """
 
     def answer(host: str) -> R | ClusterctlError:
         try:
-            return ask(host) if limit is NO_LIMIT else within(limit, partial(ask, host))
+            if limit.rest_s <= 0:
+                raise TimeoutError
+            return ask(host) if limit is NO_LIMIT else started(partial(ask, host))(limit)
         except TimeoutError:
             why, fix = "it gave no answer in the time that there was for all hosts", "look at the host's load"
             return UnreachableError(f"{host} does not answer", why=why, fix=fix, host=host)
@@ -290,14 +292,3 @@ def started(call: Callable[[], R]) -> Callable[..., R]:
 
     threading.Thread(target=work, daemon=True).start()
     return result
-
-
-def within(limit: Limit, call: Callable[[], R]) -> R:
-    """The result of a call that only looks: one that does not return in time is left alone.
-
-    Raises:
-        TimeoutError: the limit is over.
-    """
-    if limit.rest_s <= 0:
-        raise TimeoutError("there is no time left")
-    return started(call)(limit)

@@ -11,7 +11,7 @@ from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.state.facts import job_settings
 from clusterctl.state.submissions import Ledger
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport import connections
+from clusterctl.transport import ssh
 from tests.support.here import LocalTransport
 from tests.support.inventories import host_of, inventory_of
 from tests.support.played.cluster import SPEC, PlayedCluster
@@ -42,5 +42,5 @@ def here(cluster: PlayedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     settings = job_settings(applied(workspace))
     inventory = inventory_of(cluster="demo", hosts=hosts, **settings)
     workspace.inventory.write_text(inventory.model_dump_json())
-    monkeypatch.setattr(connections, "SSHTransport", lambda *_, **__: LocalTransport())
+    monkeypatch.setattr(ssh, "SSHTransport", lambda *_, **__: LocalTransport())
     return Session(cluster.session().facts, SlurmClient(LocalTransport()), Ledger(workspace.jobs))

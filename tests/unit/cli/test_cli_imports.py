@@ -28,7 +28,6 @@ def imported(*modules: str) -> list[str]:
         ("clusterctl.spec", {"pydantic"}),
         ("clusterctl.providers.local.helper", {"pydantic"}),
         ("clusterctl.transport.ssh", set()),
-        ("clusterctl.transport.connections", set()),
         ("clusterctl.scheduler.session", set()),
         ("clusterctl.scheduler.diagnosis", set()),
         ("clusterctl.cli.jobs", set()),
@@ -82,10 +81,10 @@ def test_the_words_of_a_verb_and_the_help_are_read_without_pydantic(words: str, 
 SUBMITS = """
 import sys
 from clusterctl.cli.run import run
-from clusterctl.transport import connections
+from clusterctl.transport import ssh
 from tests.support.here import LocalTransport
 
-connections.SSHTransport = lambda *_, **__: LocalTransport()
+ssh.SSHTransport = lambda *_, **__: LocalTransport()
 sys.argv = ["clusterctl", "-o", "json", "submit", *{words}]
 assert run() == 0
 print(*sys.modules)

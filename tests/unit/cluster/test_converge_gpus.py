@@ -29,7 +29,7 @@ from clusterctl.packages.wheelhouse import NodePlatform, new_wheelhouse
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, Transport
-from clusterctl.transport.connections import Connections
+from clusterctl.transport.ssh import Connections
 from clusterctl.util.assets import gpu_lock
 from clusterctl.util.process import Result
 from tests.support.here import LocalTransport

@@ -35,7 +35,7 @@ from clusterctl.spec.models import LocalSettings
 from clusterctl.state.inventory import Inventory, SharedFolder
 from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.connections import Connections
+from clusterctl.transport.ssh import Connections
 from clusterctl.util.disk import read_rows
 from tests.support.inventories import inventory_of
 from tests.support.messages import refused as rejected

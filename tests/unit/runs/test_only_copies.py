@@ -23,10 +23,10 @@ from clusterctl.state.submissions import UNCHANGED, JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport import remote_copies
 from clusterctl.transport.base import Conversation
-from clusterctl.transport.connections import Connections
 from clusterctl.transport.copies import Copies, note
 from clusterctl.transport.put import send_into
 from clusterctl.transport.remote_copies import NOT_IN_HOMES, Top
+from clusterctl.transport.ssh import Connections
 from clusterctl.transport.tree import shown_size, walk
 from tests.support.here import LocalTransport
 from tests.support.inventories import host_of, inventory_of

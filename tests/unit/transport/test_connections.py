@@ -19,10 +19,9 @@ from clusterctl.state.inventory import CONTROLLER, Host
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport import master
 from clusterctl.transport.base import wrapped
-from clusterctl.transport.connections import Connections
 from clusterctl.transport.master import end_all
 from clusterctl.transport.openssh import write_ssh_files
-from clusterctl.transport.ssh import SSHTransport
+from clusterctl.transport.ssh import Connections, SSHTransport
 from tests.support.inventories import host_of, inventory_of
 from tests.support.processes import eventually, gone
 

@@ -83,7 +83,7 @@ def test_after_its_time_a_command_is_ended(impatient, tmp_path):
 CLIENT = """
 import json, sys, time
 from pathlib import Path
-from clusterctl.transport.connections import Connections
+from clusterctl.transport.ssh import Connections
 how, config, user, argv, stays = sys.argv[1], sys.argv[2], sys.argv[3], json.loads(sys.argv[4]), sys.argv[5]
 node = Connections(Path(config), stays=stays).to("node", user)
 if how == "run":

@@ -506,18 +506,18 @@ def test_single_files_in_the_store(home, data):
 # hashes:
 
 
-def test_hashes_are_remembered_until_a_file_changes(home, data):
+def test_hashes_are_remembered_until_a_file_changes(home, data, monkeypatch):
     large = data / "large"
     item = Item.of("large", large, large.lstat())
 
     def hashed() -> tuple[str, int]:
         """The hash, and in how many pieces the file was looked at: one if it was not read."""
         told: list[tuple[str, int, int]] = []
-        later = time.time_ns() + 3600 * 10**9
-        found = hash_items([item], progress=lambda *said: told.append(said), now_ns=lambda: later)
+        found = hash_items([item], progress=lambda *said: told.append(said))
         assert told[-1] == ("hashing", 3 * MIB, 3 * MIB)
         return found[large], len(told)
 
+    monkeypatch.setattr(tree, "_SETTLED_NS", -1)  # as if it were long ago that it changed
     first = hashlib.sha256(large.read_bytes()).hexdigest()
     assert hashed() == (first, 3)
     assert hashed() == (first, 1)
@@ -527,12 +527,12 @@ def test_hashes_are_remembered_until_a_file_changes(home, data):
     assert hashed() == (hashlib.sha256(bytes(3 * MIB)).hexdigest(), 3)
 
 
-def test_a_file_that_changed_just_now_is_not_remembered(home, data):
+def test_a_file_that_changed_just_now_is_not_remembered(home, data, monkeypatch):
     item = Item.of("large", data / "large", (data / "large").lstat())
-    now = (data / "large").stat().st_ctime_ns + 1
+    monkeypatch.setattr(tree, "_SETTLED_NS", 3600 * 10**9)
     told: list[int] = []
     for _ in range(2):
-        hash_items([item], progress=lambda _, done, __: told.append(done), now_ns=lambda: now)
+        hash_items([item], progress=lambda _, done, __: told.append(done))
     assert len(told) == 6
 
 
