@@ -20,12 +20,11 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from clusterctl.errors import HostKeyError, KeyRefusedError, TransportError
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import unreachable
-from clusterctl.transport.openssh import ALONE, NO_CONNECTION, OpenSSH, ending_with_us
+from clusterctl.transport.openssh import ALONE, NO_CONNECTION, OpenSSH
 
 IDLE_S = 300
 # A connection that was used more recently than this is trusted to live: a command tells soon enough.
@@ -34,7 +33,8 @@ _ANSWER_S = 10.0
 # ssh has limits of its own, such as the ConnectTimeout of the file.
 _START_S = 75.0
 _EXIT_S = 2.0
-_LONGEST_PAUSE_S = 0.05
+# Time to connect to the socket of a new connection. A connection that nobody watches ends after it.
+_WATCHED_WITHIN_S = 3
 _NO_SOCKET = re.compile("unix_listener|mux listener|ControlSocket")
 
 
@@ -42,14 +42,14 @@ _NO_SOCKET = re.compile("unix_listener|mux listener|ControlSocket")
 class Master:
     """One connection that ssh keeps. ``watch`` is connected to its socket, and closes when ssh ends.
 
-    As long as ``watch`` is open, the connection does not end for want of commands. ``process`` is an ssh that
-    ends with us.
+    As long as ``watch`` is open, the connection does not end for want of commands. ``stays``: it is left to
+    the next verb.
     """
 
     folder: Path
     name: str
     watch: socket.socket
-    process: subprocess.Popen[bytes] | None = None
+    stays: bool
 
     def has_ended(self, within_s: float = 0.0) -> bool:
         """Return whether the connection has ended, or has been closed by ``close``."""
@@ -62,43 +62,48 @@ class Master:
     def close(self) -> None:
         """Leave the connection to the next verb, or end it if it is ours alone. Twice is fine."""
         self.watch.close()
-        if self.process is not None:
-            self.process.terminate()
-            try:
-                self.process.wait(_EXIT_S)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-            (self.folder / self.name).unlink(missing_ok=True)
+        if not self.stays:
+            _end(self.folder, self.name)
             return
         with suppress(OSError):
             os.utime(self.folder / self.name)
 
 
-def shared_master(config: Path, host: str, user: str | None, *, start: bool = True) -> Master | None:
-    """Return the connection to a host that verbs share, which is opened if ``start``.
+def open_master(
+    config: Path, host: str, user: str | None, *, stays: bool, start: bool = True
+) -> Master | None:
+    """Return a connection to a host, which is opened if ``start``.
 
-    It serves as long as the `ssh_config` is the same file. None: there is no such connection, and commands
-    connect by themselves.
+    stays: verbs share it as long as the `ssh_config` is the same file. Otherwise it ends with this process,
+    however that ends. None: there is no such connection, and commands connect by themselves.
 
     Raises:
-        TransportError: as ``own_master``.
+        HostKeyError: the host shows another key than the known one.
+        KeyRefusedError: the host does not accept our key.
+        UnreachableError: there is no connection.
+        TransportError: the `ssh_config` can't be used.
     """
     folder = _private_folder(config)
     if folder is None or not config.exists():
         return None
-    status = config.stat()
-    # Machines may share a home, and no machine reaches another's socket.
-    words = (os.uname().nodename, host, user, status.st_ino, status.st_mtime_ns)
-    name = hashlib.sha256(repr(words).encode()).hexdigest()[:16]
-    with suppress(OSError):
-        if time.time() - (folder / name).stat().st_mtime < FRESH_S:
-            return Master(folder, name, _watch(folder, name))
+    name = secrets.token_hex(8)
+    if stays:
+        status = config.stat()
+        # Machines may share a home, and no machine reaches another's socket.
+        words = (os.uname().nodename, host, user, status.st_ino, status.st_mtime_ns)
+        name = hashlib.sha256(repr(words).encode()).hexdigest()[:16]
+        with suppress(OSError):
+            if time.time() - (folder / name).stat().st_mtime < FRESH_S:
+                return Master(folder, name, _watch(folder, name), stays)
     if not start:
         return None
     # ssh opens the connection if there is none, or if one that was killed has left its socket. One that was
     # idle for long may be dead without its ssh knowing yet, as after a laptop's sleep: it gets little time.
-    ssh, persist = OpenSSH(config, user), ("-o", "ControlMaster=auto", "-o", f"ControlPersist={IDLE_S}")
-    command = ssh.argv(host, "true", "-S", f"./{name}", "-o", "BatchMode=yes", *persist)
+    idle_s = IDLE_S if stays else _WATCHED_WITHIN_S
+    ssh = OpenSSH(config, user)
+    options = ["-S", f"./{name}", "-o", "BatchMode=yes", "-o", "ControlMaster=auto"]
+    options += ["-o", f"ControlPersist={idle_s}", *(() if stays else ("-f", "-N"))]
+    command = ssh.argv(host, "true" if stays else (), *options)
     for limit_s in (_ANSWER_S, _START_S) if (folder / name).exists() else (_START_S,):
         rc, said = _tried(command, folder, limit_s)
         if rc is not None:
@@ -110,39 +115,9 @@ def shared_master(config: Path, host: str, user: str | None, *, start: bool = Tr
             _, said = _tried(ssh.argv(host, "true", *ALONE, "-o", "BatchMode=yes"), folder, _START_S)
         raise refusal(host, config, said, user)
     try:
-        return Master(folder, name, _watch(folder, name))
+        return Master(folder, name, _watch(folder, name), stays)
     except OSError:
         return None
-
-
-def own_master(config: Path, host: str, user: str | None) -> Master | None:
-    """Open a connection to a host that ends with this process; None where commands connect by themselves.
-
-    Raises:
-        HostKeyError: the host shows another key than the known one.
-        KeyRefusedError: the host does not accept our key.
-        UnreachableError: there is no connection.
-        TransportError: the `ssh_config` can't be used.
-    """
-    folder = _private_folder(config)
-    if folder is None:
-        return None
-    ssh, name = OpenSSH(config, user), secrets.token_hex(8)
-    options = ("-N", "-M", "-S", f"./{name}", "-o", "ControlPersist=no", "-o", "BatchMode=yes")
-    deadline, pause_s = time.monotonic() + _START_S, 0.002
-    with tempfile.TemporaryFile() as stderr:
-        process = _spawned(ssh.argv(host, (), *options), folder, stderr, process_group=ending_with_us())
-        while process.poll() is None and time.monotonic() < deadline:
-            with suppress(OSError):
-                return Master(folder, name, _watch(folder, name), process)
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        process.kill()
-        process.wait()
-        said = _text(stderr)
-    if _NO_SOCKET.search(said):
-        return None
-    raise refusal(host, config, said, user)
 
 
 def end_all(config: Path) -> None:
@@ -185,30 +160,21 @@ def _tried(words: list[str], folder: Path, limit_s: float) -> tuple[int | None, 
     """Return the exit status of an ssh, None if it took too long, and what it says."""
     # A file: what ssh leaves in the background may keep its stderr open.
     with tempfile.TemporaryFile() as stderr:
+        nothing = subprocess.DEVNULL
         # The ProxyCommand of a connection that stays remains in this group, so the group outlives us.
-        process = _spawned(words, folder, stderr, process_group=0)
+        process = subprocess.Popen(
+            words, cwd=folder, stdin=nothing, stdout=nothing, stderr=stderr, process_group=0
+        )
         try:
-            return process.wait(limit_s), _text(stderr)
+            rc = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             return None, f"there was no answer within {limit_s:g} s"
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-
-
-def _spawned(
-    words: list[str], folder: Path, stderr: IO[bytes], *, process_group: int
-) -> subprocess.Popen[bytes]:
-    nothing = subprocess.DEVNULL
-    return subprocess.Popen(
-        words, cwd=folder, stdin=nothing, stdout=nothing, stderr=stderr, process_group=process_group
-    )
-
-
-def _text(file: IO[bytes]) -> str:
-    file.seek(0)
-    return file.read().decode(errors="replace")
+        stderr.seek(0)
+        return rc, stderr.read().decode(errors="replace")
 
 
 def _private_folder(config: Path) -> Path | None:

@@ -26,7 +26,7 @@ from clusterctl.transport.base import (
     unreachable,
     wrapped,
 )
-from clusterctl.transport.master import Master, own_master, refusal, shared_master
+from clusterctl.transport.master import Master, open_master, refusal
 from clusterctl.transport.openssh import NO_CONNECTION, OpenSSH, Talk, running
 from clusterctl.util.process import Result
 
@@ -88,7 +88,7 @@ class SSHTransport:
     def begin(self, argv: Sequence[str]) -> None:
         with self._lock:
             if self.stays and self._master is None and _may_stay(self.config):
-                self._master = shared_master(self.config, self.host, self.user, start=False)
+                self._master = open_master(self.config, self.host, self.user, stays=True, start=False)
             if self._master is None or self._master.has_ended():
                 return
         with suppress(TransportError), ExitStack() as stack:
@@ -145,8 +145,8 @@ class SSHTransport:
                 self._master.close()
                 self._master = None
             if self._master is None:
-                open_master = shared_master if self.stays and _may_stay(self.config) else own_master
-                self._master = open_master(self.config, self.host, self.user)
+                stays = self.stays and _may_stay(self.config)
+                self._master = open_master(self.config, self.host, self.user, stays=stays)
             return self._master
 
 

@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from clusterctl.errors import MachineError, UsageError, printable
-from clusterctl.state.workspace import cache_home
+from clusterctl.state.workspace import cache_home, write_atomic
 from clusterctl.transport.base import Conversation
 from clusterctl.util.process import parallel_map
-
-if TYPE_CHECKING:
-    import sqlite3
 
 Progress = Callable[[str, int, int], None]  # (what is done, bytes done, bytes in all)
 REMEMBERED = 1 << 20  # bytes: smaller files are read as fast as they are looked up
 _SETTLED_NS = 2_000_000_000  # a file this young may change again within the clock's resolution
-_UNUSED_S = 90 * 86400
+_MOST_REMEMBERED = 20_000  # files
 _MAX_THREADS = min(8, os.cpu_count() or 1)
 _CHUNK = 1 << 20
-_SCHEMA = (
-    "CREATE TABLE IF NOT EXISTS hashes (path BLOB PRIMARY KEY, size INTEGER, mtime_ns INTEGER, "
-    "ctime_ns INTEGER, inode INTEGER, sha256 TEXT, used REAL) WITHOUT ROWID"
-)
-_QUERY = "SELECT size, mtime_ns, ctime_ns, inode, sha256 FROM hashes WHERE path = ?"
-_Key = tuple[int, int, int, int]
-_Known = dict[bytes, tuple[_Key, str]]
+# Path -> size, times of change in ns, inode; and sha256.
+_Known = dict[str, tuple[tuple[int, ...], str]]
 
 
 def titled(title: str, progress: Progress) -> Progress:
@@ -175,9 +168,8 @@ def hash_items(files: Sequence[Item], *, progress: Progress = lambda *_: None) -
 
     Raises:
         UsageError: some can't be read; all are named.
-        MachineError: there is no folder to remember hashes in.
     """
-    with _remembered([item.origin for item in files if item.size >= REMEMBERED]) as known:
+    with _remembered(wanted=any(item.size >= REMEMBERED for item in files)) as known:
         hashing = _Hashing(known, progress, sum(item.size for item in files))
         try:
             hashes = parallel_map(files, hashing.hash, most=_MAX_THREADS)
@@ -218,17 +210,17 @@ class _Hashing:
         with path.open("rb", buffering=0) as file:
             status = os.fstat(file.fileno())
             key = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-            before = self.known.get(os.fsencode(path))
-            if before is not None and before[0] == key:
+            before, sha256 = self.known.get(str(path), ((), ""))
+            if before == key:
                 self._count(status.st_size)
-                return before[1]
+                return sha256
             sha = hashlib.sha256()
             while data := file.read(_CHUNK):
                 sha.update(data)
                 self._count(len(data))
         newest = max(status.st_mtime_ns, status.st_ctime_ns)
         if status.st_size >= REMEMBERED and time.time_ns() - newest > _SETTLED_NS:
-            self.known[os.fsencode(path)] = (key, sha.hexdigest())
+            self.known[str(path)] = (key, sha.hexdigest())
         return sha.hexdigest()
 
     def _count(self, size: int) -> None:
@@ -241,35 +233,20 @@ class _Hashing:
 
 
 @contextmanager
-def _remembered(paths: Sequence[Path]) -> Iterator[_Known]:
-    """What is known of these files; what is in it at the end is known the next time."""
-    if not paths:
+def _remembered(*, wanted: bool) -> Iterator[_Known]:
+    """The hashes of files that were hashed before, if they are ``wanted``; new ones are kept at the end.
+
+    A damaged memory is an empty one, and what can't be written is hashed again the next time.
+    """
+    if not wanted:
         yield {}
         return
-    import sqlite3  # noqa: PLC0415 - 10 ms of a verb
-
-    file = cache_home() / "hashes.sqlite"
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with closing(sqlite3.connect(file, timeout=30)) as database:
-            database.execute(_SCHEMA)
-            known: _Known = {}
-            for path in map(os.fsencode, paths):
-                for *key, sha256 in database.execute(_QUERY, (path,)):
-                    known[path] = cast("_Key", tuple(key)), sha256
-            yield known
-            _write(database, known)
-    except (OSError, sqlite3.Error) as exc:
-        what = "the hashes of files can't be remembered"
-        fix = "remove the file if it is damaged, make room, or set XDG_CACHE_HOME to another folder"
-        raise MachineError(what, code="hash-cache-unusable", where=str(file), why=str(exc), fix=fix) from exc
-
-
-def _write(database: sqlite3.Connection, known: _Known) -> None:
-    now = time.time()
-    with database:
-        database.executemany(
-            "INSERT OR REPLACE INTO hashes VALUES (?, ?, ?, ?, ?, ?, ?)",
-            [(path, *key, sha, now) for path, (key, sha) in known.items()],
-        )
-        database.execute("DELETE FROM hashes WHERE used < ?", (now - _UNUSED_S,))
+    file, known = cache_home() / "hashes.json", cast("_Known", {})
+    with suppress(OSError, ValueError, TypeError, AttributeError):
+        known = {path: ((*key,), sha256) for path, (key, sha256) in json.loads(file.read_bytes()).items()}
+    before = dict(known)
+    yield known
+    if known != before:
+        with suppress(OSError, MachineError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(file, json.dumps(dict([*known.items()][-_MOST_REMEMBERED:])))

@@ -90,7 +90,7 @@ def test_no_room_on_the_cluster(cluster: Cluster, data: Path) -> None:
     try:
         (failure,) = cluster.json("put", data, "/mnt/small", rc=1)["failures"]
         assert failure["code"] == "files-unwritable"
-        assert re.findall("([0-9]+) MiB", failure["cause"]) == ["70", "40"]
+        assert re.findall("([0-9]+) MiB", failure["cause"])[:2] == ["70", "40"]
         (data / "sparse").unlink()
         (data / "large").unlink()
         cluster("put", data, "/mnt/small")

@@ -23,7 +23,6 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import (
-    MachineError,
     TransferError,
     TransportError,
     UnreachableError,
@@ -536,11 +535,15 @@ def test_a_file_that_changed_just_now_is_not_remembered(home, data, monkeypatch)
     assert len(told) == 6
 
 
-def test_a_damaged_memory_is_said(home, data, tmp_path):
-    (tmp_path / "cache" / "clusterctl").mkdir(parents=True)
-    (tmp_path / "cache" / "clusterctl" / "hashes.sqlite").write_bytes(b"no database" * 1000)
-    with rejected("hash-cache-unusable", MachineError):
-        hash_items([Item.of("large", data / "large", (data / "large").lstat())])
+@pytest.mark.parametrize("damaged", [b"no memory" * 1000, b"[]", b'{"a": 1}'])
+def test_a_damaged_memory_is_replaced(home, data, tmp_path, monkeypatch, damaged):
+    monkeypatch.setattr(tree, "_SETTLED_NS", -1)
+    memory = tmp_path / "cache" / "clusterctl" / "hashes.json"
+    memory.parent.mkdir(parents=True)
+    memory.write_bytes(damaged)
+    item = Item.of("large", data / "large", (data / "large").lstat())
+    ((path, (_, sha256)),) = hash_items([item]) and json.loads(memory.read_bytes()).items()
+    assert (path, sha256) == (str(data / "large"), hash_items([item])[data / "large"])
 
 
 def test_what_vanished_is_named(home, data):
