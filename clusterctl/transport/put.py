@@ -54,15 +54,6 @@ def send_into(
         TransferError: a file changed meanwhile, or the cluster could not write one; what has arrived is kept.
         TransportError: the cluster can't be reached; what has arrived is kept.
     """
-    unreadable: list[OSError] = []
-    for item in items:
-        if item.kind is Kind.FILE:
-            try:
-                os.close(os.open(item.origin, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
-            except OSError as exc:
-                unreadable.append(exc)
-    if unreadable:
-        raise not_readable(unreadable)
     return _converse(transport, remote_argv(_PROGRAM, "", folder), items, None, progress)
 
 

@@ -164,33 +164,11 @@ def test_what_roles_ask_for_is_in_a_repository(release: str) -> None:
     assert missing == set()
 
 
-@pytest.mark.parametrize(
-    ("name", "release", "branch"),
-    [
-        ("nvidia-fabric-manager", "rocky-9", 580),
-        ("nvidia-fabricmanager", "rocky-9", 570),
-        ("nvidia-fabricmanager-580", "debian-12", 580),
-        ("nvidia-open-580", "ubuntu-24.04", NEWEST),
-        ("nvidia-persistenced", "ubuntu-24.04", NEWEST),
-        ("libopenmpi3", "debian-13", NEWEST),
-        ("libopenmpi3", "ubuntu-24.04", NEWEST),
-        ("slurm-pmi", "rocky-10", NEWEST),
-    ],
-)
-def test_a_name_that_is_not_there_is_found_out(name: str, release: str, branch: int) -> None:
-    assert unknown({name}, release, branch) == {name}
-
-
 @pytest.mark.parametrize("release", ["debian-12", "debian-13"])
 def test_units_and_files_that_roles_name_are_in_debians_packages(release: str) -> None:
     named = named_files(KNOWN[release])
     assert {"munge.service", "/usr/sbin/slurmd", "/usr/lib/*/slurm*/mpi_*.so", "chronyc"} < named
     assert not_in_a_package(named, release) == set()
-
-
-@pytest.mark.parametrize("name", ["slurm.service", "/usr/lib/slurm/mpi_*.so", "mungekey", "/etc/my.cnf"])
-def test_a_unit_or_file_that_is_not_there_is_found_out(name: str) -> None:
-    assert not_in_a_package({name}, "debian-13") == {name}
 
 
 def test_each_fact_says_who_says_so_and_when() -> None:

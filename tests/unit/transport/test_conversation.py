@@ -1,4 +1,4 @@
-"""Talking with a command: the same over SSH as on this machine."""
+"""Talking with a command on a host."""
 
 from __future__ import annotations
 
@@ -14,19 +14,14 @@ from clusterctl.cli.output import Screen
 from clusterctl.errors import CommandError, UnreachableError
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.transport.base import Transport
-from tests.support.here import LocalTransport
 from tests.support.processes import gone
 
 ECHO = ["sh", "-c", "while read -r line; do echo got $line; done"]
 
 
-@pytest.fixture(params=["local", "ssh"])
-def transport(request: pytest.FixtureRequest, me: str) -> Transport:
-    if request.param == "local":
-        return LocalTransport()
-    # Its connections end before the sshd.
-    config = request.getfixturevalue("sshd").config()
-    made: Transport = request.getfixturevalue("reach")("node", config, user=me)
+@pytest.fixture
+def transport(sshd, me: str, reach) -> Transport:
+    made: Transport = reach("node", sshd.config(), user=me)
     return made
 
 

@@ -15,7 +15,6 @@ from clusterctl.errors import NoAnswerError
 from clusterctl.transport.base import BOOT, Transport
 from clusterctl.transport.master import end_all
 from clusterctl.transport.ssh import SSHTransport
-from tests.support.here import LocalTransport
 from tests.support.messages import refused
 from tests.support.processes import gone, noted
 
@@ -29,16 +28,9 @@ def main():
 PROGRAM = ["python3", "-c", BOOT, json.dumps([["busy", BUSY]]), "[]"]
 
 
-class Impatient(LocalTransport):
-    silence_s = 0.2
-
-
-@pytest.fixture(params=["local", "ssh"])
-def impatient(request: pytest.FixtureRequest, me: str) -> Iterator[Transport]:
-    if request.param == "local":
-        yield Impatient()
-        return
-    config = request.getfixturevalue("sshd").config()
+@pytest.fixture
+def impatient(sshd, me: str) -> Iterator[Transport]:
+    config = sshd.config()
     ssh = SSHTransport("node", config, user=me, silence_s=0.2)
     yield ssh
     ssh.close()
