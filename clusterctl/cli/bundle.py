@@ -10,8 +10,7 @@ from clusterctl.cli.output import Screen
 from clusterctl.cluster.up import reject_bundles
 from clusterctl.errors import NotUpError, ProvisionError, UsageError
 from clusterctl.packages import bundle_create
-from clusterctl.packages.bundle import Bundle, damages, open_bundle, reject_defects
-from clusterctl.packages.bundle_checks import mismatches
+from clusterctl.packages.bundle import Bundle, damages, mismatches, open_bundle, reject_defects
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.state.chosen_spec import spec_of
 from clusterctl.state.inventory import inventory_of

@@ -35,7 +35,7 @@ from clusterctl.state.inventory import applied_if_known, applied_spec, may_keep_
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.master import end_all
+from clusterctl.transport.ssh import end_all
 from clusterctl.util.process import roomiest, sweep
 
 

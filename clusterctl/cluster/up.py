@@ -33,8 +33,7 @@ from clusterctl.hosts.probe import (
 )
 from clusterctl.hosts.roles import probe_requests, wanted_accounts
 from clusterctl.jobs.environment import Environments
-from clusterctl.packages.bundle import Bundle
-from clusterctl.packages.bundle_checks import cluster_bundle, missing_bundle, use_bundle
+from clusterctl.packages.bundle import Bundle, cluster_bundle, missing_bundle, use_bundle
 from clusterctl.providers.base import Provisioned, Size
 from clusterctl.providers.node_class import NodeClass, NodeFiles
 from clusterctl.providers.storage import record as record_storage
@@ -50,7 +49,7 @@ from clusterctl.state.inventory import (
     distribution_ahead,
 )
 from clusterctl.state.workspace import write_atomic
-from clusterctl.transport.master import end_all
+from clusterctl.transport.ssh import end_all
 from clusterctl.util.assets import job_lock
 from clusterctl.util.process import parallel_map
 

@@ -19,8 +19,7 @@ from ruamel.yaml.comments import TaggedScalar
 from clusterctl.errors import CommandError, TransportError
 from clusterctl.hosts.probe import HostReport
 from clusterctl.hosts.roles import cluster_roles, spec_variables
-from clusterctl.packages.bundle import REPOSITORY, Bundle, reject_defects
-from clusterctl.packages.bundle_checks import mismatches
+from clusterctl.packages.bundle import REPOSITORY, Bundle, mismatches, reject_defects
 from clusterctl.packages.os_packages import PLAIN
 from clusterctl.spec.common import Software
 from clusterctl.spec.distributions import Distribution, distribution_of

@@ -13,8 +13,7 @@ from clusterctl import __version__
 from clusterctl.errors import UsageError
 from clusterctl.packages import bundle
 from clusterctl.packages.accelerators import has_gpus
-from clusterctl.packages.bundle import REPOSITORY, WHEELS, WHEELS_LOCK, Bundle, System
-from clusterctl.packages.bundle_checks import asks_for_cupy
+from clusterctl.packages.bundle import REPOSITORY, WHEELS, WHEELS_LOCK, Bundle, System, asks_for_cupy
 from clusterctl.packages.os_packages import asked_packages, package_names, upstream_packages
 from clusterctl.packages.repository import RepositoryRequest, check, pack
 from clusterctl.packages.wheelhouse import (

@@ -8,8 +8,7 @@ import pytest
 
 from clusterctl.errors import BundleError
 from clusterctl.packages import bundle
-from clusterctl.packages.bundle import FORMAT, Manifest, open_bundle, reject_defects, write_bundle
-from clusterctl.packages.bundle_checks import mismatches
+from clusterctl.packages.bundle import FORMAT, Manifest, mismatches, open_bundle, reject_defects, write_bundle
 from clusterctl.packages.os_packages import asked_packages, package_names
 from clusterctl.packages.wheelhouse import content_hash
 from clusterctl.spec.distributions import distribution_of

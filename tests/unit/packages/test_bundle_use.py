@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.packages.bundle import WHEELS_LOCK
-from clusterctl.packages.bundle_checks import (
+from clusterctl.packages.bundle import (
+    WHEELS_LOCK,
     cluster_bundle,
     missing_bundle,
     use_bundle,

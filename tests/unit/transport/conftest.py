@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from clusterctl.transport.base import Transport
-from clusterctl.transport.master import end_all
-from clusterctl.transport.ssh import SSHTransport
+from clusterctl.transport.ssh import SSHTransport, end_all
 from tests.support.hostile import HOSTILE_NAMES
 
 MIB = 1 << 20

@@ -13,8 +13,7 @@ import pytest
 
 from clusterctl.errors import NoAnswerError
 from clusterctl.transport.base import BOOT, Transport
-from clusterctl.transport.master import end_all
-from clusterctl.transport.ssh import SSHTransport
+from clusterctl.transport.ssh import SSHTransport, end_all
 from tests.support.messages import refused
 from tests.support.processes import gone, noted
 

@@ -13,8 +13,7 @@ import pytest
 
 from clusterctl.errors import UnreachableError
 from clusterctl.state.inventory import Host
-from clusterctl.transport.master import end_all
-from clusterctl.transport.ssh import SSHTransport
+from clusterctl.transport.ssh import SSHTransport, end_all
 from tests.support.inventories import inventory_of
 from tests.support.processes import gone
 
