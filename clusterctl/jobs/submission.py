@@ -140,17 +140,16 @@ class Preparer:
             reject_pmix(job)
         jobs = [with_launcher(with_gpus(facts, job), has_pmix=facts.pmix) for job in jobs]
         # A job that can't run is rejected before packages of any are looked for, or any is sent.
-        for job in jobs:
-            script_of(facts, job)
+        scripts = [script_of(facts, job) for job in jobs]
         sources = [replay.source if replay else source_of(job) or model for job in jobs]
         for note in dict.fromkeys(note for source in sources if source for note in source.notes):
             self.note(f"note: {note}")
-        prepared = []
-        for job, source in zip(jobs, sources, strict=True):
+        prepared, known = [], replay.known if replay else {}
+        for job, script, source in zip(jobs, scripts, sources, strict=True):
             lock = replay.lock if replay else None
             environment = self._environment(facts, ledger.workspace, job, spec=spec, lock=lock)
-            script, known = script_of(facts, job, environment), replay.known if replay else {}
-            prepared.append(PreparedJob(job, script, source, environment, known=known))
+            text = script_of(facts, job, environment) if environment.lock else script
+            prepared.append(PreparedJob(job, text, source, environment, known=known))
         return tuple(prepared)
 
     def _environment(

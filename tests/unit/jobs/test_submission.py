@@ -245,12 +245,6 @@ def test_a_job_is_not_given_up_while_slurm_can_not_be_asked(cluster, job, then):
     assert [entry.job_id for entry in cluster.ledger.entries()] == ["1"]
 
 
-def test_a_connection_that_broke_after_sbatch(session, cluster, job):
-    cut = replace(session, scheduler=SlurmClient(Cutting(taken=True)))
-    assert submit(cut, job).job_id == "1"
-    assert cluster.calls("sbatch") == 1
-
-
 def test_a_connection_that_broke_before_sbatch_is_not_retried(session, cluster, job):
     away = SlurmClient(Cutting(taken=False), patience_s=1)
     cut = replace(session, scheduler=away)

@@ -12,7 +12,6 @@ import pytest
 from clusterctl.errors import AnswerLostError, NoAnswerError, SlurmError, UnreachableError, UsageError
 from clusterctl.scheduler import admin
 from clusterctl.scheduler.admin import SlurmNodes
-from clusterctl.scheduler.base import JobRequest
 from clusterctl.scheduler.slurm import SlurmAwayError, SlurmClient
 from clusterctl.util.progress import Clock
 from tests.support.here import LocalTransport
@@ -185,13 +184,6 @@ def test_a_slurmctld_that_listens_is_not_asked_before_sbatch(cluster: PlayedClus
             slurm.sbatch(str(cluster.root), "job.sbatch")
 
 
-def test_a_refusal_has_slurms_words():
-    why = "Batch job submission failed: Invalid qos specification"
-    slurm, _, _ = client(Step(("sh", "..."), stderr=f"sbatch: error: {why}\n", rc=1))
-    with rejected("slurm-refused", SlurmError, why=why):
-        slurm.sbatch("/f", "job.sbatch")
-
-
 def test_sbatch_that_says_no_id():
     slurm, _, _ = client(Step(("sh", "..."), "thanks\n"))
     with rejected("answer-lost", AnswerLostError):
@@ -211,14 +203,6 @@ def test_a_job_is_found_by_its_comment(steps: list[Step], token: str, job_id: st
     found = client(*steps)[0].by_token(token, time.time())
     assert found is not None
     assert found.id == job_id
-
-
-def test_a_submission_whose_answer_is_lost_is_looked_for_not_repeated():
-    lost = UnreachableError("gone", why="ssh: connect to host ctl port 22: Connection refused")
-    slurm, transport, _ = client(Step(("sh", "..."), error=lost), QUEUE)
-    request = JobRequest("abc", "train", "/f", "job.sbatch", submitted_at=time.time())
-    assert slurm.submit(request) == "15"
-    assert not transport.left
 
 
 def test_the_accounting_is_searched_from_the_submission_on():

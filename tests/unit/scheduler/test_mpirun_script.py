@@ -83,12 +83,6 @@ def test_ranks_meet_on_the_first_node(tmp_path: Path) -> None:
     assert " --nnodes=2 --nproc-per-node=3 " in agents
 
 
-def test_its_exit_status_is_the_jobs(tmp_path: Path) -> None:
-    job = own(tmp_path, "leaves.sh", 'echo "$A in $PWD"; exit 7', env={"A": "x $y"})
-    done = run(tmp_path, job)
-    assert (done.returncode, done.stdout, done.stderr) == (7, f"x $y in {tmp_path}\n", "")
-
-
 def test_an_mpirun_of_the_scripts_own_takes_the_jobs_nodes(tmp_path: Path) -> None:
     both = 'cat "$OMPI_MCA_orte_default_hostfile"; cmp "$PRTE_MCA_prte_default_hostfile" hostfile'
     job = own(tmp_path, "own.sh", both, nodes=2)
