@@ -158,7 +158,6 @@ class FolderWalk:
     items: list[Item] = field(default_factory=list)
     folders: set[str] = field(default_factory=set)
     ours: list[str] = field(default_factory=list)
-    special: list[str] = field(default_factory=list)
     bytes: int = 0
     files: int = 0
 
@@ -212,8 +211,6 @@ class FolderWalk:
         if path == self.script:
             return Item.of(name, path, path.stat())
         item = Item.of(name, path, entry.stat(follow_symlinks=False))
-        if item is None:
-            self.special.append(name)
         return self._link(item) if item is not None and item.kind is Kind.LINK else item
 
     def _link(self, item: Item) -> Item | None:
@@ -263,14 +260,11 @@ class FolderWalk:
             )
 
     def notes(self) -> tuple[str, ...]:
-        notes = []
-        if self.special:
-            special = ", ".join(self.special[:5])
-            notes.append(Notice("special-files-not-sent", f"not sent, being no files: {special}"))
-        if self.bytes > LARGE_BYTES or self.files > LARGE_FILES:
-            size = f"{shown_size(self.bytes)} in {self.files:,} files, the most in {self._largest()}"
-            notes.append(Notice("folder-large", f"the script's folder is large: {size}; {_LEAVE_OUT}"))
-        return tuple(notes)
+        """A note if the folder is large."""
+        if self.bytes <= LARGE_BYTES and self.files <= LARGE_FILES:
+            return ()
+        size = f"{shown_size(self.bytes)} in {self.files:,} files, the most in {self._largest()}"
+        return (Notice("folder-large", f"the script's folder is large: {size}; {_LEAVE_OUT}"),)
 
     def _largest(self) -> str:
         """The three entries of the folder that hold the most bytes."""
