@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import CommandError, SlurmError
-from clusterctl.scheduler.base import VERIFICATION_PER_NODE_S, Nodes, verification_argv
+from clusterctl.scheduler.base import Nodes
+from clusterctl.scheduler.script import VERIFICATION_PER_NODE_S, verification_argv
 from clusterctl.scheduler.session import PATIENCE_S, mpirun_client
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.names import ADMIN_USER, PROOF_PARTITION, ROOT

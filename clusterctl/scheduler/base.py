@@ -7,7 +7,6 @@ The values are frozen. States keep Slurm's spelling, whoever runs the jobs.
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import time
@@ -21,8 +20,7 @@ from functools import lru_cache
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from clusterctl.errors import AnswerLostError, ClusterctlError, SchedulerError, TransportError, UsageError
-from clusterctl.transport.base import BOOT, Transport, module_texts
-from clusterctl.util.assets import asset
+from clusterctl.transport.base import Transport
 from clusterctl.util.process import Result
 from clusterctl.util.progress import Clock
 
@@ -433,14 +431,3 @@ class Nodes(Jobs, Protocol):
 def active_jobs(scheduler: Jobs) -> tuple[JobInfo, ...]:
     """All users' jobs that wait or run, as far as this user may see them."""
     return tuple(job for job in scheduler.all_jobs() if not job.ended)
-
-
-# The time limit of the verification job grows by this for each node: many local nodes start their ranks on
-# few cores.
-VERIFICATION_PER_NODE_S = 3
-
-
-def verification_argv(root: str, hosts: Sequence[str]) -> tuple[str, ...]:
-    """The command of one rank of the payload's probe, which travels with it: nodes need only mpi4py."""
-    texts = module_texts("payload.commands.probe", asset("payload").parent)
-    return (f"{root}/env/bin/python", "-c", BOOT, texts, json.dumps([",".join(hosts)]))

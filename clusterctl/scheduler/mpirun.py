@@ -20,7 +20,6 @@ from clusterctl.errors import (
     UnreachableError,
 )
 from clusterctl.scheduler.base import (
-    VERIFICATION_PER_NODE_S,
     JobInfo,
     JobRequest,
     Jobs,
@@ -29,9 +28,8 @@ from clusterctl.scheduler.base import (
     comment_of,
     lost_job,
     patiently,
-    verification_argv,
 )
-from clusterctl.scheduler.script import Environment
+from clusterctl.scheduler.script import VERIFICATION_PER_NODE_S, Environment, verification_argv
 from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory, inventory_of
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, Transport, remote_argv

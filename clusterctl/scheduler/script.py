@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -15,8 +16,9 @@ from clusterctl.spec.job import JOB_FIELDS, ONE_RANK_JOBS, JobSpec, is_python
 from clusterctl.spec.names import ROOT, Launcher
 from clusterctl.spec.units import format_duration
 from clusterctl.state.submissions import ADDED_FILES, SENT_FILES, SWEEP_FILE, WRITTEN_FILES
+from clusterctl.transport.base import BOOT, module_texts
 from clusterctl.transport.put import ARCHIVES
-from clusterctl.util.assets import render
+from clusterctl.util.assets import asset, render
 
 if TYPE_CHECKING:
     from clusterctl.packages.wheelhouse import Lock
@@ -457,3 +459,14 @@ def _launcher(job: JobSpec) -> tuple[str, ...]:
         return "srun --mpi=none --kill-on-bad-exit=1 --export=ALL", each
     spread = '--map-by "ppr:$slots:node${SLURM_CPUS_PER_TASK:+:PE=$SLURM_CPUS_PER_TASK}"'
     return f'env SLURM_EXPORT_ENV=ALL mpirun -np "$ranks" --hostfile hostfile {spread}', exports(job)
+
+
+# The time limit of the verification job grows by this for each node: many local nodes start their ranks on
+# few cores.
+VERIFICATION_PER_NODE_S = 3
+
+
+def verification_argv(root: str, hosts: Sequence[str]) -> tuple[str, ...]:
+    """The command of one rank of the payload's probe, which travels with it: nodes need only mpi4py."""
+    texts = module_texts("payload.commands.probe", asset("payload").parent)
+    return (f"{root}/env/bin/python", "-c", BOOT, texts, json.dumps([",".join(hosts)]))

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clusterctl.scheduler.base import verification_argv
+from clusterctl.scheduler.script import verification_argv
 from payload.cli.config import COMPRESSORS
 from tests.support.sweeps import in_sweep
 from tests.unit.payload.conftest import Runner, python, records
