@@ -44,16 +44,6 @@ _VERIFICATION_S = 30
 _AWAY_S = 15.0  # so long a host that did not answer is not asked again
 
 
-class UnhealthyError(SchedulerError):
-    code = "unhealthy"
-
-
-class BusyError(SchedulerError):
-    """Another job runs, and there is one at a time."""
-
-    code = "busy"
-
-
 @dataclass(frozen=True, slots=True)
 class MpirunClient(Jobs):
     """The jobs of ``user``. ``to`` connects to a host as the admin user, ``transport`` to the controller."""
@@ -79,7 +69,7 @@ class MpirunClient(Jobs):
         return cls(inventory, user, controller, to, patience_s=patience_s)
 
     def submit(self, request: JobRequest) -> str:
-        """It is refused by a BusyError, or an UnhealthyError with a failure for each node."""
+        """It is refused while another job runs, or with a failure for each node that is unhealthy."""
         first = request.nodes[0]
         try:
             return self._start(first, request)
@@ -105,16 +95,16 @@ class MpirunClient(Jobs):
         return str(answer["id"])
 
     def _reject_unhealthy(self, nodes: Sequence[str]) -> None:
-        """Raises UnhealthyError if the health check of a node fails now."""
+        """Raises SchedulerError if the health check of a node fails now."""
         argv = ["sudo", "-n", HEALTH_PROGRAM]
         looked = parallel_map(nodes, lambda node: self.to(node).run(argv, timeout_s=_HEALTH_S, check=False))
         failures = tuple(
-            Failure(UnhealthyError.code, "; ".join(found.stdout.splitlines()), node, fix=_REPAIR)
+            Failure("unhealthy", "; ".join(found.stdout.splitlines()), node, fix=_REPAIR)
             for node, found in zip(nodes, looked, strict=True)
             if found.rc == 1 and found.stdout.strip()
         )
         if failures:
-            raise UnhealthyError.of_hosts("no job is started on {hosts}", failures)
+            raise SchedulerError.of_hosts("no job is started on {hosts}", failures, code="unhealthy")
 
     def reject_if_busy(self) -> None:
         for job in self.own_jobs():
@@ -220,10 +210,11 @@ class MpirunClient(Jobs):
             ) from exc
 
 
-def _busy(job: JobInfo) -> BusyError:
+def _busy(job: JobInfo) -> SchedulerError:
     since = datetime.fromtimestamp(job.start_time or 0, UTC).astimezone()
-    return BusyError(
+    return SchedulerError(
         f"job {job.id} ({job.name}) runs already",
+        code="busy",
         where=", ".join(job.nodes),
         why=f"{job.user} has it since {since:%Y-%m-%d %H:%M:%S}; without a scheduler jobs do not queue",
         fix=f"wait for it (`clusterctl logs {job.id} -f`), or end it: `clusterctl cancel {job.id}`",

@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl.errors import SchedulerError, UnreachableError, UsageError
 from clusterctl.scheduler import remote_jobs
-from clusterctl.scheduler.mpirun import BusyError, JobRequest, MpirunClient, UnhealthyError, job_info
+from clusterctl.scheduler.mpirun import JobRequest, MpirunClient, job_info
 from clusterctl.scheduler.remote_jobs import open_new, read
 from clusterctl.util.progress import Clock
 from tests.support.inventories import host_of, inventory_of
@@ -119,12 +119,12 @@ def test_a_first_node_that_is_away_is_not_asked_again_at_once():
 
 def test_a_second_job_is_refused_with_who_runs_and_since_when():
     mpirun, hosts = client(ctl=[said(jobs=[noted()])], one=[said(jobs=[noted()])])
-    with refused("busy", BusyError, "m1", "1970-01-01", "clusterctl cancel m1"):
+    with refused("busy", SchedulerError, "m1", "1970-01-01", "clusterctl cancel m1"):
         mpirun.submit(START)
     assert [request(call)["do"] for call in hosts["d-train-1"].calls] == ["settle"]
     # Or with who was faster.
     mpirun, _ = client(ctl=[said(jobs=[])], one=[health(), said(busy=noted("m4"))])
-    with refused("busy", BusyError, "m4"):
+    with refused("busy", SchedulerError, "m4"):
         mpirun.submit(START)
 
 
@@ -147,7 +147,7 @@ FAULTS = ("GPU 0: 97 C, and 90 are allowed", "/ has 3 MiB free, and needs 100")
 def test_an_unhealthy_node_gets_no_job_and_is_checked_anew():
     looks = [health(*FAULTS), health()]
     mpirun, hosts = client(ctl=[said(jobs=[])] * 2, one=[*looks, said(id="m1")])
-    with refused("unhealthy", UnhealthyError, "d-train-1") as caught:
+    with refused("unhealthy", SchedulerError, "d-train-1") as caught:
         mpirun.submit(START)
     (failure,) = caught.value.failures
     assert (failure.code, failure.host) == ("unhealthy", "d-train-1")
