@@ -81,7 +81,6 @@ def test_its_folders_are_roots_alone_those_of_an_older_version_too(
         with pytest.raises(LockedError) as caught, helper.state_lock("down", wait_s=0):
             pass
     assert "`clusterctl up` of " in caught.value.why
-    assert list(run.iterdir()) == []
 
 
 def test_no_password_stands_on_a_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
