@@ -69,14 +69,6 @@ _START_SLURMD = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Converged:
-    """Hosts that are as the spec wants them, with their reports."""
-
-    inventory: Inventory
-    reports: Mapping[str, HostReport]
-
-
 class Configured(BaseModel):
     """What the last configuring left, of marks and groups; ``hardware`` is that of a new one since it began.
 
@@ -101,8 +93,8 @@ def converge(
     *,
     limit: Collection[str] | None,
     again: bool = False,
-) -> Outcome[Converged]:
-    """Configure the hosts that need it, and report what was repaired.
+) -> Outcome[Mapping[str, HostReport]]:
+    """Configure the hosts that need it, and report what was repaired. Return the new reports of all hosts.
 
     limit: the only hosts to configure, besides the controller. None: all hosts.
     again: configure hosts that are configured and have not drifted, too.
@@ -127,7 +119,7 @@ def converge(
     hosts = HostsToConfigure(inventory, recorded, reports, rendered, groups, files)
     work = hosts.of_limit(limit) if limit else hosts.choose(provisioned.classed, again=again)
     if not work:
-        return Outcome(Converged(inventory, reports), f"unchanged: {len(reports)} hosts checked", notes)
+        return Outcome(reports, f"unchanged: {len(reports)} hosts checked", notes)
 
     has = hardware(cluster.spec, inventory, nodes.reports)
     if work.replaces_record:
@@ -141,7 +133,7 @@ def converge(
     if recorded.inputs and not limit:
         for host in sorted(before.keys() & recorded.marks.keys()):
             cluster.repaired(repairs_of(host, recorded.marks[host], before[host], after[host]))
-    return Outcome(Converged(inventory, {**reports, **seen}), summary, notes)
+    return Outcome({**reports, **seen}, summary, notes)
 
 
 @dataclass(frozen=True, slots=True)

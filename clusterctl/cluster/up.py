@@ -109,12 +109,12 @@ def up(cluster: ClusterContext, options: UpOptions) -> UpResult:
         reports = cluster.run("probe", probe, inventory, decision.keep)
         if cluster.workspace.bundle.exists() and not inventory.baked:
             cluster.run("send_packages", send_packages, decision.bundle, inventory, reports)
-        converged = cluster.run(
+        reports = cluster.run(
             "converge", converge, provisioned, reports, limit=options.limit, again=options.reconfigure
         )
         if environment.lock is not None:
             cluster.run("build_environment", build_environment, environment, inventory)
-        verification = cluster.run("verify", verify, converged, options.limit)
+        verification = cluster.run("verify", verify, inventory, reports, options.limit)
     return UpResult(inventory, verification, tuple(cluster.phases), tuple(cluster.notes))
 
 

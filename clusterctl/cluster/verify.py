@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from clusterctl.cluster.context import ClusterContext
-from clusterctl.cluster.converge import Converged
 from clusterctl.cluster.hardware import NOT_LINKED, reject_missing_gpus
 from clusterctl.cluster.nodes import REASON
 from clusterctl.cluster.phases import Drift, Outcome
@@ -32,6 +31,7 @@ from clusterctl.hosts import checks
 from clusterctl.hosts.checks import DoctorReport, Finding
 from clusterctl.hosts.expected import expected, host_facts_request
 from clusterctl.hosts.pairs import Peer, examine_ports, needed_ports, unconnected
+from clusterctl.hosts.probe import HostReport
 from clusterctl.providers.base import Provider, Size, pending_releases
 from clusterctl.scheduler.admin import scheduler_of
 from clusterctl.scheduler.base import Jobs, Nodes
@@ -81,16 +81,18 @@ class Verification:
 
 
 def verify(
-    cluster: ClusterContext, converged: Converged, limit: Collection[str] | None = None
+    cluster: ClusterContext,
+    inventory: Inventory,
+    reports: Mapping[str, HostReport],
+    limit: Collection[str] | None = None,
 ) -> Outcome[Verification]:
     """Run an MPI job across the nodes concerned, release held jobs, and check that all GPUs are there.
 
     limit: the only nodes to verify, besides the controller. None: all nodes.
     """
-    inventory, to = converged.inventory, cluster.connections.to
     concerned = inventory.names if limit is None else limit
     nodes = [host.name for host in inventory.compute if host.is_controller or host.name in concerned]
-    found = run_verification(inventory, to, nodes)
+    found = run_verification(inventory, cluster.connections.to, nodes)
     given_up = ((host, was) for host, was in found.resumed.items() if REASON not in was)
     cluster.repaired(Drift(host, f"was {was}", "resumed") for host, was in given_up)
     scheduler = cluster.scheduler(inventory)
@@ -100,7 +102,7 @@ def verify(
     notes += [f"not probed, and left as it is: {host}: {why}" for host, why in found.drained.items()]
     needs = driver_findings(cluster.spec, inventory, cluster.connections)
     notes += [note for note in map(str, needs) if note not in cluster.notes]
-    reject_missing_gpus(cluster.spec, inventory, converged.reports, concerned, needs=needs)
+    reject_missing_gpus(cluster.spec, inventory, reports, concerned, needs=needs)
     summary = f"MPI across {len(found.verified)} of {len(inventory.compute)} nodes"
     return Outcome(found, summary, tuple(notes))
 

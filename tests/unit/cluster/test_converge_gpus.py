@@ -14,7 +14,7 @@ import pytest
 
 from clusterctl.cluster import verify
 from clusterctl.cluster.context import ClusterContext
-from clusterctl.cluster.converge import Converged, render
+from clusterctl.cluster.converge import render
 from clusterctl.cluster.hardware import (
     fetch_gpu_wheels,
     gpus_file,
@@ -228,13 +228,12 @@ def test_up_ends_with_what_it_sees_of_the_nodes_drivers(
     session.connections = cast(Connections, SimpleNamespace(to=run))
     monkeypatch.setattr(verify, "run_verification", lambda *_, **__: verify.Verification((ONE, TWO)))
     monkeypatch.setattr(ClusterContext, "scheduler", lambda *_: None)
-    up = Converged(INVENTORY, views(T4, T4))
     if runs:
-        told = [note.split(": ")[:2] for note in verify.verify(session, up).notes]
+        told = [note.split(": ")[:2] for note in verify.verify(session, INVENTORY, views(T4, T4)).notes]
         assert [host for host, why in told if shows(why, "gpu-lost")] == [TWO]
     else:
         with refused("nodes-changed-hardware", VerifyError, f"{TWO}") as caught:
-            verify.verify(session, up)
+            verify.verify(session, INVENTORY, views(T4, T4))
         assert [(one.host, one.code) for one in caught.value.failures] == [(TWO, "fabric-manager")]
 
 
