@@ -11,7 +11,7 @@ from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.down import DownOptions, down_locked
 from clusterctl.cluster.hardware import link_wheels
 from clusterctl.cluster.node_class import class_inputs, has_classes
-from clusterctl.cluster.phases import Outcome, PhaseRunner, workspace_copy
+from clusterctl.cluster.phases import Outcome, workspace_copy
 from clusterctl.cluster.plan import plan_changes, preflight
 from clusterctl.configure import ansible, inventory_file
 from clusterctl.errors import UsageError
@@ -65,8 +65,7 @@ def bake_ahead(
             return cluster.run("prepare_class", prepare_class, distribution, groups).origin
         finally:
             if workspace.baking.exists() and workspace.spec.exists():  # without a spec nothing was made
-                runner = PhaseRunner(workspace=workspace, reporter=cluster.reporter, phases=cluster.phases)
-                down_locked(runner, DownOptions(discard=True))
+                down_locked(cluster, DownOptions(discard=True))
 
 
 def prepare_image(cluster: ClusterContext) -> Outcome[None]:
