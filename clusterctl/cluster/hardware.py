@@ -19,7 +19,7 @@ from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.nodes import REASON, drain_usable
 from clusterctl.errors import Failure, Notice, SchedulerError, TransportError, VerifyError
 from clusterctl.hosts.checks import Finding, no_cgroups
-from clusterctl.hosts.gpus import Driver, fault_of
+from clusterctl.hosts.gpus import Driver
 from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.packages.wheelhouse import NodePlatform, has_wheelhouse, wheelhouse
 from clusterctl.scheduler.base import Jobs, Nodes
@@ -292,7 +292,10 @@ def reject_missing_gpus(
         if not (missing or need):
             continue
         code = need.code if need and not missing else "gpus-missing"
-        why, fix = (need.why, need.fix) if need else _why_missing(driver)
+        why = f"nvidia-smi says: {driver.fault}" if driver.fault else f"nvidia-smi shows {driver.cards}"
+        fix = "see that NVIDIA's driver runs there (`clusterctl ssh HOST -- nvidia-smi`), or correct the spec"
+        if need:
+            why, fix = need.why, need.fix
         cause = f"partition {host.partition} has gpus: {gpus.count} x {gpus.type}, and {why}"
         failures.append(Failure(code, cause, host.name, "verify", fix))
     if failures:
@@ -301,17 +304,6 @@ def reject_missing_gpus(
         raise VerifyError.of_hosts(
             what, failures, code="nodes-changed-hardware", then="the other nodes are at work"
         )
-
-
-def _why_missing(driver: Driver) -> tuple[str, str]:
-    """Why it shows too few, and what to do."""
-    fix = "see that NVIDIA's driver runs there (`clusterctl ssh HOST -- nvidia-smi`), or correct the spec"
-    why = f"nvidia-smi shows {driver.cards}"
-    if driver.fault:
-        why = f"nvidia-smi says: {driver.fault}"
-        if known := fault_of(driver.fault):
-            why, fix = f"{why}: {known.means}", known.fix
-    return why, f"{fix}, then run `clusterctl up` again"
 
 
 def nodes_with_jobs(scheduler: Jobs, hosts: Collection[str], *, drain: bool) -> dict[str, str]:

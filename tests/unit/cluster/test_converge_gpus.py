@@ -35,7 +35,6 @@ from clusterctl.util.process import Result
 from tests.support.here import LocalTransport
 from tests.support.inventories import CTL, INVENTORY, ONE, TWO
 from tests.support.messages import refused, shows
-from tests.support.nvidia import machines
 from tests.support.plays import program
 from tests.unit.cluster.specs import spec_of
 from tests.unit.hosts.test_doctor import WELL, answer
@@ -194,12 +193,6 @@ def test_a_host_without_the_gpus_of_its_partition_is_named(driver: Driver, why: 
 
 def test_a_card_in_parts_is_one(workspace: Workspace) -> None:
     reject_missing_gpus(spec(), INVENTORY, views(T4, PARTS), INVENTORY.names)
-
-
-def test_what_nvidia_smi_says_is_explained() -> None:
-    failure = failure_of_two(Driver(fault=machines.STATES["off-the-bus"]["says"]))
-    assert "off the bus" in failure.cause
-    assert "boot the node" in failure.fix
 
 
 @pytest.mark.parametrize("code", ["fabric-manager", "fabric-not-ready"])
