@@ -269,11 +269,9 @@ class Holder:
     user: str = ""
 
     def __str__(self) -> str:
-        since = time.localtime(self.since)
-        today = time.strftime("%F", since) == time.strftime("%F")
         of_user = f" of {self.user}" if self.user else ""
-        when = time.strftime("%T" if today else "%F %T", since)
-        return f"`clusterctl {self.verb}`{of_user} (pid {self.pid}) has been running since {when}"
+        since = time.strftime("%F %T", time.localtime(self.since))
+        return f"`clusterctl {self.verb}`{of_user} (pid {self.pid}) has been running since {since}"
 
 
 @contextmanager
