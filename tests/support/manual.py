@@ -189,12 +189,12 @@ def _same(word: str, said: str) -> bool:
 
 
 def with_jobs(text: str, jobs: dict[str, str]) -> str:
-    """A command with the job ids that the manual's jobs have here."""
+    """A command with the job ids that the manual's jobs have here. The value of an option is no id."""
     if not jobs:
         return text
     known: Sequence[str] = sorted(jobs, key=len, reverse=True)
-    pattern = re.compile(rf"(?<![\w.:-])({'|'.join(known)})(?=$|[\s_-])", re.MULTILINE)
-    return pattern.sub(lambda match: jobs[match[1]], text)
+    pattern = re.compile(rf"(--[\w-]+ )?(?<![\w.:-])({'|'.join(known)})(?=$|[\s_-])", re.MULTILINE)
+    return pattern.sub(lambda match: match[0] if match[1] else jobs[match[2]], text)
 
 
 def _has_digit(word: str) -> bool:

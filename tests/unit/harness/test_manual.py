@@ -32,5 +32,5 @@ def test_what_is_printed_must_agree_in_shape_and_order() -> None:
     assert (cut.differs("made 9 things, a and b"), cut.differs("made 9 nodes")) == ("", "made 7 things, ...")
     assert Command("here", "x", ("in /home/ada: done",)).differs("in /home/kim-2: done") == ""
     assert Command("here", "x", ("in /home/ada: done",)).differs("in /home/: done")
-    text = with_jobs("logs 12 -f; cancel 12_3; sleep 0.12", {"12": "3"})
-    assert text == "logs 3 -f; cancel 3_3; sleep 0.12"
+    text = with_jobs("logs 12 -f; cancel 12_3; sleep 0.12; submit --nodes 12", {"12": "3"})
+    assert text == "logs 3 -f; cancel 3_3; sleep 0.12; submit --nodes 12"
