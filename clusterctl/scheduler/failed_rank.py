@@ -71,17 +71,20 @@ def first_failed(
 ) -> Failed:
     """The rank that failed first, by what the launcher says in the log; else the end of the job itself.
 
-    Where Open MPI or srun ended ranks since another one was gone, and the launcher says no more: the first of
-    the others, by the records of their ``ends``: seconds since 1970, exit code of the shell, host; or one
-    that caught a signal, by ``ranks``, which has their own logs.
+    If Open MPI or srun ended ranks because another rank was gone, and the launcher does not name that rank:
+    the first other rank by the records of their ``ends`` (seconds since 1970, exit code of the shell, host;
+    empty if the rank was killed while it wrote its record), or the rank that caught a signal by ``ranks``,
+    the ranks' own logs.
     """
     failed = _of_torchrun(log) or _of_mpi_abort(log) or _of_srun(log) or _of_mpirun(log)
     # Where no launcher says more, it is the job's own end.
     failed = failed or _ended(-job.signal if job.signal else job.exit_code or 0)
     own = None if failed.rank is None else ranks.get(failed.rank, "")
-    by_another = own is None or failed.signal in _BY_LAUNCHER or _PEER_GONE.search(own)
+    # Open MPI does not always say that a rank lost its peer, but then the rank ends with this exit code.
+    has_lost_peer = failed.exit_code == _LOST_PEER or (own is not None and _PEER_GONE.search(own))
+    by_another = own is None or failed.signal in _BY_LAUNCHER or has_lost_peer
     if by_another and (_PEER_GONE.search(log) or _SRUN_ENDS.search(log)):
-        failed = _first_recorded(ranks, ends) or _that_caught_a_signal(ranks) or failed
+        failed = _first_recorded(ranks, ends, log) or _that_caught_a_signal(ranks) or failed
     if failed.rank is not None and not failed.host and tasks_per_node:
         index = failed.rank // tasks_per_node
         failed = replace(failed, host=job.nodes[index] if index < len(job.nodes) else "")
@@ -89,15 +92,21 @@ def first_failed(
     return replace(failed, host=host or (job.nodes[0] if len(job.nodes) == 1 else failed.host))
 
 
-def _first_recorded(ranks: Mapping[int, str], ends: Mapping[int, str]) -> Failed | None:
-    """The first that lost no other rank, by their records."""
+def _first_recorded(ranks: Mapping[int, str], ends: Mapping[int, str], log: str) -> Failed | None:
+    """The first rank that failed and has not lost another rank, by the records of the ranks."""
     found = []
     for rank, record in ends.items():
+        if not record:
+            launched = (said for said in _srun_says(log) if said.rank == rank)
+            failed = _that_caught_a_signal({rank: ranks.get(rank, "")}) or next(launched, Failed(rank=rank))
+            found.append((1, 0.0, rank, failed))
+            continue
         with suppress(ValueError):  # a job may have written anything
             when, code, host = record.split()
             if not _PEER_GONE.search(ranks.get(rank, "")):
-                found.append((float(when), _ended(int(code), rank=rank, host=host)))
-    return min(found, key=lambda one: (one[1].exit_code == _LOST_PEER, one[0]), default=(0.0, None))[1]
+                has_lost_peer = int(code) == _LOST_PEER
+                found.append((2 * has_lost_peer, float(when), rank, _ended(int(code), rank=rank, host=host)))
+    return min(found, key=lambda entry: entry[:3])[3] if found else None
 
 
 def _that_caught_a_signal(ranks: Mapping[int, str]) -> Failed | None:

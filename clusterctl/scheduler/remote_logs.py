@@ -4,7 +4,8 @@
 
 ``TASK`` is the number of an array's task, or empty. The answer is a JSON object: ``stderr`` and ``stdout``,
 ``ranks`` (rank -> the end of its own log), ``ends`` (rank -> when and how it failed, as payload/node/task.py
-records it), and ``gone`` where the folder is not there. A log that is not there, or is no file, is empty.
+records it; empty if the rank was killed before it had written that), and ``gone``: whether the folder is
+missing. A log that is missing, or is no file, is empty.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ MOST_RANKS = 2048
 # A restarted job's logs go on (payload/node/task.py).
 RESTARTED = re.compile(r"(?m)^clusterctl: restart [0-9]+ of this job$")
 RANK_LOG = re.compile(r"([0-9]{1,6})\.log")
+RANK_END = re.compile(r"([0-9]{1,6})\.end")
 RECORD = 300  # bytes of how a rank failed, at most
 
 
@@ -46,20 +48,19 @@ def ends(folder: str, task: str) -> dict[str, Any]:
     below = (f"task-{task}/" if task else "") + "rank-logs"
     try:
         with os.scandir(os.path.join(folder, below)) as entries:  # noqa: PTH118
-            found = (RANK_LOG.fullmatch(entry.name) for entry in entries)
-            names = [(int(match[1]), match[0]) for match in islice(filter(None, found), MOST_RANKS)]
+            names = [entry.name for entry in islice(entries, 2 * MOST_RANKS)]
     except OSError:
         names = []
-    names.sort()
-    most = RANKS_END // max(16, len(names))
+    logs = sorted(filter(None, map(RANK_LOG.fullmatch, names)), key=lambda match: int(match[1]))
+    most = RANKS_END // max(16, len(logs))
     return {
         "stderr": end_of(folder, f"stderr{own}.log", END),
         "stdout": end_of(folder, f"stdout{own}.log", END),
-        "ranks": {str(rank): end_of(folder, f"{below}/{name}", most) for rank, name in names},
+        "ranks": {log[1]: end_of(folder, f"{below}/{log[0]}", most) for log in logs},
         "ends": {
-            str(rank): end
-            for rank, name in names
-            if (end := end_of(folder, f"{below}/{name[:-3]}end", RECORD))
+            record[1]: end_of(folder, f"{below}/{record[0]}", RECORD)
+            for record in map(RANK_END.fullmatch, names)
+            if record
         },
         "gone": not os.path.isdir(folder),  # noqa: PTH112
     }

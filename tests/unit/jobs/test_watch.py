@@ -421,6 +421,8 @@ def test_a_restarted_job_is_judged_by_its_last_attempt(tmp_path, batch):
     found = ends_there(batch.folder)
     assert [text.split() for text in (found["stdout"], found["stderr"])] == [[], ["second"]]
     assert found["ranks"] == {"1": "\nsecond\n"}
+    (batch.folder / "rank-logs" / "2.end").touch()
+    assert ends_there(batch.folder)["ends"]["2"] == ""
 
 
 def ends_there(folder: Path) -> Any:

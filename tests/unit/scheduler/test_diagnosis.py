@@ -473,6 +473,20 @@ def test_a_rank_that_lost_another_is_not_the_first_that_failed(launcher: str, en
     )
 
 
+@pytest.mark.parametrize(
+    ("record", "how"), [("5.0 134 n2", "SIGABRT"), ("5.0 137 n2", "SIGKILL"), ("", "SIGKILL")]
+)
+def test_a_rank_that_silently_lost_another_is_not_the_first(record: str, how: str) -> None:
+    """As Open MPI 5 under load: exit code 14 without a word, and the killed rank may lack a record of its end."""
+    log = (
+        "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
+        "srun: error: n1: task 0: Exited with exit code 14\n"
+        "srun: error: n2: task 1: Killed\n"
+    )
+    found = diagnose(Evidence(job=JOB, log=log, ranks={0: "", 1: ""}, ends={0: "5.1 14 n1", 1: record}))
+    assert (found.rank, found.host, found.signal) == (1, "n2", how)
+
+
 @pytest.mark.parametrize(("end", "how"), [(139, "SIGSEGV"), (137, "SIGKILL")])
 @pytest.mark.parametrize("first", [0, 1])
 def test_the_first_rank_is_known_where_srun_killed_all(first: int, end: int, how: str) -> None:
@@ -486,6 +500,8 @@ def test_the_first_rank_is_known_where_srun_killed_all(first: int, end: int, how
     for says in ("[n2:31  :0:310] Caught signal 7 (Bus error)", "[n2:00379] Signal: Bus error (7)"):
         unrecorded = diagnose(Evidence(job=JOB, log=ended, ranks=ranks | {1: f"{says}\n"}))
         assert (unrecorded.rank, unrecorded.host, unrecorded.signal) == (1, "n2", "SIGBUS")
+    torn = diagnose(Evidence(job=JOB, log=ended, ranks=ranks, ends={1: ""}))
+    assert (torn.rank, torn.host, torn.signal) == (1, "n2", "SIGKILL")
     named = diagnose(Evidence(job=JOB, log=killed[0] + ended, ranks=ranks, ends={1: "5.0 7 n2"}))
     # One that is killed has not failed first.
     assert (named.rank, named.exit_code) == (1, 7)
