@@ -24,7 +24,7 @@ MODULES = changed_tests.modules_of(ROOT)
         ("clusterctl/api.py", "cli/test_api", STORY),
         ("clusterctl/scheduler/data/any.toml", "scheduler/test_diagnosis", STORY),
         ("clusterctl/providers/base.py", "local/test_layout onprem/test_access gcp/test_gcp_api", STORY),
-        ("ansible/roles/cuda/tasks/main.yml", "roles/test_cuda_role configure/test_roles", STORY),
+        ("ansible/roles/cuda/tasks/install.yml", "roles/test_cuda_role configure/test_roles", STORY),
         ("ansible/library/host_ledger.py", "host_ledger/test_ledger_files", STORY),
         ("terraform/gcp/main.tf", "gcp/test_gcp_golden", ""),
         ("payload/nn/layers.py", "payload/test_payload_layers", TRAINING),
