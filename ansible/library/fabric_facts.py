@@ -30,24 +30,6 @@ options:
     default: /sys/class/infiniband
 """
 
-EXAMPLES = r"""
-- name: Look at the fast network
-  fabric_facts:
-    interface: eno1
-"""
-
-RETURN = r"""
-variables:
-  description: Variables for the environment of jobs.
-  type: dict
-  returned: always
-  sample: {NCCL_IB_HCA: "=mlx5_0:1", UCX_NET_DEVICES: "mlx5_0:1"}
-ports:
-  description: All ports that are up, in words.
-  type: list
-  returned: always
-"""
-
 ACTIVE = "4: ACTIVE"
 INFINIBAND, ETHERNET = "InfiniBand", "Ethernet"
 ROCE_V2 = "RoCE v2"
@@ -133,7 +115,6 @@ def variables(chosen: list[Port], interface: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Entry point."""
     module = AnsibleModule(
         argument_spec={
             "interface": {"type": "str", "required": True},

@@ -43,21 +43,6 @@ options:
     default: /etc/firewalld
 """
 
-EXAMPLES = r"""
-- name: Let the cluster's hosts reach Slurm
-  firewalld_policy:
-    name: clusterctl
-    addresses: [10.0.0.10, 10.0.0.11]
-    ports: [6818/tcp]
-"""
-
-RETURN = r"""
-files:
-  description: The files of it.
-  type: list
-  returned: always
-"""
-
 Sections = dict[str, frozenset[str]]  # "zone public: services" -> its words or rules
 
 COMMAND = "firewall-cmd"
@@ -188,7 +173,6 @@ def write(module: AnsibleModule, path: Path, text: str) -> None:
 
 
 def main() -> None:
-    """Entry point."""
     module = AnsibleModule(
         argument_spec={
             "name": {"type": "str", "required": True},

@@ -44,29 +44,8 @@ options:
     default: /var/lib/clusterctl-ledger
 """
 
-EXAMPLES = r"""
-- name: Note what was
-  host_ledger:
-    state: recorded
-    cluster: 3f9a1c
-    touches:
-      munge: {files: [/etc/munge/munge.key], units: [munge.service], accounts: [munge]}
-"""
-
-RETURN = r"""
-done:
-  description: What was given back or removed.
-  type: list
-  returned: when restored
-clusterctl_notes:
-  description: What was left, and why.
-  type: list
-  returned: when restored
-"""
-
 
 def main() -> None:
-    """Entry point."""
     module = AnsibleModule(
         argument_spec={
             "state": {"type": "str", "choices": ["recorded", "sealed", "restored"], "required": True},

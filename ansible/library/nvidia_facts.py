@@ -32,34 +32,6 @@ options:
     default: [/usr/lib/systemd/system, /lib/systemd/system, /etc/systemd/system]
 """
 
-EXAMPLES = r"""
-- name: Look for NVIDIA's cards
-  nvidia_facts:
-"""
-
-RETURN = r"""
-cards:
-  description: How many cards are on the bus.
-  type: int
-  returned: always
-switches:
-  description: How many NVSwitches are on the bus.
-  type: int
-  returned: always
-loaded:
-  description: Version of the driver that the kernel has loaded; empty without one.
-  type: str
-  returned: always
-installed:
-  description: Version of the driver that is there, loaded or not; empty without one.
-  type: str
-  returned: always
-units:
-  description: The units of NVIDIA's software that are there.
-  type: list
-  returned: always
-"""
-
 NVIDIA = "0x10de"
 DISPLAY, BRIDGE = 0x03, 0x06  # classes of PCI devices: a card is the one, an NVSwitch the other
 VERSION = re.compile(r"\b\d{3}\.\d+(?:\.\d+)?\b")
@@ -111,7 +83,6 @@ def facts(module: AnsibleModule) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Entry point."""
     module = AnsibleModule(
         argument_spec={
             "devices": {"type": "path", "default": "/sys/bus/pci/devices"},

@@ -53,23 +53,6 @@ options:
     default: 30
 """
 
-EXAMPLES = r"""
-- name: Run slurmctld
-  service_current:
-    name: slurmctld
-    config: [/etc/slurm/slurm.conf]
-    port: 6817
-    log: /var/log/slurm/slurmctld.log
-"""
-
-RETURN = r"""
-action:
-  description: What was done to the unit.
-  type: str
-  returned: always
-  sample: restart
-"""
-
 # A daemon that executes itself anew moves the second: slurmctld since 23.11, at `scontrol reconfigure`.
 STARTED = ("InactiveExitTimestampMonotonic", "ExecMainStartTimestampMonotonic")
 PROPERTIES = ("LoadState", "ActiveState", "UnitFileState", "NeedDaemonReload", *STARTED)
@@ -156,7 +139,6 @@ def fail_with_logs(module: AnsibleModule, name: str, message: str, start: int) -
 
 
 def main() -> None:
-    """Entry point."""
     module = AnsibleModule(
         argument_spec={
             "name": {"type": "str", "required": True},

@@ -66,23 +66,6 @@ options:
         type: int
 """
 
-EXAMPLES = r"""
-- name: Enter the users
-  slurm_accounting:
-    cluster: demo
-    accounts: [default]
-    users:
-      - {name: ada, accounts: [default]}
-"""
-
-RETURN = r"""
-commands:
-  description: The commands that were run, without C(sacctmgr).
-  type: list
-  elements: list
-  returned: always
-"""
-
 Rows = list[list[str]]
 DEFAULT_QOS = "normal"  # Slurm makes it itself
 NO_LIMIT = "-1"
@@ -206,7 +189,6 @@ def apply(module: AnsibleModule, commands: Rows) -> None:
 
 
 def main() -> None:
-    """Entry point."""
     module = AnsibleModule(
         argument_spec={
             "cluster": {"type": "str", "required": True},

@@ -62,20 +62,6 @@ options:
     type: path
 """
 
-EXAMPLES = r"""
-- name: Let a key log in
-  user_home:
-    name: ada
-    authorized_keys: [ssh-ed25519 AAAA ada]
-"""
-
-RETURN = r"""
-public_key:
-  description: The public key of the pair; empty in check mode where none is there.
-  type: str
-  returned: with key_pair
-"""
-
 MOST_BYTES = 1 << 20  # of a file with keys
 PUBLIC_KEY = re.compile(rb"ssh-ed25519 [A-Za-z0-9+/]+=*(?: [^\r\n]*)?\n?")
 
@@ -247,7 +233,6 @@ def converge(module: AnsibleModule, account: pwd.struct_passwd) -> dict[str, Any
 
 
 def main() -> None:
-    """Entry point."""
     module = AnsibleModule(
         argument_spec={
             "name": {"type": "str", "required": True},

@@ -12,8 +12,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils.ledger_shape import as_now
-
 VERSION = 1
 EMPTY: dict[str, Any] = {
     "version": VERSION,
@@ -63,7 +61,9 @@ class Store:
             found = json.loads(text)
             if found["version"] > VERSION:
                 raise LedgerError(f"{self.root} was written by a newer clusterctl; use that one")
-            return as_now({**json.loads(json.dumps(EMPTY)), **found})
+            if not _fits(found, EMPTY):
+                raise ValueError("it is of another form")
+            return dict(found)
         except (ValueError, KeyError, TypeError) as exc:
             raise LedgerError(
                 f"{self.root}/ledger.json is damaged ({exc}), nothing was changed: put back a copy of it; "
@@ -115,3 +115,11 @@ class Store:
             file.flush()
             os.fsync(descriptor)
         fresh.replace(path)
+
+
+def _fits(found: Any, form: Any) -> bool:
+    """Return whether this has all keys of the form, with values of the same types."""
+    inner = form.items() if isinstance(form, dict) else ()
+    return isinstance(found, type(form)) and all(
+        name in found and _fits(found[name], one) for name, one in inner
+    )

@@ -1,9 +1,8 @@
-"""Ledgers that an older clusterctl wrote, or that somebody damaged: what `restored` makes of them."""
+"""Ledgers that somebody damaged: what `restored` makes of them."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 from tests.unit.host_ledger.conftest import Machine, Refuses
 
 Ledger = Callable[..., dict[str, Any]]
-LABEL = "system_u:object_r:etc_t:s0\0"
 
 
 @pytest.fixture
@@ -35,35 +33,12 @@ def rewrite(tmp_path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     path.write_text(json.dumps(found))
 
 
-def test_one_of_the_first_release_gives_back_files_and_their_labels(
-    ledger: Ledger, conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    labels = {}
-    monkeypatch.setattr(os, "setxattr", lambda _, name, value: labels.update({name: value}))
-
-    def first(found: dict[str, Any]) -> None:
-        entry = found["paths"][str(conf)]
-        del entry["when_ns"], found["packages"]["settings"], found["etc"], found["patterns"], found["changed"]
-        entry["before"].pop("attributes", None)
-        entry["before"]["context"] = LABEL
-
-    rewrite(tmp_path, first)
-    assert ledger("restored")["done"] == [f"put back {conf}"]
-    assert conf.read_text() == "theirs"
-    assert labels == {"security.selinux": LABEL.encode()}
-
-
 DAMAGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "version": lambda found: found.update(version="new"),
     "paths": lambda found: found.update(paths=[]),
     "packages": lambda found: found.update(packages=None),
-    "units": lambda found: found["units"].update({"munge.service": {"load": "loaded"}}),
-    "trees": lambda found: found["trees"].update({"/var/lib/munge": "yes"}),
+    "noted": lambda found: found["packages"].pop("before"),
     "sealed": lambda found: found.update(sealed=None),
-    "before": lambda found: next(iter(found["paths"].values())).pop("before"),
-    "content": lambda found: next(iter(found["paths"].values()))["before"].pop("content"),
-    "kind": lambda found: next(iter(found["paths"].values()))["after"].update(kind="socket"),
-    "hexadecimal": lambda found: next(iter(found["paths"].values()))["before"].update(attributes={"a": "?"}),
 }
 
 
