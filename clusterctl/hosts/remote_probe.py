@@ -51,7 +51,7 @@ INSTALLED = re.compile(
     rb"\nPackage: (\S+)\n(?:(?:Essential|Protected): \S+\n)*"
     rb"Status: \S+ \S+ (?!not-installed|config-files)\S+\n"
 )
-RPM = 'command -v rpm && { LC_ALL=C rpm --query --whatprovides --queryformat= "$@"; true; }'
+RPM = 'command -v rpm && { rpm --query --whatprovides --queryformat= "$@"; true; }'
 ROW = 3  # fields of /etc/passwd up to the number
 MISSING = "missing"
 UNKNOWN = "no answer"
@@ -189,7 +189,7 @@ def firewall() -> Dict[str, Any]:
     starts = run(["systemctl", "is-enabled", "--quiet", "firewalld"]) is not None
     # Without a table to name, the two of iptables load no module of the kernel's.
     asked = (
-        ("ufw", ["env", "LC_ALL=C", "ufw", "status"], r"^Status: active"),
+        ("ufw", ["ufw", "status"], r"^Status: active"),
         ("iptables", ["iptables-legacy-save"], r"^-A |^:\S+ DROP"),
         ("iptables", ["iptables-save"], r"^-A |^:\S+ DROP"),
         ("nftables", ["nft", "list", "ruleset"], r"\S"),

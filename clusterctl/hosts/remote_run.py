@@ -1,5 +1,6 @@
 """Runs commands and reads files on a host, for the programs that look at it. Also for Python 3.6."""
 
+import os
 import subprocess
 from typing import Optional, Sequence
 
@@ -18,6 +19,7 @@ def run(argv: Sequence[str], timeout_s: float = ASK_S, *, any_exit: bool = False
             stdin=subprocess.DEVNULL,
             timeout=timeout_s,
             check=False,
+            env=dict(os.environ, LC_ALL="C"),
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from clusterctl.hosts import remote_reach
+from clusterctl.transport.base import remote_program
 
 
 def test_a_service_must_be_there() -> None:
@@ -22,12 +24,13 @@ def test_a_service_must_be_there() -> None:
     assert "not known" in remote_reach.refused("nowhere.invalid", 6817)
 
 
-def test_the_program_runs_as_it_is_sent(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+def test_the_program_runs_as_it_is_sent() -> None:
     request = {"ping": "", "mtu": 0, "nfs": "127.0.0.1", "nfs_port": 1,
                "folders": ["/nowhere"], "repositories": False}  # fmt: skip
-    monkeypatch.setattr("sys.argv", ["-", json.dumps(request)])
-    remote_reach.main()
-    said = json.loads(capsys.readouterr().out)
+    argv = [sys.executable, "-I", "-S", "-", json.dumps(request)]
+    program = remote_program("clusterctl.hosts.remote_reach")
+    done = subprocess.run(argv, input=program, capture_output=True, text=True, check=True)
+    said = json.loads(done.stdout)
     assert (said["missing"], said["exports"]) == (["/nowhere"], None)
     assert "refused" in said["nfs"]
 
@@ -41,143 +44,126 @@ def test_what_a_server_exports_is_read_of_showmount(monkeypatch: pytest.MonkeyPa
     assert remote_reach.exports("other") is None
 
 
-def test_repositories_are_the_package_managers_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = {
-        "apt-get": "'https://deb.example.org/debian/dists/trixie/InRelease' deb.example.org_x 0 \n",
-        "apt-config": 'Acquire::http::Proxy "http://proxy.lan:3128";\n',
-    }
-    monkeypatch.setattr(remote_reach, "run", lambda argv, _=0.0: said.get(argv[0]))
-    assert remote_reach.repositories() == [
-        [("https://deb.example.org/debian/dists/trixie/InRelease", "http://proxy.lan:3128")]
-    ]
-    monkeypatch.setattr(remote_reach, "refused", lambda host, port: f"{host} {port}")
-    (why,) = remote_reach.unreached_repositories().values()
-    assert why == "proxy.lan:3128: proxy.lan 3128"
+APT_ERROR = "E: Failed to fetch {}  {}\nE: Download Failed\n"
+REFUSED = "Could not connect to a.lan:80 (10.0.0.1). - connect (111: Connection refused)"
 
 
 @pytest.mark.parametrize(
-    ("uri", "mirrors", "expected"),
+    ("case"),
     [
-        ("mirror+file:{list}/dists/trixie/InRelease", "https://a.lan/debian\n", {"a.lan:443"}),
-        ("mirror+file:{list}/./InRelease", "# ours\n\nhttp://a.lan/debian\tpriority:1\n", {"a.lan:80"}),
-        (
-            "mirror+file:{list}/dists/x/InRelease",
-            "http://a.lan/d\nhttp://b.lan/d\n",
-            {"a.lan:80", "b.lan:80"},
-        ),
-        ("mirror+file:{list}/dists/x/InRelease", "http://a.lan/d\nhttp://there.lan/d\n", None),
-        ("mirror+https://a.lan/mirrors.txt/dists/x/InRelease", "", {"a.lan:443"}),
-        ("mirror://a.lan/mirrors.txt/dists/x/InRelease", "", {"a.lan:80"}),
-        ("file:/srv/debian/dists/trixie/InRelease", "", None),
-        ("cdrom://Debian 13/dists/trixie/InRelease", "", {"apt has none on the network"}),
-        ("", "", {"apt has none on the network"}),
+        ("http://a.lan/dists/trixie/InRelease", "", {}, ""),
+        ("http://a.lan/dists/trixie/InRelease", "", {"http://a.lan": REFUSED}, REFUSED),
+        ("http://a.lan/dists/trixie/InRelease", "", {"http://a.lan": "404  Not Found [IP: 10.0.0.1 80]"}, ""),
+        ("mirror+file:{list}/dists/x/InRelease", "# ours\n\nhttp://a.lan/d\tpriority:1\n",
+         {"http://a.lan/d/dists/x/InRelease": REFUSED}, REFUSED),
+        ("mirror+file:{list}/dists/x/InRelease", "http://a.lan/d/\nhttp://b.lan/d\n",
+         {"http://a.lan": REFUSED}, ""),
+        ("mirror+file:{list}/dists/x/InRelease", "", {}, "its list of mirrors is empty"),
+        ("mirror+https://a.lan/mirrors.txt/dists/x/InRelease", "", {"https://a.lan": REFUSED}, REFUSED),
+        ("mirror://a.lan/mirrors.txt/dists/x/InRelease", "", {"http://a.lan": REFUSED}, REFUSED),
+        ("file:/srv/debian/dists/trixie/InRelease", "", {"file:": REFUSED}, ""),
     ],
-)
-def test_mirrors_of_a_list_are_asked_and_one_that_answers_is_enough(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, uri: str, mirrors: str, expected: set[str] | None
+)  # fmt: skip
+def test_apt_asks_each_mirror_and_one_that_answers_is_enough(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, case: tuple[str, str, dict[str, str], str]
 ) -> None:
     """apt-transport-mirror(1). Debian's images for clouds have `mirror+file:///etc/apt/mirrors/debian.list`."""
+    uri, mirrors, said, why = case
     listed = tmp_path / "debian.list"
     listed.write_text(mirrors)
-    said = {"apt-get": f"'{uri.format(list=listed)}' x 0 \n" if uri else "", "apt-config": ""}
-    monkeypatch.setattr(remote_reach, "run", lambda argv, _=0.0: said.get(argv[0]))
-    monkeypatch.setattr(remote_reach, "refused", lambda host, _: "" if host == "there.lan" else "no answer")
-    found = remote_reach.unreached_repositories()
-    assert len(found) == (expected is not None)
-    for why in found.values():
-        assert {one.removesuffix(": no answer") for one in why.split("; ")} == expected
+    uri = uri.format(list=listed)
+
+    def run(argv: Sequence[str], _: float = 0.0, **__: object) -> str | None:
+        if argv[0] == "apt-get":
+            return f"'{uri}' x 0 \n" if "--print-uris" in argv else None
+        return next((APT_ERROR.format(argv[-2], text) for url, text in said.items() if url in argv[-2]), "")
+
+    monkeypatch.setattr(remote_reach, "run", run)
+    assert remote_reach.unreached_repositories() == ({uri: why} if why else {})
 
 
-def test_sources_that_apt_can_not_read_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = {("apt-get", "--version"): "apt 3.0.3"}
-    monkeypatch.setattr(remote_reach, "run", lambda argv, _=0.0: said.get(tuple(argv)))
+@pytest.mark.skipif(not Path(remote_reach.APT_HELPER[0]).exists(), reason="this machine has no apt")
+def test_apt_itself_says_why_it_reaches_no_server() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        closed = server.getsockname()[1]
+    assert "refused" in remote_reach.unreached_by_apt(f"http://127.0.0.1:{closed}/debian/InRelease")
+
+
+@pytest.mark.parametrize("said", [None, "'cdrom://Debian 13/dists/trixie/InRelease' x 0 \n", ""])
+def test_sources_that_apt_can_not_read_are_none(monkeypatch: pytest.MonkeyPatch, said: str | None) -> None:
+    answers = {"--print-uris": said, "--version": "apt 3.0.3"}
+    monkeypatch.setattr(remote_reach, "run", lambda argv, _=0.0: answers.get(argv[1]))
     assert remote_reach.unreached_repositories() == {"": "apt has none on the network"}
 
 
-ENVIRONMENT = {"http_proxy": "http://env.lan:3128", "https_proxy": "env.lan:3129", "no_proxy": "a.org, .lan"}
-PROXY = 'Acquire::http::Proxy "http://apt.lan:1";\n'
-
-
-@pytest.mark.parametrize(
-    ("settings", "variables", "url", "proxy"),
-    [
-        ("", {}, "https://deb.org/x", ""),
-        (PROXY, ENVIRONMENT, "http://deb.org/x", "http://apt.lan:1"),
-        (PROXY, ENVIRONMENT, "https://deb.org/x", "http://apt.lan:1"),
-        (PROXY + 'Acquire::https::Proxy "DIRECT";\n', ENVIRONMENT, "https://deb.org/x", ""),
-        (PROXY + 'Acquire::http::Proxy::deb.org "DIRECT";\n', {}, "https://deb.org/x", ""),
-        (PROXY + 'Acquire::HTTP::Proxy::other.org "DIRECT";\n', {}, "http://deb.org/x", "http://apt.lan:1"),
-        (
-            PROXY + 'Acquire::http::Proxy-Auto-Detect "/found";\n',
-            {},
-            "http://deb.org/x",
-            "http://found.lan:8",
-        ),
-        (PROXY + 'Acquire::http::Proxy-Auto-Detect "/none";\n', {}, "http://deb.org/x", "http://apt.lan:1"),
-        ('Acquire::http::ProxyAutoDetect "/direct";\n', ENVIRONMENT, "http://deb.org/x", ""),
-        ("", ENVIRONMENT, "http://deb.org/x", "http://env.lan:3128"),
-        ("", ENVIRONMENT, "https://deb.org/x", "env.lan:3129"),
-        ("", ENVIRONMENT, "http://mirror.lan/x", ""),
-        ("", ENVIRONMENT, "http://a.org/x", ""),
-        ("", {"http_proxy": "http://env.lan:3128"}, "https://deb.org/x", "http://env.lan:3128"),
-        (PROXY, ENVIRONMENT, "http://a.org/x", ""),
-    ],
-)
-def test_apts_repositories_are_asked_by_the_proxy_that_apt_takes(
-    monkeypatch: pytest.MonkeyPatch, settings: str, variables: Mapping[str, str], url: str, proxy: str
-) -> None:
-    """As apt 2.6 itself does: methods/http.cc (Open), apt-pkg/contrib/proxy.cc (AutoDetectProxy)."""
-    said = {
-        ("apt-get", "--print-uris", "update"): f"'{url}' x 0 \n",
-        ("apt-config", "dump"): settings,
-        ("runuser", "-u", "_apt", "--", "/found", url): "http://found.lan:8\n",
-        ("runuser", "-u", "_apt", "--", "/none", url): "\n",
-        ("runuser", "-u", "_apt", "--", "/direct", url): "DIRECT\n",
-    }
-    monkeypatch.setattr(remote_reach, "run", lambda argv, _=0.0: said.get(tuple(argv)))
-    monkeypatch.setattr(os, "environ", variables)
-    assert remote_reach.repositories() == [[(url, proxy)]]
-
-
-@pytest.mark.parametrize(
-    ("ours", "of_sudo", "proxy"),
-    [
-        ({"http_proxy": "http://login.lan:1"}, "HOME=/root\n", ""),  # root by SSH on Debian 12 and 13
-        ({}, "http_proxy=http://env.lan:1\nno_proxy=lan\n", "http://env.lan:1"),
-        ({"http_proxy": "http://login.lan:1"}, None, "http://login.lan:1"),  # there is no sudo
-        ({"SUDO_UID": "1000", "http_proxy": "http://env.lan:1"}, "HOME=/root\n", "http://env.lan:1"),
-    ],
-)
-def test_the_proxy_of_the_environment_is_that_of_sudo_as_ansibles_tasks_have_it(
-    monkeypatch: pytest.MonkeyPatch, ours: dict[str, str], of_sudo: str | None, proxy: str
+@pytest.mark.parametrize("is_sudos", [True, False])
+def test_a_package_manager_has_the_environment_that_sudo_gives_it(
+    monkeypatch: pytest.MonkeyPatch, *, is_sudos: bool
 ) -> None:
     """sshd's PAM reads /etc/environment; sudo's does on Rocky Linux and Ubuntu, not on Debian 12 and 13."""
-    said = {"sudo": of_sudo, "apt-get": "'http://deb.org/x' x 0 \n", "apt-config": ""}
-    monkeypatch.setattr(remote_reach, "run", lambda argv, _=0.0: said.get(argv[0]))
-    monkeypatch.setattr(os, "environ", {**ours})
-    remote_reach.take_sudos_environment()
-    assert remote_reach.repositories() == [[("http://deb.org/x", proxy)]]
+    monkeypatch.setattr(
+        os, "environ", {"PATH": os.environ["PATH"], **({"SUDO_UID": "1"} if is_sudos else {})}
+    )
+    monkeypatch.setattr(remote_reach.shutil, "which", lambda _: "/usr/bin/sudo")
+    ran: list[Sequence[str]] = []
+    monkeypatch.setattr(remote_reach, "run", lambda argv, *_, **__: ran.append(argv))
+    remote_reach.unreached_repositories()
+    assert {"sudo" in argv for argv in ran if "-c" in argv} == {not is_sudos}
 
 
-def test_dnfs_repositories_are_asked_by_the_proxy_that_dnf_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = "https://a.dev/x http://dnf.lan:1\nhttps://b.dev/x -\nhttp://c.lan/x -\n"
-    monkeypatch.setattr(remote_reach, "run", lambda argv, _=0.0: said if argv[1:2] == ["-c"] else None)
-    monkeypatch.setattr(os, "environ", ENVIRONMENT)
-    assert remote_reach.repositories() == [
-        [("https://a.dev/x", "http://dnf.lan:1")],
-        [("https://b.dev/x", "env.lan:3129")],
-        [("http://c.lan/x", "")],
-    ]
-    monkeypatch.setattr(remote_reach, "refused", lambda *place: str(place))
-    assert {why.partition(": ")[0] for why in remote_reach.unreached_repositories().values()} == {
-        "c.lan:80",
-        "dnf.lan:1",
-        "env.lan:3129",
+def test_dnf_says_which_repositories_it_does_not_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a dnf that fails as librepo does; one that may be missing is not asked for."""
+    (tmp_path / "dnf.py").write_text(FAKE_DNF)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", remote_reach.DNF, "3"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["http://a.dev/x/repodata/repomd.xml Curl error (7): Couldn't connect"]
+    monkeypatch.setattr(
+        remote_reach, "run", lambda argv, *_: done.stdout if remote_reach.DNF in argv else None
+    )
+    assert remote_reach.unreached_repositories() == {
+        "http://a.dev/x/repodata/repomd.xml": "Curl error (7): Couldn't connect"
     }
-    monkeypatch.setattr(os, "environ", {"all_proxy": "http://all.lan:1", "no_proxy": "c.lan"})
-    assert remote_reach.repositories()[1:] == [
-        [("https://b.dev/x", "http://all.lan:1")],
-        [("http://c.lan/x", "")],
-    ]
-    monkeypatch.setattr(os, "environ", {"all_proxy": "http://all.lan:1", "no_proxy": "*"})
-    assert [proxy for ((_, proxy),) in remote_reach.repositories()] == ["", "", ""]
+
+
+FAKE_DNF = """
+from types import SimpleNamespace
+
+rpm = SimpleNamespace(detect_releasever=lambda root: "9")
+
+
+def repo(name, skip=False, **urls):
+    where = {"metalink": None, "mirrorlist": None, "baseurl": None, **urls}
+    return SimpleNamespace(name=name, skip_if_unavailable=skip, **where)
+
+
+ALL = [
+    repo("away", baseurl=["http://a.dev/x/"]),
+    repo("lacks", baseurl=["http://b.dev/x"]),
+    repo("there", metalink="http://there.dev/m"),
+    repo("may", skip=True, baseurl=["http://a.dev/y"]),
+]
+
+
+class Substitutions(dict):
+    def update_from_etc(self, root):
+        pass
+
+
+class Base:
+    conf = SimpleNamespace(read=lambda: None, substitutions=Substitutions())
+    repos = SimpleNamespace(iter_enabled=lambda: ALL)
+
+    def read_all_repos(self):
+        pass
+
+    def urlopen(self, url, repo):
+        assert repo.timeout == 3
+        if "a.dev" in url:
+            raise OSError("Curl error (7):\\n Couldn't connect")
+        if "b.dev" in url:
+            raise OSError("Status code: 404 for http://b.dev/x")
+"""
