@@ -14,8 +14,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -46,7 +46,6 @@ from clusterctl.transport.base import MARK, Connect, Conversation, Transport, re
 from clusterctl.transport.openssh import talking
 from clusterctl.transport.ssh import SSHTransport
 from clusterctl.util import process
-from clusterctl.util.process import temporary_folder
 from clusterctl.util.progress import NO_LIMIT, Limit
 
 GATE: Final = Path("/etc/clusterctl/sshd")
@@ -310,21 +309,3 @@ class Login:
             elif to.before:
                 found[name] = ("ssh", "-F", str(self._config), "-W", f"[{to.host}]:%p", to.before.alias)
         return found
-
-
-@contextmanager
-def open_login(
-    machines: Mapping[str, OnpremHost],
-    workspace: Workspace | None,
-    prompts: Prompts,
-    *,
-    answer_s: float = OWNER_ANSWER_S,
-) -> Iterator[Login]:
-    """A login that is written to the cluster's workspace, or to one for the moment where it has none."""
-    if workspace is not None and workspace.root.is_dir():
-        yield Login(machines, workspace, prompts, answer_s=answer_s)
-        return
-    with temporary_folder() as folder:
-        one = Workspace(folder / (workspace.root.name if workspace else "lost"))
-        one.create()
-        yield Login(machines, one, prompts, answer_s=answer_s)

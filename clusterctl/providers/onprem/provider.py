@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -34,7 +34,7 @@ from clusterctl.providers.base import (
 from clusterctl.providers.node_class import NodeClass
 from clusterctl.providers.onprem import members, release
 from clusterctl.providers.onprem.access import raise_failures
-from clusterctl.providers.onprem.login import Login, create_account, open_login
+from clusterctl.providers.onprem.login import OWNER_ANSWER_S, Login, create_account
 from clusterctl.providers.storage import KeptStorage, taken_up_note, to_take_up
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
@@ -43,7 +43,7 @@ from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.state.inventory import Host, Inventory, applied_spec
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.openssh import write_ssh_files
-from clusterctl.util.process import on_each
+from clusterctl.util.process import on_each, temporary_folder
 from clusterctl.util.progress import Clock, HostStep, Limit
 
 _HOST_S: Final = 0.5  # of the time of this machine's processors, for a look at one host
@@ -100,7 +100,7 @@ class OnpremProvider(Provider):
         asked = members.members(spec, self._settings)
         reject_unknown(hosts, [one.name for one in asked], "the cluster has no host")
         chosen = [one for one in asked if not hosts or one.name in hosts]
-        with open_login(self._settings.machines, workspace, self._prompts) as login:
+        with self._login(workspace) as login:
             only = [one.name for one in chosen]
             login.check_keys(only)
             report = members.examine(spec, asked, login, (), only=only, lost=login.trust(only))
@@ -112,7 +112,7 @@ class OnpremProvider(Provider):
     def preflight(self, spec: ClusterSpec, workspace: Workspace) -> DoctorReport | None:
         asked = members.members(spec, self._settings)
         answer_s = _PREFLIGHT.answer_s
-        with open_login(self._settings.machines, workspace, self._prompts, answer_s=answer_s) as login:
+        with self._login(workspace, answer_s) as login:
             ours, silent, report = self._examined(spec, workspace, asked, login, find_all=True)
             new = [one.name for one in asked if one.name not in {**ours, **silent}]
             wrong = in_the_way(report, asked, new, workspace, silent)
@@ -157,17 +157,17 @@ class OnpremProvider(Provider):
         if found is None or found.text != dump_spec(spec) or self._workspace != workspace:
             found = self._look(spec, workspace)
         before = inventory_as_raised(workspace)
-        absent = release.release_removed(found.inventory, workspace, self._prompts)
+        login = Login(self._settings.machines, workspace, self._prompts)
+        absent = release.release_removed(found.inventory, login)
         if before is not None:
             for host in before.hosts:
                 if host.name in absent:
                     release.record_pending(host, before, found.access, workspace, why=absent[host.name])
         joining = [name for name in found.new if name not in found.joined]
         if joining:
-            self._join(found, joining, workspace)
+            self._join(found, joining, login)
         if self._tried is None:
-            hosts = found.inventory.hosts
-            self._tried = release.retry_all(workspace, hosts, self._prompts)
+            self._tried = release.retry_all(found.inventory.hosts, login)
         return Provisioned(found.inventory, (*found.notes, *self._tried), made=tuple(found.new))
 
     def alive(self, cluster_id: str) -> bool:  # noqa: ARG002
@@ -178,7 +178,7 @@ class OnpremProvider(Provider):
 
     def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:
         if workspace is None:
-            with open_login(self._settings.machines, None, self._prompts) as login:
+            with self._login(None) as login:
                 release.release_orphan(login, self._settings, cluster_id)
             return
         self._workspace = workspace
@@ -189,7 +189,7 @@ class OnpremProvider(Provider):
         except ProvisionError as exc:
             failed += exc.failures
         there = hosts_as_raised(workspace).values()
-        for note in release.retry_all(workspace, there, self._prompts, ending=True):
+        for note in release.retry_all(there, login, ending=True):
             self._prompts.reporter.note(note)
         failed += [one.failure for one in pending_releases(workspace)]
         if failed:
@@ -198,22 +198,33 @@ class OnpremProvider(Provider):
             )
 
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
-        with open_login(self._settings.machines, self._workspace, self._prompts) as login:
+        with self._login(self._workspace) as login:
             return release.find_leftovers(login, cluster_id)
 
     def orphans(self, name: str) -> tuple[str, ...]:
-        with open_login(self._settings.machines, None, self._prompts) as login:
+        with self._login(None) as login:
             found = release.claims(login).values()
         return tuple(dict.fromkeys(c["id"] for c in found if c.get("name") == name and "id" in c))
 
     def kept_storage(self, name: str, users: Sequence[str]) -> tuple[KeptStorage, ...]:
-        with open_login(self._settings.machines, self._workspace, self._prompts) as login:
+        with self._login(self._workspace) as login:
             return find_homes(login, self._settings, name, users)
 
     def remove_storage(self, kept: KeptStorage) -> None:
         self._prompts.reporter.progress(f"removing {kept.what}")
-        with open_login(self._settings.machines, self._workspace, self._prompts) as login:
+        with self._login(self._workspace) as login:
             remove_homes(login, self._settings, kept)
+
+    @contextmanager
+    def _login(self, workspace: Workspace | None, answer_s: float = OWNER_ANSWER_S) -> Iterator[Login]:
+        """A login that is written to the cluster's workspace, or to one for the moment if it has none."""
+        if workspace is not None and workspace.root.is_dir():
+            yield Login(self._settings.machines, workspace, self._prompts, answer_s=answer_s)
+            return
+        with temporary_folder() as folder:
+            own = Workspace(folder / (workspace.root.name if workspace else "lost"))
+            own.create()
+            yield Login(self._settings.machines, own, self._prompts, answer_s=answer_s)
 
     def _to_take_up(self, spec: ClusterSpec) -> tuple[str, ...]:
         """What to say of the storage that an earlier cluster left; the users must be those whose it is."""
@@ -295,11 +306,10 @@ class OnpremProvider(Provider):
         report = members.examine(spec, asked, login, ours, only=there, lost=lost, limit=limit)
         return ours, silent, report
 
-    def _join(self, found: _Found, joining: Sequence[str], workspace: Workspace) -> None:
-        inventory = found.inventory
+    def _join(self, found: _Found, joining: Sequence[str], login: Login) -> None:
+        inventory, workspace = found.inventory, login.workspace
         write_atomic(workspace.joining, inventory.model_dump_json(indent=2) + "\n")
         write_ssh_files(inventory, workspace)
-        login = Login(self._settings.machines, workspace, self._prompts)
         claim = login.claim(inventory.cluster_id, inventory.cluster)
 
         progress = self._prompts.reporter.progress

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -21,7 +21,6 @@ from clusterctl.providers.base import (
     REPLACED,
     Leftover,
     PendingRelease,
-    Prompts,
     address_of,
     hosts_as_raised,
     inventory_as_raised,
@@ -66,39 +65,36 @@ def release_all(login: Login, cluster_id: str) -> None:
     login.prompts.reporter.progress(f"looking at {len(names)} machines")
     ours, failed = on_each(names, lambda host: _is_ours(host, login, claim))
     mine = [host for host, is_ours in ours.items() if is_ours]
-    done, more = _release(mine, inventory, claim, login.workspace, login.prompts)
+    done, more = _release(mine, inventory, claim, login)
     for host in done:
         login.prompts.reporter.progress(HostStep(host, "released", len(names)))
     raise_failures({**failed, **more}, what=NOT_RELEASED, then=THEN)
 
 
 def _release(
-    hosts: Sequence[str],
-    inventory: Inventory,
-    claim: Claim,
-    workspace: Workspace,
-    prompts: Prompts,
+    hosts: Sequence[str], inventory: Inventory, claim: Claim, login: Login
 ) -> tuple[Collection[str], Mapping[str, ClusterctlError]]:
     """Restore these, then remove our account from them: those that are released, and how others failed."""
-    failed = _restored(hosts, inventory, workspace, prompts)
+    failed = _restored(hosts, inventory, login)
     leaving = [host for host in hosts if host not in failed]
-    done, more = on_each(leaving, lambda host: remove_account(host, claim, admin_login(workspace)))
+    done, more = on_each(leaving, lambda host: remove_account(host, claim, admin_login(login.workspace)))
     return done, {**failed, **more}
 
 
-def release_removed(wanted: Inventory, workspace: Workspace, prompts: Prompts) -> Mapping[str, str]:
+def release_removed(wanted: Inventory, login: Login) -> Mapping[str, str]:
     """Release the machines that are no longer part of the cluster; why nothing was done on some."""
+    workspace = login.workspace
     before = inventory_as_raised(workspace)
     going = [host.name for host in before.hosts if wanted.host(host.name) is None] if before else []
     if before is None or not going:
         return {}
-    prompts.reporter.progress(f"releasing {', '.join(going)}")
+    login.prompts.reporter.progress(f"releasing {', '.join(going)}")
     write_ssh_files(before, workspace)
     claim = Claim(before.cluster_id, before.cluster, workspace.public_key.read_text().strip())
     there, failed = log_in(going, workspace)
     # A machine that an interrupted run released lets us in no more: nothing may wait for it.
     absent = {host: exc for host, exc in failed.items() if not isinstance(exc, CommandError)}
-    _, more = _release(list(there), before, claim, workspace, prompts)
+    _, more = _release(list(there), before, claim, login)
     refused = {host: exc for host, exc in failed.items() if host not in absent}
     raise_failures({**refused, **more}, what=NOT_RELEASED, then=_THEN_UP)
     return {
@@ -149,17 +145,12 @@ def _is_ours(host: str, login: Login, claim: Claim) -> bool:
     return True
 
 
-def _restored(
-    hosts: Sequence[str],
-    inventory: Inventory,
-    workspace: Workspace,
-    prompts: Prompts,
-) -> Mapping[str, ClusterctlError]:
+def _restored(hosts: Sequence[str], inventory: Inventory, login: Login) -> Mapping[str, ClusterctlError]:
     """Have what was put back on these; those where it failed."""
     if not hosts:
         return {}
     try:
-        notes = prompts.restore(inventory, hosts, workspace, prompts.reporter)
+        notes = login.prompts.restore(inventory, hosts, login.workspace, login.prompts.reporter)
     except ConfigureError as exc:
         failed = {f.host: f for f in exc.failures if f.host in hosts}
         if not failed:
@@ -170,7 +161,7 @@ def _restored(
         }
     for host, lines in notes.items():
         for line in lines:
-            prompts.reporter.note(f"left on {host}: {line}")
+            login.prompts.reporter.note(f"left on {host}: {line}")
     return {}
 
 
@@ -252,21 +243,14 @@ def _machine(host: Host, settings: OnpremSettings) -> OnpremHost:
     return OnpremHost(address=address, **{**settings.access.model_dump(), "port": host.port})
 
 
-def retry_all(
-    workspace: Workspace,
-    members: Iterable[Host],
-    prompts: Prompts,
-    *,
-    ending: bool = False,
-) -> tuple[Notice, ...]:
+def retry_all(members: Collection[Host], login: Login, *, ending: bool = False) -> tuple[Notice, ...]:
     """Try every pending release again; what the user should know of it.
 
     One that is among the ``members`` again is none of these any more. What is in the way is recorded. One
     that may be a member, reached in another way, is left alone, unless members are released too (``ending``).
     """
-    members = tuple(members)
     notes: list[Notice] = []
-    for one in pending_releases(workspace):
+    for one in pending_releases(login.workspace):
         if (told := _taken_again(one, members)) is not None:
             notes += told
             one.remove()
@@ -280,12 +264,12 @@ def retry_all(
             notes.append(Notice("host-key-of-another", text))
             continue
         # Keys that are confirmed now are those of other machines.
-        careful = replace(prompts, confirm=refuse_unknown_keys, accepted=())
+        careful = replace(login.prompts, confirm=refuse_unknown_keys, accepted=())
+        own = Login({one.host.name: one.machine}, one.workspace, careful)
         try:
-            login = Login({one.host.name: one.machine}, one.workspace, careful)
-            _release_pending(one, login)
+            _release_pending(one, own)
         except ClusterctlError as exc:
-            still = replace(one, why=_why(login, exc)).save()
+            still = replace(one, why=_why(own, exc)).save()
             text = f"{still}; `clusterctl up` and `clusterctl down` try it again"
             notes.append(Notice("still-pending", text))
         else:

@@ -51,7 +51,7 @@ def tried(
     """Try it again; ``release_all`` and ``find_leftovers`` are played."""
     for name in ("release_all", "find_leftovers"):
         monkeypatch.setattr(release, name, played.get(name, lambda *_, **__: ()))
-    return release.retry_all(workspace, members, NO_PROMPTS)
+    return release.retry_all(members, Login({}, workspace))
 
 
 def silent(*_: object, **__: object) -> None:
@@ -121,7 +121,7 @@ def test_one_whose_host_key_another_machine_has_is_neither_dropped_nor_touched_b
     assert "gpu7 (10.0.0.7)" in note
     assert len(pending_releases(workspace)) == 1
     monkeypatch.setattr(release, "release_all", lambda *_, **__: None)
-    (note,) = release.retry_all(workspace, (clone,), NO_PROMPTS, ending=True)
+    (note,) = release.retry_all((clone,), Login({}, workspace), ending=True)
     assert note.code == "late-release"
     assert "gpu1 (10.0.0.2)" in note
 

@@ -55,7 +55,7 @@ def dismissed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *going: str) -> M
     workspace.create()
     workspace.create_secrets()
     write_atomic(workspace.inventory, inventory("stays", *going).model_dump_json())
-    return release.release_removed(inventory("stays"), workspace, NO_PROMPTS)
+    return release.release_removed(inventory("stays"), Login({}, workspace))
 
 
 def test_one_that_was_given_back_already_stops_nothing(
