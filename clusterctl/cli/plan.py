@@ -105,7 +105,7 @@ def as_dict(spec: ClusterSpec, found: Plan) -> dict[str, Any]:
         "affected_jobs_unknown": found.jobs.unknown,
         "cost": _cost_dict(found.hosts),
         "notes": found.notes,
-        "tasks": [{"host": one.host, "task": one.what, "diff": one.diff} for one in found.tasks],
+        "tasks": [{"host": one.host, "task": one.task, "diff": one.diff} for one in found.tasks],
     }
 
 

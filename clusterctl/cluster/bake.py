@@ -25,6 +25,7 @@ from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, dis
 from clusterctl.state.workspace import write_atomic
 from clusterctl.transport.ssh import Connections
 from clusterctl.util.assets import job_lock
+from clusterctl.util.progress import follow
 
 
 def bake_ahead(
@@ -77,14 +78,10 @@ def prepare_image(cluster: ClusterContext) -> Outcome[None]:
         lock = job_lock()
         wheels = wheelhouse(lock, NodePlatform.of(distribution_of(image.distribution)))
         progress("installing Slurm, Open MPI and the job environment")
-        ansible.install_image(
-            cluster.spec,
-            image,
-            wheels=wheels,
-            lock=lock,
-            workspace=cluster.workspace,
-            progress=cluster.tasks_on(1),
+        results = ansible.install_image(
+            cluster.spec, image, wheels=wheels, lock=lock, workspace=cluster.workspace
         )
+        follow(results, cluster.reporter)
 
     cluster.provider.prepare(cluster.spec, cluster.workspace, bake=bake)
     return Outcome(None)
@@ -132,8 +129,8 @@ def prepare_class(
         if image.baked:
             cluster.reporter.progress("configuring what hosts have in common")
             slurm = accounting_files(spec.name, _free_port())
-            progress = cluster.tasks_on(len(groups))
-            ansible.configure_class(image.hosts, of_all, slurm, workspace=workspace, progress=progress)
+            results = ansible.configure_class(image.hosts, of_all, slurm, workspace=workspace)
+            follow(results, cluster.reporter)
         else:
             _bake_machine(cluster, image, distribution, variables[COMPUTE])
         baked.append(image)
@@ -165,8 +162,8 @@ def _bake_machine(
         workspace_copy(own, without=[own.terraform.name, own.logs.name]) as copy,
         Connections(copy.ssh_config) as connections,
     ):
-        seen = with_distributions(image, copy, connections.to, report=report)
+        seen = follow(with_distributions(image, copy, connections.to), cluster.reporter)
         report("downloading the wheels of the job environment")
         link_wheels(job_lock(), copy.wheels, seen.distribution)
-        progress = cluster.tasks_on(len(image.hosts))
-        ansible.make_image(spec, seen, variables, workspace=copy, logs=own, progress=progress)
+        results = ansible.make_image(spec, seen, variables, workspace=copy, logs=own)
+        follow(results, cluster.reporter)

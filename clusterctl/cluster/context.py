@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
 from clusterctl.cluster.phases import PhaseRunner, provider_of
-from clusterctl.configure.events import TaskProgress
 from clusterctl.hosts.probe import TIMEOUT_S, HostReport, probe_hosts
 from clusterctl.hosts.roles import probe_requests
 from clusterctl.providers.base import NO_PROMPTS, Prompts, Provider
@@ -86,10 +85,6 @@ class ClusterContext(PhaseRunner):
         requests = probe_requests(self.spec, inventory, self.workspace)
         chosen = {host: request for host, request in requests.items() if host in hosts}
         return dict(probe_hosts(chosen, self.connections.to, timeout_s=timeout_s))
-
-    def tasks_on(self, hosts: int) -> Callable[[TaskProgress], None]:
-        """Return a function that reports the progress of a playbook that runs on so many hosts."""
-        return lambda task: self.reporter.progress(task.step(hosts))
 
     @contextmanager
     def locked(self) -> Iterator[None]:

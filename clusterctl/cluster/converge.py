@@ -58,6 +58,7 @@ from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import ansible_hash, digest
 from clusterctl.util.process import parallel_map
+from clusterctl.util.progress import SILENT, follow
 
 UNFINISHED = Notice("up-unfinished", "the last `clusterctl up` did not end")
 
@@ -231,7 +232,8 @@ def _change_hosts(
     seen: dict[str, HostReport] = {}
     summary = []
     if work.introduced:
-        recap = ansible.run("introduce", inventory, cluster.workspace, hosts=work.introduced)
+        results = ansible.run("introduce", inventory, cluster.workspace, hosts=work.introduced)
+        recap = follow(results, SILENT)
         summary.append(f"{recap.changed} changed on others")
     if work.ansible:
         summary.insert(0, str(_run("configure", cluster, inventory, work.ansible)))
@@ -283,23 +285,8 @@ def _run(
     inventory: Inventory,
     hosts: Collection[str],
 ) -> events.Recap:
-    """Run a playbook on these hosts. Report for each task on how many hosts it runs."""
-    roles = {host.name: {*host.roles} for host in inventory.hosts if host.name in hosts}
-
-    def count(group: str) -> int:
-        groups = {*group.split(":")}
-        # A group clusterctl_* has all hosts, or none.
-        if any(name == "all" or name.startswith("clusterctl_") for name in groups):
-            return len(roles)
-        return sum(bool(has & groups) for has in roles.values())
-
-    return ansible.run(
-        playbook,
-        inventory,
-        cluster.workspace,
-        hosts=tuple(roles),
-        progress=lambda task: cluster.reporter.progress(task.step(count(task.group))),
-    )
+    ordered = [name for name in inventory.names if name in hosts]
+    return follow(ansible.run(playbook, inventory, cluster.workspace, hosts=ordered), cluster.reporter)
 
 
 def _installed(

@@ -17,7 +17,7 @@ from clusterctl.cluster.impact import Impact, impact_of, reject_changed_users
 from clusterctl.cluster.node_class import class_ahead
 from clusterctl.cluster.phases import Drift, Outcome, workspace_copy
 from clusterctl.configure import ansible
-from clusterctl.configure.events import TaskProgress
+from clusterctl.configure.events import TaskResult
 from clusterctl.errors import (
     ConfigureError,
     MachineError,
@@ -53,7 +53,7 @@ class Plan:
     settings: tuple[Difference, ...] = ()
     drift: tuple[Drift, ...] = ()
     notes: tuple[str, ...] = ()
-    tasks: tuple[TaskProgress, ...] = ()
+    tasks: tuple[TaskResult, ...] = ()
 
     @property
     def is_empty(self) -> bool:

@@ -7,6 +7,7 @@ Killed anywhere and run again, `up` converges: every phase looks at the world an
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,9 +27,10 @@ from clusterctl.errors import ConfigureError, Failure, UsageError
 from clusterctl.hosts.checks import other_numbers
 from clusterctl.hosts.probe import (
     HostReport,
-    probe_hosts,
+    ask_hosts,
     reject_full_disks,
     reject_taken_numbers,
+    reports_of,
     with_distributions,
 )
 from clusterctl.hosts.roles import probe_requests, wanted_accounts
@@ -52,6 +54,7 @@ from clusterctl.state.workspace import write_atomic
 from clusterctl.transport.ssh import end_all
 from clusterctl.util.assets import job_lock
 from clusterctl.util.process import parallel_map
+from clusterctl.util.progress import follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +238,7 @@ def provision(cluster: ClusterContext, decision: Decision, keys: Mapping[str, st
         node_class=NodeClass(keys, files) if keys else None,
         recreated=decision.recreated,
     )
-    known = with_distributions(made.inventory, workspace, cluster.connections.to, report=progress)
+    known = follow(with_distributions(made.inventory, workspace, cluster.connections.to), cluster.reporter)
     inventory = completed(known)
     if not inventory.baked:  # its hosts need not reach an index
         progress("downloading the wheels of the job environment")
@@ -257,14 +260,17 @@ def probe(
     cluster: ClusterContext, inventory: Inventory, keep: Mapping[str, Size]
 ) -> Outcome[Mapping[str, HostReport]]:
     """Ask all hosts for their facts. Hosts that have gone down since they were created are started again."""
-    progress = cluster.reporter.progress
-
-    def revive() -> None:
-        made = cluster.provider.apply(cluster.spec, cluster.workspace, keep=keep)
-        _report_started(cluster, made)
-
     asked = probe_requests(cluster.spec, inventory, cluster.workspace)
-    reports = probe_hosts(asked, cluster.connections.to, revive=revive, report=progress)
+    answers = []
+    with closing(ask_hosts(asked, cluster.connections.to)) as asking:
+        for answer in asking:
+            if answer is None:
+                made = cluster.provider.apply(cluster.spec, cluster.workspace, keep=keep)
+                _report_started(cluster, made)
+            else:
+                answers.append(answer)
+                cluster.reporter.progress(answer.step)
+    reports = reports_of(asked, answers)
     reject_full_disks(reports)
     reject_taken_numbers(reports, wanted_accounts(cluster.spec))
     if lost := packages_lost_on(cluster.workspace, reports):

@@ -15,14 +15,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import IO, Any, Final, Literal
 
 from clusterctl.configure import events, inventory_file
-from clusterctl.configure.events import Event, Recap, Status, TaskProgress
+from clusterctl.configure.events import Event, Recap, Status, TaskResult
 from clusterctl.errors import ConfigureError, Failure
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Host, Inventory
@@ -31,10 +31,7 @@ from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.util.assets import asset
 from clusterctl.util.disk import writing
 from clusterctl.util.process import SHORT, temporary_folder, under_subreaper
-from clusterctl.util.progress import Reporter
-
-if TYPE_CHECKING:
-    from ansible_runner.config.runner import RunnerConfig as _Config
+from clusterctl.util.progress import Reporter, follow
 
 MAX_FORKS = 32
 LOOK_EVERY_S = 5.0  # while Ansible says nothing
@@ -43,26 +40,34 @@ _PATIENCE_S = 5.0
 _PROC = Path("/proc")
 _TAIL_LINES = 20
 _LONGEST_SOCKET_HOME = 50
+_ENDED = "clusterctl_ended"  # the event that has the exit code
 
 # What ansible-runner sets itself; every other ANSIBLE_* of the caller is dropped.
 _RUNNER_KEYS = frozenset(
     {"ANSIBLE_STDOUT_CALLBACK", "ANSIBLE_CALLBACK_PLUGINS", "ANSIBLE_RETRY_FILES_ENABLED"}
 )
 
+# A playbook that runs: the results of its tasks as they come, then the recap. Closing it ends Ansible.
+Results = Generator[TaskResult, None, Recap]
+
 
 @dataclass(frozen=True, slots=True)
 class PlaybookRun:
-    """A playbook of ansible/, the inventory it runs on, and the file that gets its whole output."""
+    """A playbook of ansible/, the inventory it runs on, and the file that gets its whole output.
+
+    hosts: those it is limited to, each with its groups.
+    check: only say what would change.
+    """
 
     playbook: str
     inventory: Path
-    hosts: tuple[str, ...]
+    hosts: Mapping[str, Collection[str]]
     log: Path
-    check: bool = False  # look alone, and say what would change
+    check: bool = False
 
 
-def run_playbook(run: PlaybookRun, progress: Callable[[TaskProgress], None]) -> Recap:
-    """Run it to its end; ``progress`` is called in this thread. An interrupt ends Ansible first.
+def run_playbook(run: PlaybookRun) -> Results:
+    """Run a playbook, as it is iterated over. An interrupt ends Ansible first.
 
     Raises:
         ConfigureError: a task failed, a host was not reached, or Ansible itself could not run.
@@ -71,103 +76,102 @@ def run_playbook(run: PlaybookRun, progress: Callable[[TaskProgress], None]) -> 
     # its process dies, and the playbook waits for it for ever.
     temporary = tempfile.gettempdir()
     home = Path(temporary) if len(os.fsencode(temporary)) <= _LONGEST_SOCKET_HOME else SHORT
+    failed: list[Event] = []
+    notes: dict[str, tuple[str, ...]] = {}
+    recap: Recap | None = None
+    rc = -1
     with (
         temporary_folder(run.log.parent, prefix=".ansible-") as private,  # what modules get may be secret
         temporary_folder(home) as sockets,
+        _opened(run.log) as log,
+        closing(_events(run, private, sockets)) as told,
     ):
-        config = _config(run, private, sockets)
-        collected = _Collected(run.log, progress)
-        try:
-            rc = _drive(config, collected)
-        finally:
-            collected.file.close()
-    if rc == 0 and collected.recap is not None:
-        return collected.recap
-    raise _error(run, collected, rc)
+        for event in told:
+            data = event.get("event_data", {})
+            if text := event.get("stdout"):
+                with suppress(OSError):  # a full disk: no reason to leave a host half configured
+                    log.write(f"{text}\n".encode(errors="replace"))
+            match event["event"]:
+                case "runner_on_failed" | "runner_on_unreachable":
+                    failed.append(event)
+                case "runner_on_ok" if told_notes := data.get("res", {}).get("clusterctl_notes"):
+                    notes[data["host"]] = (*notes.get(data["host"], ()), *told_notes)
+                case "playbook_on_stats":
+                    ok = {host: data["ok"].get(host, 0) for host in data["processed"]}
+                    recap = Recap(ok, sum(data["changed"].values()), notes)
+                case "clusterctl_ended":
+                    rc = event["rc"]
+            if result := events.result_of(event, run.hosts):
+                yield result
+    if rc == 0 and recap is not None:
+        return recap
+    raise _error(run, failed, rc)
 
 
-class _Collected:
-    """Takes events in the caller's thread: writes the log, tells progress, keeps failures and the recap."""
-
-    def __init__(self, log: Path, progress: Callable[[TaskProgress], None]) -> None:
-        self.log = log
-        with writing(log):
-            fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        self.file = os.fdopen(fd, "ab", buffering=0)  # else what a full disk did not take is tried again
-        self._progress = progress
-        self.failed: list[Event] = []
-        self.recap: Recap | None = None
-        self._notes: dict[str, tuple[str, ...]] = {}
-        self.pid: int | None = None  # of ansible-playbook
-
-    def take(self, event: Event) -> None:
-        if text := event.get("stdout"):
-            with suppress(OSError):  # a full disk: no reason to leave a host half configured
-                self.file.write(f"{text}\n".encode(errors="replace"))
-        data = event.get("event_data", {})
-        match event["event"]:
-            case "playbook_on_start":
-                self.pid = event["pid"]
-            case "runner_on_failed" | "runner_on_unreachable":
-                self.failed.append(event)
-            case "runner_on_ok" if notes := data.get("res", {}).get("clusterctl_notes"):
-                self._notes[data["host"]] = (*self._notes.get(data["host"], ()), *notes)
-            case "playbook_on_stats":
-                ok = {host: data["ok"].get(host, 0) for host in data["processed"]}
-                self.recap = Recap(ok, sum(data["changed"].values()), self._notes)
-        if told := events.progress_of(event):
-            self._progress(told)
+def _opened(log: Path) -> IO[bytes]:
+    """Open the log to append to it, without a buffer: what a full disk did not take is not tried again."""
+    with writing(log):
+        return os.fdopen(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab", buffering=0)
 
 
-def _drive(config: _Config, collected: _Collected) -> int:
-    """Run Ansible in a thread and take its events here: an interrupt reaches us, not the runner."""
-    from ansible_runner.exceptions import AnsibleRunnerException  # noqa: PLC0415
-    from ansible_runner.runner import Runner  # noqa: PLC0415
+def _events(run: PlaybookRun, private: Path, sockets: Path) -> Generator[Event, None, None]:
+    """Run Ansible in a thread and take its events here: an interrupt reaches us, not the runner.
 
-    inbox: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+    The last event has the exit code.
+    """
+    import ansible_runner  # noqa: PLC0415
+
+    inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
     cancelled = threading.Event()
-    failure: list[BaseException] = []
 
     def accept(event: Event) -> bool:
         inbox.put(event)
         return False  # keep no file of it
 
-    runner = Runner(config=config, event_handler=accept, cancel_callback=cancelled.is_set)
+    config = _prepare(ansible_runner.RunnerConfig, run, private, sockets)
+    runner = ansible_runner.Runner(config=config, event_handler=accept, cancel_callback=cancelled.is_set)
 
     def work() -> None:
+        why = ""
         try:
             runner.run()
-        except (AnsibleRunnerException, OSError) as exc:
-            failure.append(exc)
-        finally:
-            inbox.put(None)
+        except (ansible_runner.exceptions.AnsibleRunnerException, OSError) as exc:
+            why = str(exc) or type(exc).__name__
+        # No exit code: a signal ended it.
+        inbox.put({"event": _ENDED, "rc": -1 if runner.rc is None else int(runner.rc), "why": why})
 
     thread = threading.Thread(target=work, name="ansible", daemon=True)
     thread.start()
+    pid: int | None = None
     try:
-        while (event := _next(inbox, collected)) is not None:
-            collected.take(event)
+        while (event := _next(inbox, pid))["event"] != _ENDED:
+            pid = event["pid"] if event["event"] == "playbook_on_start" else pid
+            yield event
     finally:
-        _end(thread, collected.pid)
+        _end(thread, pid)
         cancelled.set()  # kills what is left of Ansible's process group
         thread.join()
-    if failure:
-        raise ConfigureError(
-            "Ansible could not be run", code="ansible-not-run", why=str(failure[0])
-        ) from failure[0]
-    return -1 if runner.rc is None else int(runner.rc)  # None: a signal ended it
+    if event["why"]:
+        raise ConfigureError("Ansible could not be run", code="ansible-not-run", why=event["why"])
+    yield event
 
 
-def _next(inbox: queue.SimpleQueue[Event | None], collected: _Collected) -> Event | None:
-    """The next event; None at the end. There will be none where a process is dead that Ansible waits for."""
+def _next(inbox: queue.SimpleQueue[Event], pid: int | None) -> Event:
+    """The next event. There will be none if a process is dead that Ansible waits for."""
     eldest: int | None = None
     while True:
         try:
             return inbox.get(timeout=LOOK_EVERY_S)
         except queue.Empty:  # it must be dead at two looks in a row: at the end it is for a moment
-            before, eldest = eldest, _dead_eldest(collected.pid) if collected.pid is not None else None
+            before, eldest = eldest, _dead_eldest(pid) if pid is not None else None
             if eldest is not None and eldest == before:
-                raise _lost(collected) from None
+                what = "Ansible lost the process through which it reaches the hosts"
+                why = "it was killed, perhaps for want of memory on this machine"
+                fix = "run `clusterctl up` again, which goes on from here"
+                failure = Failure("ansible-lost", f"{what}: {why}", None, "configure", fix, retryable=True)
+                raise ConfigureError(
+                    what, code="ansible-lost", why=why, fix=fix, failures=(failure,)
+                ) from None
 
 
 def _end(thread: threading.Thread, pid: int | None) -> None:
@@ -179,11 +183,10 @@ def _end(thread: threading.Thread, pid: int | None) -> None:
             thread.join(_PATIENCE_S)
 
 
-def _config(run: PlaybookRun, private: Path, sockets: Path) -> _Config:
-    from ansible_runner.config.runner import RunnerConfig  # noqa: PLC0415
-
+def _prepare(config_class: Any, run: PlaybookRun, private: Path, sockets: Path) -> Any:
+    """The configuration of ansible-runner."""
     ours = {**_environment(private), "TMPDIR": str(sockets)}
-    config = RunnerConfig(
+    config = config_class(
         private_data_dir=str(private),
         playbook=str(asset("ansible") / run.playbook),
         inventory=str(run.inventory),
@@ -227,23 +230,14 @@ def _environment(private: Path) -> Mapping[str, str]:
     }
 
 
-def _lost(collected: _Collected) -> ConfigureError:
-    what = "Ansible lost the process through which it reaches the hosts"
-    why = "it was killed, perhaps for want of memory on this machine"
-    fix = f"run `clusterctl up` again, which goes on from here; the whole output is in {collected.log}"
-    failure = Failure("ansible-lost", f"{what}: {why}", phase="configure", fix=fix, retryable=True)
-    return ConfigureError(what, code="ansible-lost", why=why, fix=fix, failures=(failure,))
-
-
-def _error(run: PlaybookRun, collected: _Collected, rc: int) -> ConfigureError:
-    failures = events.failures_of(collected.failed)
+def _error(run: PlaybookRun, failed: Iterable[Event], rc: int) -> ConfigureError:
+    failures = events.failures_of(failed)
+    then = f"the whole output is in {run.log}"
     if not failures:
         lines = run.log.read_text(errors="replace").splitlines()
         what = f"Ansible ended with exit code {rc} before it could say which host failed"
         why = "\n".join(lines[-_TAIL_LINES:])
-        fix = f"the whole output is in {run.log}"
-        return ConfigureError(what, code="ansible-ended-early", where=run.playbook, why=why, fix=fix)
-    then = f"the whole output is in {run.log}"
+        return ConfigureError(what, code="ansible-ended-early", where=run.playbook, why=why, fix=then)
     error = ConfigureError.of_hosts("configuration failed on {hosts}", failures, code="configure", then=then)
     error.where = failures[0].phase or run.playbook
     return error
@@ -267,14 +261,7 @@ Verb = Literal["configure", "install_first", "introduce", "restore", "seal"]
 _SEALED: Final = ("configure", "install_first")
 
 
-def run(
-    verb: Verb,
-    inventory: Inventory,
-    workspace: Workspace,
-    *,
-    hosts: Collection[str],
-    progress: Callable[[TaskProgress], None] = lambda _: None,
-) -> Recap:
+def run(verb: Verb, inventory: Inventory, workspace: Workspace, *, hosts: Collection[str]) -> Results:
     """Run a playbook on these hosts of the cluster. Run again, it changes nothing.
 
     - configure: everything. The Ansible inventory must be written, and Slurm's files lie in
@@ -289,12 +276,13 @@ def run(
     Raises:
         ConfigureError: tasks failed; one failure a host. The whole output is in ``workspace.logs``.
     """
+    playbook = "site" if verb == "configure" and not inventory.baked else verb
     try:
-        return run_playbook(_playbook_run(verb, inventory, workspace, hosts), progress)
+        return (yield from _play(playbook, inventory, workspace, hosts))
     except ConfigureError:
         if verb in _SEALED and inventory.traits.user_owned:
             with suppress(ConfigureError):
-                run("seal", inventory, workspace, hosts=hosts)
+                yield from run("seal", inventory, workspace, hosts=hosts)
         raise
 
 
@@ -304,14 +292,7 @@ def restore(
     """Put back what was on these hosts before the cluster. Return what was left on each, and why."""
     inventory_file.write_restore_inventory(inventory, workspace)
     record_inventory(inventory, workspace)
-    recap = run(
-        "restore",
-        inventory,
-        workspace,
-        hosts=hosts,
-        progress=lambda task: reporter.progress(task.step(len(hosts))),
-    )
-    return recap.notes
+    return follow(run("restore", inventory, workspace, hosts=hosts), reporter).notes
 
 
 def record_inventory(inventory: Inventory, workspace: Workspace) -> None:
@@ -323,46 +304,45 @@ def record_inventory(inventory: Inventory, workspace: Workspace) -> None:
 
 def preview(
     inventory: Inventory, workspace: Workspace, *, hosts: Collection[str]
-) -> tuple[tuple[TaskProgress, ...], tuple[Failure, ...]]:
+) -> tuple[tuple[TaskResult, ...], tuple[Failure, ...]]:
     """What configuring would change on these hosts, by Ansible's check mode; and where that can't be told.
 
     Raises:
         ConfigureError: Ansible itself could not run.
     """
-    found: list[TaskProgress] = []
+    playbook = "configure" if inventory.baked else "site"
+    found: list[TaskResult] = []
     failures: tuple[Failure, ...] = ()
     try:
-        asked = _playbook_run("configure", inventory, workspace, hosts, check=True)
-        run_playbook(asked, found.append)
+        found.extend(_play(playbook, inventory, workspace, hosts, check=True))
     except ConfigureError as exc:
         failures = exc.failures
         if failures[0].host is None:
             raise
-    return tuple(task for task in found if task.status is Status.CHANGED), failures
+    return tuple(task for task in found if task.how == Status.CHANGED), failures
 
 
-def _playbook_run(
-    verb: Verb, inventory: Inventory, workspace: Workspace, hosts: Collection[str], *, check: bool = False
-) -> PlaybookRun:
-    playbook = "site" if verb == "configure" and not inventory.baked else verb
-    return PlaybookRun(
-        f"{playbook}.yml", workspace.ansible_inventory, tuple(hosts), _log(workspace), check=check
-    )
+def _play(
+    playbook: str,
+    inventory: Inventory,
+    workspace: Workspace,
+    hosts: Collection[str],
+    *,
+    logs: Workspace | None = None,
+    check: bool = False,
+) -> Results:
+    """Run a playbook on these hosts by the Ansible inventory that the workspace has.
 
-
-def _log(workspace: Workspace) -> Path:
-    return workspace.logs / f"ansible-{time.strftime('%Y%m%dT%H%M%S')}.log"
+    logs: the workspace that gets the output. Default: the same.
+    """
+    groups = {host.name: host.roles for host in inventory.hosts if host.name in hosts}
+    log = (logs or workspace).logs / f"ansible-{time.strftime('%Y%m%dT%H%M%S')}.log"
+    return run_playbook(PlaybookRun(f"{playbook}.yml", workspace.ansible_inventory, groups, log, check))
 
 
 def install_image(
-    spec: ClusterSpec,
-    image: Host,
-    *,
-    wheels: Path,
-    lock: Path,
-    workspace: Workspace,
-    progress: Callable[[TaskProgress], None],
-) -> Recap:
+    spec: ClusterSpec, image: Host, *, wheels: Path, lock: Path, workspace: Workspace
+) -> Results:
     """Run the install half of every role on an image that has a route to its mirror. No service is started.
 
     Slurm is of the release that ``spec`` asks for. ``wheels`` is a folder with every wheel that ``lock``, a
@@ -371,11 +351,10 @@ def install_image(
     Raises:
         ConfigureError: a task failed. The whole output is in ``workspace.logs``.
     """
-
-    def text(alone: Inventory, ssh_config: Path) -> str:
-        return inventory_file.image_inventory_text(spec, alone, ssh_config, wheels, lock)
-
-    return _run_alone("install.yml", (image,), text, workspace, progress)
+    with _apart((image,), workspace) as (alone, own):
+        text = inventory_file.image_inventory_text(spec, alone, own.ssh_config, wheels, lock)
+        write_atomic(own.ansible_inventory, text)
+        return (yield from _play("install", alone, own, alone.names, logs=workspace))
 
 
 def configure_class(
@@ -384,8 +363,7 @@ def configure_class(
     slurm: Mapping[str, str],
     *,
     workspace: Workspace,
-    progress: Callable[[TaskProgress], None],
-) -> Recap:
+) -> Results:
     """Configure on images what hosts of their groups have in common; ``variables``: see ``class_variables``.
 
     ``slurm`` has the texts of Slurm's files there, by name: a controller's accounting runs with them.
@@ -393,14 +371,12 @@ def configure_class(
     Raises:
         ConfigureError: a task failed. The whole output is in ``workspace.logs``.
     """
-
-    def text(alone: Inventory, ssh_config: Path) -> str:
-        rendered = _no_health(alone, ssh_config.parent).parent
-        for name, content in slurm.items():
-            write_atomic(rendered / name, content)
-        return inventory_file.class_inventory_text(alone, ssh_config, variables, rendered)
-
-    return _run_alone("class.yml", images, text, workspace, progress)
+    with _apart(images, workspace) as (alone, own):
+        for name, content in {**slurm, inventory_file.HEALTH_FILE: _no_health(alone)}.items():
+            write_atomic(own.rendered / name, content)
+        text = inventory_file.class_inventory_text(alone, own.ssh_config, variables, own.rendered)
+        write_atomic(own.ansible_inventory, text)
+        return (yield from _play("class", alone, own, alone.names, logs=workspace))
 
 
 def make_image(
@@ -410,8 +386,7 @@ def make_image(
     *,
     workspace: Workspace,
     logs: Workspace,
-    progress: Callable[[TaskProgress], None],
-) -> Recap:
+) -> Results:
     """Install the compute host of this inventory, configure what such have in common, and make it nobody's.
 
     ``workspace`` is the inventory's alone, with its ssh_config; the output is kept in that of ``logs``.
@@ -419,34 +394,26 @@ def make_image(
     Raises:
         ConfigureError: a task failed.
     """
-    health = _no_health(inventory, workspace.rendered)
+    health = workspace.rendered / inventory_file.HEALTH_FILE
+    write_atomic(health, _no_health(inventory))
     text = inventory_file.image_of_class_text(spec, inventory, workspace, variables, health)
     write_atomic(workspace.ansible_inventory, text)
-    nodes = tuple(host.name for host in inventory.compute)
-    return run_playbook(PlaybookRun("image.yml", workspace.ansible_inventory, nodes, _log(logs)), progress)
+    return _play("image", inventory, workspace, [host.name for host in inventory.compute], logs=logs)
 
 
-def _no_health(inventory: Inventory, folder: Path) -> Path:
+def _no_health(inventory: Inventory) -> str:
     """The file of what each node must have, before it is known."""
-    path = folder / inventory_file.HEALTH_FILE
-    write_atomic(path, json.dumps({host.name: {} for host in inventory.hosts}))
-    return path
+    return json.dumps({host.name: {} for host in inventory.hosts})
 
 
-def _run_alone(
-    playbook: str,
-    images: Sequence[Host],
-    text: Callable[[Inventory, Path], str],
-    workspace: Workspace,
-    progress: Callable[[TaskProgress], None],
-) -> Recap:
-    """Run a playbook on images; ``text`` is the Ansible inventory with this ssh_config."""
+@contextmanager
+def _apart(images: Sequence[Host], workspace: Workspace) -> Iterator[tuple[Inventory, Workspace]]:
+    """Images as an inventory of no cluster, and a workspace for it with the keys of this one."""
     place = dict.fromkeys(("cluster", "cluster_id", "provider", "network", "shared"), "")
     alone = Inventory(hosts=tuple(images), baked=False, **place)
     with temporary_folder() as folder:
-        ssh_config, known_hosts = folder / "ssh_config", folder / "known_hosts"
-        write_atomic(known_hosts, alone.known_hosts())
-        write_atomic(ssh_config, alone.ssh_config(key=workspace.key, known_hosts=known_hosts))
-        inventory = folder / "inventory.yml"
-        write_atomic(inventory, text(alone, ssh_config))
-        return run_playbook(PlaybookRun(playbook, inventory, alone.names, _log(workspace)), progress)
+        own = Workspace(folder / "image")
+        own.create()
+        write_atomic(own.known_hosts, alone.known_hosts())
+        write_atomic(own.ssh_config, alone.ssh_config(key=workspace.key, known_hosts=own.known_hosts))
+        yield alone, own

@@ -1,9 +1,9 @@
-"""What a playbook run tells: typed progress, a recap, and one failure a host."""
+"""What a playbook run tells: typed results, a recap, and one failure a host."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -25,36 +25,16 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class TaskProgress:
-    """A task ended on a host. ``role`` is empty for tasks outside of roles.
+class TaskResult(HostStep):
+    """A task ended on a host; ``how`` is its ``Status``.
 
-    ``group`` is the inventory's word for the hosts that its play is for, such as ``controller:compute``.
-    ``diff`` is a unified one of what check mode would change; of secrets there is none.
+    diff: a unified one of what check mode would change; of secrets there is none.
     """
 
-    play: str
-    role: str
-    task: str
-    host: str
-    status: Status
-    group: str = "all"
     diff: str = ""
 
-    @property
-    def what(self) -> str:
-        return f"{self.role}: {self.task}" if self.role else self.task
-
-    @property
-    def failed(self) -> bool:
-        """Whether the host takes no further part."""
-        return self.status in {Status.FAILED, Status.UNREACHABLE}
-
-    def step(self, of: int) -> HostStep:
-        """The same for a reporter; ``of`` hosts have the task to do."""
-        return HostStep(self.host, self.what, of, self.status, self.failed)
-
     def __str__(self) -> str:
-        return f"{self.host}: {self.what}"
+        return f"{self.host}: {self.task}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +52,11 @@ class Recap:
         return f"{sum(self.ok.values())} tasks on {len(self.ok)} hosts, {self.changed} changed"
 
 
-def progress_of(event: Event) -> TaskProgress | None:
-    """The progress that an event of ansible-runner means, or None."""
+def result_of(event: Event, hosts: Mapping[str, Collection[str]]) -> TaskResult | None:
+    """The result that an event of ansible-runner means, or None.
+
+    hosts: those that the playbook runs on, each with its groups.
+    """
     ended = event["event"].removeprefix("runner_on_")
     data = event.get("event_data", {})
     if ended not in ("ok", "failed", "unreachable") or data.get("ignore_errors"):
@@ -81,34 +64,37 @@ def progress_of(event: Event) -> TaskProgress | None:
     status, result = Status(ended), data.get("res", {})
     if status is Status.OK and result.get("changed"):
         status = Status.CHANGED
-    return TaskProgress(
-        data.get("play", ""),
-        data.get("role", ""),
-        data["task"],
-        data["host"],
-        status,
-        data.get("play_pattern", "all"),
-        "\n".join(_diffs(result)) if status is Status.CHANGED else "",
-    )
+    groups = {*data.get("play_pattern", "all").split(":")}
+    # A group clusterctl_* has all hosts, or none.
+    every = any(group == "all" or group.startswith("clusterctl_") for group in groups)
+    of = len([host for host, roles in hosts.items() if every or not groups.isdisjoint(roles)])
+    diff = "\n".join(_diffs(result)) if status is Status.CHANGED else ""
+    failed = status in {Status.FAILED, Status.UNREACHABLE}
+    return TaskResult(data["host"], _titled(data, ": "), of, status, failed, diff)
+
+
+def _titled(data: Mapping[str, Any], separator: str) -> str:
+    """The task behind its role, if it is of a role."""
+    return separator.join(filter(None, (data.get("role"), data["task"])))
 
 
 def failures_of(events: Iterable[Event]) -> tuple[Failure, ...]:
     """One failure a host: its first, since what follows is a consequence."""
     found: dict[str, Failure] = {}
     for event in events:
-        progress = progress_of(event)
-        if progress is None or not progress.failed:
+        task = result_of(event, {})
+        if task is None or not task.failed:
             continue
-        unreachable = progress.status is Status.UNREACHABLE
+        data, unreachable = event["event_data"], task.how == Status.UNREACHABLE
         failure = Failure(
             code="unreachable" if unreachable else "configure",
-            cause=_cause(event["event_data"].get("res", {})),
-            host=progress.host,
-            phase=f"{progress.role} / {progress.task}" if progress.role else progress.task,
-            fix="see that the host is up" if unreachable else role_hint(progress.role),
+            cause=_cause(data.get("res", {})),
+            host=task.host,
+            phase=_titled(data, " / "),
+            fix="see that the host is up" if unreachable else role_hint(data.get("role", "")),
             retryable=unreachable,
         )
-        found.setdefault(progress.host, failure)
+        found.setdefault(task.host, failure)
     return tuple(found.values())
 
 

@@ -7,10 +7,9 @@ import re
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
@@ -33,7 +32,7 @@ from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, Transport, remote_program
 from clusterctl.transport.openssh import write_ssh_files
-from clusterctl.util.progress import HostStep, ProgressReporter
+from clusterctl.util.progress import HostStep
 
 PROGRAM: Final = remote_program("clusterctl.hosts.remote_probe").encode()
 # Rocky 8's own Python is nowhere on the PATH. What prints it also says so where there is none.
@@ -335,66 +334,94 @@ def read_node(text: str) -> tuple[NodeFacts | None, Driver]:
 
 TIMEOUT_S = 90.0
 NEW_TIMEOUT_S = 600.0  # of a machine with 8 GPUs and 2 TB of memory, which boots for the first time
-REVIVE_AFTER_S = 5.0  # so long a host may take to boot, or to say good-bye
+AWAY_S = 5.0  # so long a host may take to boot, or to say good-bye
 _MAX_PARALLEL = 32
 _ANSWER_S = 60.0
 _PAUSE_S = 0.1
 _REFUSED_PAUSE_S = 5.0  # a refusal costs whoever asks too often: sshd's PerSourcePenalties, from 9.8 on
 
 
-def probe_hosts(
+@dataclass(frozen=True, slots=True)
+class HostAnswer:
+    """The report of one of ``of`` hosts that are asked, or why there is none."""
+
+    host: str
+    result: HostReport | ClusterctlError
+    of: int = 0
+
+    @property
+    def step(self) -> HostStep:
+        return HostStep(self.host, "answers", self.of, failed=isinstance(self.result, ClusterctlError))
+
+
+def ask_hosts(
     requests: Mapping[str, ProbeRequest],
     to: Connect,
     *,
     timeout_s: float = TIMEOUT_S,
-    revive: Callable[[], None] = lambda: None,
-    revive_after_s: float = REVIVE_AFTER_S,
+    away_s: float = AWAY_S,
     new: bool = False,
-    report: ProgressReporter = lambda _: None,
-) -> Mapping[str, HostReport]:
-    """Host name -> its report, once every host answers.
+) -> Generator[HostAnswer | None, None, None]:
+    """Yield the answer of each host as it comes, and None each ``away_s`` while some can't be reached.
 
-    ``to`` connects to a host. ``revive`` is called every few seconds while some can't be reached, however
-    slow others are: it starts hosts that are off. ``new`` hosts may refuse our key until they have made our
-    account. ``report`` is told, from threads, of each host's answer.
-
-    Raises:
-        TransportError: some hosts did not answer in time; one failure a host.
+    to: connects to a host.
+    new: hosts may refuse our key until they have made our account.
     """
     deadline = time.monotonic() + timeout_s
     given_up = threading.Event()
-    unreached: set[str] = set()
-    again = (UnreachableError, StoppingError, *((KeyRefusedError,) if new else ()))
+    away: set[str] = set()
 
     def ask(name: str) -> HostReport | ClusterctlError:
-        away = partial(unreached.add, name)
-        answer = _ask(to(name), requests[name], deadline, given_up, patient=again, away=away)
-        report(HostStep(name, "answers", len(requests), failed=isinstance(answer, ClusterctlError)))
+        while (pause_s := _pause_s(answer := _ask(to(name), requests[name]), new=new)) is not None:
+            away.add(name)
+            if time.monotonic() > deadline or given_up.wait(pause_s):
+                break
         return answer
 
     with ThreadPoolExecutor(max_workers=max(1, min(_MAX_PARALLEL, len(requests)))) as pool:
-        asking = {name: pool.submit(ask, name) for name in requests}
+        asking = {pool.submit(ask, name): name for name in requests}
+        look = time.monotonic() + away_s
         try:
-            while slow := wait(asking.values(), timeout=revive_after_s).not_done:
-                if any(asking[name] in slow for name in [*unreached]):
-                    revive()
+            while asking:
+                done = wait(asking, max(0.0, look - time.monotonic()), return_when=FIRST_COMPLETED).done
+                for future in done:
+                    yield HostAnswer(asking.pop(future), future.result(), len(requests))
+                if time.monotonic() >= look:
+                    look = time.monotonic() + away_s
+                    if not away.isdisjoint(asking.values()):
+                        yield None
         except BaseException:  # the pool waits for its threads: Ctrl-C must reach them, also in a frozen host
             given_up.set()
             pool.shutdown(wait=False, cancel_futures=True)
             for name in requests:
                 to(name).close()
             raise
-        given_up.set()
-    answers = {name: future.result() for name, future in asking.items()}
-    failed = {name: a for name, a in answers.items() if isinstance(a, ClusterctlError)}
+
+
+def reports_of(hosts: Iterable[str], answers: Iterable[HostAnswer]) -> Mapping[str, HostReport]:
+    """The report of each of these hosts, in their order.
+
+    Raises:
+        TransportError: some hosts did not answer in time; one failure a host.
+    """
+    result_of = {answer.host: answer.result for answer in answers}
+    results = {host: result_of[host] for host in hosts}
+    failed = {host: result for host, result in results.items() if isinstance(result, ClusterctlError)}
     if failed:
         raise TransportError.of_hosts(
-            f"{len(failed)} of {len(answers)} hosts can't be reached",
+            f"{len(failed)} of {len(results)} hosts can't be reached",
             [exc.on(host, "reach") for host, exc in failed.items()],
             code="hosts-unreachable",
             fix="see what `clusterctl ssh --admin HOST` says, then run `clusterctl up` again",
         )
-    return {name: answer for name, answer in answers.items() if isinstance(answer, HostReport)}
+    return {host: result for host, result in results.items() if isinstance(result, HostReport)}
+
+
+def probe_hosts(
+    requests: Mapping[str, ProbeRequest], to: Connect, *, timeout_s: float = TIMEOUT_S
+) -> Mapping[str, HostReport]:
+    """Host name -> its report, once every host answers; as ``ask_hosts`` and ``reports_of``."""
+    return reports_of(requests, filter(None, ask_hosts(requests, to, timeout_s=timeout_s)))
 
 
 def reject_full_disks(reports: Mapping[str, HostReport]) -> None:
@@ -465,26 +492,19 @@ def reject_taken_numbers(reports: Mapping[str, HostReport], wanted: Mapping[str,
         )
 
 
-def _ask(
-    transport: Transport,
-    request: ProbeRequest,
-    deadline: float,
-    given_up: threading.Event,
-    *,
-    patient: tuple[type[ClusterctlError], ...],
-    away: Callable[[], None],
-) -> HostReport | ClusterctlError:
-    while True:
-        try:
-            answer = transport.run(("sudo", "-n", *request.argv()), stdin=PROGRAM, timeout_s=_ANSWER_S)
-            return parse_report(answer.stdout)
-        except patient as exc:  # still booting, perhaps, or about to
-            away()
-            pause_s = _REFUSED_PAUSE_S if isinstance(exc, KeyRefusedError) else _PAUSE_S
-            if time.monotonic() > deadline or given_up.wait(pause_s):
-                return exc
-        except ClusterctlError as exc:
-            return exc
+def _ask(transport: Transport, request: ProbeRequest) -> HostReport | ClusterctlError:
+    try:
+        answer = transport.run(("sudo", "-n", *request.argv()), stdin=PROGRAM, timeout_s=_ANSWER_S)
+        return parse_report(answer.stdout)
+    except ClusterctlError as exc:
+        return exc
+
+
+def _pause_s(answer: HostReport | ClusterctlError, *, new: bool) -> float | None:
+    """How long to wait before the host is asked again; None: that does not help."""
+    if isinstance(answer, UnreachableError | StoppingError):  # still booting, perhaps, or about to
+        return _PAUSE_S
+    return _REFUSED_PAUSE_S if new and isinstance(answer, KeyRefusedError) else None
 
 
 _DISTRIBUTION = ProbeRequest(space=())
@@ -496,9 +516,8 @@ def with_distributions(
     to: Connect,
     *,
     timeout_s: float = NEW_TIMEOUT_S,
-    report: ProgressReporter = lambda _: None,
-) -> Inventory:
-    """The inventory, with the distribution of every host in it: those without one are probed.
+) -> Generator[HostStep, None, Inventory]:
+    """The inventory, with the distribution of every host in it: those without one are probed, step by step.
 
     Rented ones may not have our account yet: Google's publish their host keys before they make it.
     """
@@ -510,7 +529,11 @@ def with_distributions(
         asked = dict.fromkeys(unseen, _DISTRIBUTION)
         is_new = inventory.traits.is_cloud
         limit_s = timeout_s if is_new else TIMEOUT_S
-        reports = probe_hosts(asked, to, timeout_s=limit_s, new=is_new, report=report)
+        answers = []
+        for answer in filter(None, ask_hosts(asked, to, timeout_s=limit_s, new=is_new)):
+            answers.append(answer)
+            yield answer.step
+        reports = reports_of(asked, answers)
     except TransportError as exc:
         by_hand = f"ssh -F {shlex.quote(str(workspace.ssh_config))} HOST"
         fix = f"see what `{by_hand}` says, then run `clusterctl up` again"

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,17 @@ class Reporter:
 
 
 SILENT = Reporter()
+
+
+def follow(steps: Generator[HostStep, None, T], reporter: Reporter) -> T:
+    """Report the steps of something that runs while they are taken. Return its result."""
+    with closing(steps):
+        while True:
+            try:
+                reporter.progress(next(steps))
+            except StopIteration as end:
+                result: T = end.value
+                return result
 
 
 class PhaseLines(Reporter):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Generator
 from dataclasses import replace
 
 import pytest
@@ -18,6 +18,7 @@ from clusterctl.hosts.probe import HostReport
 from clusterctl.providers.base import Provisioned
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
+from clusterctl.util.progress import HostStep
 from tests.support.inventories import CTL, INVENTORY, ONE, TWO
 from tests.support.scripted import Step
 from tests.unit.cluster.test_converge_hardware import SPEC, WAS, shows
@@ -26,6 +27,11 @@ from tests.unit.cluster.test_impact import asked_in_order, sinfo, squeue
 LACKS = shows(cards=1)
 Install = Callable[..., dict[str, HostReport]]
 LIMITS: list[list[str]] = []  # of each installation
+
+
+def played(*_: object, hosts: Collection[str]) -> Generator[HostStep, None, None]:
+    LIMITS.append([*hosts])
+    yield from ()
 
 
 @pytest.fixture
@@ -42,7 +48,7 @@ def installed(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Install:
         monkeypatch.setattr(ClusterContext, "probe", lambda _, __, hosts: dict.fromkeys(hosts, WAS))
         hosts = tuple(host for host in inventory.hosts if host.name in lacking)
         monkeypatch.setattr(converge.inventory_file, "hosts_to_install", lambda *_: hosts)
-        monkeypatch.setattr(converge.ansible, "run", lambda *_, hosts, **__: LIMITS.append([*hosts]))
+        monkeypatch.setattr(converge.ansible, "run", played)
         session = ClusterContext.of(SPEC, workspace=workspace)
         with session.connections:
             return {**_installed(session, inventory, views, limit)}

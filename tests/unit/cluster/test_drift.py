@@ -14,7 +14,7 @@ from clusterctl.cluster.converge import Configured
 from clusterctl.cluster.drift import drifted, hosts_with_drift, repairs_of, touches_slurm
 from clusterctl.cluster.phases import Drift
 from clusterctl.errors import ConfigureError
-from clusterctl.hosts.probe import HostReport
+from clusterctl.hosts.probe import HostAnswer, HostReport
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import SILENT
 from tests.support.messages import refused
@@ -114,8 +114,8 @@ def test_a_package_that_was_removed_is_installed_again_or_its_node_made_anew(
     Workspace(tmp_path).configured.write_text(Configured(marks={**marks, **never}).model_dump_json())
     now = {"d-1": {}, "d-2": munge | slurmd, "d-3": munge, "d-4": munge, "d-5": munge}
     reports = {host: HostReport(None, NOTED | marks) for host, marks in now.items()}
-    monkeypatch.setattr(up, "probe_requests", lambda *_: {})
-    monkeypatch.setattr(up, "probe_hosts", lambda *_, **__: reports)
+    monkeypatch.setattr(up, "probe_requests", lambda *_: dict.fromkeys(reports))
+    monkeypatch.setattr(up, "ask_hosts", lambda *_: (HostAnswer(*one) for one in reports.items()))
     ran: list[tuple[str, Sequence[str]]] = []
     session: Any = SimpleNamespace(
         spec=SimpleNamespace(users=(), scheduler="slurm", provider=SimpleNamespace(is_cloud=False)),

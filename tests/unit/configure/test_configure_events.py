@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from clusterctl.configure.events import Status, failures_of, progress_of
+from clusterctl.configure.events import Status, failures_of, result_of
 
 TASK = "Run slurmd"
 TAKEN = "uid 10001 is taken"
+HOSTS = {"a": ("compute",)}
 HIDDEN = "the output has been hidden"
 
 
@@ -46,7 +47,7 @@ def test_a_failure_that_the_play_ignores_is_none() -> None:
     ignored = event("a", msg="whatever")
     ignored["event_data"]["ignore_errors"] = True
     assert failures_of([ignored]) == ()
-    assert progress_of(ignored) is None
+    assert result_of(ignored, HOSTS) is None
 
 
 def test_unreachable_hosts_can_be_tried_again() -> None:
@@ -61,15 +62,26 @@ def test_a_long_cause_keeps_its_end() -> None:
 
 
 def test_a_changed_task_is_told_as_changed() -> None:
-    progress = progress_of(event("a", kind="runner_on_ok", changed=True))
-    assert progress is not None
-    assert progress.status is Status.CHANGED
-    assert str(progress) == f"a: slurmd: {TASK}"
+    task = result_of(event("a", kind="runner_on_ok", changed=True), HOSTS)
+    assert task is not None
+    assert task.how == Status.CHANGED
+    assert str(task) == f"a: slurmd: {TASK}"
+    assert task.of == 1
+
+
+def test_a_task_is_told_with_the_number_of_hosts_that_have_it_to_do() -> None:
+    hosts = {"ctl": ("controller",), "a": ("compute",), "b": ("compute",)}
+    for pattern, of in (("compute", 2), ("controller:compute", 3), ("all", 3), ("clusterctl_own", 3)):
+        told = event("a", kind="runner_on_ok")
+        told["event_data"]["play_pattern"] = pattern
+        task = result_of(told, hosts)
+        assert task is not None
+        assert task.of == of
 
 
 def diff_of(**result: Any) -> list[str]:
     """Return the lines that check mode shows of a changed task."""
-    found = progress_of(event("gpu1", kind="runner_on_ok", changed=True, **result))
+    found = result_of(event("gpu1", kind="runner_on_ok", changed=True, **result), HOSTS)
     assert found is not None
     return found.diff.splitlines()
 
@@ -93,9 +105,9 @@ def test_a_secret_is_told_without_its_lines() -> None:
 
 def test_what_stays_and_what_fails_is_not_a_pending_change() -> None:
     for kind, is_changed in (("runner_on_ok", False), ("runner_on_failed", True)):
-        progress = progress_of(event("gpu1", kind=kind, changed=is_changed))
-        assert progress is not None
-        assert progress.status is not Status.CHANGED
+        task = result_of(event("gpu1", kind=kind, changed=is_changed), HOSTS)
+        assert task is not None
+        assert task.how != Status.CHANGED
 
 
 def test_a_very_long_difference_is_cut() -> None:

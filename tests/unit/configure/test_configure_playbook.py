@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from clusterctl.configure.ansible import PlaybookRun, preview, run_playbook
-from clusterctl.configure.events import Status, TaskProgress
+from clusterctl.configure.events import Status
 from clusterctl.errors import ConfigureError
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
+from clusterctl.util.progress import SILENT, HostStep, Reporter, follow
 from tests.support.forks import ansible
 from tests.support.messages import refused
 from tests.support.processes import eventually
@@ -41,7 +42,15 @@ def processes_of(inventory: Path) -> list[int]:
 
 
 def make_run(playbook: str, inventory: Path) -> PlaybookRun:
-    return PlaybookRun(str(PLAYBOOKS / playbook), inventory, ("all",), inventory.parent / "ansible.log")
+    return PlaybookRun(str(PLAYBOOKS / playbook), inventory, {"all": ()}, inventory.parent / "ansible.log")
+
+
+class Steps(Reporter, list[HostStep]):
+    """Keeps what it is told of hosts."""
+
+    def progress(self, message: str | HostStep) -> None:
+        assert isinstance(message, HostStep)
+        self.append(message)
 
 
 def test_progress_and_recap(
@@ -51,11 +60,11 @@ def test_progress_and_recap(
     folder = tmp_path / ("long" * 25)
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    told: list[TaskProgress] = []
     run = make_run("report.yml", local_inventory("one", "two"))
-    recap = run_playbook(run, told.append)
+    told = Steps()
+    recap = follow(run_playbook(run), told)
     assert (recap.ok, recap.changed) == ({"one": 3, "two": 3}, 2)
-    assert [(p.task, p.status) for p in told if p.host == "one"] == [
+    assert [(step.task, step.how) for step in told if step.host == "one"] == [
         ("Same as before", Status.OK),
         ("Something new", Status.CHANGED),
         (LAST, Status.OK),
@@ -72,9 +81,9 @@ def test_a_failure_names_host_task_and_cause(local_inventory: WriteInventory, tm
     away = f"away ansible_connection=ssh ansible_ssh_common_args='-F {config}'\n"
     inventory.write_text(away + inventory.read_text())
     run = make_run("report.yml", inventory)
-    told: list[TaskProgress] = []
+    told: list[HostStep] = []
     with pytest.raises(ConfigureError) as raised:
-        run_playbook(run, told.append)
+        told.extend(run_playbook(run))
     failures = {failure.host: failure for failure in raised.value.failures}
     assert {host: one.code for host, one in failures.items()} == {"away": "unreachable", "bad": "configure"}
     assert failures["away"].retryable
@@ -112,7 +121,7 @@ def test_what_a_host_skips_is_decided_without_a_process(
 def test_a_playbook_that_cannot_be_read_shows_what_ansible_said(local_inventory: WriteInventory) -> None:
     run = make_run("no-such-playbook.yml", local_inventory("one"))
     with pytest.raises(ConfigureError) as raised:
-        run_playbook(run, lambda _: None)
+        follow(run_playbook(run), SILENT)
     assert "no-such-playbook.yml" in raised.value.why
 
 
@@ -135,7 +144,7 @@ def test_the_callers_ansible_settings_do_not_matter(
         "VAULT_PASSWORD_FILE": "/caller/none",
     }.items():
         monkeypatch.setenv(f"ANSIBLE_{key}", value)
-    recap = run_playbook(make_run("settings.yml", local_inventory("one")), lambda _: None)
+    recap = follow(run_playbook(make_run("settings.yml", local_inventory("one"))), SILENT)
     assert recap.ok == {"one": 1}
     assert sorted(caller.iterdir()) == before
 
@@ -143,13 +152,14 @@ def test_the_callers_ansible_settings_do_not_matter(
 def test_an_error_in_the_callers_progress_ends_ansible(
     local_inventory: WriteInventory, tmp_path: Path
 ) -> None:
-    def refuse(progress: TaskProgress) -> None:
-        raise RuntimeError(progress.task)
+    class Refusing(Reporter):
+        def progress(self, message: str | HostStep) -> None:
+            raise RuntimeError(str(message))
 
     inventory = local_inventory("one", never=tmp_path / "never")
     with pytest.raises(RuntimeError) as raised:
-        run_playbook(make_run("forever.yml", inventory), refuse)
-    assert str(raised.value) == "Begin"
+        follow(run_playbook(make_run("forever.yml", inventory)), Refusing())
+    assert "Begin" in str(raised.value)
     assert not processes_of(inventory)
 
 
@@ -164,8 +174,9 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from clusterctl.configure.ansible import PlaybookRun, run_playbook
-run = PlaybookRun(sys.argv[1], Path(sys.argv[2]), ("all",), Path(sys.argv[3]))
-run_playbook(run, lambda p: print(p, flush=True))
+run = PlaybookRun(sys.argv[1], Path(sys.argv[2]), {"all": ()}, Path(sys.argv[3]))
+for task in run_playbook(run):
+    print(task, flush=True)
 """
 
 
@@ -206,7 +217,7 @@ def test_the_death_of_mitogens_process_is_noticed(
     with ThreadPoolExecutor(1) as pool:
         killed = pool.submit(kill_it)
         with refused("ansible-lost", ConfigureError) as raised:
-            run_playbook(run, lambda _: None)
+            follow(run_playbook(run), SILENT)
         killed.result()
     (failure,) = raised.value.failures
     assert failure.retryable

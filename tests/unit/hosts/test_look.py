@@ -22,6 +22,7 @@ from clusterctl.hosts import remote_probe
 from clusterctl.hosts.probe import (
     NODE_ARGV,
     PROGRAM,
+    HostAnswer,
     ProbeRequest,
     StoppingError,
     parse_report,
@@ -345,8 +346,8 @@ def test_up_tells_where_our_own_account_has_another_number(
     """As where a node's image has an account more than the controller's."""
     numbers = {"ctl": {"clusterctl": 1000}, "train-1": {"clusterctl": 1001}, "train-2": {"clusterctl": 1000}}
     reports = {host: parse_report(answer(accounts=its)) for host, its in numbers.items()}
-    monkeypatch.setattr(up, "probe_requests", lambda *_: {})
-    monkeypatch.setattr(up, "probe_hosts", lambda *_, **__: reports)
+    monkeypatch.setattr(up, "probe_requests", lambda *_: dict.fromkeys(reports))
+    monkeypatch.setattr(up, "ask_hosts", lambda *_: (HostAnswer(*one) for one in reports.items()))
     session = session_of(tmp_path, {}, is_cloud=False)
     found = up.probe(session, LED_BY_CTL, {})
     assert found.value == reports

@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import threading
-from functools import partial
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from clusterctl.errors import (
     UnreachableError,
 )
 from clusterctl.hosts import probe
-from clusterctl.hosts.probe import ProbeRequest, probe_hosts
+from clusterctl.hosts.probe import ProbeRequest, ask_hosts, probe_hosts, reports_of
 from clusterctl.transport.base import Transport
 from tests.support.messages import refused as rejected
 from tests.support.scripted import Call, ScriptedTransport, Step
@@ -58,8 +57,12 @@ def test_hosts_that_boot_or_go_down_are_asked_again() -> None:
 
 def test_a_host_that_is_off_is_started_by_the_provider() -> None:
     host = Dead()
-    views = probe_hosts({"a": ProbeRequest()}, lambda _: host, revive=host.on.set, revive_after_s=0.1)
-    assert list(views) == ["a"]
+    asking = ask_hosts({"a": ProbeRequest()}, lambda _: host, away_s=0.1)
+    assert next(asking) is None
+    host.on.set()
+    *_, answer = asking
+    assert answer is not None
+    assert list(reports_of(["a"], [answer])) == ["a"]
 
 
 def test_a_host_that_stays_away_is_named_with_the_cause() -> None:
@@ -81,11 +84,13 @@ def test_what_asking_again_does_not_help_ends_at_once(error: type[TransportError
 def test_a_new_host_may_refuse_the_key_until_it_has_made_the_account(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "_REFUSED_PAUSE_S", 0.0)
     host = ScriptedTransport([fails(KeyRefusedError("the key is refused")), STOPPING, FINE])
-    assert list(probe_hosts({"a": ProbeRequest()}, lambda _: host, new=True)) == ["a"]
+    assert [one.host for one in ask_hosts({"a": ProbeRequest()}, lambda _: host, new=True) if one] == ["a"]
     assert host.left == ()
     refusing = ScriptedTransport([fails(KeyRefusedError("the key is refused"))] * 2)
     with pytest.raises(TransportError) as caught:
-        probe_hosts({"a": ProbeRequest()}, lambda _: refusing, new=True, timeout_s=-1)
+        reports_of(
+            ["a"], filter(None, ask_hosts({"a": ProbeRequest()}, lambda _: refusing, new=True, timeout_s=-1))
+        )
     assert caught.value.failures[0].code == "key-refused"
 
 
@@ -110,14 +115,11 @@ def test_ctrl_c_does_not_wait_for_a_frozen_host() -> None:
     host = Frozen()
     hosts: dict[str, Transport] = {"a": host, "b": Dead()}
 
-    def revive() -> None:
-        host.asked.wait()
-        raise KeyboardInterrupt
-
+    asking = ask_hosts(dict.fromkeys(hosts, ProbeRequest()), hosts.__getitem__, away_s=0.1)
+    assert next(asking) is None
+    host.asked.wait()
     with pytest.raises(KeyboardInterrupt):
-        probe_hosts(
-            dict.fromkeys(hosts, ProbeRequest()), hosts.__getitem__, revive=revive, revive_after_s=0.1
-        )
+        asking.throw(KeyboardInterrupt)
     assert host.let_go == [True]
 
 
@@ -137,15 +139,12 @@ def test_a_host_that_is_merely_slow_is_not_started(monkeypatch: pytest.MonkeyPat
         return concurrent.futures.wait(*args, **kwargs)
 
     monkeypatch.setattr(probe, "wait", wait)
-    revived: list[None] = []
-    revive = partial(revived.append, None)
-    probe_hosts({"a": ProbeRequest()}, lambda _: Slow([]), revive=revive, revive_after_s=0.01)
-    assert not revived
+    (answer,) = ask_hosts({"a": ProbeRequest()}, lambda _: Slow([]), away_s=0.01)
+    assert answer is not None
 
 
-def test_a_provider_that_fails_ends_the_asking() -> None:
-    def revive() -> None:
-        raise ProvisionError("no more room")
-
+def test_a_caller_that_fails_ends_the_asking() -> None:
+    asking = ask_hosts({"a": ProbeRequest()}, lambda _: Dead(), timeout_s=600, away_s=0.1)
+    assert next(asking) is None
     with pytest.raises(ProvisionError):
-        probe_hosts({"a": ProbeRequest()}, lambda _: Dead(), timeout_s=600, revive=revive, revive_after_s=0.1)
+        asking.throw(ProvisionError("no more room", code="x"))
