@@ -5,16 +5,12 @@ The inventory has hosts, groups and every role variable, so that plain `ansible-
 
 from __future__ import annotations
 
-import json
-import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import starmap
 from pathlib import Path
-from textwrap import indent
 from typing import Any, Final, get_args
 
-from ruamel.yaml.comments import TaggedScalar
+import yaml
 
 from clusterctl.errors import CommandError, TransportError
 from clusterctl.hosts.probe import HostReport
@@ -37,7 +33,6 @@ from clusterctl.util.assets import (
     job_lock,
     render,
     tree_files,
-    yaml_text,
 )
 from clusterctl.util.process import on_each, parallel_map
 from clusterctl.util.progress import HostStep, ProgressReporter
@@ -55,10 +50,6 @@ CLASS_ROLES: Final = {  # group of hosts -> the roles that class.yml has for the
 }
 
 Variables = dict[str, Any]
-_HOST: Final = "HOST"
-# Lists with an entry for each host, written as JSON, which is YAML: ruamel.yaml takes 0.5 ms for each entry.
-_OF_EACH_HOST: Final = ("common_hosts", "firewall_addresses", "mpi_ssh_hosts")
-_PLAIN: Final = re.compile(r"(?!(?:y|n|yes|no|on|off|true|false|null)$)[a-z][a-z0-9-]*")  # text in any YAML
 
 
 def write_ansible_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
@@ -175,49 +166,46 @@ def write_restore_inventory(inventory: Inventory, workspace: Workspace) -> None:
 
 def _text(inventory: Inventory, ssh_config: Path, variables: Variables) -> str:
     hosts = {host.name: _host_variables(host) for host in inventory.hosts}
-    roles: dict[str, Collection[str]] = {
+    groups: dict[str, Collection[str]] = {
         role: [host.name for host in inventory.hosts if role in host.roles]
         for role in (CONTROLLER, COMPUTE, LOGIN)
     }
-    groups = {f"clusterctl_{name}": members for name, members in _groups(inventory, hosts, variables).items()}
-    document = {
-        "all": {
-            "vars": {
-                # By their names in an ssh_config, which says the rest.
-                "ansible_ssh_common_args": _literal(f"-F {shlex.quote(str(ssh_config))}"),
-                "ansible_python_interpreter": PYTHON,
-                "mitogen_ssh_compression": False,
-                # By itself Ansible would share a connection with another cluster's host of the same name.
-                "ansible_control_path": f"%(directory)s/{inventory.cluster_id}-%%C",
-                **{name: value for name, value in variables.items() if name not in _OF_EACH_HOST},
-            },
-        }
+    children: dict[str, Variables] = {
+        group: {"hosts": {name: hosts[name] for name in names}} for group, names in groups.items()
     }
-    rows = "".join(
-        f"    {name}:\n" + "".join(f"      - {json.dumps(row)}\n" for row in variables[name])
-        for name in _OF_EACH_HOST
-        if variables.get(name)
-    )
-    children = (
-        (group, {name: hosts[name] if group in roles else {} for name in members})
-        for group, members in (roles | groups).items()
-    )
+    for group, names in _groups(inventory, hosts, variables).items():
+        children[f"clusterctl_{group}"] = {"hosts": {name: {} for name in names}}
+    connection = {
+        # By their names in an ssh_config, which says the rest.
+        "ansible_ssh_common_args": _literal(f"-F {shlex.quote(str(ssh_config))}"),
+        "ansible_python_interpreter": PYTHON,
+        "mitogen_ssh_compression": False,
+        # By itself Ansible would share a connection with another cluster's host of the same name.
+        "ansible_control_path": f"%(directory)s/{inventory.cluster_id}-%%C",
+    }
+    document = {"all": {"vars": {**connection, **variables}, "children": children}}
     head = (
         f"# Written by clusterctl; use it with: ansible-playbook -i THIS_FILE {asset('ansible')}/site.yml\n"
     )
-    return f"{head}{yaml_text(document)}{rows}  children:\n{''.join(starmap(_group, children))}"
+    return head + yaml.dump(document, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=2**16)
 
 
-def _group(name: str, members: Mapping[str, Variables]) -> str:
-    """A group in YAML. What hosts have alike is made once: ruamel.yaml takes milliseconds for each."""
-    made: dict[str, str] = {}
-    lines = []
-    for host, variables in members.items():
-        if (kind := repr(variables)) not in made:
-            made[kind] = indent(yaml_text({_HOST: variables}), " " * 8)
-        key = host if _PLAIN.fullmatch(host) else f"'{host}'"
-        lines.append(made[kind].replace(_HOST, key, 1))
-    return f"    {name}:\n      hosts:{'' if lines else ' {}'}\n{''.join(lines)}"
+class _Literal(str):
+    """Text that Ansible must not read as a template."""
+
+    __slots__ = ()
+
+
+class _Dumper(yaml.CSafeDumper):
+    """Writes what hosts have alike for each of them."""
+
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002
+        return True
+
+
+_Dumper.add_representer(
+    _Literal, lambda dumper, text: dumper.represent_scalar("!unsafe", str(text), style="'")
+)
 
 
 def _groups(
@@ -320,9 +308,9 @@ def _mpi_ssh(inventory: Inventory) -> Variables:
     }
 
 
-def _literal(text: str) -> str | TaggedScalar:
+def _literal(text: str) -> str:
     """A string that Ansible must not read as a template, whatever braces the user's path has."""
-    return TaggedScalar(text, style="'", tag="!unsafe") if "{" in text else text
+    return _Literal(text) if "{" in text else text
 
 
 def _host_variables(host: Host) -> Variables:

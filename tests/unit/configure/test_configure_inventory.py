@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
+import yaml
 
 from clusterctl.configure.inventory_file import (
     install_mark,
@@ -53,11 +53,11 @@ def seen(spec: ClusterSpec, inventory: Inventory, workspace: Workspace, tmp_path
 def test_a_host_may_have_any_name(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, name: str
 ) -> None:
-    """Names are text, whatever YAML reads in them."""
+    """Names are text, whatever Ansible's YAML reads in them."""
     hosts = [inventory.hosts[0], inventory.hosts[1].model_copy(update={"name": name})]
     write_ansible_inventory(spec, inventory.model_copy(update={"hosts": tuple(hosts)}), workspace)
     text = workspace.ansible_inventory.read_text().replace("!unsafe", "")
-    read = YAML(typ="safe").load(text)["all"]["children"]
+    read = yaml.safe_load(text)["all"]["children"]
     assert read["compute"]["hosts"] == {name: {"clusterctl_partition": "train"}}
 
 
@@ -72,9 +72,8 @@ def test_ansible_does_not_read_a_path_as_a_template(
 
 
 def test_lists_arrive_as_they_are(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
-    """Those with an entry for each host are not written by ruamel.yaml."""
     text = inventory_text(spec, inventory, workspace).replace("!unsafe", "")
-    read = YAML(typ="safe").load(text)["all"]["vars"]
+    read = yaml.safe_load(text)["all"]["vars"]
     lists = {
         name: it for name, it in role_variables(spec, inventory, workspace).items() if isinstance(it, list)
     }
