@@ -24,12 +24,10 @@ from clusterctl.cluster.verify import Verification, verify
 from clusterctl.configure import inventory_file
 from clusterctl.configure.ansible import record_inventory
 from clusterctl.errors import ConfigureError, Failure, UsageError
-from clusterctl.hosts.checks import other_numbers
+from clusterctl.hosts.checks import other_numbers, reject_full_disks, reject_taken_numbers
 from clusterctl.hosts.probe import (
     HostReport,
     ask_hosts,
-    reject_full_disks,
-    reject_taken_numbers,
     reports_of,
     with_distributions,
 )

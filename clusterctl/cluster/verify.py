@@ -322,10 +322,7 @@ def _of_cluster(
     def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
         return connections.to(host).run(("sudo", "-n", *argv), stdin=stdin, timeout_s=_TIMEOUT_S).stdout
 
-    return checks.examine(
-        host_facts_request(spec, inventory.hosts),
-        expected(spec, inventory.hosts, installed=[host.name for host in inventory.hosts]),
-        root,
-        leader=inventory.controller.name,
-        only=hosts,
-    )
+    every = expected(spec, inventory.hosts, installed=inventory.names)
+    wanted = {host: one for host, one in every.items() if not hosts or host in hosts}
+    request = host_facts_request(spec, inventory.hosts)
+    return checks.examine(request, wanted, root, leader=inventory.controller.name)

@@ -10,12 +10,13 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from getopt import GetoptError, getopt
 from pathlib import Path
 from typing import Any, Final
 
 from ClusterShell.NodeSet import NodeSet
 
-from clusterctl.errors import Problem, SpecError, UsageError
+from clusterctl.errors import SpecError, UsageError
 from clusterctl.spec.load import parse_spec
 from clusterctl.util.assets import yaml_text
 from clusterctl.util.process import run, temporary_folder
@@ -26,19 +27,11 @@ _TIMEOUT_S: Final = 120
 _JUMP: Final = re.compile(r"ProxyJump[= ](\S+)", re.IGNORECASE)
 _PROXY: Final = re.compile(r"ProxyCommand[= ]\"?'?ssh\b.*-W\s+\S+(.*)", re.IGNORECASE)
 _ARGUMENTS: Final = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
-_VALUED: Final = tuple(f"-{letter}" for letter in "BbcDEeFIiJLlmOopQRSWw")  # ssh's flags that take a value
+_FLAGS: Final = "46AaCfGgKkMNnqsTtVvXxYyB:b:c:D:E:e:F:I:i:J:L:l:m:O:o:p:Q:R:S:W:w:"  # of ssh
 _SECRETS: Final = ("ansible_password", "ansible_ssh_pass", "ansible_become_password", "ansible_become_pass")
 _SSH: Final = ("ssh", "smart", "paramiko", "paramiko_ssh")
 _LOCAL: Final = "local"
 _LONGEST_LABEL: Final = 20
-_HOST_FIELD: Final = re.compile(r"provider\.(?:hosts\.(?P<host>[^.]+)|access)\.(?P<field>[a-z]+)\b.*")
-_VARIABLES: Final[Mapping[str, str]] = {
-    "address": "ansible_host",
-    "user": "ansible_user",
-    "port": "ansible_port",
-    "key": "ansible_ssh_private_key_file",
-    "jump": "ansible_ssh_common_args",
-}
 _HEAD: Final = """\
 # A clusterctl spec, made of the Ansible inventory {source}.
 # Check it with `clusterctl validate --live`; see docs/onprem.md for what else can be said.
@@ -58,7 +51,7 @@ def spec_of_inventory(source: Path) -> tuple[str, list[str]]:
     try:
         parse_spec(text, "")
     except SpecError as exc:
-        why = "\n       ".join(map(_wrong, exc.problems))
+        why = "\n       ".join(f"{one.key}: {one.message} {one.hint}".strip() for one in exc.problems)
         raise read.error("no spec can be made of it", why) from exc
     of_hosts = [f"{NodeSet.fromlist(hosts)}: {note}" for note, hosts in read.notes_of_hosts.items()]
     return text, read.notes + of_hosts
@@ -81,9 +74,8 @@ class _Inventory:
             raise self.error("the inventory names no hosts", fix="see `ansible-inventory --list`")
         self.connections = {host: self._connection(host) for host in named}
         self.hosts = self._reachable()
-        self.groups = {
-            name: kept for name, hosts in listed.items() if (kept := [h for h in hosts if h in self.hosts])
-        }
+        kept = {name: [host for host in hosts if host in self.hosts] for name, hosts in listed.items()}
+        self.groups = {name: hosts for name, hosts in kept.items() if hosts}
         self.names = {host: _name(host) for host in self.hosts}
         twice = [name for name, count in Counter(self.names.values()).items() if count > 1]
         if twice:
@@ -145,18 +137,15 @@ class _Inventory:
             yield "train", [host for host in self.hosts if host not in (leader, *logins)] or [leader]
 
     def _machines(self) -> dict[str, Any]:
-        """`access` with what most hosts have in common, and `hosts` with the rest."""
+        """`access` with what all hosts have in common, and `hosts` with the rest."""
         here = [host for host in self.hosts if self.connections[host] == _LOCAL]
         alone = len(here) == len(self.hosts)
         said = {host: {} if alone else self._access(host) for host in self.hosts}
-        common: dict[str, Any] = {}
-        for key in ("user", "port", "key", "jump", "become"):
-            (value, count), *_ = Counter(json.dumps(one.get(key)) for one in said.values()).most_common()
-            if value != "null" and count == len(self.hosts):
-                common[key] = json.loads(value)
+        first, *others = said.values()
+        common = {key: it for key, it in first.items() if all(one.get(key) == it for one in others)}
         hosts = {}
         for host, name in self.names.items():
-            own = {key: value for key, value in said[host].items() if common.get(key) != value}
+            own = {key: value for key, value in said[host].items() if key not in common}
             address = self.variables.get(host, {}).get("ansible_host") or (host if host != name else None)
             if host in here and alone:
                 address = "localhost"
@@ -199,14 +188,6 @@ class _Inventory:
         return None
 
 
-def _wrong(problem: Problem) -> str:
-    """A problem of the spec, which nobody sees, where the inventory has it."""
-    place = problem.key
-    if (match := _HOST_FIELD.fullmatch(place)) and match["field"] in _VARIABLES:
-        place = f"{match['host'] or 'all hosts'}: {_VARIABLES[match['field']]}"
-    return f"{place}: {problem.message}" + (f" ({problem.hint})" if problem.hint else "")
-
-
 def _listed(source: Path) -> dict[str, Any]:
     """The inventory as `ansible-inventory --list` shows it."""
     if not source.exists():
@@ -243,22 +224,12 @@ def _name(host: str) -> str:
 def _jump(arguments: str) -> tuple[list[str], list[str]]:
     """The hosts that ssh's arguments jump through, and the arguments that say something else."""
     try:
-        words = iter(shlex.split(arguments))
-    except ValueError:
-        words = iter(arguments.split())
-    jump: list[str] = []
-    others: list[str] = []
-    for word in words:
-        flag, value = word[:2], word[2:]
-        if flag in _VALUED and not value:
-            value = next(words, "")
-            word = f"{word} {value}"  # noqa: PLW2901
-        found = _hosts_on_the_way(flag, value)
-        if found and not jump:
-            jump = found
-        else:
-            others.append(word)
-    return jump, others
+        flags, others = getopt(shlex.split(arguments), _FLAGS)
+    except (ValueError, GetoptError):
+        return [], [arguments]
+    ways = [(_hosts_on_the_way(flag, value), f"{flag} {value}".strip()) for flag, value in flags]
+    jump = next((hosts for hosts, _ in ways if hosts), [])
+    return jump, [*(word for hosts, word in ways if hosts is not jump or not hosts), *others]
 
 
 def _hosts_on_the_way(flag: str, value: str) -> list[str]:

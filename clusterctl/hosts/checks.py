@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from clusterctl.errors import ClusterctlError, Failure, ProvisionError, TransportError
+from clusterctl.errors import ClusterctlError, ConfigureError, Failure, ProvisionError, TransportError
 from clusterctl.hosts.expected import CLAIM, FABRIC_MANAGER, Expected
 from clusterctl.hosts.gpus import fault_of, flags
-from clusterctl.hosts.probe import PROGRAM, GpuFacts, HostFacts, ProbeRequest, parse_report, taken_numbers
+from clusterctl.hosts.probe import PROGRAM, GpuFacts, HostFacts, HostReport, ProbeRequest, parse_report
 from clusterctl.spec.common import ADMIN_ID, LAST_FOR_VOLTA
 from clusterctl.spec.distributions import distribution_of
-from clusterctl.spec.names import ADMIN_USER
+from clusterctl.spec.names import ADMIN_USER, SYSTEM_ACCOUNTS
 from clusterctl.spec.units import format_duration, format_size
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.util.process import on_each
@@ -28,28 +28,13 @@ MOST_SKEW_S: Final = 150
 NOTABLE_SKEW_S: Final = 2
 LEAST_INODES: Final = 50_000
 _SLURM: Final = frozenset({"slurmctld", "slurmd", "slurmdbd"})
-_RUNS: Final = {"/var": "the scripts of Slurm's jobs", "/opt": "the Python of jobs"}
 _LOOPBACK: Final = "127."
 _READY: Final = ("Completed, Success", "[", "N/A", "Not Supported")  # how a card's state begins that is fine
 _MIG_NOW: Final = "mig.mode.current"
 _MIG_THEN: Final = "mig.mode.pending"
-_ON_10: Final = frozenset({"rocky-10", "almalinux-10", "rhel-10"})
-_EPEL_MINOR: Final = 3  # the first of 10 for which EPEL has Slurm
 _TURING: Final = 0x1E00  # numbers of models begin here with what NVIDIA's open modules know
 NO_CGROUPS: Final = "no-cgroups"
 SECURE_BOOT: Final = "Secure Boot is on: the kernel loads no module that no enrolled key has signed"
-# Package manager -> who knows of no headers, and what to do.
-_HEADERS: Final = {
-    "apt": (
-        "apt",
-        "`apt-get update`, or install the newest kernel (`apt-get install linux-image-amd64`), reboot",
-    ),
-    "dnf": (
-        "dnf's cache",
-        "`dnf makecache`, or `dnf upgrade kernel` and a reboot first: `up` installs the newest kernel with "
-        "its headers, and the driver is loaded after the next boot",
-    ),
-}
 _NUMBERS: Final = {
     "uid-differs": "an account differs",
     "uid-taken": "a uid is taken",
@@ -91,13 +76,13 @@ def check_hosts(
     found += other_numbers({host: one.facts.accounts for host, one in seen.items()}, leader)
     for host, one in seen.items():
         of_slurm = (_cgroups, _ports, _in_use)
-        for check in (_system, _kernel, _space, _locks, _gpus, _accounts, _firewall, *of_slurm):
+        for check in (_system, _space, _gpus, _accounts, *of_slurm):
             found += check(host, one.facts, expected[host])
     order = {host: i for i, host in enumerate(expected)}
     return tuple(sorted(found, key=lambda f: (order[f.host], f.level)))
 
 
-def _system(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
+def _system(host: str, facts: HostFacts, _: Expected) -> Iterator[Finding]:
     system = facts.system
     if facts.uid != 0:
         why = f"commands run as uid {facts.uid}"
@@ -107,11 +92,6 @@ def _system(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding
     except ProvisionError as exc:
         fix = "see docs/onprem.md for what can be configured"
         yield Finding(host, "error", "distribution", system.name or "an unknown system", exc.why, fix)
-    release, _, minor = system.release.partition(".")
-    if expected.epel and release in _ON_10 and minor.isdecimal() and int(minor) < _EPEL_MINOR:
-        why = f"EPEL has none for {system.name or system.release}, but from 10.{_EPEL_MINOR} on"
-        fix = f"write software: {{slurm: openhpc}}, or update the host to 10.{_EPEL_MINOR}"
-        yield Finding(host, "warning", "no-slurm", "no package of Slurm", why, fix)
     if system.machine != ARCHITECTURE:
         why = f"this is {system.machine}"
         fix = f"use {ARCHITECTURE} machines"
@@ -119,22 +99,6 @@ def _system(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding
     if not system.systemd:
         why = "its first process is another"
         yield Finding(host, "error", "systemd", "no systemd", why, "Slurm's daemons run as its units")
-
-
-def _kernel(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
-    """Whether a driver that is to be installed finds its kernel's headers."""
-    if not (expected.driver and expected.gpus and facts.gpus.cards) or facts.gpus.driver:
-        return
-    kernel, newest = facts.kernel, facts.newest_kernel
-    if newest not in ("", kernel):
-        why = f"it runs {kernel}, and has {newest}: the driver is built for the newest, and can't be loaded"
-        yield Finding(host, "warning", "kernel", "a newer kernel waits for a boot", why, "reboot it first")
-    elif not facts.headers:
-        manager, fix = _HEADERS["apt" if facts.system.id in ("debian", "ubuntu") else "dnf"]
-        why = (
-            f"headers of {kernel} are not here, and {manager} knows none: without them no module can be built"
-        )
-        yield Finding(host, "warning", "kernel-headers", "the kernel's headers are missing", why, fix)
 
 
 def _space(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
@@ -151,14 +115,11 @@ def _space(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]
         elif one.inodes is not None and one.inodes < LEAST_INODES:
             why = f"{path} has {one.inodes} inodes free, and needs {LEAST_INODES}"
             yield Finding(host, "error", "disk-full", "too few inodes", why, "remove small files there")
-        if one.noexec and (running := [place for place in one.paths if place != "/tmp"]):  # noqa: S108
-            why = f"{running[0]} is mounted noexec, and {_RUNS.get(running[0], 'programs')} run from there"
-            fix = "`mount -o remount,exec` there, and the same in its line of /etc/fstab"
-            yield Finding(host, "error", "noexec", "programs can't run", why, fix)
-        elif one.noexec:
-            why = f"{path} is mounted noexec: what PyTorch and CUDA compile there for jobs can't run"
-            fix = "set TMPDIR for such jobs (--env TMPDIR=...), or remount it"
-            yield Finding(host, "warning", "noexec", "programs can't run", why, fix)
+        if one.noexec:
+            level: Level = "warning" if one.paths == ("/tmp",) else "error"  # noqa: S108
+            why = f"{', '.join(one.paths)} is mounted noexec, and Slurm's scripts and jobs run programs there"
+            fix = "`mount -o remount,exec` there, and the same in /etc/fstab; of /tmp alone: --env TMPDIR=..."
+            yield Finding(host, level, "noexec", "programs can't run", why, fix)
     for path in sorted(expected.free_mib.keys() - {path for one in facts.space for path in one.paths}):
         why, fix = f"{path} can't be looked at", "see `mount` and `dmesg` there"
         yield Finding(host, "error", "disk", "a file system does not answer", why, fix)
@@ -171,13 +132,6 @@ def _ports(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]
             why = f"{holder} listens on port {port}, which {daemon} needs"
             fix = f"stop it, or give it another port (`ss -lptn sport = :{port}` shows it)"
             yield Finding(host, "error", "port-taken", "a port is taken", why, fix)
-
-
-def _locks(host: str, facts: HostFacts, _: Expected) -> Iterator[Finding]:
-    for holder in facts.lock_holders:
-        why = f"process {holder.pid} ({holder.command}) does"
-        fix = "let it end, then run the same command again"
-        yield Finding(host, "error", "packages-locked", "packages are being installed", why, fix)
 
 
 def _gpus(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
@@ -204,26 +158,15 @@ def _fabric(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding
     waiting = [state for state in told if not state.startswith(_READY)]
     stopped = gpus.switches > 0 and FABRIC_MANAGER not in facts.units
     level: Level = "error" if stopped and expected.gpus and not expected.driver else "warning"
-    if (stopped or waiting) and gpus.manager not in ("", gpus.driver):
-        what = "the fabric manager is of another version than the driver"
-        why = (
-            f"{FABRIC_MANAGER} is {gpus.manager}, the driver {gpus.driver}, and it works with its own alone: "
-            "programs end with CUDA error 802"
-        )
-        fix = f"install it in version {gpus.driver}, then `systemctl restart {FABRIC_MANAGER}` there"
-        yield Finding(host, level, "fabric-manager", what, why, fix)
-    elif stopped:
-        why = f"{FABRIC_MANAGER} does not run, without which no program can use cards behind NVSwitches"
-        fix = f"install it in version {gpus.driver}, the driver's; software.nvidia does: see docs/gpus.md"
-        if gpus.manager:
-            fix = f"`systemctl enable --now {FABRIC_MANAGER}` there; if it ends again, see its log"
+    if stopped or (waiting and gpus.manager not in ("", gpus.driver)):
+        has = f"it is {gpus.manager}" if gpus.manager else "it is not installed"
+        state = "does not run" if stopped else f"has not linked {len(waiting)} of {len(told)} GPUs"
+        why = f"{FABRIC_MANAGER} {state} ({has}, the driver {gpus.driver}): programs end with CUDA error 802"
+        fix = f"install version {gpus.driver}, as software.nvidia does, and `systemctl enable --now` it there"
         yield Finding(host, level, "fabric-manager", "NVSwitches are not set up", why, fix)
     elif waiting:
         why = f"{len(waiting)} of {len(told)} GPUs say {waiting[0]}; programs end with CUDA error 802"
-        fix = (
-            f"wait a minute after a boot; then see `systemctl status {FABRIC_MANAGER}` there: it must run, "
-            f"in version {gpus.driver}, the driver's. In a virtual machine its host must link them"
-        )
+        fix = f"wait a minute after a boot; then see `systemctl status {FABRIC_MANAGER}` there"
         yield Finding(host, "warning", "fabric-not-ready", "NVLinks are not set up", why, fix)
 
 
@@ -350,24 +293,9 @@ def _in_use(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding
         yield Finding(host, "error", "database-in-use", "MariaDB is in use", why, fix)
 
 
-def _firewall(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
-    """A firewalld that will keep the cluster's other hosts out."""
-    if facts.firewall.starts and not expected.is_alone:
-        why = "it starts with the host's next boot, and would keep the cluster's other hosts out"
-        fix = "`sudo systemctl start firewalld`, then `clusterctl up`, which opens it to them; or disable it"
-        yield Finding(host, "warning", "firewall", "firewalld is enabled but stopped", why, fix)
-
-
 def _clocks(seen: Mapping[str, Examined], leader: str) -> Iterator[Finding]:
     reference = seen[leader].skew_s if leader in seen else 0.0
     for host, one in seen.items():
-        if one.facts.clock_alone and len(seen) > 1:
-            why = "no time service there has a server that answers: it drifts from the other hosts'"
-            fix = (
-                "give it a server that it reaches; a chrony, or one where there is no time service, "
-                "`clusterctl up` leads to the controller's clock"
-            )
-            yield Finding(host, "warning", "clock-alone", "the clock is not synchronized", why, fix)
         skew = one.skew_s - reference
         if abs(skew) < NOTABLE_SKEW_S:
             continue
@@ -420,6 +348,80 @@ def _names(seen: Mapping[str, Examined], expected: Mapping[str, Expected]) -> It
                 yield Finding(host, "warning", "name", "a name resolves to another address", why, fix)
 
 
+def reject_full_disks(reports: Mapping[str, HostReport]) -> None:
+    """Nothing can be configured, and no job started, where nothing can be written.
+
+    Raises:
+        ConfigureError: a file system of some host is full; one failure each.
+    """
+    failures = tuple(
+        Failure(
+            "disk-full",
+            str(disk),
+            name,
+            "reach",
+            "remove what is not needed there",
+        )
+        for name, one in reports.items()
+        for disk in one.full
+    )
+    if failures:
+        fix = "remove what is not needed (`clusterctl ssh --admin HOST`), then run `clusterctl up` again"
+        raise ConfigureError.of_hosts("no room left on {hosts}", failures, code="no-room", fix=fix)
+
+
+def taken_numbers(
+    wanted: Mapping[str, int], accounts: Mapping[str, int], groups: Mapping[str, int]
+) -> Iterator[tuple[str, str, str]]:
+    """Code, cause and fix of each account that can't be made beside what is there, with its uid and gid.
+
+    No spec says the numbers of slurm and munge, so what is there gives way. An account munge may have any
+    number, and the role gives a group of these names its gid.
+    """
+    holders, owners = ({number: name for name, number in table.items()} for table in (accounts, groups))
+    for name, number in wanted.items():
+        fixed, other = name in SYSTEM_ACCOUNTS, f"give {name} another uid in the spec"
+        if name == "munge" and name in accounts:
+            continue
+        if (there := accounts.get(name)) is not None:
+            if there != number:
+                said = "on all hosts of a cluster" if fixed else "in the spec"
+                why = f"{name} has uid {there} there, and {number} {said}"
+                fix = f"write uid: {there}"
+                yield "uid-differs", why, f"`usermod --uid {number} {name}`, and its files" if fixed else fix
+            elif twins := sorted(one for one, its in accounts.items() if its == number and one != name):
+                why = f"uid {number} of {name} is that of {', '.join(twins)}, too: they share files"
+                yield "uid-shared", why, f"give one of them another: `usermod -u UID {twins[0]}`"
+        elif number in holders:
+            fix = f"give it another: `usermod --uid UID {holders[number]}`" if fixed else other
+            yield "uid-taken", f"uid {number} of {name} is that of {holders[number]}", fix
+        elif groups.get(name, number) != number and not fixed:
+            why = f"the group {name} has gid {groups[name]} there, and {number} in the spec"
+            yield "gid-differs", why, f"write uid: {groups[name]}, or give the account another name"
+        elif owners.get(number, name) != name:
+            fix = f"give it another: `groupmod --gid GID {owners[number]}`" if fixed else other
+            yield "gid-taken", f"gid {number} of {name} is that of the group {owners[number]}", fix
+
+
+def reject_taken_numbers(reports: Mapping[str, HostReport], wanted: Mapping[str, int]) -> None:
+    """Every host is looked at before any is changed. An account of another number of ours is set right later.
+
+    Raises:
+        ConfigureError: accounts can't be made on some host; one failure each.
+    """
+    failures = tuple(
+        Failure(code, why, host, "reach", fix)
+        for host, one in reports.items()
+        for code, why, fix in taken_numbers(wanted, one.accounts, one.groups)
+        if code not in {"uid-differs", "uid-shared"}
+    )
+    if failures:
+        fix = f"{failures[0].fix}, then run `clusterctl up` again"
+        raise ConfigureError.of_hosts(
+            "accounts can't be made on {hosts}", failures, code="accounts-conflict", fix=fix
+        )
+
+
 # Runs a command as root on a host, with bytes on its standard input; its standard output.
 RunAsRoot = Callable[[str, Sequence[str], bytes], str]
 
@@ -443,15 +445,13 @@ def examine(
     root: RunAsRoot,
     *,
     leader: str,
-    only: Collection[str] = (),
     limit: Limit = NO_LIMIT,
 ) -> DoctorReport:
-    """Look at every host of ``expected``, or at those of ``only``.
+    """Look at every host of ``expected``.
 
-    One that can't be reached, or gives no answer within ``limit``, is a finding, like all else.
+    A host that can't be reached, or gives no answer within ``limit``, is a finding, like all else.
     """
-    hosts = [host for host in expected if not only or host in only]
-    seen, failed = on_each(hosts, lambda host: _look(host, request, root), limit=limit)
+    seen, failed = on_each(expected, lambda host: _look(host, request, root), limit=limit)
     silent = [_unreached(host, error) for host, error in failed.items()]
     found = check_hosts(seen, expected, leader=leader)
     return DoctorReport((*silent, *found), {host: one.facts for host, one in seen.items()})

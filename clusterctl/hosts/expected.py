@@ -25,9 +25,8 @@ class Expected:
     None where whatever is there is taken. ``address``: where the other hosts reach it. ``free_mib``: path ->
     room that is needed there. ``brings``: the units that the roles will start on a host that is not the
     cluster's yet; what somebody already runs of these would be taken over. ``driver``: the kind that `up`
-    installs, of this ``branch``; "" where it installs none. ``epel``: Slurm is to come from there. ``here``:
-    it is the machine that one is on. ``is_alone``: the cluster has no other host.
-    ``cgroups``: Slurm is to keep jobs in control groups there.
+    installs, of this ``branch``; "" where it installs none. ``here``:
+    it is the machine that one is on. ``cgroups``: Slurm is to keep jobs in control groups there.
     """
 
     address: str
@@ -38,9 +37,7 @@ class Expected:
     brings: frozenset[str] = frozenset()
     driver: str = ""
     branch: str | None = None
-    epel: bool = False
     here: bool = False
-    is_alone: bool = False
     cgroups: bool = False
 
 
@@ -84,8 +81,6 @@ def expected(
         for host in spec.node_names(partition)
     }
     cupy, nvidia = set(gpus) - set(installed) if spec.software.cupy else (), spec.software.nvidia
-    from_epel = spec.scheduler == "slurm" and spec.software.slurm == "distribution"
-    from_epel = from_epel and spec.software.mirrors.epel is None
     cgroups = spec.scheduler == "slurm" and not spec.provider.shares_kernel
     here = [name for name, machine in spec.provider.machines.items() if machine.is_here]
     return {
@@ -98,9 +93,7 @@ def expected(
             brings=frozenset() if member.name in installed else role_units(spec, member.roles),
             driver=nvidia.driver if nvidia.has_driver else "",
             branch=nvidia.of_branch,
-            epel=from_epel and member.name not in installed,
             here=member.name in here,
-            is_alone=len(members) == 1,
             cgroups=cgroups and member.is_compute,
         )
         for member in members

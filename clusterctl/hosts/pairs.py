@@ -25,7 +25,6 @@ _START_S = 20.0  # for a program to begin to listen
 _ASK_S = 6.0  # for which the others are tried
 _ASK_PER_NODE_S = 0.1
 _SHOWN = 3  # pairs in the failure of one host
-_OVERLOAD = 8  # processes that wait for each CPU
 _DROPPED = "see their load, and what drops their traffic: firewalls, routes, cables"
 
 # What lets the hosts through: of firewalls whose rules are not read, in general.
@@ -68,17 +67,14 @@ class Answers:
 
     unreached: host -> another host -> the port that the first does not reach there -> why.
     silent: the hosts that did not answer -> how they failed.
-    loads: host -> its load in words, if there is too much of it.
     """
 
     unreached: Mapping[str, Mapping[str, Mapping[int, str]]]
     silent: Mapping[str, ClusterctlError]
-    loads: Mapping[str, str]
 
     def why(self, host: str, other: str) -> str:
         """Why a host does not reach another one on the port that the kernel chose; empty if it does."""
-        causes = "; ".join(self.unreached.get(host, {}).get(other, {}).values())
-        return causes and causes + self.loads.get(other, "")
+        return "; ".join(self.unreached.get(host, {}).get(other, {}).values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +84,6 @@ class _Listening:
     talk: Conversation
     said: Iterator[bytes]
     ports: tuple[int, ...]
-    load: float
-    cpus: int
-
-    @property
-    def overload(self) -> str:
-        busy = self.load > _OVERLOAD * self.cpus
-        return f" (its load is {self.load:.0f} on {self.cpus} CPUs)" if busy else ""
 
 
 def unconnected(
@@ -133,7 +122,7 @@ def unreached_ports(
 ) -> Answers:
     """Have the hosts try each other's ports, while all of them listen."""
     if len(peers) < 2:  # noqa: PLR2004
-        return Answers({}, {}, {})
+        return Answers({}, {})
     seconds = str(_ASK_S + _ASK_PER_NODE_S * len(peers))
     with ExitStack() as talks:
 
@@ -143,8 +132,7 @@ def unreached_ports(
             talk = talks.enter_context(start(name, argv))
             too_long = TransportError(f"{name} says too much", code="answer-too-long", host=name)
             said = lines(iter(talk.receive, b""), too_long)
-            ports, load, cpus = _answer(talk, said)
-            return _Listening(talk, said, tuple(ports), load, cpus)
+            return _Listening(talk, said, tuple(_answer(talk, said)))
 
         def ask(name: str) -> dict[str, dict[int, str]]:
             tried = {
@@ -161,7 +149,7 @@ def unreached_ports(
         first = Limit.within(within_s, limit.clock)
         listening, late = on_each(peers, listen, most=len(peers), limit=first)
         unreached, failed = on_each(listening, ask, most=len(peers), limit=limit)
-    return Answers(unreached, {**late, **failed}, {name: one.overload for name, one in listening.items()})
+    return Answers(unreached, {**late, **failed})
 
 
 def _tried(peer: Peer, one: _Listening) -> dict[int, bool]:

@@ -7,7 +7,7 @@ import re
 import shlex
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -17,8 +17,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from clusterctl.errors import (
     ClusterctlError,
-    ConfigureError,
-    Failure,
     KeyRefusedError,
     SlurmError,
     TransportError,
@@ -26,7 +24,6 @@ from clusterctl.errors import (
 )
 from clusterctl.hosts.gpus import Driver, Gpu
 from clusterctl.spec import distributions
-from clusterctl.spec.names import SYSTEM_ACCOUNTS
 from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
@@ -41,6 +38,7 @@ START: Final = (
     '[ -x "$python" ] && exec "$python" -I -S - "$1"; done; echo "no Python 3 is installed" >&2; exit 127'
 )
 _STOPPING: Final = "stopping"
+_LEAST_FREE: Final = 16 << 20  # bytes
 
 # "file /etc/munge/munge.key" -> its hash, mode and owner; "unit munge" -> "running"
 Checksums = Mapping[str, str]
@@ -105,10 +103,7 @@ class System(_Answer):
 
 
 class Space(_Answer):
-    """The room of the file system of some paths, in bytes; ``inodes`` is None where it does not count them.
-
-    ``largest``: the largest files with their sizes of one without room.
-    """
+    """The room of the file system of some paths, in bytes; ``inodes`` is None if it does not count them."""
 
     paths: tuple[str, ...]
     free: int
@@ -116,23 +111,15 @@ class Space(_Answer):
     inodes: int | None
     read_only: bool
     noexec: bool = False
-    largest: tuple[tuple[int, str], ...] | None
+
+    @property
+    def is_full(self) -> bool:
+        return self.free < _LEAST_FREE or self.inodes == 0
 
     def __str__(self) -> str:
-        left = "no inodes free" if self.inodes == 0 else f"{self.free} bytes of {_size(self.size)} free"
-        files = ", ".join(f"{path} ({_size(size)})" for size, path in self.largest or ())
-        return f"{self.paths[0]} is full ({left})" + (f"; the largest files are {files}" if files else "")
-
-
-def _size(size: int) -> str:
-    return format_size(max(1, size >> 20))
-
-
-class LockHolder(_Answer):
-    """Who installs packages right now."""
-
-    pid: int
-    command: str
+        size = format_size(max(1, self.size >> 20))
+        left = "no inodes free" if self.inodes == 0 else f"{self.free} bytes of {size} free"
+        return f"{self.paths[0]} is full ({left})"
 
 
 class GpuFacts(_Answer):
@@ -164,12 +151,10 @@ class Firewall(_Answer):
     """The firewall in force: the first that is active, or has any rules; the rules are not read.
 
     zone: firewalld's default.
-    starts: whether a firewalld that has no policy of ours starts with the next boot.
     """
 
     name: Literal["firewalld", "ufw", "iptables", "nftables", "none"] = NO_FIREWALL
     zone: str = ""
-    starts: bool = False
 
     def __str__(self) -> str:
         return f"{self.name} ({self.zone})" if self.zone else self.name
@@ -185,19 +170,14 @@ class HostFacts(_Answer):
     resolved: Mapping[str, tuple[str, ...]]
     space: tuple[Space, ...]
     listeners: Mapping[int, str]
-    lock_holders: tuple[LockHolder, ...]
     selinux: str
     units: frozenset[str]
     gpus: GpuFacts
     accounts: Mapping[str, int]
     groups: Mapping[str, int] = {}
-    clock_alone: bool = False  # no time service that runs there follows anybody
     firewall: Firewall = Firewall()
     interfaces: Mapping[str, tuple[str, ...]] = {}  # -> its addresses
     mtus: Mapping[str, int] = {}  # of the interfaces
-    kernel: str = ""
-    newest_kernel: str = ""  # of those that are installed
-    headers: bool = True  # of the kernel that runs: a driver's modules can be built, or they can be installed
     cgroups: bool = True  # root can make control groups there
     cgroup_plugin: bool | None = None  # its Slurm has the plugin for them; None: there is no Slurm
     databases: tuple[str, ...] = ()  # of MariaDB or MySQL, but for its own
@@ -270,7 +250,7 @@ def parse_report(text: str) -> HostReport:
         raise UnreachableError(what, why="it is busy", fix="look at its load, then try again")
     facts, driver = read_node(node.said)
     facts = facts and replace(facts, cgroups=node.cgroup_plugin is not False)
-    full = tuple(one for one in node.space if one.largest is not None)
+    full = tuple(one for one in node.space if one.is_full)
     release, numbers = node.system.release, (node.accounts, node.groups)
     return HostReport(facts, node.checksums, full, release, driver, node.cards, host, *numbers)
 
@@ -422,74 +402,6 @@ def probe_hosts(
 ) -> Mapping[str, HostReport]:
     """Host name -> its report, once every host answers; as ``ask_hosts`` and ``reports_of``."""
     return reports_of(requests, filter(None, ask_hosts(requests, to, timeout_s=timeout_s)))
-
-
-def reject_full_disks(reports: Mapping[str, HostReport]) -> None:
-    """Nothing can be configured, and no job started, where nothing can be written.
-
-    Raises:
-        ConfigureError: a file system of some host is full; one failure each.
-    """
-    failures = tuple(
-        Failure("disk-full", str(disk), name, "reach", "remove what is not needed there")
-        for name, one in reports.items()
-        for disk in one.full
-    )
-    if failures:
-        fix = "remove what is not needed (`clusterctl ssh --admin HOST`), then run `clusterctl up` again"
-        raise ConfigureError.of_hosts("no room left on {hosts}", failures, code="no-room", fix=fix)
-
-
-def taken_numbers(
-    wanted: Mapping[str, int], accounts: Mapping[str, int], groups: Mapping[str, int]
-) -> Iterator[tuple[str, str, str]]:
-    """Code, cause and fix of each account that can't be made beside what is there, with its uid and gid.
-
-    No spec says the numbers of slurm and munge, so what is there gives way. An account munge may have any
-    number, and the role gives a group of these names its gid.
-    """
-    holders, owners = ({number: name for name, number in table.items()} for table in (accounts, groups))
-    for name, number in wanted.items():
-        fixed, other = name in SYSTEM_ACCOUNTS, f"give {name} another uid in the spec"
-        if name == "munge" and name in accounts:
-            continue
-        if (there := accounts.get(name)) is not None:
-            if there != number:
-                said = "on all hosts of a cluster" if fixed else "in the spec"
-                why = f"{name} has uid {there} there, and {number} {said}"
-                fix = f"write uid: {there}"
-                yield "uid-differs", why, f"`usermod --uid {number} {name}`, and its files" if fixed else fix
-            elif twins := sorted(one for one, its in accounts.items() if its == number and one != name):
-                why = f"uid {number} of {name} is that of {', '.join(twins)}, too: they share files"
-                yield "uid-shared", why, f"give one of them another: `usermod -u UID {twins[0]}`"
-        elif number in holders:
-            fix = f"give it another: `usermod --uid UID {holders[number]}`" if fixed else other
-            yield "uid-taken", f"uid {number} of {name} is that of {holders[number]}", fix
-        elif groups.get(name, number) != number and not fixed:
-            why = f"the group {name} has gid {groups[name]} there, and {number} in the spec"
-            yield "gid-differs", why, f"write uid: {groups[name]}, or give the account another name"
-        elif owners.get(number, name) != name:
-            fix = f"give it another: `groupmod --gid GID {owners[number]}`" if fixed else other
-            yield "gid-taken", f"gid {number} of {name} is that of the group {owners[number]}", fix
-
-
-def reject_taken_numbers(reports: Mapping[str, HostReport], wanted: Mapping[str, int]) -> None:
-    """Every host is looked at before any is changed. An account of another number of ours is set right later.
-
-    Raises:
-        ConfigureError: accounts can't be made on some host; one failure each.
-    """
-    failures = tuple(
-        Failure(code, why, host, "reach", fix)
-        for host, one in reports.items()
-        for code, why, fix in taken_numbers(wanted, one.accounts, one.groups)
-        if code not in {"uid-differs", "uid-shared"}
-    )
-    if failures:
-        fix = f"{failures[0].fix}, then run `clusterctl up` again"
-        raise ConfigureError.of_hosts(
-            "accounts can't be made on {hosts}", failures, code="accounts-conflict", fix=fix
-        )
 
 
 def _ask(transport: Transport, request: ProbeRequest) -> HostReport | ClusterctlError:

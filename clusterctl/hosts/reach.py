@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv4Interface, IPv4Network
-from pathlib import PurePosixPath
 from typing import Any, Final
 
 from clusterctl.hosts.checks import Finding, RunAsRoot
@@ -35,7 +33,6 @@ class Wanted:
     network: IPv4Network | None
     offline: bool
     nfs: str | None = None  # the server that has the shared folder
-    export: str = ""  # what it exports
     exports: bool = False  # whether the controller does
     folder: str | None = None  # that has to be there already
 
@@ -54,9 +51,9 @@ def examine(
     places = {name: _place(one, facts[name], wanted.network) for name, one in hosts.items()}
 
     def ask(name: str) -> tuple[Finding, ...]:
-        request = _request(wanted, hosts[name], places, facts[name])
+        request = _request(wanted, hosts[name], facts[name])
         said = json.loads(root(name, ("sh", "-c", START, "sh", json.dumps(request)), _PROGRAM))
-        return (*_findings(wanted, name, said, places), *_exports(wanted, name, said["exports"], facts[name]))
+        return tuple(_findings(wanted, name, said))
 
     def ask_all() -> Iterator[Finding]:
         found, failed = on_each(hosts, ask, limit=limit)
@@ -91,18 +88,11 @@ def _place(host: Host, facts: HostFacts, network: IPv4Network | None) -> _Place 
     return None
 
 
-def _request(
-    wanted: Wanted, host: Host, places: Mapping[str, _Place | None], facts: HostFacts
-) -> Mapping[str, object]:
-    leader = wanted.asked[0].name
-    target, own = places.get(leader), places[host.name]
-    pings = target is not None and own is not None and host.name != leader
+def _request(wanted: Wanted, host: Host, facts: HostFacts) -> Mapping[str, object]:
     packages = role_packages(wanted.spec, host.roles, distribution_of(facts.system.release))
     new = host.name in wanted.new
     lacks = new and not set(packages) <= facts.packages
     return {
-        "ping": target.address if target and pings else "",
-        "mtu": own.mtu if own else 0,
         "nfs": wanted.nfs if new else None,
         "nfs_port": NFS_PORT,
         "folders": [wanted.folder] if wanted.folder and new else [],
@@ -117,19 +107,7 @@ def _peer(wanted: Wanted, host: Host, address: str, facts: HostFacts) -> Peer:
     return Peer(address, ports, opens=is_new, tried=tried)
 
 
-def _findings(
-    wanted: Wanted,
-    name: str,
-    said: Mapping[str, Any],
-    places: Mapping[str, _Place | None],
-) -> Iterator[Finding]:
-    own, leader = places[name], wanted.asked[0].name
-    if said["narrow"] and own is not None:
-        why = f"{own.interface} sends {own.mtu} bytes, and what is so large does not get to {leader} and back"
-        fix = (
-            f"`ip link set dev {own.interface} mtu 1500` on {name}, or let the switches pass {own.mtu} bytes"
-        )
-        yield Finding(name, "error", "mtu", "large packets are lost", why, fix)
+def _findings(wanted: Wanted, name: str, said: Mapping[str, Any]) -> Iterator[Finding]:
     for url, why in said["repositories"].items():
         fix = (
             f"`sudo curl -sSI {url}` there must answer: open the firewall, or write the proxy into the "
@@ -155,42 +133,12 @@ def _findings(
         yield Finding(name, "error", "shared-folder", "the shared folder is missing", why, fix)
 
 
-def _exports(
-    wanted: Wanted, name: str, exports: Sequence[Sequence[str]] | None, facts: HostFacts
-) -> Iterator[Finding]:
-    """A folder that the NFS server does not export to the host, as far as its list tells.
-
-    It may be below an export; names of clients only the server can resolve. NFS 4 may have a root of its own,
-    below which paths are shorter: so this is a warning.
-    """
-    if exports is None:
-        return
-    above = {path: clients for path, *clients in exports if PurePosixPath(wanted.export).is_relative_to(path)}
-    allowed = {client for clients in above.values() for client in clients}
-    own = [one.ip for one in map(IPv4Interface, facts.addresses) if not one.ip.is_loopback]
-    why = ""
-    with suppress(ValueError):  # a name, or `*`
-        networks = [IPv4Network(client, strict=False) for client in allowed]
-        if not any(ip in network for ip in own for network in networks):
-            why = f"{wanted.nfs} exports it to {', '.join(sorted(allowed))}, and not to this host"
-    if not above:
-        listed = ", ".join(path for path, *_ in exports) or "nothing"
-        why = f"{wanted.nfs} exports {listed}, and not {wanted.export}"
-    if why:
-        fix = f"have {wanted.nfs} export {wanted.export} to {name}: /etc/exports there, then `exportfs -ra`"
-        yield Finding(name, "warning", "nfs-export", "the folder is not exported to it", why, fix)
-
-
 def _mtus(wanted: Wanted, places: Mapping[str, _Place | None]) -> Iterator[Finding]:
     leader = places.get(wanted.asked[0].name)
     for name, place in places.items():
-        if (
-            leader
-            and place
-            and name in wanted.new
-            and place.mtu != leader.mtu
-            and 0 not in (place.mtu, leader.mtu)
-        ):
+        if leader is None or place is None or name not in wanted.new or 0 in (place.mtu, leader.mtu):
+            continue
+        if place.mtu != leader.mtu:
             why = f"{place.interface} has {place.mtu}, the controller's {leader.interface} {leader.mtu}"
             fix = f"`ip link set dev {place.interface} mtu {leader.mtu}`, and the same in its configuration"
             yield Finding(name, "warning", "mtu", "the hosts have different MTUs", why, fix)

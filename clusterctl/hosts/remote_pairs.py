@@ -1,7 +1,7 @@
 """Runs on every host at once: which ports of the others does TCP reach? Standard library, Python 3.9.
 
 It listens on a port that the kernel chooses, and on those of its second argument that no program has. It
-prints these ports, the first one first, its load and its number of CPUs. Once all listen it is sent
+prints these ports, the first one first. Once all listen it is sent
 '{"d-train-2": ["10.0.0.4", {"41234": true, "6818": false}]}': true if a program like this one listens there.
 It connects to each port for some seconds, and prints for each host why its ports were not reached. It listens
 until its stdin ends.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import socket
 import sys
 import threading
@@ -76,7 +75,7 @@ def main(seconds: str, ports: str) -> None:
     for server in servers:
         threading.Thread(target=answer, args=(server,), daemon=True).start()
     listening = [server.getsockname()[1] for server in servers]
-    print(json.dumps([listening, os.getloadavg()[0], os.cpu_count() or 1]), flush=True)  # noqa: T201 - the answer
+    print(json.dumps(listening), flush=True)  # noqa: T201 - the answer
     peers = json.loads(sys.stdin.readline() or "{}")
     deadline = time.monotonic() + float(seconds)
     with ThreadPoolExecutor(max_workers=CONCURRENT) as pool:

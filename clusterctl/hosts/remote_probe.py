@@ -7,7 +7,6 @@ It changes nothing. A checksum is a short text that stays the same as long as no
 Also for Python 3.6: a host that is refused for its age must still be able to say how old it is.
 """
 
-import fcntl
 import glob
 import grp
 import hashlib
@@ -18,26 +17,15 @@ import pwd
 import re
 import socket
 import stat
-import struct
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Set
 
 from clusterctl.hosts.remote_gpus import PCI_DISPLAY, gpus, nvidia_devices
 from clusterctl.hosts.remote_run import ASK_S, read, run
 from clusterctl.util.remote_rights import acting
 
-LOCKS = (
-    "/var/lib/dpkg/lock-frontend",
-    "/var/lib/dpkg/lock",
-    "/var/lib/rpm/.rpm.lock",
-    "/usr/lib/sysimage/rpm/.rpm.lock",
-)
-LOCK_NOTES = ("var/cache/dnf/*_lock.pid", "var/lib/dnf/*_lock.pid", "run/dnf*.pid", "run/yum.pid")  # below /
-FLOCK = "hhqqi"  # struct flock of 64-bit Linux
-FIREWALLD_POLICY = "/etc/firewalld/policies/clusterctl.xml"  # of the role firewall
 CGROUPS = ("/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/freezer/cgroup.procs")  # of versions 2 and 1
 CGROUPS_V2 = "/sys/fs/cgroup/cgroup.controllers"
 SLURMD = "/usr/sbin/slurmd"
@@ -58,13 +46,9 @@ UNKNOWN = "no answer"
 SELINUX = "/sys/fs/selinux/enforce"
 OS_RELEASE = "/etc/os-release"
 BOOT_S = 20
-LEAST_FREE = 16 << 20
 OWNER_ALL = stat.S_IRWXU
 OTHERS_WRITE_OWNER_ALL = stat.S_IRWXU | stat.S_IWGRP | stat.S_IWOTH
-LARGEST = 3
-CACHED = ("dnf", "--quiet", "--cacheonly", "--setopt=logfilelevel=0", "repoquery")
 TEXT = 4096
-WALK_S = 5
 # A daemon that executes itself anew moves the second: slurmctld since 23.11, at `scontrol reconfigure`.
 STARTED = ("InactiveExitTimestampMonotonic", "ExecMainStartTimestampMonotonic")
 PROPERTIES = ",".join(("Id", "LoadState", "ActiveState", "UnitFileState", *STARTED))
@@ -129,7 +113,6 @@ def space(paths: Sequence[str]) -> List[Dict[str, Any]]:
             "inodes": inodes,
             "read_only": bool(room.f_flag & os.ST_RDONLY),
             "noexec": bool(room.f_flag & os.ST_NOEXEC),
-            "largest": largest(str(place), device) if free < LEAST_FREE or inodes == 0 else None,
         }
     return list(found.values())
 
@@ -145,35 +128,6 @@ def listeners(ports: Set[int]) -> Dict[str, str]:
     return found
 
 
-def lock_holders() -> List[Dict[str, Any]]:
-    """Who installs packages right now: pid and program."""
-    pids = set()  # type: Set[int]
-    for path in LOCKS:
-        try:
-            with Path(path).open("r+b") as file:
-                asked = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-                kind, _, _, _, pid = struct.unpack(FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
-        except OSError:
-            continue
-        if kind != fcntl.F_UNLCK and pid > 0:
-            pids.add(pid)
-    for pattern in LOCK_NOTES:
-        noted = (read(str(path)).strip() for path in Path("/").glob(pattern))
-        pids |= {int(text) for text in noted if text.isdigit()}
-    alive = ((pid, read(f"/proc/{pid}/cmdline").replace("\0", " ").strip()) for pid in sorted(pids))
-    return [{"pid": pid, "command": command[:200]} for pid, command in alive if command]
-
-
-def clock_alone() -> bool:
-    """Whether nobody sets this clock; a container's is its host's."""
-    if run(["systemd-detect-virt", "--quiet", "--container"]) is not None:
-        return False
-    tracking = run(["chronyc", "-c", "tracking"])
-    if tracking is not None:
-        return "Not synchronised" in tracking
-    return (run(["timedatectl", "show", "--property=NTPSynchronized", "--value"]) or "").strip() == "no"
-
-
 def cgroup_plugin() -> Optional[bool]:
     """Whether Slurm has its plugin for this kernel's control groups; None: there is no Slurm."""
     if not Path(SLURMD).exists():
@@ -186,7 +140,6 @@ def firewall() -> Dict[str, Any]:
     """The firewall that is active, or has any rules."""
     if run(["systemctl", "is-active", "--quiet", "firewalld"]) is not None:
         return {"name": "firewalld", "zone": (run(["firewall-cmd", "--get-default-zone"]) or "").strip()}
-    starts = run(["systemctl", "is-enabled", "--quiet", "firewalld"]) is not None
     # Without a table to name, the two of iptables load no module of the kernel's.
     asked = (
         ("ufw", ["ufw", "status"], r"^Status: active"),
@@ -195,27 +148,7 @@ def firewall() -> Dict[str, Any]:
         ("nftables", ["nft", "list", "ruleset"], r"\S"),
     )
     active = (name for name, argv, rules in asked if re.search(rules, run(argv) or "", re.MULTILINE))
-    return {"name": next(active, "none"), "starts": starts and not Path(FIREWALLD_POLICY).exists()}
-
-
-def newest_kernel() -> str:
-    """The newest of the installed kernels that a boot could start."""
-    names = [path.parent.name for path in Path("/lib/modules").glob("*/modules.dep")]
-    return max(names, key=lambda name: [int(part) for part in re.findall(r"\d+", name)], default="")
-
-
-def headers() -> bool:
-    """Whether modules can be built for the kernel that runs: its headers are here, or known to be had.
-
-    Where it can't be told, as without dnf's cache, they are.
-    """
-    kernel = platform.release()
-    if Path(f"/lib/modules/{kernel}/build").exists():
-        return True
-    known = run(["apt-cache", "show", f"linux-headers-{kernel}"], any_exit=True)
-    if known is None:
-        known = run([*CACHED, f"kernel-devel-{kernel}"])
-    return known != ""
+    return {"name": next(active, "none")}
 
 
 def packages(names: Sequence[str]) -> List[str]:
@@ -397,24 +330,6 @@ def accounting_mark(queries: List[List[str]]) -> str:
     return digest("\n\n".join("\n".join(sorted(text.splitlines())) for text in answers if text).encode())
 
 
-def largest(top: str, device: int) -> List[Tuple[int, str]]:
-    """Bytes and names of the largest files of a file system, as far as a few seconds show them."""
-    found: List[Tuple[int, str]] = []
-    left = [top]
-    give_up = time.monotonic() + WALK_S
-    while left and time.monotonic() < give_up:
-        with suppress(OSError), os.scandir(left.pop()) as entries:
-            for entry in entries:
-                with suppress(OSError):
-                    status = entry.stat(follow_symlinks=False)
-                    if stat.S_ISREG(status.st_mode):
-                        found.append((status.st_blocks * 512, entry.path))
-                    elif stat.S_ISDIR(status.st_mode) and status.st_dev == device:
-                        left.append(entry.path)
-        found = sorted(found, reverse=True)[:LARGEST]
-    return [(size, os.fsencode(path).decode("utf-8", "replace")) for size, path in found]
-
-
 def checksums(asked: Dict[str, Any]) -> Dict[str, str]:
     found = {"file " + path: file_mark(path) for path in asked["files"]}
     found.update({"block " + path: block_mark(path, *edges) for path, edges in asked["blocks"].items()})
@@ -447,14 +362,9 @@ def host_facts(asked: Dict[str, Any]) -> Dict[str, Any]:
         "addresses": [address for some in found.values() for address in some],
         "interfaces": found,
         "mtus": {link["ifname"]: link.get("mtu", 0) for link in shown},
-        "kernel": platform.release(),
-        "newest_kernel": newest_kernel(),
-        "headers": not nvidia_devices() or headers(),
         "resolved": {name: resolved(name) for name in asked["names"]},
         "space": space(asked["paths"]),
         "listeners": listeners(set(asked["ports"])),
-        "lock_holders": lock_holders(),
-        "clock_alone": clock_alone(),
         "selinux": {"1": "enforcing", "0": "permissive"}.get(read(SELINUX).strip(), "disabled"),
         "firewall": firewall(),
         "units": [n for n, mark in unit_marks(units).items() if mark.startswith("running")],

@@ -15,23 +15,20 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import List, Optional
+from urllib.parse import urlsplit
 
 from clusterctl.hosts.remote_run import run
 
 CONNECT_S = 3.0
-SHOWMOUNT_S = 6.0
 REPOSITORY_S = 15.0
 CONCURRENT = 64
-PING = ("ping", "-n", "-q", "-c", "2", "-i", "0.2", "-W", "2")
-IP_AND_ICMP = 28  # bytes of headers before what ping sends
 APT_HELPER = (
     *("/usr/lib/apt/apt-helper", "-oAcquire::Retries=0"),
     *(f"-oAcquire::{scheme}::Timeout={CONNECT_S:g}" for scheme in ("http", "https", "ftp")),
     "download-file",
 )
-# By dnf's own reading of its files and its own connections: URL and cause of each repository that must answer
-# and does not. A server that lacks the file is reached.
+# By dnf's own reading of its files and its own connections, which it tries four times: URL and cause of the
+# first repository that must answer and does not. A server that lacks the file is reached.
 DNF = """
 import dnf, sys
 base = dnf.Base()
@@ -41,13 +38,14 @@ base.conf.substitutions["releasever"] = dnf.rpm.detect_releasever("/") or ""
 base.read_all_repos()
 for one in base.repos.iter_enabled():
     if not one.skip_if_unavailable:
-        one.timeout = float(sys.argv[1])
+        one.timeout = int(sys.argv[1])
         url = one.metalink or one.mirrorlist or (one.baseurl or [""])[0].rstrip("/") + "/repodata/repomd.xml"
         try:
             base.urlopen(url, one)
         except Exception as exc:
             if "Status code" not in str(exc):
                 print(url, " ".join(str(exc).split()))
+                break
 """
 
 
@@ -62,14 +60,25 @@ def as_sudo() -> tuple[str, ...]:
 def unreached_repositories() -> dict[str, str]:
     """URL -> why this repository is out of reach, in the words of the host's package manager.
 
-    "" stands for the missing ones of a host that has no repository.
+    Of the repositories of one server it is the first. "" stands for those that a host lacks altogether.
     """
     said = run(["apt-get", "--print-uris", "update"])
-    if said is not None or run(["apt-get", "--version"]) is not None:
+    if said is None and run(["apt-get", "--version"]) is None:
+        causes = unreached_by_dnf()
+    else:
         urls = re.findall(r"^'(?!cdrom:)([^']+)'", said or "", re.MULTILINE)
+        if not urls:
+            return {"": "apt has none on the network"}
         with ThreadPoolExecutor(CONCURRENT) as pool:
-            found = {url: why for url, why in zip(urls, pool.map(unreached_by_apt, urls)) if why}  # noqa: B905
-        return found if urls else {"": "apt has none on the network"}
+            causes = dict(zip(urls, pool.map(unreached_by_apt, urls)))  # noqa: B905
+    found: dict[str, tuple[str, str]] = {}
+    for url, why in causes.items():
+        if why:
+            found.setdefault(urlsplit(url).netloc or url, (url, why))
+    return dict(found.values())
+
+
+def unreached_by_dnf() -> dict[str, str]:
     for python in ("/usr/libexec/platform-python", "/usr/bin/python3"):
         listed = run([*as_sudo(), python, "-c", DNF, f"{CONNECT_S:g}"], REPOSITORY_S)
         if listed is not None:
@@ -122,36 +131,13 @@ def refused(host: str, port: int) -> str:
         return exc.strerror or str(exc)
 
 
-def exports(server: str) -> Optional[List[List[str]]]:
-    """What an NFS server says that it exports, as [path, client...]; None where nobody can say it here.
-
-    One that speaks NFS 4 alone says nothing.
-    """
-    said = run(["showmount", "--no-headers", "--exports", server], SHOWMOUNT_S)
-    if said is None:
-        return None
-    rows = (line.rstrip().rpartition(" ") for line in said.splitlines())
-    return [[path.rstrip(), *clients.split(",")] for path, _, clients in rows if path]
-
-
-def narrow(address: str, mtu: int) -> bool:
-    """Whether small packets get there and back, and the largest ones do not."""
-    if run([*PING, address]) is None:  # it answers no ping at all
-        return False
-    return run([*PING, "-M", "do", "-s", str(mtu - IP_AND_ICMP), address]) is None
-
-
 def main() -> None:
     asked = json.loads(sys.argv[1])
     with ThreadPoolExecutor(CONCURRENT) as pool:
-        narrows = pool.submit(narrow, asked["ping"], asked["mtu"]) if asked["ping"] else None
         server = pool.submit(refused, asked["nfs"], asked["nfs_port"]) if asked["nfs"] else None
-        exported = pool.submit(exports, asked["nfs"]) if asked["nfs"] else None
         found = unreached_repositories() if asked["repositories"] else {}
         answer = {
-            "narrow": narrows.result() if narrows else False,
             "nfs": server.result() if server else "",
-            "exports": exported.result() if exported else None,
             "repositories": found,
             "missing": [path for path in asked["folders"] if not Path(path).is_dir()],
         }

@@ -66,14 +66,6 @@ Type=oneshot
 ExecStart=/usr/local/sbin/boot
 [Install]
 WantedBy=multi-user.target"""
-# A dnf at work: it waits for a repository that takes the question and never answers.
-BUSY_DNF = """\
-listen="import socket, time; server = socket.create_server(('127.0.0.1', 8001)); time.sleep(600)"
-systemd-run --quiet --unit=silent python3 -c "$listen"
-until (: </dev/tcp/127.0.0.1/8001) 2>/dev/null; do sleep 0.1; done
-systemd-run --quiet --unit=upgrade dnf --repofrompath=silent,http://127.0.0.1:8001 --repo=silent makecache
-until [ -s /var/cache/dnf/metadata_lock.pid ]; do sleep 0.1; done
-systemctl show --property=MainPID --value upgrade"""
 # A firewall that answers nothing: neither to the machine itself, of one address, nor to the others.
 SHUT = """\
 table ip lab {
@@ -187,22 +179,6 @@ def spec_of_the_page(machines: Lab, **provider: Any) -> str:
     return json.dumps(
         {**said, "provider": {**said["provider"], "hosts": hosts, "access": access, **provider}}
     )
-
-
-def test_a_machine_whose_dnf_is_at_work_is_told_by_pid_and_command(
-    machines: Lab, file: Path, clusterctl_home: Path
-) -> None:
-    runner, host = Clusterctl(clusterctl_home, file.parent), machines.host("node2").inside
-    pid = host.sh(BUSY_DNF).strip()
-    findings = runner("-o", "json", "-f", file, "doctor", rc=1).json["findings"]
-    (found,) = (finding for finding in findings if finding["level"] == "error")
-    assert (found["host"], found["code"]) == ("node2", "packages-locked")
-    assert f"process {pid} (" in found["why"]
-    assert found["why"].endswith("makecache) does")
-    host.sh(
-        "systemctl kill --signal=KILL upgrade; systemctl stop silent; ls /var/cache/dnf/metadata_lock.pid"
-    )
-    runner("-f", file, "doctor")  # the note of a dead dnf is none
 
 
 @pytest.mark.sweep  # each obstacle: tests/unit/onprem/test_preflight.py

@@ -15,7 +15,6 @@ import pytest
 from ruamel.yaml import YAML
 
 from tests.support.lab import Box, Lab, lab
-from tests.support.nested import Host
 from tests.support.processes import as_root
 from tests.support.verbs import Clusterctl
 
@@ -24,10 +23,6 @@ HOUR_S = 3600
 DISK_MIB, FILLER_MIB = 8192, 7000
 FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
 OTHER_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ0PTNqbyrBJ7lBB7gR9M7zZbS6s1xKfsZCkqQpA0h4T"
-HOLDS_LOCK = (
-    "import fcntl, time; file = open('/var/lib/dpkg/lock-frontend', 'r+'); "
-    "fcntl.lockf(file, fcntl.LOCK_EX); open('/run/held', 'w'); time.sleep(600)"
-)
 # The machine's own clock is everybody's: what looks at it there is told another time.
 EARLY = f'#!/bin/sh\nLD_PRELOAD=/opt/early.so FAKETIME=+{HOUR_S}s exec /usr/bin/python3.11 "$@"\n'
 # What lets in nothing but SSH: on `lead`, which is well otherwise.
@@ -49,7 +44,6 @@ EXPECTED = {
     "otherhost": "host-key",
     "alien": "distribution",
     "busy": "port-taken",
-    "locked": "packages-locked",
     "early": "clock",
 }
 GUARDED = {"lead": "firewall"}
@@ -109,7 +103,7 @@ def cure_of_firewall(findings: list[dict[str, Any]]) -> str:
     """The command that opens the one firewall that is in the way: on `lead`."""
     (finding,) = (one for one in findings if one["code"] == "firewall")
     assert finding["host"] == "lead"
-    assert finding["why"].startswith("full, alien, busy, locked, early ")
+    assert finding["why"].startswith("full, alien, busy, early ")
     assert ", port 6817, 6819, " in finding["why"]
     assert finding["why"].endswith(" nftables")
     return str(finding["fix"].split("`")[1])
@@ -129,7 +123,6 @@ def break_them(one: Lab) -> None:
         "lead": f"apt-get -qq update; apt-get -qq install nftables >/dev/null; nft -f - <<'END'\n{SHUT}END",
     }.items():
         one.host(host).inside.sh(script)
-    hold_lock(one.host("locked").inside)
 
 
 def mend_them(one: Lab, cure_of_firewall: str) -> None:
@@ -140,19 +133,10 @@ def mend_them(one: Lab, cure_of_firewall: str) -> None:
         "wrongkey": "mv /root/authorized_keys ~rocky/.ssh/",
         "alien": "mv /etc/os-release.true /etc/os-release",
         "busy": "systemctl stop lodger",
-        "locked": "systemctl stop upgrade",
         "early": "ln -sf python3.11 /usr/bin/python3",
         "lead": cure_of_firewall,
     }.items():
         one.host(host).inside.sh(script)
-
-
-def hold_lock(host: Host) -> None:
-    """Be another program that installs packages."""
-    host.sh(
-        f'rm -f /run/held; systemd-run --quiet --unit=upgrade python3 -c "{HOLDS_LOCK}"\n'
-        "until [ -e /run/held ]; do sleep 0.1; done"
-    )
 
 
 def test_each_fault_is_told_apart_and_no_machine_is_touched(broken: Broken, cluster_name: str) -> None:

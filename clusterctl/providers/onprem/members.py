@@ -287,7 +287,6 @@ def _wanted(spec: ClusterSpec, asked: Sequence[Host], new: Collection[str], work
         spec.provider.known_network,
         offline=workspace.bundle.exists(),
         nfs=shared.server,
-        export=shared.export or "",
         exports=shared.kind == "nfs" and shared.server is None,
         folder=shared.path if shared.kind == "existing" else None,
     )

@@ -137,10 +137,10 @@ def test_hosts_that_ssh_does_not_lead_to_stay_out_and_equal_notes_are_one(tmp_pa
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[n]\na ansible_user='X Y'\nb\n", "a: ansible_user: user must be a login name, not 'X Y'"),
+        ("[n]\na ansible_user='X Y'\nb\n", "provider.hosts.a.user: user must be a login name, not 'X Y'"),
         (
             "[n]\na\nb\n[all:vars]\nansible_port=70000\n",
-            "all hosts: ansible_port: port must be at most",
+            "provider.access.port: port must be at most",
         ),
     ],
 )
