@@ -338,7 +338,7 @@ def send_packages(
         return Outcome(None, "nothing to send")
     if bundle is None:
         raise missing_bundle(cluster.workspace)
-    sent = inventory_file.send_repository(bundle, hosts, to, report=cluster.reporter.progress)
+    sent = inventory_file.send_repository(bundle, hosts, to)
     return Outcome(None, f"sent to {len(sent)} hosts" if sent else "nothing to send")
 
 

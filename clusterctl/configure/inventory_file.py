@@ -35,7 +35,6 @@ from clusterctl.util.assets import (
     tree_files,
 )
 from clusterctl.util.process import on_each, parallel_map
-from clusterctl.util.progress import HostStep, ProgressReporter
 
 GPUS_FILE = "gpus.json"  # of the rendered ones: what each node's driver shows
 HEALTH_FILE = "health.json"  # likewise: what each node must have
@@ -446,9 +445,7 @@ def hosts_to_install(
     return tuple(host for host, does in zip(inventory.hosts, found, strict=True) if does)
 
 
-def send_repository(
-    bundle: Bundle, hosts: Sequence[Host], to: Connect, *, report: ProgressReporter
-) -> tuple[str, ...]:
+def send_repository(bundle: Bundle, hosts: Sequence[Host], to: Connect) -> tuple[str, ...]:
     """Have the repository on these hosts; the names of those that it had to be sent to.
 
     Installing removes it again.
@@ -460,17 +457,7 @@ def send_repository(
     releases = {distribution_of(host.distribution).release for host in hosts}
     reject_defects(bundle.file, mismatches(bundle, None, sorted(releases)))
     by_name = {host.name: host for host in hosts}
-
-    def bring(name: str) -> bool:
-        failed = True
-        try:
-            was_sent = _bring(bundle, by_name[name], to(name))
-            failed = False
-        finally:
-            report(HostStep(name, "has the packages", len(hosts), failed=failed))
-        return was_sent
-
-    sent, failed = on_each(by_name, bring, most=_MAX_PARALLEL)
+    sent, failed = on_each(by_name, lambda name: _bring(bundle, by_name[name], to(name)), most=_MAX_PARALLEL)
     if failed:
         full = any(isinstance(exc, CommandError) and "No space" in exc.why for exc in failed.values())
         first = "make room in /var/lib there" if full else "see what `clusterctl ssh --admin HOST` says"

@@ -20,6 +20,7 @@ _MINOR = re.compile(r"^(gpu\d+/gi\d+/(?:ci\d+/)?access) (\d+)$", re.MULTILINE)
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _NVLINKS = re.compile(r"^NV(\d+)$")
 _AFFINITY = "CPU Affinity"
+_TABLE = Path(__file__).with_name("data") / "nvidia.toml"
 
 Sections = Mapping[str, str]
 
@@ -109,18 +110,12 @@ class _Known:
     flags: tuple[Flag, ...]
 
 
-def _known() -> _Known:
-    return table(Path(__file__).with_name("data") / "nvidia.toml", _Known)
-
-
 def faults() -> tuple[Fault, ...]:
-    """Those that are known."""
-    return _known().faults
+    return table(_TABLE, _Known).faults
 
 
 def flags() -> tuple[Flag, ...]:
-    """Those that are known."""
-    return _known().flags
+    return table(_TABLE, _Known).flags
 
 
 def fault_of(said: str) -> Fault | None:

@@ -450,9 +450,7 @@ def with_distributions(
         by_hand = f"ssh -F {shlex.quote(str(workspace.ssh_config))} HOST"
         fix = f"see what `{by_hand}` says, then run `clusterctl up` again"
         if is_new and any(failure.code == KeyRefusedError.code for failure in exc.failures):
-            fix = (
-                "see what the host said while it started: it makes the account itself (docs/gcp.md, OS Login)"
-            )
+            fix = "see what the host said as it started: it makes our account itself (docs/gcp.md, OS Login)"
         raise TransportError(exc.what, code=exc.code, why=exc.why, fix=fix, failures=exc.failures) from exc
     found = {host.name: host.distribution for host in inventory.hosts}
     found |= {name: one.distribution for name, one in reports.items()}

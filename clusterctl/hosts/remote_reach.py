@@ -2,8 +2,8 @@
 
     python3 -I -S - REQUEST <THE_PROGRAM
 
-REQUEST and the answer are one JSON object each; ``clusterctl.hosts.reach`` says what is in them. It changes
-nothing. Standard library only, Python 3.9.
+REQUEST and the answer are one JSON object each; ``clusterctl.providers.onprem.reach`` says what is in them.
+It changes nothing. Standard library only, Python 3.9.
 """
 
 import json

@@ -191,11 +191,17 @@ class HostKeys:
         return self._keys[host]
 
     def trust(
-        self, machines: Mapping[str, OnpremHost], confirm: Confirm, limit: Limit = NO_LIMIT
+        self,
+        machines: Mapping[str, OnpremHost],
+        confirm: Confirm,
+        limit: Limit = NO_LIMIT,
+        *,
+        find_all: bool = False,
     ) -> Mapping[str, ClusterctlError]:
         """Have a key of every machine, and of those on the way; those that did not show one, and why.
 
-        What ``confirm`` raises ends it: nothing that was shown is kept then.
+        What ``confirm`` raises ends it: nothing that was shown is kept then. To ``find_all``, machines with
+        unconfirmed keys are among the result instead.
         """
         peers = ssh_hosts(machines)
         lost: dict[str, ClusterctlError] = {}
@@ -206,11 +212,12 @@ class HostKeys:
                 for peer in there
                 if peer.before and peer.before.title in lost
             }
-            lost |= self._round([peer for peer in there if peer.title not in lost], confirm, limit)
+            asked = [peer for peer in there if peer.title not in lost]
+            lost |= self._round(asked, confirm, limit, find_all=find_all)
         return {name: lost[name] for name in machines if name in lost}
 
     def _round(
-        self, peers: Sequence[SshHost], confirm: Confirm, limit: Limit
+        self, peers: Sequence[SshHost], confirm: Confirm, limit: Limit, *, find_all: bool
     ) -> Mapping[str, ClusterctlError]:
         """Trust machines whose way is trusted already."""
         for peer in peers:
@@ -221,8 +228,17 @@ class HostKeys:
         found, failed = on_each(list(asked), lambda title: _offered(asked[title], self._config), limit=limit)
         fine = {title: one for title, one in found.items() if one.fingerprint in self._accepted}
         unknown = [one for title, one in found.items() if title not in fine and title not in self._keys]
-        if unknown:
-            confirm(unknown)
+        try:
+            if unknown:
+                confirm(unknown)
+        except ProvisionError as exc:
+            if not find_all:
+                raise
+            failed |= {
+                str(one.host): ProvisionError(one.cause, code=one.code, fix=one.fix, failures=(one,))
+                for one in exc.failures
+            }
+            unknown = []
         self._keys |= {one.title: one.key for one in (*fine.values(), *unknown)}
         write_atomic(self._file, "".join(f"{title} {key}\n" for title, key in sorted(self._keys.items())))
         return {title: exc for title, exc in failed.items() if title not in self._keys}

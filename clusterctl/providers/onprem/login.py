@@ -278,12 +278,14 @@ class Login:
             fix = "correct `key` in the spec: relative to the spec's folder, or from ~"
             raise UsageError(what, code="key-file-missing", where=", ".join(missing), fix=fix)
 
-    def trust(self, hosts: Sequence[str], limit: Limit = NO_LIMIT) -> Mapping[str, ClusterctlError]:
+    def trust(
+        self, hosts: Sequence[str], limit: Limit = NO_LIMIT, *, find_all: bool = False
+    ) -> Mapping[str, ClusterctlError]:
         """Have the keys of these; those that did not show one, and why. See ``HostKeys.trust``."""
         here = [name for name in hosts if self.is_here(name)]
         lost = {name: exc for name in here if (exc := check_this_machine(name)) is not None}
         there = {name: self._machines[name] for name in hosts if name not in here}
-        return {**lost, **(self._keys.trust(there, self._confirm, limit) if there else {})}
+        return {**lost, **(self._keys.trust(there, self._confirm, limit, find_all=find_all) if there else {})}
 
     def _confirm(self, offered: Sequence[OfferedKey]) -> None:
         self.prompts.confirm(offered)

@@ -11,17 +11,18 @@ from fnmatch import fnmatchcase
 from ipaddress import IPv4Interface, IPv4Network
 from typing import Final
 
-from clusterctl.errors import ClusterctlError, Failure, ProvisionError, UnreachableError
-from clusterctl.hosts import checks, reach
+from clusterctl.errors import ClusterctlError, Failure, UnreachableError
+from clusterctl.hosts import checks
 from clusterctl.hosts.checks import DoctorReport, Finding
 from clusterctl.hosts.expected import CLAIM, expected, host_facts_request
 from clusterctl.hosts.probe import HostFacts
-from clusterctl.hosts.reach import Wanted
 from clusterctl.hosts.roles import role_files, role_packages
 from clusterctl.providers.base import address_of
+from clusterctl.providers.onprem import reach
 from clusterctl.providers.onprem.access import NO_LOGIN, SshHost, ssh_host
 from clusterctl.providers.onprem.login import Login, check_sudo, connect
-from clusterctl.spec.distributions import common, differing, distribution_of, refuse_slurm
+from clusterctl.providers.onprem.reach import Wanted
+from clusterctl.spec.distributions import differing, distribution_of, refuse_slurm
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremSettings, OnpremShared
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory, SharedFolder
@@ -34,7 +35,6 @@ _NO_PLACE: Final = "network"
 # What keeps machines from being one cluster, those that are in it already, too.
 UNFIT: Final = ("release-differs", "address", "slurm-release")
 _HERE: Final = "127.0.0.1"  # whatever other addresses this machine has, now or tomorrow
-_THEN: Final = "then run the same command again"
 # What else their network has, a host's own InfiniBand among it, Ansible finds out.
 _JOBS_TALK_OVER: Final = {"NCCL_SOCKET_IFNAME": "={interface}", "GLOO_SOCKET_IFNAME": "{interface}"}
 
@@ -78,18 +78,8 @@ def inventory(
     """The cluster that these machines become. ``keys`` are their host keys, ``proxies`` lead to those that
     have no route from here; ``silent`` ones do not answer, and are taken as they were known last.
     """
-    releases = {name: one.system.release for name, one in facts.items()}
-    releases |= {name: host.distribution for name, host in silent.items()}
-    common({one.name: releases[one.name] for one in asked})
     answering = [one for one in asked if one.name not in silent]
     network = settings.network or network_of(facts[asked[0].name], asked[0].address)
-    if failures := address_failures(answering, facts, network, asked[0]):
-        if network is None:
-            raise ProvisionError.of_hosts(
-                "no network: {hosts}", failures, code="no-common-network", then=_THEN
-            )
-        what = "not on the cluster's network: {hosts}"
-        raise ProvisionError.of_hosts(what, failures, code="not-on-network", then=_THEN)
     places = {name: host.address for name, host in silent.items()}
     places |= {one.name: address_in(network, facts[one.name], one.address) for one in answering}
     return Inventory(
@@ -241,7 +231,8 @@ def examine(
         request, leader = host_facts_request(spec, asked), asked[0].name
         report = checks.examine(request, wanted, root, leader=leader, limit=limit)
         new = [name for name in wanted if name not in ours]
-        asks = _wanted(spec, asked, new, login.workspace)
+        shared = spec.provider.shared if isinstance(spec.provider, OnpremSettings) else OnpremShared()
+        asks = Wanted(spec, shared, asked, new, offline=login.workspace.bundle.exists())
         unreached = reach.examine(asks, report.facts, root, start, limit)
     unseen = [
         Finding(host, "error", failure.code, NO_LOGIN, failure.cause, failure.fix)
@@ -275,36 +266,6 @@ def cluster_findings(spec: ClusterSpec, asked: Sequence[Host], report: DoctorRep
     if network is not None or leader.name in known:
         for one in address_failures(there, facts, network, leader):
             yield Finding(str(one.host), "error", address, "not on the network", one.cause, one.fix)
-
-
-def _wanted(spec: ClusterSpec, asked: Sequence[Host], new: Collection[str], workspace: Workspace) -> Wanted:
-    """What these are to reach."""
-    shared = spec.provider.shared if isinstance(spec.provider, OnpremSettings) else OnpremShared()
-    return Wanted(
-        spec,
-        asked,
-        new,
-        spec.provider.known_network,
-        offline=workspace.bundle.exists(),
-        nfs=shared.server,
-        exports=shared.kind == "nfs" and shared.server is None,
-        folder=shared.path if shared.kind == "existing" else None,
-    )
-
-
-def trusted(login: Login, hosts: Sequence[str], limit: Limit = NO_LIMIT) -> Mapping[str, ClusterctlError]:
-    """Have the keys of hosts, as ``Login.trust``; those that nobody has confirmed are among the lost ones."""
-    try:
-        return login.trust(hosts, limit)
-    except ProvisionError as exc:
-        unknown = {
-            str(one.host): ProvisionError(one.cause, code=one.code, fix=one.fix, failures=(one,))
-            for one in exc.failures
-        }
-        left = [name for name in hosts if name not in unknown]
-        if len(left) == len(hosts):  # of one on the way to them
-            return dict.fromkeys(hosts, exc)
-        return {**{name: unknown[name] for name in hosts if name in unknown}, **trusted(login, left, limit)}
 
 
 def claim_findings(facts: Mapping[str, HostFacts], cluster_id: str) -> tuple[Finding, ...]:

@@ -44,7 +44,7 @@ from clusterctl.state.inventory import Host, Inventory, applied_spec
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.util.process import on_each, temporary_folder
-from clusterctl.util.progress import Clock, HostStep, Limit
+from clusterctl.util.progress import NO_LIMIT, Clock, HostStep, Limit
 
 _HOST_S: Final = 0.5  # of the time of this machine's processors, for a look at one host
 _THEN: Final = "nothing was changed; correct it, then run the same command again"
@@ -297,10 +297,8 @@ class OnpremProvider(Provider):
         ours, silent = members.joined_members(asked, hosts_as_raised(workspace), workspace, first)
         new = tuple(one.name for one in asked if one.name not in {**ours, **silent})
         login.check_keys(new)
-        if find_all:
-            lost = members.trusted(login, new, limit)
-        else:
-            lost = login.trust(new)
+        lost = login.trust(new, limit if find_all else NO_LIMIT, find_all=find_all)
+        if not find_all:
             limit = Limit.within(whole_s, self._clock)  # somebody was asked about keys
         there = [one.name for one in asked if one.name not in silent]
         report = members.examine(spec, asked, login, ours, only=there, lost=lost, limit=limit)

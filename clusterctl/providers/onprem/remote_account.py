@@ -272,25 +272,14 @@ def end_processes(uid: int) -> None:
 
 
 @contextmanager
-def alone(path: str = LOCK, wait_s: float = WAIT_S) -> Iterator[None]:
+def alone(path: str = LOCK) -> Iterator[None]:
     """One at a time; the file is root's alone, for whoever can read it can hold it."""
-    deadline = time.monotonic() + wait_s
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "r+", encoding="utf-8") as lock:  # noqa: PTH123
         os.fchmod(descriptor, 0o600)
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    cause = "another clusterctl is at work on its account there: {}".format(lock.read(200))
-                    fix = "wait until it is done, or end that process"
-                    raise RefusedError("account", cause, fix) from None
-                time.sleep(0.2)
-        lock.truncate()
-        lock.write("pid {}, since {}".format(os.getpid(), time.strftime("%F %T")))
-        lock.flush()
+        signal.alarm(WAIT_S)  # ends this program
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        signal.alarm(0)
         yield
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.hosts import remote_gpus as remote
+from clusterctl.hosts import remote_probe as remote
 from clusterctl.hosts.checks import Finding
 from clusterctl.hosts.gpus import fault_of, faults, flags
 from tests.support.nvidia import machines

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import ClusterctlError, CommandError, ProvisionError, UnreachableError
-from clusterctl.providers.base import OfferedKey, Prompts
+from clusterctl.providers.base import OfferedKey, Prompts, refuse_unknown_keys
 from clusterctl.providers.onprem.access import (
     AccessError,
     HostKeys,
+    SshHost,
     access_config,
     explain,
     raise_failures,
@@ -194,3 +195,23 @@ def test_a_name_that_this_machine_does_not_know_is_no_dead_machine(known: Path, 
     assert "address:" in failure.fix
     assert "switched on" not in str(lost["node"])
     assert not known.exists()
+
+
+def test_a_key_that_nobody_confirmed_is_one_of_all_that_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offered(peer: SshHost, _: Path) -> OfferedKey:
+        return OfferedKey(peer.title, peer.where, "ssh-ed25519 AAAA", "SHA256:x")
+
+    monkeypatch.setattr("clusterctl.providers.onprem.access._offered", offered)
+    keys = HostKeys(tmp_path / "kept", tmp_path / "ssh_config")
+    known = f"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI{'J' * 43}"
+    machines = {"n1": OnpremHost(address="10.0.0.1", host_key=known), "n2": OnpremHost(address="10.0.0.2")}
+    with pytest.raises(ProvisionError):
+        keys.trust(machines, refuse_unknown_keys)
+    lost = keys.trust(machines, refuse_unknown_keys, find_all=True)
+    assert [*lost] == ["n2"]
+    assert "SHA256:x" in lost["n2"].failures[0].cause
+    assert keys.key_of("n1") == known
+    with pytest.raises(KeyError):
+        keys.key_of("n2")

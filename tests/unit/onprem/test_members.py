@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import ProvisionError
 from clusterctl.hosts.probe import HostFacts
 from clusterctl.providers.onprem.members import inventory, members, preview
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.state.inventory import Inventory
-from tests.support.messages import refused
 from tests.unit.hosts.test_doctor import WELL
 
 
@@ -66,26 +64,9 @@ def test_slurm_has_another_network_than_ssh() -> None:
     ]
 
 
-def test_machines_that_are_not_on_the_network_are_each_named() -> None:
-    seen = {"n1": facts("n1", "10.0.0.1/24"), "n2": facts("n2", "10.0.9.2/24"), "n3": facts("n3")}
-    with pytest.raises(ProvisionError) as caught:
-        made(spec_of(), seen)
-    assert [failure.host for failure in caught.value.failures] == ["n2", "n3"]
-    assert "10.0.9.2/24" in caught.value.failures[0].cause
-
-
-def test_a_controller_whose_address_is_not_its_own_needs_the_network_said() -> None:
+def test_a_controller_whose_address_is_not_its_own_has_the_network_of_the_spec() -> None:
     seen = {f"n{i}": facts(f"n{i}", f"10.1.0.{i}/24", f"10.2.0.{i}/24") for i in (1, 2, 3)}
-    with refused("no-common-network", ProvisionError, "n1"):
-        made(spec_of(), seen)
     assert made(spec_of(network="10.2.0.0/24"), seen).controller.address == "10.2.0.1"
-
-
-def test_machines_of_two_releases_are_no_cluster() -> None:
-    seen = {f"n{i}": facts(f"n{i}", f"10.0.0.{i}/24", version="12" if i < 3 else "11") for i in (1, 2, 3)}
-    with pytest.raises(ProvisionError) as caught:
-        made(spec_of(), seen)
-    assert [failure.host for failure in caught.value.failures] == ["n3"]
 
 
 @pytest.mark.parametrize(

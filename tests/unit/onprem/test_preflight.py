@@ -19,9 +19,9 @@ from clusterctl.errors import ClusterctlError, ProvisionError
 from clusterctl.hosts.checks import DoctorReport, Finding, Level
 from clusterctl.hosts.probe import HostFacts
 from clusterctl.hosts.roles import role_packages
-from clusterctl.providers.base import NO_PROMPTS, OfferedKey
+from clusterctl.providers.base import NO_PROMPTS
 from clusterctl.providers.onprem.access import AccessError, explain
-from clusterctl.providers.onprem.members import examine, members, notes, trusted
+from clusterctl.providers.onprem.members import examine, members, notes
 from clusterctl.providers.onprem.provider import OnpremProvider, in_the_way
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.models import ClusterSpec
@@ -386,17 +386,3 @@ def test_the_ports_that_hosts_need_of_each_other(
     machines = Machines(tmp_path, spec_of(provider=given, scheduler=more.get("scheduler", "slurm")))
     machines.found()
     assert (machines.opened("n1"), machines.opened("n3")) == (of_leader, of_others)
-
-
-def test_a_key_that_nobody_confirmed_keeps_none_of_the_others_from_being_looked_at() -> None:
-    key = OfferedKey("n2", "10.0.0.2", "ssh-ed25519 AAAA", "SHA256:x")
-
-    def trust(hosts: Sequence[str], _: Limit) -> Mapping[str, ClusterctlError]:
-        if "n2" in hosts:
-            raise ProvisionError.of_hosts("unknown host keys: {hosts}", [key.failure])
-        return {}
-
-    login: Any = SimpleNamespace(trust=trust)
-    lost = trusted(login, ["n1", "n2", "n3"])
-    assert [*lost] == ["n2"]
-    assert "SHA256:x" in lost["n2"].failures[0].cause

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import signal
 import stat
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -56,16 +59,16 @@ def test_an_account_of_before_is_let_in_with_its_own_rights(
     shutil.rmtree(home)
 
 
-def test_its_lock_is_roots_alone_and_tells_of_its_holder(tmp_path: Path) -> None:
+def test_its_lock_is_roots_alone_and_waited_for_for_a_while(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     lock.touch(mode=0o644)
+    waiting = ["import clusterctl.providers.onprem.remote_account as it; it.WAIT_S = 1",
+               f"with it.alone({str(lock)!r}): print('held')"]  # fmt: skip
+    argv = [sys.executable, "-c", "\n".join(waiting)]
     with remote_account.alone(str(lock)):
         assert stat.S_IMODE(lock.stat().st_mode) == 0o600
-        with pytest.raises(remote_account.RefusedError) as caught, remote_account.alone(str(lock), wait_s=0):
-            pass
-        assert f"pid {os.getpid()}, since " in str(caught.value)
-    with remote_account.alone(str(lock), wait_s=0):
-        pass
+        assert subprocess.run(argv, check=False).returncode == -signal.SIGALRM
+    assert subprocess.run(argv, check=False, capture_output=True).stdout == b"held\n"
 
 
 def test_our_account_has_one_number_on_all_hosts_but_where_it_is_taken(

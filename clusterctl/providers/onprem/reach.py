@@ -15,6 +15,7 @@ from clusterctl.hosts.probe import START, HostFacts
 from clusterctl.hosts.roles import role_packages
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.onprem import OnpremShared
 from clusterctl.state.inventory import Host
 from clusterctl.transport.base import remote_program
 from clusterctl.util.process import on_each, parallel_map
@@ -28,13 +29,10 @@ class Wanted:
     """What hosts are to reach. ``new`` ones are no part of the cluster yet; ``offline``: from a bundle."""
 
     spec: ClusterSpec
+    shared: OnpremShared
     asked: Sequence[Host]
     new: Collection[str]
-    network: IPv4Network | None
     offline: bool
-    nfs: str | None = None  # the server that has the shared folder
-    exports: bool = False  # whether the controller does
-    folder: str | None = None  # that has to be there already
 
 
 def examine(
@@ -48,7 +46,9 @@ def examine(
     hosts = {one.name: one for one in wanted.asked if one.name in facts}
     if not set(hosts) & set(wanted.new):
         return ()
-    places = {name: _place(one, facts[name], wanted.network) for name, one in hosts.items()}
+    places = {
+        name: _place(one, facts[name], wanted.spec.provider.known_network) for name, one in hosts.items()
+    }
 
     def ask(name: str) -> tuple[Finding, ...]:
         request = _request(wanted, hosts[name], facts[name])
@@ -93,16 +93,17 @@ def _request(wanted: Wanted, host: Host, facts: HostFacts) -> Mapping[str, objec
     new = host.name in wanted.new
     lacks = new and not set(packages) <= facts.packages
     return {
-        "nfs": wanted.nfs if new else None,
+        "nfs": wanted.shared.server if new else None,
         "nfs_port": NFS_PORT,
-        "folders": [wanted.folder] if wanted.folder and new else [],
+        "folders": [wanted.shared.path] if wanted.shared.kind == "existing" and new else [],
         "repositories": lacks and not wanted.offline,
     }
 
 
 def _peer(wanted: Wanted, host: Host, address: str, facts: HostFacts) -> Peer:
     """A host that the others try, unless its firewalld drops what `up` will let through."""
-    ports = needed_ports(wanted.spec, host, exports=wanted.exports and host.name == wanted.asked[0].name)
+    exports = wanted.shared.kind == "nfs" and wanted.shared.server is None
+    ports = needed_ports(wanted.spec, host, exports=exports and host.name == wanted.asked[0].name)
     is_new, tried = host.name in wanted.new, facts.firewall.name != "firewalld"
     return Peer(address, ports, opens=is_new, tried=tried)
 
@@ -123,10 +124,9 @@ def _findings(wanted: Wanted, name: str, said: Mapping[str, Any]) -> Iterator[Fi
             )
         yield Finding(name, "error", "repository", what, str(why), fix)
     if said["nfs"]:
-        why = f"{wanted.nfs}, port {NFS_PORT}: {said['nfs']}"
-        fix = (
-            f"`showmount -e {wanted.nfs}` there must list the export: start the server, or open its firewall"
-        )
+        server = wanted.shared.server
+        why = f"{server}, port {NFS_PORT}: {said['nfs']}"
+        fix = f"`showmount -e {server}` there must list the export: start the server, or open its firewall"
         yield Finding(name, "error", "nfs", "the NFS server is out of reach", why, fix)
     for path in said["missing"]:
         why, fix = f"there is no {path}, and shared.kind is existing", f"mount it there: `mount {path}`"
