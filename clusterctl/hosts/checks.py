@@ -210,26 +210,21 @@ def _no_driver(host: str, gpus: GpuFacts, expected: Expected) -> Finding:
         fix = _boot(host, expected) if fault.code == "reboot-needed" else fault.fix
         why = f"nvidia-smi says: {gpus.fault}: {fault.means}"
         return Finding(host, "warning", fault.code, fault.what, why, fix)
-    holder = (
-        "nouveau has the cards until then" if gpus.nouveau else "it is not loaded, or older parts of it are"
-    )
-    if gpus.installed and gpus.secure_boot:
-        why = f"driver {gpus.installed} is there and {SECURE_BOOT}"
-        fix = f"enrol the key that it is signed with, then {_boot(host, expected)}: {_SIGNED}"
-        return Finding(host, "warning", "secure-boot", "Secure Boot rejects NVIDIA's driver", why, fix)
     if gpus.installed:
-        why = f"NVIDIA's driver {gpus.installed} is there, and {holder}"
-        fix = _boot(host, expected)
+        holder = "nouveau has the cards" if gpus.nouveau else "it is not loaded"
+        why, fix = f"NVIDIA's driver {gpus.installed} is there, and {holder}", _boot(host, expected)
+        if gpus.secure_boot:
+            why = f"driver {gpus.installed} is there and {SECURE_BOOT}"
+            fix = f"enrol the key that it is signed with, then {fix}: {_SIGNED}"
+            return Finding(host, "warning", "secure-boot", "Secure Boot rejects NVIDIA's driver", why, fix)
         return Finding(host, "warning", "reboot-needed", "a reboot is needed", why, fix)
     why = "nouveau has them" if gpus.nouveau else f"{gpus.cards} NVIDIA cards and no driver that answers"
-    manager = f" and, for its NVSwitches, {FABRIC_MANAGER} of the same version" if gpus.switches else ""
-    fix = f"install it{manager}, or write software: {{nvidia: {{driver: open}}}}; then run `clusterctl up`"
-    fix += ": see docs/gpus.md"
+    manager = f" and {FABRIC_MANAGER} of the same version" if gpus.switches else ""
+    fix = f"install it{manager}, or write software: {{nvidia: {{driver: open}}}}: see docs/gpus.md"
     if expected.driver:
         fix = "`clusterctl up` installs it; where it has, `dkms status` there says why it was not built"
     if gpus.secure_boot:
-        why += f"; and {SECURE_BOOT}"
-        fix += f". Before that: {_SIGNED}"
+        why, fix = f"{why}; and {SECURE_BOOT}", f"{fix}. Before that: {_SIGNED}"
     return Finding(host, "warning", "no-driver", "no NVIDIA driver", why, fix)
 
 

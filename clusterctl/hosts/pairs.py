@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
@@ -72,10 +71,6 @@ class Answers:
     unreached: Mapping[str, Mapping[str, Mapping[int, str]]]
     silent: Mapping[str, ClusterctlError]
 
-    def why(self, host: str, other: str) -> str:
-        """Why a host does not reach another one on the port that the kernel chose; empty if it does."""
-        return "; ".join(self.unreached.get(host, {}).get(other, {}).values())
-
 
 @dataclass(frozen=True, slots=True)
 class _Listening:
@@ -96,17 +91,10 @@ def unconnected(
     peers = {name: Peer(address) for name, address in addresses.items()}
     answers = unreached_ports(peers, lambda host, argv: to(host).converse(argv), start_s=start_s)
     causes: dict[str, list[str]] = {}
-    for one, other in itertools.combinations(addresses, 2):
-        there, back = answers.why(one, other), answers.why(other, one)
-        if there and back:
-            cause = f"{one} and {other} can't reach each other: {one}: {there}; {other}: {back}"
-        elif there or back:
-            near, far = (one, other) if there else (other, one)
-            cause = f"{near} can't reach {far}: {there or back}"
-        else:
-            continue
-        for host in (one, other):
-            causes.setdefault(host, []).append(cause)
+    for near, others in answers.unreached.items():
+        for far, whys in others.items():
+            for host in (near, far):
+                causes.setdefault(host, []).append(f"{near} can't reach {far}: {'; '.join(whys.values())}")
     for host, said in causes.items():  # of 64 nodes that reach none, there would be 2,016 pairs
         if (more := len(said) - _SHOWN) > 0:
             causes[host] = [*said[:_SHOWN], f"and {more} more such pairs"]

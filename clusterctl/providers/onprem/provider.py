@@ -55,6 +55,7 @@ class _Found:
     """What a look has come to: the cluster that the machines become, and which of them are ``new`` to us."""
 
     text: str  # of the spec
+    workspace: Workspace
     inventory: Inventory
     new: tuple[str, ...]
     silent: Mapping[str, Host]
@@ -64,16 +65,9 @@ class _Found:
     joined: set[str] = field(default_factory=set)
 
 
-@dataclass(frozen=True, slots=True)
-class _Patience:
-    """Seconds that a look may take: a command on a host, and all of it, but for many hosts."""
-
-    answer_s: float
-    whole_s: float
-
-
-_PREFLIGHT: Final = _Patience(20.0, 28.0)
-_UP: Final = _Patience(30.0, 60.0)  # a look that ends `up` at a host which is busy
+# Seconds that a look at few hosts may take; `up` would end at a host which is busy.
+_PREFLIGHT_S: Final = 28.0
+_UP_S: Final = 60.0
 
 
 class OnpremProvider(Provider):
@@ -99,26 +93,19 @@ class OnpremProvider(Provider):
     ) -> DoctorReport | None:
         asked = members.members(spec, self._settings)
         reject_unknown(hosts, [one.name for one in asked], "the cluster has no host")
-        chosen = [one for one in asked if not hosts or one.name in hosts]
+        only = [one.name for one in asked if not hosts or one.name in hosts]
         with self._login(workspace) as login:
-            only = [one.name for one in chosen]
             login.check_keys(only)
             report = members.examine(spec, asked, login, (), only=only, lost=login.trust(only))
-        return replace(
-            report,
-            findings=(*report.findings, *members.claim_findings(report.facts, workspace.known_id() or "")),
-        )
+        claims = members.claim_findings(report.facts, workspace.known_id() or "")
+        return replace(report, findings=(*report.findings, *claims))
 
     def preflight(self, spec: ClusterSpec, workspace: Workspace) -> DoctorReport | None:
         asked = members.members(spec, self._settings)
-        answer_s = _PREFLIGHT.answer_s
-        with self._login(workspace, answer_s) as login:
-            ours, silent, report = self._examined(spec, workspace, asked, login, find_all=True)
-            new = [one.name for one in asked if one.name not in {**ours, **silent}]
-            wrong = in_the_way(report, asked, new, workspace, silent)
-            errors = dict.fromkeys((*wrong, *self._not_taken_up(spec, workspace, login, report)))
-        found = [one for one in report.findings if one.level != "error" or one in errors]
-        return replace(report, findings=(*found, *(one for one in errors if one not in found)))
+        with self._login(workspace, _PREFLIGHT_S * 2 / 3) as login:
+            *_, report, wrong = self._examined(spec, workspace, asked, login, find_all=True)
+        found = [one for one in report.findings if one.level != "error" or one in wrong]
+        return replace(report, findings=tuple(dict.fromkeys((*found, *wrong))))
 
     def plan(
         self,
@@ -154,7 +141,7 @@ class OnpremProvider(Provider):
         recreated: Collection[str] = (),  # noqa: ARG002
     ) -> Provisioned:
         found = self._found
-        if found is None or found.text != dump_spec(spec) or self._workspace != workspace:
+        if found is None or (found.text, found.workspace) != (dump_spec(spec), workspace):
             found = self._look(spec, workspace)
         before = inventory_as_raised(workspace)
         login = Login(self._settings.machines, workspace, self._prompts)
@@ -251,18 +238,14 @@ class OnpremProvider(Provider):
         """See what the machines are and what they can become."""
         asked = members.members(spec, self._settings)
         self._prompts.reporter.progress(f"looking at {len(asked)} machines")
-        login = Login(self._settings.machines, workspace, self._prompts, answer_s=_UP.answer_s)
-        ours, silent, checked = self._examined(spec, workspace, asked, login)
+        login = Login(self._settings.machines, workspace, self._prompts, answer_s=_UP_S / 2)
+        ours, silent, checked, wrong = self._examined(spec, workspace, asked, login)
+        if wrong:
+            what, found = "these machines can't be used: {hosts}", failures(wrong, phase="plan")
+            raise ProvisionError.of_hosts(what, found, code="hosts-unfit", then=_THEN)
         new = tuple(one.name for one in asked if one.name not in {**ours, **silent})
-        if wrong := in_the_way(checked, asked, new, workspace, silent):
-            wrong = (*wrong, *self._not_taken_up(spec, workspace, login, checked))  # else `plan` raises it
-            found = failures(wrong, phase="plan")
-            raise ProvisionError.of_hosts(
-                "these machines can't be used: {hosts}", found, code="hosts-unfit", then=_THEN
-            )
-        keys = {name: host.host_key for name, host in ours.items()} | {
-            name: login.key_of(name) for name in new
-        }
+        keys = {name: host.host_key for name, host in ours.items()}
+        keys |= {name: login.key_of(name) for name in new}
         inventory = members.inventory(
             spec,
             self._settings,
@@ -276,7 +259,7 @@ class OnpremProvider(Provider):
         notes = members.notes(spec, checked.findings, known=bool(ours))
         access = _access_before(workspace) or self._settings
         ahead = members.preview(spec, asked, checked.facts, new)
-        self._found = _Found(dump_spec(spec), inventory, new, silent, access, notes, ahead)
+        self._found = _Found(dump_spec(spec), workspace, inventory, new, silent, access, notes, ahead)
         return self._found
 
     def _examined(
@@ -287,12 +270,13 @@ class OnpremProvider(Provider):
         login: Login,
         *,
         find_all: bool = False,
-    ) -> tuple[Mapping[str, Host], Mapping[str, Host], DoctorReport]:
-        """The machines that are ours, those that are silent, and what was found of all others.
+    ) -> tuple[Mapping[str, Host], Mapping[str, Host], DoctorReport, tuple[Finding, ...]]:
+        """The machines that are ours, those that are silent, what was found of all others, and what of it is
+        in the way of `up`.
 
         ``find_all``: for `plan --preflight`; a host key that is not confirmed is one of the findings, too.
         """
-        whole_s = max((_PREFLIGHT if find_all else _UP).whole_s, _HOST_S * len(asked))
+        whole_s = max(_PREFLIGHT_S if find_all else _UP_S, _HOST_S * len(asked))
         limit, first = (Limit.within(seconds, self._clock) for seconds in (whole_s, whole_s / 3))
         ours, silent = members.joined_members(asked, hosts_as_raised(workspace), workspace, first)
         new = tuple(one.name for one in asked if one.name not in {**ours, **silent})
@@ -302,25 +286,20 @@ class OnpremProvider(Provider):
             limit = Limit.within(whole_s, self._clock)  # somebody was asked about keys
         there = [one.name for one in asked if one.name not in silent]
         report = members.examine(spec, asked, login, ours, only=there, lost=lost, limit=limit)
-        return ours, silent, report
+        wrong = in_the_way(report, asked, new, workspace, silent)
+        return ours, silent, report, (*wrong, *self._not_taken_up(spec, workspace, login, report))
 
     def _join(self, found: _Found, joining: Sequence[str], login: Login) -> None:
         inventory, workspace = found.inventory, login.workspace
         write_atomic(workspace.joining, inventory.model_dump_json(indent=2) + "\n")
         write_ssh_files(inventory, workspace)
         claim = login.claim(inventory.cluster_id, inventory.cluster)
-
-        progress = self._prompts.reporter.progress
-
-        def one(host: str) -> None:
-            try:
-                create_account(host, login.root, claim, members.admin_login(workspace))
-            except ClusterctlError:
-                progress(HostStep(host, "our account", len(joining), "failed", failed=True))
-                raise
-            progress(HostStep(host, "our account", len(joining)))
-
-        done, failed = on_each(joining, one)
+        done, failed = on_each(
+            joining, lambda host: create_account(host, login.root, claim, members.admin_login(workspace))
+        )
+        for host in joining:
+            step = HostStep(host, "our account", len(joining), failed=host in failed)
+            self._prompts.reporter.progress(step)
         found.joined.update(done)
         then = "the other machines are ready; run `clusterctl up` again"
         raise_failures(failed, what="no account could be made", then=then)

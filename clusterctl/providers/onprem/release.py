@@ -152,16 +152,18 @@ def _restored(hosts: Sequence[str], inventory: Inventory, login: Login) -> Mappi
     try:
         notes = login.prompts.restore(inventory, hosts, login.workspace, login.prompts.reporter)
     except ConfigureError as exc:
-        failed = {f.host: f for f in exc.failures if f.host in hosts}
+        failed: dict[str, ClusterctlError] = {
+            str(one.host): ConfigureError(
+                exc.what, code=one.code, why=one.cause, host=one.host, failures=(one,)
+            )
+            for one in exc.failures
+            if one.host in hosts
+        }
         if not failed:
             raise
-        return {
-            str(host): ConfigureError(exc.what, code=f.code, why=f.cause, fix=f.fix, host=host, failures=(f,))
-            for host, f in failed.items()
-        }
-    for host, lines in notes.items():
-        for line in lines:
-            login.prompts.reporter.note(f"left on {host}: {line}")
+        return failed
+    for host, line in ((host, line) for host, lines in notes.items() for line in lines):
+        login.prompts.reporter.note(f"left on {host}: {line}")
     return {}
 
 
@@ -269,7 +271,7 @@ def retry_all(members: Collection[Host], login: Login, *, ending: bool = False) 
         try:
             _release_pending(one, own)
         except ClusterctlError as exc:
-            still = replace(one, why=_why(own, exc)).save()
+            still = replace(one, why=_why(exc)).save()
             text = f"{still}; `clusterctl up` and `clusterctl down` try it again"
             notes.append(Notice("still-pending", text))
         else:
@@ -306,13 +308,8 @@ def _release_pending(one: PendingRelease, login: Login) -> None:
         )
 
 
-def _why(login: Login, exc: ClusterctlError) -> str:
-    """Why something of ours is still there, and what, as far as it can be told."""
+def _why(exc: ClusterctlError) -> str:
+    """Why something of ours is still there."""
     if any(failure.code == UnreachableError.code for failure in exc.failures):
         return f"it does not answer; there are {_OURS}"
-    cause = "; ".join(dict.fromkeys(failure.cause for failure in exc.failures))
-    try:
-        seen = find_leftovers(login, login.workspace.cluster_id())
-    except ClusterctlError:
-        seen = ()
-    return f"{cause}; there are {', '.join(map(str, seen)) or _OURS}"
+    return f"{'; '.join(dict.fromkeys(failure.cause for failure in exc.failures))}; there are {_OURS}"

@@ -245,7 +245,7 @@ def test_nodes_that_do_not_reach_each_other_are_the_cause() -> None:
     }
     with pytest.raises(VerifyError) as caught:
         verify(INVENTORY, ScriptedTransport([BOTH, HUNG]), nodes)
-    said = "d-train-1 and d-train-2 can't reach each other: d-train-1: no route; d-train-2: no answer"
+    said = "d-train-1 can't reach d-train-2: no route; d-train-2 can't reach d-train-1: no answer"
     assert caught.value.why == said
     assert [(f.host, f.code, f.cause) for f in caught.value.failures] == [(n, "network", said) for n in NAMES]
 
