@@ -34,8 +34,11 @@ from clusterctl.util.assets import ansible_hash, asset, digest, table
 
 
 def has_classes(cluster: ClusterContext) -> bool:
-    """Return whether new hosts of the cluster can share what is configured."""
-    return cluster.provider.known_shared is not None and inventory_file.has_classes(cluster.spec)
+    """Return whether new hosts of the cluster can share what is configured.
+
+    Without Slurm they can't: each host has the keys of all others.
+    """
+    return cluster.provider.known_shared is not None and cluster.spec.has_slurm
 
 
 def class_inputs(variables: Mapping[str, Any]) -> str:

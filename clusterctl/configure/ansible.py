@@ -11,6 +11,7 @@ import json
 import os
 import queue
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -31,13 +32,13 @@ from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.util.assets import asset
 from clusterctl.util.disk import writing
 from clusterctl.util.process import SHORT, temporary_folder, under_subreaper
+from clusterctl.util.process import run as run_program
 from clusterctl.util.progress import Reporter, follow
 
 MAX_FORKS = 32
 LOOK_EVERY_S = 5.0  # while Ansible says nothing
 _POLL_S = 0.2  # how often the runner looks whether it was cancelled
 _PATIENCE_S = 5.0
-_PROC = Path("/proc")
 _TAIL_LINES = 20
 _LONGEST_SOCKET_HOME = 50
 _ENDED = "clusterctl_ended"  # the event that has the exit code
@@ -245,16 +246,12 @@ def _error(run: PlaybookRun, failed: Iterable[Event], rc: int) -> ConfigureError
 
 def _dead_eldest(parent: int) -> int | None:
     """The first process that this one has started and not yet buried, if it is dead."""
-    born: dict[int, tuple[int, str]] = {}
-    with suppress(OSError):  # it has ended; or there is no /proc here
-        for task in (_PROC / str(parent) / "task").iterdir():
-            for child in (task / "children").read_text().split():
-                with suppress(OSError):
-                    # proc(5): after the name come the state and, 19 fields on, the time of birth
-                    fields = (_PROC / child / "stat").read_text().rpartition(")")[2].split()
-                    born[int(child)] = int(fields[19]), fields[0]
-    eldest = min(born, key=lambda pid: born[pid], default=None)
-    return eldest if eldest is not None and born[eldest][1] == "Z" else None
+    argv = ["ps", "--ppid", str(parent), "--sort=start_time", "-o", "pid=,stat="]
+    with suppress(OSError, subprocess.TimeoutExpired):  # there is no ps here
+        children = run_program(argv, timeout_s=_PATIENCE_S).stdout.splitlines()
+        pid, state = children[0].split() if children else ("", "")
+        return int(pid) if state.startswith("Z") else None
+    return None
 
 
 Verb = Literal["configure", "install_first", "introduce", "restore", "seal"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import yaml
 
@@ -87,11 +87,6 @@ def _newer_slurm(spec: ClusterSpec, distribution: Distribution) -> Variables:
         return {}
     source = {"release": release, "suite": suite, "mirror": _literal(str(spec.provider.debian_mirror))}
     return {"clusterctl_newer_slurm": source}
-
-
-def has_classes(spec: ClusterSpec) -> bool:
-    """Return whether hosts can be of a class: without Slurm each host has the keys of all others."""
-    return spec.has_slurm
 
 
 def class_variables(
@@ -211,19 +206,18 @@ def _groups(
     inventory: Inventory, hosts: Mapping[str, Variables], variables: Variables
 ) -> dict[str, Collection[str]]:
     """The hosts of the plays that only some clusters have use for."""
+    exports = inventory.shared_folder.kind == "nfs"
     has = {
         "own": variables.get("clusterctl_keeps"),
         "guarded": variables.get("clusterctl_guarded"),
         "baked": variables.get("clusterctl_baked"),
         "bucket": "bucket_name" in variables,
         "auto_down": "auto_down_cluster" in variables,
+        "scheduler_slurm": variables.get("clusterctl_scheduler") == "slurm",
+        "scheduler_none": variables.get("clusterctl_scheduler") == "none",
     }
-    schedulers = get_args(Inventory.model_fields["scheduler"].annotation)
-    has |= {f"scheduler_{name}": variables.get("clusterctl_scheduler") == name for name in schedulers}
-    has_nfs = inventory.shared_folder.kind == "nfs"
-    exports = [host.name for host in inventory.hosts if has_nfs and host.is_controller]
     return {
-        "exports": exports,
+        "exports": [host.name for host in inventory.hosts if exports and host.is_controller],
         **{name: hosts if there else () for name, there in has.items()},
     }
 

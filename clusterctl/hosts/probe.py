@@ -176,8 +176,6 @@ class HostFacts(_Answer):
     accounts: Mapping[str, int]
     groups: Mapping[str, int] = {}
     firewall: Firewall = Firewall()
-    interfaces: Mapping[str, tuple[str, ...]] = {}  # -> its addresses
-    mtus: Mapping[str, int] = {}  # of the interfaces
     cgroups: bool = True  # root can make control groups there
     cgroup_plugin: bool | None = None  # its Slurm has the plugin for them; None: there is no Slurm
     databases: tuple[str, ...] = ()  # of MariaDB or MySQL, but for its own

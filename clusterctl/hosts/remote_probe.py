@@ -80,15 +80,11 @@ def system() -> Dict[str, Any]:
     }
 
 
-def links() -> List[Dict[str, Any]]:
-    """The interfaces that have IPv4 addresses, as `ip` shows them."""
+def addresses() -> List[str]:
+    """The IPv4 addresses of all interfaces with their prefix lengths, as `ip` shows them."""
     said = run(["ip", "-json", "-4", "address", "show"])
-    return [link for link in (json.loads(said) if said else []) if link.get("addr_info")]
-
-
-def addresses(link: Dict[str, Any]) -> List[str]:
-    """Its addresses with their prefix lengths."""
-    return [f"{one['local']}/{one['prefixlen']}" for one in link["addr_info"] if one.get("local")]
+    shown = [one for link in (json.loads(said) if said else []) for one in link.get("addr_info", [])]
+    return [f"{one['local']}/{one['prefixlen']}" for one in shown if one.get("local")]
 
 
 def resolved(name: str) -> List[str]:
@@ -419,15 +415,11 @@ def checksums(asked: Dict[str, Any]) -> Dict[str, str]:
 def host_facts(asked: Dict[str, Any]) -> Dict[str, Any]:
     """What decides whether the host can be part of a cluster."""
     units = {name: [] for name in asked["units"]}  # type: Dict[str, List[str]]
-    shown = links()
-    found = {link["ifname"]: addresses(link) for link in shown}
     return {
         "time": time.time(),
         "uid": os.geteuid(),
         "system": system(),
-        "addresses": [address for some in found.values() for address in some],
-        "interfaces": found,
-        "mtus": {link["ifname"]: link.get("mtu", 0) for link in shown},
+        "addresses": addresses(),
         "resolved": {name: resolved(name) for name in asked["names"]},
         "space": space(asked["paths"]),
         "listeners": listeners(set(asked["ports"])),

@@ -46,9 +46,7 @@ def examine(
     hosts = {one.name: one for one in wanted.asked if one.name in facts}
     if not set(hosts) & set(wanted.new):
         return ()
-    places = {
-        name: _place(one, facts[name], wanted.spec.provider.known_network) for name, one in hosts.items()
-    }
+    network = wanted.spec.provider.known_network
 
     def ask(name: str) -> tuple[Finding, ...]:
         request = _request(wanted, hosts[name], facts[name])
@@ -60,32 +58,20 @@ def examine(
         yield from (one for some in found.values() for one in some)
         yield from not_looked_at(failed)
 
-    there = {name: place.address for name, place in places.items() if place}
+    places = {name: _address(one, facts[name], network) for name, one in hosts.items()}
+    there = {name: address for name, address in places.items() if address}
     peers = {name: _peer(wanted, hosts[name], address, facts[name]) for name, address in there.items()}
     members = {one.name: one.address for one in wanted.asked} | there
     ask_ports = partial(examine_ports, peers, members, facts, start, limit)
     parts: tuple[Callable[[], Iterator[Finding]], ...] = (ask_all, ask_ports)
-    found = dict.fromkeys(one for some in parallel_map(parts, lambda part: tuple(part())) for one in some)
-    return (*_mtus(wanted, places), *found)
+    found = (one for some in parallel_map(parts, lambda part: tuple(part())) for one in some)
+    return tuple(dict.fromkeys(found))
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a host is on the cluster's network."""
-
-    address: str
-    interface: str
-    mtu: int
-
-
-def _place(host: Host, facts: HostFacts, network: IPv4Network | None) -> _Place | None:
-    """None where it can't be told yet, or is the machine itself."""
-    for name, addresses in facts.interfaces.items():
-        for one in map(IPv4Interface, addresses):
-            here = one.ip in network if network else str(one.ip) == host.address
-            if here and not one.ip.is_loopback:
-                return _Place(str(one.ip), name, facts.mtus.get(name, 0))
-    return None
+def _address(host: Host, facts: HostFacts, network: IPv4Network | None) -> str:
+    """The address of a host on the cluster's network; "" if it can't be told yet, or there is no network."""
+    own = [one.ip for one in map(IPv4Interface, facts.addresses) if not one.ip.is_loopback]
+    return next((str(ip) for ip in own if (ip in network if network else str(ip) == host.address)), "")
 
 
 def _request(wanted: Wanted, host: Host, facts: HostFacts) -> Mapping[str, object]:
@@ -131,14 +117,3 @@ def _findings(wanted: Wanted, name: str, said: Mapping[str, Any]) -> Iterator[Fi
     for path in said["missing"]:
         why, fix = f"there is no {path}, and shared.kind is existing", f"mount it there: `mount {path}`"
         yield Finding(name, "error", "shared-folder", "the shared folder is missing", why, fix)
-
-
-def _mtus(wanted: Wanted, places: Mapping[str, _Place | None]) -> Iterator[Finding]:
-    leader = places.get(wanted.asked[0].name)
-    for name, place in places.items():
-        if leader is None or place is None or name not in wanted.new or 0 in (place.mtu, leader.mtu):
-            continue
-        if place.mtu != leader.mtu:
-            why = f"{place.interface} has {place.mtu}, the controller's {leader.interface} {leader.mtu}"
-            fix = f"`ip link set dev {place.interface} mtu {leader.mtu}`, and the same in its configuration"
-            yield Finding(name, "warning", "mtu", "the hosts have different MTUs", why, fix)

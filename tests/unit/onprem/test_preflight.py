@@ -103,8 +103,6 @@ def _well(name: str) -> dict[str, Any]:
         **WELL,
         "system": WELL["system"] | {"hostname": name, "machine_id": name},
         "addresses": ["127.0.0.1/8", f"10.0.0.{number}/24"],
-        "interfaces": {"lo": ["127.0.0.1/8"], "eth0": [f"10.0.0.{number}/24"]},
-        "mtus": {"lo": 65536, "eth0": 9000},
         "resolved": {f"n{one}": [f"10.0.0.{one}"] for one in range(1, 6)},
         "space": [room(1 << 20, "/", "/usr", "/var", "/opt", "/tmp")],
         "listeners": {},
@@ -178,7 +176,7 @@ def plant(machines: Machines) -> Iterator[tuple[str, str, str, str]]:
 
 
 def plant_on_the_network(machines: Machines) -> Iterator[tuple[str, str, str, str]]:
-    two, three = machines.facts["n2"], machines.facts["n3"]
+    two = machines.facts["n2"]
     two["firewall"] = {"name": "ufw"}
     machines.unreached["n1"] = {"n2": {"6818": "no answer within 2 s"}}
     yield "n2", "firewall", "n1 can't reach 10.0.0.2, port 6818: no answer", "sudo ufw allow from"
@@ -186,8 +184,6 @@ def plant_on_the_network(machines: Machines) -> Iterator[tuple[str, str, str, st
     yield "n2", "machine-id", "n1 has the same", "systemd-machine-id-setup"
     machines.unreached["n3"] = {"n1": DROPPED}
     yield "n1", "network", "10.0.0.1, port 6817, 6819: no answer", "traceroute -T -p 6817 10.0.0.1"
-    three["mtus"] = {"eth0": 1500}
-    yield "n3", "mtu", "eth0 has 1500", "ip link set dev eth0 mtu 9000"
     repository = "https://mirrors.rockylinux.org/mirrorlist?arch=x86_64"
     machines.reach["n1"]["repositories"] = {repository: "mirrors.rockylinux.org:443: no answer within 3 s"}
     yield "n1", "repository", "mirrors.rockylinux.org:443", "curl -sSI"
@@ -218,7 +214,7 @@ def test_a_plan_leaves_out_what_is_said_at_another_place(machines: Machines, kno
 
 def at(**interfaces: str) -> dict[str, Any]:
     """The facts of a machine with these addresses."""
-    return {"addresses": [*interfaces.values()], "interfaces": {k: [one] for k, one in interfaces.items()}}
+    return {"addresses": [*interfaces.values()]}
 
 
 @pytest.mark.parametrize(
