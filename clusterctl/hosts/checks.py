@@ -373,29 +373,25 @@ def taken_numbers(
     No spec says the numbers of slurm and munge, so what is there gives way. An account munge may have any
     number, and the role gives a group of these names its gid.
     """
-    holders, owners = ({number: name for name, number in table.items()} for table in (accounts, groups))
     for name, number in wanted.items():
-        fixed, other = name in SYSTEM_ACCOUNTS, f"give {name} another uid in the spec"
-        if name == "munge" and name in accounts:
+        is_there, fixed = name in accounts, name in SYSTEM_ACCOUNTS
+        if is_there and name == "munge":
             continue
-        if (there := accounts.get(name)) is not None:
-            if there != number:
-                said = "on all hosts of a cluster" if fixed else "in the spec"
-                why = f"{name} has uid {there} there, and {number} {said}"
-                fix = f"write uid: {there}"
-                yield "uid-differs", why, f"`usermod --uid {number} {name}`, and its files" if fixed else fix
-            elif twins := sorted(one for one, its in accounts.items() if its == number and one != name):
-                why = f"uid {number} of {name} is that of {', '.join(twins)}, too: they share files"
-                yield "uid-shared", why, f"give one of them another: `usermod -u UID {twins[0]}`"
-        elif number in holders:
-            fix = f"give it another: `usermod --uid UID {holders[number]}`" if fixed else other
-            yield "uid-taken", f"uid {number} of {name} is that of {holders[number]}", fix
-        elif groups.get(name, number) != number and not fixed:
-            why = f"the group {name} has gid {groups[name]} there, and {number} in the spec"
-            yield "gid-differs", why, f"write uid: {groups[name]}, or give the account another name"
-        elif owners.get(number, name) != name:
-            fix = f"give it another: `groupmod --gid GID {owners[number]}`" if fixed else other
-            yield "gid-taken", f"gid {number} of {name} is that of the group {owners[number]}", fix
+        said = "on all hosts of a cluster" if fixed else "in the spec"
+        for kind, table in (("uid", accounts),) if is_there else (("uid", accounts), ("gid", groups)):
+            there, change = table.get(name, number), f"{'user' if kind == 'uid' else 'group'}mod --{kind}"
+            others = sorted(one for one, its in table.items() if its == number and one != name)
+            if there != number and not (fixed and kind == "gid"):
+                fix = f"`{change} {number} {name}`, and its files" if fixed else f"write uid: {there}"
+                yield f"{kind}-differs", f"{name} has {kind} {there} there, and {number} {said}", fix
+                break
+            if others and there == number:
+                code = "uid-shared" if is_there else f"{kind}-taken"
+                fix = f"give it another: `{change} {kind.upper()} {others[0]}`"
+                if not fixed and not is_there:
+                    fix = f"give {name} another uid in the spec"
+                yield code, f"{kind} {number} of {name} is that of {', '.join(others)}", fix
+                break
 
 
 def reject_taken_numbers(reports: Mapping[str, HostReport], wanted: Mapping[str, int]) -> None:

@@ -148,8 +148,8 @@ def test_the_machine_that_one_is_on_is_left_to_its_user_to_boot(
             "admin-differs",
             "has uid 1000 there, and 64100 on one",
         ),
-        ({"accounts": {}, "groups": {"lab": 10000}}, "error", "gid-taken", "that of the group lab"),
-        ({"accounts": {}, "groups": {"hpc": 77}}, "error", "gid-differs", "group hpc has gid 77"),
+        ({"accounts": {}, "groups": {"lab": 10000}}, "error", "gid-taken", "that of lab"),
+        ({"accounts": {}, "groups": {"hpc": 77}}, "error", "gid-differs", "hpc has gid 77"),
         ({"gpus.cards": 2, "gpus.nouveau": True}, "warning", "no-driver", "nouveau"),
         ({"gpus.cards": 2, "gpus.secure_boot": True}, "warning", "no-driver", "Secure Boot is on"),
         (

@@ -284,7 +284,7 @@ def test_numbers_that_others_have_are_found_on_all_hosts_before_any_is_changed()
         (host, code, cause)
         for host in ("ctl", "train-1")
         for code, cause in (
-            ("gid-taken", "gid 1000 of ada is that of the group google-sudoers"),
+            ("gid-taken", "gid 1000 of ada is that of google-sudoers"),
             ("uid-taken", "uid 1001 of bob is that of clusterctl"),
         )
     }
@@ -308,7 +308,7 @@ def test_numbers_of_slurm_and_munge_that_others_have_are_found_as_well() -> None
     said = {(failure.host, failure.code, failure.cause, failure.fix) for failure in caught.value.failures}
     assert said == {
         ("one", "uid-taken", "uid 64030 of slurm is that of lims", f"{user} lims`"),
-        ("two", "gid-taken", "gid 64031 of munge is that of the group lab", f"{group} lab`"),
+        ("two", "gid-taken", "gid 64031 of munge is that of lab", f"{group} lab`"),
     }
 
 
