@@ -29,7 +29,6 @@ from clusterctl.errors import (
 )
 from clusterctl.hosts import checks
 from clusterctl.hosts.checks import DoctorReport, Finding
-from clusterctl.hosts.expected import expected, host_facts_request
 from clusterctl.hosts.pairs import Peer, examine_ports, needed_ports, unconnected
 from clusterctl.hosts.probe import HostReport
 from clusterctl.providers.base import Provider, Size, pending_releases

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from clusterctl.errors import ClusterctlError, ConfigureError, Failure, ProvisionError, TransportError
-from clusterctl.hosts.expected import CLAIM, FABRIC_MANAGER, Expected
 from clusterctl.hosts.gpus import fault_of, flags
 from clusterctl.hosts.probe import PROGRAM, GpuFacts, HostFacts, HostReport, ProbeRequest, parse_report
+from clusterctl.hosts.roles import CLAIM, FABRIC_MANAGER, Expected
 from clusterctl.spec.common import ADMIN_ID, LAST_FOR_VOLTA
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.names import ADMIN_USER, SYSTEM_ACCOUNTS

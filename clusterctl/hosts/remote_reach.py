@@ -2,7 +2,7 @@
 
     python3 -I -S - REQUEST <THE_PROGRAM
 
-REQUEST and the answer are one JSON object each; ``clusterctl.providers.onprem.reach`` says what is in them.
+REQUEST and the answer are one JSON object each; ``clusterctl.providers.onprem.members`` says what is in them.
 It changes nothing. Standard library only, Python 3.9.
 """
 

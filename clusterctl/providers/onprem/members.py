@@ -4,34 +4,34 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from ipaddress import IPv4Interface, IPv4Network
-from typing import Final
+from typing import Any, Final
 
 from clusterctl.errors import ClusterctlError, Failure, UnreachableError
 from clusterctl.hosts import checks
-from clusterctl.hosts.checks import DoctorReport, Finding
-from clusterctl.hosts.expected import CLAIM, expected, host_facts_request
-from clusterctl.hosts.probe import HostFacts
-from clusterctl.hosts.roles import role_files, role_packages
+from clusterctl.hosts.checks import DoctorReport, Finding, RunAsRoot
+from clusterctl.hosts.pairs import NFS_PORT, Peer, StartOnHost, examine_ports, needed_ports, not_looked_at
+from clusterctl.hosts.probe import START, HostFacts
+from clusterctl.hosts.roles import CLAIM, expected, host_facts_request, role_files, role_packages
 from clusterctl.providers.base import address_of
-from clusterctl.providers.onprem import reach
 from clusterctl.providers.onprem.access import NO_LOGIN, SshHost, ssh_host
 from clusterctl.providers.onprem.login import Login, check_sudo, connect
-from clusterctl.providers.onprem.reach import Wanted
 from clusterctl.spec.distributions import differing, distribution_of, refuse_slurm
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremSettings, OnpremShared
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import Connect, Conversation, Transport
-from clusterctl.util.process import on_each
+from clusterctl.transport.base import Connect, Conversation, Transport, remote_program
+from clusterctl.util.process import on_each, parallel_map
 from clusterctl.util.progress import NO_LIMIT, Limit
 
 _NO_PLACE: Final = "network"
+_REACH: Final = remote_program("clusterctl.hosts.remote_reach").encode()
 # What keeps machines from being one cluster, those that are in it already, too.
 UNFIT: Final = ("release-differs", "address", "slurm-release")
 _HERE: Final = "127.0.0.1"  # whatever other addresses this machine has, now or tomorrow
@@ -232,8 +232,8 @@ def examine(
         report = checks.examine(request, wanted, root, leader=leader, limit=limit)
         new = [name for name in wanted if name not in ours]
         shared = spec.provider.shared if isinstance(spec.provider, OnpremSettings) else OnpremShared()
-        asks = Wanted(spec, shared, asked, new, offline=login.workspace.bundle.exists())
-        unreached = reach.examine(asks, report.facts, root, start, limit)
+        asks = _Wanted(spec, shared, asked, new, offline=login.workspace.bundle.exists())
+        unreached = _examine_network(asks, report.facts, root, start, limit)
     unseen = [
         Finding(host, "error", failure.code, NO_LOGIN, failure.cause, failure.fix)
         for host, exc in lost.items()
@@ -241,6 +241,103 @@ def examine(
     ]
     together = cluster_findings(spec, asked, report)
     return replace(report, findings=(*unseen, *report.findings, *together, *unreached))
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The hosts that are to reach each other. ``new`` ones are no part of the cluster yet.
+
+    offline: packages come from a bundle.
+    """
+
+    spec: ClusterSpec
+    shared: OnpremShared
+    asked: Sequence[Host]
+    new: Collection[str]
+    offline: bool
+
+
+def _examine_network(
+    wanted: _Wanted,
+    facts: Mapping[str, HostFacts],
+    root: RunAsRoot,
+    start: StartOnHost,
+    limit: Limit = NO_LIMIT,
+) -> tuple[Finding, ...]:
+    """Have every host that answered try what new ones need: each other, repositories, an NFS server."""
+    hosts = {one.name: one for one in wanted.asked if one.name in facts}
+    new = [name for name in hosts if name in wanted.new]
+    if not new:
+        return ()
+    network = wanted.spec.provider.known_network
+
+    def ask(name: str) -> tuple[Finding, ...]:
+        request = _request(wanted, hosts[name], facts[name])
+        said = json.loads(root(name, ("sh", "-c", START, "sh", json.dumps(request)), _REACH))
+        return tuple(_findings(wanted, name, said))
+
+    def ask_all() -> Iterator[Finding]:
+        found, failed = on_each(new, ask, limit=limit)
+        yield from (one for some in found.values() for one in some)
+        yield from not_looked_at(failed)
+
+    places = {name: _address(one, facts[name], network) for name, one in hosts.items()}
+    there = {name: address for name, address in places.items() if address}
+    peers = {name: _peer(wanted, hosts[name], address, facts[name]) for name, address in there.items()}
+    members = {one.name: one.address for one in wanted.asked} | there
+    ask_ports = partial(examine_ports, peers, members, facts, start, limit)
+    parts: tuple[Callable[[], Iterator[Finding]], ...] = (ask_all, ask_ports)
+    found = (one for some in parallel_map(parts, lambda part: tuple(part())) for one in some)
+    return tuple(dict.fromkeys(found))
+
+
+def _address(host: Host, facts: HostFacts, network: IPv4Network | None) -> str:
+    """The address of a host on the cluster's network; "" if it can't be told yet, or there is no network."""
+    own = [one.ip for one in map(IPv4Interface, facts.addresses) if not one.ip.is_loopback]
+    return next((str(ip) for ip in own if (ip in network if network else str(ip) == host.address)), "")
+
+
+def _request(wanted: _Wanted, host: Host, facts: HostFacts) -> Mapping[str, object]:
+    packages = role_packages(wanted.spec, host.roles, distribution_of(facts.system.release))
+    return {
+        "nfs": wanted.shared.server,
+        "nfs_port": NFS_PORT,
+        "folders": [wanted.shared.path] if wanted.shared.kind == "existing" else [],
+        "repositories": not (wanted.offline or set(packages) <= facts.packages),
+    }
+
+
+def _peer(wanted: _Wanted, host: Host, address: str, facts: HostFacts) -> Peer:
+    """A host that the others try, unless its firewalld drops what `up` will let through."""
+    exports = wanted.shared.kind == "nfs" and wanted.shared.server is None
+    ports = needed_ports(wanted.spec, host, exports=exports and host.name == wanted.asked[0].name)
+    is_new, tried = host.name in wanted.new, facts.firewall.name != "firewalld"
+    return Peer(address, ports, opens=is_new, tried=tried)
+
+
+def _findings(wanted: _Wanted, name: str, said: Mapping[str, Any]) -> Iterator[Finding]:
+    for url, why in said["repositories"].items():
+        fix = (
+            f"`sudo curl -sSI {url}` there must answer: open the firewall, or write the proxy into the "
+            "package manager's configuration (sudo may drop one of the environment); or install from a file: "
+            "`clusterctl bundle create`, `clusterctl up --bundle`"
+        )
+        what = "a package repository is out of reach"
+        if not url:
+            what = "there is no package repository"
+            fix = (
+                "write the distribution's into /etc/apt/sources.list.d there, so that `sudo apt-get update` "
+                "reads one; or install from a file: `clusterctl bundle create`, `clusterctl up --bundle`"
+            )
+        yield Finding(name, "error", "repository", what, str(why), fix)
+    if said["nfs"]:
+        server = wanted.shared.server
+        why = f"{server}, port {NFS_PORT}: {said['nfs']}"
+        fix = f"`showmount -e {server}` there must list the export: start the server, or open its firewall"
+        yield Finding(name, "error", "nfs", "the NFS server is out of reach", why, fix)
+    for path in said["missing"]:
+        why, fix = f"there is no {path}, and shared.kind is existing", f"mount it there: `mount {path}`"
+        yield Finding(name, "error", "shared-folder", "the shared folder is missing", why, fix)
 
 
 def cluster_findings(spec: ClusterSpec, asked: Sequence[Host], report: DoctorReport) -> Iterator[Finding]:

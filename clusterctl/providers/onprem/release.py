@@ -16,7 +16,7 @@ from clusterctl.errors import (
     ProvisionError,
     UnreachableError,
 )
-from clusterctl.hosts.expected import CLAIM
+from clusterctl.hosts.roles import CLAIM
 from clusterctl.providers.base import (
     REPLACED,
     Leftover,

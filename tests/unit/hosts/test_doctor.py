@@ -18,8 +18,8 @@ import pytest
 from clusterctl.errors import HostKeyError, TransportError, UnreachableError
 from clusterctl.hosts import remote_probe as remote
 from clusterctl.hosts.checks import Finding, examine, failures
-from clusterctl.hosts.expected import CLAIM, Expected
 from clusterctl.hosts.probe import PROGRAM, HostFacts, ProbeRequest, parse_report
+from clusterctl.hosts.roles import CLAIM, Expected
 from tests.support.messages import refused
 
 KEYS = ("names", "ports", "paths", "units", "accounts", "uids", "files", "texts", "packages")

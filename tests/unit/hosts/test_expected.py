@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.hosts.expected import expected, host_facts_request
-from clusterctl.hosts.roles import probe_requests, role_files
+from clusterctl.hosts.roles import expected, host_facts_request, probe_requests, role_files
 from clusterctl.spec.load import parse_spec
 from clusterctl.state.inventory import CONTROLLER
 from clusterctl.state.workspace import Workspace
