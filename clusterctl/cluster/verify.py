@@ -30,7 +30,7 @@ from clusterctl.errors import (
 from clusterctl.hosts import checks
 from clusterctl.hosts.checks import DoctorReport, Finding
 from clusterctl.hosts.pairs import Peer, examine_ports, needed_ports, unconnected
-from clusterctl.hosts.pairs import Peer, examine_ports, needed_ports, unconnected
+from clusterctl.hosts.probe import HostReport
 from clusterctl.hosts.roles import expected, host_facts_request
 from clusterctl.providers.base import Provider, Size, pending_releases
 from clusterctl.scheduler.admin import scheduler_of

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,13 +23,15 @@ from clusterctl.hosts.roles import role_packages
 from clusterctl.providers.base import NO_PROMPTS
 from clusterctl.providers.onprem.access import AccessError, explain
 from clusterctl.providers.onprem.members import examine, members, notes
-from clusterctl.providers.onprem.provider import OnpremProvider, in_the_way
+from clusterctl.providers.onprem.provider import OnpremProvider, _Found, in_the_way
 from clusterctl.spec.distributions import distribution_of
+from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Conversation
 from clusterctl.util.progress import Clock, Limit
+from tests.support.inventories import inventory_of
 from tests.support.messages import refused as rejected
 from tests.support.played_time import PlayedTime
 from tests.support.scripted import ScriptedTransport, Step
@@ -287,6 +290,27 @@ def test_the_look_ends_when_its_time_is_over(tmp_path: Path) -> None:
     assert [(one.host, one.level, one.code) for one in report.findings] == [("desk", "error", "unreachable")]
     with rejected("hosts-unfit", ProvisionError):
         provider.plan(spec, workspace, keep={})
+
+
+def test_machines_that_were_seen_are_not_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, workspace, provider = desk(tmp_path)
+    assert isinstance(spec.provider, OnpremSettings)
+    seen = _Found(dump_spec(spec), workspace, inventory_of(), (), {}, spec.provider)
+    looks: list[Workspace] = []
+
+    def look(self: OnpremProvider, _: ClusterSpec, where: Workspace) -> _Found:
+        looks.append(where)
+        self._found = replace(seen, workspace=where)
+        return self._found
+
+    monkeypatch.setattr(OnpremProvider, "_look", look)
+    other = Workspace(tmp_path / "other")
+    other.create()
+    for where in (workspace, workspace, other):
+        assert provider.apply(spec, where, keep={}).inventory == seen.inventory
+    assert looks == [workspace, other]
 
 
 def test_kept_storage_of_other_accounts_is_found_with_all_else(tmp_path: Path) -> None:
