@@ -269,9 +269,7 @@ class SSHTransport:
         return result
 
     def stream(self, argv: Sequence[str]) -> Generator[bytes, None, None]:
-        line, script = wrapped(argv, reads=False)
-        with self._talk(argv, line, self.silence_s) as talk:
-            talk.send(script)
+        with self._conversation(argv, self.silence_s, reads=False) as talk:
             while chunk := talk.receive():
                 yield chunk
             talk.ended()
@@ -309,8 +307,8 @@ class SSHTransport:
             self._master = None
 
     @contextmanager
-    def _conversation(self, argv: Sequence[str], silence_s: float) -> Iterator[Talk]:
-        line, script = wrapped(argv)
+    def _conversation(self, argv: Sequence[str], silence_s: float, *, reads: bool = True) -> Iterator[Talk]:
+        line, script = wrapped(argv, reads=reads)
         with self._talk(argv, line, silence_s) as talk:
             talk.send(script)
             yield talk

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -230,41 +229,33 @@ def parallel_map(items: Sequence[T], function: Callable[[T], R], *, most: int = 
     The first exception is raised, no further call starts, and those that run are waited for: none may go on
     outside a lock that the caller holds. An interrupt waits for none, nor does the interpreter's exit.
     """
-    pending: queue.SimpleQueue[int] = queue.SimpleQueue()
-    done: queue.SimpleQueue[tuple[int, R | None, BaseException | None]] = queue.SimpleQueue()
-    stopped = threading.Event()
-    for number in range(len(items)):
-        pending.put(number)
+    results: list[R | None] = [None] * len(items)
+    failed: list[BaseException] = []
+    pending = iter(range(len(items)))
 
     def work() -> None:
-        while not stopped.is_set():
-            try:
-                number = pending.get_nowait()
-            except queue.Empty:
+        for number in pending:
+            if failed:
                 return
             try:
-                done.put((number, function(items[number]), None))
+                results[number] = function(items[number])
             except BaseException as exc:  # raised again in the caller
-                done.put((number, None, exc))
+                failed.append(exc)
 
     threads = [threading.Thread(target=work, daemon=True) for _ in range(min(most, len(items)))]
     for thread in threads:
         thread.start()
-    results: dict[int, R | None] = {}
-    failed: BaseException | None = None
     try:
-        while len(results) < len(items) and failed is None:
-            with suppress(queue.Empty):
-                number, results[number], failed = done.get(timeout=_INTERRUPTIBLE_S)
-    finally:
-        stopped.set()
-    if failed is not None:
-        try:
-            raise failed
-        finally:  # an interrupt keeps the error as its context
-            while any(thread.is_alive() for thread in threads):
-                time.sleep(_INTERRUPTIBLE_S)
-    return [results[number] for number in range(len(items))]  # type: ignore[misc]  # complete here
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(_INTERRUPTIBLE_S)
+    except BaseException as exc:
+        exc.__context__ = failed[0] if failed else None
+        failed.append(exc)
+        raise
+    if failed:
+        raise failed[0]
+    return results  # type: ignore[return-value]  # complete here
 
 
 def started(call: Callable[[], R]) -> Callable[..., R]:
