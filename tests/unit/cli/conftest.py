@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from clusterctl.scheduler import session
 from clusterctl.scheduler.session import Session, applied
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.state.facts import job_settings
 from clusterctl.state.submissions import Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport import ssh
+from clusterctl.util.progress import Clock
 from tests.support.here import LocalTransport
 from tests.support.inventories import host_of, inventory_of
 from tests.support.played.cluster import SPEC, PlayedCluster
@@ -44,3 +48,17 @@ def here(cluster: PlayedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     workspace.inventory.write_text(inventory.model_dump_json())
     monkeypatch.setattr(ssh, "SSHTransport", lambda *_, **__: LocalTransport())
     return Session(cluster.session().facts, SlurmClient(LocalTransport()), Ledger(workspace.jobs))
+
+
+@pytest.fixture
+def set_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[Clock], None]:
+    """`set_clock(Clock(sleep=...))`: the clock of the Slurm that verbs find."""
+
+    def set_clock(clock: Clock) -> None:
+        class Clocked(SlurmClient):
+            def __init__(self, *given: Any, **more: Any) -> None:
+                super().__init__(*given, clock=clock, **more)
+
+        monkeypatch.setattr(session, "SlurmClient", Clocked)
+
+    return set_clock

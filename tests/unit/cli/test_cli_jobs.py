@@ -12,7 +12,6 @@ from clusterctl.cli.jobs import shown_elapsed
 from clusterctl.cli.output import Screen, Terminated
 from clusterctl.errors import UsageError
 from clusterctl.jobs.watch import ChangeNotes, wait
-from clusterctl.scheduler import slurm
 from clusterctl.scheduler.base import JobInfo, JobState
 from clusterctl.scheduler.session import Session
 from clusterctl.util.progress import Clock
@@ -85,7 +84,7 @@ def test_a_job_whose_folder_is_gone(here, cluster, tmp_path, capsys) -> None:
 
 
 @pytest.mark.parametrize("ending", [KeyboardInterrupt(), Terminated(143)], ids=repr)
-def test_changes_are_lines_where_there_is_no_terminal(here, cluster, capsys, monkeypatch, ending) -> None:
+def test_changes_are_lines_where_there_is_no_terminal(here, cluster, capsys, set_clock, ending) -> None:
     """Until Ctrl-C, or the end of a terminal, which is no error."""
     first = ended(here, cluster, cluster.root, "true", "first")
     with cluster.state() as state:
@@ -97,7 +96,7 @@ def test_changes_are_lines_where_there_is_no_terminal(here, cluster, capsys, mon
             raise ending
         cluster.change(second, state="CANCELLED", end=2)
 
-    monkeypatch.setattr(slurm, "Clock", lambda: Clock(sleep=next_round))
+    set_clock(Clock(sleep=next_round))
     jobs.jobs(TEXT, watch=True)
     assert capsys.readouterr().out.splitlines() == [
         f"job {first} (first) COMPLETED on n1, exit 0",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,6 @@ import pytest
 from clusterctl.cli import collect as collecting
 from clusterctl.cli.collect import not_brought_home
 from clusterctl.cli.run import app
-from clusterctl.scheduler import slurm
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.models import PROVIDERS
 from clusterctl.state.ledger import RunRecord
@@ -74,7 +74,7 @@ def test_a_stopped_slurmctld_is_waited_for_once_and_not_for_long(
     here: Session,
     cluster: PlayedCluster,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    set_clock: Callable[[Clock], None],
     capsys: pytest.CaptureFixture[str],
     *,
     words: str,
@@ -84,7 +84,7 @@ def test_a_stopped_slurmctld_is_waited_for_once_and_not_for_long(
     with cluster.state() as state:
         state["away"] = 1000
     slept: list[float] = []
-    monkeypatch.setattr(slurm, "Clock", lambda: Clock(lambda: sum(slept), slept.append))
+    set_clock(Clock(lambda: sum(slept), slept.append))
     app(words.split(), prog_name="clusterctl", standalone_mode=False)
     assert sum(slept) == pytest.approx(seconds)
     said = capsys.readouterr().err
