@@ -101,6 +101,12 @@ def test_what_does_not_go_together_is_refused_in_one_line(
     assert shown.startswith(f"payload: error: {named}: ")
 
 
+def test_what_asks_for_nothing_or_goes_together_is_not_refused() -> None:
+    for line in ("--zero 0", "--optimizer adamw --no-nesterov --momentum 0", "--compress none --min-lr 0"):
+        check(train_config(*line.split()), several=False)
+    check(train_config(*"--compress topk --precision fp16 --loss-scale 128".split()))
+
+
 @dataclass(frozen=True)
 class Row:
     given: str
