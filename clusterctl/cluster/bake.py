@@ -90,11 +90,9 @@ def prepare_image(cluster: ClusterContext) -> Outcome[None]:
 def share_configuration(
     cluster: ClusterContext, plan: HostPlan, distribution: Distribution | None
 ) -> Mapping[str, str]:
-    """Configure once, as a phase, what the new hosts of each group have in common.
+    """Configure once, as a phase, what the new hosts of each group have in common. Return its key by group.
 
     distribution: of new hosts, if it is known before they exist.
-
-    Returns the key of what each group shares; without the groups of which each host is configured by itself.
     """
     if distribution is None or not has_classes(cluster):
         return {}

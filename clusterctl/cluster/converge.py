@@ -1,7 +1,6 @@
 """Configure hosts that are not configured yet, repair what drifted, and report each repair.
 
-What configuring leaves on each host is recorded in the workspace with a digest of all that went in. As
-long as both are the same, Ansible need not run.
+Ansible runs only if a host, or the digest of all that goes in, is not as the last configuring recorded it.
 """
 
 from __future__ import annotations
@@ -297,8 +296,7 @@ def _installed(
 ) -> Mapping[str, HostReport]:
     """Return the reports with what only slurmd can tell of a node; install slurmd first if it is missing.
 
-    Nodes whose size the inventory has, as local nodes, need no slurmd for that. A driver that does not show
-    all cards is installed, too: Slurm is told of the cards that it shows, and such nodes get CuPy.
+    A driver that does not show all cards is installed, too, because Slurm is told of the cards that it shows.
     Whatever else the ``concerned`` hosts and the controller lack is installed in the same run.
     """
     spec, workspace = cluster.spec, cluster.workspace

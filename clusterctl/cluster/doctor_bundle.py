@@ -1,7 +1,4 @@
-"""`doctor --bundle`: one archive of facts, logs and versions for whoever helps, without secrets.
-
-It is made also where hosts do not answer, or the cluster never came up: what could not be had is named in it.
-"""
+"""`doctor --bundle`: one archive of facts, logs and versions for a helper, without secrets."""
 
 from __future__ import annotations
 

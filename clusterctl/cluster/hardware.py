@@ -132,10 +132,11 @@ def node_config(
     *,
     concerned: Collection[str],
 ) -> NodeConfig:
-    """How the nodes are to be configured, beside what was recorded of them; all but ``concerned`` nodes wait.
+    """Return how the nodes are to be configured.
 
-    ``nodes_at_work`` says which nodes must wait for jobs, and why; it is asked of those where Slurm would end
-    them.
+    recorded: the hardware that they were configured for.
+    nodes_at_work: called with the nodes whose jobs Slurm would end. Returns those that wait, and why.
+    concerned: the nodes that are configured. Other nodes stay as recorded.
     """
     reports = without_jitter(reports, recorded)
     now = hardware(spec, inventory, reports)
@@ -307,10 +308,9 @@ def reject_missing_gpus(
 
 
 def nodes_with_jobs(scheduler: Jobs, hosts: Collection[str], *, drain: bool) -> dict[str, str]:
-    """Those of the hosts on which jobs are at work that a change would end, or may be, in words.
+    """Return the hosts on which jobs are at work that a change would end, or may be, with the reason to wait.
 
-    ``drain``: on the others no job begins until `up` resumes them, which it does to verify them. What nobody
-    could use anyway keeps the reason that it has.
+    drain: drain the other hosts, until `up` resumes them to verify them.
     """
     if not isinstance(scheduler, Nodes):
         return {}

@@ -1,7 +1,7 @@
 """What a change of the cluster does to jobs, and how the hosts that leave are cleared of them.
 
-Slurm ends the jobs of a node whose number of CPUs changes, in either direction. So a node at work keeps the
-size that it has where the spec leaves that to us; where the spec itself says another, the change is refused.
+Slurm ends the jobs of a node whose number of CPUs changes. So a node at work keeps its size if the spec sets
+none; if the spec itself changes the size, the change is rejected.
 """
 
 from __future__ import annotations

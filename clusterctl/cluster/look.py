@@ -180,8 +180,7 @@ def all_answer(workspace: Workspace) -> bool:
 def note_removal(workspace: Workspace, lost: OnlyCopies) -> None:
     """Note that the cluster is being removed, and what is lost with it, before anything is removed.
 
-    After this, for some time, a `down` passes over hosts that don't answer any more, if all hosts were looked
-    at. A second `down` has not looked again. A full disk takes no note.
+    If all hosts were looked at, the next `down` passes for some time over hosts that don't answer any more.
     """
     looked_at = None if lost.unknown else _looked_at(workspace) or time.time()
     with suppress(MachineError):

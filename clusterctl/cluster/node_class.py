@@ -1,9 +1,7 @@
-"""What the hosts of a group have in common is configured once; what each has for itself is data.
+"""The class of a group of hosts: what they have in common, configured once; and each host's own files.
 
-Which compute nodes are equal, the spec decides; controllers are if their clusters have one name and the same
-accounts. The class is keyed by a hash of all that goes in; files of each host have what differs: addresses,
-sizes, secrets. A host that was made so is looked at like any other: where it does not show what it was given,
-Ansible configures it.
+A class is keyed by a hash of all that goes in. Addresses, sizes and secrets are in files of each host. A host
+that does not show what it was given is configured by Ansible.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Nodes taken out of service, and put back, one by one; and which machines belong to a cluster.
-
-The latter are those of ``limited``, ``replacing`` and ``forget``.
-"""
+"""Nodes taken out of service and put back, and the machines that join or leave a cluster."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""What `up` would do, found out by looking alone: to the hosts, to their configuration, and to jobs.
+"""What `up` would do to the hosts, to their configuration, and to jobs.
 
-The spec is compared with the cluster as it was raised, and with its live hosts. Nothing is written: a
-provider gets a copy of the workspace to plan in.
+Nothing is written to find that out: a provider gets a copy of the workspace to plan in.
 """
 
 from __future__ import annotations
@@ -225,10 +224,7 @@ def _refusals(cluster: ClusterContext) -> Iterator[str]:
 
 
 def _with_tasks(cluster: ClusterContext, plan: Plan, before: Inventory, copy: Workspace) -> Plan:
-    """The plan, with what configuring would change on hosts of somebody's own that are part of it already.
-
-    On those that are new, everything is: what is there is noted first, and given back by `down`.
-    """
+    """Add to the plan what configuring would change on machines of the user's own that are members."""
     spec, workspace = cluster.spec, cluster.workspace
     if away := [host.name for host in before.hosts if host.name not in plan.staying]:
         return replace(plan, notes=(*plan.notes, f"no look ahead, task by task, without {', '.join(away)}"))

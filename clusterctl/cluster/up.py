@@ -1,6 +1,5 @@
 """The story of `up`: plan → image → provision → probe → converge → verify.
 
-A phase is a function of the context and of typed values. Its name in the journal is given to ``run``.
 Killed anywhere and run again, `up` converges: every phase looks at the world and makes only what is missing.
 """
 

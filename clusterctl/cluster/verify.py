@@ -1,8 +1,7 @@
-"""The verification of a cluster: exact node states, then an MPI job across idle nodes, its answer checked.
+"""The verification of a cluster: the states of its nodes, then an MPI job across the idle nodes.
 
-The job runs in a hidden partition of its own, so it never waits behind users' jobs. Nodes that are busy with
-users' jobs are taken at their slurmd's word and named as not probed; so are those that a person drained.
-Where the job fails, the hosts at fault are found, and why.
+The job runs in a hidden partition of its own, so it never waits behind users' jobs. Nodes that are busy or
+were drained by a person do not take part, and are named.
 """
 
 from __future__ import annotations

@@ -169,10 +169,7 @@ class Workspace:
         return self._id.read_text().strip() if self._id.exists() else None
 
     def cluster_id(self) -> str:
-        """Six hex digits that name this cluster, drawn once, before anything is made.
-
-        The first is a letter, so that Google's filters do not take them for a number.
-        """
+        """Six hex digits that name this cluster, drawn once. The first is a letter, for Google's filters."""
         if not self._id.exists():
             write_atomic(self._id, secrets.choice("abcdef") + secrets.token_hex(3)[1:] + "\n")
         return self._id.read_text().strip()
@@ -187,10 +184,9 @@ class Workspace:
 
     @contextmanager
     def begun(self) -> Iterator[None]:
-        """Make the folder; where the body fails before it has written the spec, which it does before it makes
-        anything, one that was not there before is removed again.
+        """Make the folder. If the body fails before it has written the spec, remove a new folder again.
 
-        Not where host keys were confirmed: nobody is asked for that twice.
+        A folder with host keys that somebody has confirmed stays.
         """
         was_there = self.root.exists()
         try:
