@@ -11,7 +11,6 @@ from clusterctl.cli.options import OutFolder, argument, clusters, flag, job_ids,
 from clusterctl.cli.output import Screen
 from clusterctl.cli.phases import AcceptHostKey, AskBecomePass, NoWait, Phases, Yes, phase_dicts, prompts_for
 from clusterctl.cluster import down as cluster_down
-from clusterctl.cluster import remains
 from clusterctl.cluster.look import is_of_own_machines
 from clusterctl.cluster.nodes import names_of
 from clusterctl.cluster.phases import PhaseRunner
@@ -135,14 +134,14 @@ def storage_remove(
     prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
     with screen.working("looking"):
         prompts = replace(prompts, reporter=phases)
-        storage = remains.find_storage(_chosen(screen, name), prompts, named=yes)
+        storage = cluster_down.find_storage(_chosen(screen, name), prompts, named=yes)
     known = storage.name
     screen.note(*(f"kept storage of {known!r}: {one}" for one in storage.kept))
-    remains.reject_storage(storage, discard=discard)
+    cluster_down.reject_storage(storage, discard=discard)
     if storage.kept:
         screen.confirm("remove it, with all that is on it?", yes=yes)
     with phases.shown():
-        remains.remove_storage(PhaseRunner(workspace=Workspace.of(known), reporter=phases), storage)
+        cluster_down.remove_storage(PhaseRunner(workspace=Workspace.of(known), reporter=phases), storage)
     screen.note(*(f"discarded: {one.dated}" for one in storage.kept))
     removed = f"the kept storage of cluster {known!r} is removed"
     answer = {"cluster": known, "storage": [one.as_dict() for one in storage.kept]}
@@ -181,12 +180,12 @@ def orphans_remove(
     lines = list(_orphan_lines(found))
     if found.clusters:
         screen.note(*lines)
-        remains.reject_orphans(found, discard=discard)
+        cluster_down.reject_orphans(found, discard=discard)
         which = ", ".join(found.clusters)
         screen.confirm(f"remove all of this ({which})? It may be somebody else's", yes=yes)
         with phases.shown():
             runner = PhaseRunner(workspace=Workspace.of(found.name), reporter=phases)
-            kept = remains.remove_orphans(runner, found)
+            kept = cluster_down.remove_orphans(runner, found)
         down_line = f"cluster {found.name!r} ({which}) is down; cleanup verified"
         lines = [down_line, *_kept_lines(found.name, kept)]
     screen.result(_orphans_dict(found), *lines)
@@ -194,23 +193,23 @@ def orphans_remove(
 
 def _orphans(
     screen: Screen, phases: Phases, name: str | None, project: str | None, *, ask_password: bool
-) -> remains.Orphans:
+) -> cluster_down.Orphans:
     prompts = replace(prompts_for(screen, ask_password=ask_password), reporter=phases)
     with screen.working("looking"):
-        found = remains.find_orphans(_chosen(screen, name), prompts, project=project)
+        found = cluster_down.find_orphans(_chosen(screen, name), prompts, project=project)
     for one in pending_releases(Workspace.of(found.name)):  # of a cluster that has a workspace
         screen.note(f"note: {one}", f"  {one.fix}")
     return found
 
 
-def _orphans_dict(found: remains.Orphans) -> dict[str, object]:
+def _orphans_dict(found: cluster_down.Orphans) -> dict[str, object]:
     orphans = [
         {"cluster_id": key, "left": [asdict(one) for one in left]} for key, left in found.clusters.items()
     ]
     return {"cluster": found.name, "provider": found.settings.type, "orphans": orphans}
 
 
-def _orphan_lines(found: remains.Orphans) -> Iterator[str]:
+def _orphan_lines(found: cluster_down.Orphans) -> Iterator[str]:
     if not found.clusters:
         here = " on this machine; -f or --project says where else to look"
         yield f"cluster {found.name!r} has no orphans{here if found.settings.shares_kernel else ''}"

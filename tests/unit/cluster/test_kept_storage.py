@@ -14,7 +14,7 @@ import pytest
 from clusterctl.cli import down as cli_down
 from clusterctl.cli import listing
 from clusterctl.cli.output import Screen
-from clusterctl.cluster import down, remains
+from clusterctl.cluster import down
 from clusterctl.cluster.down import DownOptions
 from clusterctl.cluster.look import DISCARDED
 from clusterctl.cluster.phases import PhaseRunner, workspace_copy
@@ -150,8 +150,7 @@ class Stub:
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch) -> Stub:
     stub = Stub([DISK])
-    for module in (down, remains):
-        monkeypatch.setattr(module, "provider_of", lambda *_: stub)
+    monkeypatch.setattr(down, "provider_of", lambda *_: stub)
     return stub
 
 
@@ -194,7 +193,7 @@ def test_where_copies_are_is_known_as_long_as_the_storage_is_kept(home: Path, st
     there = {"kept": [sent, run], "kept before": [sent], "nothing was up": [sent]}.get(how, [])
     assert list(read_copies(runner.workspace)) == there
     if there:
-        remains.remove_storage(runner, remains.find_storage(ChosenCluster(name="d")))
+        down.remove_storage(runner, down.find_storage(ChosenCluster(name="d")))
     assert {path.name for path in home.iterdir()} <= {DISCARDED, ".d.lock"}
 
 
@@ -260,9 +259,9 @@ def test_removing_storage_needs_discard_and_a_yes(
 
 def test_homes_on_machines_of_the_users_own_are_to_be_copied(stub: Stub) -> None:
     left = Record(provider=OnpremSettings.model_validate(OWN), kept=())
-    storage = remains.Storage("d", stub, left, (DISK,))  # type: ignore[arg-type]
+    storage = down.Storage("d", stub, left, (DISK,))  # type: ignore[arg-type]
     with refused("only-copy", OnlyCopyError) as caught:
-        remains.reject_storage(storage, discard=False)
+        down.reject_storage(storage, discard=False)
     assert "collect" not in caught.value.fix
 
 
@@ -296,9 +295,9 @@ def test_a_cluster_that_is_up_keeps_the_record_of_copies(
     workspace.inventory.touch()
     sent = Copies("d-ctl", "/shared/home/ada/set.csv", "/data/set.csv", sent=True)
     note(workspace, [sent])
-    storage = remains.find_storage(ChosenCluster())
+    storage = down.find_storage(ChosenCluster())
     assert (storage.name, storage.record.users) == ("d", ("ada",))
-    remains.remove_storage(PhaseRunner(workspace=workspace), storage)
+    down.remove_storage(PhaseRunner(workspace=workspace), storage)
     assert list(read_copies(workspace)) == [sent]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.cli import down as cli_down
 from clusterctl.cli.output import Screen
-from clusterctl.cluster import remains
+from clusterctl.cluster import down
 from clusterctl.errors import OnlyCopyError, UsageError
 from clusterctl.providers.base import Leftover, Prompts
 from clusterctl.providers.storage import KeptStorage, all_recorded
@@ -62,7 +62,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[ProviderSe
         return stub
 
     monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(remains, "provider_of", provider_of)
+    monkeypatch.setattr(down, "provider_of", provider_of)
     known = tmp_path / "home" / "d"
     known.mkdir(parents=True)
     (known / "id").write_text("ffffff\n")
