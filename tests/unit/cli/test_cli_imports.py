@@ -46,13 +46,14 @@ def test_nothing_slow_is_imported_without_need(module: str, needs: set[str]) -> 
 @pytest.mark.parametrize(
     ("verbs", "most"),
     [
-        ("up", 105),
+        ("up", 102),
+        ("down", 75),
         ("submit", 55),
         ("replay", 90),
         ("collect", 50),
         ("job", 40),
         ("files", 45),
-        ("jobs", 37),
+        ("jobs", 35),
         ("run", 10),
     ],
 )
