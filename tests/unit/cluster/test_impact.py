@@ -209,6 +209,12 @@ def test_a_node_at_work_keeps_what_the_spec_leaves_to_us() -> None:
     assert note.startswith(f"{ONE} keeps 1 CPU and 3.9GiB")
 
 
+def test_a_node_whose_jobs_end_gets_its_new_size() -> None:
+    asked = sinfo(ONE, TWO), squeue((7, "train", f"{ONE},{TWO}"))
+    found = look_ahead(spec(train(1)), before(ONE, TWO), {ONE: Size(2, 8000)}, *asked)
+    assert ([one.job.id for one in found.affected], found.keep) == (["7"], {})
+
+
 def test_a_node_that_leaves_with_a_job_on_it_is_refused_and_used_on() -> None:
     asked = sinfo(ONE, TWO), DRAIN, squeue((7, "train", TWO), (8, "train", ONE)), RESUME
     with rejected("jobs-would-end", UsageError) as caught:
