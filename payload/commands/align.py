@@ -60,7 +60,7 @@ def averages(spans: Iterable[tuple[float, float]], nodes: Mapping[str, Sequence[
     Returns:
         Means by node; over all nodes the mean use of cores and GPUs, and the power of all GPUs together.
     """
-    sums: dict[str, dict[str, float]] = {host: defaultdict(float) for host in nodes}
+    totals: dict[str, dict[str, float]] = {host: defaultdict(float) for host in nodes}
     seconds: dict[str, dict[str, float]] = {host: defaultdict(float) for host in nodes}
     for (start, end), (host, samples) in product(spans, nodes.items()):
         first = bisect_right(samples, start, key=lambda sample: sample.end)
@@ -69,11 +69,11 @@ def averages(spans: Iterable[tuple[float, float]], nodes: Mapping[str, Sequence[
                 break
             overlap = min(end, sample.end) - max(start, sample.start)
             for name, figure in sample.figures.items():
-                sums[host][name] += figure * overlap
+                totals[host][name] += figure * overlap
                 seconds[host][name] += overlap
     hosts = {
         host: {name: round(integral / seconds[host][name], 3) for name, integral in found.items()}
-        for host, found in sums.items()
+        for host, found in totals.items()
     }
     known = {
         name: [means[name] for means in hosts.values() if name in means]
