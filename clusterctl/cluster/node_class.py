@@ -21,7 +21,7 @@ from ruamel.yaml.comments import TaggedScalar
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.configure import inventory_file
 from clusterctl.hosts.probe import Checksums, ProbeRequest
-from clusterctl.hosts.roles import probe_requests, system_accounts
+from clusterctl.hosts.roles import can_share, probe_requests, system_accounts
 from clusterctl.providers.node_class import NodeFile, NodeFiles
 from clusterctl.scheduler.slurm_conf import takes_nodes_by_reconfigure
 from clusterctl.spec.models import ClusterSpec
@@ -32,11 +32,8 @@ from clusterctl.util.assets import ansible_hash, asset, digest, table
 
 
 def has_classes(cluster: ClusterContext) -> bool:
-    """Return whether new hosts of the cluster can share what is configured.
-
-    Without Slurm they can't: each host has the keys of all others.
-    """
-    return cluster.provider.known_shared is not None and cluster.spec.has_slurm
+    """Return whether new hosts of the cluster can share what is configured."""
+    return cluster.provider.known_shared is not None and can_share(cluster.spec)
 
 
 def class_inputs(variables: Mapping[str, Any]) -> str:

@@ -79,6 +79,11 @@ def role_ports(spec: ClusterSpec, roles: Sequence[str]) -> Mapping[int, str]:
     return {port: daemon for one in touches for port, daemon in one.get("ports", {}).items()}
 
 
+def can_share(spec: ClusterSpec) -> bool:
+    """Whether hosts can have their configuration in common: without Slurm each has the keys of all others."""
+    return spec.has_slurm
+
+
 def cluster_roles(spec: ClusterSpec, inventory: Inventory) -> frozenset[str]:
     of_cluster = _of_inventory(spec, inventory)
     kinds = {(host.roles, bool(host.local_ssds)): host for host in inventory.hosts}.values()
