@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.hardware import NOT_LINKED, reject_missing_gpus
@@ -32,7 +32,7 @@ from clusterctl.hosts.pairs import Peer, examine_ports, needed_ports, unconnecte
 from clusterctl.hosts.probe import HostReport
 from clusterctl.hosts.roles import expected, host_facts_request
 from clusterctl.providers.base import Provider, Size, pending_releases
-from clusterctl.scheduler.admin import scheduler_of
+from clusterctl.scheduler.admin import AdminClient, scheduler_of
 from clusterctl.scheduler.base import Jobs, Nodes
 from clusterctl.scheduler.slurm_parse import fold_nodes
 from clusterctl.scheduler.standing import (
@@ -50,9 +50,6 @@ from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect
 from clusterctl.transport.ssh import Connections
 from clusterctl.util.process import Result, parallel_map
-
-if TYPE_CHECKING:
-    from clusterctl.scheduler.mpirun import MpirunClient
 
 READY_TIMEOUT_S = 120.0  # slurmctld takes a minute to ask a node again that was out of reach
 HEALTH_S = 60
@@ -190,7 +187,7 @@ def is_right(result: Result, hosts: tuple[str, ...]) -> bool:
 
 
 def verification_error(
-    result: Result, hosts: tuple[str, ...], inventory: Inventory, to: Connect, scheduler: Nodes | MpirunClient
+    result: Result, hosts: tuple[str, ...], inventory: Inventory, to: Connect, scheduler: AdminClient
 ) -> VerifyError:
     """The hosts at fault and why; smaller jobs tell if the job itself does not."""
     said = _words(result)
@@ -220,7 +217,7 @@ def _failures_by_job(result: Result) -> tuple[Failure, ...]:
 
 
 def _failures_of_parts(
-    hosts: tuple[str, ...], inventory: Inventory, to: Connect, scheduler: Nodes | MpirunClient
+    hosts: tuple[str, ...], inventory: Inventory, to: Connect, scheduler: AdminClient
 ) -> tuple[Failure, ...]:
     """The hosts that TCP does not join; else those on which even a job of their own fails."""
     addresses = {host.name: host.address for host in inventory.hosts if host.name in hosts}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from clusterctl.errors import CommandError, SlurmError
 from clusterctl.scheduler.base import Nodes
@@ -20,6 +20,9 @@ from clusterctl.util.process import Result
 
 if TYPE_CHECKING:
     from clusterctl.scheduler.mpirun import MpirunClient
+
+# What runs the proof: as the admin user with Slurm, as the job user without.
+AdminClient: TypeAlias = "Nodes | MpirunClient"
 
 _START_TIMEOUT_S = 30
 _VERIFICATION_S = 20
@@ -113,9 +116,7 @@ class SlurmNodes(SlurmClient, Nodes):
         self.transport.run(["scontrol", "update", f"jobid={job_id}", f"admincomment={text}"])
 
 
-def scheduler_of(
-    inventory: Inventory, to: Connect, *, patience_s: float = PATIENCE_S
-) -> Nodes | MpirunClient:
+def scheduler_of(inventory: Inventory, to: Connect, *, patience_s: float = PATIENCE_S) -> AdminClient:
     """The cluster's scheduler as the admin user, who may do more than a job user."""
     controller = to(inventory.controller.name)
     if inventory.has_slurm or inventory.job_user is None:
