@@ -176,6 +176,7 @@ class HostFacts(_Answer):
     accounts: Mapping[str, int]
     groups: Mapping[str, int] = {}
     firewall: Firewall = Firewall()
+    mtus: Mapping[str, int] = {}  # address with its prefix length -> of its interface
     cgroups: bool = True  # root can make control groups there
     cgroup_plugin: bool | None = None  # its Slurm has the plugin for them; None: there is no Slurm
     databases: tuple[str, ...] = ()  # of MariaDB or MySQL, but for its own

@@ -80,11 +80,15 @@ def system() -> Dict[str, Any]:
     }
 
 
-def addresses() -> List[str]:
-    """The IPv4 addresses of all interfaces with their prefix lengths, as `ip` shows them."""
+def links() -> Dict[str, int]:
+    """The IPv4 addresses of all interfaces with their prefix lengths -> the MTU of the interface."""
     said = run(["ip", "-json", "-4", "address", "show"])
-    shown = [one for link in (json.loads(said) if said else []) for one in link.get("addr_info", [])]
-    return [f"{one['local']}/{one['prefixlen']}" for one in shown if one.get("local")]
+    return {
+        f"{address['local']}/{address['prefixlen']}": link.get("mtu", 0)
+        for link in (json.loads(said) if said else [])
+        for address in link.get("addr_info", [])
+        if address.get("local")
+    }
 
 
 def resolved(name: str) -> List[str]:
@@ -415,11 +419,13 @@ def checksums(asked: Dict[str, Any]) -> Dict[str, str]:
 def host_facts(asked: Dict[str, Any]) -> Dict[str, Any]:
     """What decides whether the host can be part of a cluster."""
     units = {name: [] for name in asked["units"]}  # type: Dict[str, List[str]]
+    mtus = links()
     return {
         "time": time.time(),
         "uid": os.geteuid(),
         "system": system(),
-        "addresses": addresses(),
+        "addresses": list(mtus),
+        "mtus": mtus,
         "resolved": {name: resolved(name) for name in asked["names"]},
         "space": space(asked["paths"]),
         "listeners": listeners(set(asked["ports"])),

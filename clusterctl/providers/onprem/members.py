@@ -288,7 +288,23 @@ def _examine_network(
     ask_ports = partial(examine_ports, peers, members, facts, start, limit)
     parts: tuple[Callable[[], Iterator[Finding]], ...] = (ask_all, ask_ports)
     found = (one for some in parallel_map(parts, lambda part: tuple(part())) for one in some)
-    return tuple(dict.fromkeys(found))
+    return (*_mtus(wanted, facts, places), *dict.fromkeys(found))
+
+
+def _mtus(wanted: _Wanted, facts: Mapping[str, HostFacts], places: Mapping[str, str]) -> Iterator[Finding]:
+    """Warn of new hosts whose MTU differs from the controller's: large messages between them may be lost."""
+    mtus = {
+        name: mtu
+        for name, address in places.items()
+        for interface, mtu in facts[name].mtus.items()
+        if interface.startswith(f"{address}/")
+    }
+    controller = mtus.get(wanted.asked[0].name)
+    for name in wanted.new:
+        if controller and mtus.get(name, controller) not in {0, controller}:
+            why = f"the interface of {places[name]} has {mtus[name]}, the controller's {controller}"
+            fix = f"`ip link set dev DEVICE mtu {controller}` there, and the same in its configuration"
+            yield Finding(name, "warning", "mtu", "the hosts have different MTUs", why, fix)
 
 
 def _address(host: Host, facts: HostFacts, network: IPv4Network | None) -> str:

@@ -106,6 +106,7 @@ def _well(name: str) -> dict[str, Any]:
         **WELL,
         "system": WELL["system"] | {"hostname": name, "machine_id": name},
         "addresses": ["127.0.0.1/8", f"10.0.0.{number}/24"],
+        "mtus": {"127.0.0.1/8": 65536, f"10.0.0.{number}/24": 9000},
         "resolved": {f"n{one}": [f"10.0.0.{one}"] for one in range(1, 6)},
         "space": [room(1 << 20, "/", "/usr", "/var", "/opt", "/tmp")],
         "listeners": {},
@@ -154,7 +155,7 @@ def plant(machines: Machines) -> Iterator[tuple[str, str, str, str]]:
 
 
 def plant_on_the_network(machines: Machines) -> Iterator[tuple[str, str, str, str]]:
-    two = machines.facts["n2"]
+    two, three = machines.facts["n2"], machines.facts["n3"]
     two["firewall"] = {"name": "ufw"}
     machines.unreached["n1"] = {"n2": {"6818": "no answer within 2 s"}}
     yield "n2", "firewall", "n1 can't reach 10.0.0.2, port 6818: no answer", "sudo ufw allow from"
@@ -162,6 +163,8 @@ def plant_on_the_network(machines: Machines) -> Iterator[tuple[str, str, str, st
     yield "n2", "machine-id", "n1 has the same", "systemd-machine-id-setup"
     machines.unreached["n3"] = {"n1": DROPPED}
     yield "n1", "network", "10.0.0.1, port 6817, 6819: no answer", "traceroute -T -p 6817 10.0.0.1"
+    three["mtus"] = {"10.0.0.3/24": 1500}
+    yield "n3", "mtu", "10.0.0.3 has 1500", "mtu 9000"
     repository = "https://mirrors.rockylinux.org/mirrorlist?arch=x86_64"
     machines.reach["n1"]["repositories"] = {repository: "mirrors.rockylinux.org:443: no answer within 3 s"}
     yield "n1", "repository", "mirrors.rockylinux.org:443", "curl -sSI"
