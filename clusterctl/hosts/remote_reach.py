@@ -22,6 +22,8 @@ from clusterctl.hosts.remote_run import run
 CONNECT_S = 3.0
 REPOSITORY_S = 15.0
 CONCURRENT = 64
+PING = ("ping", "-n", "-q", "-c", "2", "-i", "0.2", "-W", "2")
+IP_AND_ICMP = 28  # bytes of headers before what ping sends
 APT_HELPER = (
     *("/usr/lib/apt/apt-helper", "-oAcquire::Retries=0"),
     *(f"-oAcquire::{scheme}::Timeout={CONNECT_S:g}" for scheme in ("http", "https", "ftp")),
@@ -131,12 +133,21 @@ def refused(host: str, port: int) -> str:
         return exc.strerror or str(exc)
 
 
+def loses_large_packets(address: str, mtu: int) -> bool:
+    """Whether small packets get to an address and back, and packets of the MTU's size do not."""
+    if run([*PING, address]) is None:  # it answers no ping at all
+        return False
+    return run([*PING, "-M", "do", "-s", str(mtu - IP_AND_ICMP), address]) is None
+
+
 def main() -> None:
     asked = json.loads(sys.argv[1])
     with ThreadPoolExecutor(CONCURRENT) as pool:
+        loses = pool.submit(loses_large_packets, asked["ping"], asked["mtu"]) if asked["mtu"] else None
         server = pool.submit(refused, asked["nfs"], asked["nfs_port"]) if asked["nfs"] else None
         found = unreached_repositories() if asked["repositories"] else {}
         answer = {
+            "loses_large_packets": loses.result() if loses else False,
             "nfs": server.result() if server else "",
             "repositories": found,
             "missing": [path for path in asked["folders"] if not Path(path).is_dir()],

@@ -269,10 +269,14 @@ def _examine_network(
     new = [name for name in hosts if name in wanted.new]
     if not new:
         return ()
-    network = wanted.spec.provider.known_network
+    network, controller = wanted.spec.provider.known_network, wanted.asked[0].name
+    places = {name: _address(one, facts[name], network) for name, one in hosts.items()}
+    there = {name: address for name, address in places.items() if address}
+    mtus = {name: _mtu_of(facts[name], address) for name, address in there.items()}
 
     def ask(name: str) -> tuple[Finding, ...]:
-        request = _request(wanted, hosts[name], facts[name])
+        ping = {"ping": there.get(controller), "mtu": mtus.get(name, 0) if name != controller in there else 0}
+        request = _request(wanted, hosts[name], facts[name]) | ping
         said = json.loads(root(name, ("sh", "-c", START, "sh", json.dumps(request)), _REACH))
         return tuple(_findings(wanted, name, said))
 
@@ -281,28 +285,25 @@ def _examine_network(
         yield from (one for some in found.values() for one in some)
         yield from not_looked_at(failed)
 
-    places = {name: _address(one, facts[name], network) for name, one in hosts.items()}
-    there = {name: address for name, address in places.items() if address}
     peers = {name: _peer(wanted, hosts[name], address, facts[name]) for name, address in there.items()}
     members = {one.name: one.address for one in wanted.asked} | there
     ask_ports = partial(examine_ports, peers, members, facts, start, limit)
     parts: tuple[Callable[[], Iterator[Finding]], ...] = (ask_all, ask_ports)
     found = (one for some in parallel_map(parts, lambda part: tuple(part())) for one in some)
-    return (*_mtus(wanted, facts, places), *dict.fromkeys(found))
+    return (*_different_mtus(wanted, mtus), *dict.fromkeys(found))
 
 
-def _mtus(wanted: _Wanted, facts: Mapping[str, HostFacts], places: Mapping[str, str]) -> Iterator[Finding]:
+def _mtu_of(facts: HostFacts, address: str) -> int:
+    """The MTU of the interface that has an address; 0 if it is not known."""
+    return next((mtu for known, mtu in facts.mtus.items() if known.startswith(f"{address}/")), 0)
+
+
+def _different_mtus(wanted: _Wanted, mtus: Mapping[str, int]) -> Iterator[Finding]:
     """Warn of new hosts whose MTU differs from the controller's: large messages between them may be lost."""
-    mtus = {
-        name: mtu
-        for name, address in places.items()
-        for interface, mtu in facts[name].mtus.items()
-        if interface.startswith(f"{address}/")
-    }
     controller = mtus.get(wanted.asked[0].name)
     for name in wanted.new:
         if controller and mtus.get(name, controller) not in {0, controller}:
-            why = f"the interface of {places[name]} has {mtus[name]}, the controller's {controller}"
+            why = f"its interface on the cluster's network has {mtus[name]}, the controller's {controller}"
             fix = f"`ip link set dev DEVICE mtu {controller}` there, and the same in its configuration"
             yield Finding(name, "warning", "mtu", "the hosts have different MTUs", why, fix)
 
@@ -313,7 +314,7 @@ def _address(host: Host, facts: HostFacts, network: IPv4Network | None) -> str:
     return next((str(ip) for ip in own if (ip in network if network else str(ip) == host.address)), "")
 
 
-def _request(wanted: _Wanted, host: Host, facts: HostFacts) -> Mapping[str, object]:
+def _request(wanted: _Wanted, host: Host, facts: HostFacts) -> dict[str, object]:
     packages = role_packages(wanted.spec, host.roles, distribution_of(facts.system.release))
     return {
         "nfs": wanted.shared.server,
@@ -332,6 +333,10 @@ def _peer(wanted: _Wanted, host: Host, address: str, facts: HostFacts) -> Peer:
 
 
 def _findings(wanted: _Wanted, name: str, said: Mapping[str, Any]) -> Iterator[Finding]:
+    if said["loses_large_packets"]:
+        why = f"packets of its MTU's size do not get to {wanted.asked[0].name} and back, smaller packets do"
+        fix = "`ip link set dev DEVICE mtu 1500` there, or let the switches pass what its interface sends"
+        yield Finding(name, "error", "mtu", "large packets are lost", why, fix)
     for url, why in said["repositories"].items():
         fix = (
             f"`sudo curl -sSI {url}` there must answer: open the firewall, or write the proxy into the "

@@ -25,13 +25,26 @@ def test_a_service_must_be_there() -> None:
 
 
 def test_the_program_runs_as_it_is_sent() -> None:
-    request = {"nfs": "127.0.0.1", "nfs_port": 1, "folders": ["/nowhere"], "repositories": False}
+    request = {"nfs": "127.0.0.1", "nfs_port": 1, "folders": ["/nowhere"], "repositories": False, "mtu": 0}
     argv = [sys.executable, "-I", "-S", "-", json.dumps(request)]
     program = remote_program("clusterctl.hosts.remote_reach")
     done = subprocess.run(argv, input=program, capture_output=True, text=True, check=True)
     said = json.loads(done.stdout)
     assert said["missing"] == ["/nowhere"]
     assert "refused" in said["nfs"]
+
+
+@pytest.mark.parametrize(
+    ("lost", "loses"), [("nothing", False), ("-M do -s 8972 10.0.0.1", True), ("10.0.0.1", False)]
+)
+def test_packets_of_the_mtu_are_tried_where_smaller_ones_arrive(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lost: str, loses: bool
+) -> None:
+    ping = tmp_path / "ping"
+    ping.write_text(f'#!/bin/sh\ncase "$*" in *"{lost}") exit 1 ;; esac\n')
+    ping.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert remote_reach.loses_large_packets("10.0.0.1", 9000) == loses
 
 
 APT_ERROR = "E: Failed to fetch {}  {}\nE: Download Failed\n"

@@ -96,7 +96,7 @@ class Machines:
 
 
 _REACHES: Mapping[str, Any] = {
-    **{"repositories": {}, "missing": [], "nfs": ""},
+    **{"repositories": {}, "missing": [], "nfs": "", "loses_large_packets": False},
 }
 
 
@@ -164,7 +164,9 @@ def plant_on_the_network(machines: Machines) -> Iterator[tuple[str, str, str, st
     machines.unreached["n3"] = {"n1": DROPPED}
     yield "n1", "network", "10.0.0.1, port 6817, 6819: no answer", "traceroute -T -p 6817 10.0.0.1"
     three["mtus"] = {"10.0.0.3/24": 1500}
-    yield "n3", "mtu", "10.0.0.3 has 1500", "mtu 9000"
+    yield "n3", "mtu", "has 1500", "mtu 9000"
+    machines.reach["n2"]["loses_large_packets"] = True
+    yield "n2", "mtu", "do not get to n1 and back", "mtu 1500"
     repository = "https://mirrors.rockylinux.org/mirrorlist?arch=x86_64"
     machines.reach["n1"]["repositories"] = {repository: "mirrors.rockylinux.org:443: no answer within 3 s"}
     yield "n1", "repository", "mirrors.rockylinux.org:443", "curl -sSI"
