@@ -110,7 +110,7 @@ def _space(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]
             yield Finding(host, "error", "read-only", "a file system can't be written", why, fix)
         elif free_mib < needed:
             why = f"{path} has {format_size(free_mib)} free, and needs {format_size(needed)}"
-            fix = f"`sudo du -xk {path} | sort -n | tail` there shows what takes most: remove what is not needed"
+            fix = f"`sudo du -xk {path} | sort -n | tail` there lists what takes most: remove some of it"
             yield Finding(host, "error", "disk-full", "too little disk", why, fix)
         elif one.inodes is not None and one.inodes < LEAST_INODES:
             why = f"{path} has {one.inodes} inodes free, and needs {LEAST_INODES}"

@@ -181,7 +181,7 @@ FAULTS: dict[str, tuple[str, str, dict[str, Any], str, tuple[str, ...]]] = {
         "umount /mnt",
         {"env": {"CLUSTERCTL_HOME": "/mnt/home"}},
         "disk",
-        ("Read-only file system: /mnt", "CLUSTERCTL_HOME"),
+        ("Read-only file system: /mnt",),
     ),
 }
 
