@@ -203,7 +203,7 @@ def _words(had: Hardware, has: Hardware) -> str:
     if had.facts and has.facts:
         memory = shown_memory(had.facts.memory_mib), shown_memory(has.facts.memory_mib)
         figures += [("CPUs", had.facts.cpus, has.facts.cpus), ("memory", *memory)]
-    changed = [f"{after} {name} (was {before})" for name, before, after in figures if before != after]
+    changed = [f"{name}: {after} (was {before})" for name, before, after in figures if before != after]
     return "; ".join(changed) or "its CPUs or GPUs are connected otherwise"
 
 

@@ -158,7 +158,7 @@ def test_up_takes_up_a_card_that_was_put_in_while_a_job_elsewhere_goes_on(gpus: 
     elsewhere, before = _sleeper(gpus, "--partition=parts", "--gpus=1"), gpus.ssh(other, started)
     gpus.ssh(_node(gpus), "sudo ln -sf /dev/null /dev/nvidia2")
     _becomes(gpus, {"gpus": [*_two_t4()["gpus"], machines.gpu(2, "Tesla T4")]})
-    said = f"{_node(gpus)}: 1 card more: gres gpu:t4:3 (was gpu:t4:2)"
+    said = f"{_node(gpus)}: gres: gpu:t4:3 (was gpu:t4:2); cards: 3 (was 2)"
     plan = gpus("plan").stdout
     assert said in plan.replace("\n", " ")
     assert "all hosts" not in plan

@@ -63,11 +63,11 @@ def fitted(
 @pytest.mark.parametrize(
     ("now", "words"),
     [
-        (shows("h100", "h100", "t4"), "gpu:h100:2,gpu:t4:1 gres (was gpu:t4:1); 3 cards (was 1)"),
-        (shows(), "none gres (was gpu:t4:1); 0 cards (was 1)"),
-        (shows("t4", cards=2), "2 cards (was 1)"),
-        (shows("t4", cpus=8, cores_per_socket=8), "8 CPUs (was 4)"),
-        (shows("t4", memory_mib=128_000), "125GiB memory (was 62.5GiB)"),
+        (shows("h100", "h100", "t4"), "gres: gpu:h100:2,gpu:t4:1 (was gpu:t4:1); cards: 3 (was 1)"),
+        (shows(), "gres: none (was gpu:t4:1); cards: 0 (was 1)"),
+        (shows("t4", cards=2), "cards: 2 (was 1)"),
+        (shows("t4", cpus=8, cores_per_socket=8), "CPUs: 8 (was 4)"),
+        (shows("t4", memory_mib=128_000), "memory: 125GiB (was 62.5GiB)"),
     ],
 )
 def test_what_came_or_went_is_said_and_taken_up(now: HostReport, words: str) -> None:
