@@ -355,7 +355,7 @@ def reject_full_disks(reports: Mapping[str, HostReport]) -> None:
             str(disk),
             name,
             "reach",
-            "remove what is not needed there",
+            f"`sudo du -xk {disk.paths[0]} | sort -n | tail` there lists what takes most: remove some of it",
         )
         for name, one in reports.items()
         for disk in one.full

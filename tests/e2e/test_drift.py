@@ -280,7 +280,7 @@ def test_a_full_disk_is_named(one: Cluster) -> None:
     one.ssh(second, "sudo dd if=/dev/zero of=/big bs=1M", rc=None)
     found = failure(one("-o", "json", "up", rc=1).json)
     assert (found["host"], found["code"]) == (second, "disk-full")
-    assert "/ has " in found["cause"]
+    assert "/ is full" in found["cause"]
     one.ssh(second, "sudo rm /big")
     # Not sooner: Slurm takes some seconds to save a job that has just begun, and requeues what it forgot.
     one.ssh(ctl(one), "sudo pkill -KILL slurmctld")

@@ -49,7 +49,7 @@ def test_the_proof_of_the_cluster_does_too() -> None:
     SlurmNodes(transport, has_pmix=False).run_verification_job(("d-1", "d-2"))
     (call,) = transport.calls
     assert "srun" not in call.argv
-    assert call.argv.index("salloc") < call.argv.index("mpirun") < call.argv.index("d-1,d-2")
+    assert call.argv.index("salloc") < call.argv.index("mpirun") < call.argv.index('["d-1,d-2"]')
 
 
 @pytest.mark.parametrize(
