@@ -20,13 +20,15 @@ from urllib.parse import urlsplit
 from clusterctl.hosts.remote_run import run
 
 CONNECT_S = 3.0
-REPOSITORY_S = 15.0
+# A slow proxy answers for all hosts at once.
+ANSWER_S = 10.0
+REPOSITORY_S = 20.0
 CONCURRENT = 64
 PING = ("ping", "-n", "-q", "-c", "2", "-i", "0.2", "-W", "2")
 IP_AND_ICMP = 28  # bytes of headers before what ping sends
 APT_HELPER = (
     *("/usr/lib/apt/apt-helper", "-oAcquire::Retries=0"),
-    *(f"-oAcquire::{scheme}::Timeout={CONNECT_S:g}" for scheme in ("http", "https", "ftp")),
+    *(f"-oAcquire::{scheme}::Timeout={ANSWER_S:g}" for scheme in ("http", "https", "ftp")),
     "download-file",
 )
 # By dnf's own reading of its files and its own connections, which it tries four times: URL and cause of the
@@ -62,22 +64,26 @@ def as_sudo() -> tuple[str, ...]:
 def unreached_repositories() -> dict[str, str]:
     """URL -> why this repository is out of reach, in the words of the host's package manager.
 
-    Of the repositories of one server it is the first. "" stands for those that a host lacks altogether.
+    Of the repositories of one server the first is tried. "" stands for those that a host lacks altogether.
     """
     said = run(["apt-get", "--print-uris", "update"])
     if said is None and run(["apt-get", "--version"]) is None:
-        causes = unreached_by_dnf()
-    else:
-        urls = re.findall(r"^'(?!cdrom:)([^']+)'", said or "", re.MULTILINE)
-        if not urls:
-            return {"": "apt has none on the network"}
-        with ThreadPoolExecutor(CONCURRENT) as pool:
-            causes = dict(zip(urls, pool.map(unreached_by_apt, urls)))  # noqa: B905
-    found: dict[str, tuple[str, str]] = {}
-    for url, why in causes.items():
-        if why:
-            found.setdefault(urlsplit(url).netloc or url, (url, why))
-    return dict(found.values())
+        return first_of_servers(unreached_by_dnf())
+    urls = re.findall(r"^'(?!cdrom:)([^']+)'", said or "", re.MULTILINE)
+    if not urls:
+        return {"": "apt has none on the network"}
+    tried = list(first_of_servers(dict.fromkeys(urls, "")))
+    with ThreadPoolExecutor(CONCURRENT) as pool:
+        causes = dict(zip(tried, pool.map(unreached_by_apt, tried)))  # noqa: B905
+    return {url: why for url, why in causes.items() if why}
+
+
+def first_of_servers(causes: dict[str, str]) -> dict[str, str]:
+    """Keep the first URL of each server."""
+    found: dict[str, str] = {}
+    for url in causes:
+        found.setdefault(urlsplit(url).netloc or url, url)
+    return {url: causes[url] for url in found.values()}
 
 
 def unreached_by_dnf() -> dict[str, str]:
