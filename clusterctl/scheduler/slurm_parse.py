@@ -186,17 +186,27 @@ def _job(record: _Record, columns: str, **fields: Any) -> JobInfo:
 
 
 def _jobs(command: str, read: str, records: Iterator[_Record]) -> Iterator[JobInfo]:
-    """The jobs of records. One that can't be understood is UNKNOWN, and says so as its reason."""
+    """The jobs of records. One that can't be understood is UNKNOWN, and says so as its reason.
+
+    It keeps its user and its nodes: they are at work, whatever the job does there.
+    """
     for record in records:
         try:
             yield from _queued(record) if command == "squeue" else _accounted(record)
         except ValueError as exc:
             number = re.match(r"[0-9]{0,18}", record[read], re.ASCII)
+            task = re.fullmatch(r"[0-9]{1,18}", record.get("ArrayTaskID", ""), re.ASCII)
+            nodes: tuple[str, ...] = ()
+            with suppress(ValueError):
+                nodes = expand_nodes(record["NodeList"])
             yield JobInfo(
                 number=int((number and number[0]) or 0),
+                task=int(task[0]) if task else None,
                 name=record.get("Name", record.get("JobName", "")),
-                user="",
+                user=record.get("UserName", record.get("User", "")),
+                partition=record["Partition"],
                 state=JobState.UNKNOWN,
+                nodes=nodes,
                 reason=_not_understood(command, exc),
                 comment=_text(record, "Comment"),
             )

@@ -211,6 +211,24 @@ def test_a_garbled_record_spoils_itself_alone(command, field, value, job_id):
     assert others == list(parser(capture(command)))
 
 
+@pytest.mark.parametrize(("command", "field"), [("squeue", "exit_code"), ("sacct", "ExitCode")])
+def test_a_garbled_record_keeps_who_is_at_work_where(command, field):
+    """A node with such a job is not idle: it is neither rebooted nor removed without a word."""
+    parser = {"squeue": squeue, "sacct": sacct}[command]
+    (sound,), (spoilt,) = (
+        parser(with_field(command, name, value)) for name, value in (("QOS", "any"), (field, "three"))
+    )
+    assert spoilt.state is JobState.UNKNOWN
+    assert sound.nodes
+    for key in ("id", "user", "partition", "nodes", "token"):
+        assert getattr(spoilt, key) == getattr(sound, key)
+
+
+def test_a_garbled_task_is_not_taken_for_its_array():
+    (spoilt,) = squeue(with_field("squeue", "ArrayTaskID", "3").replace("CANCELLED", "DANCING"))
+    assert (spoilt.state, spoilt.id) == (JobState.UNKNOWN, "2_3")
+
+
 def test_a_garbled_node_spoils_itself_alone():
     spoilt = sinfo(with_field("sinfo", "CPUs", "many") + capture("sinfo").replace("-1\x1f", "-9\x1f"))[0]
     assert (spoilt.name, spoilt.cpus, spoilt.memory_mib) == ("jr-train-1", 0, 0)
