@@ -114,9 +114,12 @@ class ChangeNotes:
             tasks = [job for job in jobs if job.whole_id == whole_id]
             if len(tasks) > 1:
                 self.note(f"job {whole_id}: {state_counts(tasks)}")
-            for job in changed:
-                if job.whole_id == whole_id:
-                    self._tell(job, array=len(tasks) > 1)
+            own = [job for job in changed if job.whole_id == whole_id]
+            for job in own:
+                self._tell(job, array=len(tasks) > 1)
+            if any(job.lacks_nodes for job in own):
+                why = "`clusterctl status` says why"
+                self.note(f"job {whole_id} waits for nodes that are out of service: {why}")
 
     def _tell(self, job: JobInfo, *, array: bool) -> None:
         """Tell of a job; of a task of an array only if it did not complete."""
@@ -126,8 +129,6 @@ class ChangeNotes:
             self.note(f"job {job.id} {job.state.value}{where}{why}")
         if job.failed_to_launch:
             self.note(f"job {job.id} is held, since a node could not start it; `clusterctl up` releases it")
-        elif job.lacks_nodes:
-            self.note(f"job {job.id} waits for nodes that are out of service: `clusterctl status` says why")
 
 
 def wait(

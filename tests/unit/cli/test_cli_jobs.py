@@ -171,3 +171,12 @@ def test_of_an_array_that_is_waited_for_counts_are_told_and_what_failed(here, ca
         "job 7_1 FAILED",
         "job 7: 2 COMPLETED, 1 FAILED",
     ]
+
+
+def test_an_array_that_lacks_nodes_says_so_once(capsys) -> None:
+    reason = "ReqNodeNotAvail, UnavailableNodes:n1"
+    known = {"number": 7, "name": "grid", "user": "ada", "reason": reason, "state": JobState.PENDING}
+    tasks = [JobInfo(**known, task=task) for task in range(200)]
+    ChangeNotes(TEXT.note)(tasks, tasks)
+    counts, told = capsys.readouterr().err.splitlines()
+    assert (counts, told.startswith("job 7 waits for nodes")) == ("job 7: 200 PENDING", True)
