@@ -160,7 +160,7 @@ def _job(
         target, folder = f"./{script.name}", script.parent
     elif target not in BUNDLED_JOBS:
         raise _no_replay(run, "its record names neither a script nor a bundled job")
-    kept |= _given(client, said)
+    kept |= _given(run, client, said)
     try:
         options = job_options({name: value for name, value in kept.items() if value not in (None, {}, [])})
         indices = job_options({"array": array} if isinstance(array, str) else {})
@@ -172,11 +172,12 @@ def _job(
     return job.model_copy(update={**indices.given, **now})
 
 
-def _given(client: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+def _given(run: Path, client: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
     """What was said of the job: all that is not merely a default."""
     names = client.get("given")
-    given = {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
-    wanted = given & JobOptions.model_fields.keys() - _NOT_AGAIN
+    if not isinstance(names, list):
+        raise _no_replay(run, "its record does not tell which options of the job were given")
+    wanted = {name for name in names if isinstance(name, str)} & JobOptions.model_fields.keys() - _NOT_AGAIN
     return {name: said[name] for name in sorted(wanted) if said.get(name) is not None}
 
 

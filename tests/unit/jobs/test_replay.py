@@ -273,6 +273,7 @@ def asked(**fields: object) -> Callable[[Any], object]:
         ("source.json", lambda d: d["links"].append({"path": "y", "target": "a\0"}), "link leads"),
         ("source.json", lambda d: d.update(files=7), "its script plain.sh"),
         ("environment.json", lambda d: d.update(client=None), "another machine"),
+        ("environment.json", lambda d: d["client"].pop("given"), "options of the job were given"),
         ("environment.json", asked(nodes="many"), "--nodes"),
         ("environment.json", asked(script=None, bundled="./plain.sh"), "neither a script"),
         ("environment.json", asked(array="; rm -rf"), "--array"),
