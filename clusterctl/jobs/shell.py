@@ -105,8 +105,7 @@ class Lease:
         with suppress(BrokenPipeError):
             self._input.write(script)
         threading.Thread(target=self._live, daemon=True).start()
-        while (line := self._output.readline()) and not line.endswith(MARK):
-            pass
+        self._lines = self._said()
 
     def allocation(self) -> str | Allocation:
         """Wait for the nodes. If they are not free, the id of the job that waits for them; ask again then.
@@ -116,11 +115,13 @@ class Lease:
             UnreachableError: the connection to the controller broke.
         """
         controller, refusal = self._session.transport.host, list[str]()
-        while (line := self._line()) not in ("", _ENDED):
+        for line in self._lines:
+            if line == _ENDED:
+                break
             if pending := _PENDING.match(line):
                 return pending[1]
             if line == _GRANTED:
-                found = dict(iter(lambda: self._line().partition("=")[::2], ("", "")))
+                found = dict(iter(lambda: next(self._lines, "").partition("=")[::2], ("", "")))
                 nodes = expand_nodes(found["SLURM_JOB_NODELIST"])
                 return Allocation(found["SLURM_JOB_ID"], nodes, found, self._ssh, controller)
             if line.startswith(_COMPLAINT):
@@ -153,9 +154,14 @@ class Lease:
             self._process.kill()  # the controller notices the silence
             self._process.wait()
 
-    def _line(self) -> str:
-        """What salloc says next; "" for an empty line, and when the connection has ended."""
-        return self._output.readline().decode(errors="replace").rstrip("\n")
+    def _said(self) -> Iterator[str]:
+        """Yield the lines of salloc, which follow those of the login shell, until the connection ends."""
+        lines = iter(self._output.readline, b"")
+        for line in lines:
+            if line.endswith(MARK):
+                break
+        for line in lines:
+            yield line.decode(errors="replace").rstrip("\n")
 
     def _live(self) -> None:
         with suppress(OSError, ValueError):  # the connection ended, or is being closed
