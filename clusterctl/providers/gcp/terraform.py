@@ -156,6 +156,7 @@ class Terraform(Runner):
                 elif (told := terraform_run.progress_of(event)) and (name := self.names(told[0])):
                     self.reporter.progress(f"{name}: {told[1]}")
         if run.code in (0, _CHANGES):
+            terraform_run.forget_runs(self.folder)  # it had the lock: no killed run has left one
             return run.code, ()
         printed = "".join(other) + run.stderr
         failed = terraform_run.errors_in(found) or (terraform_run.printed_error(printed, code=run.code),)

@@ -7,7 +7,8 @@ Terraform that went on unseen would make machines that no record names.
 A lock on a remote state that outlived its Terraform is released only if that was one of ours, and is dead. A
 local state needs none of this: the kernel drops its lock. A bucket's lock says who took it and when, but not
 which process; so the start of a run of ours is recorded beside the state until the run ends. A record that
-outlived its run is of a run that was killed, since no two of ours work on a folder at once.
+outlived its run is of a run that was killed, since no two of ours work on a folder at once. Those are forgotten
+once a run gets the lock.
 """
 
 from __future__ import annotations
@@ -133,6 +134,7 @@ def first_of(names: Sequence[str], most: int) -> str:
 _SUMMARY: Final = "Error acquiring the state lock"
 _FIELD: Final = re.compile(r"^\s*(ID|Who|Created):\s+(.*?)\s*$", re.MULTILINE)
 _RECORD: Final = ".clusterctl.runs"
+_SOON_S: Final = 120.0  # a run takes its lock within that time
 
 
 def stale_lock(failed: Iterable[Diagnostic], folder: Path, *, before: float) -> tuple[str, datetime] | None:
@@ -140,17 +142,14 @@ def stale_lock(failed: Iterable[Diagnostic], folder: Path, *, before: float) -> 
 
     before: when the failed run began (Unix seconds). Some backends name that run's own wish for a lock.
     """
-    me = f"{pwd.getpwuid(os.getuid()).pw_name}@{socket.gethostname()}"
-    try:
-        killed = float((folder / _RECORD).read_text())
-    except (FileNotFoundError, ValueError):
-        return None
+    me, killed = f"{pwd.getpwuid(os.getuid()).pw_name}@{socket.gethostname()}", _killed(folder)
     for diagnostic in failed:
         fields = dict(_FIELD.findall(diagnostic.detail))
         if diagnostic.summary == _SUMMARY and fields.get("Who") == me and {"ID", "Created"} <= fields.keys():
             day, clock = fields["Created"].split()[:2]
             created = datetime.fromisoformat(f"{day}T{clock[:15]}+00:00")  # Go's nanoseconds, UTC
-            if killed <= created.timestamp() < before:
+            ours = any(began <= created.timestamp() <= began + _SOON_S for began in killed)
+            if ours and created.timestamp() < before:
                 return fields["ID"], created
     return None
 
@@ -161,15 +160,24 @@ def forget_runs(folder: Path) -> None:
 
 @contextmanager
 def recorded(folder: Path) -> Iterator[None]:
-    """Record a run while it lasts, unless an earlier run was killed. The caller holds the folder's lock."""
-    if (path := folder / _RECORD).exists():
-        yield
-        return
-    write_atomic(path, f"{time.time():.6f}")
+    """Record the start of a run while it lasts. The caller holds the folder's lock."""
+    path, killed = folder / _RECORD, _killed(folder)
+    write_atomic(path, json.dumps([*killed, time.time()]))
     try:
         yield
     finally:
-        forget_runs(folder)
+        if killed:
+            write_atomic(path, json.dumps(killed))
+        else:
+            forget_runs(folder)
+
+
+def _killed(folder: Path) -> list[float]:
+    """When the runs began that were killed (Unix seconds)."""
+    try:
+        return [float(began) for began in json.loads((folder / _RECORD).read_bytes())]
+    except (FileNotFoundError, ValueError, TypeError):
+        return []
 
 
 GRACE_S: Final = 60  # to end what is under way and write the state

@@ -181,9 +181,9 @@ class Bucket:
         (self.folder / "terraform").chmod(0o755)
         terraform_in(self.folder, chosen=Program(self.folder / "terraform", "1.11.4")).plan()
 
-    def died(self, ago_s: float) -> None:
-        """A run of ours began that long ago, and was killed."""
-        (self.folder / ".clusterctl.runs").write_text(f"{time.time() - ago_s:.6f}\n")
+    def died(self, *ago_s: float) -> None:
+        """Runs of ours began that long ago, and were killed."""
+        (self.folder / ".clusterctl.runs").write_text(json.dumps([time.time() - ago for ago in ago_s]))
 
     @property
     def unlocked(self) -> str:
@@ -193,22 +193,33 @@ class Bucket:
 
 def test_a_lock_that_a_dead_run_of_ours_left_is_released(tmp_path: Path) -> None:
     bucket = Bucket(tmp_path)
-    bucket.died(ago_s=60)
+    bucket.died(3600, 60)
     bucket.plan(ME, ago_s=50)
     assert bucket.unlocked == "force-unlock -force 1763659988224063\n"
 
 
 @pytest.mark.parametrize(
-    ("who", "ago_s"),
-    [(ME, 70), ("somebody@elsewhere", 50), (ME, -5)],
-    ids=["older than our run", "another's", "younger than the run that it is in the way of"],
+    ("died", "who", "ago_s"),
+    [(60, ME, 70), (60, "somebody@elsewhere", 50), (60, ME, -5), (3600, ME, 50)],
+    ids=["older than our run", "another's", "younger than the run that it is in the way of", "long after it"],
 )
-def test_a_lock_of_another_stays(tmp_path: Path, who: str, ago_s: float) -> None:
+def test_a_lock_of_another_stays(tmp_path: Path, died: float, who: str, ago_s: float) -> None:
+    """A user's own Terraform, in the same account, may be at work with it."""
     bucket = Bucket(tmp_path)
-    bucket.died(ago_s=60)
+    bucket.died(died)
     with refused("plan", ProvisionError, HELD):
         bucket.plan(who, ago_s=ago_s)
     assert not bucket.unlocked
+
+
+def test_a_run_that_gets_the_lock_forgets_killed_runs(tmp_path: Path) -> None:
+    bucket = Bucket(tmp_path)
+    bucket.died(60)
+    (tmp_path / "unlocked").touch()
+    bucket.plan(ME, ago_s=50)
+    (tmp_path / "unlocked").unlink()
+    with refused("plan", ProvisionError, HELD):
+        bucket.plan(ME, ago_s=50)
 
 
 def test_a_run_that_came_to_its_end_left_no_lock(tmp_path: Path) -> None:
