@@ -32,7 +32,7 @@ def compare(
         before = str(was) if was and was != share.size else ""
         is_replaced = share.host in recreated or found.nodes.get(share.host) != share.size.disk_mib
         yield _change(share.host, str(share.size), found, price, before=before, is_replaced=is_replaced)
-    for name in found.nodes.keys() - {spec.controller_host, *(share.host for share in nodes)}:
+    for name in sorted(found.nodes.keys() - {spec.controller_host, *(share.host for share in nodes)}):
         host = hosts.get(name)
         price = prices.get(host.partition) if host else None
         yield HostChange(

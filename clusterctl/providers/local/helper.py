@@ -178,13 +178,15 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
     with state_lock("up"):
         system.erase_doomed(layout.STATE)
         state = _state(wanted)
+        lower = image.layers(state.image)  # without its image nothing is begun
         notes = _prepare_this_machine(wanted, state)
+        notes += tuple(state.kept(wanted.subnet, wanted.image, wanted.distribution, wanted.slurm))
         anew, removed = _remove_nodes(wanted, state)
         notes += (f"made anew: {', '.join(anew)}",) if anew else ()
         state = _number(state, wanted)
         told = state.model_dump(include={"subnet", "distribution", "slurm"})
         answer = layout.MadeCluster(nodes=(), removed=removed, notes=notes, **told)
-        nodes = _raise_nodes(wanted, state, answer)
+        nodes = _raise_nodes(wanted, state, answer, lower)
     return answer.model_copy(update={"nodes": nodes}).model_dump(mode="json")
 
 
@@ -199,10 +201,13 @@ def _prepare_this_machine(wanted: layout.ClusterRequest, state: layout.ClusterSt
 
 
 def _raise_nodes(
-    wanted: layout.ClusterRequest, state: layout.ClusterState, answer: layout.MadeCluster
+    wanted: layout.ClusterRequest,
+    state: layout.ClusterState,
+    answer: layout.MadeCluster,
+    lower: tuple[Path, ...],
 ) -> tuple[layout.MadeNode, ...]:
-    """Make and start the nodes that do not run. The caller has the own files of those of a class."""
-    lower, shared, running = image.layers(state.image), _shared(wanted), machine.alive()
+    """Make and start the nodes that do not run, over ``lower``. The caller has the own files of new ones."""
+    shared, running = _shared(wanted), machine.alive()
     machines = [Machine(wanted.id, node, state.numbers[node.name]) for node in wanted.nodes]
     new = frozenset(one.node.name for one in machines if not one.folder.is_dir())
     classes = {one: key for one in machines if one.node.name in new and (key := wanted.class_of(one.node))}

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import LockedError
+from clusterctl.errors import LockedError, ProvisionError
 from clusterctl.providers.local import helper, image, layout
 from clusterctl.state.workspace import hold
+from tests.support.messages import refused
+from tests.unit.local.states import a_state
 
 ASKS = """
 import select, sys
@@ -103,3 +105,29 @@ def test_no_password_stands_on_a_command_line(tmp_path: Path, monkeypatch: pytes
     assert "secret@proxy" in told
     # Nor on the nodes.
     assert "secret" not in left.read_text()
+
+
+def test_up_tells_what_of_the_spec_its_nodes_do_not_get(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever `up` is asked for, they keep their network and their image; without that nothing is begun."""
+    for name in ("RUN", "STATE", "CACHE"):
+        monkeypatch.setattr(layout, name, tmp_path / name)
+    state = a_state(distribution="debian-13", slurm="24.11")
+    layout.state_file(state.id).parent.mkdir(parents=True)
+    layout.state_file(state.id).write_text(state.model_dump_json())
+    begun: list[str] = []
+    monkeypatch.setattr(helper, "_check_tools", lambda **_: None)
+    monkeypatch.setattr(helper, "_prepare_this_machine", lambda *_: begun.append("network") or ())
+    monkeypatch.setattr(helper, "_remove_nodes", lambda *_: begun.append("removal") or ((), ()))
+    monkeypatch.setattr(helper, "_raise_nodes", lambda *_: ())
+    asked = {key: getattr(state, key) for key in ("id", "name", "owner", "workspace", "distribution", "slurm")}
+    asked |= {"image": "1" * 16, "subnet": "10.7.7.0/24", "admin_key": "ssh-ed25519 AAAA", "homes": []}
+    asked["nodes"] = [{"name": "d-ctl"}]
+    with refused("image-not-cached", ProvisionError):
+        helper.up(asked)
+    assert not begun
+    monkeypatch.setattr(image, "layers", lambda _: ())
+    network, older = helper.up(asked)["notes"]
+    assert "10.9.8.0/24" in network
+    assert "older image" in older
