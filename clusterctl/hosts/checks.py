@@ -385,7 +385,7 @@ def taken_numbers(
                 fix = f"`{change} {number} {name}`, and its files" if fixed else f"write uid: {there}"
                 yield f"{kind}-differs", f"{name} has {kind} {there} there, and {number} {said}", fix
                 break
-            if others and there == number:
+            if others:
                 code = "uid-shared" if is_there else f"{kind}-taken"
                 fix = f"give it another: `{change} {kind.upper()} {others[0]}`"
                 if not fixed and not is_there:

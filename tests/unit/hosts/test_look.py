@@ -301,6 +301,7 @@ def test_numbers_of_slurm_and_munge_that_others_have_are_found_as_well() -> None
         "left": parse_report(answer(accounts={}, groups={"slurm": 990})),  # of a package that was removed
         "one": parse_report(answer(accounts={"lims": 64030}, groups={"lims": 64030})),
         "two": parse_report(answer(accounts={}, groups={"lab": 64031})),
+        "three": parse_report(answer(accounts={}, groups={"slurm": 990, "lab": 64030})),
     }
     with refused("accounts-conflict", ConfigureError) as caught:
         reject_taken_numbers(reports, wanted_accounts(spec))
@@ -309,6 +310,7 @@ def test_numbers_of_slurm_and_munge_that_others_have_are_found_as_well() -> None
     assert said == {
         ("one", "uid-taken", "uid 64030 of slurm is that of lims", f"{user} lims`"),
         ("two", "gid-taken", "gid 64031 of munge is that of lab", f"{group} lab`"),
+        ("three", "gid-taken", "gid 64030 of slurm is that of lab", f"{group} lab`"),
     }
 
 
