@@ -274,10 +274,16 @@ def end_processes(uid: int) -> None:
 @contextmanager
 def alone(path: str = LOCK) -> Iterator[None]:
     """One at a time; the file is root's alone, for whoever can read it can hold it."""
+
+    def late(*_: Any) -> None:
+        cause = "another clusterctl is at work on its account there"
+        raise RefusedError("account", cause, "wait until it is done, or end that process")
+
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "r+", encoding="utf-8") as lock:  # noqa: PTH123
         os.fchmod(descriptor, 0o600)
-        signal.alarm(WAIT_S)  # ends this program
+        signal.signal(signal.SIGALRM, late)
+        signal.alarm(WAIT_S)
         fcntl.flock(lock, fcntl.LOCK_EX)
         signal.alarm(0)
         yield
