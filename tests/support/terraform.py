@@ -44,6 +44,9 @@ class Told(Reporter):
     def progress(self, message: str | HostStep) -> None:
         self.lines.append(str(message))
 
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
 
 @cache
 def program() -> Program:

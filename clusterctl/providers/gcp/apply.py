@@ -172,11 +172,14 @@ def extra_node(terraform: Terraform, name: str, owner: Owner, shown: Plan | None
         try:
             remove_node(terraform, name, owner)
         except ClusterctlError as exc:
-            failed = error if isinstance(error, ClusterctlError) else exc
             what = f"{name} may still be there, and is billed"
             fix = "`clusterctl up` or `clusterctl down` removes it"
-            failed.also(Failure("not-removed", what, name, "provision", fix, retryable=True))
-            failed.fix = "\n".join(filter(None, (failed.fix, f"{what}: {fix}")))
+            failed = error or exc
+            if isinstance(failed, ClusterctlError):
+                failed.also(Failure("not-removed", what, name, "provision", fix, retryable=True))
+                failed.fix = "\n".join(filter(None, (failed.fix, f"{what}: {fix}")))
+            else:  # such as an interrupt, which tells nothing of it
+                terraform.reporter.note(f"{what}: {fix}")
             if error is None:
                 raise
 

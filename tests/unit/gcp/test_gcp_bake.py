@@ -258,13 +258,14 @@ class KilledError(BaseException):
 
 def killed(baked: Baked) -> GcpProvider:
     """A run that ends while the machine is baked, and could not remove it."""
-    provider = provider_of(spec_of())
+    provider = provider_of(spec_of(), baked.told)
     baked.planned(provider, spec_of())
     baked.fails = KilledError()
     baked.cloud.fail("quota_of_region", name=MACHINE, on="delete")
     with pytest.raises(KilledError):
         baked.up_from(provider, spec_of())
     assert list(baked.cloud.instances) == [MACHINE]
+    assert any("billed" in line for line in baked.told.lines)
     baked.fails = None
     baked.cloud.heal()
     return provider
