@@ -138,8 +138,9 @@ def _events(run: PlaybookRun, private: Path, sockets: Path) -> Generator[Event, 
             runner.run()
         except (ansible_runner.exceptions.AnsibleRunnerException, OSError) as exc:
             why = str(exc) or type(exc).__name__
-        # No exit code: a signal ended it.
-        inbox.put({"event": _ENDED, "rc": -1 if runner.rc is None else int(runner.rc), "why": why})
+        finally:  # whatever it raises: this event is waited for
+            # No exit code: a signal ended it.
+            inbox.put({"event": _ENDED, "rc": -1 if runner.rc is None else int(runner.rc), "why": why})
 
     thread = threading.Thread(target=work, name="ansible", daemon=True)
     thread.start()

@@ -163,6 +163,15 @@ def test_an_error_in_the_callers_progress_ends_ansible(
     assert not processes_of(inventory)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_fault_of_the_runner_is_not_waited_for(
+    local_inventory: WriteInventory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ansible_runner.Runner.run", lambda _: 1 / 0)
+    with refused("ansible-ended-early", ConfigureError):
+        follow(run_playbook(make_run("report.yml", local_inventory("one"))), SILENT)
+
+
 @pytest.fixture
 def short_tmp() -> Iterator[Path]:
     """A folder for temporary files of its own, with a path short enough for sockets."""
