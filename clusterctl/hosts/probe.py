@@ -366,9 +366,9 @@ def ask_hosts(
                 for future in done:
                     yield HostAnswer(asking.pop(future), future.result(), len(requests))
                 if time.monotonic() >= look:
-                    look = time.monotonic() + away_s
                     if not away.isdisjoint(asking.values()):
                         yield None
+                    look = time.monotonic() + away_s  # who starts them gives them this time to boot
         except BaseException:  # the pool waits for its threads: Ctrl-C must reach them, also in a frozen host
             given_up.set()
             pool.shutdown(wait=False, cancel_futures=True)
