@@ -48,6 +48,7 @@ from clusterctl.util.progress import NO_LIMIT, Clock, HostStep, Limit
 
 _HOST_S: Final = 0.5  # of the time of this machine's processors, for a look at one host
 _THEN: Final = "nothing was changed; correct it, then run the same command again"
+_KEPT: Final = "kept-storage"
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +232,7 @@ class OnpremProvider(Provider):
         try:
             to_take_up(spec, find_homes(login, self._settings, spec.name, [user.name for user in spec.users]))
         except ClusterctlError as exc:
-            return (Finding(leader, "error", "kept-storage", exc.what, exc.why, exc.fix),)
+            return (Finding(leader, "error", _KEPT, exc.what, exc.why, exc.fix),)
         return ()
 
     def _look(self, spec: ClusterSpec, workspace: Workspace) -> _Found:
@@ -240,7 +241,7 @@ class OnpremProvider(Provider):
         self._prompts.reporter.progress(f"looking at {len(asked)} machines")
         login = Login(self._settings.machines, workspace, self._prompts, answer_s=_UP_S / 2)
         ours, silent, checked, wrong = self._examined(spec, workspace, asked, login)
-        if wrong:
+        if any(one.code != _KEPT for one in wrong):  # that alone is a fault of the spec, as ``plan`` says
             what, found = "these machines can't be used: {hosts}", failures(wrong, phase="plan")
             raise ProvisionError.of_hosts(what, found, code="hosts-unfit", then=_THEN)
         new = tuple(one.name for one in asked if one.name not in {**ours, **silent})

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import ClusterctlError, ProvisionError
+from clusterctl.errors import ClusterctlError, ProvisionError, UsageError
 from clusterctl.hosts.checks import DoctorReport, Finding, Level
 from clusterctl.hosts.probe import HostFacts
 from clusterctl.hosts.roles import role_packages
@@ -326,6 +326,15 @@ def test_kept_storage_of_other_accounts_is_found_with_all_else(tmp_path: Path) -
     with pytest.raises(ProvisionError) as caught:
         provider.plan(spec, workspace, keep={})
     assert {"address", "kept-storage"} <= {one.code for one in caught.value.failures}
+
+
+def test_kept_storage_of_other_accounts_alone_is_a_fault_of_the_spec(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, workspace, provider = desk(tmp_path)
+    monkeypatch.setattr("clusterctl.providers.onprem.provider.in_the_way", lambda *_: ())
+    with rejected("storage-users-differ", UsageError):
+        provider.plan(spec, workspace, keep={})
 
 
 def test_a_host_that_hangs_is_not_waited_for(machines: Machines) -> None:
