@@ -11,7 +11,6 @@ import json
 import os
 import queue
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -32,7 +31,6 @@ from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.util.assets import asset
 from clusterctl.util.disk import writing
 from clusterctl.util.process import SHORT, temporary_folder, under_subreaper
-from clusterctl.util.process import run as run_program
 from clusterctl.util.progress import Reporter, follow
 
 MAX_FORKS = 32
@@ -247,11 +245,10 @@ def _error(run: PlaybookRun, failed: Iterable[Event], rc: int) -> ConfigureError
 
 def _dead_eldest(parent: int) -> int | None:
     """The first process that this one has started and not yet buried, if it is dead."""
-    argv = ["ps", "--ppid", str(parent), "--sort=start_time", "-o", "pid=,stat="]
-    with suppress(OSError, subprocess.TimeoutExpired):  # there is no ps here
-        children = run_program(argv, timeout_s=_PATIENCE_S).stdout.splitlines()
-        pid, state = children[0].split() if children else ("", "")
-        return int(pid) if state.startswith("Z") else None
+    with suppress(OSError, IndexError):  # it has ended, or has started none; or there is no /proc here
+        eldest = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()[0]
+        state = Path(f"/proc/{eldest}/stat").read_text().rpartition(")")[2].split()[0]
+        return int(eldest) if state == "Z" else None
     return None
 
 
