@@ -319,6 +319,5 @@ def _of_cluster(
         return connections.to(host).run(("sudo", "-n", *argv), stdin=stdin, timeout_s=_TIMEOUT_S).stdout
 
     every = expected(spec, inventory.hosts, installed=inventory.names)
-    wanted = {host: one for host, one in every.items() if not hosts or host in hosts}
     request = host_facts_request(spec, inventory.hosts)
-    return checks.examine(request, wanted, root, leader=inventory.controller.name)
+    return checks.examine(request, every, root, leader=inventory.controller.name, only=hosts)

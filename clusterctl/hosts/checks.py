@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -436,13 +436,15 @@ def examine(
     root: RunAsRoot,
     *,
     leader: str,
+    only: Collection[str] = (),
     limit: Limit = NO_LIMIT,
 ) -> DoctorReport:
-    """Look at every host of ``expected``.
+    """Look at every host of ``expected``, or at those of ``only``.
 
     A host that can't be reached, or gives no answer within ``limit``, is a finding, like all else.
     """
-    seen, failed = on_each(expected, lambda host: _look(host, request, root), limit=limit)
+    hosts = [host for host in expected if not only or host in only]
+    seen, failed = on_each(hosts, lambda host: _look(host, request, root), limit=limit)
     silent = [_unreached(host, error) for host, error in failed.items()]
     found = check_hosts(seen, expected, leader=leader)
     return DoctorReport((*silent, *found), {host: one.facts for host, one in seen.items()})

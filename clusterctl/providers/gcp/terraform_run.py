@@ -7,8 +7,8 @@ Terraform that went on unseen would make machines that no record names.
 A lock on a remote state that outlived its Terraform is released only if that was one of ours, and is dead. A
 local state needs none of this: the kernel drops its lock. A bucket's lock says who took it and when, but not
 which process; so the start of a run of ours is recorded beside the state until the run ends. A record that
-outlived its run is of a run that was killed, since no two of ours work on a folder at once. Those are forgotten
-once a run gets the lock.
+outlived its run is of a run that was killed, since no two of ours work on a folder at once. A run that gets
+the lock forgets those that were killed before.
 """
 
 from __future__ import annotations

@@ -259,6 +259,15 @@ def test_own_names_may_be_loopback_addresses() -> None:
     assert found({"resolved": {"two": ["127.0.1.1"]}}) == []
 
 
+def test_a_host_that_is_looked_at_alone_is_asked_for_all_names() -> None:
+    def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
+        return answer(**WELL | {"time": time.time(), "resolved": {"two": ["10.0.0.9"]}})
+
+    hosts = {"one": expected("10.0.0.1"), "two": expected("10.0.0.2")}
+    (finding,) = examine(ProbeRequest(), hosts, root, leader="one", only=["one"]).findings
+    assert (finding.host, finding.code) == ("one", "name")
+
+
 def test_who_does_not_answer_is_a_finding_and_the_others_are_looked_at() -> None:
     def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
         if host == "one":

@@ -121,7 +121,9 @@ def test_up_tells_what_of_the_spec_its_nodes_do_not_get(
     monkeypatch.setattr(helper, "_prepare_this_machine", lambda *_: begun.append("network") or ())
     monkeypatch.setattr(helper, "_remove_nodes", lambda *_: begun.append("removal") or ((), ()))
     monkeypatch.setattr(helper, "_raise_nodes", lambda *_: ())
-    asked = {key: getattr(state, key) for key in ("id", "name", "owner", "workspace", "distribution", "slurm")}
+    asked = {
+        key: getattr(state, key) for key in ("id", "name", "owner", "workspace", "distribution", "slurm")
+    }
     asked |= {"image": "1" * 16, "subnet": "10.7.7.0/24", "admin_key": "ssh-ed25519 AAAA", "homes": []}
     asked["nodes"] = [{"name": "d-ctl"}]
     with refused("image-not-cached", ProvisionError):
