@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import jinja2
-from ruamel.yaml.comments import TaggedScalar
 
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.configure import inventory_file
@@ -58,10 +57,7 @@ def node_files(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) ->
 
     The files that these copy from ``workspace.rendered`` are there already.
     """
-    variables = {
-        name: value.value if isinstance(value, TaggedScalar) else value
-        for name, value in inventory_file.role_variables(spec, inventory, workspace).items()
-    }
+    variables = inventory_file.role_variables(spec, inventory, workspace)
     return {
         host: {
             path: file
