@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import sys
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -52,7 +53,7 @@ _OURS = frozenset(name.encode() for name in SENT_FILES | WRITTEN_FILES)
 # `x/**` is what lies below x, not x itself, which pathspec would leave out with it.
 _BELOW = re.compile(r"/\*\*(\s*)$")
 _ROOM = "make room, name another folder with --out, or leave large files there with --max-file"
-# As place_below of remote_content.py makes them.
+# As make_places of remote_incoming.py makes them.
 _PARTIAL = re.compile(rb"\.clusterctl-[0-9a-f]{32}\.part")
 _Key = tuple[bytes, bytes, int]  # a file's path, place and size
 _Left = tuple[bytes, str, int, int]  # a path, why it stays, how many bytes in how many files
@@ -164,9 +165,13 @@ class Outputs:
     """
 
     def __init__(self, patterns: Sequence[str], sent: Iterable[bytes] = ()) -> None:
-        from pathspec import GitIgnoreSpec  # noqa: PLC0415 - slow, and few jobs name their outputs
+        from pathspec import GitIgnoreSpec, PathSpec  # noqa: PLC0415 - slow, and few jobs name their outputs
 
-        self._spec = GitIgnoreSpec.from_lines(_BELOW.sub(r"/**/*\1", pattern) for pattern in patterns)
+        lines = [_BELOW.sub(r"/**/*\1", pattern) for pattern in patterns]
+        with warnings.catch_warnings():  # of brackets in what pathspec makes of patterns such as a[[:alpha:]]
+            warnings.simplefilter("ignore", FutureWarning)
+            # GitIgnoreSpec itself would take files that an earlier pattern names in spite of `!folder/`.
+            self._spec = PathSpec(GitIgnoreSpec.from_lines(lines).patterns)
         self.sent = frozenset(sent)
 
     def take(self, entry: Entry) -> bool:

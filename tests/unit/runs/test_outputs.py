@@ -54,6 +54,13 @@ def test_what_is_named_comes_and_the_rest_is_told_by_folder(job_folder, tmp_path
     assert skipped.keys() == left
 
 
+def test_a_folder_that_is_excluded_later_stays(job_folder, tmp_path):
+    """The last pattern that matches counts, also if an earlier one matches the files in the folder."""
+    assert collected(job_folder, tmp_path, "results/**", "!tmp/")[0] == {
+        *("results/a.csv", "results/deep/b.csv", "task-1/metrics.jsonl", "task-1/results/d.csv")
+    }
+
+
 @pytest.mark.parametrize(
     ("pattern", "here"),
     [
