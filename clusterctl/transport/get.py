@@ -177,16 +177,15 @@ class Download:
         root = os.fsencode(folder)
         make_places(root, entries, follow=False, own=own)
         files = [entry for entry in entries if entry.kind == Kind.FILE]
-        find_begun(files)
         try:
+            find_begun(files)
             reject_small_disk(root, files)
+            self._talk.send(b"".join(entry.wanted for entry in files) + b"\n")
+            self._stream.progress, self._stream.total = progress, sum(entry.size for entry in files)
+            arrived = dict(self._receive(files, hashed=own))
         except NoRoomError as exc:
             what, where, why = "the disk is too small", printable(str(folder)), printable(str(exc.strerror))
             raise TransferError(what, code="no-room", where=where, why=why, fix=room) from exc
-        self._talk.send(b"".join(entry.wanted for entry in files) + b"\n")
-        self._stream.progress, self._stream.total = progress, sum(entry.size for entry in files)
-        try:
-            arrived = dict(self._receive(files, hashed=own))
         finally:
             close_begun(files)
         self._incoming.end(goes_on=self._goes_on)

@@ -33,7 +33,7 @@ from collections.abc import Collection, Iterator
 from itertools import islice
 from typing import Any
 
-from clusterctl.transport.remote_content import BLOCK, HEADER, line_of_status, send_wanted
+from clusterctl.transport.remote_content import ALIVE_LINE, BLOCK, HEADER, line_of_status, send_wanted
 from clusterctl.transport.remote_open import FOLDER, Beat, Opener, open_file
 
 DIGEST = 8  # bytes
@@ -312,7 +312,8 @@ def main(text: str) -> None:
     known = array("Q")
     known.frombytes(sys.stdin.buffer.read(count * DIGEST))
     ours = frozenset(os.fsencode(name) for name in request["ours"])
-    walk = Walk(known, ours, [*map(os.fsencode, request["left_out"])], Beat(sys.stdout.buffer, b"{}\n"))
+    sign = b"{}\n" if "top" not in request else ALIVE_LINE + b"\n"
+    walk = Walk(known, ours, [*map(os.fsencode, request["left_out"])], Beat(sys.stdout.buffer, sign))
     if "top" not in request:
         report_files(walk, tops_of(request))
         return

@@ -24,6 +24,8 @@ import time
 from typing import Any, BinaryIO
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# A folder on the way to another one, which this account need not be allowed to list. Linux only.
+ON_THE_WAY = FOLDER | getattr(os, "O_PATH", 0)
 CONTAINERS = 1 << 18  # of JSON: each takes much more memory than its two bytes of text
 OWNERS = 0o600  # the mode of a file that others of ours may open to write
 HELD = 68  # the exit status of a program that gave up waiting for a lock
@@ -49,10 +51,11 @@ SILENT = Beat(None, b"")
 
 def open_folder(top: bytes, path: bytes = b"") -> int:
     """Open a folder below ``top`` without following a link there, or in its place; raises OSError."""
-    fd = os.open(top, FOLDER)
-    for name in path.split(b"/") if path else ():
+    names = path.split(b"/") if path else []
+    fd = os.open(top, ON_THE_WAY if names else FOLDER)
+    for number, name in enumerate(names, 1):
         try:
-            below = os.open(name, FOLDER, dir_fd=fd)
+            below = os.open(name, ON_THE_WAY if number < len(names) else FOLDER, dir_fd=fd)
         finally:
             os.close(fd)
         fd = below

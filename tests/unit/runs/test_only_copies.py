@@ -21,7 +21,7 @@ from clusterctl.runs.only_copies import OnlyCopies, Search
 from clusterctl.state.inventory import CONTROLLER
 from clusterctl.state.submissions import UNCHANGED, JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport import remote_copies
+from clusterctl.transport import base, remote_copies
 from clusterctl.transport.base import Conversation
 from clusterctl.transport.copies import Copies, note
 from clusterctl.transport.put import send_into
@@ -405,6 +405,17 @@ def test_a_damaged_note_of_what_was_brought_is_passed_over(stage: Stage) -> None
         file.write('{"host": "", "top": "/x"}\n{"host": "", "top": 1, "directory": 2}\n')
         file.write('{"top": "/x", "directory": "/\\u0000"}\n{"top": "/x", "directory": "/x", "names": 3}\n')
     assert not stage.search.find()
+
+
+def test_signs_of_life_of_a_long_look_are_no_files(stage, monkeypatch):
+    """A home with very many files takes more than a second to look through, also to list."""
+    texts = base.module_texts
+    monkeypatch.setattr(
+        base, "module_texts", lambda name: texts(name).replace("ALIVE_S = 1.0", "ALIVE_S = 0")
+    )
+    stage.write("notes.txt", "mine\n")
+    (folder,) = stage.bring()
+    assert (folder / "notes.txt").read_text() == "mine\n"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import pytest
 from clusterctl.errors import TransferError, UnreachableError, UsageError
 from clusterctl.transport.get import Fetched, fetch
 from clusterctl.transport.remote_incoming import Entry, make_places, name_it, open_unnamed
+from clusterctl.transport.remote_open import open_file
 from tests.support.disks import FAULTS, small_disk
 from tests.support.here import LocalTransport
 from tests.support.messages import refused as rejected
@@ -77,6 +78,13 @@ def test_what_may_be_neither_read_nor_written_here_is_fetched_all_the_same(their
     with as_anybody():
         assert get(here).sent_bytes == 3 * MIB + len("more")
     assert content(here / "data") == content(theirs)
+
+
+def test_folders_above_need_not_be_readable(theirs):
+    """Where many have their homes in one folder, they may pass it, and often not list it."""
+    theirs.parent.chmod(0o300)
+    with as_anybody():
+        os.close(open_file(b"/", os.fsencode(theirs / "large").lstrip(b"/")))
 
 
 def test_same_size_other_content_is_fetched(theirs, here):
