@@ -107,7 +107,7 @@ class Document(Generic[M]):
             self._root = yaml.compose(text)
             _make_text(self._root, filetype.as_text)
             self.values = yaml.constructor.construct_document(self._root) if self._root else None
-        except (YAMLError, ValueError, LookupError) as exc:  # LookupError: such text as `!!bool ""`
+        except (YAMLError, ValueError, LookupError, TypeError) as exc:  # such text as `!!bool ""`, `? [[]]`
             raise SpecError(file, (_syntax_problem(exc, file),), kind=filetype.name) from exc
         if self._root is None:
             nothing = Problem(file, 1, 1, "spec", "file-empty", "the file is empty", filetype.empty)
@@ -195,7 +195,7 @@ def _make_text(root: Node | None, keys: Collection[str]) -> None:
             continue
         seen.add((id(node), is_below))
         if isinstance(node, MappingNode):
-            rest += [(value, is_below or key.value in keys) for key, value in node.value]
+            rest += [(value, is_below or str(key.value) in keys) for key, value in node.value]
         elif isinstance(node, SequenceNode):
             rest += [(entry, is_below) for entry in node.value]
         elif is_below and isinstance(node, ScalarNode) and str(node.tag) in _SPELLED:

@@ -271,6 +271,8 @@ variants:
         ('job: train\nrequeue: "yes"\n', "2:10 requeue: wrong-type"),
         ("job: train\nvariants:\n  a: {folder: 0}\n", "3:15 variants.a.folder: wrong-type"),
         ("job: [train\n", "2:1 yaml: bad-yaml"),
+        ("? [a]\n: 1\njob: train\n", "1:1 ('a',): wrong-type"),
+        ("? [[a]]\n: 1\njob: train\n", "1:1 yaml: bad-yaml"),
     ],
 )
 def test_one_thing_wrong(read: Read, text: str, problem: str) -> None:
