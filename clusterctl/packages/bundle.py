@@ -29,6 +29,7 @@ from clusterctl.packages.wheelhouse import (
     Lock,
     NodePlatform,
     Requirements,
+    cache_of_downloads,
     content_hash,
     has_wheelhouse,
     new_wheelhouse,
@@ -421,7 +422,8 @@ def _place_wheels(bundle: Bundle, spec: ClusterSpec) -> None:
                     bundle.copy([f"{WHEELS}/{name}" for name in names], folder)
         if (asked := spec.software.python.requirements) is None:
             continue
-        with temporary_folder() as folder:
+        # In the cache, to which the wheels are moved: temporary files may be on another file system.
+        with cache_of_downloads() as home, temporary_folder(home) as folder:
             lock_file = WHEELS_LOCK.format(release)
             bundle.copy([lock_file], folder)
             text = (folder / PurePosixPath(lock_file).name).read_text()

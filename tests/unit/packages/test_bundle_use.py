@@ -75,6 +75,15 @@ def test_wheels_come_out_of_the_bundle(workspace: Workspace, spec: ClusterSpec, 
     assert wheel_path(WHEEL).read_bytes() == ATTRS
 
 
+def test_wheels_are_unpacked_beside_their_place(
+    tmp_path: Path, workspace: Workspace, spec: ClusterSpec, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are many gigabytes, and can't be moved from a file system of temporary files."""
+    monkeypatch.setattr("clusterctl.util.process._temporary_place", lambda: tmp_path / "not there")
+    use_bundle(path, spec, workspace)
+    assert wheel_path(WHEEL).read_bytes() == ATTRS
+
+
 def test_cupy_comes_out_of_the_bundle(tmp_path: Path, workspace: Workspace, spec: ClusterSpec) -> None:
     plain = spec.model_copy(update={"software": Software()})
     files = {**FILES, "wheels/cupy-14-py3-none-any.whl": b"cupy"}
