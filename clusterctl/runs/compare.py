@@ -26,6 +26,7 @@ _RESULT: Final = ("state", "exit", "elapsed", "cost")
 _PINNED: Final = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;\\]+)", re.MULTILINE)
 _MAX_BYTES: Final = 64 << 20
 _MAX_FILES: Final = 50  # that are named as changed
+_LONGEST: Final = 1 << 16  # of a text that was asked for
 _MAX_LOSSES: Final = 1 << 20
 
 
@@ -166,7 +167,10 @@ def mapping(value: Any, *keys: str) -> Mapping[str, Any]:
 
 def _said(values: Mapping[str, Any]) -> dict[str, Value]:
     """The values that are not empty, with names such as ``env.SEED`` for what is nested."""
-    return {key: value for key, value in flat(values).items() if value not in (None, "[]", "")}
+    # Two images may differ in the end of a long name only.
+    return {
+        key: value for key, value in flat(values, longest=_LONGEST).items() if value not in (None, "[]", "")
+    }
 
 
 def _job(row: Row, facts: Mapping[str, Any]) -> dict[str, Value]:

@@ -291,8 +291,8 @@ def _value(text: str) -> Value:
     return printable(text)[:_MAX_TEXT]
 
 
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
-    """A configuration with names such as ``optimizer.lr`` for what is nested."""
+def flat(config: Mapping[str, Any], prefix: str = "", *, longest: int = _MAX_TEXT) -> dict[str, Value]:
+    """A configuration with names such as ``optimizer.lr`` for what is nested. ``longest``: of its texts."""
     found: dict[str, Value] = {}
     for key, value in config.items():
         name = printable(f"{prefix}{key}")[:_MAX_TEXT]
@@ -300,13 +300,13 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
             break
         if isinstance(value, Mapping):
             if prefix.count(".") < _MAX_DEPTH:
-                found |= flat(value, f"{name}.")
+                found |= flat(value, f"{name}.", longest=longest)
         elif isinstance(value, str):
-            found[name] = printable(value)[:_MAX_TEXT]
+            found[name] = printable(value)[:longest]
         elif value is None or isinstance(value, bool):
             found[name] = value
         elif is_number(value):
             found[name] = value if math.isfinite(value) else str(value)
         else:
-            found[name] = json.dumps(value, default=str)[:_MAX_TEXT]
+            found[name] = json.dumps(value, default=str)[:longest]
     return found

@@ -25,6 +25,7 @@ HOST = {
     "boot_id": "x",
 }
 
+IMAGE = f"registry/{'x' * 200}@sha256:"
 READ = {"kind": "run", "data": {"name": "text:/x/a", "bytes": 5, "sha256": {"a.b.c.d.txt": "c" * 64}}}
 
 
@@ -32,7 +33,7 @@ def differences(out: Path, a: dict[str, Any], b: dict[str, Any]) -> dict[tuple[s
     both = {
         "args": ["--lr", "0.1", "--out", "x"],
         "files": {"train.py": "a" * 64},
-        "job": {"bundled": None, "script": "/home/ada/train.py", "nodes": 2, "env": {"SEED": "1"}},
+        "job": {"script": "/home/ada/train.py", "nodes": 2, "env": {"SEED": "1"}, "container": f"{IMAGE}a"},
         "client": {"requirements": "numpy==2.0 --hash=x\nrich==1.0\n", "git": {"commit": "1" * 40}},
         "hosts": {"demo-train-1": HOST},
         "metrics": [{"loss": 1.5}],
@@ -63,7 +64,11 @@ def differences(out: Path, a: dict[str, Any], b: dict[str, Any]) -> dict[tuple[s
         ({"cluster": "other"}, {("job", "cluster"): ("demo", "other")}),
         (
             {"job": {"script": "/elsewhere/train.py", "nodes": 4, "env": {"SEED": "2"}, "mem": None}},
-            {("job", "nodes"): (2, 4), ("job", "env.SEED"): ("1", "2")},
+            {("job", "nodes"), ("job", "env.SEED"), ("job", "container")},
+        ),
+        (
+            {"job": {"script": "train.py", "nodes": 4, "env": {"SEED": "1"}, "container": f"{IMAGE}b"}},
+            {("job", "nodes"): (2, 4), ("job", "container"): (f"{IMAGE}a", f"{IMAGE}b")},
         ),
         (
             {"client": {"requirements": "numpy==2.0\nrich==1.0\n", "git": {"commit": "2" * 40}}, "files": {}},
