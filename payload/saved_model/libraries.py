@@ -89,7 +89,7 @@ class Naming:
                 names[ours].append(there)
                 expected[there] = part.shape
                 # Of more positions than a text model has, the first will do.
-                if ours == "positions.weight" and part.ndim == 2 and there in theirs:  # noqa: PLR2004
+                if ours == "positions.weight" and there in theirs and theirs[there].ndim == part.ndim == 2:  # noqa: PLR2004
                     theirs[there] = theirs[there][: len(part)]
         spare = {*self.tied, *(name for ours in without for name in self.names_of(ours))} - {*expected}
         spare |= {name for name in theirs if name not in expected and re.fullmatch(self.unused, name)}

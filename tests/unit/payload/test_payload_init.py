@@ -51,6 +51,15 @@ def _of_gpt2(folder: Path, **changes: Any) -> dict[str, Array]:
     return theirs
 
 
+def test_positions_that_are_one_number_are_refused(tmp_path: Path) -> None:
+    units = make_units("gpt-tiny", _SETTINGS, Context(Cpu()))
+    shapes = {p.name: p.form.shape for unit in units for p in unit.layer.parameters}
+    known = naming("hf", "gpt-tiny")
+    theirs = {**_of_gpt2(tmp_path), known.names_of("positions.weight")[0]: np.array(0.5)}
+    with refused("weights-other-model", UsageError):
+        known.from_library(shapes, theirs, ())
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_every_tensor_has_a_name_in_each_library(name: str) -> None:
     sizes = {"layers": 2, "heads": 2, "width": 8} if MODELS[name].module in ("gpt", "bert", "vit") else {}
