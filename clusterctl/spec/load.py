@@ -214,21 +214,22 @@ def differences(before: ClusterSpec, after: ClusterSpec) -> tuple[Difference, ..
 def _settings(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
     """Each setting, by its dotted key. A list of mappings is the list of their names, and each by its own."""
     for key, value in spec.model_dump(mode="json", exclude_none=True, exclude=_OF_THE_HOSTS).items():
-        left_out = _OF_A_NODE if key == "partitions" else frozenset()
-        yield from _flat(key, value, left_out)
+        yield from _flat(key, value, {"name", *(_OF_A_NODE if key == "partitions" else ())})
 
 
-def _flat(key: str, value: Any, left_out: Collection[str]) -> Iterator[tuple[str, str]]:
+def _flat(key: str, value: Any, left_out: Collection[str] = ()) -> Iterator[tuple[str, str]]:
+    """``left_out``: keys of the mappings in a list."""
     if isinstance(value, list):
         yield key, ", ".join(one["name"] if isinstance(one, Mapping) else one for one in value)
-        value = {one["name"]: one for one in value if isinstance(one, Mapping)}
-        left_out = {*left_out, "name"}
-    elif not isinstance(value, Mapping):
+        for one in value:
+            if isinstance(one, Mapping):
+                kept = {name: part for name, part in one.items() if name not in left_out}
+                yield from _flat(f"{key}.{one['name']}", kept)
+    elif isinstance(value, Mapping):
+        for name, part in value.items():
+            yield from _flat(f"{key}.{name}", part, {"name"})
+    else:
         yield key, str(value).lower() if isinstance(value, bool) else str(value)
-        return
-    for name, part in value.items():
-        if name not in left_out:
-            yield from _flat(f"{key}.{name}", part, left_out)
 
 
 def json_schema() -> dict[str, Any]:

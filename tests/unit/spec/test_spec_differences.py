@@ -60,6 +60,11 @@ def test_what_a_host_is_the_provider_says(more: dict[str, Any]) -> None:
             ["partitions.train.max_time: not set, it was 2h"],
         ),
         (
+            {"partitions": [{"name": "gpus", "nodes": 1, "max_time": "2h"}]},
+            {"partitions": [{"name": "gpus", "nodes": 1, "max_time": "3h"}]},
+            ["partitions.gpus.max_time: 3h, it was 2h"],
+        ),
+        (
             {},
             {"partitions": [TRAIN, {"name": "big", "nodes": 1}]},
             ["partitions: train, big, it was train"],
