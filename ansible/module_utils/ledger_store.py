@@ -30,6 +30,10 @@ EMPTY: dict[str, Any] = {
     "versions": {},  # path -> what others have made of a file of ours
     "changed": [],  # roles whose files are put back: their units read them anew, also after a crash
 }
+ENTRIES: dict[str, Any] = {
+    "paths": {"role": "", "before": {"kind": ""}},
+    "units": {"role": "", "load": "", "file": "", "active": ""},
+}
 
 
 class LedgerError(Exception):
@@ -61,7 +65,8 @@ class Store:
             found = json.loads(text)
             if found["version"] > VERSION:
                 raise LedgerError(f"{self.root} was written by a newer clusterctl; use that one")
-            if not _fits(found, EMPTY):
+            entries = ((one, form) for name, form in ENTRIES.items() for one in found[name].values())
+            if not (_fits(found, EMPTY) and all(_fits(one, form) for one, form in entries)):
                 raise ValueError("it is of another form")
             return dict(found)
         except (ValueError, KeyError, TypeError) as exc:

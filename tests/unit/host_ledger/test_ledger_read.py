@@ -37,6 +37,8 @@ DAMAGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "version": lambda found: found.update(version="new"),
     "paths": lambda found: found.update(paths=[]),
     "packages": lambda found: found.update(packages=None),
+    "units": lambda found: found["units"].update({"munge.service": {"load": "loaded"}}),
+    "before": lambda found: next(iter(found["paths"].values())).pop("before"),
     "noted": lambda found: found["packages"].pop("before"),
     "sealed": lambda found: found.update(sealed=None),
 }
