@@ -141,6 +141,7 @@ _GROUPS: Final = {
 # word after it. The value is the whole command.
 HABITS: Final = {
     "apply": "up",
+    "create": "up",
     "delete": "down",
     "exec": "ssh",
     "kill": "cancel",

@@ -18,6 +18,7 @@ SLIPS = {
     "node remov demo-1": ("bad-command-line", "'remove'", "`clusterctl node --help`"),
     "frobnicate": ("bad-command-line", "'frobnicate'", "`clusterctl --help`"),
     "squeue": ("bad-command-line", "'squeue'", "`clusterctl jobs`"),
+    "create --name demo": ("bad-command-line", "'create'", "`clusterctl up`"),
     "-f demo.yaml rm --yes": ("bad-command-line", "'rm'", "`clusterctl down`"),
     "tail 'a b'": ("bad-command-line", "'tail'", "`clusterctl logs -f`"),
     "drain demo-1": ("bad-command-line", "'drain'", "`clusterctl node drain`"),
