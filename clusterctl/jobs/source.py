@@ -349,7 +349,12 @@ def rules_above(folder: Path) -> tuple[Ignore, ...]:
     root = next((path for path in (folder, *folder.parents) if (path / ".git").exists()), None)
     if root is None:
         return ()
-    exclude = read_gitignore(root / ".git" / "info" / "exclude", root)
+    git = root / ".git"
+    if git.is_file():  # it names the folder of a submodule, or of a worktree, below that of its repository
+        lead = git.read_text(encoding="utf-8", errors="surrogateescape").removeprefix("gitdir:").strip()
+        git = root / lead
+        git = git.parents[1] if git.parent.name == "worktrees" else git
+    exclude = read_gitignore(git / "info" / "exclude", root)
     found = [] if exclude is None else [exclude]
     way = [path for path in folder.parents if path.is_relative_to(root)]
     found += [rules for path in reversed(way) if (rules := read_gitignore(path / GITIGNORE, path))]

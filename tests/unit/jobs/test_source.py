@@ -100,6 +100,16 @@ def test_what_git_ignores_is_left_out_as_git_does(project, where):
     assert {"keep.log", "sub/a.log"} <= files(root)
 
 
+def test_a_worktree_of_gits_knows_its_exclude(project, tmp_path):
+    git(project, "init", "-q")
+    git(project, "add", "train.py")
+    git(project, "commit", "-qm", "x")
+    git(project, "worktree", "add", "-q", str(tmp_path / "tree"))
+    (project / ".git" / "info" / "exclude").write_text("secret\n")
+    write(tmp_path / "tree", "secret", "known")
+    assert files(tmp_path / "tree") == {"train.py", "known"}
+
+
 def test_a_folder_that_its_repository_ignores_is_sent(project):
     git(project, "init", "-q")
     (project / ".gitignore").write_text("scratch\n*.csv\n")
