@@ -121,6 +121,8 @@ def _is_there(url: str) -> bool:
         return True
     try:
         certificates = os.environ.get("PIP_CERT") or True
-        return requests.head(url, timeout=_LOOK_S, verify=certificates, allow_redirects=True).ok
+        # Some mirrors refuse HEAD. The answer's body is not read.
+        with requests.get(url, timeout=_LOOK_S, verify=certificates, stream=True) as answer:
+            return answer.ok
     except (OSError, ValueError):
         return False

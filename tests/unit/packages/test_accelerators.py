@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clusterctl.packages import wheelhouse
-from clusterctl.packages.accelerators import INDEX_VARIABLE, has_gpus
+from clusterctl.packages.accelerators import INDEX_VARIABLE, _is_there, has_gpus
 from clusterctl.packages.wheelhouse import Requirements, resolve
 from clusterctl.spec.models import ClusterSpec
 from tests.support.wheels import a_wheel
@@ -34,6 +36,26 @@ def published(
     a_wheel(folder, name.replace("-", "_"), version, tag=tag, requires=requires)
     links = (f'<a href="{wheel.name.replace("+", "%2B")}">{wheel.name}</a>' for wheel in folder.glob("*.whl"))
     (folder / "index.html").write_text(f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>")
+
+
+class Mirror(BaseHTTPRequestHandler):
+    """It answers GET alone, and has one page."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/torch/" else 404)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+def test_a_mirror_is_there_if_it_has_the_page() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Mirror) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert [_is_there(f"{url}/{name}/") for name in ("torch", "other")] == [True, False]
+        server.shutdown()
+    assert not _is_there(f"{url}/torch/")
 
 
 @pytest.fixture
