@@ -54,7 +54,7 @@ _OURS = frozenset(name.encode() for name in SENT_FILES | WRITTEN_FILES)
 _BELOW = re.compile(r"/\*\*(\s*)$")
 _ROOM = "make room, name another folder with --out, or leave large files there with --max-file"
 # As make_places of remote_incoming.py makes them.
-_PARTIAL = re.compile(rb"\.clusterctl-[0-9a-f]{32}\.part")
+_PARTIAL = re.compile(rb"\.clusterctl-[0-9a-f]{32}\.part(\.[0-9]+)?")
 _Key = tuple[bytes, bytes, int]  # a file's path, place and size
 _Left = tuple[bytes, str, int, int]  # a path, why it stays, how many bytes in how many files
 Home = Mapping[bytes, tuple[int, str]]  # files that an earlier collect brought: their sizes and sha256

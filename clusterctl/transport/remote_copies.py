@@ -50,7 +50,7 @@ NOT_IN_HOMES = frozenset(
     b".bash_history .python_history .lesshst .viminfo .wget-hsts .sudo_as_admin_successful".split()
 )
 CACHE = b"__pycache__"
-PARTIAL = re.compile(rb"\.clusterctl-[0-9a-f]{32}\.part")
+PARTIAL = re.compile(rb"\.clusterctl-[0-9a-f]{32}\.part(\.[0-9]+)?")
 # The folder of a job that is being submitted.
 INCOMPLETE = re.compile(JOBS + rb"\.[^/]*\.incomplete")
 SKELETON, MOST_SKELETON = b"/etc/skel", 1 << 16

@@ -245,6 +245,7 @@ NOTHING = {
         (s.home / "l").symlink_to("/etc/passwd"),
     ],
     "a transfer on its way": lambda s: s.write(".clusterctl-0123456789abcdef0123456789abcdef.part"),
+    "another of the same file": lambda s: s.write(".clusterctl-0123456789abcdef0123456789abcdef.part.71"),
     "a job's folder in the making": lambda s: s.write("clusterctl/jobs/.mine-1.incomplete/big"),
     "a start-up file as created": lambda s: shutil.copy("/etc/skel/.bashrc", s.home),
 }
