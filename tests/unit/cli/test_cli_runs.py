@@ -13,6 +13,7 @@ from clusterctl.cli.collect import not_brought_home
 from clusterctl.cli.run import app
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.models import PROVIDERS
+from clusterctl.state import inventory
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import Clock
@@ -48,8 +49,8 @@ def test_a_whole_run_needs_no_word(workspace: Workspace) -> None:
 def test_what_becomes_of_it_depends_on_the_cluster(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, provider: str, said: str, *, keep: bool
 ) -> None:
-    monkeypatch.setattr(collecting, "inventory_of", lambda _: SimpleNamespace(traits=PROVIDERS[provider]))
-    monkeypatch.setattr(collecting, "keeps_storage", lambda _: keep)
+    monkeypatch.setattr(inventory, "inventory_of", lambda _: SimpleNamespace(traits=PROVIDERS[provider]))
+    monkeypatch.setattr(inventory, "keeps_storage", lambda _: keep)
     assert collecting._what_becomes(workspace) == said
 
 
