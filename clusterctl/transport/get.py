@@ -6,7 +6,7 @@ import base64
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from clusterctl.transport.remote_incoming import (
     receive,
     reject_small_disk,
 )
-from clusterctl.transport.tree import Kind, Progress, Stream
+from clusterctl.transport.tree import Item, Kind, Progress, Stream, hash_items
 from clusterctl.util.disk import reason
 
 _AGAIN = "run it again; what has arrived is kept"
@@ -177,6 +177,7 @@ class Download:
         root = os.fsencode(folder)
         make_places(root, entries, follow=False, own=own)
         files = [entry for entry in entries if entry.kind == Kind.FILE]
+        _hash_here(files, progress)
         try:
             find_begun(files)
             reject_small_disk(root, files)
@@ -201,6 +202,24 @@ class Download:
             if sha256 is not None:
                 yield entry.index, sha256
                 self.sent += 0 if sha256 and sha256 == entry.known else entry.size - entry.have
+
+
+def _hash_here(files: Sequence[Entry], progress: Progress) -> None:
+    """Hash the files that are in their places already, in several threads and if they are not remembered.
+
+    A second `get` of a large folder would be silent for minutes otherwise.
+    """
+    here = {}
+    for entry in files:
+        place = Path(os.fsdecode(entry.final))
+        with suppress(OSError):
+            item = None if entry.is_new or entry.payload else Item.of(place.name, place, place.lstat())
+            if item and item.kind is Kind.FILE and item.size == entry.size:
+                place.open("rb").close()
+                here[entry] = item
+    hashes = hash_items(tuple(here.values()), progress=progress)
+    for entry, item in here.items():
+        entry.known = hashes[item.origin]
 
 
 def parse_listing(

@@ -226,7 +226,7 @@ def find_begun(files: Iterable[Entry], beat: Beat = SILENT) -> None:
         if entry.is_new or entry.kind != "file":
             continue
         # If the list has its hash, the place was looked at already.
-        entry.known = "" if entry.payload else hash_in_place(entry, beat)
+        entry.known = "" if entry.payload else entry.known or hash_in_place(entry, beat)
         if entry.known or entry.partial in begun or len(begun) == MAX_OPEN:
             continue
         if os.path.lexists(entry.partial):

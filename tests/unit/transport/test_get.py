@@ -50,7 +50,10 @@ def test_what_is_here_is_not_fetched_again(theirs, here):
     get(here)
     (here / "data" / "large").chmod(0o600)
     (here / "data" / "sub" / "nothing").unlink()
-    assert get(here).sent_bytes == 0
+    told: list[tuple[str, int, int]] = []
+    again = fetch(LocalTransport(), ("data",), here, progress=lambda *args: told.append(args))
+    assert again.sent_bytes == 0
+    assert ("hashing", again.bytes, again.bytes) in told
     assert content(here / "data") == content(theirs)
 
 
