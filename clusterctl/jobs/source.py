@@ -32,6 +32,7 @@ _LEFT_OUT = frozenset({"__pycache__", "node_modules", ".ipynb_checkpoints"})
 _NUMBERED = re.compile(r"(stdout|stderr)-[0-9]+\.log|task-[0-9]+")
 _LEAVE_OUT = "leave things out with --exclude or a .gitignore, or bring data with `clusterctl put` once"
 _MOST_RECORD = 16 << 20  # bytes of run.json
+_TOKEN = re.compile(r"[0-9a-f]{8}")
 GITIGNORE = ".gitignore"
 # `x/**` is what lies below x, not x itself, which pathspec would leave out with it.
 _BELOW = re.compile(r"/\*\*(\s*)$")
@@ -292,7 +293,7 @@ def token_of_run(folder: Path) -> str | None:
         token = read_json(os.fsencode(folder), RUN_FILE.encode(), _MOST_RECORD)["token"]
     except (OSError, ValueError, LookupError, TypeError):
         return None
-    return token if isinstance(token, str) else None
+    return token if isinstance(token, str) and _TOKEN.fullmatch(token) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,7 @@ def test_siblings_and_subfolders_travel_without_caches_and_runs(project, tmp_pat
     write(project, "myenv/pyvenv.cfg", "myenv/bin/python", "runs/.r.incomplete/tree/x")
     write(project, "runs/1/run.json", "runs/1/big.bin", "other/run.json")
     (project / "runs" / "1" / "run.json").write_text(json.dumps(record()))
+    (project / "other" / "run.json").write_text('{"token": "of somebody else"}')
     assert files(project) == {"train.py", "utils.py", "conf/a.yaml", ".env", "other/run.json"}
 
 
