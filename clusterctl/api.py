@@ -27,7 +27,7 @@ from clusterctl.errors import UsageError, excluded, printable
 from clusterctl.jobs import files, watch
 from clusterctl.jobs.bundled import ChosenModel, reject_wrong
 from clusterctl.jobs.log_text import KeptLogs, whole_lines
-from clusterctl.jobs.replay import reject_missing, replayed
+from clusterctl.jobs.replay import replayed
 from clusterctl.jobs.submission import Preparer, Submission, read_jobs, submit_prepared
 from clusterctl.jobs.submit import Submitter
 from clusterctl.jobs.watch import LogChunk
@@ -254,8 +254,6 @@ class Cluster:
     def _submit(self, submission: Submission) -> tuple[Job, ...]:
         with self._session() as session:
             prepared = Preparer(self._note).prepare(session, submission)
-            if submission.replay is not None:
-                reject_missing(session, prepared[0].job)
             submitted = list(submit_prepared(Submitter(session, self._note), prepared))
         return tuple(Job(self, one.job_id, one.name, one.remote_dir) for one in submitted)
 

@@ -27,7 +27,7 @@ from clusterctl.cli.submit import (
 from clusterctl.cluster.replayed_run import again_of, differences
 from clusterctl.errors import UsageError
 from clusterctl.jobs.bundled import reject_wrong
-from clusterctl.jobs.replay import Replay, reject_missing, replayed
+from clusterctl.jobs.replay import Replay, replayed
 from clusterctl.jobs.submission import Submission
 from clusterctl.runs.collect import collect
 from clusterctl.runs.compare import compare_losses
@@ -76,7 +76,6 @@ def replay(
     with open_session(screen.chosen()) as session:
         prepared = prepare(screen, session, submission)
         job = prepared[0].job
-        reject_missing(session, job)
         more = _note_differences(screen, row, found, changes, session.facts, job)
         rows = submit_and_note(screen, session, prepared, more)
         if watching is not None:

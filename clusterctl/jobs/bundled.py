@@ -13,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +37,28 @@ MODEL_FLAG: Final = "--model-folder"
 _NAMING: Final = {"eval": (MODEL_FLAG, "--out", "--resume"), "export": (MODEL_FLAG, "--checkpoint")}
 # The message leaves the rank out: there is only one.
 _ERROR: Final = re.compile(r"payload: error: (?:\[(?P<code>[\w-]*)\] )?(?:rank 0 on \S+: )?(?P<what>.*)")
+
+
+def reject_missing(session: Session, job: JobSpec) -> None:
+    """Refuse a replay of what only the cluster of the original had: an image, or a model.
+
+    Raises:
+        UsageError: the cluster lacks one.
+    """
+    model = next((value for flag, value in pairwise(job.args) if flag == MODEL_FLAG), "")
+    send_image = "`clusterctl submit SCRIPT --container IMAGE` sends one that is here"
+    send_model = "`clusterctl submit JOB --run RUN` sends that of a collected run"
+    for what, path, fix in (
+        ("the image", job.container or "", send_image),
+        ("the model", model and f"{model}/{RECORD}", send_model),
+    ):
+        if not path.startswith(("/", "~/")) or (what == "the image" and os.path.isfile(path)):  # noqa: PTH113
+            continue
+        # The command begins in the home.
+        if session.transport.run(["test", "-e", path.removeprefix("~/")], check=False).rc:
+            raise UsageError(
+                f"{what} of the run is not on this cluster", code="not-on-cluster", where=path, fix=fix
+            )
 
 
 def reject_wrong(jobs: Sequence[JobSpec], chosen: ChosenModel | None) -> None:

@@ -12,17 +12,14 @@ import stat
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from ClusterShell.RangeSet import RangeSet
 
 from clusterctl.errors import UsageError, printable
-from clusterctl.jobs.bundled import MODEL_FLAG, RECORD
 from clusterctl.jobs.source import MAX_BYTES, MAX_FILES, Source, is_taken
 from clusterctl.scheduler.script import sweep_variable
-from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import BUNDLED_JOBS, JobSpec, job_of, sweep_arguments
 from clusterctl.spec.job_options import JobOptions, job_options
 from clusterctl.state.submissions import ENVIRONMENT_FILE, SOURCE_FILE, SWEEP_FILE
@@ -104,28 +101,6 @@ def replayed(run: Path, again: Again) -> Replay:
         printable(str(client.get("payload") or "")),
         (note,) if gone else (),
     )
-
-
-def reject_missing(session: Session, job: JobSpec) -> None:
-    """Refuse a replay of what only the cluster of the original had: an image, or a model.
-
-    Raises:
-        UsageError: the cluster lacks one.
-    """
-    model = next((value for flag, value in pairwise(job.args) if flag == MODEL_FLAG), "")
-    send_image = "`clusterctl submit SCRIPT --container IMAGE` sends one that is here"
-    send_model = "`clusterctl submit JOB --run RUN` sends that of a collected run"
-    for what, path, fix in (
-        ("the image", job.container or "", send_image),
-        ("the model", model and f"{model}/{RECORD}", send_model),
-    ):
-        if not path.startswith(("/", "~/")) or (what == "the image" and os.path.isfile(path)):  # noqa: PTH113
-            continue
-        # The command begins in the home.
-        if session.transport.run(["test", "-e", path.removeprefix("~/")], check=False).rc:
-            raise UsageError(
-                f"{what} of the run is not on this cluster", code="not-on-cluster", where=path, fix=fix
-            )
 
 
 def _source(run: Path, client: Mapping[str, Any], said: Mapping[str, Any]) -> Source | None:

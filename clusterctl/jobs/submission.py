@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.errors import ClusterctlError, NotUpError, UsageError
-from clusterctl.jobs.bundled import (
-    ChosenModel,
-    with_model,
-)
+from clusterctl.jobs.bundled import ChosenModel, reject_missing, with_model
 from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submit import (
     PreparedJob,
@@ -113,6 +110,8 @@ class Preparer:
         token = begin(session, submission.jobs[0].name)
         reject_files_of_here(session, submission.jobs)
         first, *others = self._prepared(submission, session.facts, session.ledger, session)
+        if submission.replay is not None:
+            reject_missing(session, first.job)
         return replace(first, token=token), *others
 
     def environment(self, session: Session, job: JobOptions) -> Environment:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.jobs.replay import Again, Replay, reject_missing, replayed, with_changes
+from clusterctl.jobs.bundled import reject_missing
+from clusterctl.jobs.replay import Again, Replay, replayed, with_changes
 from clusterctl.jobs.source import manifest, source_of
 from clusterctl.jobs.submit import client_facts, script_of
 from clusterctl.runs.collect import collect
