@@ -346,7 +346,7 @@ def install_image(
     Raises:
         ConfigureError: a task failed. The whole output is in ``workspace.logs``.
     """
-    with _apart((image,), workspace) as (alone, own):
+    with _image_inventory((image,), workspace) as (alone, own):
         text = inventory_file.image_inventory_text(spec, alone, own.ssh_config, wheels, lock)
         write_atomic(own.ansible_inventory, text)
         return (yield from _play("install", alone, own, alone.names, logs=workspace))
@@ -366,7 +366,7 @@ def configure_class(
     Raises:
         ConfigureError: a task failed. The whole output is in ``workspace.logs``.
     """
-    with _apart(images, workspace) as (alone, own):
+    with _image_inventory(images, workspace) as (alone, own):
         for name, content in {**slurm, inventory_file.HEALTH_FILE: _no_health(alone)}.items():
             write_atomic(own.rendered / name, content)
         text = inventory_file.class_inventory_text(alone, own.ssh_config, variables, own.rendered)
@@ -402,8 +402,8 @@ def _no_health(inventory: Inventory) -> str:
 
 
 @contextmanager
-def _apart(images: Sequence[Host], workspace: Workspace) -> Iterator[tuple[Inventory, Workspace]]:
-    """Images as an inventory of no cluster, and a workspace for it with the keys of this one."""
+def _image_inventory(images: Sequence[Host], workspace: Workspace) -> Iterator[tuple[Inventory, Workspace]]:
+    """Yield an inventory of images alone, and a workspace for it with the keys of this cluster."""
     place = dict.fromkeys(("cluster", "cluster_id", "provider", "network", "shared"), "")
     alone = Inventory(hosts=tuple(images), baked=False, **place)
     with temporary_folder() as folder:

@@ -1,4 +1,4 @@
-"""NumPy or CuPy: the one place that knows them apart. Everything else computes with ``device.xp``."""
+"""NumPy or CuPy: the only place that distinguishes the two. Everything else computes with ``device.xp``."""
 
 from __future__ import annotations
 
