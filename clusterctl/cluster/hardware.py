@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from hashlib import sha1
 from pathlib import Path
 from typing import Final
 
@@ -30,13 +31,14 @@ from clusterctl.spec.units import shown_memory
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import gpu_lock
-from clusterctl.util.process import on_each, temporary_folder
+from clusterctl.util.process import parallel_map, temporary_folder
 
 _SAME_MEMORY: Final = 0.01  # the kernel's figure moves by some MiB from boot to boot
 # Findings of cards that show, and don't work.
 NOT_LINKED: Final = frozenset({"fabric-manager", "fabric-not-ready"})
-# Whether a host reaches the package index.
-_REACHES_INDEX: Final = """\
+# Whether a host has the wheels, by their mark, or reaches the package index.
+_DOES_WITHOUT: Final = """\
+[ -e "$1" ] && exit
 ask() { curl -sS -o /dev/null --max-time 15 "$@"; }
 ask -f https://pypi.org/simple/cuda-pathfinder/ && ask https://files.pythonhosted.org/
 """
@@ -224,6 +226,7 @@ def fetch_gpu_wheels(cluster: ClusterContext, inventory: Inventory, reports: Rep
 
     Raises:
         MachineError: it can't be downloaded.
+        TransportError: a rented host can't be asked whether it reaches the package index.
     """
     spec, workspace = cluster.spec, cluster.workspace
     hosts = [
@@ -237,8 +240,9 @@ def fetch_gpu_wheels(cluster: ClusterContext, inventory: Inventory, reports: Rep
         return (Notice("gpus-without-cupy", text),)
     if spec.provider.is_cloud and not workspace.bundle.exists():
         # Rented hosts reach it through NAT.
-        asked = on_each(hosts, lambda host: cluster.connections.to(host).run(["sh", "-c", _REACHES_INDEX]))
-        if not (lacking := asked[1]):
+        argv = ["sh", "-c", _DOES_WITHOUT, "sh", f"{inventory.root}/env/{mark_of_wheels(gpu_lock())}"]
+        needs = parallel_map(hosts, lambda host: cluster.connections.to(host).run(argv, check=False).rc != 0)
+        if not (lacking := [host for host, needed in zip(hosts, needs, strict=True) if needed]):
             workspace.gpu_wheels.unlink(missing_ok=True)  # without it, the role job_env lets hosts fetch them
             return ()
         cluster.reporter.progress(
@@ -248,6 +252,11 @@ def fetch_gpu_wheels(cluster: ClusterContext, inventory: Inventory, reports: Rep
     cluster.reporter.progress("downloading CuPy and CUDA's libraries")
     link_wheels(gpu_lock(), workspace.gpu_wheels, inventory.distribution)
     return ()
+
+
+def mark_of_wheels(lock: Path) -> str:
+    """Return the file beside the environment of jobs that tells that the wheels of this lock are in it."""
+    return f"installed-{sha1(lock.read_bytes().rstrip(), usedforsecurity=False).hexdigest()}"
 
 
 def link_wheels(lock: Path, link: Path, distribution: Distribution) -> None:

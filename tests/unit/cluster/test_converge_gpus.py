@@ -18,10 +18,11 @@ from clusterctl.cluster.converge import render
 from clusterctl.cluster.hardware import (
     fetch_gpu_wheels,
     gpus_file,
+    mark_of_wheels,
     reject_missing_gpus,
     without_cgroups,
 )
-from clusterctl.errors import Failure, VerifyError
+from clusterctl.errors import Failure, UnreachableError, VerifyError
 from clusterctl.hosts.checks import Finding
 from clusterctl.hosts.gpus import Driver, Gpu
 from clusterctl.hosts.probe import HostReport, NodeFacts
@@ -36,6 +37,7 @@ from tests.support.here import LocalTransport
 from tests.support.inventories import CTL, INVENTORY, ONE, TWO
 from tests.support.messages import refused, shows
 from tests.support.plays import program
+from tests.support.scripted import ScriptedTransport, Step
 from tests.unit.cluster.specs import spec_of
 from tests.unit.hosts.test_doctor import WELL, answer
 
@@ -164,6 +166,20 @@ def test_a_rented_node_fetches_cupy_by_itself_where_it_reaches_the_package_index
     assert fetched(workspace, rented, shown, to) == ()
     assert asked == [ONE]  # the one that shows a card
     assert workspace.gpu_wheels.is_dir() is (index != "exit")
+    # The next `up`: it has them.
+    workspace.gpu_wheels.unlink(missing_ok=True)
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / mark_of_wheels(gpu_lock())).touch()
+    program(tmp_path, "curl", "exit 28")
+    assert fetched(workspace, rented, shown, to) == ()
+    assert not workspace.gpu_wheels.is_symlink()
+
+
+def test_a_rented_node_that_can_not_be_asked_is_no_node_without_an_index(workspace: Workspace) -> None:
+    plant()
+    lost = ScriptedTransport([Step(("...",), error=UnreachableError("no SSH connection"))])
+    with pytest.raises(UnreachableError):
+        fetched(workspace, spec(rented=True), views(T4, Driver()), lambda _: lost)
 
 
 def failure_of_two(driver: Driver, needs: Sequence[Finding] = ()) -> Failure:
