@@ -229,6 +229,9 @@ def _write_bundle(screen: Screen, spec: ClusterSpec, provider: Provider, words: 
         )
     default = f"{spec.name}-doctor-{time.strftime('%Y%m%dT%H%M%S')}{_ARCHIVE}"
     hosts = [word for word in words if word not in files]
+    file = Path(*(files or [default]))
+    if file.exists():
+        raise UsageError(f"{file} exists", code="file-exists", fix="name another file, or remove it")
 
     # Only this needs to know what to leave out of an archive.
     from clusterctl.cluster.doctor_bundle import create
@@ -240,7 +243,7 @@ def _write_bundle(screen: Screen, spec: ClusterSpec, provider: Provider, words: 
         except ClusterctlError as exc:
             found = {"ok": False, "error": exc.cause}
         source = screen.chosen().spec_file
-        made = create(spec, workspace, found, Path(*(files or [default])), source=source)
+        made = create(spec, workspace, found, file, source=source)
     about = {"bundle": str(made.file.absolute()), "files": made.files, "missing": made.missing}
     screen.result(
         {"ok": True, "failures": [], "cluster": spec.name, **about},

@@ -83,11 +83,8 @@ def create(
     source: the user's spec.
 
     Raises:
-        UsageError: there is a file of that name.
         MachineError: it can't be written.
     """
-    if file.exists():
-        raise UsageError(f"{file} exists", code="file-exists", fix="name another file, or remove it")
     missing = [f"doctor: {doctor['error']}"] if "error" in doctor else []
     texts = {
         "doctor.json": json.dumps(doctor, indent=2, default=str),
