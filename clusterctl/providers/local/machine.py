@@ -302,9 +302,9 @@ def enter_cgroup(machine: str) -> list[str]:
 
 def remove_cgroups(machine: str) -> None:
     """Remove the groups of a machine that has ended, deepest first; the kernel may need a moment."""
-
     until = time.monotonic() + STOP_TIMEOUT_S
-    while left := cgroups(machine):
+    left = cgroups(machine)
+    while left:
         for group in left:
             with suppress(ProvisionError):
                 run(["find", str(group), "-depth", "-type", "d", "-delete"], what=f"removing {group}")
