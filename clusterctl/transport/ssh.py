@@ -169,16 +169,6 @@ def refusal(host: str, config: Path, stderr: str, user: str | None = None) -> Tr
     return unreachable(host, config, "no SSH connection", why)
 
 
-def _await_group(group: int) -> None:
-    """Wait up to a second until a process group has ended: a ProxyCommand may speak after its ssh."""
-    for _ in range(50):
-        try:
-            os.killpg(group, 0)
-        except OSError:
-            return
-        time.sleep(0.02)
-
-
 def _tried(words: list[str], folder: Path, limit_s: float) -> tuple[int | None, str]:
     """Return the exit status of an ssh, None if it took too long, and what it says."""
     # A file: what ssh leaves in the background may keep its stderr open.
@@ -196,8 +186,6 @@ def _tried(words: list[str], folder: Path, limit_s: float) -> tuple[int | None, 
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        if rc:
-            _await_group(process.pid)
         stderr.seek(0)
         return rc, stderr.read().decode(errors="replace")
 
