@@ -123,8 +123,8 @@ def open_master(
             break
         _end(folder, name)
     if rc in {None, NO_CONNECTION} and not _NO_SOCKET.search(said):
-        if "kex_exchange_identification" in said:
-            # Of a connection that stays, ssh drops what the ProxyCommand says.
+        if not said or "kex_exchange_identification" in said:
+            # ssh drops the words of a lasting connection's ProxyCommand, and has none if that ends early.
             _, said = _tried(ssh.argv(host, "true", *ALONE, "-o", "BatchMode=yes"), folder, _START_S)
         raise refusal(host, config, said, user)
     try:

@@ -111,6 +111,20 @@ def test_a_program_that_is_not_there_is_said(behind):
     assert "/no/such/gcloud" in caught.value.why
 
 
+def test_a_program_is_heard_that_ends_before_ssh_writes_to_it(behind, tmp_path, monkeypatch):
+    """OpenSSH 9.2 says nothing then of a connection that stays: about one of six tries on two busy cores."""
+    config, _ = behind()
+    ssh = tmp_path / "ssh"
+    ssh.write_text(
+        '#!/bin/sh\ncase "$*" in *ControlPersist*) ;; *) echo "gcloud: not found" >&2 ;; esac\nexit 255\n'
+    )
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(UnreachableError) as caught:
+        SSHTransport("node", config).run(["true"])
+    assert caught.value.why == "gcloud: not found"
+
+
 def test_a_stubborn_program_ends_all_the_same(behind):
     config, notes = behind("stubborn")
     transport = SSHTransport("node", config)
