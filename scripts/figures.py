@@ -31,8 +31,11 @@ SHOW = "python scripts/figures.py"
 FEW = 20  # places that are shown without being asked for
 
 LONG_FUNCTION, LONG_FILE, SHORT_FILE, PROSE_WORDS = 50, 500, 80, 4
+UNIT_WORDS = 4  # with the #
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 TEXTS = {".py", ".md", ".yml", ".yaml", ".toml", ".j2", ".tf", ".sh"}
+# Names that do not say of which thing the value is.
+VAGUE = {"one", "found", "said", "known", "there", "wanted", "what", "why"}
 # Where no word of `WORDS` may stand.
 SPOKEN = {"README.md", "docs", "clusterctl", "payload", "ansible", "templates", "terraform", "examples"}
 CALLBACK = re.compile(r"Callable|Reporter|Progress\b|Prompts")
@@ -99,10 +102,12 @@ def figures(files: Iterable[Source]) -> dict[str, Figure]:
             python[file.path.parts[0]].append(file)
     core, payload, tests = python["clusterctl"], python["payload"], python["tests"]
     support = [file for file in tests if "support" in file.path.parts[1] or file.path.name == "conftest.py"]
+    prose = [file for file in files if file.path.parts[0] in {"clusterctl", "payload", "ansible", "docs"}]
     return {
         **_structure(core),
-        **_prose("clusterctl", core),
-        **_prose("payload", payload),
+        **_prose(
+            [*prose, *(file for file in files if file.path.name == "README.md" and len(file.path.parts) == 1)]
+        ),
         "assertions on prose": _count(_prose_assertions(tests)),
         "words of our own": _count(_own_words(files)),
         "lines of clusterctl": _lines(core),
@@ -196,35 +201,86 @@ def _inner_imports(files: list[Source]) -> Iterator[str]:
         yield from map(file.place, sorted(lines))
 
 
-def _prose(package: str, files: list[Source]) -> dict[str, Figure]:
-    """Count the pronouns that a reader has to guess, in docstrings and comments."""
-    prose = [(file, line, text) for file in files for line, text in _prose_lines(file)]
-    words = sum(len(re.findall(r"[A-Za-z']+", text)) for *_, text in prose)
-
-    def density(pattern: re.Pattern[str]) -> Figure:
-        places = [
-            file.place(line, text.strip()) for file, line, text in prose for _ in pattern.finditer(text)
+def _prose(files: list[Source]) -> dict[str, Figure]:
+    """Count what a reader has to guess, by folder: pronouns for things that have a name, and vague names."""
+    lines = [(file, *line) for file in files for line in _prose_lines(file)]
+    by_folder: dict[str, list[str]] = defaultdict(list)
+    result: dict[str, Figure] = {}
+    for name, pattern in (("what, who, whose", WHO), ("one, none, others", ONE)):
+        hits = [
+            (file, file.place(line, text.strip()))
+            for file, line, text in lines
+            for _ in pattern.finditer(text)
         ]
-        return Figure(1000 * len(places) / max(words, 1), places, step=0.5)
+        for tree in ("clusterctl", "payload", "ansible", "docs"):
+            words = sum(
+                len(re.findall(r"[A-Za-z']+", text)) for file, _, text in lines if _tree(file) == tree
+            )
+            places = [place for file, place in hits if _tree(file) == tree]
+            result[f"{name} per 1,000 words of {tree}"] = Figure(
+                1000 * len(places) / max(words, 1), places, 0.1
+            )
+        for file, place in hits:
+            by_folder[f"{name} in {_folder(file)}"].append(place)
+    for file in files:
+        if file.path.suffix == ".py":
+            by_folder[f"vague names in {_folder(file)}"] += _vague_names(file)
+            by_folder[f"comments at a line's end in {_folder(file)}"] += _trailing_comments(file)
+    return result | {name: _count(by_folder[name]) for name in sorted(by_folder)}
 
-    return {
-        f"what, who, whose per 1,000 words of {package}": density(WHO),
-        f"one, none, others per 1,000 words of {package}": density(ONE),
-    }
+
+def _tree(file: Source) -> str:
+    return file.path.parts[0] if len(file.path.parts) > 1 else "docs"
+
+
+def _folder(file: Source) -> str:
+    tree, *inner, _ = (_tree(file), *file.path.parts[1:-1], file.path.name)
+    return f"{tree}/{inner[0]}" if inner and tree in {"clusterctl", "payload"} else tree
 
 
 def _prose_lines(file: Source) -> Iterator[tuple[int, str]]:
-    for node in file.nodes:
-        match node:
-            case (
-                ast.Module(body=[ast.Expr(value=ast.Constant(value=str(text)) as docstring), *_])
-                | ast.ClassDef(body=[ast.Expr(value=ast.Constant(value=str(text)) as docstring), *_])
-                | ast.FunctionDef(body=[ast.Expr(value=ast.Constant(value=str(text)) as docstring), *_])
-            ):
-                yield from enumerate(text.splitlines(), docstring.lineno)
+    """Yield the text of docstrings, comments, names of Ansible's tasks, and of pages without their code."""
+    if file.path.suffix == ".md":
+        text = re.sub(
+            r"^```.*?^```", lambda code: "\n" * code[0].count("\n"), file.text, flags=re.DOTALL | re.MULTILINE
+        )
+        yield from enumerate(re.sub(r"`[^`\n]*`", "", text).splitlines(), 1)
+    elif file.path.suffix != ".py":
+        for number, line in enumerate(file.lines, 1):
+            if prose := re.search(r"(?:^|\s)#+ (.*)|\b(?:name|description|short_description): (.*)", line):
+                yield number, prose[1] or prose[2]
+    else:
+        for node in file.nodes:
+            match node:
+                case (
+                    ast.Module(body=[ast.Expr(value=ast.Constant(value=str(text)) as docstring), *_])
+                    | ast.ClassDef(body=[ast.Expr(value=ast.Constant(value=str(text)) as docstring), *_])
+                    | ast.FunctionDef(body=[ast.Expr(value=ast.Constant(value=str(text)) as docstring), *_])
+                ):
+                    yield from enumerate(text.splitlines(), docstring.lineno)
+        for token in _comments(file):
+            yield token.start[0], token.string
+
+
+def _comments(file: Source) -> Iterator[tokenize.TokenInfo]:
     for token in tokenize.generate_tokens(io.StringIO(file.text).readline):
         if token.type == tokenize.COMMENT and not re.match(r"# ?(noqa|type:|pragma|!)", token.string):
-            yield token.start[0], token.string
+            yield token
+
+
+def _vague_names(file: Source) -> Iterator[str]:
+    for node in file.nodes:
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) if name in VAGUE:
+                yield file.place(node.lineno)
+
+
+def _trailing_comments(file: Source) -> Iterator[str]:
+    """Yield the comments behind code that are longer than a unit or a shape."""
+    for token in _comments(file):
+        is_shape = token.string.startswith(("# [", "# ("))
+        if token.line[: token.start[1]].strip() and not is_shape and len(token.string.split()) > UNIT_WORDS:
+            yield file.place(token.start[0])
 
 
 def _prose_assertions(files: list[Source]) -> Iterator[str]:

@@ -25,6 +25,12 @@ def f(report: Callable[[], None], say: Callable[[], None]) -> None:
         import os
         "what is no docstring"
 '''
+UNITS = """\
+# A comment of its own line has as many words as it needs.
+SIZE = 3  # mebibytes per second
+table = f(x)  # [batch, heads, positions, channels] of a layer
+limit = 3  # because the server takes no more
+"""
 
 
 def count(**texts: str) -> dict[str, Figure]:
@@ -63,6 +69,13 @@ def count(**texts: str) -> dict[str, Figure]:
         ("assertions on prose", {"tests__a": 'assert f"{x} is not\\n" in (\n    "at the place"\n)'}, 0),
         ("assertions on prose", {"tests__a": 'assert f"{x} is not {y}" in z\nraises(E, match="x")'}, 2),
         ("words of our own", {"clusterctl__a": "def boost(x):\n    return x  # it will Mend\n"}, 2),
+        (
+            "vague names in clusterctl/x",
+            {"clusterctl__x__a": "found = [f(one=1) for one in x]\nother = 1"},
+            2,
+        ),
+        ("vague names in payload", {"payload__a": "def f(why):\n    return said\n"}, 1),
+        ("comments at a line's end in payload", {"payload__a": UNITS}, 1),
         ("lines of clusterctl", {"clusterctl__a": LONG, "tests__a": LONG}, 51),
         ("lines of tests", {"tests__unit__a": LONG, "tests__support__a": LONG}, 102),
         ("lines of tests/support", {"tests__unit__a": LONG, "tests__support__a": LONG}, 51),
@@ -72,6 +85,19 @@ def test_a_figure_counts(name: str, texts: dict[str, str], value: float) -> None
     figure = count(**texts)[name]
     assert figure.value == value
     assert name.startswith("l") or len(figure.places) == value
+
+
+def test_prose_of_pages_and_roles_is_counted_without_code() -> None:
+    page = Source(Path("docs/a.md"), "Who?\n```\nwhose\n```\nNo `none`, and none.\n")
+    tasks = Source(
+        Path("ansible/roles/a/tasks/main.yml"), "- name: Ask somebody\n  file: what\n  x: 1  # none\n"
+    )
+    result = figures.figures([Source(Path("clusterctl/x.py"), ""), page, tasks])
+    density = result["what, who, whose per 1,000 words of ansible"]
+    names = ("what, who, whose in docs", "one, none, others in docs", "one, none, others in ansible")
+    lines = [[place.split(": ")[0] for place in result[name].places] for name in names]
+    assert lines == [["docs/a.md:1"], ["docs/a.md:5"], [f"{tasks.path}:1", f"{tasks.path}:3"]]
+    assert density.value == 0
 
 
 def test_prose_is_docstrings_and_comments() -> None:
