@@ -31,7 +31,7 @@ SHOW = "python scripts/figures.py"
 FEW = 20  # places that are shown without being asked for
 
 LONG_FUNCTION, LONG_FILE, SHORT_FILE, PROSE_WORDS = 50, 500, 80, 4
-UNIT_WORDS = 4  # with the #
+TEST_NAME, UNIT_WORDS = 60, 4  # a comment's # is a word
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 TEXTS = {".py", ".md", ".yml", ".yaml", ".toml", ".j2", ".tf", ".sh"}
 # Names that do not say of which thing the value is.
@@ -107,6 +107,12 @@ def figures(files: Iterable[Source]) -> dict[str, Figure]:
         **_structure(core),
         **_prose(
             [*prose, *(file for file in files if file.path.name == "README.md" and len(file.path.parts) == 1)]
+        ),
+        f"names of tests over {TEST_NAME} characters": _count(
+            file.place(node.lineno, node.name)
+            for file in tests
+            for node in file.nodes
+            if isinstance(node, FUNCTIONS) and node.name.startswith("test_") and len(node.name) > TEST_NAME
         ),
         "assertions on prose": _count(_prose_assertions(tests)),
         "words of our own": _count(_own_words(files)),

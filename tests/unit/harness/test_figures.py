@@ -76,6 +76,8 @@ def count(**texts: str) -> dict[str, Figure]:
         ),
         ("vague names in payload", {"payload__a": "def f(why):\n    return said\n"}, 1),
         ("comments at a line's end in payload", {"payload__a": UNITS}, 1),
+        ("names of tests over 60 characters", {"tests__a": f"def test_{'x' * 56}(): ..."}, 1),
+        ("names of tests over 60 characters", {"tests__a": f"def test_{'x' * 55}(): ..."}, 0),
         ("lines of clusterctl", {"clusterctl__a": LONG, "tests__a": LONG}, 51),
         ("lines of tests", {"tests__unit__a": LONG, "tests__support__a": LONG}, 102),
         ("lines of tests/support", {"tests__unit__a": LONG, "tests__support__a": LONG}, 51),
