@@ -1,4 +1,4 @@
-"""Bring runs home: files, accounting and environment of a job become one folder, whole or not at all."""
+"""Collect runs: copy files, accounting and environment of a job into one folder, completely or not at all."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from clusterctl.runs.fetch import (
 from clusterctl.runs.folder import (
     ACCOUNTING,
     GOING_ON,
-    files_of,
+    choose_run_folder,
+    collected_files,
+    install_tree,
     link,
-    place,
-    put_in_place,
     working_folder,
     write_kept,
     write_sums,
@@ -80,7 +80,7 @@ def collect(
     discard: Collection[str] = (),
     selection: Selection = DEFAULT,
 ) -> tuple[RunRecord, ...]:
-    """Bring runs home, as ``collecting`` does, and return them all."""
+    """Collect runs as ``collecting`` does, and return all records."""
     return tuple(collecting(session, ids, out=out, discard=discard, selection=selection))
 
 
@@ -93,42 +93,44 @@ def collecting(
     selection: Selection = DEFAULT,
     progress: Progress = lambda *_: None,
 ) -> Iterator[RunRecord]:
-    """Bring the runs of these jobs home; by default all that were submitted from here and are not home yet,
-    but for those of the jobs to ``discard``. Each is given once it is here. What the ``selection`` leaves on
-    the cluster, the record names.
+    """Collect the runs of jobs and yield each record when its files are here.
 
-    A run that is home is left as it is, unless it is a snapshot: a job that still goes on is collected as it
-    stands, and anew later; or unless the selection asks for more than the default, and something of it was
-    left on the cluster. A task of an array stands for the whole array.
+    A collected run is left alone, with two exceptions: a snapshot of a running job is collected again, and
+    skipped files are fetched if the selection asks for more than the default.
+
+    ids: job ids; a task's id selects its whole array. Default: the uncollected jobs from this machine.
+    discard: job ids that the default leaves out.
+    selection: the files to copy. The record lists files that stay on the cluster as ``skipped``.
 
     Raises:
-        UsageError: an id is not one.
-        CollectError: some could not be brought home (``failures`` has one entry each); the others were.
-        SchedulerError: one of them is unknown, or the scheduler does not answer.
+        UsageError: an id is malformed.
+        CollectError: some runs could not be collected; ``failures`` lists each. The others were collected.
+        SchedulerError: a job is unknown, or the scheduler does not answer.
         TransportError: the cluster can't be reached.
     """
     entries = _chosen(session, ids, discard, selection)
     home = 0
     failed: dict[str, CollectError | SchedulerError | CommandError] = {}
-    with closing(_Collecting(session, out, selection)) as under_way:
-        under_way.ask([entry.job_id for entry in entries if entry.job_id])
+    with closing(_Collection(session, out, selection)) as collection:
+        collection.query_jobs([entry.job_id for entry in entries if entry.job_id])
         for number, entry in enumerate(entries, 1):
-            which = f"job {entry.job_id}" + (f" ({number} of {len(entries)})" if len(entries) > 1 else "")
-            under_way.progress = titled(which, progress)
+            title = f"job {entry.job_id}" + (f" ({number} of {len(entries)})" if len(entries) > 1 else "")
+            collection.progress = titled(title, progress)
             try:
-                run = under_way.one(entry)
+                run = collection.collect_run(entry)
             except (CollectError, SchedulerError, CommandError) as exc:
+                # A scheduler that does not answer would not answer for the next job either.
                 if isinstance(exc, SchedulerError) and exc.retryable:
-                    raise  # no answer, which no other job will get
+                    raise
                 failed[entry.job_id or ""] = exc
                 continue
-            from clusterctl.runs.report import write_beside  # noqa: PLC0415 - only where a run has come home
+            from clusterctl.runs.report import write_report_beside  # noqa: PLC0415 - only after a run was collected
 
-            write_beside(run)
+            write_report_beside(run)
             home += 1
             yield run
     if failed:
-        raise _not_home(failed, home)
+        raise _uncollected_error(failed, home)
 
 
 def _chosen(
@@ -137,24 +139,25 @@ def _chosen(
     resolve_submissions(session.scheduler, session.ledger)
     if ids:
         return list(dict.fromkeys(_entry(session, job_id) for job_id in ids))
-    there = (e for e in session.ledger.entries() if _is_out(e) or _has_left(e, selection))
-    return [e for e in there if e.job_id not in discard]
+    entries = (e for e in session.ledger.entries() if _is_out(e) or _has_left(e, selection))
+    return [e for e in entries if e.job_id not in discard]
 
 
-def _not_home(failed: Mapping[str, ClusterctlError], others: int) -> CollectError:
-    """The error for these jobs' runs, beside ``others`` that are home."""
+def _uncollected_error(failed: Mapping[str, ClusterctlError], collected_count: int) -> CollectError:
+    """Return the error for jobs that could not be collected, beside ``collected_count`` collected runs."""
     (first, *more) = failed.values()
-    if isinstance(first, CollectError) and not more and not others:
+    if isinstance(first, CollectError) and not more and not collected_count:
         error = first
     else:
-        said = {job_id: f"job {job_id}: {exc.cause}" for job_id, exc in failed.items()}
+        lines = {job_id: f"job {job_id}: {exc.cause}" for job_id, exc in failed.items()}
         error = CollectError(
-            f"{len(failed)} of {len(failed) + others} runs could not be brought home",
+            f"{len(failed)} of {len(failed) + collected_count} runs could not be collected",
             code="runs-not-collected",
-            why="; ".join(said.values()),
-            fix="collect again; what has arrived is kept",
+            why="; ".join(lines.values()),
+            fix="collect again; arrived files are kept",
             failures=tuple(
-                Failure(exc.code, said[job_id], fix=exc.fix, retryable=True) for job_id, exc in failed.items()
+                Failure(exc.code, lines[job_id], fix=exc.fix, retryable=True)
+                for job_id, exc in failed.items()
             ),
         )
     error.jobs = tuple(failed)
@@ -164,14 +167,14 @@ def _not_home(failed: Mapping[str, ClusterctlError], others: int) -> CollectErro
 def collect_all(
     spec: ClusterSpec, workspace: Workspace, *, out: Path | None = None, discard: Collection[str] = ()
 ) -> Iterator[RunRecord]:
-    """Collect, as ``collecting`` does, all that is not home, but for the runs of the jobs to ``discard``."""
+    """Collect all runs that are not here yet, as ``collecting`` does, except those of ``discard``."""
     facts = facts_of(workspace) if workspace.inventory.exists() else facts_of_spec(spec)
     with session_of(facts, workspace, patience_s=SHORT_PATIENCE_S) as opened:
         yield from collecting(opened, out=out or RUNS, discard=discard)
 
 
 def uncollected(workspace: Workspace) -> tuple[JobEntry, ...]:
-    """The submissions from here whose run is not home, or only as a snapshot."""
+    """Return the submissions from this machine that are not collected, or only as a snapshot."""
     entries = Ledger(workspace.jobs).entries()
     return tuple(e for e in entries if _is_out(e) or (e.job_id is None and not e.refused))
 
@@ -181,11 +184,11 @@ def _is_out(entry: JobEntry) -> bool:
 
 
 def _has_left(entry: JobEntry, selection: Selection) -> bool:
-    """Whether the run is home, but more of it is asked for; if it is gone here, that is all of it."""
+    """Return whether a collected run, or a deleted one, has files on the cluster that the selection needs."""
     if not selection.asks_more or entry.run_dir is None:
         return False
     try:
-        return any(one.only_there for one in RunRecord.load(Path(entry.run_dir)).skipped)
+        return any(skipped.only_there for skipped in RunRecord.load(Path(entry.run_dir)).skipped)
     except CollectError:
         return selection.everything
 
@@ -198,10 +201,10 @@ def _entry(session: Session, job_id: str) -> JobEntry:
     jobs = session.scheduler.jobs([job_id.partition("_")[0]])
     if not jobs:
         raise session.scheduler.unknown([job_id])
-    # Every user may give a job the comment of another one, which would take its place in the ledger.
-    known = {entry.token for entry in session.ledger.entries()}
+    # Any user can copy another job's comment. A job with a known token would replace the real ledger entry.
+    ledger_tokens = {entry.token for entry in session.ledger.entries()}
     token = jobs[0].token
-    if token in ("", *known) or jobs[0].user != session.facts.job_user:
+    if token in ("", *ledger_tokens) or jobs[0].user != session.facts.job_user:
         raise unmanaged_job(jobs[0])
     entry = JobEntry(
         token=token,
@@ -211,11 +214,12 @@ def _entry(session: Session, job_id: str) -> JobEntry:
         job_id=jobs[0].whole_id,
         remote_dir=jobs[0].work_dir,
     )
-    return session.ledger.add(entry)  # submitted from elsewhere; from now on it is known here too
+    # The job was submitted from another machine. The ledger of this machine lists it from now on.
+    return session.ledger.add(entry)
 
 
-class _Collecting:
-    """Brings runs home, one after the other."""
+class _Collection:
+    """Collects the runs of several jobs in turn, over one connection to each host."""
 
     def __init__(self, session: Session, out: Path, selection: Selection) -> None:
         self.session, self.out, self.selection = session, out.absolute(), selection
@@ -224,69 +228,75 @@ class _Collecting:
         self.senders: dict[str, Sender] = {}  # by host
 
     def close(self) -> None:
-        for one in self.senders.values():
-            one.close()
+        for open_sender in self.senders.values():
+            open_sender.close()
 
-    def ask(self, ids: Sequence[str]) -> None:
-        """Ask for all these jobs with one question; a SchedulerError where there is no answer."""
+    def query_jobs(self, ids: Sequence[str]) -> None:
+        """Query the scheduler for all jobs in one request. Raises SchedulerError if it does not answer."""
         try:
-            for one in self.session.scheduler.jobs(ids):
-                self.jobs.setdefault(one.whole_id, []).append(one)
+            for job in self.session.scheduler.jobs(ids):
+                self.jobs.setdefault(job.whole_id, []).append(job)
         except SchedulerError as exc:
             if exc.retryable:
                 raise
-            # Refused: each is asked for again by itself.
+            # The scheduler rejected the request, so each job is queried separately later.
 
-    def one(self, entry: JobEntry) -> RunRecord:
-        """Bring one run home, or find that it is there."""
+    def collect_run(self, entry: JobEntry) -> RunRecord:
+        """Collect the run of a job, or return its record if it is already here."""
         if entry.run_dir is not None and entry.run_state not in GOING_ON:
-            with suppress(CollectError):  # moved or removed by the user, who asks for it again
+            with suppress(CollectError):
                 run = RunRecord.load(Path(entry.run_dir))
                 if not _has_left(entry, self.selection):
                     return run
-                return self.more(entry, run)
+                return self.collect_skipped(entry, run)
         job_id = entry.job_id or ""
-        final = place(self.out, f"{self.session.facts.cluster}-{job_id}-{entry.name}", entry.token)
+        final = choose_run_folder(
+            self.out, f"{self.session.facts.cluster}-{job_id}-{entry.name}", entry.token
+        )
         jobs = self.jobs.get(job_id) or self.session.scheduler.jobs([job_id]) or (_purged(entry),)
-        with self.writing(job_id, final), working_folder(final) as work:
+        with self.reporting_write_errors(job_id, final), working_folder(final) as work:
             hosts = tuple(dict.fromkeys(node for job in jobs for node in job.nodes))
             recorder = started(partial(_recorder, self.session, entry, jobs))
-            manifest = self.fetched(entry, hosts, work, still_changing=not all(job.ended for job in jobs))
+            manifest = self.fetch(entry, hosts, work, still_changing=not all(job.ended for job in jobs))
             record = recorder().write(work / "tree", manifest)
-            put_in_place(work, final)
+            install_tree(work, final)
         self.session.ledger.update(entry, run_dir=str(final), run_state=record.state, state=record.state)
         note_runs_folder(self.out)
         return record.model_copy(update={"directory": final})
 
-    def more(self, entry: JobEntry, run: RunRecord) -> RunRecord:
-        """Bring home what was left of a run on the cluster; what is at home stays as it is."""
+    def collect_skipped(self, entry: JobEntry, run: RunRecord) -> RunRecord:
+        """Fetch the files of a collected run that stayed on the cluster. Local files stay unchanged."""
         final = run.directory
-        with self.writing(run.job_id, final), working_folder(final) as work:
-            tree, home = work / "tree", files_of(final)
-            manifest = self.fetched(entry, run.nodes, work, home)
+        with self.reporting_write_errors(run.job_id, final), working_folder(final) as work:
+            tree, home = work / "tree", collected_files(final)
+            manifest = self.fetch(entry, run.nodes, work, home)
             write_kept(tree, self.session.ledger.kept(entry.token))
-            new = [
+            new_sizes = [
                 size
                 for name, size in manifest.files.items()
                 if name not in home and (tree / os.fsdecode(name)).is_file()
             ]
             record = run.model_copy(
                 update={
-                    "files": run.files + len(new),
-                    "bytes": run.bytes + sum(new),
-                    "skipped": (*manifest.skipped, *(one for one in run.skipped if one.path == ACCOUNTING)),
+                    "files": run.files + len(new_sizes),
+                    "bytes": run.bytes + sum(new_sizes),
+                    "skipped": (
+                        *manifest.skipped,
+                        *(skipped for skipped in run.skipped if skipped.path == ACCOUNTING),
+                    ),
                     "collected_at": time.time(),
                 }
             )
             sums = {name: sha256 for name, (_, sha256) in home.items()} | {**manifest.sha256}
             link(final, [name for name, (_, sha256) in home.items() if sums[name] == sha256], tree)
-            (tree / RUN_FILE).unlink(missing_ok=True)  # the link: the run's own stays until it is replaced
+            # RUN_FILE is a hard link here. Writing through it would change the run that is still in place.
+            (tree / RUN_FILE).unlink(missing_ok=True)
             (tree / RUN_FILE).write_text(record.as_json())
             write_sums(tree, {name: sha256 for name, sha256 in sums.items() if name != RUN_FILE.encode()})
-            put_in_place(work, final)
+            install_tree(work, final)
         return record
 
-    def fetched(
+    def fetch(
         self,
         entry: JobEntry,
         nodes: Sequence[str],
@@ -295,10 +305,10 @@ class _Collecting:
         *,
         still_changing: bool = False,
     ) -> Manifest:
-        """Bring the job's files into ``work/tree``; that they can't be read concerns this job alone."""
+        """Copy the job's files into ``work/tree``. Raises CollectError if they can't be read."""
         job_id = entry.job_id or ""
         if entry.remote_dir is None:
-            raise CollectError(f"it is not known where job {job_id} has its files", code="job-folder-unknown")
+            raise CollectError(f"the folder of job {job_id} is not known", code="job-folder-unknown")
         outputs = _outputs(self.session.ledger.kept(entry.token))
         source = Source(
             entry.remote_dir, job_id, still_changing, self.selection, outputs, home, self.progress
@@ -314,11 +324,11 @@ class _Collecting:
                 code="job-files-unreadable",
                 where=f"{entry.remote_dir} on the cluster",
                 why=exc.cause,
-                fix="look at the folder with `clusterctl ssh`, then collect again; what has arrived is kept",
+                fix="check the folder with `clusterctl ssh`, then collect again; arrived files are kept",
             ) from exc
 
     @contextmanager
-    def writing(self, job_id: str, final: Path) -> Iterator[None]:
+    def reporting_write_errors(self, job_id: str, final: Path) -> Iterator[None]:
         try:
             yield
         except OSError as exc:
@@ -327,34 +337,34 @@ class _Collecting:
                 code="run-unwritable",
                 where=str(final),
                 why=reason(exc, final),
-                fix="make room and rights there, or name another folder with --out",
+                fix="free space there and check its permissions, or choose another folder with --out",
             ) from exc
 
 
 def _recorder(session: Session, entry: JobEntry, jobs: Sequence[JobInfo]) -> Recorder:
-    from clusterctl.runs.record import Recorder  # noqa: PLC0415 - 0.1 s that pass while files come
+    from clusterctl.runs.record import Recorder  # noqa: PLC0415 - takes 0.1 s, while files are copied
 
     return Recorder.of(session, entry, jobs)
 
 
 def _outputs(kept: Mapping[str, bytes]) -> Outputs | None:
-    """The outputs that a job was submitted with; None of a job without, or submitted from elsewhere."""
+    """Return the outputs that a job declared. None if it didn't, or was submitted from another machine."""
     if OUTPUTS_FILE not in kept:
         return None
     source = json.loads(kept[SOURCE_FILE]) if SOURCE_FILE in kept else {"files": [], "links": []}
-    sent = [os.fsencode(one["path"]) for one in (*source["files"], *source["links"])]
+    sent = [os.fsencode(entry["path"]) for entry in (*source["files"], *source["links"])]
     return Outputs(json.loads(kept[OUTPUTS_FILE])["patterns"], sent)
 
 
 def _purged(entry: JobEntry) -> JobInfo:
-    """A job that the scheduler has no record of any more; its files may be there all the same."""
+    """Return a record for a job that the scheduler has forgotten. Its files may still exist."""
     number = (entry.job_id or "").lstrip(string.ascii_letters)
     return JobInfo(
         number=int(number),
         name=entry.name,
         user=entry.user,
         state=JobState.PURGED,
-        reason="there is no record of the job any more",
+        reason="the scheduler no longer has a record of the job",
         submit_time=int(entry.submitted_at),
         work_dir=entry.remote_dir or "",
         comment=comment_of(entry.token),

@@ -1,4 +1,4 @@
-"""What differs between two collected runs, from the job and its code to the result; whether losses do."""
+"""Comparison of two collected runs: job, code, configuration, data, environment, hardware, result, losses."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from clusterctl.state.ledger import Value
 from clusterctl.state.submissions import ENVIRONMENT_FILE, SOURCE_FILE
 from clusterctl.transport.remote_open import read_json
 
-# Of what was submitted: not what it computes, or told elsewhere in full.
+# Fields of a submission that don't affect the computation, or that other sections compare in full.
 _NOT_THE_JOB: Final = frozenset(
     "name args tag note include exclude outputs folder requirements time account qos signal".split()
 )
 _RESULT: Final = ("state", "exit", "elapsed", "cost")
 _PINNED: Final = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;\\]+)", re.MULTILINE)
 _MAX_BYTES: Final = 64 << 20
-_MAX_FILES: Final = 50  # that are named as changed
-_LONGEST: Final = 1 << 16  # of a text that was asked for
+_MAX_FILES: Final = 50
+# Two image names may differ only at the end, so long texts are compared in full.
+_LONGEST: Final = 1 << 16  # characters
 _MAX_LOSSES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that is not the same; None where a run does not have it.
+    """A value that differs between runs ``a`` and ``b``. None if a run does not have the value.
 
     ``section`` is job, code, configuration, data, environment, hardware or result.
     """
@@ -45,10 +46,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """How the losses of two runs compare at the ``steps`` that both have, of ``a`` and ``b`` steps.
+    """The comparison of the losses of two runs with ``a`` and ``b`` steps at their ``steps`` common steps.
 
-    ``first`` is the first step at which one differs, ``largest`` the largest difference; None where none
-    does, or where one of two is NaN or infinite.
+    first: the first step with different losses. None if all are equal.
+    largest: the largest difference. None if all are equal, or if a differing loss is NaN or infinite.
     """
 
     identical: bool
@@ -60,57 +61,63 @@ class Losses:
 
     def __str__(self) -> str:
         steps = f"{self.steps} step{'s' if self.steps != 1 else ''}"
-        of = "" if self.a == self.b == self.steps else f" of {self.a} and {self.b}"
+        totals = "" if self.a == self.b == self.steps else f" of {self.a} and {self.b}"
         if self.identical:
-            return f"identical over {steps}{of}"
-        by = "one is no number" if self.largest is None else f"the largest difference is {self.largest:.3g}"
-        return f"different from step {self.first} on, of {steps}{of}: {by}"
+            return f"identical over {steps}{totals}"
+        reason = (
+            "a loss is NaN or infinite"
+            if self.largest is None
+            else f"the largest difference is {self.largest:.3g}"
+        )
+        return f"different from step {self.first} on, of {steps}{totals}: {reason}"
 
 
 def compare_losses(a: Row, b: Row) -> Losses | None:
-    """How the losses compare: metrics whose names have ``loss``. None if a run has none."""
+    """Compare all metrics with ``loss`` in their names. Return None if the runs share no step of them."""
     losses_a, losses_b = _losses(a), _losses(b)
-    both = {key: (loss, losses_b[key]) for key, loss in losses_a.items() if key in losses_b}
-    if not both:
+    pairs = {key: (loss, losses_b[key]) for key, loss in losses_a.items() if key in losses_b}
+    if not pairs:
         return None
-    wrong = {key: (x, y) for key, (x, y) in both.items() if x != y and not (math.isnan(x) and math.isnan(y))}
-    gaps = [abs(x - y) for x, y in wrong.values()]
+    unequal = {
+        key: (x, y) for key, (x, y) in pairs.items() if x != y and not (math.isnan(x) and math.isnan(y))
+    }
+    gaps = [abs(x - y) for x, y in unequal.values()]
     steps, steps_a, steps_b = (
-        len({(task, step) for task, _, step in found}) for found in (both, losses_a, losses_b)
+        len({(task, step) for task, _, step in losses}) for losses in (pairs, losses_a, losses_b)
     )
     return Losses(
-        not wrong,
+        not unequal,
         steps,
         steps_a,
         steps_b,
-        first=min((step for _, _, step in wrong), default=None),
+        first=min((step for _, _, step in unequal), default=None),
         largest=max(gaps) if gaps and all(map(math.isfinite, gaps)) else None,
     )
 
 
 def _losses(row: Row) -> dict[tuple[str, str, int], float]:
-    """Task, name and step of each loss; where the program tells no step, its place in the order."""
-    found: dict[tuple[str, str, int], float] = {}
+    """Return the losses by task, name and step. Values without a step are numbered."""
+    losses: dict[tuple[str, str, int], float] = {}
     counts: Counter[tuple[str, str]] = Counter()
     tasks = row.tasks or [row]
-    for one in tasks:
-        number = one.number if len(tasks) > 1 else ""
-        for record in records(one.folder):
+    for task in tasks:
+        number = task.number if len(tasks) > 1 else ""
+        for record in records(task.folder):
             for name, value in record.values.items():
-                if "loss" in name.lower() and "scale" not in name.lower() and len(found) < _MAX_LOSSES:
+                if "loss" in name.lower() and "scale" not in name.lower() and len(losses) < _MAX_LOSSES:
                     counts[number, name] += 1
                     step = counts[number, name] if record.step is None else record.step
-                    found[number, name, step] = value
-    return found
+                    losses[number, name, step] = value
+    return losses
 
 
 def compare(a: Row, b: Row) -> tuple[Difference, ...]:
-    """What differs, in the order of the sections. What only one run's record knows is a difference, too.
+    """Return the differences in the order of the sections. A value that only one run has is a difference.
 
     Raises:
         CollectError: a file of a run is damaged.
     """
-    facts_a, facts_b = facts_of(a), facts_of(b)
+    facts_a, facts_b = environment_of(a), environment_of(b)
     return (
         *_differences("job", _job(a, facts_a), _job(b, facts_b)),
         *_code(a, b, facts_a, facts_b),
@@ -128,21 +135,21 @@ def _differences(section: str, a: Mapping[str, Value], b: Mapping[str, Value]) -
             yield Difference(section, key, a.get(key), b.get(key))
 
 
-def facts_of(row: Row) -> Mapping[str, Any]:
-    """environment.json of a run; empty where there is none.
+def environment_of(row: Row) -> Mapping[str, Any]:
+    """Return the content of a run's environment.json; empty if it does not exist.
 
     Raises:
-        CollectError: it can't be read, or is no JSON.
+        CollectError: the file can't be read or is not JSON.
     """
-    found = _read(row.run.directory / ENVIRONMENT_FILE)
-    return found if isinstance(found, dict) else {}
+    facts = _read(row.run.directory / ENVIRONMENT_FILE)
+    return facts if isinstance(facts, dict) else {}
 
 
 def _read(path: Path) -> Any:
-    """The JSON of a file of a run; None where there is none.
+    """Return the content of a run's JSON file; None if it does not exist.
 
     Raises:
-        CollectError: it can't be read, or is no JSON.
+        CollectError: the file can't be read or is not JSON.
     """
     try:
         return read_json(os.fsencode(path.parent), os.fsencode(path.name), _MAX_BYTES)
@@ -154,93 +161,95 @@ def _read(path: Path) -> Any:
             code="run-file-unreadable",
             where=str(path),
             why=str(exc).partition("\n")[0],
-            fix="compare runs whose files are whole; `sha256sum -c SHA256SUMS` checks them",
+            fix="check the run's files with `sha256sum -c SHA256SUMS`, and compare undamaged runs",
         ) from exc
 
 
 def mapping(value: Any, *keys: str) -> Mapping[str, Any]:
-    """What is below these keys, if it is a mapping; else an empty one."""
+    """Return the mapping below these nested keys; an empty mapping if anything else is there."""
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value if isinstance(value, Mapping) else {}
 
 
-def _said(values: Mapping[str, Any]) -> dict[str, Value]:
-    """The values that are not empty, with names such as ``env.SEED`` for what is nested."""
-    # Two images may differ in the end of a long name only.
+def _flat_values(values: Mapping[str, Any]) -> dict[str, Value]:
+    """Return the values that are not empty. Nested values get names such as ``env.SEED``."""
     return {
         key: value for key, value in flat(values, longest=_LONGEST).items() if value not in (None, "[]", "")
     }
 
 
 def _job(row: Row, facts: Mapping[str, Any]) -> dict[str, Value]:
-    """What was asked of the scheduler and the launcher, and where it ran."""
-    said = mapping(facts, "client", "job")
-    # The values of a task of a sweep are its configuration.
-    others = {"array", "sweep"} if row.task is not None else set()
-    asked = {key: value for key, value in said.items() if key not in _NOT_THE_JOB | others}
-    if isinstance(script := asked.get("script"), str):
-        asked["script"] = Path(script).name
-    found = {key: value for key, value in _said(asked).items() if not key.startswith("env.SWEEP_")}
-    return {**found, "cluster": row.run.cluster, "partition": row.run.partition}
+    """Return the options for the scheduler and the launcher, and the cluster and partition."""
+    submission = mapping(facts, "client", "job")
+    # The configuration lists the values of a sweep's task.
+    sweep_keys = {"array", "sweep"} if row.task is not None else set()
+    requested = {key: value for key, value in submission.items() if key not in _NOT_THE_JOB | sweep_keys}
+    if isinstance(script := requested.get("script"), str):
+        requested["script"] = Path(script).name
+    values = {
+        key: value for key, value in _flat_values(requested).items() if not key.startswith("env.SWEEP_")
+    }
+    return {**values, "cluster": row.run.cluster, "partition": row.run.partition}
 
 
 def _code(a: Row, b: Row, facts_a: Mapping[str, Any], facts_b: Mapping[str, Any]) -> Iterator[Difference]:
-    """The files that were sent, and the version of clusterctl. If files differ, the commits, too."""
+    """Compare the submitted files and the version of clusterctl. If files differ, compare the commits too."""
     files_a, files_b = _files(a), _files(b)
     changed = list(_differences("code", files_a, files_b))
     yield from changed[:_MAX_FILES]
     if (more := len(changed) - _MAX_FILES) > 0:
         yield Difference("code", "more files", None, more)
-    versions = ({"clusterctl": mapping(one, "client").get("clusterctl")} for one in (facts_a, facts_b))
+    versions = ({"clusterctl": mapping(facts, "client").get("clusterctl")} for facts in (facts_a, facts_b))
     yield from _differences("code", *versions)
     if changed:
-        commits = [mapping(one, "client", "git") for one in (facts_a, facts_b)]
-        yield from _differences("code", *({"commit": one.get("commit")} for one in commits))
+        commits = [mapping(facts, "client", "git") for facts in (facts_a, facts_b)]
+        yield from _differences("code", *({"commit": facts.get("commit")} for facts in commits))
 
 
 def _files(row: Row) -> dict[str, Value]:
-    """File or link -> what is in it, in short."""
+    """Return the shortened checksum or link target of each submitted file."""
     source = _read(row.run.directory / SOURCE_FILE)
-    found: dict[str, Value] = {}
+    contents: dict[str, Value] = {}
     for kind, content in (("files", "sha256"), ("links", "target")):
         listed = source.get(kind) if isinstance(source, dict) else None
-        for one in listed if isinstance(listed, list) else ():
-            if isinstance(one, dict) and isinstance(said := one.get(content), str):
-                found[str(one.get("path"))] = said[:12] if kind == "files" else f"-> {said}"
-    return found
+        for entry in listed if isinstance(listed, list) else ():
+            if isinstance(entry, dict) and isinstance(value := entry.get(content), str):
+                contents[str(entry.get("path"))] = value[:12] if kind == "files" else f"-> {value}"
+    return contents
 
 
 def _configuration(row: Row) -> dict[str, Value]:
-    """The program's options and other arguments; of an array those of each task."""
+    """Return the program's options and other arguments. For an array, each task's options are included."""
     arguments = " ".join(config_of(row.run.args)[1]) or None
-    found = {**row.config, "arguments": arguments}
-    return found | {f"task {task.number}: {k}": v for task in row.tasks for k, v in task.config.items()}
+    values = {**row.config, "arguments": arguments}
+    return values | {f"task {task.number}: {k}": v for task in row.tasks for k, v in task.config.items()}
 
 
 def _data(row: Row) -> dict[str, Value]:
-    """What the program read, as the first line of its metrics.jsonl says: how much, and hashes of files."""
-    found: dict[str, Value] = {}
-    for one in row.tasks or [row]:
-        task = f"task {one.number}: " if row.tasks else ""
-        first = next(records(one.folder), None)
-        said = flat(mapping(first.line, "data")) if first else {}
-        said.pop("name", None)  # where it lies, which the configuration has
-        found |= {task + k: v[:12] if isinstance(v, str) and "sha256" in k else v for k, v in said.items()}
-    return found
+    """Return sizes and checksums of the program's data, as the first line of its metrics.jsonl lists them."""
+    values: dict[str, Value] = {}
+    for task_row in row.tasks or [row]:
+        prefix = f"task {task_row.number}: " if row.tasks else ""
+        first = next(records(task_row.folder), None)
+        data = flat(mapping(first.line, "data")) if first else {}
+        # The configuration has the path of the data.
+        data.pop("name", None)
+        values |= {prefix + k: v[:12] if isinstance(v, str) and "sha256" in k else v for k, v in data.items()}
+    return values
 
 
 def software_of(facts: Mapping[str, Any]) -> dict[str, Value]:
-    """Slurm, the versions that the nodes tell, and the packages that the job asked for."""
-    found: dict[str, Value] = {"slurm": facts.get("slurm")}
+    """Return the versions of Slurm, of the nodes' software, and of the Python packages of the job."""
+    versions: dict[str, Value] = {"slurm": facts.get("slurm")}
     for host in mapping(facts, "hosts").values():
-        found |= _said(mapping(host, "versions"))
+        versions |= _flat_values(mapping(host, "versions"))
     lock = mapping(facts, "client").get("requirements")
-    return found | dict(_PINNED.findall(lock)) if isinstance(lock, str) else found
+    return versions | dict(_PINNED.findall(lock)) if isinstance(lock, str) else versions
 
 
 def hardware_of(facts: Mapping[str, Any]) -> dict[str, Value]:
-    """Which kinds of nodes, as their telemetry describes them; neither their names nor their number."""
+    """Return the distinct kinds of nodes (cores, CPU, memory, GPUs) as their telemetry describes them."""
     kinds = set()
     for host in mapping(facts, "hosts").values():
         if isinstance(host, Mapping):
@@ -248,12 +257,14 @@ def hardware_of(facts: Mapping[str, Any]) -> dict[str, Value]:
             parts = [f"{len(cores)} cores" if isinstance(cores, list) else "", host.get("cpu_model")]
             parts += [f"{memory} MiB" if memory else ""]
             listed = gpus if isinstance(gpus, list) else ()
-            parts += [str(one.get("name")) for one in listed if isinstance(one, Mapping)]
+            parts += [str(gpu.get("name")) for gpu in listed if isinstance(gpu, Mapping)]
             kinds.add(", ".join(str(part) for part in parts if part))
     return {"nodes": "; ".join(sorted(kinds))} if kinds else {}
 
 
 def _result(row: Row) -> dict[str, Value]:
-    found = {key: FIELDS[key](row) for key in _RESULT}
-    found |= {name: metric.last for name, metric in row.metrics.items()}
-    return found | {f"task {task.number}: {k}": m.last for task in row.tasks for k, m in task.metrics.items()}
+    values = {key: FIELDS[key](row) for key in _RESULT}
+    values |= {name: metric.last for name, metric in row.metrics.items()}
+    return values | {
+        f"task {task.number}: {k}": m.last for task in row.tasks for k, m in task.metrics.items()
+    }

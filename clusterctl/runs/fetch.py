@@ -1,4 +1,4 @@
-"""Bring a job's folder here. Nothing the cluster says is trusted to be a sane path, or to be little."""
+"""Copies a job's folder from the cluster. Paths and sizes that the cluster reports are not trusted."""
 
 from __future__ import annotations
 
@@ -34,37 +34,49 @@ from clusterctl.transport.remote_incoming import Entry
 from clusterctl.transport.tree import Kind, Progress, shown_size
 from clusterctl.util.process import on_each
 
-_ROUNDS = 4  # a file that changed while it was read is read again
-NODES = b"nodes"  # holds, by host, files whose name another host has used for something else
+# How often a file is read if it changes during reading.
+_ROUNDS = 4
+# The subfolder for files, by host, if two hosts have different files of the same name.
+NODES = b"nodes"
 REMOTE_PROGRAM = "clusterctl.runs.remote_files"
 
-# Written by us into a run's folder; a job's own file or folder of that name gets another one.
+# Names that clusterctl writes into a run's folder. A job's file or folder of such a name is renamed.
 RESERVED = frozenset(name.encode() for name in SENT_FILES | ADDED_FILES)
 FROM_JOB = b".from-job"
-MAX_FILE = 64 << 30  # bytes: what is larger stays on the cluster unless it is asked for
-MAX_CHECKPOINT = 4 << 30  # bytes of the latest checkpoint: the same
+# Larger files, and a larger latest checkpoint, stay on the cluster unless the user asks for them.
+MAX_FILE = 64 << 30  # bytes
+MAX_CHECKPOINT = 4 << 30  # bytes
 
-_MOST_ROWS = 1_250_000  # the cluster itself stops at 1,000,000
-_MOST_HOLES = 16 << 30  # bytes of a job's files, which cost no disk but the time to hash them
-_MOST_SKIPPED = 1000  # that are named one by one
-_LONGEST = 2048  # bytes of a path: it must fit below any folder here
+# The program on the cluster stops at 1,000,000 files.
+_MOST_ROWS = 1_250_000
+# Holes in sparse files cost no disk space here, but time to hash them.
+_MOST_HOLES = 16 << 30  # bytes
+# Skipped files that a record lists one by one.
+_MOST_SKIPPED = 1000
+# A path must fit below any local folder.
+_LONGEST = 2048  # bytes
 _UNWANTED = "not among the outputs"
 _OURS = frozenset(name.encode() for name in SENT_FILES | WRITTEN_FILES)
-# `x/**` is what lies below x, not x itself, which pathspec would leave out with it.
+# `!x/**` excludes the files below x. pathspec would exclude x itself as well.
 _BELOW = re.compile(r"/\*\*(\s*)$")
-_ROOM = "make room, name another folder with --out, or leave large files there with --max-file"
-# As make_places of remote_incoming.py makes them.
+_ROOM = (
+    "free some space, choose another folder with --out, or leave large files on the cluster with --max-file"
+)
+# Temporary names that make_places of remote_incoming.py creates.
 _PARTIAL = re.compile(rb"\.clusterctl-[0-9a-f]{32}\.part(\.[0-9]+)?")
-_Key = tuple[bytes, bytes, int]  # a file's path, place and size
-_Left = tuple[bytes, str, int, int]  # a path, why it stays, how many bytes in how many files
-Home = Mapping[bytes, tuple[int, str]]  # files that an earlier collect brought: their sizes and sha256
+# A file's path on the cluster, its path in the run's folder, and its size.
+_Key = tuple[bytes, bytes, int]
+# A path that stays on the cluster, the reason, its bytes and its number of files.
+_Left = tuple[bytes, str, int, int]
+# Files that an earlier collect brought: sizes and sha256 by path.
+Home = Mapping[bytes, tuple[int, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What of a run comes home: ``checkpoints`` latest, all, none, or everything, which means all of the run.
+    """The files of a run that `collect` copies. Sizes are limits in bytes.
 
-    The latest checkpoint comes if it has at most ``max_checkpoint`` bytes, a file if it has ``max_file``.
+    checkpoints: "latest", "all", "none", or "everything" for all files of the run.
     """
 
     checkpoints: str = "latest"
@@ -77,12 +89,12 @@ class Selection:
 
     @property
     def asks_more(self) -> bool:
-        """Whether what a collect by default has left may come by this one."""
+        """Whether this selection may copy files that the default selection leaves on the cluster."""
         larger = self.max_checkpoint > MAX_CHECKPOINT or self.max_file > MAX_FILE
         return larger or self.checkpoints in {"all", EVERYTHING}
 
     def why(self, reason: str, size: int, job_id: str) -> str:
-        """Why something stays there, by the reason of remote_files.py, and what brings it home."""
+        """Return why a file stays on the cluster, by the reason of remote_files.py, and how to copy it."""
         if reason == TOO_LARGE:
             reason = f"a checkpoint of {shown_size(size)}, more than {shown_size(self.max_checkpoint)}"
             flags = ["--max-checkpoint", f"{(size >> 30) + 1}GiB"]
@@ -96,7 +108,7 @@ class Selection:
 
 
 def _with_command(reason: str, job_id: str, *flags: str) -> str:
-    """The reason why something stays on the cluster, and the command that brings it."""
+    """Return the reason why a file stays on the cluster, followed by the command that copies it."""
     return f"{reason}: `{shlex.join(filter(None, ('clusterctl', 'collect', job_id, *flags)))}`"
 
 
@@ -108,7 +120,7 @@ CHECKPOINTS = ("latest", "all", "none")
 def selection_of(
     checkpoints: str | None, max_checkpoint: str | None, max_file: str | None, *, everything: bool
 ) -> Selection:
-    """Return what of runs is copied, by the options of `collect`. None: its default.
+    """Return the selection for the options of `collect`. None stands for an option's default.
 
     checkpoints: which checkpoints of each run: latest, all or none.
     max_checkpoint, max_file: sizes such as 4GiB. Larger files are left and listed.
@@ -118,7 +130,7 @@ def selection_of(
         UsageError: a value is wrong, or contradicts ``everything``.
     """
     if everything:
-        if any(one is not None for one in (checkpoints, max_checkpoint, max_file)):
+        if any(option is not None for option in (checkpoints, max_checkpoint, max_file)):
             raise UsageError(
                 "--all copies everything",
                 code="options-exclusive",
@@ -127,9 +139,9 @@ def selection_of(
         return ALL
     if checkpoints not in {None, *CHECKPOINTS}:
         raise UsageError(
-            f"--checkpoints: {checkpoints!r} is none of them",
+            f"--checkpoints: {checkpoints!r} is not a valid value",
             code="unknown-value",
-            fix=f"say {', '.join(CHECKPOINTS)}",
+            fix=f"use {', '.join(CHECKPOINTS[:-1])} or {CHECKPOINTS[-1]}",
         )
     return Selection(
         checkpoints or "latest",
@@ -147,9 +159,9 @@ def _bytes(flag: str, size: str | None, default: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a run's tree holds: ``files`` with their sizes in bytes and the sha256 of each in hex.
+    """The content of a run's folder: ``files`` with sizes in bytes, hex ``sha256``, and empty ``folders``.
 
-    ``folders`` are the empty ones. All paths are relative to the tree; ``skipped`` is left on the cluster.
+    All paths are relative to the folder. The ``skipped`` files stay on the cluster.
     """
 
     files: Mapping[bytes, int]
@@ -159,23 +171,25 @@ class Manifest:
 
 
 class Outputs:
-    """What a job is to leave: files that its patterns take, of which the last that matches counts, and ours.
+    """The output files of a job: files that match its patterns, of which the last match decides, and logs.
 
-    sent: files that were sent with the job. They are not told of if they are none of its outputs.
+    patterns: patterns in the syntax of .gitignore; ``!`` excludes.
+    sent: submitted files, which are not listed as skipped if no pattern matches.
     """
 
     def __init__(self, patterns: Sequence[str], sent: Iterable[bytes] = ()) -> None:
         from pathspec import GitIgnoreSpec, PathSpec  # noqa: PLC0415 - slow, and few jobs name their outputs
 
         lines = [_BELOW.sub(r"/**/*\1", pattern) for pattern in patterns]
-        with warnings.catch_warnings():  # of brackets in what pathspec makes of patterns such as a[[:alpha:]]
+        # `re` warns about the brackets that pathspec makes of patterns such as a[[:alpha:]].
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
-            # GitIgnoreSpec itself would take files that an earlier pattern names in spite of `!folder/`.
+            # GitIgnoreSpec itself would include files of an earlier pattern in spite of a later `!folder/`.
             self._spec = PathSpec(GitIgnoreSpec.from_lines(lines).patterns)
         self.sent = frozenset(sent)
 
     def take(self, entry: Entry) -> bool:
-        """Whether it is wanted by its path in the job's folder, or in that of a task of an array."""
+        """Return whether an entry is an output, by its path in the job's or the array task's folder."""
         top, _, rest = entry.path.partition(b"/")
         end = "/" if entry.kind == Kind.FOLDER else ""
         for path in [entry.path, rest] if rest and TASK.fullmatch(top) else [entry.path]:
@@ -187,10 +201,11 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A job's folder on the cluster, and what of it is wanted here.
+    """A job's folder on the cluster, and the rules for copying it.
 
-    With ``still_changing`` (the job runs), files that can't be caught in a consistent state are skipped.
-    outputs: what of it is wanted, but for a selection of everything. None: all but old checkpoints.
+    still_changing: the job is running, so files that keep changing are skipped.
+    outputs: the files to copy, unless the selection is everything. None copies all but old checkpoints.
+    home: files that an earlier collect copied. They are not fetched again.
     """
 
     folder: str
@@ -203,68 +218,68 @@ class Source:
 
 
 def sender(transport: Transport) -> Sender:
-    """What lists and sends folders of jobs on a host."""
+    """Return the sender that lists and transfers job folders on a host."""
     return Sender(transport, remote_argv(REMOTE_PROGRAM, *sorted(SENT_FILES | WRITTEN_FILES)), many=True)
 
 
 def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:
-    """Make ``tree`` hold exactly the files and empty folders of the source, but for those that are at home.
-
-    Returns what it holds, with those at home.
+    """Make ``tree`` hold the files and empty folders of the source without ``source.home``. Return all.
 
     Raises:
-        CollectError: files keep changing or vanish although the job has ended; the disk is too small; or the
-            cluster's answer can't be a folder's content.
-        TransportError: the cluster can't be reached. What has arrived is kept.
+        CollectError: files of an ended job keep changing, the disk is full, or the answer is malformed.
+        TransportError: the cluster can't be reached. Files that have arrived are kept.
     """
     folder, home = source.folder, source.home
     tree.mkdir(parents=True, exist_ok=True)
     is_new = not any(tree.iterdir())
-    here: dict[_Key, str] = {}  # -> sha256
-    wanted = source.selection
-    checkpoints = "all" if source.outputs and not wanted.everything else wanted.checkpoints
-    request = json.dumps([folder, checkpoints, wanted.max_checkpoint]).encode() + b"\n"
-    most = sys.maxsize if wanted.everything else _MOST_ROWS
+    arrived_sums: dict[_Key, str] = {}
+    selection = source.selection
+    checkpoints = "all" if source.outputs and not selection.everything else selection.checkpoints
+    request = json.dumps([folder, checkpoints, selection.max_checkpoint]).encode() + b"\n"
+    max_rows = sys.maxsize if selection.everything else _MOST_ROWS
     for _ in range(_ROUNDS):
         try:
-            with sender.listed(request, most=most) as download:
+            with sender.listed(request, most=max_rows) as download:
                 entries, skipped = choose(download.entries, download.left, source, tree)
-                missing = [entry for entry in entries if entry.local not in home and _key(entry) not in here]
+                missing = [
+                    entry for entry in entries if entry.local not in home and _key(entry) not in arrived_sums
+                ]
                 arrived = download.bring(missing, tree, own=True, room=_ROOM, progress=source.progress)
         except (TransferError, MachineError, UsageError) as exc:
             where = exc.where or f"{folder} on the cluster"
             raise CollectError(exc.what, code=exc.code, where=where, why=exc.why, fix=exc.fix) from exc
-        here |= {_key(one): arrived[one.index] for one in missing if one.index in arrived}
+        arrived_sums |= {_key(entry): arrived[entry.index] for entry in missing if entry.index in arrived}
         files = [entry for entry in entries if entry.kind == Kind.FILE and entry.local not in home]
-        restless = [entry for entry in files if _key(entry) not in here]
-        if not restless:
+        changing = [entry for entry in files if _key(entry) not in arrived_sums]
+        if not changing:
             break
         is_new = False
-        sender.close()  # what went wrong is not to last
-    if restless and not source.still_changing:
-        raise _restless(restless, folder)
-    hashes = {one.local: here[_key(one)] for one in files if _key(one) in here}
-    around = {entry.local.rpartition(b"/")[0] for entry in entries}
-    folders = tuple(e.local for e in entries if e.kind == Kind.FOLDER and e.local not in around)
+        # Use a new connection in case the fault lies in this one.
+        sender.close()
+    if changing and not source.still_changing:
+        raise _restless(changing, folder)
+    hashes = {entry.local: arrived_sums[_key(entry)] for entry in files if _key(entry) in arrived_sums}
+    parents = {entry.local.rpartition(b"/")[0] for entry in entries}
+    folders = tuple(e.local for e in entries if e.kind == Kind.FOLDER and e.local not in parents)
     if not is_new:
-        _remove_others(os.fsencode(tree), {*hashes, *folders})
-    skipped += [(one.path, "it changed while it was read", one.size, 1) for one in restless]
+        _remove_leftovers(os.fsencode(tree), {*hashes, *folders})
+    skipped += [(entry.path, "it changed while it was read", entry.size, 1) for entry in changing]
     sizes = {entry.local: entry.size for entry in files if entry.local in hashes}
     return Manifest(
         sizes | {name: size for name, (size, _) in home.items()},
         hashes | {name: sha256 for name, (_, sha256) in home.items()},
-        _named(skipped),
+        _skipped_records(skipped),
         folders,
     )
 
 
 def _restless(files: Sequence[Entry], folder: str) -> CollectError:
     return CollectError(
-        f"{len(files)} files keep changing while they are read, such as {shown_path(files[0].path)}",
+        f"{len(files)} files keep changing while they are copied, such as {shown_path(files[0].path)}",
         code="files-keep-changing",
         where=f"{folder} on the cluster",
-        why="something still writes there although the job has ended",
-        fix="end what writes there (`clusterctl ssh`), then collect again; what has arrived is kept",
+        why="a process is still writing there although the job has ended",
+        fix="end that process (`clusterctl ssh`), then collect again; files that have arrived are kept",
     )
 
 
@@ -272,23 +287,23 @@ def _key(entry: Entry) -> _Key:
     return entry.path, entry.local, entry.size
 
 
-def _named(skipped: Sequence[_Left]) -> tuple[Skipped, ...]:
-    """What is left there. A job may leave any number of things: then the largest are named."""
+def _skipped_records(skipped: Sequence[_Left]) -> tuple[Skipped, ...]:
+    """Return the skipped paths for the record: the largest one by one, the rest in one entry."""
     if len(skipped) > _MOST_SKIPPED:
-        skipped = sorted(skipped, key=lambda one: (-one[2], -one[3]))
+        skipped = sorted(skipped, key=lambda row: (-row[2], -row[3]))
     named = [
-        Skipped(path=shown_path(path), reason=why, bytes=size, files=files)
-        for path, why, size, files in skipped[:_MOST_SKIPPED]
+        Skipped(path=shown_path(path), reason=reason, bytes=size, files=files)
+        for path, reason, size, files in skipped[:_MOST_SKIPPED]
     ]
-    if unnamed := [one for one in skipped[_MOST_SKIPPED:] if one[1] != UNCHANGED]:
-        size, files = sum(one[2] for one in unnamed), sum(one[3] for one in unnamed)
-        reason = f"{len(unnamed):,} more, which are not named"
+    if unnamed := [row for row in skipped[_MOST_SKIPPED:] if row[1] != UNCHANGED]:
+        size, files = sum(row[2] for row in unnamed), sum(row[3] for row in unnamed)
+        reason = f"{len(unnamed):,} more, which are not listed"
         named.append(Skipped(path=".", reason=reason, bytes=size, files=files))
     return tuple(named)
 
 
-def _remove_others(tree: bytes, keep: set[bytes]) -> None:
-    """Remove what an earlier, unfinished collect left and what is gone on the cluster by now."""
+def _remove_leftovers(tree: bytes, keep: set[bytes]) -> None:
+    """Remove leftovers of an unfinished collect, and files that no longer exist on the cluster."""
     for folder, subfolders, names in os.walk(tree, topdown=False):
         below = (folder + b"/")[len(tree) + 1 :]
         for name in names:
@@ -303,91 +318,105 @@ def _remove_others(tree: bytes, keep: set[bytes]) -> None:
 
 
 def fetch_from(hosts: Sequence[tuple[str, Sender]], source: Source, work: Path) -> Manifest:
-    """Make ``work/tree`` hold what the job's folder holds on all of these hosts.
+    """Copy the job's folder from all hosts and merge the copies into ``work/tree``.
 
-    The first host's files keep their places. Those of the others do too, unless another host has a different
-    file of that name: then they go to ``nodes/HOST/``. It raises what ``fetch_tree`` does.
+    Raises the errors of ``fetch_tree``.
+
+    hosts: names and senders. If two hosts have different files of the same name, the first host's file keeps
+        the path, and the other file goes to ``nodes/HOST/``.
     """
     tree, nodes = work / "tree", work / "nodes"
     if len(hosts) == 1:
         return fetch_tree(hosts[0][1], source, tree)
     by_name = dict(hosts)
-    # What is at home says nothing of another host's file of that name, so all are fetched.
-    every = replace(source, home={})
-    found, failed = on_each(by_name, lambda name: fetch_tree(by_name[name], every, nodes / name))
-    if failed:  # all have ended: nothing writes there once the folder is unlocked
+    # A file that is here already may be another host's file of that name, so all files are fetched.
+    whole_source = replace(source, home={})
+    manifests, failed = on_each(by_name, lambda name: fetch_tree(by_name[name], whole_source, nodes / name))
+    # All threads have ended, so nothing is written after the folder is unlocked.
+    if failed:
         raise next(iter(failed.values()))
-    return _as_one(found, nodes, tree)
+    return _merge(manifests, nodes, tree)
 
 
-def _as_one(found: Mapping[str, Manifest], nodes: Path, tree: Path) -> Manifest:
+def _merge(manifests: Mapping[str, Manifest], nodes: Path, tree: Path) -> Manifest:
     shutil.rmtree(tree, ignore_errors=True)
     tree.mkdir(parents=True)
     sizes: dict[bytes, int] = {}
     hashes: dict[bytes, str] = {}
     skipped: dict[tuple[str, str], Skipped] = {}
-    for host, manifest in found.items():
+    for host, manifest in manifests.items():
         for local, size in manifest.files.items():
             if hashes.get(local) == manifest.sha256[local]:
                 continue
-            place = _free_place(tree, local, host)
-            (nodes / host / os.fsdecode(local)).replace(tree / os.fsdecode(place))
-            sizes[place], hashes[place] = size, manifest.sha256[local]
-        skipped |= {(one.path, one.reason): one for one in manifest.skipped}
+            target = _free_place(tree, local, host)
+            (nodes / host / os.fsdecode(local)).replace(tree / os.fsdecode(target))
+            sizes[target], hashes[target] = size, manifest.sha256[local]
+        skipped |= {(entry.path, entry.reason): entry for entry in manifest.skipped}
     empty = []
-    for folder in sorted({folder for manifest in found.values() for folder in manifest.folders}):
-        with suppress(FileExistsError, NotADirectoryError):  # a file of another host has the name
+    for folder in sorted({folder for manifest in manifests.values() for folder in manifest.folders}):
+        # A file of another host may have the folder's name.
+        with suppress(FileExistsError, NotADirectoryError):
             (tree / os.fsdecode(folder)).mkdir(parents=True, exist_ok=True)
             empty.append(folder)
     return Manifest(sizes, hashes, tuple(skipped.values()), tuple(empty))
 
 
 def _free_place(tree: Path, local: bytes, host: str) -> bytes:
-    """A file's own place if nothing else has it, or one below its host's name; the folder is made."""
+    """Return a free path for a file: its own, or one below its host's name. Create the parent folder."""
     for number in count():
-        place = local if number == 0 else b"/".join([NODES, host.encode() + b"_" * (number - 1), local])
-        target = tree / os.fsdecode(place)
-        with suppress(FileExistsError, NotADirectoryError):  # a file is where a folder must be
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if not os.path.lexists(target):
-                return place
+        candidate = local if number == 0 else b"/".join([NODES, host.encode() + b"_" * (number - 1), local])
+        full_path = tree / os.fsdecode(candidate)
+        # A file may have the name of the parent folder.
+        with suppress(FileExistsError, NotADirectoryError):
+            full_path.parent.mkdir(parents=True, exist_ok=True)
+            if not os.path.lexists(full_path):
+                return candidate
     raise AssertionError("count never ends")
 
 
 def choose(
-    listing: Sequence[Entry], left: Sequence[Entry], source: Source, tree: Path
+    listing: Sequence[Entry], left_entries: Sequence[Entry], source: Source, tree: Path
 ) -> tuple[list[Entry], list[_Left]]:
-    """What of a job's folder comes home, each with its place and mode in the run; and what stays, and why.
+    """Return the entries of a job's folder to copy, and those that stay on the cluster with the reason.
 
-    Of folders come the empty ones, and those in which something comes.
+    Each entry to copy gets its path and mode in the run's folder. Of the folders, those that are empty or
+    hold a copied file are returned.
+
+    listing: entries that the cluster offers.
+    left_entries: entries that the cluster does not offer; ``payload`` is the reason.
     """
-    wanted = source.selection
+    selection = source.selection
     skipped = [
-        (one.path, wanted.why(printable(one.payload), one.size, source.job_id), one.size, one.space)
-        for one in left
+        (
+            entry.path,
+            selection.why(printable(entry.payload), entry.size, source.job_id),
+            entry.size,
+            entry.space,
+        )
+        for entry in left_entries
     ]
-    around = {entry.path.rpartition(b"/")[0] for entry in (*listing, *left)}
-    outputs = None if wanted.everything else source.outputs
+    parents = {entry.path.rpartition(b"/")[0] for entry in (*listing, *left_entries)}
+    outputs = None if selection.everything else source.outputs
     unwanted: list[Entry] = []
-    holes = sys.maxsize if wanted.everything else _MOST_HOLES  # that may come yet
+    max_holes = sys.maxsize if selection.everything else _MOST_HOLES
     coming: set[bytes] = set()
     for entry in listing:
-        if entry.kind == Kind.FOLDER and entry.path in around:
+        if entry.kind == Kind.FOLDER and entry.path in parents:
             continue
         if outputs and not outputs.take(entry):
             if entry.kind == Kind.FILE and entry.path not in outputs.sent:
                 unwanted.append(entry)
-        elif why := _why_not(entry, holes, wanted.max_file, source.job_id):
-            skipped.append((entry.path, why, entry.size, 0 if entry.kind == Kind.LINK else 1))
+        elif reason := _skip_reason(entry, max_holes, selection.max_file, source.job_id):
+            skipped.append((entry.path, reason, entry.size, 0 if entry.kind == Kind.LINK else 1))
         else:
-            holes -= entry.size - entry.space
+            max_holes -= entry.size - entry.space
             path = entry.path
-            while path and path not in coming:  # the folders of most files are in it
+            while path and path not in coming:
                 coming.add(path)
                 path = path.rpartition(b"/")[0]
-    unwanted_why = wanted.why(_UNWANTED, 0, source.job_id)
+    unwanted_reason = selection.why(_UNWANTED, 0, source.job_id)
     for path, (size, files) in _by_folder(unwanted, coming).items():
-        skipped.append((path, unwanted_why, size, files))
+        skipped.append((path, unwanted_reason, size, files))
     tops = {entry.path.partition(b"/")[0] for entry in listing}
     chosen = [entry for entry in listing if entry.path in coming]
     mode = tree.stat().st_mode  # the user's umask
@@ -398,47 +427,47 @@ def choose(
 
 
 def _by_folder(unwanted: Iterable[Entry], coming: Collection[bytes]) -> dict[bytes, tuple[int, int]]:
-    """How many bytes in how many files stay, by the topmost folders of which nothing comes, else by file."""
-    found: dict[bytes, tuple[int, int]] = {}
+    """Return bytes and number of unwanted files, by the topmost folder without copied files, or by file."""
+    totals: dict[bytes, tuple[int, int]] = {}
     for entry in unwanted:
-        path, above = entry.path, entry.path.rpartition(b"/")[0]
-        while above and above not in coming:
-            path, above = above, above.rpartition(b"/")[0]
-        size, files = found.get(path, (0, 0))
-        found[path] = size + entry.size, files + 1
-    return found
+        path, parent = entry.path, entry.path.rpartition(b"/")[0]
+        while parent and parent not in coming:
+            path, parent = parent, parent.rpartition(b"/")[0]
+        size, files = totals.get(path, (0, 0))
+        totals[path] = size + entry.size, files + 1
+    return totals
 
 
-def _why_not(entry: Entry, holes: int, max_file: int, job_id: str) -> str:
-    """Why something stays on the cluster; "" if it comes. ``holes``: bytes of them that may still come."""
+def _skip_reason(entry: Entry, max_holes: int, max_file: int, job_id: str) -> str:
+    """Return why an entry stays on the cluster; "" if not. ``max_holes`` limits the holes of sparse files."""
     if entry.kind == Kind.LINK:
         return "a symbolic link"
     if _PARTIAL.fullmatch(entry.path.rpartition(b"/")[2]):
-        return "files on their way have such names"
+        return "the name is reserved for files in transfer"
     if len(entry.path) > _LONGEST:
         return f"its path is longer than {_LONGEST:,} bytes"
-    if entry.size - entry.space > holes:
+    if entry.size - entry.space > max_holes:
         size, on_disk, most = map(shown_size, (entry.size, entry.space, _MOST_HOLES))
         sparse = f"a sparse file of {size}, {on_disk} on disk; a run's files may have {most} of holes in all"
         return _with_command(sparse, job_id, "--all")
     if entry.size > max_file:
-        large = entry.size > MAX_FILE  # else the user has chosen less
-        flags = ("--max-file", f"{(entry.size >> 30) + 1}GiB") if large else ("--all",)
+        is_above_default = entry.size > MAX_FILE
+        flags = ("--max-file", f"{(entry.size >> 30) + 1}GiB") if is_above_default else ("--all",)
         size = shown_size(entry.size)
         return _with_command(f"{size}, more than {shown_size(max_file)}", job_id, *flags)
     return ""
 
 
 def shown_path(path: bytes) -> str:
-    """A path fit for a terminal and for JSON."""
+    """Return a path as printable text for terminals and JSON."""
     return printable(path.decode(errors="surrogateescape"))
 
 
 def _local(path: bytes, tops: set[bytes]) -> bytes:
-    """Where a file goes below the run's folder; ``tops`` are the first parts of all paths."""
+    """Return a file's path in the run's folder. ``tops`` are the first components of all paths of the job."""
     top, slash, rest = path.partition(b"/")
     if top in RESERVED:
         top += FROM_JOB
-        while top in tops:  # the job has such a one of its own
+        while top in tops:
             top += FROM_JOB
     return top + slash + rest

@@ -1,4 +1,4 @@
-"""Collected runs on this machine: found in folders, named, filtered and sorted, by their run.json alone."""
+"""Find, look up and rank collected runs on this machine, by their run.json alone."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _JOB: Final = re.compile(r"(?:(?P<cluster>[a-z][a-z0-9-]*)/)?(?P<job>[A-Za-z]?\d
 
 @dataclass(frozen=True)
 class Row:
-    """A run, or one task of an array: what is listed, filtered and compared as one."""
+    """A run or a task of a job array, as one row of a list."""
 
     run: RunRecord
     task: TaskRecord | None = None
 
     @property
     def number(self) -> str:
-        """The task's number in its array, "" of a whole run."""
+        """The task's number in its array; "" if the row is a run."""
         return self.task.number if self.task else ""
 
     @property
@@ -40,12 +40,12 @@ class Row:
 
     @property
     def shown(self) -> str:
-        """How a user names it: its folder's name, with the task's."""
+        """The name of the run's folder, followed by the task's folder for a task."""
         return f"{self.run.directory.name}/{self.task.folder}" if self.task else self.run.directory.name
 
     @property
     def record(self) -> RunRecord | TaskRecord:
-        """What has its state, times, nodes, configuration and metrics."""
+        """The record with the state, times, nodes, configuration and metrics of the row."""
         return self.task or self.run
 
     @property
@@ -58,15 +58,15 @@ class Row:
 
     @property
     def tasks(self) -> Sequence[Row]:
-        """The tasks of an array, a row for each; none of another run."""
-        whole = self.task is None and self.run.is_array
-        return [Row(self.run, one) for one in self.run.tasks] if whole else []
+        """A row for each task of an array; empty for other runs."""
+        has_tasks = self.task is None and self.run.is_array
+        return [Row(self.run, task) for task in self.run.tasks] if has_tasks else []
 
     def value(self, key: str) -> Value:
-        """The value of a field, an option of its configuration or a metric; None if it has none.
+        """Return the value of a field, an option of the configuration or a metric; None if there is no value.
 
-        ``KEY.min`` and ``KEY.max`` are the lowest and highest value of a metric, ``KEY`` is its last;
-        of an option and a metric of one name, ``config.KEY`` and ``metric.KEY`` say which is meant.
+        ``KEY`` is the last value of a metric, ``KEY.min`` the lowest and ``KEY.max`` the highest.
+        ``config.KEY`` and ``metric.KEY`` distinguish an option and a metric of the same name.
         """
         if key in FIELDS:
             return FIELDS[key](self)
@@ -74,31 +74,31 @@ class Row:
         if kind == "config":
             return self.config.get(rest)
         if kind == "metric":
-            return _of_metric(self.metrics, rest)
-        return self.config[key] if key in self.config else _of_metric(self.metrics, key)
+            return _metric_value(self.metrics, rest)
+        return self.config[key] if key in self.config else _metric_value(self.metrics, key)
 
     def known_keys(self) -> Iterator[str]:
-        """All keys that have a value, but for ``KEY.min`` and ``KEY.max``."""
+        """Yield all keys that ``value`` accepts, except ``KEY.min`` and ``KEY.max``."""
         yield from FIELDS
         yield from self.config
         yield from self.metrics
 
 
-def _of_metric(metrics: Mapping[str, Metric], key: str) -> float | None:
+def _metric_value(metrics: Mapping[str, Metric], key: str) -> float | None:
     if key in metrics:
         return metrics[key].last
-    name, _, which = key.rpartition(".")
-    if which in {"min", "max"} and name in metrics:
-        return metrics[name].min if which == "min" else metrics[name].max
+    name, _, bound = key.rpartition(".")
+    if bound in {"min", "max"} and name in metrics:
+        return metrics[name].min if bound == "min" else metrics[name].max
     return None
 
 
 def _exit(row: Row) -> Value:
-    """The exit code, or the signal's name; of an array that of the first task that failed."""
+    """Return the exit code or the signal's name. For an array, the first failed task counts."""
     tasks = (row.task,) if row.task else row.run.tasks
-    failed = (one for one in tasks if one.exit_code or one.signal)
-    one = next(failed, tasks[0] if tasks else None)
-    text = shown_exit(one.exit_code, one.signal) if one else ""
+    failed = (task for task in tasks if task.exit_code or task.signal)
+    task = next(failed, tasks[0] if tasks else None)
+    text = shown_exit(task.exit_code, task.signal) if task else ""
     return int(text) if text.isdecimal() else text or None
 
 
@@ -135,124 +135,133 @@ FIELDS: Final[Mapping[str, Callable[[Row], Value]]] = {
 USUAL_METRICS: Final = (
     "eval_loss val_loss loss train_loss eval_accuracy val_accuracy val_acc accuracy".split()
 )
-TIMES: Final = frozenset({"submitted", "started", "ended", "collected"})  # Unix seconds
+# Fields in Unix seconds.
+TIMES: Final = frozenset({"submitted", "started", "ended", "collected"})
 
 
 def find_runs(folders: Iterable[Path]) -> tuple[list[RunRecord], list[Path]]:
-    """The runs in these folders, or that are these folders, newest first; and those that can't be read.
+    """Return the runs in these folders, newest first, and the paths of unreadable runs.
+
+    folders: folders of runs, or run folders themselves.
 
     Raises:
         UsageError: a folder can't be read.
     """
-    found: list[RunRecord] = []
+    runs: list[RunRecord] = []
     damaged: list[Path] = []
     for path in dict.fromkeys(path for folder in folders for path in _run_folders(folder)):
         try:
-            found.append(RunRecord.load(path))
+            runs.append(RunRecord.load(path))
         except CollectError:
             damaged.append(path)
-    return sorted(found, key=lambda run: (submitted_at(run), run.job_id), reverse=True), damaged
+    return sorted(runs, key=lambda run: (submitted_at(run), run.job_id), reverse=True), damaged
 
 
 def submitted_at(run: RunRecord) -> float:
-    """When it was submitted; where that is not known, when it was collected. Unix seconds."""
+    """Return when the run was submitted or, if unknown, collected, in Unix seconds."""
     return run.submit_time or run.collected_at
 
 
 def _run_folders(folder: Path) -> Iterator[Path]:
-    """The folders in this one, or itself, that have a run.json, or can't be looked into."""
+    """Yield the subfolders that have a run.json or can't be opened; or the folder itself if it is a run."""
     folder = Path(os.path.realpath(folder))
     if _may_be_run(folder):
         yield folder
         return
     try:
         with os.scandir(folder) as entries:
-            found = [one for one in entries if not one.name.startswith(".") and one.is_dir()]
+            subfolders = [entry for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
     except OSError as exc:
         raise UsageError(
             "the folder of runs can't be read",
             code="file-unreadable",
             where=str(folder),
             why=exc.strerror or str(exc),
-            fix="name a folder that `clusterctl collect` made",
+            fix="use a folder that `clusterctl collect` created",
         ) from exc
-    for one in found:
-        if _may_be_run(one.path):
-            yield Path(os.path.realpath(one.path) if one.is_symlink() else one.path)
+    for entry in subfolders:
+        if _may_be_run(entry.path):
+            yield Path(os.path.realpath(entry.path) if entry.is_symlink() else entry.path)
 
 
 def _may_be_run(folder: Path | str) -> bool:
     try:
         return stat.S_ISREG(os.stat(f"{folder}/{RUN_FILE}").st_mode)  # noqa: PTH116 - of thousands
     except PermissionError:
-        return True  # which is told of
+        # The caller reports the folder as unreadable.
+        return True
     except OSError:
         return False
 
 
 def ordered(rows: Sequence[Row], key: str, *, reverse: bool = False) -> list[Row]:
-    """The rows by the value of a key, lowest first; those without a value come last, also in ``reverse``."""
-    having = [row for row in rows if row.value(key) is not None]
-    lacking = [row for row in rows if row.value(key) is None]
-    return sorted(having, key=lambda row: _rank(row.value(key)), reverse=reverse) + lacking
+    """Sort rows by the value of a key, lowest first. Rows without a value come last, even in ``reverse``."""
+    with_value = [row for row in rows if row.value(key) is not None]
+    without_value = [row for row in rows if row.value(key) is None]
+    return sorted(with_value, key=lambda row: _rank(row.value(key)), reverse=reverse) + without_value
 
 
 def ranked(run: Row, metric: str | None = None) -> tuple[list[Row], str]:
-    """The tasks of a sweep, the best first, and the metric that ranks them, by default the sweep's own.
+    """Return the tasks of a sweep, best first, and the name of the metric that ranks them.
 
-    A task that was run again has the place of the one that had failed.
+    A task that ran again replaces the failed task.
+
+    metric: Default: the sweep's own metric, or a usual metric of the tasks.
 
     Raises:
-        UsageError: it is no array, none of its tasks has the metric, or any at all.
+        UsageError: the run is not an array, or its tasks don't have the metric or any metric.
     """
     tasks, sweep = latest_tasks(run), run.run.sweep or {}
     if not tasks:
         raise UsageError(
-            f"{run.shown} is no sweep", code="not-a-sweep", fix="`clusterctl runs` lists the runs"
+            f"{run.shown} is not a sweep", code="not-a-sweep", fix="`clusterctl runs` lists the runs"
         )
     metric = metric or sweep.get("metric") or next(metric_names(tasks), None)
     if metric is None:
         raise UsageError(
             f"no task of {run.shown} has a metric",
             code="sweep-without-metric",
-            why="a task has those in its metrics.jsonl",
-            fix=f"`clusterctl runs show {run.run.job_id}` shows how each ended",
+            why="metrics are read from the metrics.jsonl of each task",
+            fix=f"`clusterctl runs show {run.run.job_id}` shows how each task ended",
         )
     reject_unknown_keys(tasks, [metric])
-    said = sweep.get("goal") if metric == sweep.get("metric") else None
-    return ordered(tasks, metric, reverse=(said or goal_of(metric)) == Goal.MAX), metric
+    goal = sweep.get("goal") if metric == sweep.get("metric") else None
+    return ordered(tasks, metric, reverse=(goal or goal_of(metric)) == Goal.MAX), metric
 
 
 def latest_tasks(run: Row) -> list[Row]:
-    """The tasks of an array; of those that `replay --failed` ran again, the last. None of another run."""
+    """Return the tasks of an array, each from its last run by `replay --failed`; empty for other runs."""
     token = run.run.replay_of if run.run.of_failed else run.run.token
-    found = {run.run.directory: run.run, **{one.directory: one for one in _of_array(run, str(token))}}
+    records = {run.run.directory: run.run} | {
+        again.directory: again for again in _array_runs(run, str(token))
+    }
     latest: dict[str, Row] = {}
-    for one in sorted(found.values(), key=submitted_at) if run.tasks else ():
-        latest |= {row.number: row for row in Row(one).tasks}
+    for record in sorted(records.values(), key=submitted_at) if run.tasks else ():
+        latest |= {row.number: row for row in Row(record).tasks}
     return list(latest.values())
 
 
-def _of_array(run: Row, token: str) -> Iterator[RunRecord]:
-    """The runs of an array that are here: the original, and those of its failed tasks."""
+def _array_runs(run: Row, token: str) -> Iterator[RunRecord]:
+    """Yield the collected runs of an array: the original, and the replays of its failed tasks."""
     folders = dict.fromkeys((run.run.directory.parent, *runs_folders()))
     for path in dict.fromkeys(path for folder in folders for path in _run_folders(folder)):
         with suppress(OSError, CollectError):
-            if token.encode() in (path / RUN_FILE).read_bytes():  # quicker than to load each
-                one = RunRecord.load(path)
-                if one.token == token or (one.of_failed and one.replay_of == token):
-                    yield one
+            # Searching the bytes is faster than loading every record.
+            if token.encode() in (path / RUN_FILE).read_bytes():
+                record = RunRecord.load(path)
+                if record.token == token or (record.of_failed and record.replay_of == token):
+                    yield record
 
 
 def metric_names(rows: Sequence[Row]) -> Iterator[str]:
-    """The metrics of these runs, those first that mostly tell how good a run is."""
-    found = dict.fromkeys(name for row in rows for name in row.metrics)
-    yield from (name for name in USUAL_METRICS if name in found)
-    yield from (name for name in found if name not in USUAL_METRICS)
+    """Yield the metrics of these runs, the usual quality metrics first."""
+    names = dict.fromkeys(name for row in rows for name in row.metrics)
+    yield from (name for name in USUAL_METRICS if name in names)
+    yield from (name for name in names if name not in USUAL_METRICS)
 
 
 def _rank(value: Value) -> tuple[int, float, str]:
-    """Numbers before texts, which are not comparable."""
+    """Return a sort key that puts numbers before texts."""
     if isinstance(value, str):
         return (1, 0.0, value)
     with suppress(OverflowError):
@@ -263,51 +272,52 @@ def _rank(value: Value) -> tuple[int, float, str]:
 def reject_unknown_keys(rows: Sequence[Row], keys: Iterable[str]) -> None:
     """
     Raises:
-        UsageError: none of the rows has such a key.
+        UsageError: no row has a value for a key.
     """
     for key in keys:
         if key in FIELDS or not rows or any(row.value(key) is not None for row in rows):
             continue
-        known = dict.fromkeys(one for row in rows for one in row.known_keys())
-        if key in known:  # all its values are NaN or null
+        known_keys = dict.fromkeys(key_of_row for row in rows for key_of_row in row.known_keys())
+        # All values of the key are NaN or null.
+        if key in known_keys:
             continue
-        near = did_you_mean(key, known)
+        suggestion = did_you_mean(key, known_keys)
         raise UsageError(
             f"no run has {key!r}",
             code="unknown-run-key",
-            fix=near or f"known are {', '.join(known)}; and of a metric its .min and .max",
+            fix=suggestion or f"use {', '.join(known_keys)}, or .min or .max of a metric",
         )
 
 
 def named_run(name: str) -> Row:
-    """The run, or task of an array, that a user names: a folder, its name, or a job's id.
+    """Return the run or array task with this path, folder name or job id.
 
     Raises:
-        UsageError: there is none of the name, or several have the job's id.
-        CollectError: its run.json can't be read.
+        UsageError: no run has the name, or several runs have the job id.
+        CollectError: the run.json can't be read.
     """
     folders = runs_folders()
     for path in (Path(name), *(folder / name for folder in folders)):
         if name and os.path.isdir(path) and (row := _at(path)):  # noqa: PTH112 - any name
             return row
     match = _JOB.fullmatch(name)
-    known = find_runs(folders)[0] if match else []
-    found = [run for run in known if match and _is_job(run, match)]
-    if len(found) > 1:
+    runs = find_runs(folders)[0] if match else []
+    matching = [run for run in runs if match and _is_job(run, match)]
+    if len(matching) > 1:
         raise UsageError(
-            f"{len(found)} runs have the job id {name}",
+            f"{len(matching)} runs have the job id {name}",
             code="run-ambiguous",
-            why=", ".join(str(run.directory) for run in found[:5]),
-            fix="name the folder of one",
+            why=", ".join(str(run.directory) for run in matching[:5]),
+            fix="use the run's folder instead of the job id",
         )
-    if not found or match is None:
+    if not matching or match is None:
         raise UsageError(
             f"there is no collected run {name!r}",
             code="unknown-run",
             why=f"looked in {', '.join(map(str, folders)) or 'no folder'}",
-            fix="`clusterctl runs` lists them; name one by its folder, its folder's name or its job's id",
+            fix="`clusterctl runs` lists them; use a run's folder, its folder's name or its job id",
         )
-    (run,) = found
+    (run,) = matching
     return _task_of(run, match["task"]) if match["task"] else Row(run)
 
 
@@ -316,7 +326,7 @@ def _is_job(run: RunRecord, named: re.Match[str]) -> bool:
 
 
 def _at(path: Path) -> Row | None:
-    """The run whose folder this is, or the task; None if it is neither."""
+    """Return the run or task with this folder; None if it is neither."""
     path = Path(os.path.realpath(path))
     if _may_be_run(path):
         return Row(RunRecord.load(path))

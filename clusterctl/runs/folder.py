@@ -1,4 +1,4 @@
-"""A run's folder here: its place, which it gets whole or not at all, and the sums of what is in it."""
+"""The local folder of a collected run: its name, its atomic replacement, and the checksums of its files."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from clusterctl.util.assets import file_sha256
 
 SUMS_FILE = "SHA256SUMS"
 ACCOUNTING = "sacct.json"
-# States of jobs of which a run is a snapshot.
+# Job states in which a collected run is only a snapshot.
 GOING_ON = frozenset(state.value for state in JobState if state.outcome is Outcome.GOES_ON)
 
-_PLAIN = {b"\\\\": b"\\", b"\\n": b"\n", b"\\r": b"\r"}  # what sha256sum escapes in a name
+# The escape sequences of sha256sum in file names, and the characters they stand for.
+_PLAIN = {b"\\\\": b"\\", b"\\n": b"\n", b"\\r": b"\r"}
 _ESCAPED = re.compile(rb"\\[\\nr]")
 
 
-def place(out: Path, name: str, token: str) -> Path:
-    """Where a run goes. What stands there already is left alone, unless it is a snapshot of this very run.
+def choose_run_folder(out: Path, name: str, token: str) -> Path:
+    """Return the folder for a run: a free name, with a number if needed, or the folder that holds the run.
 
-    Job numbers begin at 1 again when a cluster is raised anew under its name.
+    Job numbers restart at 1 when a cluster is recreated under its name, so another run may have the name.
     """
     for number in count(1):
         path = out / (name if number == 1 else f"{name}-{number}")
@@ -45,7 +46,7 @@ def place(out: Path, name: str, token: str) -> Path:
 
 @contextmanager
 def working_folder(final: Path) -> Iterator[Path]:
-    """The hidden folder beside the run's that holds what has arrived; one process at a time."""
+    """Yield the hidden folder beside the run's folder that holds arriving files, locked by this process."""
     work = final.parent / f".{final.name}.incomplete"
     work.mkdir(parents=True, exist_ok=True)
     with open(work / "lock", "w", opener=open_private) as lock:
@@ -57,61 +58,66 @@ def working_folder(final: Path) -> Iterator[Path]:
                 code="run-being-collected",
                 fix="wait until it is done",
             ) from None
-        if (work / "old").is_dir() and not os.path.lexists(final):  # ended between the two renames below
+        # An earlier process ended between the two renames of `install_tree`.
+        if (work / "old").is_dir() and not os.path.lexists(final):
             (work / "old").rename(final)
         yield work
 
 
-def put_in_place(work: Path, final: Path) -> None:
-    """Give the finished tree its name; what stood there goes, but for what the user laid into it."""
+def install_tree(work: Path, final: Path) -> None:
+    """Replace the run's folder by the finished tree. Files that the user added to the old folder are kept."""
     tree, old = work / "tree", work / "old"
     if final.exists():
-        ours = {*_sums(final), SUMS_FILE.encode()}  # a run's own files
-        there = [
+        run_files = {*_sums(final), SUMS_FILE.encode()}
+        existing_paths = [
             os.fsencode(path.relative_to(final))
             for path in final.rglob("*")
             if path.is_symlink() or not path.is_dir()
         ]
         new = [os.fsencode(path.relative_to(tree)) for path in tree.rglob("*")]
-        link(final, {*there} - ours - {*new}, tree)
+        link(final, {*existing_paths} - run_files - {*new}, tree)
         shutil.rmtree(old, ignore_errors=True)
         final.rename(old)
     tree.rename(final)
     shutil.rmtree(work)
 
 
-def files_of(run: Path) -> Home:
-    """The files that a run at home has, by its SHA256SUMS: sizes and sums."""
-    found = {}
+def collected_files(run: Path) -> Home:
+    """Return size and checksum of the files of a collected run, as its SHA256SUMS lists them."""
+    files = {}
     for name, sha256 in _sums(run).items():
         path = run / os.fsdecode(name)
         if path.is_file():
-            found[name] = (path.stat().st_size, sha256)
-    return found
+            files[name] = (path.stat().st_size, sha256)
+    return files
 
 
 def link(run: Path, names: Iterable[bytes], tree: Path) -> None:
-    """Give these files of a run at home a second place, in the tree that will take the run's."""
+    """Hard-link files of a collected run into the tree that will replace its folder."""
     for name in map(os.fsdecode, names):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / name).unlink(missing_ok=True)
         try:
             os.link(run / name, tree / name, follow_symlinks=False)
-        except OSError:  # a file system without hard links
+        except OSError:
+            # The file system has no hard links.
             shutil.copy2(run / name, tree / name, follow_symlinks=False)
 
 
-def write_sums(tree: Path, known: Mapping[bytes, str]) -> None:
-    """SHA256SUMS of all files below, as `sha256sum -c` reads it. What has just arrived is not read again."""
+def write_sums(tree: Path, known_sums: Mapping[bytes, str]) -> None:
+    """Write a SHA256SUMS file for `sha256sum -c` that covers all files of the tree.
+
+    known_sums: checksums of files that need not be read again, by path.
+    """
     root = os.fsencode(tree)
-    found = (
+    paths = (
         os.path.join(folder, name)[len(root) + 1 :]  # noqa: PTH118  # names are bytes
         for folder, _, names in os.walk(root)
         for name in names
     )
     lines = []
-    for name in sorted(name for name in found if name != SUMS_FILE.encode()):
-        sha256 = known.get(name) or file_sha256(tree / os.fsdecode(name))
+    for name in sorted(name for name in paths if name != SUMS_FILE.encode()):
+        sha256 = known_sums.get(name) or file_sha256(tree / os.fsdecode(name))
         shown = escaped(name)
         mark = b"\\" if shown != name else b""
         lines.append(mark + sha256.encode() + b"  " + shown + b"\n")
@@ -119,27 +125,35 @@ def write_sums(tree: Path, known: Mapping[bytes, str]) -> None:
 
 
 def _sums(run: Path) -> dict[bytes, str]:
-    """Name -> sha256 of the files that a run's SHA256SUMS lists."""
+    """Return the checksums in a run's SHA256SUMS by file name."""
     lines = (run / SUMS_FILE).read_bytes().splitlines() if (run / SUMS_FILE).is_file() else []
-    found = {}
+    sums = {}
     for line in lines:
         sha256, _, name = line.partition(b"  ")
         if sha256.startswith(b"\\"):
-            name = _ESCAPED.sub(lambda one: _PLAIN[one[0]], name)
-        found[name] = sha256.removeprefix(b"\\").decode()
-    return found
+            name = _ESCAPED.sub(lambda match: _PLAIN[match[0]], name)
+        sums[name] = sha256.removeprefix(b"\\").decode()
+    return sums
 
 
 def escaped(name: bytes) -> bytes:
-    """A file's name as `sha256sum` writes it."""
+    """Return a file name as `sha256sum` writes it."""
     return name.replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
 
 
 def write_kept(tree: Path, kept: Mapping[str, bytes]) -> None:
-    """Write our files as they were sent; what the job's folder has under their names stays if it differs."""
+    """Write clusterctl's files into the tree as they were submitted.
+
+    A file of the job with the same name is kept under a name with ``.from-job`` if its content differs.
+    """
     for name, content in kept.items():
-        theirs = tree / f"{name}{os.fsdecode(FROM_JOB)}"
-        if theirs.is_file() and theirs.stat().st_size == len(content) and theirs.read_bytes() == content:
-            theirs.unlink()
-        if name != CLIENT_FACTS:  # its content is in environment.json
+        job_file = tree / f"{name}{os.fsdecode(FROM_JOB)}"
+        if (
+            job_file.is_file()
+            and job_file.stat().st_size == len(content)
+            and job_file.read_bytes() == content
+        ):
+            job_file.unlink()
+        # environment.json holds the content of CLIENT_FACTS.
+        if name != CLIENT_FACTS:
             (tree / name).write_bytes(content)

@@ -1,7 +1,7 @@
-"""Find what exists only on the cluster, and bring it here.
+"""Find files that exist only on the cluster, and copy them to this machine.
 
-All files on the shared folder and on hosts' own disks count (remote_copies.py), but for those that were sent
-from here or are here already (copies.py): so it does not matter how a file came to be there.
+All files in the shared folder and on the hosts' own disks count (remote_copies.py), except files that were
+sent from this machine or already copied to it (copies.py).
 """
 
 from __future__ import annotations
@@ -41,24 +41,27 @@ from clusterctl.transport.tree import Kind, Progress, shown_size, titled
 from clusterctl.util.process import on_each
 
 _PROGRAM = "clusterctl.transport.remote_copies"
-# Files of one transfer of a home.
+# Files in one transfer of a home folder.
 _MOST_FILES = 100_000
 # A file that changed while it was read is read again.
 _ROUNDS = 3
 _MOST_SHOWN = 20
 _MOST_REASONS = 3
-# Bytes of holes in a sparse file that are not worth a word.
+# Bytes of holes in sparse files that are too few to mention.
 _FEW_HOLES = 1 << 20
 _AGES = ((86400, "day"), (3600, "hour"), (60, "minute"))
 
 
 @dataclass(frozen=True, slots=True)
 class FilesThere:
-    """Files below one path that exist only on a host, or where all hosts see them (``host`` is "").
+    """Files below one path that exist only on a host, or only in the shared folder (``host`` is "").
 
-    ``what`` names them for people. The youngest was written ``age_s`` seconds ago. ``bytes`` is their size as
-    `ls -l` shows it, ``on_disk`` without the holes of sparse files. ``top`` is the folder that is brought
-    here as a whole, ``job_id`` the job in whose folder they are.
+    what: a title for users.
+    age_s: seconds since the newest file was written.
+    bytes, on_disk: the size as `ls -l` shows it, and without the holes of sparse files.
+    top: the folder whose files are copied together.
+    why: why the files were not collected.
+    job_id: the job that owns the folder.
     """
 
     what: str
@@ -74,12 +77,12 @@ class FilesThere:
 
     def __str__(self) -> str:
         files = f"{self.files:,} file{'s' if self.files > 1 else ''}"
-        where = f" on {self.host}" if self.host else ""
-        why = f"; {self.why}" if self.why else ""
+        location = f" on {self.host}" if self.host else ""
+        reason = f"; {self.why}" if self.why else ""
         size = shown_size(self.bytes)
         if self.on_disk is not None and self.bytes - self.on_disk > max(self.on_disk, _FEW_HOLES):
             size += f" ({shown_size(self.on_disk)} on disk)"
-        return f"{self.what}{where}: {size} in {files} of {self.owner}, {_age(self.age_s)}{why}"
+        return f"{self.what}{location}: {size} in {files} of {self.owner}, {_age(self.age_s)}{reason}"
 
     def as_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("what", "host", "owner", "files", "bytes", "age_s")}
@@ -87,9 +90,9 @@ class FilesThere:
 
 @dataclass(frozen=True, slots=True)
 class OnlyCopies:
-    """What exists only on the cluster: ``jobs`` that wait or run, ``runs`` not collected, files.
+    """Data that exists only on the cluster: pending and running jobs, uncollected runs, and files.
 
-    ``unknown``: what can't be told, and why.
+    ``unknown`` has a line for each place that could not be checked.
     """
 
     jobs: tuple[str, ...] = ()
@@ -106,8 +109,8 @@ class OnlyCopies:
 
     @property
     def shown(self) -> str:
-        """All of it in one line, for the journal."""
-        size, files = sum(one.bytes for one in self.files), sum(one.files for one in self.files)
+        """A summary in one line, for the journal."""
+        size, files = sum(row.bytes for row in self.files), sum(row.files for row in self.files)
         total = [f"{shown_size(size)} in {files:,} files"] if files else []
         return "; ".join([*total, *self._first_lines])
 
@@ -116,11 +119,11 @@ class OnlyCopies:
         more = len(self.lines) - _MOST_SHOWN
         return (*self.lines[:_MOST_SHOWN], *([f"and {more} more"] if more > 0 else []))
 
-    def error(self, what: str, *, fix: str) -> OnlyCopyError:
-        """Return the refusal to remove all this, with one failure for each line."""
+    def error(self, refusal: str, *, fix: str) -> OnlyCopyError:
+        """Return the error that refuses to delete this data, with one failure for each line."""
         failures = [Failure(OnlyCopyError.code, line, phase="look") for line in self.lines]
         failures[:1] = [Failure(OnlyCopyError.code, self.lines[0], phase="look", fix=fix)]
-        return OnlyCopyError(what, why="\n".join(self._first_lines), fix=fix, failures=tuple(failures))
+        return OnlyCopyError(refusal, why="\n".join(self._first_lines), fix=fix, failures=tuple(failures))
 
 
 NOTHING = OnlyCopies()
@@ -135,9 +138,11 @@ def _age(seconds: int) -> str:
 
 
 class Search:
-    """Looks for files on the shared folder, or not, and on the own disks of ``hosts``, as the admin user.
+    """A search for files that exist only on the cluster, as the admin user.
 
-    left_out: folders that are passed over.
+    hosts: hosts whose own disks are searched.
+    shared: whether to search the shared folder.
+    left_out: folders to skip.
     """
 
     def __init__(
@@ -153,17 +158,19 @@ class Search:
         self.inventory, self.workspace, self.to = inventory, workspace, to
         self.hosts, self.shared, self.left_out = hosts, shared, left_out
         self.entries = [entry for entry in Ledger(workspace.jobs).entries() if entry.remote_dir]
-        # The digests of the files that are here, too; ``bring`` adds to them.
-        self.known = array("Q", (number for one in _copies(workspace) for number in one.numbers()))
+        # Digests of the files that are also on this machine. `bring` adds to them.
+        self.known = array("Q", (number for copies in _copies(workspace) for number in copies.numbers()))
 
     def find(self) -> OnlyCopies:
-        """Look at all hosts at once. A host that does not answer is in ``unknown`` of the result."""
+        """Search all hosts in parallel. A host that does not answer gets a line in ``unknown``."""
         controller = (self.inventory.controller.name,) if self.shared else ()
         answers, failed = on_each(dict.fromkeys([*controller, *self.hosts]), self._ask)
-        unknown = [f"what is on {host} can't be told: {printable(exc.cause)}" for host, exc in failed.items()]
-        unknown += [line for found in answers.values() for line in found.unknown]
-        files = sorted((one for found in answers.values() for one in found.files), key=lambda one: -one.bytes)
-        return OnlyCopies(files=tuple(files), unknown=tuple(unknown))
+        unknown = [f"{host} could not be checked: {printable(exc.cause)}" for host, exc in failed.items()]
+        unknown += [line for answer in answers.values() for line in answer.unknown]
+        rows = sorted(
+            (row for answer in answers.values() for row in answer.files), key=lambda row: -row.bytes
+        )
+        return OnlyCopies(files=tuple(rows), unknown=tuple(unknown))
 
     def _request(self, host: str, **more: object) -> list[str]:
         request = {
@@ -189,7 +196,7 @@ class Search:
                         files.append(self._files_there(row, host))
                     elif "unread" in row:
                         path = shown_path(base64.b64decode(row["unread"]))
-                        unknown.append(f"{path} on {host} can't be looked at: {printable(str(row['why']))}")
+                        unknown.append(f"{path} on {host} can't be read: {printable(str(row['why']))}")
             except (ValueError, TypeError, LookupError, RecursionError) as exc:
                 raise _not_understood(host) from exc
             talk.finish()
@@ -199,31 +206,31 @@ class Search:
 
     def _files_there(self, row: Mapping[str, Any], host: str) -> FilesThere:
         top, path = (os.fsdecode(base64.b64decode(row[name])) for name in ("top", "path"))
-        full = f"{top}/{path}" if path else "others, which are not named"
+        full = f"{top}/{path}" if path else "more files, which are not listed"
         shared = self.inventory.shared
-        where = "" if top == shared or top.startswith(f"{shared}/") else host
-        what, why, job_id = printable(full), "", None
+        host_shown = "" if top == shared or top.startswith(f"{shared}/") else host
+        title, reason, job_id = printable(full), "", None
         for entry in self.entries:
             if full == entry.remote_dir:
-                what, why, job_id = f"files of {entry.shown}", _why_left(entry), entry.job_id
+                title, reason, job_id = f"files of {entry.shown}", _why_left(entry), entry.job_id
         files, size, age_s, on_disk = (int(row[name]) for name in ("files", "bytes", "age_s", "on_disk"))
         owner = printable(str(row["owner"]))
-        return FilesThere(what, owner, files, size, age_s, where, top, why, job_id, on_disk)
+        return FilesThere(title, owner, files, size, age_s, host_shown, top, reason, job_id, on_disk)
 
-    def bring(self, found: Sequence[FilesThere], out: Path, *, progress: Progress) -> tuple[Path, ...]:
-        """Bring what was found into folders of ``out``, one for each home or disk; returns these.
+    def bring(self, only_copies: Sequence[FilesThere], out: Path, *, progress: Progress) -> tuple[Path, ...]:
+        """Copy files into a folder below ``out`` for each home folder or disk. Return these folders.
 
         Raises:
-            TransferError: some could not be brought; what has arrived is kept.
+            TransferError: some files could not be copied. Files that have arrived are kept.
             TransportError: a host can't be reached.
         """
         folders = []
-        for host, top in dict.fromkeys((one.host, one.top) for one in found if one.top):
-            at, place = host or self.inventory.controller.name, os.fsencode(top)
-            argv = self._request(at, top=base64.b64encode(place).decode(), most=_MOST_FILES)
+        for host, top in dict.fromkeys((copy.host, copy.top) for copy in only_copies if copy.top):
+            source_host, source = host or self.inventory.controller.name, os.fsencode(top)
+            argv = self._request(source_host, top=base64.b64encode(source).decode(), most=_MOST_FILES)
             with (
                 writing_into(out),
-                closing(Sender(self.to(at), argv)) as sender,
+                closing(Sender(self.to(source_host), argv)) as sender,
                 sender.listed(request_bytes(self.known)) as download,
             ):
                 if not download.entries:
@@ -234,17 +241,17 @@ class Search:
                 arrived = download.bring(download.entries, folder, progress=titled(folder.name, progress))
             folders.append(folder)
             self.known.extend(
-                digest(os.fsencode(host), place + b"/" + entry.path, entry.size, entry.mtime_ns)
+                digest(os.fsencode(host), source + b"/" + entry.path, entry.size, entry.mtime_ns)
                 for entry in download.entries
                 if entry.kind == Kind.FILE and entry.index in arrived
             )
         return tuple(folders)
 
     def _folder_of(self, host: str, top: str, out: Path, entries: Sequence[Entry]) -> Path:
-        """Where files of a top go: where earlier ones went, unless one would take the place of another."""
-        for one in read_copies(self.workspace):
-            folder = Path(one.directory)
-            is_of_top = (one.host, one.top, one.sent, one.renamed) == (host, top, False, "")
+        """Return the local folder for files below ``top``: the earlier one if that replaces no file."""
+        for copies in read_copies(self.workspace):
+            folder = Path(copies.directory)
+            is_of_top = (copies.host, copies.top, copies.sent, copies.renamed) == (host, top, False, "")
             if is_of_top and folder.is_dir() and not any(_is_taken(folder, entry) for entry in entries):
                 return folder
         shared = self.inventory.shared
@@ -260,7 +267,7 @@ class Search:
 
 
 def _is_taken(folder: Path, entry: Entry) -> bool:
-    """Return whether anything but a folder for a folder is in the place of an entry."""
+    """Return whether the path of an entry exists already, unless both are folders."""
     path = os.path.join(os.fsencode(folder), entry.path)  # noqa: PTH118 - names are bytes
     is_folder = os.path.isdir(path) and not os.path.islink(path)  # noqa: PTH112, PTH114
     return os.path.lexists(path) and not (entry.kind == Kind.FOLDER and is_folder)
@@ -274,68 +281,68 @@ def search_all(
     shared: bool,
     left_out: Sequence[str] = (),
 ) -> Search:
-    """Search where `down` destroys files: not on machines of the user's own."""
+    """Return a search of all places where `down` destroys files. Machines that the user owns are left out."""
     owned = inventory.traits.user_owned
     hosts = [] if owned else [host.name for host in inventory.hosts]
     return Search(inventory, workspace, to, hosts, shared=shared and not owned, left_out=left_out)
 
 
 def bring_all(workspace: Workspace, out: Path, *, progress: Progress = lambda *_: None) -> tuple[Path, ...]:
-    """Bring all files here that stop `down`, and those on storage that it keeps.
-
-    Returns the folders that they are in now, below ``out``.
+    """Copy all files that exist only on the cluster or its kept storage. Return the folders below ``out``.
 
     Raises:
-        CollectError, TransferError: some could not be brought, or looked for; what has arrived is kept.
+        CollectError, TransferError: some files could not be found or copied. Arrived files are kept.
         TransportError: a host can't be reached.
     """
     folders: dict[Path, None] = {}
-    # What a running job writes changes all the time; it is collected as it stands.
-    running = [one.remote_dir for one in Ledger(workspace.jobs).entries() if one.run_state in GOING_ON]
+    # The files of a running job change all the time. `collect` copies a snapshot of them.
+    running = [entry.remote_dir for entry in Ledger(workspace.jobs).entries() if entry.run_state in GOING_ON]
     with Connections(workspace.ssh_config) as connections:
         left_out = [*filter(None, running)]
         search = search_all(
             inventory_of(workspace), workspace, connections.to, shared=True, left_out=left_out
         )
-        found = search.find()
-        for _ in range(_ROUNDS + sum(one.files for one in found.files) // _MOST_FILES):
-            if not found.files:
+        only_copies = search.find()
+        for _ in range(_ROUNDS + sum(entry.files for entry in only_copies.files) // _MOST_FILES):
+            if not only_copies.files:
                 break
-            folders |= dict.fromkeys(search.bring(found.files, out, progress=progress))
-            found = search.find()
-    if found:
+            folders |= dict.fromkeys(search.bring(only_copies.files, out, progress=progress))
+            only_copies = search.find()
+    if only_copies:
         raise CollectError(
-            "not all that exists only on the cluster could be brought home",
+            "some files that exist only on the cluster could not be collected",
             code="only-copies-not-collected",
-            why="\n".join(found.lines[:_MOST_SHOWN]),
-            fix="end what writes there, have all hosts answer (`clusterctl up` repairs the cluster), then "
-            "collect again; what has arrived is kept",
+            why="\n".join(only_copies.lines[:_MOST_SHOWN]),
+            fix="end the processes that write there, make all hosts reachable (`clusterctl up` repairs the "
+            "cluster), then collect again; arrived files are kept",
         )
     return tuple(folders)
 
 
 def _why_left(entry: JobEntry) -> str:
-    """Return why files of a job's folder are not here."""
+    """Return why files of a job's folder have not been collected."""
     if not entry.run_dir:
         return "the run is not collected"
     if not Path(entry.run_dir).exists():
-        return f"{printable(entry.run_dir)} is not here any more"
+        return f"{printable(entry.run_dir)} no longer exists on this machine"
     if entry.run_state in GOING_ON:
         return "the run was collected before the job ended"
     with suppress(CollectError):
         skipped = RunRecord.load(Path(entry.run_dir)).skipped
-        reasons = dict.fromkeys(one.reason for one in skipped if one.reason != UNCHANGED)
+        reasons = dict.fromkeys(path.reason for path in skipped if path.reason != UNCHANGED)
         if reasons:
             return ", ".join([*reasons][:_MOST_REASONS])
-    return f"not the same as in {printable(entry.run_dir)}"
+    return f"different from the files in {printable(entry.run_dir)}"
 
 
 def _not_understood(host: str) -> TransportError:
-    return TransportError("its list of files makes no sense", code="answer-garbled", where=host, host=host)
+    return TransportError(
+        "the host's list of files is malformed", code="answer-garbled", where=host, host=host
+    )
 
 
 def _copies(workspace: Workspace) -> Iterator[Copies]:
-    """Where files of the cluster are here: what was sent, runs, and what was brought otherwise."""
+    """Yield the places on this machine with files of the cluster: sent files, runs, and fetched files."""
     for entry in Ledger(workspace.jobs).entries():
         if entry.run_dir and entry.remote_dir:
             yield Copies("", entry.remote_dir, entry.run_dir, renamed=os.fsdecode(FROM_JOB))
@@ -343,7 +350,8 @@ def _copies(workspace: Workspace) -> Iterator[Copies]:
 
 
 def note_copies(workspace: Workspace) -> None:
-    """Note where the runs are: they lie on kept storage, too, and the workspace, which knows, is removed."""
-    there = {*read_copies(workspace)}
-    with suppress(MachineError):  # a full disk: then the next `down` takes what is there for the only copies
-        note(workspace, (one for one in _copies(workspace) if one not in there))
+    """Record where collected runs are, so that a `down` of kept storage finds them without the workspace."""
+    noted_copies = {*read_copies(workspace)}
+    # If the disk is full, the next `down` takes the files on kept storage for the only copies.
+    with suppress(MachineError):
+        note(workspace, (copies for copies in _copies(workspace) if copies not in noted_copies))

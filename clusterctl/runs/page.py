@@ -1,4 +1,4 @@
-"""A report as a document: verdict, charts and tables, rendered as one HTML file, as Markdown, or as JSON."""
+"""A report with verdict, charts and tables, rendered as one HTML file, as Markdown, or as JSON."""
 
 from __future__ import annotations
 
@@ -23,16 +23,19 @@ from clusterctl.util.assets import asset
 
 REPORT_FILE: Final = "report.html"
 _OURS: Final = b'<meta name="generator" content="clusterctl">'
-_HEAD: Final = 1000  # bytes in which it stands
-_MODE: Final = 0o666  # less what the user's umask takes
-_MAX_TEXT: Final = 1000  # characters of one text of a run
-_POINTS: Final = 400  # of one line of a chart
+# A report of clusterctl has the marker `_OURS` within its first bytes.
+_HEAD: Final = 1000  # bytes
+# Before the user's umask is applied.
+_MODE: Final = 0o666
+_MAX_TEXT: Final = 1000  # characters
+# Points in one line of a chart.
+_POINTS: Final = 400
 _SPECIAL: Final = re.compile(r"([\\`*_{}\[\]<>|#~])")
 _DIGITS: Final = 6
 
 
 class Kind(StrEnum):
-    """How a chart draws its series. ``AREAS`` are on top of each other."""
+    """How a chart draws its series. ``AREAS`` are stacked."""
 
     LINES = "lines"
     AREAS = "areas"
@@ -42,7 +45,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line of a chart: points by their place on the x axis; None where a value is no finite number."""
+    """One line of a chart, as (x, y) points. y is None for NaN and infinity."""
 
     name: str
     points: Sequence[tuple[float | str, float | None]]
@@ -61,7 +64,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table; a row has as many texts as the head."""
+    """A table. Each row has as many cells as the head."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -79,7 +82,10 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A report: the verdict in words, what is missing, and sections; ``ok`` colors the verdict."""
+    """A report: the verdict in sentences, a list of missing data, and sections.
+
+    ``ok`` colors the verdict.
+    """
 
     title: str
     verdict: Sequence[str]
@@ -88,19 +94,19 @@ class Report:
     sections: Sequence[Section] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """As `-o json` shows it: with nothing but text that can be printed, and finite numbers."""
+        """Return the report as `-o json` shows it, with printable texts and finite numbers only."""
         clean: dict[str, Any] = _clean(asdict(self))
         return clean
 
     def as_markdown(self) -> str:
-        """The same in Markdown: of a chart, where each series begins and ends, its lowest and its highest."""
+        """Return the report in Markdown. Charts become tables of first, last, lowest and highest values."""
         clean = self.as_dict()
-        lines = [f"# {_escaped(clean['title'])}", "", *(f"- {_escaped(one)}" for one in clean["verdict"])]
+        lines = [f"# {_escaped(clean['title'])}", "", *(f"- {_escaped(line)}" for line in clean["verdict"])]
         lines += ["", "Missing:", ""] if clean["missing"] else []
-        lines += [f"- {_escaped(one)}" for one in clean["missing"]]
+        lines += [f"- {_escaped(line)}" for line in clean["missing"]]
         for section in clean["sections"]:
             lines += ["", f"## {_escaped(section['title'])}"]
-            lines += [part for one in section["lines"] for part in ("", _escaped(one))]
+            lines += [part for line in section["lines"] for part in ("", _escaped(line))]
             tables = [table for chart in section["charts"] for table in [_as_table(chart)] if table]
             for table in (*tables, *section["tables"]):
                 lines += ["", _row(table["head"]), _row(["---"] * len(table["head"]), plain=True)]
@@ -108,9 +114,9 @@ class Report:
         return "\n".join(lines) + "\n"
 
     def as_html(self) -> str:
-        """The same as one HTML file that asks for nothing: scripts, style and data are in it.
+        """Return the report as one HTML file that contains its scripts, style and data.
 
-        Only our two scripts can run: the page's Content-Security-Policy names them by their hashes.
+        The page's Content-Security-Policy lists the hashes of the two scripts, so no other script can run.
         """
         report = self.as_dict()
         charts = [chart for section in report["sections"] for chart in section["charts"]]
@@ -119,7 +125,7 @@ class Report:
 
 @cache
 def _template() -> jinja2.Template:
-    """The page with our scripts, and their hashes as a Content-Security-Policy names them.
+    """Return the page's template with its scripts and their hashes for the Content-Security-Policy.
 
     https://www.w3.org/TR/CSP3/#match-element-to-source-list
     """
@@ -132,28 +138,29 @@ def _template() -> jinja2.Template:
         lstrip_blocks=True,
     )
     scripts = [(folder / name).read_text() for name in ("chart.umd.min.js", "report.js")]
-    hashes = [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in scripts]
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     return environment.get_template("report.html.j2", globals={"scripts": scripts, "hashes": hashes})
 
 
 def thinned(points: Iterable[tuple[float, float]], most: int = _POINTS) -> list[tuple[float, float | None]]:
-    """Points for a chart: of many, the lowest and highest of each of ``most`` / 2 stretches."""
-    found = [(x, y if math.isfinite(y) else None) for x, y in points]
-    if len(found) <= most:
-        return found
-    size = math.ceil(len(found) / (most // 2))
+    """Reduce points for a chart to the lowest and highest of each of ``most`` / 2 equal stretches."""
+    finite_points = [(x, y if math.isfinite(y) else None) for x, y in points]
+    if len(finite_points) <= most:
+        return finite_points
+    size = math.ceil(len(finite_points) / (most // 2))
     thin: list[tuple[float, float | None]] = []
-    for at in range(0, len(found), size):
-        part = found[at : at + size]
-        known = [one for one in part if one[1] is not None]
-        kept = {pick(known, key=lambda one: one[1] or 0.0) for pick in (min, max) if known}
-        kept |= {one for one in part if one[1] is None and len(known) < len(part)}  # a gap stays one
-        thin += [one for one in part if one in kept]
+    for start in range(0, len(finite_points), size):
+        stretch = finite_points[start : start + size]
+        drawn = [point for point in stretch if point[1] is not None]
+        kept = {pick(drawn, key=lambda point: point[1] or 0.0) for pick in (min, max) if drawn}
+        # A gap in the line stays visible.
+        kept |= {point for point in stretch if point[1] is None and len(drawn) < len(stretch)}
+        thin += [point for point in stretch if point in kept]
     return thin
 
 
 def _clean(value: Any) -> Any:
-    """Texts of a run as one printable line each, numbers finite and short."""
+    """Return a value with all texts printable and shortened, and all numbers finite and rounded."""
     if isinstance(value, str):
         text = printable(value)
         return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
@@ -164,22 +171,22 @@ def _clean(value: Any) -> Any:
             return None
         return value if isinstance(value, int) else float(f"{value:.{_DIGITS}g}")
     if isinstance(value, Mapping):
-        return {key: _clean(one) for key, one in value.items()}
-    return [_clean(one) for one in value]
+        return {key: _clean(item) for key, item in value.items()}
+    return [_clean(item) for item in value]
 
 
 def _as_table(chart: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The numbers of a chart as a table: of lines the first, last, lowest and highest."""
+    """Return a chart as a table: bars in full, other series by first, last, lowest and highest value."""
     if chart["kind"] == Kind.BARS:
-        labels = list(dict.fromkeys(x for one in chart["series"] for x, _ in one["points"]))
-        values = [dict(map(tuple, one["points"])) for one in chart["series"]]
-        rows = [[str(label), *(_number(one.get(label)) for one in values)] for label in labels]
-        return {"head": [chart["x"], *(one["name"] for one in chart["series"])], "rows": rows}
+        labels = list(dict.fromkeys(x for series in chart["series"] for x, _ in series["points"]))
+        values = [dict(map(tuple, series["points"])) for series in chart["series"]]
+        rows = [[str(label), *(_number(series.get(label)) for series in values)] for label in labels]
+        return {"head": [chart["x"], *(series["name"] for series in chart["series"])], "rows": rows}
     rows = []
-    for one in chart["series"]:
-        ys = [y for _, y in one["points"] if y is not None]
+    for series in chart["series"]:
+        ys = [y for _, y in series["points"] if y is not None]
         if ys:
-            rows.append([one["name"], *map(_number, (ys[0], ys[-1], min(ys), max(ys)))])
+            rows.append([series["name"], *map(_number, (ys[0], ys[-1], min(ys), max(ys)))])
     return {"head": [chart["title"], "first", "last", "lowest", "highest"], "rows": rows} if rows else None
 
 
@@ -196,18 +203,19 @@ def _row(cells: Iterable[str], *, plain: bool = False) -> str:
 
 
 def write_report(report: Report, path: Path) -> None:
-    """Write the HTML file, whole or not at all.
+    """Write the report as an HTML file, atomically.
 
     Raises:
-        UsageError: a file of this name is there that is no report of ours, or it can't be written.
+        UsageError: a file of this name exists and is not a report of clusterctl, or it can't be written.
     """
     if os.path.lexists(path) and not _is_ours(path):
         raise UsageError(
-            f"{path} is there, and is no report of clusterctl",
+            f"{path} exists and is not a report of clusterctl",
             code="not-a-report",
-            fix="name another file: --out FILE",
+            fix="choose another file with --out FILE",
         )
-    umask = os.umask(0o077)  # it can only be read by setting another
+    # The umask can only be read by setting it.
+    umask = os.umask(0o077)
     os.umask(umask)
     try:
         write_atomic(path, report.as_html(), mode=_MODE & ~umask)
@@ -217,12 +225,12 @@ def write_report(report: Report, path: Path) -> None:
             code="file-unwritable",
             where=str(path),
             why=exc.why,
-            fix="name a file in a folder that is there, and yours to write: --out FILE",
+            fix="use --out FILE with a file in a folder that exists and that you may write to",
         ) from exc
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether it is a regular file that begins as our reports do."""
+    """Return whether the path is a regular file with the marker of clusterctl's reports."""
     try:
         descriptor = open_file(os.fsencode(path.parent), os.fsencode(path.name), any_owner=True)
     except OSError:

@@ -1,4 +1,4 @@
-"""Which collected runs a user means: conditions that they meet, their order; and the runs as a data frame."""
+"""Select and sort collected runs by conditions, and return runs as a data frame."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _OPERATORS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunQuery:
-    """Which runs are wanted, and in which order.
+    """Conditions that runs must meet, and their order.
 
-    where: conditions such as ``lr>=1e-3``, ``state=FAILED``, ``name~bert``, which all hold.
-    columns: keys that at least one run must have.
-    sort: the key to sort by, lowest first. None: the newest first.
-    since: how long ago the runs were submitted at most, such as 7d, or a date.
-    tags: tags that each run has.
+    where: conditions such as ``lr>=1e-3``, ``state=FAILED`` or ``name~bert``. A run must meet all of them.
+    columns: keys to show. At least one run must have each key.
+    sort: the key to sort by, lowest first. None: the newest run first.
+    since: the maximum time since submission, such as 7d, or the earliest date.
+    tags: tags that each run must have.
     tasks: whether each task of an array is a row of its own.
-    cluster: the cluster that ran them. None: any.
+    cluster: the cluster that ran the jobs. None: any cluster.
     """
 
     where: Sequence[str] = ()
@@ -58,8 +58,8 @@ class RunQuery:
 class FoundRuns:
     """The runs of a query, in order.
 
-    searched: all rows that were looked through.
-    notes: lines for the user, about damaged records and the folders that were searched.
+    searched: all rows before filtering.
+    notes: lines for the user about damaged records and the searched folders.
     """
 
     rows: list[Row]
@@ -70,11 +70,11 @@ class FoundRuns:
 def select_runs(query: RunQuery, folders: Sequence[Path] = (), *, everywhere: bool = False) -> FoundRuns:
     """Find the runs that meet a query.
 
-    folders: where to look. Empty: in ./runs, or if there is none, in all folders that `collect` wrote to.
-    everywhere: look in all of these, though there is ./runs.
+    folders: folders to search. Empty: ./runs or, if it does not exist, all folders that `collect` wrote to.
+    everywhere: search all folders that `collect` wrote to, even if ./runs exists.
 
     Raises:
-        UsageError: a condition can't be understood, or no run has its key, or one of the columns.
+        UsageError: a condition is malformed, or no run has the key of a condition or column.
     """
     searched, notes = _folders(folders, everywhere=everywhere)
     runs, damaged = find_runs(searched)
@@ -88,29 +88,30 @@ def select_runs(query: RunQuery, folders: Sequence[Path] = (), *, everywhere: bo
     reject_unknown_keys(rows, keys)
     if query.cluster is not None:
         rows = [row for row in rows if row.run.cluster == query.cluster]
-    found = _filtered(rows, query)
+    selected = _filter(rows, query)
     if query.sort is not None:
-        found = ordered(found, query.sort, reverse=query.reverse)
+        selected = ordered(selected, query.sort, reverse=query.reverse)
     elif query.reverse:
-        found.reverse()
-    return FoundRuns(found, rows, notes)
+        selected.reverse()
+    return FoundRuns(selected, rows, notes)
 
 
-def _folders(named: Sequence[Path], *, everywhere: bool) -> tuple[Sequence[Path], tuple[str, ...]]:
-    """Return the folders to look in, and a note if they are others than a user may expect."""
-    if named:
-        return named, ()
-    known = runs_folders()
-    if everywhere or not known:
-        return known, ()
+def _folders(requested: Sequence[Path], *, everywhere: bool) -> tuple[Sequence[Path], tuple[str, ...]]:
+    """Return the folders to search, and a note if ./runs is not among them."""
+    if requested:
+        return requested, ()
+    known_folders = runs_folders()
+    if everywhere or not known_folders:
+        return known_folders, ()
     if RUNS.is_dir():
         return [RUNS], ()
-    folders = ", ".join(map(str, known))
-    return known, (Notice("runs-elsewhere", f"no ./runs here: these are the runs in {folders}"),)
+    folders = ", ".join(map(str, known_folders))
+    note = f"./runs does not exist here; showing the runs in {folders}"
+    return known_folders, (Notice("runs-elsewhere", note),)
 
 
 def _reject_keys_of_tasks(rows: Sequence[Row], keys: Sequence[str]) -> None:
-    """Reject a key of which only the tasks of arrays have a value."""
+    """Reject keys for which only tasks of arrays have values."""
     for key in keys:
         if all(row.value(key) is None for row in rows) and any(
             task.value(key) is not None for row in rows for task in row.tasks
@@ -118,56 +119,58 @@ def _reject_keys_of_tasks(rows: Sequence[Row], keys: Sequence[str]) -> None:
             raise UsageError(
                 f"only tasks of arrays have {key!r}",
                 code="key-of-tasks-only",
-                fix="add --tasks, or name an array: --sweep RUN",
+                fix="add --tasks, or select an array with --sweep RUN",
             )
 
 
-def _filtered(rows: Sequence[Row], query: RunQuery) -> list[Row]:
-    found = list(rows)
+def _filter(rows: Sequence[Row], query: RunQuery) -> list[Row]:
+    selected = list(rows)
     if query.since is not None:
         first = _since(query.since)
-        found = [row for row in found if submitted_at(row.run) >= first]
+        selected = [row for row in selected if submitted_at(row.run) >= first]
     if query.tags:
-        found = [row for row in found if set(query.tags) <= set(row.run.tags)]
+        selected = [row for row in selected if set(query.tags) <= set(row.run.tags)]
     for text in query.where:
         match = _CONDITION.fullmatch(text.strip())
         if match is None:
             raise UsageError(
-                f"{text!r} is no condition",
+                f"{text!r} is not a valid condition",
                 code="not-a-condition",
-                fix="write it as lr=0.1, loss<2, name~bert, state!=FAILED",
+                fix="write a condition such as lr=0.1, loss<2, name~bert or state!=FAILED",
             )
-        key, operator, wanted = match.groups()
+        key, operator, expected = match.groups()
         reject_unknown_keys(rows, [key])
-        holds = _condition(key, operator, wanted, [row.value(key) for row in rows])
-        found = [row for row in found if holds(row.value(key))]
-    return found
+        meets_condition = _condition(key, operator, expected, [row.value(key) for row in rows])
+        selected = [row for row in selected if meets_condition(row.value(key))]
+    return selected
 
 
 def _condition(key: str, operator: str, text: str, values: Sequence[Value]) -> Callable[[Value], bool]:
-    """Whether a value meets the condition; of numbers, times and spans of time as such, of texts in any case.
+    """Return a predicate for one condition. Texts are compared without regard to case.
+
+    values: the values of the key in all rows. They show whether the key is numeric.
 
     Raises:
-        UsageError: the key's values are numbers, and the text is none.
+        UsageError: the key's values are numbers, and ``text`` is not a number, time or duration.
     """
     if operator == "~":
         return lambda value: value is not None and text.lower() in str(value).lower()
     if operator == "!=":
-        same = _condition(key, "=", text, values)
-        return lambda value: not same(value)
-    compare, wanted = _OPERATORS[operator], _number(key, text)
-    if wanted is None and values and all(_is_number(value) or value is None for value in values):
+        is_equal = _condition(key, "=", text, values)
+        return lambda value: not is_equal(value)
+    compare, expected = _OPERATORS[operator], _number(key, text)
+    if expected is None and values and all(_is_number(value) or value is None for value in values):
         raise UsageError(
-            f"{key} is a number, and {text!r} is none",
+            f"{key} is a number; {text!r} is not",
             code="not-a-number",
-            fix=f"write it as {key}{operator}1",
+            fix=f"write a condition such as {key}{operator}1",
         )
     if key == "tags" and operator in {"=", "=="}:
         return lambda value: text in str(value).split(",")
 
     def holds(value: Value) -> bool:
         if _is_number(value):
-            return wanted is not None and compare(value, wanted)
+            return expected is not None and compare(value, expected)
         return value is not None and compare(str(value).lower(), text.lower())
 
     return holds
@@ -178,12 +181,12 @@ def _is_number(value: Value) -> bool:
 
 
 def _number(key: str, text: str) -> int | float | None:
-    """The number that a text is, of a time its Unix seconds, of a span of time its seconds; None if none."""
+    """Return the number in a text, with times in Unix seconds and durations in seconds; None if invalid."""
     kinds: list[Callable[[str], int | float]] = [int, float]
     if key == "elapsed":
         kinds.append(parse_slurm_time_s)
     elif key in TIMES:
-        kinds.append(lambda one: datetime.fromisoformat(one).timestamp())
+        kinds.append(lambda date: datetime.fromisoformat(date).timestamp())
     for kind in kinds:
         with suppress(ValueError):
             return kind(text)
@@ -194,28 +197,30 @@ def _since(text: str) -> float:
     with suppress(ValueError):
         return time.time() - parse_duration_s(text)
     with suppress(ValueError):
-        return datetime.fromisoformat(text).timestamp()  # without a zone, the user's own
+        # A time without a zone is in the user's zone.
+        return datetime.fromisoformat(text).timestamp()
     raise UsageError(
-        f"--since: {text!r} is no time", code="not-a-time", fix="say 7d, 12h, or a date: 2026-01-31"
+        f"--since: {text!r} is not a time", code="not-a-time", fix="use 7d, 12h, or a date such as 2026-01-31"
     )
 
 
 _LARGEST: Final = 2**63
-_TYPES: Final = {"nodes": "Int64", "elapsed": "Int64", "cost": "Float64", "final": "Boolean"}  # else text
+# Polars types of fields. Other fields are texts.
+_TYPES: Final = {"nodes": "Int64", "elapsed": "Int64", "cost": "Float64", "final": "Boolean"}
 
 
 def frame(rows: Iterable[Row]) -> polars.DataFrame:
-    """A row for each run: the columns of `runs list`, the options of the program, the metrics.
+    """Return a data frame with a row for each run: columns of `runs list`, program options and metrics.
 
-    Of a metric, ``KEY`` is the last value, ``KEY.min`` and ``KEY.max`` are the lowest and highest. An option
-    that is called as a field is ``config.KEY``, a metric that is called as either ``metric.KEY``. Times are
-    in UTC.
+    ``KEY`` is the last value of a metric, ``KEY.min`` the lowest and ``KEY.max`` the highest. An option with
+    the name of a column is ``config.KEY``; a metric with the name of a column or option is ``metric.KEY``.
+    Times are in UTC.
 
     Raises:
         MachineError: Polars is not installed.
     """
     try:
-        import polars  # noqa: PLC0415 - few have it, and need it
+        import polars  # noqa: PLC0415 - an optional dependency
     except ImportError as exc:
         raise MachineError(
             "data frames need Polars, which is not installed here",
@@ -235,21 +240,22 @@ def frame(rows: Iterable[Row]) -> polars.DataFrame:
 
 
 def _columns(rows: Sequence[Row]) -> Mapping[str, list[Value]]:
-    """The values of each column, by its name: a key means what it means to ``Row.value``."""
+    """Return the values of each column, as ``Row.value`` reads them."""
     options = dict.fromkeys(key for row in rows for key in row.config)
     metrics = dict.fromkeys(key for row in rows for key in row.metrics)
-    keys = {name: name for name in FIELDS}  # column -> how ``Row.value`` calls it
+    # Keys of `Row.value` by column.
+    keys = {name: name for name in FIELDS}
     for key in options:
         keys.setdefault(f"config.{key}" if key in FIELDS else key, f"config.{key}")
     for key in metrics:
         name = f"metric.{key}" if key in FIELDS or key in options else key
-        for end in ("", ".min", ".max"):
-            keys.setdefault(name + end, f"metric.{key}{end}")
+        for suffix in ("", ".min", ".max"):
+            keys.setdefault(name + suffix, f"metric.{key}{suffix}")
     return {name: [row.value(key) for row in rows] for name, key in keys.items()}
 
 
 def _as_number(value: Value) -> Any:
-    """The value, but of a whole number of more than 64 bits the float; None if it is too large for that."""
+    """Return the value, with integers above 64 bits as floats, or None if too large for a float."""
     if not isinstance(value, int) or -_LARGEST <= value < _LARGEST:
         return value
     with suppress(OverflowError):
@@ -258,7 +264,7 @@ def _as_number(value: Value) -> Any:
 
 
 def _time(value: Value) -> datetime | None:
-    """None for a time that no calendar has, which a damaged record may hold."""
+    """Return a time in UTC; None for an invalid time, which a damaged record may hold."""
     with suppress(OverflowError, ValueError, OSError):
         return None if value is None else datetime.fromtimestamp(int(value), UTC)
     return None

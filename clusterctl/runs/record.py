@@ -1,4 +1,4 @@
-"""The record of a run that has come home: what the scheduler, the telemetry and the program tell of it."""
+"""The record of a collected run, from the scheduler, the telemetry and the program's metrics."""
 
 from __future__ import annotations
 
@@ -33,15 +33,18 @@ from clusterctl.state.submissions import (
 )
 
 _TELEMETRY = re.compile(rb"(^|/)telemetry/[^/]+\.jsonl\Z")
-_MOST_HOSTS = 1000  # whose telemetry is looked at
+# Hosts whose telemetry is read.
+_MOST_HOSTS = 1000
 _ACCOUNTING_LAG_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Recorder:
-    """Writes what is ours into the tree of a run. ``version`` is the scheduler's.
+    """Writes clusterctl's own files into the folder of a run.
 
-    accounting: what the scheduler tells of the job. None: nothing, because of what is ``missing``.
+    accounting: the scheduler's accounting of the job. None if there is no accounting.
+    missing: why the accounting could not be read. Empty if it could.
+    version: the version of the scheduler.
     """
 
     session: Session
@@ -53,11 +56,11 @@ class Recorder:
 
     @classmethod
     def of(cls, session: Session, entry: JobEntry, jobs: Sequence[JobInfo]) -> Recorder:
-        """Ask the scheduler for its record of the job."""
+        """Create a recorder with the scheduler's accounting of the job."""
         version = session.scheduler.version()
-        heard = all(job.ended for job in jobs) and jobs[0].state is not JobState.PURGED
+        has_final_state = all(job.ended for job in jobs) and jobs[0].state is not JobState.PURGED
         try:
-            accounting = _accounting(session.scheduler, jobs[0].whole_id, ended=heard)
+            accounting = _accounting(session.scheduler, jobs[0].whole_id, ended=has_final_state)
         except SchedulerError as exc:
             if exc.retryable:
                 raise
@@ -65,7 +68,7 @@ class Recorder:
         return cls(session, entry, jobs, accounting, "", version)
 
     def write(self, tree: Path, manifest: Manifest) -> RunRecord:
-        """Add our files to the job's, and the sums over all."""
+        """Write clusterctl's files and the checksums of all files. Return the record."""
         kept = self.session.ledger.kept(self.entry.token) or {SPEC_FILE: applied_text(self.session.workspace)}
         write_kept(tree, kept)
         if self.missing:
@@ -87,22 +90,24 @@ class Recorder:
 
 
 def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunRecord:
-    """The record with its program's arguments, configuration and metrics; of an array, those of each task."""
+    """Return the record with the arguments, configuration and metrics of the program or of each task."""
     facts = facts if isinstance(facts, dict) else {}
     job = facts["job"] if isinstance(facts.get("job"), dict) else {}
     args = tuple(job.get("args") or ())
-    known = {"args": args, "tags": tuple(dict.fromkeys(job.get("tag") or ())), "note": job.get("note")}
-    known |= {key: facts[key] for key in ("replay_of", "of_failed") if key in facts}
+    submitted = {"args": args, "tags": tuple(dict.fromkeys(job.get("tag") or ())), "note": job.get("note")}
+    submitted |= {key: facts[key] for key in ("replay_of", "of_failed") if key in facts}
     if not record.is_array:
-        return record.model_copy(update={**known, **vars(summarize(tree, args))})
+        return record.model_copy(update={**submitted, **vars(summarize(tree, args))})
     values = sweep.pop("tasks") if isinstance(sweep, dict) else []
     tasks = []
-    for one in record.tasks:
-        number = one.number
-        own = sweep_arguments(values[int(number)]) if number.isdecimal() and int(number) < len(values) else ()
-        found = summarize(tree / one.folder, (*args, *own))
-        tasks.append(one.model_copy(update=vars(found)))
-    return record.model_copy(update={**known, "tasks": tuple(tasks), "sweep": sweep})
+    for task in record.tasks:
+        number = task.number
+        task_args = (
+            sweep_arguments(values[int(number)]) if number.isdecimal() and int(number) < len(values) else ()
+        )
+        summary = summarize(tree / task.folder, (*args, *task_args))
+        tasks.append(task.model_copy(update=vars(summary)))
+    return record.model_copy(update={**submitted, "tasks": tuple(tasks), "sweep": sweep})
 
 
 def _record(
@@ -145,28 +150,32 @@ def _record(
 
 
 def _accounting(scheduler: Jobs, job_id: str, *, ended: bool) -> str | None:
-    """What the accounting says, as it is; of a job that has ended, once it has heard of that too."""
-    give_up = scheduler.clock.now() + _ACCOUNTING_LAG_S
+    """Return the scheduler's accounting of a job, unchanged.
+
+    ended: whether the job has ended. The accounting lags behind, so wait until it shows the end.
+    """
+    deadline = scheduler.clock.now() + _ACCOUNTING_LAG_S
     while True:
         text = scheduler.accounting(job_id)
-        if text is None or not ended or scheduler.clock.now() >= give_up or not _says_it_goes_on(text):
+        if text is None or not ended or scheduler.clock.now() >= deadline or not _shows_running_job(text):
             return text
         scheduler.clock.sleep(0.5)
 
 
-def _says_it_goes_on(accounting: str) -> bool:
+def _shows_running_job(accounting: str) -> bool:
     try:
         jobs = json.loads(accounting)["jobs"]
         return not jobs or any(job["state"]["current"] in GOING_ON for job in jobs)
-    except (ValueError, KeyError, TypeError):  # another version's JSON; it is kept as it is
+    except (ValueError, KeyError, TypeError):
+        # The JSON is of another version of Slurm.
         return False
 
 
 def _environment(tree: Path, manifest: Manifest, client: Any, slurm_version: str | None) -> str:
-    """The client's facts, and what the telemetry of each host says about its versions and hardware."""
+    """Return the content of environment.json: facts of the client, and versions and hardware of each host."""
     hosts: dict[str, Any] = {}
-    told = [local for local in manifest.files if _TELEMETRY.search(local)]
-    for path in sorted(tree / os.fsdecode(local) for local in told[:_MOST_HOSTS]):
+    telemetry_files = [local for local in manifest.files if _TELEMETRY.search(local)]
+    for path in sorted(tree / os.fsdecode(local) for local in telemetry_files[:_MOST_HOSTS]):
         with path.open("rb") as file:
             facts = _json(file.readline(1 << 16))
         if isinstance(facts, dict) and facts.get("kind") == "host":
@@ -178,5 +187,6 @@ def _environment(tree: Path, manifest: Manifest, client: Any, slurm_version: str
 def _json(raw: bytes) -> Any:
     try:
         return json.loads(raw)
-    except (ValueError, RecursionError):  # telemetry is the job's to write; the file itself is in the run
+    except (ValueError, RecursionError):
+        # A job may write anything to its telemetry. The run contains the file itself.
         return None

@@ -1,21 +1,21 @@
-"""Lists jobs' folders and sends files of them. Runs on the cluster: standard library only, Python 3.9.
+"""Lists jobs' folders and sends their files. Runs on the cluster: standard library only, Python 3.9.
 
     main(NAME...)
 
-stdin brings a JSON array a line, [FOLDER, CHECKPOINTS, MOST]. Each folder is listed, and what is wanted of it
-sent, as transport/remote_content.py says.
+Each line of stdin is a JSON array [FOLDER, CHECKPOINTS, MOST]. The program lists the folder and sends the
+requested files in the format of transport/remote_content.py.
 
-It lists files after the folders above them, and what is left where it is, with the reason, its size, and how
-many files it is. What source.json says was sent with the job, is large and is still the same, is left. So are
-checkpoints: all but the latest of at most MOST bytes (CHECKPOINTS is latest), all (none), or no one (all). If
-CHECKPOINTS is everything, nothing is left for there being too much either; else the NAMEs and the logs of an
-array's tasks are listed even then. A job may write what it likes to source.json: it says only what of its own
-folder comes home. Links are never followed.
+A folder is listed before its files. Files that stay on the cluster are listed with a reason, their size and
+their number: large files that source.json lists as submitted and that are unchanged, and checkpoints. For
+CHECKPOINTS "latest", all checkpoints stay but the latest, if it has at most MOST bytes; for "none", all stay;
+for "all", none. A folder with too many files stays too, except for the NAMEs and the logs of array tasks. For
+"everything", neither is left. A job may write anything to source.json, which affects only its own folder.
+Links are never followed.
 
-Checkpoints are folders whose names begin with ``checkpoint`` or ``ckpt``, files of such names in the format
-of a framework, and ``*.ckpt`` files. Where such a folder has numbered entries, each of its entries is one:
-``checkpoints/iteration-00000010/``, ``checkpoints/epoch=3-step=100.ckpt``. A family has the same names but
-for the numbers.
+Checkpoints are folders with names that begin with ``checkpoint`` or ``ckpt``, files with such names in the
+format of a framework, and ``*.ckpt`` files. If such a folder has numbered entries, each is a checkpoint:
+``checkpoints/iteration-00000010/``, ``checkpoints/epoch=3-step=100.ckpt``. The names of the checkpoints of a
+family differ only in the numbers.
 """
 
 from __future__ import annotations
@@ -49,25 +49,31 @@ FILE = re.compile(
 NUMBERED = re.compile(
     rb"(?<![a-z])(checkpoints?|ckpt|epoch|global_?step|step|iteration|iter)([-_=.]?)([0-9]+)", re.IGNORECASE
 )
-# checkpoints/500/; without the s, numbers alone may be ranks.
+# checkpoints/500/. In a folder without the s, plain numbers may be ranks.
 PLURAL, BARE = re.compile(rb"(checkpoints|ckpts)", re.IGNORECASE), re.compile(rb"[0-9]{1,18}")
-METRIC = re.compile(rb"=-?[0-9]+\.[0-9]+(e-?[0-9]+)?")  # val_loss=0.25, which tells no family from another
+# A metric such as val_loss=0.25 does not distinguish families.
+METRIC = re.compile(rb"=-?[0-9]+\.[0-9]+(e-?[0-9]+)?")
 UNFINISHED = re.compile(rb"tmp[-_.].*|.*\.(incomplete|tmp|part|partial)|.*[-.]tmp[-.].*", re.DOTALL)
-DIGITS = 18  # of a number at most: a name could make comparing slow
-NESTED = 2  # folders of checkpoints in each other, such as checkpoints/RUN/step_5/
+# Longer numbers in names are ignored, because comparing them could be slow.
+DIGITS = 18
+# Levels of checkpoint folders, such as checkpoints/RUN/step_5/.
+NESTED = 2
 
-# Why one stays on the cluster.
+# Reasons why a checkpoint stays on the cluster.
 NOT_WANTED, OLDER = "a checkpoint", "an older checkpoint"
 UNFINISHED_ONE, TOO_LARGE = "an unfinished checkpoint", "a too large checkpoint"
-MOST_MEASURED = 10_000_000  # entries of one folder that are counted
-DEEPEST_MEASURED = 1000  # folders that are counted
+# Limits for measuring a folder: entries, and levels of subfolders.
+MOST_MEASURED = 10_000_000
+DEEPEST_MEASURED = 1000
 
 TASK = re.compile(rb"task-[0-9]+")
 TASKS_LOG = re.compile(rb"(stdout|stderr)-[0-9]+\.log")
-LARGE, LARGEST = 1 << 20, 10 << 30  # bytes: what was sent with a job is looked at again between these
+# Submitted files are compared with the copy on the cluster only between these sizes in bytes.
+LARGE, LARGEST = 1 << 20, 10 << 30
 EVERYTHING = "everything"
 MOST_ENTRIES = 1_000_000
-MOST_BYTES = 128 << 20  # of names
+# Bytes of all names in a listing.
+MOST_BYTES = 128 << 20
 MOST_OURS = 10_000
 DEEPEST = 100  # folders
 MOST_JSON = 8 << 20
@@ -80,12 +86,12 @@ KINDS = (
     (stat.S_ISBLK, "a device"),
 )
 
-# What the job was given: path -> size and sha256, or 0 and a link's target.
+# The files that were submitted with a job: size and sha256, or 0 and a link's target, by path.
 Given = dict[bytes, tuple[int, str]]
 
 
 class Size(NamedTuple):
-    """How many bytes files have, how many they are, and when the last of them was written."""
+    """The bytes and the number of files, and the time of the last write."""
 
     bytes: int = 0
     files: int = 0
@@ -93,25 +99,25 @@ class Size(NamedTuple):
 
 
 class Number(NamedTuple):
-    """What the name of a numbered checkpoint says: its family, and its numbers in it."""
+    """The family of a numbered checkpoint, and the numbers in its name."""
 
     family: bytes
     numbers: tuple[int, ...]
 
 
 def number_of(path: bytes, *, is_folder: bool) -> Number | None:
-    """The number of a checkpoint by its name; None if it has none."""
+    """Return family and numbers of a checkpoint by its name; None if the name has no number."""
     folder, name = os.path.split(path)
     if is_folder and BARE.fullmatch(name) and PLURAL.match(os.path.basename(folder)):
         return Number(b"", (int(name),))
-    found = tuple(int(one[3]) for one in NUMBERED.finditer(name) if len(one[3]) <= DIGITS)
-    return Number(METRIC.sub(b"=#", NUMBERED.sub(rb"\1\2#", name)), found) if found else None
+    numbers = tuple(int(match[3]) for match in NUMBERED.finditer(name) if len(match[3]) <= DIGITS)
+    return Number(METRIC.sub(b"=#", NUMBERED.sub(rb"\1\2#", name)), numbers) if numbers else None
 
 
 def measure(opener: Opener, path: bytes, beat: Beat) -> Size:
-    """The size of a file, or of all files below a folder; links and the like hold nothing.
+    """Return the size of a file or of all files below a folder. Links and special files count as empty.
 
-    What can't be read counts as one file of no known size. At most ``MOST_MEASURED`` entries are counted.
+    An unreadable entry counts as a file of size 0. At most ``MOST_MEASURED`` entries are counted.
     """
     folder, _, name = path.rpartition(b"/")
     try:
@@ -122,16 +128,16 @@ def measure(opener: Opener, path: bytes, beat: Beat) -> Size:
         return Size(status.st_size, 1, status.st_mtime_ns)
     if not stat.S_ISDIR(status.st_mode):
         return Size(mtime_ns=status.st_mtime_ns)
-    size, files, newest, seen, below = 0, 0, 0, 0, [path]
-    while below and seen < MOST_MEASURED:
-        path = below.pop()
+    size, files, newest, visited, folders = 0, 0, 0, 0, [path]
+    while folders and visited < MOST_MEASURED:
+        path = folders.pop()
         try:
             with os.scandir(opener.enter(path)) as entries:
                 for entry in entries:
                     beat()
-                    seen += 1
+                    visited += 1
                     if entry.is_dir(follow_symlinks=False) and path.count(b"/") < DEEPEST_MEASURED:
-                        below.append(os.path.join(path, os.fsencode(entry.name)))
+                        folders.append(os.path.join(path, os.fsencode(entry.name)))
                     elif entry.is_file(follow_symlinks=False):
                         status = entry.stat(follow_symlinks=False)
                         size, files = size + status.st_size, files + 1
@@ -142,40 +148,41 @@ def measure(opener: Opener, path: bytes, beat: Beat) -> Size:
 
 
 class Checkpoints:
-    """Chooses among the checkpoints of a job's folder.
+    """Chooses the checkpoints of a job's folder that stay on the cluster.
 
-    ``wanted`` is all, latest or none; a latest one of more than ``most`` bytes is not chosen. Folders are to
-    be looked at from the top down.
+    choice: "all", "latest" or "none" of the checkpoints are sent.
+    most: the limit for the latest checkpoint in bytes.
     """
 
-    def __init__(self, opener: Opener, wanted: str, most: int, beat: Beat) -> None:
-        self.opener, self.wanted, self.most, self.beat = opener, wanted, most, beat
-        self.several: set[bytes] = set()  # folders that hold several checkpoints
-        self.whole: set[bytes] = set()  # that are one, or part of one
+    def __init__(self, opener: Opener, choice: str, most: int, beat: Beat) -> None:
+        self.opener, self.choice, self.most, self.beat = opener, choice, most, beat
+        # Folders that contain several checkpoints, and folders that are (part of) a chosen checkpoint.
+        self.collections: set[bytes] = set()
+        self.chosen: set[bytes] = set()
 
-    def left(self, folder: bytes, names: Iterable[tuple[bytes, bool]]) -> dict[bytes, tuple[str, Size]]:
-        """Which of the folder's entries stay on the cluster, why, and how large each is.
+    def staying(self, folder: bytes, names: Iterable[tuple[bytes, bool]]) -> dict[bytes, tuple[str, Size]]:
+        """Return the folder's entries that stay on the cluster, with reason and size. Call it top-down.
 
-        ``names`` are their paths, and whether each is a folder.
+        names: the paths of the entries, and whether each is a folder.
         """
-        if self.wanted == "all":
+        if self.choice == "all":
             return {}
-        if folder in self.whole:
-            self.whole.update(path for path, is_folder in names if is_folder)
+        if folder in self.chosen:
+            self.chosen.update(path for path, is_folder in names if is_folder)
             return {}
         stay: dict[bytes, tuple[str, Size]] = {}
         families: dict[bytes, list[tuple[tuple[int, ...], bytes, Size]]] = {}
         for path, is_folder in names:
             name = os.path.basename(path)
-            if not self.is_checkpoint(name, is_folder=is_folder) and folder not in self.several:
+            if not self.is_checkpoint(name, is_folder=is_folder) and folder not in self.collections:
                 continue
             number = number_of(path, is_folder=is_folder)
             unfinished = UNFINISHED.fullmatch(name) is not None
-            if self.wanted == "none" or unfinished:
+            if self.choice == "none" or unfinished:
                 size = measure(self.opener, path, self.beat)
                 stay[path] = (UNFINISHED_ONE if unfinished else NOT_WANTED, size)
             elif number is None and is_folder and self.holds_several(path):
-                self.several.add(path)
+                self.collections.add(path)
             else:
                 family, order = (path, ()) if number is None else number
                 families.setdefault(family, []).append((order, path, measure(self.opener, path, self.beat)))
@@ -184,12 +191,13 @@ class Checkpoints:
         return stay
 
     def is_checkpoint(self, name: bytes, *, is_folder: bool) -> bool:
-        final = name[4:] if name.lower().startswith(b"tmp-") else name  # transformers' tmp-checkpoint-500
+        # Transformers writes tmp-checkpoint-500 first.
+        final = name[4:] if name.lower().startswith(b"tmp-") else name
         return (FOLDER.match if is_folder else FILE.fullmatch)(final) is not None
 
     def holds_several(self, path: bytes, depth: int = 1) -> bool:
-        """Whether it is a folder of numbered checkpoints, or has such a folder."""
-        below = []
+        """Return whether a folder contains numbered checkpoints, directly or in a subfolder."""
+        subfolders = []
         try:
             with os.scandir(self.opener.enter(path)) as entries:
                 for entry in entries:
@@ -198,37 +206,38 @@ class Checkpoints:
                     is_folder = entry.is_dir(follow_symlinks=False)
                     if number_of(inner, is_folder=is_folder):
                         return True
-                    below += [inner] if is_folder and depth < NESTED else []
+                    subfolders += [inner] if is_folder and depth < NESTED else []
         except OSError:
             return False
-        return any(self.holds_several(one, depth + 1) for one in below)
+        return any(self.holds_several(subfolder, depth + 1) for subfolder in subfolders)
 
     def not_latest(
         self, members: list[tuple[tuple[int, ...], bytes, Size]]
     ) -> Iterator[tuple[bytes, tuple[str, Size]]]:
-        """All but the latest, and that too if it is too large. One without files was only begun."""
-        latest = max(members, key=lambda one: (one[2].files > 0, one[0], one[2].mtime_ns, one[1]))
-        self.whole.add(latest[1])
-        for one in members:
-            _, path, size = one
-            if one is not latest:
+        """Yield the older checkpoints of a family, and the latest if too large. Empty ones are unfinished."""
+        latest = max(members, key=lambda item: (item[2].files > 0, item[0], item[2].mtime_ns, item[1]))
+        self.chosen.add(latest[1])
+        for member in members:
+            _, path, size = member
+            if member is not latest:
                 yield path, (OLDER if size.files else UNFINISHED_ONE, size)
             elif size.bytes > self.most:
                 yield path, (TOO_LARGE, size)
 
 
-def read_given(folder: bytes) -> Given:
+def read_submitted(folder: bytes) -> Given:
+    """Return the files that source.json lists. Empty if it is malformed: a job may write anything to it."""
     try:
         source = read_json(folder, b"source.json", MOST_JSON)
-        given = {os.fsencode(one["path"]): (int(one["size"]), str(one["sha256"])) for one in source["files"]}
-        given.update({os.fsencode(one["path"]): (0, str(one["target"])) for one in source["links"]})
-    except (OSError, ValueError, TypeError, KeyError, OverflowError):  # a job may write what it likes
+        files = {os.fsencode(row["path"]): (int(row["size"]), str(row["sha256"])) for row in source["files"]}
+        files.update({os.fsencode(row["path"]): (0, str(row["target"])) for row in source["links"]})
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return {}
-    return given
+    return files
 
 
 class Listing:
-    """Tells what of a job's folder is to be fetched, and what is left; ``ours`` are always fetched."""
+    """Lists the entries of a job's folder to fetch, and those that stay. ``ours`` are always listed."""
 
     def __init__(
         self,
@@ -240,19 +249,20 @@ class Listing:
         entries: int = MOST_ENTRIES,
     ) -> None:
         self.top, self.ours = top, ours
-        self.given = read_given(top)
+        self.given = read_submitted(top)
         self.user = os.geteuid()
         everything = checkpoints == EVERYTHING
         self.most = entries
-        # That are left.
+        # Entries and bytes of names that the listing may still have.
         self.entries, self.bytes = (sys.maxsize, sys.maxsize) if everything else (entries, MOST_BYTES)
         self.beat = Beat(sys.stdout.buffer, ALIVE_LINE + b"\n")
         self.opener = Opener(top)
         self.checkpoints = Checkpoints(self.opener, "all" if everything else checkpoints, most, self.beat)
-        self.told: list[bytes] = []  # the path of each line
+        # The path of each line.
+        self.listed: list[bytes] = []
 
     def write_line(self, path: bytes, line: str) -> None:
-        self.told.append(path)
+        self.listed.append(path)
         sys.stdout.write(line)
 
     def tell_left(self, path: bytes, reason: str, size: Size | None = None) -> None:
@@ -260,7 +270,7 @@ class Listing:
         self.write_line(path, line_of(LEFT, path or b".", reason, size=size.bytes, space=size.files))
 
     def folder(self, below: bytes, depth: int = 0) -> None:
-        """List a folder: itself, the files in it, then the folders in it."""
+        """List a folder, then its files, then its subfolders."""
         try:
             if depth > DEEPEST:
                 raise OSError(errno.ELOOP, f"in more than {DEEPEST} folders")
@@ -271,7 +281,7 @@ class Listing:
         if below:
             self.write_line(below, line_of_status(below, status))
         both = [*((path, False) for path in files), *((path, True) for path in folders)]
-        stay = self.checkpoints.left(below, both)
+        stay = self.checkpoints.staying(below, both)
         for path, (reason, size) in stay.items():
             self.tell_left(path, reason, size)
         for path, is_folder in both:
@@ -283,11 +293,11 @@ class Listing:
                 self.file(path)
 
     def names(self, below: bytes) -> tuple[os.stat_result, list[bytes], list[bytes]]:
-        """A folder's status and the paths of files and of folders in it; raises OSError.
+        """Return a folder's status and the paths of its files and of its subfolders. Raises OSError.
 
-        Where the top folder holds too many, only those of our own names.
+        If the top folder has too many entries, only clusterctl's own files are returned.
         """
-        found: list[tuple[bool, bytes, bool]] = []
+        children: list[tuple[bool, bytes, bool]] = []
         size, full = 0, False
         fd = self.opener.enter(below)
         status = os.fstat(fd)
@@ -296,24 +306,24 @@ class Listing:
                 self.beat()
                 name = os.fsencode(entry.name)
                 size += len(below) + len(name)
-                theirs = bool(below) or not self.is_ours(name)
-                full = full or len(found) >= self.entries or size > self.bytes
+                is_from_job = bool(below) or not self.is_ours(name)
+                full = full or len(children) >= self.entries or size > self.bytes
                 if full and below:
                     break
-                if not full or (not theirs and len(found) < self.entries + MOST_OURS):
-                    found.append((theirs, name, entry.is_dir(follow_symlinks=False)))
+                if not full or (not is_from_job and len(children) < self.entries + MOST_OURS):
+                    children.append((is_from_job, name, entry.is_dir(follow_symlinks=False)))
         if full:
             self.entries -= self.most // 10
             reason = f"more than {self.most:,} files, or {MOST_BYTES >> 20} MiB of names"
             if below:
                 raise OSError(errno.EFBIG, reason)
             self.tell_left(b"", reason)
-            found = [one for one in found if not one[0]]
+            children = [child for child in children if not child[0]]
         else:
-            self.entries -= len(found)
+            self.entries -= len(children)
             self.bytes -= size
-        found.sort()
-        paths = [(below + b"/" + name if below else name, is_folder) for _, name, is_folder in found]
+        children.sort()
+        paths = [(below + b"/" + name if below else name, is_folder) for _, name, is_folder in children]
         folders = [path for path, is_folder in paths if is_folder]
         return status, [path for path, is_folder in paths if not is_folder], folders
 
@@ -342,8 +352,8 @@ class Listing:
         try:
             status = os.fstat(fd)
             size, sha256 = self.given.get(path, (0, ""))
-            known = LARGE < size <= LARGEST and size == status.st_size
-            if known and hash_of(fd, size, self.beat).hexdigest() == sha256:
+            has_submitted_size = LARGE < size <= LARGEST and size == status.st_size
+            if has_submitted_size and hash_of(fd, size, self.beat).hexdigest() == sha256:
                 self.tell_left(path, UNCHANGED)
             else:
                 self.write_line(path, line_of_status(path, status))
@@ -351,13 +361,13 @@ class Listing:
             os.close(fd)
 
     def can_be_read(self, status: os.stat_result) -> bool:
-        """Whether a file is certain to be opened later; of others that is found out by opening them."""
-        mine = status.st_uid == self.user and status.st_mode & stat.S_IRUSR
-        return bool(mine and stat.S_ISREG(status.st_mode))
+        """Return whether a file can certainly be opened later, without opening it."""
+        is_readable = status.st_uid == self.user and status.st_mode & stat.S_IRUSR
+        return bool(is_readable and stat.S_ISREG(status.st_mode))
 
 
 def is_link_of_a_task(path: bytes, full: bytes) -> bool:
-    """Whether it is one of the links by which a task of an array sees what the job was given."""
+    """Return whether a path is a link in an array task's folder to a submitted file."""
     folder, name = os.path.split(path)
     try:
         return bool(TASK.fullmatch(folder)) and os.readlink(full) == b"../" + name
@@ -374,11 +384,12 @@ def main(*names: str) -> None:
 
 def serve(top: bytes, ours: Collection[bytes], checkpoints: str, most: int) -> None:
     listing = Listing(top, ours, checkpoints=checkpoints, most=most)
-    if os.path.islink(top):  # by the job itself: it leads to what is no run of it
+    # The job itself replaced its folder by a link, which leads to other files.
+    if os.path.islink(top):
         listing.tell_left(b"", "a symbolic link in place of the job's folder", Size())
     else:
         listing.folder(b"")
     sys.stdout.write("\n")
     sys.stdout.flush()
-    send_wanted(listing.opener, listing.told)
+    send_wanted(listing.opener, listing.listed)
     listing.opener.close()

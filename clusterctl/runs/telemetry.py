@@ -1,4 +1,4 @@
-"""What the nodes of a run did: charts of their telemetry, and the node that kept the others waiting."""
+"""Charts of the nodes' telemetry during a run, and detection of a slow node (straggler)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_NODES: Final = 16
 _MAX_LINE: Final = 1 << 16
 _MAX_LINES: Final = 200_000
 _MIB: Final = 1 << 20
-# What is charted: title -> unit.
+# Units by chart title.
 _CHARTS: Final = {
     "CPU": "%",
     "Memory": "GiB",
@@ -31,26 +31,28 @@ _CHARTS: Final = {
     "Network sent": "MiB/s",
     "Power of GPUs": "W",
 }
-# A straggler takes this much longer than the others at the median, and is the slowest so often that a fair
-# node would be with less than this probability.
+# A straggler takes this much longer than the median of the other ranks, and is the slowest so often that the
+# probability for an equally fast node would be below `_BY_CHANCE`.
 _SLOWER: Final = 1.2
 _BY_CHANCE: Final = 1e-4
 
 
 def node_charts(folder: Path, nodes: Sequence[str]) -> tuple[list[Chart], list[str]]:
-    """The charts, a line for each node, over the minutes since the first sample; and what is missing."""
+    """Return charts with a line for each node over minutes since the first sample, and missing data."""
     shown = nodes[:_MOST_NODES]
     samples = {node: list(_samples(folder, node)) for node in shown}
-    gone = [node for node in shown if not samples[node]]
-    missing = [f"the telemetry of {', '.join(gone)}"] if gone else []
+    silent_nodes = [node for node in shown if not samples[node]]
+    missing = [f"the telemetry of {', '.join(silent_nodes)}"] if silent_nodes else []
     if len(nodes) > len(shown):
         missing.append(f"in the charts, {len(nodes) - len(shown)} more nodes")
-    first = min((time for found in samples.values() for time, _ in found), default=0.0)
+    first = min((time for node_samples in samples.values() for time, _ in node_samples), default=0.0)
     charts = []
     for title, unit in _CHARTS.items():
         series = []
-        for node, found in samples.items():
-            points = [((time - first) / 60, values[title]) for time, values in found if title in values]
+        for node, node_samples in samples.items():
+            points = [
+                ((time - first) / 60, values[title]) for time, values in node_samples if title in values
+            ]
             if points:
                 series.append(Series(node, thinned(points)))
         if series:
@@ -59,8 +61,9 @@ def node_charts(folder: Path, nodes: Sequence[str]) -> tuple[list[Chart], list[s
 
 
 def _samples(folder: Path, node: str) -> Iterator[tuple[float, Mapping[str, float]]]:
-    """The samples of a node: Unix seconds, and figure -> value; lines that are none are left out."""
-    with suppress(OSError, ValueError):  # ValueError: a null byte in the node's name
+    """Yield the samples of a node as Unix time and values by chart title. Invalid lines are skipped."""
+    # ValueError: the node's name has a null byte.
+    with suppress(OSError, ValueError):
         fd = open_file(os.fsencode(folder), os.fsencode(f"{_FOLDER}/{node}.jsonl"))
         with os.fdopen(fd, "rb") as file:
             for _ in range(_MAX_LINES):
@@ -74,7 +77,7 @@ def _samples(folder: Path, node: str) -> Iterator[tuple[float, Mapping[str, floa
 
 
 def _figures(line: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of a sample, by the titles of their charts."""
+    """Return the values of a sample by chart title."""
     values: dict[str, list[float]] = defaultdict(list)
 
     def add(title: str, value: Any, unit: float = 1.0) -> None:
@@ -94,17 +97,23 @@ def _figures(line: Mapping[str, Any]) -> dict[str, float]:
             add("GPU memory", gpu.get("mem_used_mib"), 1024)
             add("Power of GPUs", gpu.get("power_w"))
     means = {"CPU", "GPU"}
-    return {title: sum(found) / (len(found) if title in means else 1) for title, found in values.items()}
+    return {
+        title: sum(numbers) / (len(numbers) if title in means else 1) for title, numbers in values.items()
+    }
 
 
 def compare_ranks(
     means: Sequence[float], slowest: Sequence[float], windows: int, hosts: Sequence[str]
 ) -> str:
-    """How the ranks compare, in words: the straggler is a node, or a rank where all are on one node.
+    """Return a sentence that compares the ranks and names the straggler: a node or, on one node, a rank.
 
-    ``means`` are milliseconds of computing per step, ``slowest`` the windows of ten steps in which no rank
-    took longer, ``hosts`` the nodes, all by rank; ``windows`` is how many there were. How likely a fair node
-    is the slowest in so many is bounded as Chernoff and Hoeffding do: exp(-n KL(share || fair)).
+    means: milliseconds of computing per step, by rank.
+    slowest: number of windows of ten steps in which the rank was the slowest, by rank.
+    windows: number of all windows.
+    hosts: node names by rank.
+
+    The Chernoff-Hoeffding bound exp(-n KL(share || fair)) limits the probability that a node that is as fast
+    as the rest is the slowest in this share of the windows.
     """
     names = hosts if len({*hosts}) > 1 else [f"rank {rank}" for rank in range(len(means))]
     ranks: dict[str, list[int]] = defaultdict(list)
@@ -113,19 +122,19 @@ def compare_ranks(
     worst = max(ranks, key=lambda name: sum(slowest[rank] for rank in ranks[name]))
     share = sum(slowest[rank] for rank in ranks[worst]) / windows
     fair = len(ranks[worst]) / len(means)
-    own = sum(means[rank] for rank in ranks[worst]) / len(ranks[worst])
-    others = statistics.median(means[rank] for name in ranks if name != worst for rank in ranks[name])
-    if own >= _SLOWER * others and windows * _divergence(share, fair) >= -math.log(_BY_CHANCE):
+    worst_mean = sum(means[rank] for rank in ranks[worst]) / len(ranks[worst])
+    other_median = statistics.median(means[rank] for name in ranks if name != worst for rank in ranks[name])
+    if worst_mean >= _SLOWER * other_median and windows * _divergence(share, fair) >= -math.log(_BY_CHANCE):
         return (
-            f"{worst} is a straggler: it computed {own:.5g} ms per step, the others {others:.5g} ms, "
-            f"and it was the slowest in {100 * share:.0f} % of {windows} windows of ten steps"
+            f"{worst} is a straggler: it computed {worst_mean:.5g} ms per step, the other ranks "
+            f"{other_median:.5g} ms; it was slowest in {100 * share:.0f} % of {windows} windows of ten steps"
         )
     too_few = windows * _divergence(1.0, fair) < -math.log(_BY_CHANCE)
-    found = "too few steps to tell a straggler" if too_few else "no node is a straggler"
-    return f"ranks computed {min(means):.5g} to {max(means):.5g} ms per step; {found}"
+    verdict = "too few steps to detect a straggler" if too_few else "no node is a straggler"
+    return f"ranks computed {min(means):.5g} to {max(means):.5g} ms per step; {verdict}"
 
 
 def _divergence(share: float, fair: float) -> float:
-    """The Kullback-Leibler divergence of two probabilities of one event; 0 where it is no more than fair."""
+    """Return the Kullback-Leibler divergence of two probabilities; 0 if ``share`` is at most ``fair``."""
     parts = ((share, fair), (1 - share, 1 - fair))
     return sum(a * math.log(a / b) for a, b in parts if a > 0) if share > fair else 0.0

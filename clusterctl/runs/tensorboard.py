@@ -1,10 +1,10 @@
-"""The scalars in TensorBoard's event files, as PyTorch, TensorFlow and Lightning write them.
+"""Reader of the scalars in TensorBoard's event files, as PyTorch, TensorFlow and Lightning write them.
 
-A file is a sequence of records: the length (uint64), its checksum, that many bytes, their checksum
+A file is a sequence of records: a length (uint64), its checksum, that many bytes, and their checksum
 (tensorflow/core/lib/io/record_writer.h). Each record is a protocol buffer ``Event``
-(tensorflow/core/util/event.proto, framework/summary.proto, framework/tensor.proto), of which only the fields
-named below are read. A job can write anything there: a file is read up to the first record that is no Event.
-Checksums are not compared: it would take minutes.
+(tensorflow/core/util/event.proto, framework/summary.proto, framework/tensor.proto), of which only some fields
+are read. A job may write anything there, so reading ends at the first record that is not an Event. Checksums
+are not compared because that would take minutes.
 """
 
 from __future__ import annotations
@@ -15,37 +15,42 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Final
 
-_MAX_BYTES: Final = 128 << 20  # of all files together, with what follows
-# In bytes, of a record and a field besides: there may be millions of empty ones.
-_COST, _COST_OF_FIELD = 64, 8
-_MAX_RECORD: Final = 1 << 18  # larger ones hold images, sounds or graphs
-_HEAD, _TAIL = 12, 4  # bytes before and after what is in a record
+# Limit for all files together. Records and fields have a cost of their own, as a file may have millions of
+# empty records.
+_MAX_BYTES: Final = 128 << 20
+_COST, _COST_OF_FIELD = 64, 8  # bytes
+# Larger records hold images, audio or graphs.
+_MAX_RECORD: Final = 1 << 18  # bytes
+# Bytes before and after the content of a record.
+_HEAD, _TAIL = 12, 4
 _MAX_VARINT: Final = 10  # bytes
-_VARINT, _BITS64, _BYTES, _BITS32 = 0, 1, 2, 5  # how a field is written
-_LONGEST: Final = 8  # bytes of a number
-_FORMATS: Final = {1: "<f", 2: "<d"}  # TensorProto.dtype: DT_FLOAT, DT_DOUBLE
+# Wire types of protocol buffers.
+_VARINT, _BITS64, _BYTES, _BITS32 = 0, 1, 2, 5
+_LONGEST: Final = 8  # bytes
+# Formats by TensorProto.dtype: DT_FLOAT, DT_DOUBLE.
+_FORMATS: Final = {1: "<f", 2: "<d"}
 
+# A field's number, its wire type, and its value.
 _Field = tuple[int, int, int | bytes]
-"""The field's number, how it is written, its value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What was written at once: ``scalars`` by their tags."""
+    """Scalars, by tag, that were written at the same time."""
 
     scalars: dict[str, float]
     step: int
-    time: float  # in Unix seconds
+    time: float  # Unix seconds
 
 
 class EventFiles:
-    """Reads event files; of all together no more than takes some seconds."""
+    """A reader of event files with a common size limit, so that reading takes a few seconds at most."""
 
     def __init__(self) -> None:
         self._left = _MAX_BYTES
 
     def events(self, file: BinaryIO) -> Iterator[Event]:
-        """The events of a file that have scalars, in their order."""
+        """Yield the events of a file that have scalars, in order."""
         rest = os.fstat(file.fileno()).st_size
         while self._left > 0 and len(head := file.read(_HEAD)) == _HEAD:
             (length,) = struct.unpack_from("<Q", head)
@@ -73,14 +78,15 @@ class EventFiles:
                     (time,) = struct.unpack("<d", value)
                 case 2, 0, int(value):
                     step = value - (1 << 64 if value >> 63 else 0)
-                case 5, 2, bytes(value):  # Summary, of which field 1 is a Value
-                    for number, _, one in self._fields(value):
-                        if number == 1 and isinstance(one, bytes):
-                            scalars.update(self._scalar(one))
+                # A Summary. Its field 1 is a Value.
+                case 5, 2, bytes(value):
+                    for number, _, content in self._fields(value):
+                        if number == 1 and isinstance(content, bytes):
+                            scalars.update(self._scalar(content))
         return Event(scalars, step, time)
 
     def _scalar(self, message: bytes) -> Iterator[tuple[str, float]]:
-        """The tag and the number of a Value; nothing of an image, a histogram or a text."""
+        """Yield tag and number of a Value; nothing for an image, a histogram or a text."""
         tag, number = "", None
         for field in self._fields(message):
             match field:
@@ -94,14 +100,15 @@ class EventFiles:
             yield tag, number
 
     def _of_tensor(self, message: bytes) -> float | None:
-        """The number in a TensorProto that has a single one, as TensorFlow 2 writes scalars."""
+        """Return the number in a TensorProto with a single element, as TensorFlow 2 writes scalars."""
         kind, content = 0, b""
         for field in self._fields(message):
             match field:
                 case 1, 0, int(value):
                     kind = value
+                # tensor_content, float_val or double_val.
                 case (4, 2, bytes(value)) | (5, 2 | 5, bytes(value)) | (6, 1 | 2, bytes(value)):
-                    content += value  # tensor_content, float_val and double_val
+                    content += value
                     if len(content) > _LONGEST:
                         return None
         form = _FORMATS.get(kind)
@@ -111,40 +118,40 @@ class EventFiles:
         return float(number)
 
     def _fields(self, message: bytes) -> Iterator[_Field]:
-        """The fields of a protocol buffer.
+        """Yield the fields of a protocol buffer.
 
         Raises:
-            ValueError, IndexError: it is none.
+            ValueError, IndexError: the message is malformed.
         """
-        at = 0
-        while at < len(message):
+        position = 0
+        while position < len(message):
             self._left -= _COST_OF_FIELD
-            key, at = _varint(message, at)
+            key, position = _varint(message, position)
             if (wire := key & 7) == _VARINT:
-                number, at = _varint(message, at)
+                number, position = _varint(message, position)
                 yield key >> 3, wire, number
                 continue
             if wire == _BYTES:
-                size, at = _varint(message, at)
+                size, position = _varint(message, position)
             elif wire in {_BITS64, _BITS32}:
                 size = 8 if wire == _BITS64 else 4
             else:
-                raise ValueError(f"fields of kind {wire} are not known")
-            if size > len(message) - at:
-                raise ValueError("a field is cut short")
-            yield key >> 3, wire, message[at : at + size]
-            at += size
+                raise ValueError(f"unknown wire type {wire}")
+            if size > len(message) - position:
+                raise ValueError("a field is truncated")
+            yield key >> 3, wire, message[position : position + size]
+            position += size
 
 
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """A number, seven bits a byte, the lowest first; and where the next field begins."""
-    number = message[at]
-    if number < 0x80:  # noqa: PLR2004 - nearly all are
-        return number, at + 1
+def _varint(message: bytes, start: int) -> tuple[int, int]:
+    """Decode a varint, seven bits per byte, lowest first. Return the number and the offset after it."""
+    number = message[start]
+    if number < 0x80:  # noqa: PLR2004 - the fast path for most numbers
+        return number, start + 1
     number = 0
-    for place in range(_MAX_VARINT):
-        byte = message[at + place]
-        number |= (byte & 0x7F) << 7 * place
+    for offset in range(_MAX_VARINT):
+        byte = message[start + offset]
+        number |= (byte & 0x7F) << 7 * offset
         if byte < 0x80:  # noqa: PLR2004
-            return number & ((1 << 64) - 1), at + place + 1
+            return number & ((1 << 64) - 1), start + offset + 1
     raise ValueError("a number is too long")

@@ -285,8 +285,8 @@ def requeued(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("way", "files", "why"),
     [
-        (moved, 2, "{run} is not here any more"),
-        (edited, 2, "not the same as in {run}"),
+        (moved, 2, "{run} no longer exists on this machine"),
+        (edited, 2, "different from the files in {run}"),
         (requeued, 1, "the run was collected before the job ended"),
         (left_behind, 1, "an older checkpoint"),
     ],

@@ -16,7 +16,7 @@ from clusterctl.errors import CollectError, UsageError
 from clusterctl.runs.find import Row
 from clusterctl.runs.folder import write_sums
 from clusterctl.runs.page import REPORT_FILE, Report, thinned, write_report
-from clusterctl.runs.report import report_of, report_path, write_beside
+from clusterctl.runs.report import report_of, report_path, write_report_beside
 from clusterctl.runs.telemetry import compare_ranks
 from clusterctl.state.ledger import RunRecord
 from tests.support.messages import refused
@@ -105,7 +105,7 @@ def test_a_fair_set_has_no_straggler(ranks: int) -> None:
         hosts = [f"n{rank * 2 // ranks}" for rank in range(ranks)]
         assert "is a straggler:" not in compare_ranks(means, slowest, len(windows), hosts)
     # Nor do few steps tell.
-    assert compare_ranks([1, 3], [0, 5], 5, NODES).endswith("tell a straggler")
+    assert compare_ranks([1, 3], [0, 5], 5, NODES).endswith("detect a straggler")
 
 
 def test_a_straggler_is_named(tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ def test_a_file_that_is_no_report_is_kept(tmp_path: Path) -> None:
     row = trained(tmp_path)
     own = row.folder / REPORT_FILE
     own.write_text("the user's own")
-    write_beside(row.run)
+    write_report_beside(row.run)
     with refused("not-a-report", UsageError):
         write_report(report_of([row]), own)
     assert own.read_text() == "the user's own"
@@ -317,7 +317,7 @@ def test_a_report_that_the_job_wrote_is_the_jobs(tmp_path: Path) -> None:
     planted = '<meta name="generator" content="clusterctl"> planted'
     (row.folder / REPORT_FILE).write_text(planted)
     write_sums(row.folder, {})
-    write_beside(row.run)
+    write_report_beside(row.run)
     assert (row.folder / REPORT_FILE).read_text() == planted
     with refused("file-of-the-job", UsageError):
         report_path(row)
@@ -327,14 +327,14 @@ def test_the_report_follows_the_record(tmp_path: Path) -> None:
     """A snapshot's report is replaced when the run has come home whole; that of a run at home stays."""
     row = trained(tmp_path, state="RUNNING", final=False)
     path = row.folder / REPORT_FILE
-    write_beside(row.run)
+    write_report_beside(row.run)
     assert "RUNNING when" in path.read_text()
     os.utime(path, ns=(1, 1))  # it is older than the record
     ended = row.run.model_copy(update={"state": "COMPLETED", "final": True})
-    write_beside(ended)
+    write_report_beside(ended)
     first = path.stat().st_ino
     assert "RUNNING" not in path.read_text()
-    write_beside(ended)
+    write_report_beside(ended)
     assert path.stat().st_ino == first
 
 
@@ -343,7 +343,7 @@ def test_a_report_that_cannot_be_made_holds_nothing_up(
 ) -> None:
     run = made_run(tmp_path)
     monkeypatch.setattr("clusterctl.runs.report.report_of", lambda _: 1 / 0)
-    write_beside(run)
+    write_report_beside(run)
     assert isinstance(run, RunRecord)
     assert not (run.directory / REPORT_FILE).exists()
 
