@@ -114,12 +114,12 @@ def planned(raised: Raised, words: str) -> list[tuple[str, set[str]]]:
 
 
 def test_a_plan_names_what_comes_to_machines_and_what_of_theirs_may_be_changed(raised: Raised) -> None:
-    ((machines, files),) = planned(raised, "may be changed, kept aside")
+    ((machines, files),) = planned(raised, "files that may change")
     assert machines == "node1, node2"
     assert {"/etc/hosts", "/etc/slurm/slurm.conf"} <= files
-    users = planned(raised, "users to be made")
+    users = planned(raised, "users to create")
     assert users == [("node1, node2", {"hpc"})]
-    installed = dict(planned(raised, "to be installed"))
+    installed = dict(planned(raised, "packages to install"))
     assert {"slurmctld", "slurmd", "munge"} <= installed["node1"]
     assert "slurmctld" not in installed["node2"]
     for name, packages in installed.items():

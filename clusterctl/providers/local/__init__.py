@@ -1,6 +1,5 @@
-"""A real Slurm cluster on this one Linux machine: systemd-nspawn nodes on a bridge of their own.
+"""A real Slurm cluster on one Linux machine: systemd-nspawn nodes on their own bridge.
 
-The user's side (`provider`) runs as the current user. Machine work (`image`, `machine`, `system`) is
-done by one small helper (`helper`), started with ``sudo -n`` when the caller is not root; its state is
-root's. Both sides share `layout`.
+`provider` runs as the current user. It starts a helper (`helper`) as root, with ``sudo -n`` if needed, for all
+work on the machine (`image`, `machine`, `system`). Root owns the helper's state. Both sides use `layout`.
 """

@@ -1,1 +1,1 @@
-"""Machines that the user has: their owner's access, host keys, our account on them, and back again."""
+"""Existing machines: SSH access as their owner, host keys, clusterctl's admin account, and its removal."""

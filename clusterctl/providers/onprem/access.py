@@ -1,7 +1,7 @@
-"""The owner's SSH access to on-prem machines: plain ssh with their keys and agent, and sudo.
+"""SSH access to on-prem machines as their owner: plain ssh with the owner's keys and agent, and sudo.
 
-It is used until the admin account exists. Commands run without a terminal; a password for sudo goes to its
-standard input, and nowhere else.
+Used until clusterctl's admin account exists. Commands run without a terminal. A password for sudo is written
+to sudo's standard input only.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from clusterctl.util.assets import Rule, digest, first_rule, render, table
 from clusterctl.util.process import on_each, run, temporary_folder
 from clusterctl.util.progress import NO_LIMIT, Limit
 
-# paramiko looks for `invoke`, which would take 0.1 s of each verb, for one directive of an ssh_config,
-# `Match exec`, that ours never has, and does without where there is none.
+# At import, paramiko imports `invoke`, which costs each command 0.1 s. Only `Match exec` in an ssh_config
+# needs it, and the ssh_config that clusterctl writes has no such line. paramiko works without it.
 _HIDDEN = "invoke" not in sys.modules
 if _HIDDEN:
     sys.modules["invoke"] = None  # type: ignore[assignment]
@@ -47,9 +47,11 @@ _JUMP: Final = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>[^:]+)(?::(?P<port>\d+
 
 @dataclass(frozen=True, slots=True)
 class SshHost:
-    """A machine that ssh goes to: one of the spec, or one on the way (``before``) to it.
+    """A machine that ssh connects to: a host of the spec, or a jump host.
 
-    ``alias`` is its name in the ssh_config, ``title`` that in messages and in known_hosts.
+    alias: name in the ssh_config.
+    title: name in messages and in known_hosts.
+    jump: the jump host through which ssh connects. None: directly.
     """
 
     alias: str
@@ -58,44 +60,44 @@ class SshHost:
     port: int
     user: str | None
     key: str | None
-    before: SshHost | None = None
+    jump: SshHost | None = None
     host_key: str | None = None
 
     @property
     def path(self) -> tuple[SshHost, ...]:
-        """The hops up to this one, the first one first."""
-        return (*(self.before.path if self.before else ()), self)
+        """All jump hosts in the order of connection, then this machine."""
+        return (*(self.jump.path if self.jump else ()), self)
 
     @property
-    def where(self) -> str:
+    def address(self) -> str:
         return host_port(self.host, self.port)
 
 
 def ssh_host(name: str, machine: OnpremHost) -> SshHost:
-    """A machine of the spec, with those on the way to it; their aliases stay as long as the way does."""
-    before: SshHost | None = None
+    """Return a machine of the spec with its jump hosts, whose aliases depend on the route alone."""
+    jump: SshHost | None = None
     for text in machine.jump or ():
         match = _JUMP.fullmatch(text)
         assert match is not None  # noqa: S101 - the spec's pattern
         title = host_port(match["host"], int(match["port"] or 22))
-        behind = before.alias if before else ""
-        alias = f"jump-{digest(match['user'] or '', title, machine.key or '', behind)[:8]}"
+        previous_alias = jump.alias if jump else ""
+        alias = f"jump-{digest(match['user'] or '', title, machine.key or '', previous_alias)[:8]}"
         port = int(match["port"] or 22)
-        before = SshHost(alias, title, match["host"], port, match["user"], machine.key, before)
+        jump = SshHost(alias, title, match["host"], port, match["user"], machine.key, jump)
     address = (machine.address or name).strip("[]")
     port = machine.port or 22
-    return SshHost(name, name, address, port, machine.user, machine.key, before, machine.host_key)
+    return SshHost(name, name, address, port, machine.user, machine.key, jump, machine.host_key)
 
 
 def ssh_hosts(machines: Mapping[str, OnpremHost]) -> tuple[SshHost, ...]:
-    """These machines after all those on the way to them, each once, the nearest ones first."""
+    """Return all jump hosts, each once and the nearest first, then these machines."""
     ends = [ssh_host(name, machine) for name, machine in machines.items()]
     jumps = dict.fromkeys(jump for end in ends for jump in end.path[:-1])
     return (*sorted(jumps, key=lambda jump: len(jump.path)), *ends)
 
 
 def access_config(machines: Mapping[str, OnpremHost], trusted_hosts: Path) -> str:
-    """How the user's own account reaches every machine, and those on the way."""
+    """Return the ssh_config for logging in to all machines and jump hosts as their owner."""
     return render("access_config.j2", hosts=ssh_hosts(machines), trusted_hosts=trusted_hosts)
 
 
@@ -124,7 +126,7 @@ _OFFERED: Final = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 
 
 class AccessError(ProvisionError):
-    """A machine does not let its owner in, or not to root."""
+    """The owner can't log in to a machine, or can't become root on it."""
 
     def __init__(self, failure: Failure) -> None:
         why, fix = failure.cause, failure.fix
@@ -138,10 +140,10 @@ class AccessError(ProvisionError):
 
 
 def explain(stderr: str, *, host: str, user: str, address: str) -> AccessError | None:
-    """What ssh or sudo means by that; None where no rule knows it."""
-    if (found := first_rule(table(_RULES, tuple[Rule, ...]), stderr)) is None:
+    """Return the error that matches a message of ssh or sudo; None if no rule matches."""
+    if (match := first_rule(table(_RULES, tuple[Rule, ...]), stderr)) is None:
         return None
-    rule, groups = found
+    rule, groups = match
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     offered = _OFFERED.search(stderr)
     words = {
@@ -162,15 +164,15 @@ def no_ssh(exc: OSError) -> MachineError:
 ANSWER_S: Final = 20.0
 
 
-def raise_failures(failed: Mapping[str, ClusterctlError], *, what: str, then: str) -> None:
-    """Raise what went wrong on some hosts as one error, with one failure each."""
+def raise_failures(failed: Mapping[str, ClusterctlError], *, summary: str, then: str) -> None:
+    """Raise the errors of these hosts as one error. Do nothing if there are none."""
     if failed:
         failures = [
             replace(failure, host=failure.host or host, phase=failure.phase or "access")
             for host, exc in failed.items()
             for failure in exc.failures
         ]
-        raise ProvisionError.of_hosts(f"{what}: {{hosts}}", failures, code="hosts-unreachable", then=then)
+        raise ProvisionError.of_hosts(f"{summary}: {{hosts}}", failures, code="hosts-unreachable", then=then)
 
 
 USERS_OWN: Final = (Path("~/.ssh/known_hosts"), Path("/etc/ssh/ssh_known_hosts"))
@@ -178,10 +180,10 @@ _KINDS: Final = ("ssh-ed25519", *(f"ecdsa-sha2-nistp{bits}" for bits in (256, 38
 
 
 class HostKeys:
-    """The trusted keys of a cluster's machines and of those on the way, kept in one file."""
+    """The trusted host keys of a cluster's machines and jump hosts, stored in one file."""
 
     def __init__(self, file: Path, config: Path, *, accepted: Collection[str] = ()) -> None:
-        """``config`` says how the machines on the way are reached; ``accepted`` are fingerprints."""
+        """config: ssh_config with the jump hosts. accepted: fingerprints to trust without asking."""
         self._file = file
         self._config = config
         self._accepted = frozenset(accepted)
@@ -198,48 +200,55 @@ class HostKeys:
         *,
         find_all: bool = False,
     ) -> Mapping[str, ClusterctlError]:
-        """Have a key of every machine, and of those on the way; those that did not show one, and why.
+        """Find a trusted key for every machine and jump host. Return the errors of machines without a key.
 
-        What ``confirm`` raises ends it: nothing that was shown is kept then. To ``find_all``, machines with
-        unconfirmed keys are among the result instead.
+        confirm: called with the keys that are not trusted yet. If it raises, no key is saved.
+        find_all: return machines with unconfirmed keys like unreachable ones, instead of raising.
         """
         peers = ssh_hosts(machines)
-        lost: dict[str, ClusterctlError] = {}
-        for distance in sorted({len(peer.path) for peer in peers}):  # each round is reached through the last
-            there = [peer for peer in peers if len(peer.path) == distance]
-            lost |= {
-                peer.title: lost[peer.before.title]
-                for peer in there
-                if peer.before and peer.before.title in lost
+        failed: dict[str, ClusterctlError] = {}
+        # Machines of one distance are reached through the machines of the previous one.
+        for distance in sorted({len(peer.path) for peer in peers}):
+            same_distance = [peer for peer in peers if len(peer.path) == distance]
+            failed |= {
+                peer.title: failed[peer.jump.title]
+                for peer in same_distance
+                if peer.jump and peer.jump.title in failed
             }
-            asked = [peer for peer in there if peer.title not in lost]
-            lost |= self._round(asked, confirm, limit, find_all=find_all)
-        return {name: lost[name] for name in machines if name in lost}
+            reachable = [peer for peer in same_distance if peer.title not in failed]
+            failed |= self._round(reachable, confirm, limit, find_all=find_all)
+        return {name: failed[name] for name in machines if name in failed}
 
     def _round(
         self, peers: Sequence[SshHost], confirm: Confirm, limit: Limit, *, find_all: bool
     ) -> Mapping[str, ClusterctlError]:
-        """Trust machines whose way is trusted already."""
+        """Find trusted keys for machines whose jump hosts are trusted. Return the errors by title."""
         for peer in peers:
-            if known := peer.host_key or self._keys.get(peer.title) or _users_own(peer):
-                self._keys[peer.title] = known
-        # A confirmed key is only ever replaced by one that is named: a changed one is somebody in between.
-        asked = {peer.title: peer for peer in peers if peer.title not in self._keys or self._accepted}
-        found, failed = on_each(list(asked), lambda title: _offered(asked[title], self._config), limit=limit)
-        fine = {title: one for title, one in found.items() if one.fingerprint in self._accepted}
-        unknown = [one for title, one in found.items() if title not in fine and title not in self._keys]
+            if key := peer.host_key or self._keys.get(peer.title) or _users_own(peer):
+                self._keys[peer.title] = key
+        # Only a fingerprint in `accepted` replaces a trusted key: any other change may be an attack.
+        to_ask = {peer.title: peer for peer in peers if peer.title not in self._keys or self._accepted}
+        offered, failed = on_each(
+            list(to_ask), lambda title: _offered_key(to_ask[title], self._config), limit=limit
+        )
+        accepted = {title: key for title, key in offered.items() if key.fingerprint in self._accepted}
+        unconfirmed = [
+            key for title, key in offered.items() if title not in accepted and title not in self._keys
+        ]
         try:
-            if unknown:
-                confirm(unknown)
+            if unconfirmed:
+                confirm(unconfirmed)
         except ProvisionError as exc:
             if not find_all:
                 raise
             failed |= {
-                str(one.host): ProvisionError(one.cause, code=one.code, fix=one.fix, failures=(one,))
-                for one in exc.failures
+                str(failure.host): ProvisionError(
+                    failure.cause, code=failure.code, fix=failure.fix, failures=(failure,)
+                )
+                for failure in exc.failures
             }
-            unknown = []
-        self._keys |= {one.title: one.key for one in (*fine.values(), *unknown)}
+            unconfirmed = []
+        self._keys |= {key.title: key.key for key in (*accepted.values(), *unconfirmed)}
         write_atomic(self._file, "".join(f"{title} {key}\n" for title, key in sorted(self._keys.items())))
         return {title: exc for title, exc in failed.items() if title not in self._keys}
 
@@ -252,20 +261,20 @@ def _read(file: Path) -> dict[str, str]:
 
 
 def _users_own(peer: SshHost, files: Sequence[Path] = USERS_OWN) -> str | None:
-    """The key that the user's own ssh knows under its address."""
+    """Return the key that the known_hosts files of the user and the system have for its address."""
     for file in files:
-        known = paramiko.HostKeys()
+        known_hosts = paramiko.HostKeys()
         with suppress(OSError, RuntimeError):
-            known.load(str(file.expanduser()))
-        keys = known.lookup(peer.where)
+            known_hosts.load(str(file.expanduser()))
+        keys = known_hosts.lookup(peer.address)
         for kind in _KINDS:
             if keys is not None and kind in keys:
                 return f"{kind} {keys[kind].get_base64()}"
     return None
 
 
-def _offered(peer: SshHost, config: Path) -> OfferedKey:
-    """Ask a machine for its key; nobody logs in. Those on the way must show the keys that are trusted."""
+def _offered_key(peer: SshHost, config: Path) -> OfferedKey:
+    """Ask a machine for its host key without logging in. Its jump hosts must show trusted keys."""
     with temporary_folder() as folder:
         shown = folder / "known_hosts"
         options = ("StrictHostKeyChecking=accept-new", f'UserKnownHostsFile="{shown}"', "HashKnownHosts=no",
@@ -274,17 +283,18 @@ def _offered(peer: SshHost, config: Path) -> OfferedKey:
         try:
             stderr = run(words, timeout_s=ANSWER_S).stderr
         except subprocess.TimeoutExpired:
-            stderr = f"it timed out after {ANSWER_S:g} s"
+            stderr = f"ssh timed out after {ANSWER_S:g} s"
         except OSError as exc:
             raise no_ssh(exc) from exc
-        key = next(iter(_read(shown).values()), None)  # of the name in lower case
+        # ssh writes the name in lower case: the file is read by its only line.
+        key = next(iter(_read(shown).values()), None)
     if key is not None:
         sha = hashlib.sha256(b64decode(key.split()[1])).digest()
-        return OfferedKey(peer.title, peer.where, key, f"SHA256:{b64encode(sha).decode().rstrip('=')}")
-    user = next((one.user for one in peer.path if one.user), "you")
-    raise explain(stderr, host=peer.title, user=user, address=peer.where) or UnreachableError(
-        f"no SSH server at {peer.where}",
+        return OfferedKey(peer.title, peer.address, key, f"SHA256:{b64encode(sha).decode().rstrip('=')}")
+    user = next((hop.user for hop in peer.path if hop.user), "you")
+    raise explain(stderr, host=peer.title, user=user, address=peer.address) or UnreachableError(
+        f"no SSH server at {peer.address}",
         why=stderr.strip(),
-        fix="see that it is switched on, that sshd runs, and that no firewall is in between",
+        fix="check that the machine is on, that sshd runs, and that no firewall blocks the port",
         host=peer.title,
     )

@@ -1,8 +1,9 @@
-"""Logging in to on-prem machines: through their owner's access first, through the admin account afterwards.
+"""Logging in to on-prem machines: first as their owner, later as clusterctl's admin account.
 
-The machine that clusterctl runs on can be a node, too: its owner is logged in already, and no port is opened.
-The admin account comes in over SSH as everywhere, by an sshd that is started for one connection alone: GATE
-starts it, as root, and a line of sudoers lets the owner run just that. remote_account.py makes both.
+The machine that runs clusterctl can be a node too. Its owner is already logged in, and no port is opened. The
+admin account logs in over SSH, as on other nodes, but through an sshd that serves a single connection. The
+script GATE starts that sshd as root; a sudoers line lets the owner run GATE and nothing else.
+remote_account.py creates both.
 """
 
 from __future__ import annotations
@@ -49,46 +50,53 @@ from clusterctl.util import process
 from clusterctl.util.progress import NO_LIMIT, Limit
 
 GATE: Final = Path("/etc/clusterctl/sshd")
-# Without a terminal: sudo would put a pseudo-terminal of its own in between.
+# setsid removes the terminal: with one, sudo would insert a pseudo-terminal of its own.
 PROXY: Final = ("setsid", "--wait", "sudo", "-n", str(GATE))
 _PLACES: Final = "/usr/sbin:/sbin:/usr/bin"
-_JOBS: Final = Path("/opt/clusterctl")  # of the roles
+# Folder that the Ansible roles create on nodes.
+_JOBS: Final = Path("/opt/clusterctl")
 _PACKAGE: Final = Path(__file__).resolve().parents[2]
 
 
 def check_this_machine(host: str) -> AccessError | None:
-    """What keeps the machine from being a host; None if nothing does."""
-    if _JOBS in (one := Path(sys.prefix).resolve(), *one.parents):
-        cause = f"clusterctl itself is installed in {one}, and nodes have the environment of jobs in {_JOBS}"
-        fix = "install clusterctl elsewhere: pipx, or a virtual environment in your home"
+    """Return the reason why the machine that runs clusterctl can't be a host; None if it can."""
+    if _JOBS in (environment := Path(sys.prefix).resolve(), *environment.parents):
+        cause = f"clusterctl is installed in {environment}, but nodes keep the environment of jobs in {_JOBS}"
+        fix = "install clusterctl elsewhere: with pipx, or a virtual environment in your home"
         return AccessError.of(host, "own-place", cause, fix)
     if shutil.which("sshd", path=_PLACES) is None:
-        cause = (
-            "there is no sshd: clusterctl talks with its account here through one that it starts by itself"
-        )
-        fix = "install the package openssh-server; no service of it needs to run, and no port to be open"
+        cause = "no sshd is installed, and clusterctl starts one to reach its account on this machine"
+        fix = "install the package openssh-server; its service need not run, and no port need be open"
         return AccessError.of(host, "no-sshd", cause, fix)
     return None
 
 
 def connect(host: str, config: Path) -> SSHTransport:
-    """The way to a machine through our own account, be it this one or another."""
+    """Connect to a machine, remote or this one, as the admin account."""
     if is_this_machine(address_of(host, config)) and not GATE.exists():
         raise TransportError(
-            f"{host} has no account of ours", code="no-admin-account", why=f"there is no {GATE}", host=host
+            f"{host} has no clusterctl account",
+            code="no-admin-account",
+            why=f"{GATE} does not exist",
+            host=host,
         )
     return SSHTransport(host, config)
 
 
 def is_installation(path: str) -> bool:
-    """Whether something that is called like clusterctl is the installation that runs, or a part of it."""
-    there = Path(path)
+    """Return whether a path named like clusterctl belongs to the clusterctl installation that is running."""
+    candidate = Path(path)
     script = shutil.which("clusterctl")
-    own = [Path(sys.prefix), Path(sys.prefix).resolve(), _PACKAGE, *([Path(script)] if script else [])]
-    return there.parent == _PACKAGE.parent or any(there in (one, *one.parents) for one in own)
+    installation = [
+        Path(sys.prefix), Path(sys.prefix).resolve(), _PACKAGE, *([Path(script)] if script else [])
+    ]  # fmt: skip
+    return candidate.parent == _PACKAGE.parent or any(
+        candidate in (place, *place.parents) for place in installation
+    )
 
 
-Root = Callable[[str, Sequence[str], bytes], str]  # runs a command as root on a host
+# Runs a command (host, argv, stdin) as root and returns its standard output.
+Root = Callable[[str, Sequence[str], bytes], str]
 
 _PROGRAM: Final = remote_program("clusterctl.providers.onprem.remote_account")
 _PYTHON: Final = ("/usr/bin/python3", "-I", "-S")
@@ -100,10 +108,10 @@ ANSWER_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Whose a machine becomes: the cluster by id and name, and the key that may log in.
+    """The cluster that a machine joins, and the key that may log in to the machine.
 
-    ``owner`` has the ``uid`` that may open the gate and the ``host_key`` (a file) of the sshd behind it,
-    where the machine is the one that clusterctl runs on.
+    owner: only if the machine is the one that runs clusterctl: the ``uid`` that may run GATE, and the
+        ``host_key`` file of the sshd that GATE starts.
     """
 
     cluster_id: str
@@ -112,59 +120,62 @@ class Claim:
     owner: Mapping[str, object] | None = None
 
     def request(self, do: str, host: str) -> str:
-        said = {"do": do, "id": self.cluster_id, "name": self.cluster, "host": host, "user": ADMIN_USER}
+        request = {"do": do, "id": self.cluster_id, "name": self.cluster, "host": host, "user": ADMIN_USER}
         more = {"owner": self.owner} if self.owner else {}
-        return json.dumps({**said, "number": ADMIN_ID, "key": self.key, **more})
+        return json.dumps({**request, "number": ADMIN_ID, "key": self.key, **more})
 
 
 def create_account(host: str, root: Root, claim: Claim, login: Connect) -> None:
-    """Make the account on a host, and log in as it; doing it again changes nothing."""
-    said = root(host, (*_PYTHON, "-", claim.request("join", host)), _PROGRAM.encode())
+    """Create the admin account on a host, log in to it and test sudo. A repeated call changes nothing."""
+    stdout = root(host, (*_PYTHON, "-", claim.request("join", host)), _PROGRAM.encode())
     try:
-        answer = json.loads(said)
+        answer = json.loads(stdout)
         if not answer["ok"]:
             raise AccessError.of(host, str(answer["code"]), str(answer["cause"]), str(answer["fix"]))
     except (ValueError, KeyError, TypeError) as exc:
         raise ProvisionError(
-            f"{host} gave no usable answer", code="answer-garbled", why=said[:500], host=host
+            f"{host} did not return valid JSON", code="answer-garbled", why=stdout[:500], host=host
         ) from exc
     try:
         check_sudo(login(host))
     except UnreachableError:
         raise
-    except CommandError as exc:  # it is in
-        cause = f"{ADMIN_USER} may not become root there: {exc.why or exc.what}"
-        fix = "see that /etc/sudoers includes /etc/sudoers.d, and that nothing later takes the right away"
+    except CommandError as exc:
+        # The login worked, but sudo failed.
+        cause = f"{ADMIN_USER} can't become root on this host: {exc.why or exc.what}"
+        fix = "check that /etc/sudoers includes /etc/sudoers.d, and that no later line overrides it"
         raise AccessError.of(host, "no-sudo", cause, fix) from exc
     except TransportError as exc:
         allowed = "; ".join(answer.get("allowed", ()))
-        cause = f"sshd there does not let {ADMIN_USER} in: {allowed or exc.why or exc.what}"
-        fix = f"let {ADMIN_USER} in: AllowUsers or AllowGroups of sshd_config, or /etc/security/access.conf"
+        cause = f"the host's sshd refuses {ADMIN_USER}: {allowed or exc.why or exc.what}"
+        fix = (
+            f"allow {ADMIN_USER} in AllowUsers or AllowGroups of sshd_config, or in /etc/security/access.conf"
+        )
         raise AccessError.of(host, "login-refused", cause, fix) from exc
 
 
 def check_sudo(transport: Transport) -> None:
-    """Become root by our account, and hang up."""
+    """Check that the connected account can use sudo, then close the connection."""
     with closing(transport):
         transport.run(("sudo", "-n", "true"), timeout_s=ANSWER_S)
 
 
 def remove_account(host: str, claim: Claim, login: Connect) -> None:
-    """Take the account away, as the account itself; it has gone when this returns."""
+    """Have the admin account delete itself on a host, and wait until it is gone."""
     with closing(login(host)) as transport:
         unit = ("systemd-run", "--quiet", "--collect", f"--unit={_UNIT}")
         transport.run(("sudo", "-n", *unit, *_PYTHON, "-c", _PROGRAM, claim.request("leave", host)))
     deadline = time.monotonic() + _GONE_S
     while _lets_in(host, login):
         if time.monotonic() > deadline:
-            cause = f"the account {ADMIN_USER} is still there"
-            fix = f"see `journalctl -u {_UNIT}` there; userdel --remove --force {ADMIN_USER}"
+            cause = f"the account {ADMIN_USER} still exists"
+            fix = f"see `journalctl -u {_UNIT}` on this host, and run `userdel --remove --force {ADMIN_USER}`"
             raise AccessError.of(host, "account", cause, fix)
         time.sleep(_PAUSE_S)
 
 
 def _lets_in(host: str, login: Connect) -> bool:
-    """Whether the account still can log in. No answer is none: a connection may be cut as it is made."""
+    """Return whether the account can still log in. Without an answer, assume so: ssh was cut off."""
     try:
         with closing(login(host)) as transport:
             transport.run(("true",))
@@ -177,12 +188,12 @@ def _lets_in(host: str, login: Connect) -> bool:
 
 OWNER_ANSWER_S: Final = 120.0
 _SSH_FAILED: Final = 255
-# Their messages are read: they must be English. Credentials that sudo remembers would change what it reads.
+# Rules match sudo's messages, so they must be English. Cached credentials (-k) would change the messages.
 _SUDO: Final = ("env", "LC_ALL=C", "sudo", "-k")
 
 
 class Login:
-    """The machines as their owner logs in to them. Its ssh_config is written when this is made."""
+    """The owner's logins to the machines. Creating the object writes its ssh_config."""
 
     def __init__(
         self,
@@ -192,13 +203,14 @@ class Login:
         *,
         answer_s: float = OWNER_ANSWER_S,
     ) -> None:
-        """``answer_s``: how long a command may take."""
+        """answer_s: time limit of each command, in seconds."""
         self.workspace = workspace
         self.answer_s = answer_s
         self.prompts = prompts
         self._machines = machines
         self._config = workspace.access_config
-        self._asks: dict[str, bool] = {}  # whether sudo wants the password, once that is known
+        # Host name -> whether sudo there asks for the password.
+        self._asks: dict[str, bool] = {}
         write_atomic(self._config, access_config(machines, workspace.trusted_hosts))
         if prompts.accepted:
             workspace.confirmed.touch(mode=0o600)
@@ -211,28 +223,35 @@ class Login:
     def run(
         self, host: str, argv: Sequence[str], stdin: bytes = b"", *, timeout_s: float | None = None
     ) -> str:
-        """Run a command as the user; its standard output."""
+        """Run a command as the owner and return its standard output."""
         timeout_s = timeout_s or self.answer_s
         try:
             line, script = wrapped(argv)
             done = process.run(self._words(host, line), stdin=script + stdin, timeout_s=timeout_s)
         except subprocess.TimeoutExpired as exc:
-            what, why = f"{host} does not answer", f"`{shown(argv)}` did not end within {timeout_s:g} s"
-            raise UnreachableError(what, why=why, host=host, fix="look at the host's load") from exc
+            summary, reason = (
+                f"{host} does not answer",
+                f"`{shown(argv)}` did not finish within {timeout_s:g} s",
+            )
+            raise UnreachableError(summary, why=reason, host=host, fix="check the host's load") from exc
         except OSError as exc:
             raise no_ssh(exc) from exc
         if done.rc == 0:
             return done.stdout.partition(MARK.decode())[2]
         if done.rc == _SSH_FAILED or "sudo" in argv:
-            to = ssh_host(host, self._machines[host])
-            known = explain(done.stderr, host=host, user=to.user or getpass.getuser(), address=to.where)
-            if known is not None:
-                raise known
-        what = f"`{shown(argv)}` failed with exit status {done.rc}"
-        raise CommandError(what, code="login-failed", rc=done.rc, stderr=done.stderr, where=host, host=host)
+            target = ssh_host(host, self._machines[host])
+            refusal = explain(
+                done.stderr, host=host, user=target.user or getpass.getuser(), address=target.address
+            )
+            if refusal is not None:
+                raise refusal
+        summary = f"`{shown(argv)}` failed with exit status {done.rc}"
+        raise CommandError(
+            summary, code="login-failed", rc=done.rc, stderr=done.stderr, where=host, host=host
+        )
 
     def converse(self, host: str, argv: Sequence[str]) -> AbstractContextManager[Conversation]:
-        """Start a command as the user; see ``Transport.converse``."""
+        """Start a command as the owner; see ``Transport.converse``."""
         remote = None if self.is_here(host) else (host, argv)
         line, script = wrapped(argv)
         return talking(self._words(host, line), silence_s=self.answer_s, remote=remote, script=script)
@@ -242,7 +261,7 @@ class Login:
         return (*(("sh", "-c") if self.is_here(host) else ssh), line)
 
     def root(self, host: str, argv: Sequence[str], stdin: bytes = b"") -> str:
-        """Run a command as root; its standard output. Errors as of ``run``."""
+        """Run a command as root and return its standard output. Raises the same errors as ``run``."""
         if self._machines[host].become == "none":
             return self.run(host, argv, stdin)
         if self._wants_password(host):
@@ -254,7 +273,7 @@ class Login:
         return self._machines[host].is_here
 
     def _wants_password(self, host: str) -> bool:
-        """Whether sudo asks for one there. A wrong one is tried once, with nothing behind it."""
+        """Return whether sudo needs a password on a host. Try the password once, with a harmless command."""
         if host in self._asks:
             return self._asks[host]
         asks = False
@@ -269,45 +288,51 @@ class Login:
         return asks
 
     def check_keys(self, hosts: Sequence[str]) -> None:
-        """Refuse hosts whose key, where the spec names one, is not here; an agent needs the public half."""
+        """Raise if a key file named in the spec is missing. With an ssh-agent the public half is enough."""
         keys = {name: key for name in hosts if (key := self._machines[name].key)}
-        # os.path.isfile is False, too, in a folder that we may not look into.
+        # Unlike Path.is_file, os.path.isfile does not raise in a folder that we can't read.
         missing = {n: key for n, key in keys.items() if not any(map(os.path.isfile, (key, f"{key}.pub")))}
         if missing:
-            what = "; ".join(f"the key {key} is not here" for key in dict.fromkeys(missing.values()))
+            problems = "; ".join(
+                f"the key file {key} does not exist" for key in dict.fromkeys(missing.values())
+            )
             fix = "correct `key` in the spec: relative to the spec's folder, or from ~"
-            raise UsageError(what, code="key-file-missing", where=", ".join(missing), fix=fix)
+            raise UsageError(problems, code="key-file-missing", where=", ".join(missing), fix=fix)
 
     def trust(
         self, hosts: Sequence[str], limit: Limit = NO_LIMIT, *, find_all: bool = False
     ) -> Mapping[str, ClusterctlError]:
-        """Have the keys of these; those that did not show one, and why. See ``HostKeys.trust``."""
+        """Find a trusted key for each host, as ``HostKeys.trust`` does. Return the errors by host."""
         here = [name for name in hosts if self.is_here(name)]
         lost = {name: exc for name in here if (exc := check_this_machine(name)) is not None}
-        there = {name: self._machines[name] for name in hosts if name not in here}
-        return {**lost, **(self._keys.trust(there, self._confirm, limit, find_all=find_all) if there else {})}
+        remote = {name: self._machines[name] for name in hosts if name not in here}
+        return {
+            **lost,
+            **(self._keys.trust(remote, self._confirm, limit, find_all=find_all) if remote else {}),
+        }
 
     def _confirm(self, offered: Sequence[OfferedKey]) -> None:
         self.prompts.confirm(offered)
         self.workspace.confirmed.touch(mode=0o600)
 
     def key_of(self, host: str) -> str:
-        """A machine's trusted key. This machine's is ours: none but our own sshd shows it."""
+        """Return a machine's trusted host key. On this machine it is the key of the sshd that GATE starts."""
         return self.workspace.draw_host_key() if self.is_here(host) else self._keys.key_of(host)
 
     def claim(self, cluster_id: str, cluster: str) -> Claim:
-        """What these machines are told of the cluster that they become part of."""
+        """Return the claim that makes these machines part of a cluster."""
         here = any(map(self.is_here, self.hosts))
         owner = {"uid": os.getuid(), "host_key": str(self.workspace.host_key)} if here else None
         return Claim(cluster_id, cluster, self.workspace.public_key.read_text().strip(), owner)
 
     def proxies(self, hosts: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
-        """The programs that lead to those that are behind others, and to this machine; `%p` is the port."""
-        found: dict[str, tuple[str, ...]] = {}
+        """Return the ProxyCommand of each host behind a jump host, and of this machine; `%p` is the port."""
+        proxies: dict[str, tuple[str, ...]] = {}
         for name in hosts:
-            to = ssh_host(name, self._machines[name])
+            target = ssh_host(name, self._machines[name])
             if self.is_here(name):
-                found[name] = PROXY
-            elif to.before:
-                found[name] = ("ssh", "-F", str(self._config), "-W", f"[{to.host}]:%p", to.before.alias)
-        return found
+                proxies[name] = PROXY
+            elif target.jump:
+                jump = target.jump.alias
+                proxies[name] = ("ssh", "-F", str(self._config), "-W", f"[{target.host}]:%p", jump)
+        return proxies

@@ -1,4 +1,4 @@
-"""The members of an on-prem cluster: its machines and their roles, by the spec, their facts and `up`."""
+"""The members of an on-prem cluster: the machines and their roles, from the spec and the machines' facts."""
 
 from __future__ import annotations
 
@@ -30,44 +30,45 @@ from clusterctl.transport.base import Connect, Conversation, Transport, remote_p
 from clusterctl.util.process import on_each, parallel_map
 from clusterctl.util.progress import NO_LIMIT, Limit
 
-_NO_PLACE: Final = "network"
+_NO_ADDRESS: Final = "network"
 _REACH: Final = remote_program("clusterctl.hosts.remote_reach").encode()
-# What keeps machines from being one cluster, those that are in it already, too.
+# Codes of findings that stop `up` for all machines, also for those already in the cluster.
 UNFIT: Final = ("release-differs", "address", "slurm-release")
-_HERE: Final = "127.0.0.1"  # whatever other addresses this machine has, now or tomorrow
-# What else their network has, a host's own InfiniBand among it, Ansible finds out.
-_JOBS_TALK_OVER: Final = {"NCCL_SOCKET_IFNAME": "={interface}", "GLOO_SOCKET_IFNAME": "{interface}"}
+# The machine that runs clusterctl keeps this address even if its other addresses change.
+_HERE: Final = "127.0.0.1"
+# Ansible finds further settings, such as a host's own InfiniBand devices.
+_JOB_NETWORK: Final = {"NCCL_SOCKET_IFNAME": "={interface}", "GLOO_SOCKET_IFNAME": "{interface}"}
 
 
 def members(spec: ClusterSpec, settings: OnpremSettings) -> tuple[Host, ...]:
-    """Every machine that has a part in the cluster, the controller first, as far as the spec tells.
+    """Return the cluster's machines as the spec describes them, the controller first.
 
-    ``address`` is an IPv4 address where that can be told here, ``host_key`` empty unless the spec has it.
+    ``address`` is an IPv4 address if the name resolves here. ``host_key`` is empty unless the spec gives it.
     """
     partitions = {name: p.name for p in spec.partitions for name in spec.node_names(p)}
-    found = []
+    hosts = []
     for name in dict.fromkeys([settings.controller, *partitions, *settings.login]):
         roles = [CONTROLLER] if name == settings.controller else []
         roles += [COMPUTE] if name in partitions else []
         roles += [LOGIN] if name in settings.login else []
-        to = ssh_host(name, settings.machines[name])
-        one = Host(
+        target = ssh_host(name, settings.machines[name])
+        host = Host(
             name=name,
-            address=_HERE if settings.machines[name].is_here else _resolved(to),
-            ssh_address=to.host,
-            port=to.port,
+            address=_HERE if settings.machines[name].is_here else _resolved(target),
+            ssh_address=target.host,
+            port=target.port,
             roles=tuple(roles),
             partition=partitions.get(name),
-            host_key=to.host_key or "",
+            host_key=target.host_key or "",
         )
-        found.append(one)
-    return tuple(found)
+        hosts.append(host)
+    return tuple(hosts)
 
 
 def inventory(
     spec: ClusterSpec,
     settings: OnpremSettings,
-    asked: Sequence[Host],
+    hosts: Sequence[Host],
     facts: Mapping[str, HostFacts],
     keys: Mapping[str, str],
     *,
@@ -75,130 +76,149 @@ def inventory(
     proxies: Mapping[str, tuple[str, ...]],
     silent: Mapping[str, Host],
 ) -> Inventory:
-    """The cluster that these machines become. ``keys`` are their host keys, ``proxies`` lead to those that
-    have no route from here; ``silent`` ones do not answer, and are taken as they were known last.
+    """Return the inventory of the cluster that these machines form.
+
+    keys: host keys by host name.
+    proxies: ProxyCommand of each host that has no direct route from here.
+    silent: hosts that do not answer, as the previous inventory has them.
     """
-    answering = [one for one in asked if one.name not in silent]
-    network = settings.network or network_of(facts[asked[0].name], asked[0].address)
-    places = {name: host.address for name, host in silent.items()}
-    places |= {one.name: address_in(network, facts[one.name], one.address) for one in answering}
+    answering = [host for host in hosts if host.name not in silent]
+    network = settings.network or network_of(facts[hosts[0].name], hosts[0].address)
+    addresses = {name: host.address for name, host in silent.items()}
+    addresses |= {host.name: address_in(network, facts[host.name], host.address) for host in answering}
     return Inventory(
         cluster=spec.name,
         cluster_id=cluster_id,
         provider=settings.type,
         hosts=tuple(
-            silent[one.name].model_copy(update={"roles": one.roles, "partition": one.partition})
-            if one.name in silent
-            else _host(one, facts[one.name], places[one.name], keys[one.name], proxies.get(one.name, ()))
-            for one in asked
+            silent[host.name].model_copy(update={"roles": host.roles, "partition": host.partition})
+            if host.name in silent
+            else _host(
+                host, facts[host.name], addresses[host.name], keys[host.name], proxies.get(host.name, ())
+            )
+            for host in hosts
         ),
         network=str(network),
         shared=settings.shared.path,
-        shared_folder=shared_folder(settings, places, alone=len(asked) == 1),
+        shared_folder=shared_folder(settings, addresses, alone=len(hosts) == 1),
         baked=False,
     )
 
 
-def _host(one: Host, facts: HostFacts, place: str, key: str, proxy: tuple[str, ...]) -> Host:
+def _host(host: Host, facts: HostFacts, address: str, key: str, proxy: tuple[str, ...]) -> Host:
     hostname = facts.system.hostname.partition(".")[0]
-    told = {
-        "address": place,
-        "ssh_address": one.ssh_address if one.ssh_address != place else None,
+    update = {
+        "address": address,
+        "ssh_address": host.ssh_address if host.ssh_address != address else None,
         "host_key": key,
         "distribution": facts.system.release,
         "cgroups": facts.cgroups,
-        "hostname": hostname if hostname != one.name else None,
+        "hostname": hostname if hostname != host.name else None,
         "proxy_command": proxy,
-        "job_environment": _JOBS_TALK_OVER,
+        "job_environment": _JOB_NETWORK,
     }
-    return one.model_copy(update=told)
+    return host.model_copy(update=update)
 
 
-def shared_folder(settings: OnpremSettings, places: Mapping[str, str], *, alone: bool) -> SharedFolder:
+def shared_folder(settings: OnpremSettings, addresses: Mapping[str, str], *, alone: bool) -> SharedFolder:
     shared = settings.shared
     if shared.kind != "nfs":
         return SharedFolder(kind=shared.kind)
     if shared.server is not None:
         return SharedFolder(kind="server", server=shared.server, path=shared.export)
-    if alone:  # nobody else to export it to
+    # A single node exports to no other host.
+    if alone:
         return SharedFolder(kind="existing")
-    return SharedFolder(kind="nfs", server=places[settings.controller], path=shared.path)
+    return SharedFolder(kind="nfs", server=addresses[settings.controller], path=shared.path)
 
 
-def _resolved(to: SshHost) -> str:
-    """The machine's address, looked up if it is a name; behind a jump host it may be known there alone."""
-    if to.before is None:
-        with suppress(OSError):  # ssh will say it
-            return str(socket.getaddrinfo(to.host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
-    return to.host
+def _resolved(target: SshHost) -> str:
+    """Return the machine's IPv4 address if its name resolves here. Keep names behind a jump host."""
+    if target.jump is None:
+        # If the lookup fails, ssh reports it.
+        with suppress(OSError):
+            return str(socket.getaddrinfo(target.host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
+    return target.host
 
 
 def network_of(facts: HostFacts, address: str) -> IPv4Network | None:
-    """Return the network of the address that a machine is reached under; None if that is not clear."""
+    """Return the network of the address at which a machine is reached; None if it is ambiguous."""
     interfaces = _interfaces(facts)
-    named = [one.network for one in interfaces if str(one.ip) == address]
-    outward = [one.network for one in interfaces if not one.ip.is_loopback]
+    named = [interface.network for interface in interfaces if str(interface.ip) == address]
+    outward = [interface.network for interface in interfaces if not interface.ip.is_loopback]
     return (named or outward)[0] if named or len(outward) == 1 else None
 
 
 def address_in(network: IPv4Network | None, facts: HostFacts, address: str) -> str:
-    """Return the machine's address on the network, the given one if it is there; "" if it has none."""
-    found = [str(one.ip) for one in _interfaces(facts) if network and one.ip in network]
-    return address if address in found else next(iter(found), "")
+    """Return the machine's address on the network, preferably ``address``; "" if it has no address there."""
+    addresses = [str(interface.ip) for interface in _interfaces(facts) if network and interface.ip in network]
+    return address if address in addresses else next(iter(addresses), "")
 
 
 def address_failures(
-    asked: Sequence[Host], facts: Mapping[str, HostFacts], network: IPv4Network | None, leader: Host
+    hosts: Sequence[Host], facts: Mapping[str, HostFacts], network: IPv4Network | None, leader: Host
 ) -> list[Failure]:
-    """Return why machines have no address on the cluster's network; or why that network is not known."""
-    has = {one.name: ", ".join(map(str, _interfaces(facts[one.name]))) or "none" for one in asked}
+    """Return a failure for each host without an address on the network, or one if the network is unknown."""
+    interfaces_of = {
+        host.name: ", ".join(map(str, _interfaces(facts[host.name]))) or "none" for host in hosts
+    }
     if network is None:
-        what = f"{leader.address} is no address of its own ({has[leader.name]})"
-        cause = f"it is not clear on which network the cluster is: {what}"
-        return [Failure(_NO_PLACE, cause, leader.name, "plan", "write provider.network, such as 10.0.0.0/24")]
-    away = [one.name for one in asked if not address_in(network, facts[one.name], one.address)]
+        reason = (
+            f"{leader.address} is not among the addresses of its interfaces ({interfaces_of[leader.name]})"
+        )
+        cause = f"clusterctl can't tell which network the cluster uses: {reason}"
+        return [
+            Failure(_NO_ADDRESS, cause, leader.name, "plan", "write provider.network, such as 10.0.0.0/24")
+        ]
+    missing = [host.name for host in hosts if not address_in(network, facts[host.name], host.address)]
     cause = f"it has no address on the cluster's network {network}, but "
-    fix = "write provider.network: the network that all of them are on"
-    return [Failure(_NO_PLACE, cause + has[name], name, "plan", fix) for name in away]
+    fix = "write provider.network: the network that all hosts share"
+    return [Failure(_NO_ADDRESS, cause + interfaces_of[name], name, "plan", fix) for name in missing]
 
 
 def _interfaces(facts: HostFacts) -> tuple[IPv4Interface, ...]:
     return tuple(map(IPv4Interface, facts.addresses))
 
 
-_FIX_CLAIMED: Final = "take that cluster down first (`clusterctl down`), or take this machine out of the spec"
+_FIX_CLAIMED: Final = "remove that cluster first (`clusterctl down`), or remove this machine from the spec"
 
 
 def admin_login(workspace: Workspace) -> Connect:
-    """The way to a machine through our own account."""
+    """Return a function that connects to a host as the admin account."""
     return lambda host: connect(host, workspace.ssh_config)
 
 
 def log_in(
     hosts: Sequence[str], workspace: Workspace, limit: Limit = NO_LIMIT
 ) -> tuple[Collection[str], Mapping[str, ClusterctlError]]:
-    """The hosts that let our account in, and to root; and how the others did not."""
+    """Log in as the admin account and try sudo. Return the hosts that allow it, and the errors by host."""
     return on_each(hosts, lambda host: check_sudo(admin_login(workspace)(host)), limit=limit)
 
 
 def joined_members(
-    asked: Sequence[Host], before: Mapping[str, Host], workspace: Workspace, limit: Limit = NO_LIMIT
+    hosts: Sequence[Host], previous: Mapping[str, Host], workspace: Workspace, limit: Limit = NO_LIMIT
 ) -> tuple[Mapping[str, Host], Mapping[str, Host]]:
-    """Of the machines that were ours: those that let our account in, and those that do not answer at all."""
-    known = {one.name: (one, before[one.name]) for one in asked if one.name in before}
-    same = [
-        name
-        for name, (one, host) in known.items()
-        if one.host_key in ("", host.host_key) and address_of(one) == address_of(host)
+    """Check the machines that belong to the cluster already.
+
+    A machine with a new address or host key is treated as a new machine.
+
+    Returns:
+        The hosts that let the admin account in, and the hosts that do not answer, as ``previous`` has them.
+    """
+    pairs = [(host, previous[host.name]) for host in hosts if host.name in previous]
+    unchanged = [
+        host.name
+        for host, before in pairs
+        if host.host_key in ("", before.host_key) and address_of(host) == address_of(before)
     ]
-    found, failed = log_in(same, workspace, limit)
-    silent = {host: before[host] for host, exc in failed.items() if isinstance(exc, UnreachableError)}
-    return {host: before[host] for host in found}, silent
+    joined, failed = log_in(unchanged, workspace, limit)
+    silent = {name: previous[name] for name, exc in failed.items() if isinstance(exc, UnreachableError)}
+    return {name: previous[name] for name in joined}, silent
 
 
 def examine(
     spec: ClusterSpec,
-    asked: Sequence[Host],
+    hosts: Sequence[Host],
     login: Login,
     ours: Collection[str],
     *,
@@ -206,231 +226,243 @@ def examine(
     lost: Mapping[str, ClusterctlError],
     limit: Limit = NO_LIMIT,
 ) -> DoctorReport:
-    """The machines of ``only`` as they are, what is wrong with them, and what new ones do not reach.
+    """Collect the facts of the machines, and all findings about them.
 
-    Those that are ``ours`` are asked by our own account, ``lost`` ones are not asked. What does not answer
-    within ``limit`` is a finding.
+    ours: hosts that the admin account examines; the owner examines all others.
+    only: the hosts to examine.
+    lost: hosts that can't be logged in to, with the errors; each error becomes a finding.
+    limit: time limit. A host that has not answered by then gets a finding.
     """
-    every = expected(spec, asked, installed=ours)
-    wanted = {one.name: every[one.name] for one in asked if one.name in only and one.name not in lost}
+    all_checks = expected(spec, hosts, installed=ours)
+    examined = [host.name for host in hosts if host.name in only and host.name not in lost]
+    expectations = {name: all_checks[name] for name in examined}
     with ExitStack() as stack:
 
         def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
             if host not in ours:
                 return login.root(host, argv, stdin)
-            return own(host).run(("sudo", "-n", *argv), stdin=stdin, timeout_s=login.answer_s).stdout
+            admin = connect_as_admin(host)
+            return admin.run(("sudo", "-n", *argv), stdin=stdin, timeout_s=login.answer_s).stdout
 
-        def own(host: str) -> Transport:
+        def connect_as_admin(host: str) -> Transport:
             transport = connect(host, login.workspace.ssh_config)
             stack.callback(transport.close)
             return transport
 
         def start(host: str, argv: Sequence[str]) -> AbstractContextManager[Conversation]:
-            return own(host).converse(argv) if host in ours else login.converse(host, argv)
+            return connect_as_admin(host).converse(argv) if host in ours else login.converse(host, argv)
 
-        request, leader = host_facts_request(spec, asked), asked[0].name
-        report = checks.examine(request, wanted, root, leader=leader, limit=limit)
-        new = [name for name in wanted if name not in ours]
+        request, leader = host_facts_request(spec, hosts), hosts[0].name
+        report = checks.examine(request, expectations, root, leader=leader, limit=limit)
+        new = [name for name in expectations if name not in ours]
         shared = spec.provider.shared if isinstance(spec.provider, OnpremSettings) else OnpremShared()
-        asks = _Wanted(spec, shared, asked, new, offline=login.workspace.bundle.exists())
-        unreached = _examine_network(asks, report.facts, root, start, limit)
-    unseen = [
+        check = _NetworkCheck(spec, shared, hosts, new, offline=login.workspace.bundle.exists())
+        unreached = _examine_network(check, report.facts, root, start, limit)
+    login_findings = [
         Finding(host, "error", failure.code, NO_LOGIN, failure.cause, failure.fix)
         for host, exc in lost.items()
         for failure in exc.failures
     ]
-    together = cluster_findings(spec, asked, report)
-    return replace(report, findings=(*unseen, *report.findings, *together, *unreached))
+    group_findings = cluster_findings(spec, hosts, report)
+    return replace(report, findings=(*login_findings, *report.findings, *group_findings, *unreached))
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """The hosts that are to reach each other. ``new`` ones are no part of the cluster yet.
+class _NetworkCheck:
+    """The hosts whose connections to each other are tried. ``new``: hosts that are not in the cluster yet.
 
-    offline: packages come from a bundle.
+    offline: packages come from a bundle, so no repository is tried.
     """
 
     spec: ClusterSpec
     shared: OnpremShared
-    asked: Sequence[Host]
+    hosts: Sequence[Host]
     new: Collection[str]
     offline: bool
 
 
 def _examine_network(
-    wanted: _Wanted,
+    check: _NetworkCheck,
     facts: Mapping[str, HostFacts],
     root: RunAsRoot,
     start: StartOnHost,
     limit: Limit = NO_LIMIT,
 ) -> tuple[Finding, ...]:
-    """Have every host that answered try what new ones need: each other, repositories, an NFS server."""
-    hosts = {one.name: one for one in wanted.asked if one.name in facts}
-    new = [name for name in hosts if name in wanted.new]
+    """Have hosts try the connections that new hosts need: to other hosts, repositories and the NFS server."""
+    hosts = {host.name: host for host in check.hosts if host.name in facts}
+    new = [name for name in hosts if name in check.new]
     if not new:
         return ()
-    network, controller = wanted.spec.provider.known_network, wanted.asked[0].name
-    places = {name: _address(one, facts[name], network) for name, one in hosts.items()}
-    there = {name: address for name, address in places.items() if address}
-    mtus = {name: _mtu_of(facts[name], address) for name, address in there.items()}
+    network, controller = check.spec.provider.known_network, check.hosts[0].name
+    addresses = {name: _address(host, facts[name], network) for name, host in hosts.items()}
+    reachable = {name: address for name, address in addresses.items() if address}
+    mtus = {name: _mtu_of(facts[name], address) for name, address in reachable.items()}
 
     def ask(name: str) -> tuple[Finding, ...]:
-        ping = {"ping": there.get(controller), "mtu": mtus.get(name, 0) if name != controller in there else 0}
-        request = _request(wanted, hosts[name], facts[name]) | ping
-        said = json.loads(root(name, ("sh", "-c", START, "sh", json.dumps(request)), _REACH))
-        return tuple(_findings(wanted, name, said))
+        mtu = mtus.get(name, 0) if name != controller in reachable else 0
+        request = _request(check, hosts[name], facts[name]) | {"ping": reachable.get(controller), "mtu": mtu}
+        answer = json.loads(root(name, ("sh", "-c", START, "sh", json.dumps(request)), _REACH))
+        return tuple(_findings(check, name, answer))
 
     def ask_all() -> Iterator[Finding]:
-        found, failed = on_each(new, ask, limit=limit)
-        yield from (one for some in found.values() for one in some)
+        findings_of, failed = on_each(new, ask, limit=limit)
+        yield from (finding for findings in findings_of.values() for finding in findings)
         yield from not_looked_at(failed)
 
-    peers = {name: _peer(wanted, hosts[name], address, facts[name]) for name, address in there.items()}
-    members = {one.name: one.address for one in wanted.asked} | there
-    ask_ports = partial(examine_ports, peers, members, facts, start, limit)
+    peers = {name: _peer(check, hosts[name], address, facts[name]) for name, address in reachable.items()}
+    address_by_name = {host.name: host.address for host in check.hosts} | reachable
+    ask_ports = partial(examine_ports, peers, address_by_name, facts, start, limit)
     parts: tuple[Callable[[], Iterator[Finding]], ...] = (ask_all, ask_ports)
-    found = (one for some in parallel_map(parts, lambda part: tuple(part())) for one in some)
-    return (*_different_mtus(wanted, mtus), *dict.fromkeys(found))
+    findings = (host for group in parallel_map(parts, lambda part: tuple(part())) for host in group)
+    return (*_different_mtus(check, mtus), *dict.fromkeys(findings))
 
 
 def _mtu_of(facts: HostFacts, address: str) -> int:
-    """The MTU of the interface that has an address; 0 if it is not known."""
-    return next((mtu for known, mtu in facts.mtus.items() if known.startswith(f"{address}/")), 0)
+    """Return the MTU of the interface with this address; 0 if unknown."""
+    return next((mtu for interface, mtu in facts.mtus.items() if interface.startswith(f"{address}/")), 0)
 
 
-def _different_mtus(wanted: _Wanted, mtus: Mapping[str, int]) -> Iterator[Finding]:
-    """Warn of new hosts whose MTU differs from the controller's: large messages between them may be lost."""
-    controller = mtus.get(wanted.asked[0].name)
-    for name in wanted.new:
+def _different_mtus(check: _NetworkCheck, mtus: Mapping[str, int]) -> Iterator[Finding]:
+    """Warn about new hosts whose MTU differs from the controller's, because large packets may be lost."""
+    controller = mtus.get(check.hosts[0].name)
+    for name in check.new:
         if controller and mtus.get(name, controller) not in {0, controller}:
-            why = f"its interface on the cluster's network has {mtus[name]}, the controller's {controller}"
-            fix = f"`ip link set dev DEVICE mtu {controller}` there, and the same in its configuration"
-            yield Finding(name, "warning", "mtu", "the hosts have different MTUs", why, fix)
+            reason = f"its interface on the cluster's network has {mtus[name]}, the controller's {controller}"
+            fix = f"`ip link set dev DEVICE mtu {controller}` on this host, and in its network settings"
+            yield Finding(name, "warning", "mtu", "the hosts have different MTUs", reason, fix)
 
 
 def _address(host: Host, facts: HostFacts, network: IPv4Network | None) -> str:
-    """The address of a host on the cluster's network; "" if it can't be told yet, or there is no network."""
-    own = [one.ip for one in map(IPv4Interface, facts.addresses) if not one.ip.is_loopback]
-    return next((str(ip) for ip in own if (ip in network if network else str(ip) == host.address)), "")
+    """Return the host's address on the network; "" if unknown. Without a network: the spec's address."""
+    addresses = [ip.ip for ip in map(IPv4Interface, facts.addresses) if not ip.ip.is_loopback]
+    return next((str(ip) for ip in addresses if (ip in network if network else str(ip) == host.address)), "")
 
 
-def _request(wanted: _Wanted, host: Host, facts: HostFacts) -> dict[str, object]:
-    packages = role_packages(wanted.spec, host.roles, distribution_of(facts.system.release))
+def _request(check: _NetworkCheck, host: Host, facts: HostFacts) -> dict[str, object]:
+    packages = role_packages(check.spec, host.roles, distribution_of(facts.system.release))
     return {
-        "nfs": wanted.shared.server,
+        "nfs": check.shared.server,
         "nfs_port": NFS_PORT,
-        "folders": [wanted.shared.path] if wanted.shared.kind == "existing" else [],
-        "repositories": not (wanted.offline or set(packages) <= facts.packages),
+        "folders": [check.shared.path] if check.shared.kind == "existing" else [],
+        "repositories": not (check.offline or set(packages) <= facts.packages),
     }
 
 
-def _peer(wanted: _Wanted, host: Host, address: str, facts: HostFacts) -> Peer:
-    """A host that the others try, unless its firewalld drops what `up` will let through."""
-    exports = wanted.shared.kind == "nfs" and wanted.shared.server is None
-    ports = needed_ports(wanted.spec, host, exports=exports and host.name == wanted.asked[0].name)
-    is_new, tried = host.name in wanted.new, facts.firewall.name != "firewalld"
+def _peer(check: _NetworkCheck, host: Host, address: str, facts: HostFacts) -> Peer:
+    """Return a host as a target of connection tests. With firewalld it is skipped: `up` opens its ports."""
+    exports = check.shared.kind == "nfs" and check.shared.server is None
+    ports = needed_ports(check.spec, host, exports=exports and host.name == check.hosts[0].name)
+    is_new, tried = host.name in check.new, facts.firewall.name != "firewalld"
     return Peer(address, ports, opens=is_new, tried=tried)
 
 
-def _findings(wanted: _Wanted, name: str, said: Mapping[str, Any]) -> Iterator[Finding]:
-    if said["loses_large_packets"]:
-        why = f"packets of its MTU's size do not get to {wanted.asked[0].name} and back, smaller packets do"
-        fix = "`ip link set dev DEVICE mtu 1500` there, or let the switches pass what its interface sends"
-        yield Finding(name, "error", "mtu", "large packets are lost", why, fix)
-    for url, why in said["repositories"].items():
-        fix = (
-            f"`sudo curl -sSI {url}` there must answer: open the firewall, or write the proxy into the "
-            "package manager's configuration (sudo may drop one of the environment); or install from a file: "
-            "`clusterctl bundle create`, `clusterctl up --bundle`"
+def _findings(check: _NetworkCheck, name: str, answer: Mapping[str, Any]) -> Iterator[Finding]:
+    if answer["loses_large_packets"]:
+        reason = (
+            f"packets as large as its MTU do not reach {check.hosts[0].name} and return; smaller packets do"
         )
-        what = "a package repository is out of reach"
+        fix = "`ip link set dev DEVICE mtu 1500` on this host, or allow its MTU on the switches"
+        yield Finding(name, "error", "mtu", "large packets are lost", reason, fix)
+    for url, reason in answer["repositories"].items():
+        fix = (
+            f"make `sudo curl -sSI {url}` work on this host: open the firewall, or write the proxy into the "
+            "package manager's configuration (sudo may drop the environment's proxy); or install from a "
+            "file: `clusterctl bundle create`, `clusterctl up --bundle`"
+        )
+        summary = "a package repository can't be reached"
         if not url:
-            what = "there is no package repository"
+            summary = "no package repository is configured"
             fix = (
-                "write the distribution's into /etc/apt/sources.list.d there, so that `sudo apt-get update` "
-                "reads one; or install from a file: `clusterctl bundle create`, `clusterctl up --bundle`"
+                "add the distribution's repositories to /etc/apt/sources.list.d on this host and run `sudo "
+                "apt-get update`; or install from a file: `clusterctl bundle create`, `clusterctl up "
+                "--bundle`"
             )
-        yield Finding(name, "error", "repository", what, str(why), fix)
-    if said["nfs"]:
-        server = wanted.shared.server
-        why = f"{server}, port {NFS_PORT}: {said['nfs']}"
-        fix = f"`showmount -e {server}` there must list the export: start the server, or open its firewall"
-        yield Finding(name, "error", "nfs", "the NFS server is out of reach", why, fix)
-    for path in said["missing"]:
-        why, fix = f"there is no {path}, and shared.kind is existing", f"mount it there: `mount {path}`"
-        yield Finding(name, "error", "shared-folder", "the shared folder is missing", why, fix)
+        yield Finding(name, "error", "repository", summary, str(reason), fix)
+    if answer["nfs"]:
+        server = check.shared.server
+        reason = f"{server}, port {NFS_PORT}: {answer['nfs']}"
+        fix = f"start the server, or open its firewall: `showmount -e {server}` on this host lists the export"
+        yield Finding(name, "error", "nfs", "the NFS server can't be reached", reason, fix)
+    for path in answer["missing"]:
+        reason, fix = (
+            f"{path} does not exist, and shared.kind is existing",
+            f"mount it on this host: `mount {path}`",
+        )
+        yield Finding(name, "error", "shared-folder", "the shared folder is missing", reason, fix)
 
 
-def cluster_findings(spec: ClusterSpec, asked: Sequence[Host], report: DoctorReport) -> Iterator[Finding]:
-    """Find what is wrong with the machines as a group: the reasons for which ``inventory`` would refuse them.
+def cluster_findings(spec: ClusterSpec, hosts: Sequence[Host], report: DoctorReport) -> Iterator[Finding]:
+    """Find problems of the machines as a group; ``inventory`` needs machines without such problems.
 
-    Machines that did not answer, and those of a release that is not supported, are left out.
+    Machines that did not answer, or run an unsupported release, are left out.
     """
-    facts, leader = report.facts, asked[0]
-    known = facts.keys() - {one.host for one in report.findings if one.code == "distribution"}
-    there = [one for one in asked if one.name in known]
-    if not there:
+    facts, leader = report.facts, hosts[0]
+    supported = facts.keys() - {finding.host for finding in report.findings if finding.code == "distribution"}
+    candidates = [host for host in hosts if host.name in supported]
+    if not candidates:
         return
     release, address, slurm_release = UNFIT
-    of = {one.name: distribution_of(facts[one.name].system.release) for one in there}
-    for one in differing(of):
-        yield Finding(str(one.host), "error", release, "its release differs", one.cause, one.fix)
-    for host, distribution in of.items():
-        if spec.slurm.version and (why := refuse_slurm(spec.slurm.version, distribution, makes_image=False)):
-            yield Finding(host, "error", slurm_release, why.what, why.why, why.fix)
+    distributions = {host.name: distribution_of(facts[host.name].system.release) for host in candidates}
+    for failure in differing(distributions):
+        yield Finding(str(failure.host), "error", release, "its release differs", failure.cause, failure.fix)
+    for name, distribution in distributions.items():
+        version = spec.slurm.version
+        if version and (refusal := refuse_slurm(version, distribution, makes_image=False)):
+            yield Finding(name, "error", slurm_release, refusal.what, refusal.why, refusal.fix)
     network = spec.provider.known_network
     if network is None and leader.name in facts:
         network = network_of(facts[leader.name], leader.address)
-    if network is not None or leader.name in known:
-        for one in address_failures(there, facts, network, leader):
-            yield Finding(str(one.host), "error", address, "not on the network", one.cause, one.fix)
+    if network is not None or leader.name in supported:
+        for failure in address_failures(candidates, facts, network, leader):
+            cause, fix = failure.cause, failure.fix
+            yield Finding(str(failure.host), "error", address, "not on the network", cause, fix)
 
 
 def claim_findings(facts: Mapping[str, HostFacts], cluster_id: str) -> tuple[Finding, ...]:
-    """The machines that belong to other clusters."""
-    found = []
-    for host, one in facts.items():
-        claim = parse_claim(one.texts.get(CLAIM, ""))
+    """Return an error for each machine that belongs to another cluster."""
+    findings = []
+    for host, host_facts in facts.items():
+        claim = parse_claim(host_facts.texts.get(CLAIM, ""))
         if claim.get("id", cluster_id) != cluster_id:
-            why = f"it belongs to cluster {claim.get('name')!r} ({claim['id']})"
-            found.append(Finding(host, "error", "claimed", "it is taken", why, _FIX_CLAIMED))
-    return tuple(found)
+            reason = f"it belongs to cluster {claim.get('name')!r} ({claim['id']})"
+            findings.append(Finding(host, "error", "claimed", "the machine is in use", reason, _FIX_CLAIMED))
+    return tuple(findings)
 
 
 def parse_claim(text: str) -> Mapping[str, str]:
-    """Which cluster a machine belongs to, by the file that says so there; empty if it is in none."""
+    """Parse a machine's claim file, which names its cluster. Empty if the machine belongs to no cluster."""
     try:
-        said = json.loads(text or "{}")
+        claim = json.loads(text or "{}")
     except ValueError:
         return {}
-    return {str(key): str(value) for key, value in said.items()} if isinstance(said, dict) else {}
+    return {str(key): str(value) for key, value in claim.items()} if isinstance(claim, dict) else {}
 
 
-def notes(spec: ClusterSpec, findings: Sequence[Finding], *, known: bool) -> tuple[str, ...]:
-    """What of the findings a plan says; where a cluster is ``known``, all of it is looked at for the rest."""
-    later = {"no-driver"} if spec.software.nvidia.has_driver else set()  # said once one is installed
-    later |= {checks.NO_CGROUPS} if known else set()
-    return tuple(str(one) for one in findings if one.code not in later)
+def notes(spec: ClusterSpec, findings: Sequence[Finding], *, cluster_exists: bool) -> tuple[str, ...]:
+    """Return the findings that a plan shows, leaving out problems that `up` solves or other checks report."""
+    later = {"no-driver"} if spec.software.nvidia.has_driver else set()
+    later |= {checks.NO_CGROUPS} if cluster_exists else set()
+    return tuple(str(finding) for finding in findings if finding.code not in later)
 
 
 def preview(
-    spec: ClusterSpec, asked: Sequence[Host], facts: Mapping[str, HostFacts], new: Collection[str]
+    spec: ClusterSpec, hosts: Sequence[Host], facts: Mapping[str, HostFacts], new: Collection[str]
 ) -> tuple[str, ...]:
-    """A line for all machines that it is the same for."""
-    said: dict[str, list[str]] = {}
-    for one in asked:
-        if one.name in new:
-            for text in _preview_of(spec, one, facts[one.name]):
-                said.setdefault(text, []).append(one.name)
-    return tuple(f"{', '.join(names)}: {text}" for text, names in said.items())
+    """Return lines about the changes on new machines. Machines with the same changes share a line."""
+    lines: dict[str, list[str]] = {}
+    for host in hosts:
+        if host.name in new:
+            for text in _preview_of(spec, host, facts[host.name]):
+                lines.setdefault(text, []).append(host.name)
+    return tuple(f"{', '.join(names)}: {text}" for text, names in lines.items())
 
 
-def _preview_of(spec: ClusterSpec, one: Host, facts: HostFacts) -> Iterator[str]:
-    packages = role_packages(spec, one.roles, distribution_of(facts.system.release))
+def _preview_of(spec: ClusterSpec, host: Host, facts: HostFacts) -> Iterator[str]:
+    packages = role_packages(spec, host.roles, distribution_of(facts.system.release))
     if missing := [name for name in packages if name not in facts.packages]:
-        yield f"to be installed, with what they need: {', '.join(missing)}"
+        yield f"packages to install, with dependencies: {', '.join(missing)}"
     if missing := [user.name for user in spec.users if user.name not in facts.accounts]:
-        yield f"users to be made: {', '.join(missing)}"
-    patterns = role_files(spec, one.roles)
+        yield f"users to create: {', '.join(missing)}"
+    patterns = role_files(spec, host.roles)
     if theirs := [file for file in facts.files if any(fnmatchcase(file, pattern) for pattern in patterns)]:
-        yield f"may be changed, kept aside, and put back by `down`: {', '.join(theirs)}"
+        yield f"files that may change (originals are kept, and `down` restores them): {', '.join(theirs)}"

@@ -1,4 +1,4 @@
-"""Machines that the user has: ClusterSpec -> our account on each of them -> Inventory, and back again."""
+"""The provider for existing machines: creates an admin account on each and describes them as an Inventory."""
 
 from __future__ import annotations
 
@@ -46,27 +46,36 @@ from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.util.process import on_each, temporary_folder
 from clusterctl.util.progress import NO_LIMIT, Clock, HostStep, Limit
 
-_HOST_S: Final = 0.5  # of the time of this machine's processors, for a look at one host
-_THEN: Final = "nothing was changed; correct it, then run the same command again"
+# Processor seconds of the local machine that examining one host may take.
+_HOST_S: Final = 0.5
+_THEN: Final = "nothing was changed; fix these problems, then run the same command again"
 _KEPT: Final = "kept-storage"
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """What a look has come to: the cluster that the machines become, and which of them are ``new`` to us."""
+class _Examination:
+    """The result of examining the machines.
 
-    text: str  # of the spec
+    text: the spec as text. Together with the workspace, the key for reusing the result.
+    new: names of hosts that are not in the cluster yet.
+    silent: hosts of the cluster that do not answer.
+    previous_settings: how machines that were in the cluster before are reached.
+    preview: lines about the changes that `up` will make on new machines.
+    joined: names of new hosts that already have the admin account.
+    """
+
+    text: str
     workspace: Workspace
     inventory: Inventory
     new: tuple[str, ...]
     silent: Mapping[str, Host]
-    access: OnpremSettings  # how machines were let in to that were in the cluster before
+    previous_settings: OnpremSettings
     notes: tuple[str, ...] = ()
-    ahead: tuple[str, ...] = ()  # what will become of machines that are new
+    preview: tuple[str, ...] = ()
     joined: set[str] = field(default_factory=set)
 
 
-# Seconds that a look at few hosts may take; `up` would end at a host which is busy.
+# Time limits, in seconds, for examining a few hosts. `up` gets more, since a busy host would end it.
 _PREFLIGHT_S: Final = 28.0
 _UP_S: Final = 60.0
 
@@ -76,37 +85,38 @@ class OnpremProvider(Provider):
         self._clock = clock or Clock()
         self._settings = settings
         self._prompts = prompts
-        self._found: _Found | None = None
+        self._examination: _Examination | None = None
         self._workspace: Workspace | None = None
-        self._tried: tuple[str, ...] | None = None  # what trying the pending releases again came to
+        # Notes about the pending releases. None: they have not been tried again yet.
+        self._retry_notes: tuple[str, ...] | None = None
 
     def check(self, spec: ClusterSpec) -> None:  # noqa: ARG002
         if shutil.which("ssh") is None:
             raise MachineError(
                 "missing tool: ssh",
                 code="tool-missing",
-                why="it leads to your machines",
+                why="clusterctl reaches your machines with ssh",
                 fix="install OpenSSH's client",
             )
 
     def examine(
         self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]
     ) -> DoctorReport | None:
-        asked = members.members(spec, self._settings)
-        reject_unknown(hosts, [one.name for one in asked], "the cluster has no host")
-        only = [one.name for one in asked if not hosts or one.name in hosts]
+        hosts_of_spec = members.members(spec, self._settings)
+        reject_unknown(hosts, [host.name for host in hosts_of_spec], "the cluster has no host")
+        only = [host.name for host in hosts_of_spec if not hosts or host.name in hosts]
         with self._login(workspace) as login:
             login.check_keys(only)
-            report = members.examine(spec, asked, login, (), only=only, lost=login.trust(only))
+            report = members.examine(spec, hosts_of_spec, login, (), only=only, lost=login.trust(only))
         claims = members.claim_findings(report.facts, workspace.known_id() or "")
         return replace(report, findings=(*report.findings, *claims))
 
     def preflight(self, spec: ClusterSpec, workspace: Workspace) -> DoctorReport | None:
-        asked = members.members(spec, self._settings)
+        hosts = members.members(spec, self._settings)
         with self._login(workspace, _PREFLIGHT_S * 2 / 3) as login:
-            *_, report, wrong = self._examined(spec, workspace, asked, login, find_all=True)
-        found = [one for one in report.findings if one.level != "error" or one in wrong]
-        return replace(report, findings=tuple(dict.fromkeys((*found, *wrong))))
+            *_, report, blocking = self._collect_findings(spec, workspace, hosts, login, find_all=True)
+        findings = [finding for finding in report.findings if finding.level != "error" or finding in blocking]
+        return replace(report, findings=tuple(dict.fromkeys((*findings, *blocking))))
 
     def plan(
         self,
@@ -118,19 +128,20 @@ class OnpremProvider(Provider):
         recreated: Collection[str] = (),
     ) -> HostPlan:
         del recreated, keep, inputs
-        found = self._look(spec, workspace)
-        before = hosts_as_raised(workspace)
-        left = pending_releases(workspace)
-        replaced = {one.host.name for one in left if one.why == REPLACED}
-        changes = [_change(host, found, before, replaced) for host in found.inventory.hosts]
-        names = {host.name for host in found.inventory.hosts}
+        examination = self._examine_machines(spec, workspace)
+        previous = hosts_as_raised(workspace)
+        pending = pending_releases(workspace)
+        replaced = {late.host.name for late in pending if late.why == REPLACED}
+        changes = [_change(host, examination, previous, replaced) for host in examination.inventory.hosts]
+        names = {host.name for host in examination.inventory.hosts}
         changes += [
-            HostChange(name, "remove", _roles(host), "the spec does not name it any more", released=True)
-            for name, host in before.items()
+            HostChange(name, "remove", _roles(host), "no longer in the spec", released=True)
+            for name, host in previous.items()
             if name not in names
         ]
-        kept = self._to_take_up(spec) if not before else ()
-        return HostPlan(tuple(changes), notes=(*kept, *found.notes, *found.ahead, *map(str, left)))
+        kept = self._kept_storage_notes(spec) if not previous else ()
+        lines = (*kept, *examination.notes, *examination.preview, *map(str, pending))
+        return HostPlan(tuple(changes), notes=lines)
 
     def apply(
         self,
@@ -141,28 +152,31 @@ class OnpremProvider(Provider):
         node_class: NodeClass | None = None,  # noqa: ARG002
         recreated: Collection[str] = (),  # noqa: ARG002
     ) -> Provisioned:
-        found = self._found
-        if found is None or (found.text, found.workspace) != (dump_spec(spec), workspace):
-            found = self._look(spec, workspace)
-        before = inventory_as_raised(workspace)
+        examination = self._examination
+        if examination is None or (examination.text, examination.workspace) != (dump_spec(spec), workspace):
+            examination = self._examine_machines(spec, workspace)
+        previous_inventory = inventory_as_raised(workspace)
         login = Login(self._settings.machines, workspace, self._prompts)
-        absent = release.release_removed(found.inventory, login)
-        if before is not None:
-            for host in before.hosts:
-                if host.name in absent:
-                    release.record_pending(host, before, found.access, workspace, why=absent[host.name])
-        joining = [name for name in found.new if name not in found.joined]
+        absent = release.release_removed(examination.inventory, login)
+        if previous_inventory is not None:
+            settings = examination.previous_settings
+            for host in previous_inventory.hosts:
+                if (reason := absent.get(host.name)) is not None:
+                    release.record_pending(host, previous_inventory, settings, workspace, why=reason)
+        joining = [name for name in examination.new if name not in examination.joined]
         if joining:
-            self._join(found, joining, login)
-        if self._tried is None:
-            self._tried = release.retry_all(found.inventory.hosts, login)
-        return Provisioned(found.inventory, (*found.notes, *self._tried), made=tuple(found.new))
+            self._join(examination, joining, login)
+        if self._retry_notes is None:
+            self._retry_notes = release.retry_all(examination.inventory.hosts, login)
+        notes = (*examination.notes, *self._retry_notes)
+        return Provisioned(examination.inventory, notes, made=tuple(examination.new))
 
     def alive(self, cluster_id: str) -> bool:  # noqa: ARG002
         if self._workspace is None:
-            return True  # nobody knows
-        there, failed = members.log_in(list(hosts_as_raised(self._workspace)), self._workspace)
-        return bool(there) or not all(isinstance(exc, UnreachableError) for exc in failed.values())
+            # Without a workspace nothing is known about the machines.
+            return True
+        answering, failed = members.log_in(list(hosts_as_raised(self._workspace)), self._workspace)
+        return bool(answering) or not all(isinstance(exc, UnreachableError) for exc in failed.values())
 
     def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:
         if workspace is None:
@@ -176,10 +190,10 @@ class OnpremProvider(Provider):
             release.release_all(login, cluster_id)
         except ProvisionError as exc:
             failed += exc.failures
-        there = hosts_as_raised(workspace).values()
-        for note in release.retry_all(there, login, ending=True):
+        previous_hosts = hosts_as_raised(workspace).values()
+        for note in release.retry_all(previous_hosts, login, ending=True):
             self._prompts.reporter.note(note)
-        failed += [one.failure for one in pending_releases(workspace)]
+        failed += [pending.failure for pending in pending_releases(workspace)]
         if failed:
             raise ProvisionError.of_hosts(
                 f"{release.NOT_RELEASED}: {{hosts}}", failed, code="hosts-not-released", then=release.THEN
@@ -191,8 +205,8 @@ class OnpremProvider(Provider):
 
     def orphans(self, name: str) -> tuple[str, ...]:
         with self._login(None) as login:
-            found = release.claims(login).values()
-        return tuple(dict.fromkeys(c["id"] for c in found if c.get("name") == name and "id" in c))
+            owners = release.claims(login).values()
+        return tuple(dict.fromkeys(c["id"] for c in owners if c.get("name") == name and "id" in c))
 
     def kept_storage(self, name: str, users: Sequence[str]) -> tuple[KeptStorage, ...]:
         with self._login(self._workspace) as login:
@@ -205,27 +219,27 @@ class OnpremProvider(Provider):
 
     @contextmanager
     def _login(self, workspace: Workspace | None, answer_s: float = OWNER_ANSWER_S) -> Iterator[Login]:
-        """A login that is written to the cluster's workspace, or to one for the moment if it has none."""
+        """Yield a login that uses the cluster's workspace, or a temporary workspace if there is none."""
         if workspace is not None and workspace.root.is_dir():
             yield Login(self._settings.machines, workspace, self._prompts, answer_s=answer_s)
             return
         with temporary_folder() as folder:
-            own = Workspace(folder / (workspace.root.name if workspace else "lost"))
-            own.create()
-            yield Login(self._settings.machines, own, self._prompts, answer_s=answer_s)
+            temporary = Workspace(folder / (workspace.root.name if workspace else "lost"))
+            temporary.create()
+            yield Login(self._settings.machines, temporary, self._prompts, answer_s=answer_s)
 
-    def _to_take_up(self, spec: ClusterSpec) -> tuple[str, ...]:
-        """What to say of the storage that an earlier cluster left; the users must be those whose it is."""
+    def _kept_storage_notes(self, spec: ClusterSpec) -> tuple[str, ...]:
+        """Return a note if the cluster will reuse kept storage. Raise if the homes have other owners."""
         if not spec.storage.keep:
             return ()
-        found = self.kept_storage(spec.name, [user.name for user in spec.users])
-        kept = to_take_up(spec, found)
+        storages = self.kept_storage(spec.name, [user.name for user in spec.users])
+        kept = to_take_up(spec, storages)
         return (taken_up_note(kept),) if kept else ()
 
-    def _not_taken_up(
+    def _kept_storage_findings(
         self, spec: ClusterSpec, workspace: Workspace, login: Login, report: DoctorReport
     ) -> tuple[Finding, ...]:
-        """Why the storage that an earlier cluster left can't be taken up by a new one."""
+        """Return an error if a new cluster can't reuse the storage that an earlier cluster kept."""
         leader = self._settings.controller
         if not spec.storage.keep or leader not in report.facts or hosts_as_raised(workspace):
             return ()
@@ -235,106 +249,124 @@ class OnpremProvider(Provider):
             return (Finding(leader, "error", _KEPT, exc.what, exc.why, exc.fix),)
         return ()
 
-    def _look(self, spec: ClusterSpec, workspace: Workspace) -> _Found:
-        """See what the machines are and what they can become."""
-        asked = members.members(spec, self._settings)
-        self._prompts.reporter.progress(f"looking at {len(asked)} machines")
+    def _examine_machines(self, spec: ClusterSpec, workspace: Workspace) -> _Examination:
+        """Examine the machines. Raise if the cluster can't be built on them."""
+        hosts = members.members(spec, self._settings)
+        self._prompts.reporter.progress(f"checking {len(hosts)} machines")
         login = Login(self._settings.machines, workspace, self._prompts, answer_s=_UP_S / 2)
-        ours, silent, checked, wrong = self._examined(spec, workspace, asked, login)
-        if any(one.code != _KEPT for one in wrong):  # that alone is a fault of the spec, as ``plan`` says
-            what, found = "these machines can't be used: {hosts}", failures(wrong, phase="plan")
-            raise ProvisionError.of_hosts(what, found, code="hosts-unfit", then=_THEN)
-        new = tuple(one.name for one in asked if one.name not in {**ours, **silent})
-        keys = {name: host.host_key for name, host in ours.items()}
+        joined, silent, report, blocking = self._collect_findings(spec, workspace, hosts, login)
+        # A kept-storage error alone concerns the spec, and ``plan`` raises it.
+        if any(finding.code != _KEPT for finding in blocking):
+            summary, host_failures = "these machines can't be used: {hosts}", failures(blocking, phase="plan")
+            raise ProvisionError.of_hosts(summary, host_failures, code="hosts-unfit", then=_THEN)
+        new = tuple(host.name for host in hosts if host.name not in {**joined, **silent})
+        keys = {name: host.host_key for name, host in joined.items()}
         keys |= {name: login.key_of(name) for name in new}
         inventory = members.inventory(
             spec,
             self._settings,
-            asked,
-            checked.facts,
+            hosts,
+            report.facts,
             keys,
             cluster_id=workspace.cluster_id(),
-            proxies=login.proxies([one.name for one in asked]),
+            proxies=login.proxies([host.name for host in hosts]),
             silent=silent,
         )
-        notes = members.notes(spec, checked.findings, known=bool(ours))
-        access = _access_before(workspace) or self._settings
-        ahead = members.preview(spec, asked, checked.facts, new)
-        self._found = _Found(dump_spec(spec), workspace, inventory, new, silent, access, notes, ahead)
-        return self._found
+        notes = members.notes(spec, report.findings, cluster_exists=bool(joined))
+        self._examination = _Examination(
+            dump_spec(spec),
+            workspace,
+            inventory,
+            new,
+            silent,
+            _previous_settings(workspace) or self._settings,
+            notes,
+            members.preview(spec, hosts, report.facts, new),
+        )
+        return self._examination
 
-    def _examined(
+    def _collect_findings(
         self,
         spec: ClusterSpec,
         workspace: Workspace,
-        asked: Sequence[Host],
+        hosts: Sequence[Host],
         login: Login,
         *,
         find_all: bool = False,
     ) -> tuple[Mapping[str, Host], Mapping[str, Host], DoctorReport, tuple[Finding, ...]]:
-        """The machines that are ours, those that are silent, what was found of all others, and what of it is
-        in the way of `up`.
+        """Examine all machines that answer.
 
-        ``find_all``: for `plan --preflight`; a host key that is not confirmed is one of the findings, too.
+        find_all: for `plan --preflight`: an unconfirmed host key becomes a finding instead of an error.
+
+        Returns:
+            The hosts with the admin account, the silent hosts, the report, and the findings that stop `up`.
         """
-        whole_s = max(_PREFLIGHT_S if find_all else _UP_S, _HOST_S * len(asked))
-        limit, first = (Limit.within(seconds, self._clock) for seconds in (whole_s, whole_s / 3))
-        ours, silent = members.joined_members(asked, hosts_as_raised(workspace), workspace, first)
-        new = tuple(one.name for one in asked if one.name not in {**ours, **silent})
+        total_s = max(_PREFLIGHT_S if find_all else _UP_S, _HOST_S * len(hosts))
+        limit, login_limit = (Limit.within(seconds, self._clock) for seconds in (total_s, total_s / 3))
+        joined, silent = members.joined_members(hosts, hosts_as_raised(workspace), workspace, login_limit)
+        new = tuple(host.name for host in hosts if host.name not in {**joined, **silent})
         login.check_keys(new)
         lost = login.trust(new, limit if find_all else NO_LIMIT, find_all=find_all)
         if not find_all:
-            limit = Limit.within(whole_s, self._clock)  # somebody was asked about keys
-        there = [one.name for one in asked if one.name not in silent]
-        report = members.examine(spec, asked, login, ours, only=there, lost=lost, limit=limit)
-        wrong = in_the_way(report, asked, new, workspace, silent)
-        return ours, silent, report, (*wrong, *self._not_taken_up(spec, workspace, login, report))
+            # Waiting for the user to confirm host keys does not count.
+            limit = Limit.within(total_s, self._clock)
+        answering = [host.name for host in hosts if host.name not in silent]
+        report = members.examine(spec, hosts, login, joined, only=answering, lost=lost, limit=limit)
+        blocking = blocking_findings(report, hosts, new, workspace, silent)
+        return (
+            joined,
+            silent,
+            report,
+            (*blocking, *self._kept_storage_findings(spec, workspace, login, report)),
+        )
 
-    def _join(self, found: _Found, joining: Sequence[str], login: Login) -> None:
-        inventory, workspace = found.inventory, login.workspace
+    def _join(self, examination: _Examination, joining: Sequence[str], login: Login) -> None:
+        inventory, workspace = examination.inventory, login.workspace
         write_atomic(workspace.joining, inventory.model_dump_json(indent=2) + "\n")
         write_ssh_files(inventory, workspace)
         claim = login.claim(inventory.cluster_id, inventory.cluster)
-        done, failed = on_each(
+        created, failed = on_each(
             joining, lambda host: create_account(host, login.root, claim, members.admin_login(workspace))
         )
         for host in joining:
-            step = HostStep(host, "our account", len(joining), failed=host in failed)
+            step = HostStep(host, "admin account", len(joining), failed=host in failed)
             self._prompts.reporter.progress(step)
-        found.joined.update(done)
+        examination.joined.update(created)
         then = "the other machines are ready; run `clusterctl up` again"
-        raise_failures(failed, what="no account could be made", then=then)
+        raise_failures(failed, summary="the admin account could not be created", then=then)
 
 
-def in_the_way(
+def blocking_findings(
     report: DoctorReport,
-    asked: Sequence[Host],
+    hosts: Sequence[Host],
     new: Collection[str],
     workspace: Workspace,
     silent: Mapping[str, Host],
 ) -> tuple[Finding, ...]:
-    """What keeps new machines from being what the spec wants, a host out, or is wrong with the controller."""
-    leader = asked[0].name
-    wrong = [
-        one
-        for one in report.findings
-        if one.host in new
-        or one.host not in report.facts
-        or one.code in members.UNFIT
-        or (new and one.code in ("firewall", "network"))
+    """Return the findings that stop `up`: errors of new or silent hosts, the group, or the controller."""
+    leader = hosts[0].name
+    relevant = [
+        finding
+        for finding in report.findings
+        if finding.host in new
+        or finding.host not in report.facts
+        or finding.code in members.UNFIT
+        or (new and finding.code in ("firewall", "network"))
     ]
-    wrong += members.claim_findings(report.facts, workspace.known_id() or "")
-    found = [one for one in wrong if one.level == "error"]
+    relevant += members.claim_findings(report.facts, workspace.known_id() or "")
+    errors = [finding for finding in relevant if finding.level == "error"]
     if leader in silent:
         host = silent[leader]
-        why = f"no SSH connection to {host.ssh_address or host.address}:{host.port}"
-        fix = "see that it is switched on, and that no firewall is in between"
-        found.append(Finding(leader, "error", "controller-silent", "the controller is silent", why, fix))
-    return tuple(found)
+        reason = f"no SSH connection to {host.ssh_address or host.address}:{host.port}"
+        fix = "check that the machine is on, and that no firewall blocks the port"
+        errors.append(
+            Finding(leader, "error", "controller-silent", "the controller does not answer", reason, fix)
+        )
+    return tuple(errors)
 
 
-def _access_before(workspace: Workspace) -> OnpremSettings | None:
-    """What the spec of the last `up` said of its machines."""
+def _previous_settings(workspace: Workspace) -> OnpremSettings | None:
+    """Return the machine settings of the last `up`; None if there was none on on-prem machines."""
     try:
         provider = applied_spec(workspace).provider
     except UsageError:
@@ -342,21 +374,24 @@ def _access_before(workspace: Workspace) -> OnpremSettings | None:
     return provider if isinstance(provider, OnpremSettings) else None
 
 
-def _change(host: Host, found: _Found, before: Mapping[str, Host], replaced: Collection[str]) -> HostChange:
-    action: Action = "make" if host.name in found.new else "keep"
-    why = ""
+def _change(
+    host: Host, examination: _Examination, previous: Mapping[str, Host], replaced: Collection[str]
+) -> HostChange:
+    """Return the planned change of a host: make, keep or replace."""
+    action: Action = "make" if host.name in examination.new else "keep"
+    reason = ""
     if action == "make" and host.name in replaced:
-        action, why = "replace", REPLACED
-    elif host.name in found.new and host.name in before:
-        why = "our account there is gone, or it is another machine"
-    elif host.name in found.silent:
-        why = "it does not answer"
+        action, reason = "replace", REPLACED
+    elif host.name in examination.new and host.name in previous:
+        reason = "its clusterctl account is missing, or it is another machine"
+    elif host.name in examination.silent:
+        reason = "it does not answer"
     return HostChange(
         host.name,
         action,
         f"{host.address}, {_roles(host)}",
-        why,
-        off=host.name in found.silent,
+        reason,
+        off=host.name in examination.silent,
         released=action == "replace",
     )
 
@@ -365,15 +400,15 @@ def _roles(host: Host) -> str:
     return ", ".join(host.roles) + (f", partition {host.partition}" if host.partition else "")
 
 
-# PATH USER...: their homes with the owner's uid; anybody may see that.
-_LOOK_AT_HOMES: Final = """
+# Arguments: PATH USER... Prints each user's home with the owner's uid. Needs no root.
+_LIST_HOMES: Final = """
 cd "$1/home" 2>/dev/null || exit 0
 shift
 for user do
     if [ -d "$user" ] && [ ! -L "$user" ]; then stat -c '%n %u' -- "$user"; fi
 done
 """
-# PATH NAME UID ...: of an account that is there still, its home is its own.
+# Arguments: PATH NAME UID... If the account still exists, only ~/clusterctl is removed.
 _REMOVE_HOMES: Final = """
 path=$1
 cd "$path/home" 2>/dev/null || exit 0
@@ -396,27 +431,28 @@ rmdir "$path/home" "$path" 2>/dev/null || true
 def find_homes(
     login: Login, settings: OnpremSettings, name: str, users: Sequence[str]
 ) -> tuple[KeptStorage, ...]:
-    """What is kept when machines are released: the homes of these users on the shared folder.
+    """Return the homes of these users on the shared folder, as storage that outlives the cluster.
 
-    They stay in any case. Kept, they are listed, and `storage remove` removes them: nothing but what jobs had
-    in them where the account is somebody's own. An NFS server of the user's is the user's affair.
+    Releasing machines never removes homes; `storage remove` does, but of an account that still exists only the
+    jobs' files. Empty if the shared folder is on the user's own NFS server.
     """
     shared, host = settings.shared, settings.controller
     if shared.server is not None:
         return ()
     if lost := login.trust([host]):
         raise lost[host]
-    lines = login.run(host, ("sh", "-c", _LOOK_AT_HOMES, "sh", shared.path, *users)).splitlines()
+    lines = login.run(host, ("sh", "-c", _LIST_HOMES, "sh", shared.path, *users)).splitlines()
     homes = {name: int(uid) for name, uid in map(str.split, lines)}
     if not homes:
         return ()
     size_mib = None
-    with suppress(ClusterctlError):  # without a password for sudo the homes themselves are closed
-        said = login.root(host, ("du", "-smc", "--", *(f"{shared.path}/home/{user}" for user in homes)))
-        size_mib = int(said.splitlines()[-1].split()[0])
-    what = f"folder {shared.path}/home on {host}"
+    # Without a sudo password the sizes of the homes can't be read.
+    with suppress(ClusterctlError):
+        stdout = login.root(host, ("du", "-smc", "--", *(f"{shared.path}/home/{user}" for user in homes)))
+        size_mib = int(stdout.splitlines()[-1].split()[0])
+    description = f"folder {shared.path}/home on {host}"
     kept = KeptStorage(
-        cluster=name, id=shared.path, what=what, size_mib=size_mib, usd_per_month=0.0, homes=homes
+        cluster=name, id=shared.path, what=description, size_mib=size_mib, usd_per_month=0.0, homes=homes
     )
     return (kept,)
 

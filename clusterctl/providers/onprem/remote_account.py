@@ -1,9 +1,9 @@
-"""Runs on a machine, as root: gives clusterctl its account there, or takes it away again. Python 3.6, alone.
+"""Creates clusterctl's account on a machine, or removes it. Runs there as root, alone, with Python 3.6.
 
     python3 -I -S - REQUEST <THE_PROGRAM
 
-REQUEST and the answer are one JSON object each. Doing it again changes nothing. What it does is recorded
-before it is done, in CLAIM, which also says whose the machine is.
+REQUEST and the answer are JSON objects. A repeated request changes nothing. Every change is recorded in the
+file CLAIM before it is made. CLAIM also names the cluster that the machine belongs to.
 """
 
 import fcntl
@@ -28,11 +28,11 @@ SUDOERS = Path("/etc/sudoers.d/clusterctl")
 GATE = Path("/etc/clusterctl/sshd")
 GATE_CONFIG = Path("/etc/clusterctl/sshd_config")
 HOMES = "/home"
-# Where homes come from elsewhere, root may not write there, or writes on all machines at once.
+# File systems on which root may not write, or on which it would write for all machines at once.
 FOREIGN = ("nfs", "nfs4", "autofs", "cifs", "smb3", "lustre", "beegfs", "gpfs", "ceph", "9p")
 OWN_HOME = Path("/var/lib/clusterctl-admin")
 SETTLE_S = 1.0
-# Debian's sshd wants a folder that its service would make.
+# On Debian, sshd needs a folder that only its service creates.
 GATE_PROGRAM = """\
 #!/bin/sh
 # clusterctl's way to its account on this machine; `clusterctl down` removes it
@@ -51,7 +51,7 @@ Subsystem sftp internal-sftp
 
 
 class RefusedError(Exception):
-    """What is asked for can't be done; the message is for the user."""
+    """The request can't be carried out. The message is for the user."""
 
     def __init__(self, code: str, cause: str, fix: str) -> None:
         super().__init__(cause)
@@ -59,22 +59,22 @@ class RefusedError(Exception):
 
 
 def run(*argv: str, check: bool = True) -> str:
-    done = subprocess.run(
+    result = subprocess.run(
         argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, check=False
     )
-    if check and done.returncode != 0:
-        said = done.stderr.decode("utf-8", "replace").strip()
-        raise RefusedError("account", "`{}` failed: {}".format(" ".join(argv), said[-500:]), "")
-    return done.stdout.decode("utf-8", "replace")
+    if check and result.returncode != 0:
+        stderr = result.stderr.decode("utf-8", "replace").strip()
+        raise RefusedError("account", "`{}` failed: {}".format(" ".join(argv), stderr[-500:]), "")
+    return result.stdout.decode("utf-8", "replace")
 
 
 def claimed() -> Dict[str, Any]:
-    """Whose the machine is; empty where it is nobody's."""
+    """Read the claim, which names the cluster that the machine belongs to. Empty if it belongs to none."""
     try:
-        found = json.loads(CLAIM.read_text(encoding="utf-8"))
+        claim = json.loads(CLAIM.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return claim if isinstance(claim, dict) else {}
 
 
 def account(name: str) -> Optional[pwd.struct_passwd]:
@@ -85,7 +85,7 @@ def account(name: str) -> Optional[pwd.struct_passwd]:
 
 
 def text_of(path: Path) -> Optional[str]:
-    """The content of a regular file of no great size, None for all else."""
+    """Return the content of a small regular file, or None for anything else."""
     try:
         return read_regular(str(path)).decode("utf-8", "surrogateescape")
     except OSError:
@@ -93,16 +93,17 @@ def text_of(path: Path) -> Optional[str]:
 
 
 def write(path: Path, text: str, mode: int, uid: int = 0, gid: int = 0) -> bool:
-    """Write a file whole, unless it is so already; whether it was not."""
+    """Replace a file atomically if its text, mode or owner differs. Return whether it was written."""
     try:
-        found = path.stat()
-        if text_of(path) == text and found.st_mode & 0o7777 == mode and found.st_uid == uid:
+        status = path.stat()
+        if text_of(path) == text and status.st_mode & 0o7777 == mode and status.st_uid == uid:
             return False
     except OSError:
         pass
     temporary = path.with_name(".{}.clusterctl".format(path.name))
+    # The name may be taken by a run that was killed, or by a link that the folder's owner placed as a trap.
     with suppress(FileNotFoundError):
-        temporary.unlink()  # of a run that was killed; or laid there by whose folder it is, to lead elsewhere
+        temporary.unlink()
     descriptor = os.open(str(temporary), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123
         os.fchmod(file.fileno(), mode)
@@ -115,50 +116,50 @@ def write(path: Path, text: str, mode: int, uid: int = 0, gid: int = 0) -> bool:
 
 
 def home_folder() -> Path:
-    """Where the account's home goes."""
-    best = ("", "")
+    """Return the path of the account's home: below /home if that is on a local disk."""
+    deepest = ("", "")
     for line in Path("/proc/self/mounts").read_text(errors="replace").splitlines():
-        _, where, kind = line.split()[:3]
-        if (HOMES + "/").startswith(where.rstrip("/") + "/") and len(where) >= len(best[0]):
-            best = (where, kind)
-    foreign = best[1] in FOREIGN or best[1].startswith("fuse")
+        _, mount_point, kind = line.split()[:3]
+        if (HOMES + "/").startswith(mount_point.rstrip("/") + "/") and len(mount_point) >= len(deepest[0]):
+            deepest = (mount_point, kind)
+    foreign = deepest[1] in FOREIGN or deepest[1].startswith("fuse")
     return OWN_HOME if foreign else Path(HOMES) / "clusterctl"
 
 
-def join(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Make the machine a cluster's: note it, then make the account with key and sudo."""
-    before = claimed()
-    if before.get("id", asked["id"]) != asked["id"]:
+def join(request: Dict[str, Any]) -> Dict[str, Any]:
+    """Claim the machine for a cluster, then create the account with its key and sudo rights."""
+    claim_before = claimed()
+    if claim_before.get("id", request["id"]) != request["id"]:
         raise RefusedError(
             "claimed",
-            "it belongs to cluster {!r} ({}) already".format(before.get("name"), before["id"]),
-            "take that one down first (`clusterctl down`), or take this machine out of the spec",
+            "it already belongs to cluster {!r} ({})".format(claim_before.get("name"), claim_before["id"]),
+            "remove that cluster first (`clusterctl down`), or remove this machine from the spec",
         )
     if shutil.which("visudo") is None:
-        raise RefusedError("no-sudo", "sudo is not installed there", "install the package sudo")
-    user = asked["user"]
-    ours = before.get("account", account(user) is None)
-    claim = {key: asked[key] for key in ("id", "name", "host", "user")}
-    claim["account"] = ours
+        raise RefusedError("no-sudo", "sudo is not installed on the host", "install the package sudo")
+    user = request["user"]
+    is_created_here = claim_before.get("account", account(user) is None)
+    claim = {key: request[key] for key in ("id", "name", "host", "user")}
+    claim["account"] = is_created_here
     CLAIM.parent.mkdir(mode=0o755, exist_ok=True)
     changed = write(CLAIM, json.dumps(claim, indent=1, sort_keys=True) + "\n", 0o644)
     if account(user) is None:
-        make_account(user, asked["number"])
+        make_account(user, request["number"])
         changed = True
-    changed = let_in(user, asked["key"]) or changed
-    changed = let_become_root(user, asked.get("owner")) or changed
+    changed = let_in(user, request["key"]) or changed
+    changed = let_become_root(user, request.get("owner")) or changed
     return {"ok": True, "changed": changed, "allowed": allowed(user)}
 
 
 def make_account(user: str, number: int) -> None:
-    """Make the account, with the same uid and gid on all hosts: a job of it has those of where it comes from.
+    """Create the account, with the same uid and gid on all hosts, since Slurm runs jobs by uid.
 
-    A host where they are taken gives it others; `up` and `doctor` say so.
+    If a number is taken on a host, the account gets another number, which `up` and `doctor` report.
     """
     names = ["SYS_{}ID_{}={}".format(kind, end, number) for kind in "UG" for end in ("MIN", "MAX")]
     pinned = [word for name in names for word in ("-K", name)]
     argv = ["useradd", "--system", "--create-home", "--home-dir", str(home_folder()), "--shell", "/bin/bash"]
-    # "*" is no password; "!" would be a locked account, into which some sshd let nobody.
+    # "*" disables the password. "!" would lock the account, and some versions of sshd refuse locked accounts.
     argv += ["--password", "*", "--comment", "clusterctl", "--user-group"]
     run(*argv, *pinned, user, check=False)
     if account(user) is None:
@@ -166,22 +167,22 @@ def make_account(user: str, number: int) -> None:
 
 
 def let_in(user: str, key: str) -> bool:
-    """Have the key among those that may log in as the account."""
-    found = pwd.getpwnam(user)
-    folder = Path(found.pw_dir) / ".ssh"
+    """Add the key to the account's authorized_keys. Return whether it was missing."""
+    entry = pwd.getpwnam(user)
+    folder = Path(entry.pw_dir) / ".ssh"
     file = folder / "authorized_keys"
     if not folder.parent.is_dir():
         folder.parent.mkdir(mode=0o700)
-        os.chown(str(folder.parent), found.pw_uid, found.pw_gid)
-    with acting(found):
+        os.chown(str(folder.parent), entry.pw_uid, entry.pw_gid)
+    with acting(entry):
         if not folder.is_dir():
             folder.mkdir(mode=0o700)
         lines = (text_of(file) or "").splitlines()
         if key in lines:
             return False
-        write(file, "\n".join([*lines, key]) + "\n", 0o600, found.pw_uid, found.pw_gid)
+        write(file, "\n".join([*lines, key]) + "\n", 0o600, entry.pw_uid, entry.pw_gid)
     if Path("/sys/fs/selinux/enforce").exists():
-        if found.pw_dir.startswith(HOMES + "/"):
+        if entry.pw_dir.startswith(HOMES + "/"):
             run("restorecon", "-R", str(folder))
         else:
             run("chcon", "-R", "-h", "-t", "ssh_home_t", str(folder))
@@ -189,9 +190,9 @@ def let_in(user: str, key: str) -> bool:
 
 
 def let_become_root(user: str, owner: Optional[Dict[str, Any]]) -> bool:
-    """Let the account use sudo without a password; what sudo could not read is never put in place.
+    """Let the account use sudo without a password. The file is checked by visudo before it is installed.
 
-    On the machine that clusterctl runs on, its ``owner`` may open the gate without one, and nothing else.
+    owner: given on the machine that runs clusterctl: its uid may run GATE as root, and nothing else.
     """
     text = "# clusterctl's own account; `clusterctl down` removes it\n{} ALL=(ALL:ALL) NOPASSWD: ALL\n"
     text = text.format(user)
@@ -208,10 +209,10 @@ def let_become_root(user: str, owner: Optional[Dict[str, Any]]) -> bool:
 
 
 def make_gate(host_key: str) -> None:
-    """What starts an sshd for one connection on its standard streams: no port, nothing of its own sshd."""
+    """Write GATE, which starts an sshd for a single connection on its standard streams, without a port."""
     sshd = find_sshd()
     if sshd is None:
-        raise RefusedError("no-sshd", "there is no sshd", "install the package openssh-server")
+        raise RefusedError("no-sshd", "sshd is not installed", "install the package openssh-server")
     write(GATE_CONFIG, GATE_SETTINGS.format(host_key), 0o644)
     write(GATE, GATE_PROGRAM.format(sshd, GATE_CONFIG), 0o755)
 
@@ -221,45 +222,48 @@ def find_sshd() -> Optional[str]:
 
 
 def allowed(user: str) -> List[str]:
-    """sshd's settings that let in only some, for the case that the account turns out to be none of them."""
+    """Return sshd's AllowUsers, AllowGroups and DenyUsers lines, which may keep the account out."""
     sshd = find_sshd()
     if sshd is None:
         return []
-    asked = "user={},host=localhost,addr=127.0.0.1".format(user)
-    lines = run(sshd, "-T", "-C", asked, check=False).splitlines()
+    condition = "user={},host=localhost,addr=127.0.0.1".format(user)
+    lines = run(sshd, "-T", "-C", condition, check=False).splitlines()
     return [line for line in lines if line.split(" ")[0] in ("allowusers", "allowgroups", "denyusers")]
 
 
-def leave(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Release the machine: the account goes, if it came with us; else its key and its right do."""
-    before = claimed()
-    if before.get("id", asked["id"]) != asked["id"]:
-        return {"ok": True, "changed": False}  # it is another cluster's by now
-    user = asked["user"]
-    found = account(user)
-    if found is not None and before.get("account", False):
-        end_processes(found.pw_uid)
+def leave(request: Dict[str, Any]) -> Dict[str, Any]:
+    """Release the machine: delete the account, or only its key and sudo rights if it existed before."""
+    claim = claimed()
+    if claim.get("id", request["id"]) != request["id"]:
+        # The machine belongs to another cluster now.
+        return {"ok": True, "changed": False}
+    user = request["user"]
+    entry = account(user)
+    if entry is not None and claim.get("account", False):
+        end_processes(entry.pw_uid)
         run("userdel", "--remove", "--force", user)
-        # systemd's own of the account count as failed by now, since their processes were ended.
-        units = ["{}@{}.service".format(kind, found.pw_uid) for kind in ("user", "user-runtime-dir")]
+        # systemd reports the account's units as failed, because their processes were killed.
+        units = ["{}@{}.service".format(kind, entry.pw_uid) for kind in ("user", "user-runtime-dir")]
         run("systemctl", "reset-failed", *units, check=False)
-    elif found is not None:
-        file = Path(found.pw_dir) / ".ssh/authorized_keys"
-        with acting(found):
+    elif entry is not None:
+        file = Path(entry.pw_dir) / ".ssh/authorized_keys"
+        with acting(entry):
             lines = (text_of(file) or "").splitlines()
-            if asked["key"] in lines:
-                kept = "".join(line + "\n" for line in lines if line != asked["key"])
-                write(file, kept, 0o600, found.pw_uid, found.pw_gid)
-    for path in (SUDOERS, GATE, GATE_CONFIG, CLAIM):  # the claim last: until then all can be done again
+            if request["key"] in lines:
+                kept = "".join(line + "\n" for line in lines if line != request["key"])
+                write(file, kept, 0o600, entry.pw_uid, entry.pw_gid)
+    # The claim is removed last: until then the request can be repeated.
+    for path in (SUDOERS, GATE, GATE_CONFIG, CLAIM):
         if path.exists():
             path.unlink()
-    with suppress(OSError):  # there is something else
+    # The folder may contain other files.
+    with suppress(OSError):
         CLAIM.parent.rmdir()
     return {"ok": True, "changed": True}
 
 
 def end_processes(uid: int) -> None:
-    """End what the account still runs: the connection that asked for this, for one."""
+    """Kill the account's processes, such as the connection that sent this request."""
     time.sleep(SETTLE_S)
     for sign in (signal.SIGTERM, signal.SIGKILL):
         for process in Path("/proc").glob("[0-9]*"):
@@ -273,11 +277,11 @@ def end_processes(uid: int) -> None:
 
 @contextmanager
 def alone(path: str = LOCK) -> Iterator[None]:
-    """One at a time; the file is root's alone, for whoever can read it can hold it."""
+    """Hold the lock of this program. Only root may read the file, because any reader could hold the lock."""
 
     def late(*_: Any) -> None:
-        cause = "another clusterctl is at work on its account there"
-        raise RefusedError("account", cause, "wait until it is done, or end that process")
+        cause = "another clusterctl is changing this account on the host"
+        raise RefusedError("account", cause, "wait until it is finished, or kill that process")
 
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "r+", encoding="utf-8") as lock:  # noqa: PTH123
@@ -290,16 +294,16 @@ def alone(path: str = LOCK) -> Iterator[None]:
 
 
 def main() -> None:
-    asked = json.loads(sys.argv[1])
+    request = json.loads(sys.argv[1])
     os.environ["PATH"] = "/usr/sbin:/usr/bin:/sbin:/bin"
     os.environ["LC_ALL"] = "C"
     try:
         with alone():
-            answer = {"join": join, "leave": leave}[asked["do"]](asked)
+            answer = {"join": join, "leave": leave}[request["do"]](request)
     except RefusedError as exc:
         answer = exc.answer
     except OSError as exc:
-        answer = RefusedError("account", str(exc), "see that its disk can be written").answer
+        answer = RefusedError("account", str(exc), "check that the host's disk is writable").answer
     json.dump(answer, sys.stdout)
 
 

@@ -79,9 +79,9 @@ def test_every_host_is_asked_and_each_failure_is_told(played: Path) -> None:
     done, failed = on_each(list("abcd"), lambda host: way.root(host, ("echo", host)))
     assert done == {"a": "a\n", "c": "c\n"}
     with pytest.raises(ProvisionError) as caught:
-        raise_failures(failed, what="login failed", then="go on")
+        raise_failures(failed, summary="login failed", then="go on")
     assert [(f.host, f.code) for f in caught.value.failures] == [("b", "no-sudo"), ("d", "sudo-password")]
-    raise_failures({}, what="", then="")
+    raise_failures({}, summary="", then="")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_other_errors_are_told_as_they_are() -> None:
 
     _, failed = on_each(["a"], broken)
     with rejected("hosts-unreachable", ProvisionError) as caught:
-        raise_failures(failed, what="nothing works", then="")
+        raise_failures(failed, summary="nothing works", then="")
     assert caught.value.failures[0].cause == "broken: so"
 
 
@@ -201,9 +201,9 @@ def test_a_key_that_nobody_confirmed_is_one_of_all_that_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def offered(peer: SshHost, _: Path) -> OfferedKey:
-        return OfferedKey(peer.title, peer.where, "ssh-ed25519 AAAA", "SHA256:x")
+        return OfferedKey(peer.title, peer.address, "ssh-ed25519 AAAA", "SHA256:x")
 
-    monkeypatch.setattr("clusterctl.providers.onprem.access._offered", offered)
+    monkeypatch.setattr("clusterctl.providers.onprem.access._offered_key", offered)
     keys = HostKeys(tmp_path / "kept", tmp_path / "ssh_config")
     known = f"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI{'J' * 43}"
     machines = {"n1": OnpremHost(address="10.0.0.1", host_key=known), "n2": OnpremHost(address="10.0.0.2")}

@@ -98,7 +98,7 @@ def test_clusterctl_itself_is_nothing_that_a_cluster_left(monkeypatch: pytest.Mo
     left = [
         "/opt/clusterctl",
         "/var/lib/clusterctl-ledger",
-        "/etc/hosts: lines of ours",
+        "/etc/hosts: lines from clusterctl",
         "the account clusterctl",
     ]
     assert [path for path in left if is_installation(path)] == []

@@ -106,7 +106,7 @@ def test_this_machine_talks_with_itself_whatever_networks_it_has(address: str) -
     assert found.controller.hostname == "box"
 
 
-INSTALLED = "to be installed, with what they need: "
+INSTALLED = "packages to install, with dependencies: "
 
 
 def said(spec: ClusterSpec, *new: HostFacts) -> list[str]:
@@ -172,8 +172,8 @@ def test_accounts_and_files_are_named() -> None:
     spec = ClusterSpec.model_validate({**spec_of().model_dump(exclude_unset=True), "users": users})
     new = differing("n2", accounts={"ada": 1000}, files=("/etc/hosts", "/etc/slurm/slurmdbd.conf"))
     assert said(spec, new)[1:] == [
-        "n2: users to be made: bob",
-        "n2: may be changed, kept aside, and put back by `down`: /etc/hosts",
+        "n2: users to create: bob",
+        "n2: files that may change (originals are kept, and `down` restores them): /etc/hosts",
     ]
 
 

@@ -23,7 +23,7 @@ from clusterctl.hosts.roles import role_packages
 from clusterctl.providers.base import NO_PROMPTS
 from clusterctl.providers.onprem.access import AccessError, explain
 from clusterctl.providers.onprem.members import examine, members, notes
-from clusterctl.providers.onprem.provider import OnpremProvider, _Found, in_the_way
+from clusterctl.providers.onprem.provider import OnpremProvider, _Examination, blocking_findings
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
@@ -144,7 +144,7 @@ def plant(machines: Machines) -> Iterator[tuple[str, str, str, str]]:
     refused = explain(stderr, host="n5", user="rocky", address="10.0.0.5")
     assert refused
     machines.lost["n5"] = refused
-    yield "n5", "login-refused", "does not let rocky in", "ssh-copy-id"
+    yield "n5", "login-refused", "refuses the login of rocky", "ssh-copy-id"
     machines.skew_s["n3"] = 600.0
     yield "n3", "clock", "10m ahead", "chronyc makestep"
     one["gpus"] = NO_DRIVER
@@ -166,12 +166,12 @@ def plant_on_the_network(machines: Machines) -> Iterator[tuple[str, str, str, st
     three["mtus"] = {"10.0.0.3/24": 1500}
     yield "n3", "mtu", "has 1500", "mtu 9000"
     machines.reach["n2"]["loses_large_packets"] = True
-    yield "n2", "mtu", "do not get to n1 and back", "mtu 1500"
+    yield "n2", "mtu", "do not reach n1 and return", "mtu 1500"
     repository = "https://mirrors.rockylinux.org/mirrorlist?arch=x86_64"
     machines.reach["n1"]["repositories"] = {repository: "mirrors.rockylinux.org:443: no answer within 3 s"}
     yield "n1", "repository", "mirrors.rockylinux.org:443", "curl -sSI"
     machines.reach["n2"]["repositories"] = {"": "apt has none on the network"}
-    yield "n2", "repository", "there is no package repository: apt has none", "/etc/apt/sources.list.d"
+    yield "n2", "repository", "no package repository is configured: apt has none", "/etc/apt/sources.list.d"
     machines.reach["n2"]["nfs"] = "the connection is refused"
     yield "n2", "nfs", "nas, port 2049", "showmount -e nas"
 
@@ -189,7 +189,7 @@ def test_all_that_stands_in_the_way_is_named_at_once(machines: Machines) -> None
 def test_a_plan_leaves_out_what_is_said_at_another_place(machines: Machines, known: bool) -> None:
     machines.facts["n1"] |= {"cgroup_plugin": False, "units": ["munge"]}
     machines.facts["n1"]["gpus"] |= {"shown": [], "driver": None}
-    said = notes(machines.spec, machines.found(), known=known)
+    said = notes(machines.spec, machines.found(), cluster_exists=known)
     assert "munge runs there" in said[-1]
     others = said[:-1]
     assert ["control groups" in one for one in others] == [True] * (not known)
@@ -241,7 +241,7 @@ def test_a_release_of_slurm_that_hosts_can_not_have_is_found_before_they_are_cha
         (name, "error", "slurm-release") for name in machines.facts
     }
     assert all(why in one.why and "remove slurm.version" in one.fix for one in found)
-    wrong = in_the_way(
+    wrong = blocking_findings(
         DoctorReport(found, {}), machines.asked, [*machines.facts], machines.workspace, silent={}
     )
     assert {one.host for one in wrong} == machines.facts.keys()
@@ -265,7 +265,7 @@ def test_errors_of_new_hosts_end_an_up_and_any_firewall_that_they_meet(
 ) -> None:
     facts = dict.fromkeys(machines.facts, HostFacts.model_construct(texts={}))
     report = DoctorReport((Finding("n2", *finding, "what", "why", "fix"),), facts)
-    assert bool(in_the_way(report, machines.asked, new, machines.workspace, {})) == ends
+    assert bool(blocking_findings(report, machines.asked, new, machines.workspace, {})) == ends
 
 
 def test_a_release_that_is_refused_is_said_once(machines: Machines) -> None:
@@ -302,15 +302,15 @@ def test_machines_that_were_seen_are_not_looked_at_again(
 ) -> None:
     spec, workspace, provider = desk(tmp_path)
     assert isinstance(spec.provider, OnpremSettings)
-    seen = _Found(dump_spec(spec), workspace, inventory_of(), (), {}, spec.provider)
+    seen = _Examination(dump_spec(spec), workspace, inventory_of(), (), {}, spec.provider)
     looks: list[Workspace] = []
 
-    def look(self: OnpremProvider, _: ClusterSpec, where: Workspace) -> _Found:
+    def look(self: OnpremProvider, _: ClusterSpec, where: Workspace) -> _Examination:
         looks.append(where)
-        self._found = replace(seen, workspace=where)
-        return self._found
+        self._examination = replace(seen, workspace=where)
+        return self._examination
 
-    monkeypatch.setattr(OnpremProvider, "_look", look)
+    monkeypatch.setattr(OnpremProvider, "_examine_machines", look)
     other = Workspace(tmp_path / "other")
     other.create()
     for where in (workspace, workspace, other):
@@ -332,7 +332,7 @@ def test_kept_storage_of_other_accounts_alone_is_a_fault_of_the_spec(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec, workspace, provider = desk(tmp_path)
-    monkeypatch.setattr("clusterctl.providers.onprem.provider.in_the_way", lambda *_: ())
+    monkeypatch.setattr("clusterctl.providers.onprem.provider.blocking_findings", lambda *_: ())
     with rejected("storage-users-differ", UsageError):
         provider.plan(spec, workspace, keep={})
 

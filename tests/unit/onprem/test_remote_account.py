@@ -67,7 +67,7 @@ def test_its_lock_is_roots_alone_and_waited_for_for_a_while(tmp_path: Path) -> N
     with remote_account.alone(str(lock)):
         assert stat.S_IMODE(lock.stat().st_mode) == 0o600
         said = subprocess.run(argv, check=False, capture_output=True, text=True).stderr
-        assert "RefusedError: another clusterctl is at work" in said
+        assert "RefusedError: another clusterctl is changing" in said
     assert subprocess.run(argv, check=False, capture_output=True).stdout == b"held\n"
 
 

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Says what a machine has of clusterctl, whose account there is called $1: as any user, without our programs
-# or records. Local clusters have a folder of their own there.
+# Lists the traces of clusterctl on a machine; $1 is the name of its account. Any user can run this script, and
+# no clusterctl program is needed. The folder /var/lib/clusterctl belongs to local clusters.
 getent passwd "$1" >/dev/null && echo "the account $1"
 find /etc /opt /usr/local /var/lib /var/log -xdev -name '*clusterctl*' ! -name '*.clusterctl-kept*' \
     ! -path /var/lib/clusterctl -prune -print 2>/dev/null
 grep -ls clusterctl /etc/hosts /etc/fstab /etc/exports /etc/slurm/*.conf 2>/dev/null |
-    sed 's/$/: lines of ours/'
+    sed 's/$/: lines from clusterctl/'
 exit 0
