@@ -1,4 +1,4 @@
-"""Transports run commands on hosts. Commands are argv lists; whatever reaches a remote shell is quoted."""
+"""Interface to the hosts: run commands given as argv lists. Arguments are quoted for the remote shell."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from typing import Protocol
 from clusterctl.errors import CommandError, NoAnswerError, TransportError, UnreachableError, printable
 from clusterctl.util.process import Result
 
-LONGEST_LINE = 1 << 20  # bytes of an answer
-PIPE = 1 << 18  # bytes of a pipe for much data; Linux lets anyone have four times that
-ENDED_BY_SIGNAL = -1  # the exit status that stands for it
-SILENCE_S = 120.0  # after which a command that should stream is given up
+LONGEST_LINE = 1 << 20  # bytes
+# Bytes of a pipe that carries much data. Linux lets any user have up to 1 MiB.
+PIPE = 1 << 18
+# Exit status reported for a command that a signal ended.
+ENDED_BY_SIGNAL = -1
+SILENCE_S = 120.0
 
-# Every command on a host begins with this line, which any login shell takes: csh, too. The output of the
-# command follows the mark, and its script is what stdin begins with: no shell quotes it, and a command line
-# has at most 128 KiB. It is not run unless it has come as a whole, since braces must be closed.
+# Each command on a host begins with this line, which every login shell accepts, csh included. The command's
+# output follows the mark. The command itself is the first part of stdin, because a shell would quote it and a
+# command line holds at most 128 KiB. The closing brace ensures that an incomplete command is not run.
 MARK = b"\x1eclusterctl\x1e\n"
 _WRAPPER = 'exec /bin/sh -c \'printf "\\036clusterctl\\036\\n" && eval "$(head -c $0)"\' {size}'
 
-# sshd leaves a command without a terminal running when its channel goes away. This ends the command, and what
-# it started, when the channel's input is closed. The watcher holds no output open, and the shell becomes the
-# command, whose exit status or signal is thus what sshd says.
+# sshd does not end a command without a terminal when its channel closes. This line starts a watcher that ends
+# the command and its children when the channel's input is closed. The watcher keeps no output open, and the
+# shell becomes the command, so sshd reports the exit status or the signal of the command.
 _END_WITH_CHANNEL = (
     "exec 3<&0; { read -r _ <&3; kill -0 $$ && kill -TERM 0; } >/dev/null 2>&1 & exec 3<&- </dev/null"
 )
@@ -38,8 +40,8 @@ _ROOT = Path(__file__).parents[2]
 _IMPORTS = re.compile(r"^from clusterctl\..*\n", re.MULTILINE)
 _IMPORT = re.compile(r"^from ((?:clusterctl|payload)\.[a-z_.]+) import ", re.MULTILINE)
 
-# Makes modules of (name, text) pairs, under the names they import each other by; calls the last one's main.
-# The program ends as soon as its stdout is closed: the clusterctl that runs it has ended, or has given it up.
+# Creates modules from (name, text) pairs, under their import names, and calls `main` of the last module. The
+# program exits as soon as its stdout is closed, because clusterctl has then ended or given it up.
 BOOT = """\
 import _thread, json, os, select, sys, types
 def watch():
@@ -56,7 +58,7 @@ try:
     module.main(*json.loads(sys.argv[2]))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # to take the interpreter down takes longer
+    os._exit(0)
 except OSError as exc:
     place = os.path.abspath(os.fsdecode(exc.filename or "."))
     sys.exit(f"{place!r}: {exc.strerror or exc}")
@@ -64,38 +66,38 @@ except OSError as exc:
 
 
 class Conversation(Protocol):
-    """A running command that is written to and read from. It must not say much while it is written to."""
+    """A running command with open stdin and stdout. It must print little until it has read its input."""
 
     def send(self, data: bytes) -> None:
-        """Write to its stdin; waits while it does not read.
+        """Write to the command's stdin; block while the command does not read.
 
         Raises:
-            CommandError: it has ended.
-            NoAnswerError: it took no byte for too long.
+            CommandError: the command has exited.
+            NoAnswerError: the command read no byte for too long.
             UnreachableError: the connection broke.
         """
 
     def receive(self) -> bytes:
-        """Some of its stdout, as soon as there is any; b"" at the end of it.
+        """Return the next piece of stdout as soon as it arrives; b"" at the end of stdout.
 
         Raises:
-            NoAnswerError: it said no byte for too long.
+            NoAnswerError: the command printed nothing for too long.
         """
 
     def finish(self) -> None:
-        """Close its stdin, read its stdout to the end, and wait until it has ended.
+        """Close stdin, read stdout to the end, and wait until the command has exited.
 
         Raises:
-            CommandError: it exited non-zero.
-            NoAnswerError: it said no byte for too long, or did not end.
+            CommandError: the command exited non-zero.
+            NoAnswerError: the command printed nothing for too long, or did not exit.
             UnreachableError: the connection broke.
         """
 
 
 class Transport(Protocol):
-    """One host, as one user. A command ends with us; one that needs its stdin, when it reads its end.
+    """A host, used as a given user. Commands end when clusterctl ends, or at the end of their stdin.
 
-    A program of ours (``remote_argv``) also ends when its stdout is closed.
+    A clusterctl program on the host (see ``remote_argv``) also ends when its stdout is closed.
     """
 
     @property
@@ -111,24 +113,24 @@ class Transport(Protocol):
         check: bool = True,
         env: Mapping[str, str] | None = None,
     ) -> Result:
-        """Run a command to its end.
+        """Run a command and return its exit status and output.
 
-        Its stdout is text here; what is not UTF-8 becomes U+FFFD. Bytes as they are come from ``stream``.
+        Bytes of stdout that are not UTF-8 become U+FFFD; ``stream`` returns stdout unchanged.
 
         Raises:
-            CommandError: it exited non-zero and ``check`` is set. A command that a signal ended has rc -1.
-            NoAnswerError: no answer within ``timeout_s``. What runs with other rights (sudo) may go on.
-            UnreachableError: no connection.
+            CommandError: the command exited non-zero and ``check`` is set. Its rc is -1 if a signal ended it.
+            NoAnswerError: the command did not exit in ``timeout_s``. Children under sudo may keep running.
+            UnreachableError: there is no connection to the host.
         """
 
     def stream(self, argv: Sequence[str]) -> Generator[bytes, None, None]:
-        """Run a command without stdin and yield its stdout as it comes.
+        """Run a command without stdin and yield its stdout piece by piece.
 
         Closing the generator ends the command.
 
         Raises:
-            CommandError: it exited non-zero.
-            NoAnswerError: it said no byte for too long.
+            CommandError: the command exited non-zero.
+            NoAnswerError: the command printed nothing for too long.
             UnreachableError: the connection broke.
         """
 
@@ -137,34 +139,38 @@ class Transport(Protocol):
     ) -> AbstractContextManager[Conversation]:
         """Start a command that reads stdin and answers on stdout.
 
-        Leaving the context without ``finish`` closes its stdin: it must end by itself then. After
-        ``silence_s`` seconds (default: ``SILENCE_S``) without a byte in either direction it is given up.
+        If the context is left without ``finish``, stdin is closed and the command must end by itself.
+        silence_s: seconds without a byte in either direction after which the command is given up. Default:
+        ``SILENCE_S``.
 
         Raises:
-            UnreachableError: no connection.
+            UnreachableError: there is no connection to the host.
         """
 
     def begin(self, argv: Sequence[str]) -> None:
-        """Start a command for which ``converse`` is called soon, where this takes no time; raises nothing."""
+        """Start a command before ``converse`` is called, if a connection is already open. Raises nothing."""
 
     def close(self) -> None:
-        """Close the connection; calling it twice is fine."""
+        """Close the connection. It may be called twice."""
 
 
-Connect = Callable[[str], Transport]  # to the host of this name
+# Called with the name of a host; returns a transport to that host.
+Connect = Callable[[str], Transport]
 
 
 def enlarge(pipe: int) -> None:
-    """Give a pipe more room: with the usual one, much data means a change of process every 64 KiB."""
-    with suppress(OSError, AttributeError):  # beyond what this user may have; not Linux
+    """Enlarge a pipe's buffer from 64 KiB, to reduce context switches when much data passes through it."""
+    # OSError: the user may not enlarge it. AttributeError: not Linux.
+    with suppress(OSError, AttributeError):
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE)
 
 
 def sendable(argv: Sequence[str]) -> Sequence[str]:
-    """The command as it is; raises TransportError if it can't be sent to a host."""
+    """Return the command unchanged; raise TransportError if an argument holds a NUL character."""
     if any("\0" in word for word in argv):
         raise TransportError(
-            "a command's argument holds a NUL character, which no host can be given", code="null-byte"
+            "an argument of the command holds a NUL character, which no command line can hold",
+            code="null-byte",
         )
     return argv
 
@@ -172,10 +178,11 @@ def sendable(argv: Sequence[str]) -> Sequence[str]:
 def wrapped(
     argv: Sequence[str], env: Mapping[str, str] | None = None, *, reads: bool = True
 ) -> tuple[str, bytes]:
-    """Return the line that runs a command by any login shell, and the script that its stdin begins with.
+    """Return the line that runs a command in any login shell, and the script that stdin must begin with.
 
-    env: variables that are added to its environment. ``reads``: it reads what follows the script. Otherwise
-    its stdin is empty, and it ends when the channel's is closed.
+    env: variables to add to the command's environment.
+    reads: whether the command reads the stdin after the script. Otherwise its stdin is empty, and the command
+        ends when the SSH channel is closed.
 
     Raises:
         TransportError: an argument holds a NUL character.
@@ -187,69 +194,72 @@ def wrapped(
 
 
 def shown(argv: Sequence[str], limit: int = 120) -> str:
-    """The command for a message: one line, printable, not too long."""
+    """Return the command as a printable line for a message, cut to ``limit`` characters."""
     line = printable(shlex.join(argv))
     return line if len(line) <= limit else line[:limit] + "..."
 
 
 def failed(host: str, argv: Sequence[str], rc: int, stderr: str) -> CommandError:
-    how = "was ended by a signal" if rc == ENDED_BY_SIGNAL else f"failed with exit status {rc}"
+    """Return the error for a command on a host that exited non-zero or was ended by a signal."""
+    outcome = "was ended by a signal" if rc == ENDED_BY_SIGNAL else f"failed with exit status {rc}"
     return CommandError(
-        f"`{shown(argv)}` {how}", code="command-failed", rc=rc, stderr=stderr, where=host, host=host
+        f"`{shown(argv)}` {outcome}", code="command-failed", rc=rc, stderr=stderr, where=host, host=host
     )
 
 
-def unreachable(host: str, config: Path, what: str, cause: Exception | str | None = None) -> UnreachableError:
-    """The error for a host that there is no connection to; ``config`` is the `ssh_config` that names it."""
-    fix = "`clusterctl up` starts it again if it is down"
-    return UnreachableError(f"{host}: {what}", where=str(config), why=str(cause or ""), fix=fix, host=host)
+def unreachable(
+    host: str, config: Path, problem: str, cause: Exception | str | None = None
+) -> UnreachableError:
+    """Return the error for a host without a connection; ``config`` is the `ssh_config` with its address."""
+    fix = "if the host is down, start it with `clusterctl up`"
+    return UnreachableError(f"{host}: {problem}", where=str(config), why=str(cause or ""), fix=fix, host=host)
 
 
 def no_answer(host: str, argv: Sequence[str], seconds: float) -> NoAnswerError:
-    """The error for a command that said nothing, or did not end, for that long."""
+    """Return the error for a command that printed nothing, or did not exit, for ``seconds``."""
     return NoAnswerError(
         f"{host}: no answer from `{shown(argv)}` within {seconds:g} s",
-        fix="try again; if it stays so, look at the host's load, "
-        "and at what the account's ~/.bashrc there runs at each login",
+        fix="run the command again; if it fails again, check the load of the host "
+        "and the commands in the account's ~/.bashrc on it",
         host=host,
     )
 
 
 def lines(stream: Iterable[bytes], too_long: Exception) -> Iterator[bytes]:
-    """The lines of a stream, as soon as they are whole, without their ends.
+    """Yield the lines of a stream, without their line ends, as soon as each is complete.
 
     Raises:
-        Exception: ``too_long``, if one does not end.
+        Exception: ``too_long``, if a line is longer than ``LONGEST_LINE``.
     """
-    rest = b""
+    unfinished = b""
     for piece in stream:
-        *whole, rest = (rest + piece).split(b"\n")
+        *whole, unfinished = (unfinished + piece).split(b"\n")
         yield from whole
-        if len(rest) > LONGEST_LINE:
+        if len(unfinished) > LONGEST_LINE:
             raise too_long
 
 
 def remote_argv(module: str, *arguments: str) -> list[str]:
-    """The command that runs ``main`` of a module of ours, such as ``clusterctl.jobs.remote_follow``.
+    """Return the command that runs ``main`` of a module such as ``clusterctl.jobs.remote_follow`` on a host.
 
-    The modules of ours that it imports go with it. Arguments travel as JSON, since they may hold names that
-    are not UTF-8 (as `os.fsdecode` has them). Python is isolated: it imports nothing from the home of the
-    account, where a job, or `clusterctl put json.py`, may have left modules.
+    The command carries the text of the module and of all clusterctl modules that it imports. Arguments are
+    passed as JSON, because they may hold names that are not UTF-8 (as `os.fsdecode` returns them). Python
+    runs isolated: a module in the account's home, left by a job or by `clusterctl put json.py`, is not found.
     """
     return ["python3", "-IS", "-c", BOOT, module_texts(module), json.dumps(arguments)]
 
 
 def remote_program(module: str) -> str:
-    """A module of ours and those that it imports as one program, for the plain Python of a host."""
+    """Return a clusterctl module, joined with its clusterctl imports, as a program for a host's Python."""
     texts = [text for _, text in json.loads(module_texts(module)) if text]
     return "\n\n".join(_IMPORTS.sub("", text) for text in texts)
 
 
 @cache
 def module_texts(module: str, root: Path = _ROOT) -> str:
-    """A module of ours after all of ours that it imports: JSON pairs of name and text.
+    """Return a clusterctl module after its clusterctl imports, as JSON pairs of name and text.
 
-    ``root`` is the folder with the top package.
+    root: the folder that holds the top package.
     """
     texts: dict[str, str] = {}
     _add(module, root, texts)
@@ -258,7 +268,7 @@ def module_texts(module: str, root: Path = _ROOT) -> str:
 
 
 def _add(module: str, root: Path, texts: dict[str, str]) -> None:
-    """Put a module after all that it imports."""
+    """Add a module to ``texts``, after the modules that it imports."""
     if module not in texts:
         text = (root / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
         for name in _IMPORT.findall(text):

@@ -1,8 +1,7 @@
-"""What exists on the cluster and here, too: what was sent there, and what was brought from there.
+"""Record of the files that exist both on the cluster and on this machine: files sent or collected.
 
-A file there counts only while the one here has its size and time: both make one number with its place there
-(see ``digest`` of remote_copies.py). Where copies are is written beside the workspace, for kept storage
-outlives that.
+A file on the cluster counts as copied only while the local file has the same size and time (see ``digest`` of
+remote_copies.py). The record lies beside the workspace, because kept storage outlives the workspace.
 """
 
 from __future__ import annotations
@@ -23,10 +22,12 @@ from clusterctl.util.disk import append_line, read_rows
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """A file or folder ``top`` of a host, or where all hosts see it (``host`` is ""), is ``directory`` here.
+    """A file or folder ``top`` on a host that also exists on this machine as ``directory``.
 
-    Of a folder, these are the files with ``names``, or all. What was ``sent`` to the host may be on what all
-    hosts see. What has the ending ``renamed`` here has its name without it there.
+    host: name of the host. "": the shared file system.
+    names: the files of the folder that were copied. None: all files.
+    sent: whether the files were sent to the host. They may then lie on the shared file system as well.
+    renamed: ending that the local names have and the names on the host have not.
     """
 
     host: str
@@ -37,17 +38,17 @@ class Copies:
     renamed: str = ""
 
     def numbers(self) -> Iterator[int]:
-        """The ``digest`` of each file there, if it is as the one here is now."""
+        """Yield the ``digest`` that each copied file has on the host if it equals the local file."""
         hosts = {os.fsencode(self.host), *([b""] if self.sent else [])}
-        for here, there in self._files():
+        for local, remote in self._files():
             with suppress(OSError):
-                # What was sent of a link was the file that it leads to.
-                status = os.stat(here) if self.sent else os.lstat(here)  # noqa: PTH116  # names are bytes
-                if not _is_same_file(there, status):
-                    yield from (digest(host, there, status.st_size, status.st_mtime_ns) for host in hosts)
+                # For a link, the file that it points to was sent.
+                status = os.stat(local) if self.sent else os.lstat(local)  # noqa: PTH116  # names are bytes
+                if not _is_same_file(remote, status):
+                    yield from (digest(host, remote, status.st_size, status.st_mtime_ns) for host in hosts)
 
     def _files(self) -> Iterator[tuple[bytes, bytes]]:
-        """The paths of the files here, and there."""
+        """Yield the local path and the path on the host of each file."""
         root, top, ending = os.fsencode(self.directory), os.fsencode(self.top), os.fsencode(self.renamed)
         if self.names is not None:
             for name in map(os.fsencode, self.names):
@@ -55,49 +56,52 @@ class Copies:
             return
         if os.path.isfile(root):  # noqa: PTH113
             yield root, top
-        for around, _, names in os.walk(root):
+        for parent, _, names in os.walk(root):
             for name in names:
-                here = b"%s/%s" % (around, name)
-                first, slash, rest = here[len(root) + 1 :].partition(b"/")
+                local = b"%s/%s" % (parent, name)
+                first, slash, rest = local[len(root) + 1 :].partition(b"/")
                 while ending and first.endswith(ending):
                     first = first[: -len(ending)]
-                yield here, b"%s/%s%s%s" % (top, first, slash, rest)
+                yield local, b"%s/%s%s%s" % (top, first, slash, rest)
 
 
-def _is_same_file(there: bytes, status: os.stat_result) -> bool:
-    """Return whether it is the file here: this machine is a host, or has mounted what hosts see."""
+def _is_same_file(remote: bytes, status: os.stat_result) -> bool:
+    """Return whether the remote path is the local file itself: this machine is a host or mounts its disk."""
     try:
-        return os.path.samestat(os.stat(there), status)  # noqa: PTH116  # names are bytes
+        return os.path.samestat(os.stat(remote), status)  # noqa: PTH116  # names are bytes
     except OSError:
         return False
 
 
 def note(workspace: Workspace, copies: Iterable[Copies]) -> None:
-    """Write down where copies are.
+    """Append these copies to the cluster's record.
 
     Raises:
-        MachineError: it can't be written; then `down` takes what is there for the only copy.
+        MachineError: the record can't be written; `down` then takes the files on the cluster for the only
+        copy.
     """
-    rows = [{key: value for key, value in asdict(one).items() if value not in (None, "")} for one in copies]
+    rows = [{key: value for key, value in asdict(copy).items() if value not in (None, "")} for copy in copies]
     if rows:
         append_line(workspace.copies, "\n".join(map(json.dumps, rows)))
 
 
 def read_copies(workspace: Workspace) -> Iterator[Copies]:
-    """What ``note`` has written, also for earlier clusters of the name."""
+    """Yield the copies written by ``note``, including those of earlier clusters with the same name."""
     for row in read_rows(workspace.copies):
-        with suppress(KeyError, TypeError):  # damaged
+        # KeyError, TypeError: the row is damaged.
+        with suppress(KeyError, TypeError):
             host, top, directory, names = row.get("host", ""), row["top"], row["directory"], row.get("names")
-            texts = (host, top, directory, renamed := row.get("renamed", ""), *(names or ()))
-            if all(isinstance(one, str) and "\0" not in one for one in texts):
+            strings = (host, top, directory, renamed := row.get("renamed", ""), *(names or ()))
+            if all(isinstance(text, str) and "\0" not in text for text in strings):
                 sent = row.get("sent") is True
                 yield Copies(host, top, directory, None if names is None else tuple(names), sent, renamed)
 
 
-def request_bytes(known: Iterable[int]) -> bytes:
-    """The beginning of remote_copies.py's stdin."""
-    numbers = array("Q", sorted(known))
+def request_bytes(digests: Iterable[int]) -> bytes:
+    """Return the first part of stdin for remote_copies.py: the number of digests, and the digests."""
+    numbers = array("Q", sorted(digests))
     count = HEADER.pack(len(numbers))
-    if sys.byteorder == "big":  # the hosts' order of bytes is the other one
+    # Hosts are little-endian.
+    if sys.byteorder == "big":
         numbers.byteswap()
     return count + numbers.tobytes()

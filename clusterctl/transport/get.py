@@ -1,4 +1,4 @@
-"""Get files from the cluster. Files that are here by their hash are not sent; partial ones are resumed."""
+"""Download files from the cluster. Files with an equal local hash are skipped; partial files are resumed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from clusterctl.transport.remote_incoming import (
     NoRoomError,
     TruncatedError,
     UnexpectedError,
-    close_begun,
-    find_begun,
+    close_partial_files,
+    find_existing,
     finish_places,
     make_places,
     receive,
@@ -29,15 +29,17 @@ from clusterctl.transport.remote_incoming import (
 from clusterctl.transport.tree import Item, Kind, Progress, Stream, hash_items
 from clusterctl.util.disk import reason
 
-_AGAIN = "run it again; what has arrived is kept"
-_MAX_NAME = 255  # bytes; Linux file systems take no longer one
-_MOST = 1 << 63  # what can be a size, or a time in nanoseconds, is below
-_MOST_BYTES = 1 << 28  # of a list that is to have an end; the cluster names 16 MiB at most
+_AGAIN = "run the command again: files that have arrived are kept"
+_MAX_NAME = 255  # bytes
+# Sizes in bytes and times in nanoseconds are below this number.
+_MOST = 1 << 63
+# Bytes of a bounded list. The host's program prints at most 16 MiB.
+_MOST_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What became of a transfer. ``sent_bytes`` had to travel; ``skipped`` are of no kind that travels."""
+    """Result of a download. ``sent_bytes`` travelled; ``skipped`` are paths of pipes, sockets and devices."""
 
     files: int
     bytes: int
@@ -48,14 +50,14 @@ class Fetched:
 def fetch(
     transport: Transport, paths: Sequence[str], folder: Path, *, progress: Progress = lambda *_: None
 ) -> Fetched:
-    """Put files and folders of the cluster below ``folder``, each under its own name.
+    """Download files and folders of the cluster into ``folder``, each under its own name.
 
-    Relative paths begin at the user's home. What lies here under other names stays.
+    Relative paths start at the user's home on the cluster. Other files in ``folder`` stay.
 
     Raises:
-        UsageError: something is not there.
-        TransferError: some can't be read there or written here, or changed; what has arrived is kept.
-        TransportError: the cluster can't be reached; what has arrived is kept.
+        UsageError: a path does not exist on the cluster.
+        TransferError: a file can't be read there, can't be written here, or changed. Arrived files are kept.
+        TransportError: the cluster can't be reached. Arrived files are kept.
     """
     argv = remote_argv("clusterctl.transport.remote_content", *paths)
     try:
@@ -63,25 +65,26 @@ def fetch(
             arrived = download.bring(download.entries, folder, progress=progress)
     except CommandError as exc:
         if exc.rc == NOT_THERE:
-            what = f"there is no {printable(exc.why)} on the cluster"
-            fix = "relative paths begin at the job user's home; look there with `clusterctl ssh`"
-            raise UsageError(what, code="no-such-file", where=transport.host, fix=fix) from exc
+            problem = f"the cluster has no file or folder {printable(exc.why)}"
+            fix = "list the files with `clusterctl ssh -- ls`; relative paths start at the job user's home"
+            raise UsageError(problem, code="no-such-file", where=transport.host, fix=fix) from exc
         raise TransferError(
-            "the files can't be read on the cluster",
+            "the cluster could not read the files",
             code="files-unreadable",
             where=transport.host,
             why=printable((exc.why.strip().splitlines() or [exc.what])[-1]),
-            fix="make it readable, or name something else: `clusterctl ssh -- ls -l` shows what there is",
+            fix="make the files readable, or name other files; `clusterctl ssh -- ls -l` lists them",
             host=transport.host,
         ) from exc
     files = [entry for entry in download.entries if entry.kind == Kind.FILE]
-    wrong = [os.fsdecode(entry.path) for entry in files if entry.index not in arrived]
-    if wrong:
-        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+    incomplete = [os.fsdecode(entry.path) for entry in files if entry.index not in arrived]
+    if incomplete:
+        more = f" and {len(incomplete) - 1} more" if len(incomplete) > 1 else ""
         raise TransferError(
-            f"{printable(wrong[0])}{more} changed while being fetched, or can't be read there",
+            f"{printable(incomplete[0])}{more} changed during the download, or can't be read on the cluster",
             code="files-changed",
-            fix="run it again when nothing writes there; what has arrived is kept",
+            fix="run the command again when no program writes to these files; "
+            "files that have arrived are kept",
         )
     skipped = tuple(os.fsdecode(entry.path) for entry in download.left)
     return Fetched(len(files), sum(entry.size for entry in files), download.sent, skipped)
@@ -89,23 +92,24 @@ def fetch(
 
 @contextmanager
 def writing_into(folder: Path) -> Iterator[None]:
-    """Raise TransferError if the body can't write below ``folder``."""
+    """Raise TransferError if the body of the ``with`` can't write below ``folder``."""
     try:
         yield
     except OSError as exc:
         raise TransferError(
-            "the files can't be written here",
+            "the files can't be written on this machine",
             code="files-unwritable",
             where=printable(os.fsdecode(exc.filename or str(folder))),
             why=reason(exc, folder),
-            fix="make room or rights there, then run it again: what has arrived is kept",
+            fix="free space or change the permissions, then run the command again: "
+            "files that have arrived are kept",
         ) from exc
 
 
 class Sender:
-    """A program on a host that lists and sends files (see remote_content.py), started when it is needed.
+    """A program on a host that lists and sends files (see remote_content.py). Starts at the first request.
 
-    One that serves ``many`` requests, one after the other, saves a login and a Python for each.
+    many: keep the program running for several requests, which saves a login and a Python start for each.
     """
 
     def __init__(self, transport: Transport, argv: Sequence[str], *, many: bool = False) -> None:
@@ -114,17 +118,17 @@ class Sender:
         self._talk: Conversation | None = None
 
     def close(self) -> None:
-        """End the program; the next request starts another."""
+        """End the program. The next request starts it again."""
         self._running.close()
         self._talk = None
 
     @contextmanager
     def listed(self, request: bytes = b"", *, most: int = sys.maxsize) -> Iterator[Download]:
-        """Send it the request, if it reads one, and read the list that it makes.
+        """Send a request to the program, if it reads any, and yield the list that it returns.
 
         Raises:
-            TransferError: the list makes no sense, or has more than ``most`` lines; or it sent what it had
-                not announced.
+            TransferError: the list is invalid or has more than ``most`` lines, or the program sent data that
+                it had not announced.
             TransportError: the cluster can't be reached, or the program failed.
         """
         try:
@@ -132,25 +136,25 @@ class Sender:
                 self._talk = self._running.enter_context(self._transport.converse(self._argv))
             if request:
                 self._talk.send(request)
-            yield Download(self._talk, most, goes_on=self._many)
+            yield Download(self._talk, most, more_follows=self._many)
         except BaseException as exc:
             self.close()
             if isinstance(exc, TruncatedError):
                 raise TransferError(
-                    "the cluster sent less than it said", code="transfer-short", fix=_AGAIN
+                    "the cluster sent less data than it announced", code="transfer-short", fix=_AGAIN
                 ) from None
             if isinstance(exc, UnexpectedError):
                 raise TransferError(
-                    "the cluster sent other data than it said", code="transfer-differs", fix=_AGAIN
+                    "the cluster sent other data than it announced", code="transfer-differs", fix=_AGAIN
                 ) from None
             raise
 
 
 class Download:
-    """What the cluster has listed: ``entries``, and what is ``left`` there. ``sent`` bytes had to travel."""
+    """Files offered by a host: ``entries`` can be fetched, ``left`` can not. ``sent``: bytes received."""
 
-    def __init__(self, talk: Conversation, most: int, *, goes_on: bool) -> None:
-        self._talk, self._goes_on, self._stream = talk, goes_on, Stream(talk)
+    def __init__(self, talk: Conversation, most: int, *, more_follows: bool) -> None:
+        self._talk, self._more_follows, self._stream = talk, more_follows, Stream(talk)
         self._incoming = Incoming(self._stream)
         self.entries, self.left = parse_listing(iter(self._incoming.line, b""), most)
         self.sent = 0
@@ -164,14 +168,15 @@ class Download:
         room: str = "make room, or name another folder",
         progress: Progress = lambda *_: None,
     ) -> Mapping[int, str]:
-        """Bring these below ``folder``; index -> sha256 of each file that is here now as it is there.
+        """Download these entries into ``folder``. Return the sha256 of each complete file by its index.
 
-        ``own``: nothing else writes there, so what stands in the way, such as a link in place of a folder, is
-        removed, which else is an error. Else what comes is hashed only where it may have changed on its way,
-        and its sha256 is "". ``room`` is what to do where the disk is too small.
+        own: no other program writes to ``folder``. Anything in the way, such as a link in place of a folder,
+            is removed; otherwise it is an error. Every file is hashed; otherwise a file is hashed only if it
+            may have changed on its way, and its sha256 is "".
+        room: the fix to show if the disk is too small.
 
         Raises:
-            OSError: it can't be written here.
+            OSError: a file can't be written on this machine.
             TransferError: the disk is too small.
         """
         root = os.fsencode(folder)
@@ -179,17 +184,21 @@ class Download:
         files = [entry for entry in entries if entry.kind == Kind.FILE]
         _hash_here(files, progress)
         try:
-            find_begun(files)
+            find_existing(files)
             reject_small_disk(root, files)
-            self._talk.send(b"".join(entry.wanted for entry in files) + b"\n")
+            self._talk.send(b"".join(entry.request_line for entry in files) + b"\n")
             self._stream.progress, self._stream.total = progress, sum(entry.size for entry in files)
             arrived = dict(self._receive(files, hashed=own))
         except NoRoomError as exc:
-            what, where, why = "the disk is too small", printable(str(folder)), printable(str(exc.strerror))
-            raise TransferError(what, code="no-room", where=where, why=why, fix=room) from exc
+            problem, where, details = (
+                "the disk is too small",
+                printable(str(folder)),
+                printable(str(exc.strerror)),
+            )
+            raise TransferError(problem, code="no-room", where=where, why=details, fix=room) from exc
         finally:
-            close_begun(files)
-        self._incoming.end(goes_on=self._goes_on)
+            close_partial_files(files)
+        self._incoming.end(more_follows=self._more_follows)
         finish_places([entry for entry in entries if entry.kind != Kind.FILE])
         return arrived
 
@@ -205,79 +214,80 @@ class Download:
 
 
 def _hash_here(files: Sequence[Entry], progress: Progress) -> None:
-    """Hash the files that are in their places already, in several threads and if they are not remembered.
+    """Hash local files in several threads, unless their hashes are cached, and show the progress.
 
-    A second `get` of a large folder would be silent for minutes otherwise.
+    Without progress, a second `get` of a large folder would print nothing for minutes.
     """
-    here = {}
+    hashable = {}
     for entry in files:
         place = Path(os.fsdecode(entry.final))
         with suppress(OSError):
             item = None if entry.is_new or entry.payload else Item.of(place.name, place, place.lstat())
             if item and item.kind is Kind.FILE and item.size == entry.size:
                 place.open("rb").close()
-                here[entry] = item
-    hashes = hash_items(tuple(here.values()), progress=progress)
-    for entry, item in here.items():
+                hashable[entry] = item
+    hashes = hash_items(tuple(hashable.values()), progress=progress)
+    for entry, item in hashable.items():
         entry.known = hashes[item.origin]
 
 
 def parse_listing(
     lines: Iterable[bytes], most: int = sys.maxsize
 ) -> tuple[tuple[Entry, ...], tuple[Entry, ...]]:
-    """What can be fetched, folders before what is in them; and what is left on the cluster.
+    """Return the entries that can be fetched, folders before their content, and those that can not.
 
     Raises:
-        TransferError: it can't be so, or has more than ``most`` lines.
+        TransferError: the list is invalid or has more than ``most`` lines.
     """
-    found: dict[bytes, Entry] = {}
+    entries: dict[bytes, Entry] = {}
     left: list[Entry] = []
     size = 0
     for number, line in enumerate(lines):
         try:
             size += len(line)
             if number >= most or (most != sys.maxsize and size > _MOST_BYTES):
-                raise ValueError("it does not end")
+                raise ValueError("the list is too long")
             if line == ALIVE_LINE:
                 continue
-            entry = Entry(line, len(found) + len(left))
+            entry = Entry(line, len(entries) + len(left))
             if entry.kind == LEFT:
-                if entry.path != b".":  # the folder itself
+                # The path "." is the listed folder itself.
+                if entry.path != b".":
                     _parts(entry.path)
                 if not (0 <= entry.size < _MOST and 0 <= entry.space < _MOST):
-                    raise ValueError("nothing has such a size")
+                    raise ValueError("no file has such a size")
                 left.append(entry)
             else:
-                found[entry.path] = _sensible(entry, found)
+                entries[entry.path] = _sensible(entry, entries)
         except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as exc:
             raise TransferError(
-                "the cluster's list of files makes no sense, and nothing of it was fetched",
+                "the cluster's list of files is invalid; no file of it was fetched",
                 code="answer-garbled",
                 why=printable(f"{exc}: {line[:200].decode(errors='replace')}"),
-                fix="look there with `clusterctl ssh`; what is called alike can come one after the other",
+                fix="check the files with `clusterctl ssh`; fetch files with equal names one after the other",
             ) from exc
-    return tuple(found.values()), tuple(left)
+    return tuple(entries.values()), tuple(left)
 
 
-def _sensible(entry: Entry, before: Mapping[bytes, Entry]) -> Entry:
-    """The entry, if it can be so after those before; raises ValueError or LookupError."""
+def _sensible(entry: Entry, previous: Mapping[bytes, Entry]) -> Entry:
+    """Return the entry; raise ValueError or LookupError if it contradicts the ``previous`` entries."""
     parent, slash, name = entry.path.rpartition(b"/")
     _parts(name)
     Kind(entry.kind)
     if entry.kind == Kind.LINK:
         base64.b64decode(entry.payload)
-    if entry.path in before:
-        raise ValueError("two are called alike")
+    if entry.path in previous:
+        raise ValueError("two entries have the same path")
     if not (0 <= entry.size < _MOST and 0 <= entry.space < _MOST and -_MOST <= entry.mtime_ns < _MOST):
         raise ValueError("no file has such a size or time")
-    if slash and before[parent].kind != Kind.FOLDER:
-        raise ValueError("it is in what is no folder")
+    if slash and previous[parent].kind != Kind.FOLDER:
+        raise ValueError("its parent is not a folder")
     entry.space = min(entry.size, entry.space)
     return entry
 
 
 def _parts(path: bytes) -> list[bytes]:
-    """The parts of a path inside a folder; raises ValueError for any other."""
+    """Return the parts of a path inside a folder; raise ValueError for any other path."""
     parts = path.split(b"/")
     if b"\0" in path or any(part in {b"", b".", b".."} or len(part) > _MAX_NAME for part in parts):
         raise ValueError("it is not a path inside a folder")

@@ -1,4 +1,4 @@
-"""Programs that we talk with, and the ssh program, which reads our `ssh_config`."""
+"""Conversations with running programs, and the ssh program, which reads the cluster's `ssh_config`."""
 
 from __future__ import annotations
 
@@ -34,12 +34,14 @@ from clusterctl.util.process import Result
 if TYPE_CHECKING:
     from clusterctl.state.inventory import Inventory
 
-# Options of a connection that lives and ends by itself, whatever others share, and has no terminal.
+# ssh options for a connection without a terminal that does not use the shared connection.
 ALONE = ("-T", "-o", "ControlPath=none")
 _SIGNALLED = 128
-NO_CONNECTION = 255  # ssh's own exit status for a connection that was not made or broke
+# Exit status of ssh if the connection failed or broke.
+NO_CONNECTION = 255
 _STDERR_TAIL = 1 << 16
-_NOT_FOUND = 127  # the shell's exit status for it
+# Exit status of a shell for a command that does not exist.
+_NOT_FOUND = 127
 # Bytes that a login shell's startup files may print.
 _MOST_NOISE = 1 << 20
 _PAUSE_MS = 50
@@ -54,10 +56,10 @@ def talking(
     remote: tuple[str, Sequence[str]] | None = None,
     script: bytes = b"",
 ) -> Iterator[Conversation]:
-    """Start a program and talk with it.
+    """Start a program and yield a conversation with it.
 
-    remote: the host and the command that the program, which is ssh, runs there. ``script`` is what the
-    command's `wrapped` line reads first.
+    remote: the host, and the command that ssh runs on it, if the program is ssh.
+    script: the first part of stdin, for a command line made by ``wrapped``.
     """
     host, argv = remote or ("localhost", words)
     with running(words, stdin=stdin, is_ssh=remote is not None) as process:
@@ -71,12 +73,12 @@ def talking(
 def running(
     words: Sequence[str], *, stdin: int = subprocess.PIPE, cwd: Path | None = None, is_ssh: bool = False
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a program with pipes, which is killed at the end of the ``with``, and its children with it.
+    """Start a program with pipes. Leaving the ``with`` kills the program and its children.
 
-    is_ssh: it is ssh, which also ends when this process is killed, and with it the command on the host.
+    is_ssh: the program is ssh. It is then also killed, and ends the remote command, if clusterctl is killed.
 
     Raises:
-        CommandError: it can't be started.
+        CommandError: the program can't be started.
     """
     try:
         process = subprocess.Popen(
@@ -108,14 +110,14 @@ def running(
 
 
 def ending_with_us() -> int:
-    """Return a process group that is killed once this process has ended, however it ends."""
+    """Return a process group that is killed as soon as this process has ended, even by SIGKILL."""
     return _leader(os.getpid()).pid
 
 
 @cache
 def _leader(_owner: int) -> subprocess.Popen[bytes]:
-    """Return the leader of that process group of a process, which is given."""
-    # No program inherits the end that stays open, so the kernel closes it when this process ends.
+    """Return the leader of the process group that ends with this process. The pid keys the cache."""
+    # Programs do not inherit the writing end, so the kernel closes it when this process ends.
     reading, _ = os.pipe()
     nothing = subprocess.DEVNULL
     words = ["sh", "-c", "read -r _; kill -KILL 0"]
@@ -127,11 +129,12 @@ def _leader(_owner: int) -> subprocess.Popen[bytes]:
 
 @dataclass(slots=True)
 class Talk:
-    """A program that runs; see ``Conversation``.
+    """A running program (see ``Conversation``).
 
-    silence_s: seconds without a byte after which the program is given up. ``deadline`` is the time at which
-    it is given up in any case, as `time.monotonic` has it. ``is_ssh``: it is the ssh program. ``is_wrapped``:
-    its output begins after ``MARK``.
+    silence_s: seconds without a byte after which the program is given up.
+    deadline: time (`time.monotonic`) after which the program is given up in any case. None: no deadline.
+    is_ssh: whether the program is ssh.
+    is_wrapped: whether the output of the command begins after ``MARK``.
     """
 
     host: str
@@ -147,15 +150,17 @@ class Talk:
     _stderr: bytearray = field(default_factory=bytearray, init=False)
 
     def send(self, data: bytes) -> None:
-        assert self.process.stdin is not None  # noqa: S101  # it is a pipe
-        fd, left = self.process.stdin.fileno(), memoryview(data)
+        assert self.process.stdin is not None  # noqa: S101
+        fd, unsent = self.process.stdin.fileno(), memoryview(data)
         try:
-            while left:
+            while unsent:
                 self._ready({fd: select.POLLOUT})
-                left = left[os.write(fd, left) :]
+                unsent = unsent[os.write(fd, unsent) :]
         except BrokenPipeError:
             self.finish()
-            raise failed(self.host, self.argv, 0, "it ended before it had read all") from None
+            raise failed(
+                self.host, self.argv, 0, "the command exited before it had read all its input"
+            ) from None
 
     def receive(self) -> bytes:
         assert self.process.stdout is not None  # noqa: S101
@@ -165,34 +170,38 @@ class Talk:
                 return data
 
     def exchange(self, stdin: bytes, most: int, *, close: bool) -> bytes:
-        """Return what the program prints. Meanwhile it gets its stdin, which it need not read to the end.
+        """Write to the program's stdin while reading its stdout. Return the stdout.
 
-        close: close its stdin after that.
+        close: close stdin after the last byte. The program need not read all of it.
 
         Raises:
-            TransportError: it prints more than ``most`` bytes.
+            TransportError: the program printed more than ``most`` bytes.
         """
         assert self.process.stdin is not None  # noqa: S101
         assert self.process.stdout is not None  # noqa: S101
-        output, left, fd = bytearray(), memoryview(stdin), self.process.stdin.fileno()
-        wanted = {self.process.stdout.fileno(): select.POLLIN} | ({fd: select.POLLOUT} if left else {})
+        output, unsent, fd = bytearray(), memoryview(stdin), self.process.stdin.fileno()
+        events = {self.process.stdout.fileno(): select.POLLIN} | ({fd: select.POLLOUT} if unsent else {})
         while len(output) <= most:
-            ready = self._ready(wanted)
+            ready = self._ready(events)
             if fd in ready:
                 try:
-                    left = left[os.write(fd, left) :]
+                    unsent = unsent[os.write(fd, unsent) :]
                 except BrokenPipeError:
-                    left = left[:0]
-                if not left:
-                    del wanted[fd]
+                    unsent = unsent[:0]
+                if not unsent:
+                    del events[fd]
                     if close:
                         self.process.stdin.close()
             if self.process.stdout.fileno() in ready:
                 if (data := self._read()) == b"":
                     return bytes(output)
                 output += data or b""
-        what = f"`{shown(self.argv)}` said more than {most} bytes"
-        raise TransportError(what, code="connection-failed", where=self.host, host=self.host)
+        raise TransportError(
+            f"`{shown(self.argv)}` printed more than {most} bytes",
+            code="connection-failed",
+            where=self.host,
+            host=self.host,
+        )
 
     def finish(self) -> None:
         if self.process.stdin is not None:
@@ -202,15 +211,15 @@ class Talk:
         self.ended()
 
     def ended(self) -> None:
-        """Raises unless the command, whose stdout is at its end, exits with 0."""
+        """Raise an error unless the command exits with status 0. Its stdout must be at its end."""
         if (rc := self.status()) != 0:
             raise failed(self.host, self.argv, rc, self.complaint())
 
     def status(self) -> int:
-        """Return the exit status of the command, whose stdout is at its end.
+        """Wait for the command to exit, and return its exit status. Its stdout must be at its end.
 
         Raises:
-            NoAnswerError: it does not end.
+            NoAnswerError: the command does not exit.
             UnreachableError: the connection broke.
         """
         assert self.process.stderr is not None  # noqa: S101
@@ -231,19 +240,19 @@ class Talk:
         return self._status(rc)
 
     def complaint(self) -> str:
-        """Return the end of its stderr, once it has ended."""
+        """Return the end of the command's stderr. The command must have exited."""
         return self._stderr.decode(errors="replace")
 
     def _status(self, rc: int) -> int:
-        """Return what an exit status means; raises UnreachableError if the connection broke."""
+        """Return the command's exit status; raise UnreachableError if ssh reports a broken connection."""
         if self.is_ssh and rc == NO_CONNECTION:
-            what = f"{self.host}: the connection broke during `{shown(self.argv)}`"
-            fix = "`clusterctl up` starts it again if it is down"
-            raise UnreachableError(what, why=self.complaint(), fix=fix, host=self.host)
+            problem = f"{self.host}: the connection broke during `{shown(self.argv)}`"
+            fix = "if the host is down, start it with `clusterctl up`"
+            raise UnreachableError(problem, why=self.complaint(), fix=fix, host=self.host)
         return rc
 
     def _read(self) -> bytes | None:
-        """Read some of its output; None if that is only what precedes the output of the command."""
+        """Read a piece of stdout. Return None if all of it precedes the output of the command."""
         assert self.process.stdout is not None  # noqa: S101
         data = os.read(self.process.stdout.fileno(), READ)
         if not self.is_wrapped:
@@ -256,7 +265,7 @@ class Talk:
         return bytes(rest) or None
 
     def _without_mark(self, noise: bytes) -> TransportError:
-        """Return the error of a login shell that did not come to the command."""
+        """Return the error for a login shell that did not reach the command."""
         if len(noise) <= _MOST_NOISE and (rc := self.status()) not in {0, NO_CONNECTION}:
             return failed(self.host, self.argv, rc, self.complaint() + noise.decode(errors="replace"))
         return TransportError(
@@ -264,15 +273,15 @@ class Talk:
             code="connection-failed",
             where=self.host,
             why=noise[-500:].decode(errors="replace"),
-            fix="look at what the account's startup files there do, such as ~/.bashrc",
+            fix="check the account's startup files on the host, such as ~/.bashrc",
             host=self.host,
         )
 
-    def _ready(self, wanted: dict[int, int]) -> set[int]:
-        """Wait until some pipes of the program are ready, or at their end; return those."""
+    def _ready(self, events: dict[int, int]) -> set[int]:
+        """Wait until some of these pipes are ready or at their end. Return their descriptors."""
         assert self.process.stderr is not None  # noqa: S101
         poll = select.poll()
-        for fd, event in wanted.items():
+        for fd, event in events.items():
             poll.register(fd, event)
         stderr = self.process.stderr.fileno()
         poll.register(stderr, select.POLLIN)
@@ -283,11 +292,11 @@ class Talk:
                 raise self._silent()
             if stderr in ready and not self._hear():
                 poll.unregister(stderr)
-            if ready := ready & set(wanted):
+            if ready := ready & set(events):
                 return ready
 
     def _hear(self) -> bool:
-        """Read some of its stderr, of which the end is kept; return False at its end."""
+        """Read a piece of stderr and keep its end. Return False at the end of stderr."""
         assert self.process.stderr is not None  # noqa: S101
         chunk = os.read(self.process.stderr.fileno(), READ)
         self._stderr += chunk
@@ -295,7 +304,7 @@ class Talk:
         return bool(chunk)
 
     def _limit(self, started: float) -> float:
-        """Return when the program is given up that has been silent since ``started``."""
+        """Return the time at which a program that has been silent since ``started`` is given up."""
         return self.deadline if self.deadline is not None else started + self.silence_s
 
     def _silent(self) -> TransportError:
@@ -304,19 +313,19 @@ class Talk:
 
 @dataclass(frozen=True, slots=True)
 class OpenSSH:
-    """How ssh reaches the hosts of one `ssh_config`, as ``user`` (default: the one the file names)."""
+    """The ssh command line for the hosts of an `ssh_config`, as ``user`` (default: the user in the file)."""
 
     config: Path
     user: str | None = None
 
     def argv(self, host: str, command: str | Sequence[str] = (), *options: str) -> list[str]:
-        """The command line that runs ``command`` on ``host``, or a login shell if it is empty.
+        """Return the command line that runs ``command`` on ``host``, or a login shell if it is empty.
 
-        Words arrive verbatim; a string is for the remote shell.
+        A list of words is quoted for the remote shell; a string is passed to it unchanged.
 
         Raises:
-            MachineError: there is no ssh on this machine.
-            TransportError: the command can't be sent.
+            MachineError: this machine has no ssh program.
+            TransportError: the command holds a NUL character.
         """
         if shutil.which("ssh") is None:
             raise MachineError("missing tool: ssh", code="tool-missing", fix="apt-get install openssh-client")
@@ -331,25 +340,29 @@ class OpenSSH:
 
 
 def write_ssh_files(inventory: Inventory, workspace: Workspace) -> None:
-    """Write what ssh reads. Connections that are kept go by the file: it stays if nothing has changed."""
+    """Write the cluster's known_hosts and `ssh_config`, unless they are unchanged.
+
+    Open connections depend on the identity of the `ssh_config` file, so an unchanged file is not replaced.
+    """
     changed = write_atomic(workspace.known_hosts, inventory.known_hosts())
     ssh_config = inventory.ssh_config(key=workspace.key, known_hosts=workspace.known_hosts)
     write_atomic(workspace.ssh_config, ssh_config, anew=changed)
 
 
 def attached(argv: Sequence[str]) -> int:
-    """Run a program on our own terminal and streams; its exit status, 128 + N if signal N ended it."""
+    """Run a program on this terminal. Return its exit status, or 128 + N if signal N ended it."""
     process = subprocess.Popen(argv)
     try:
         status = process.wait()
     finally:
         if process.poll() is None:
-            process.terminate()  # which lets ssh put the terminal right
+            # On SIGTERM ssh restores the terminal.
+            process.terminate()
             process.wait()
     return status if status >= 0 else _SIGNALLED - status
 
 
 def captured(argv: Sequence[str]) -> Result:
-    """Run a program on our stdin and keep what it says."""
+    """Run a program with this process's stdin and return its exit status and output."""
     done = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False)
     return Result(done.returncode, done.stdout, done.stderr)

@@ -1,4 +1,4 @@
-"""Put files on the cluster. What is there is not sent, by its hash; partial files are resumed."""
+"""Upload files to the cluster. Files that the cluster has by hash are skipped; partial files are resumed."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from typing import BinaryIO, cast
 
 from clusterctl.errors import CommandError, TransferError, TransportError, printable
 from clusterctl.transport.base import Conversation, Transport, remote_argv
-from clusterctl.transport.remote_content import ALIVE_LINE, HEADER, SAME, line_of, send_file, wanted_of
+from clusterctl.transport.remote_content import ALIVE_LINE, HEADER, SAME, line_of, parse_request, send_file
 from clusterctl.transport.remote_incoming import Incoming, TruncatedError, UnexpectedError
 from clusterctl.transport.remote_open import HELD
 from clusterctl.transport.tree import Item, Kind, Progress, Stream, hash_items, not_readable
 from clusterctl.util.assets import tree_files
 
-STORE = "clusterctl/store"  # in the job user's home
+STORE = "clusterctl/store"  # below the home
 ARCHIVES = f"{STORE}/archives"
 _PROGRAM = "clusterctl.transport.remote_receive"
-_PIECE = 1 << 18  # bytes that are sent at once
+_PIECE = 1 << 18  # bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What became of a transfer. ``folder`` is where it went; ``sent_bytes`` had to travel.
+    """Result of an upload to ``folder``. ``sent_bytes`` travelled, of ``bytes`` in all.
 
-    ``at`` is where the store has each file, if only that was filled.
+    at: path of each file in the store, if only the store was filled.
     """
 
     folder: str
@@ -45,14 +45,14 @@ class Sent:
 def send_into(
     transport: Transport, items: Sequence[Item], folder: str, *, progress: Progress = lambda *_: None
 ) -> Sent:
-    """Put items straight to their places below a folder of the cluster, which is made if need be.
+    """Upload items directly to their places below a folder of the cluster. The folder is made if missing.
 
-    Relative folders begin at the user's home. What lies there under other names stays.
+    Relative folders start at the user's home. Other files in the folder stay.
 
     Raises:
-        UsageError: a file here can't be read.
-        TransferError: a file changed meanwhile, or the cluster could not write one; what has arrived is kept.
-        TransportError: the cluster can't be reached; what has arrived is kept.
+        UsageError: a local file can't be read.
+        TransferError: a file changed, or the cluster could not write it. Files that have arrived are kept.
+        TransportError: the cluster can't be reached. Files that have arrived are kept.
     """
     return _converse(transport, remote_argv(_PROGRAM, "", folder), items, None, progress)
 
@@ -66,16 +66,16 @@ def send_new_folder(
     ours: Mapping[str, bytes],
     progress: Progress = lambda *_: None,
 ) -> Sent:
-    """Make a folder of items, by way of the store, and of ``ours``: name -> content.
+    """Make a new folder on the cluster from items, by way of the store, and from ``ours`` (name -> content).
 
-    It appears whole or not at all. Archives among the items are no part of it: the store gets each as a
-    folder ``ARCHIVES/NAME``, before the new folder appears.
+    The folder appears complete or not at all. Archives among the items do not go into the folder: each
+    becomes the folder ``ARCHIVES/NAME`` of the store, before the new folder appears.
     """
     return _converse(transport, _receiver(folder), items, hashes, progress, ours=ours)
 
 
 def begin_new_folder(transport: Transport, folder: str) -> None:
-    """Start what receives a folder on the cluster, for which ``send_new_folder`` will be called soon."""
+    """Start the receiving program on the cluster ahead of ``send_new_folder``, to save its start time."""
     transport.begin(_receiver(folder))
 
 
@@ -86,9 +86,10 @@ def _receiver(folder: str) -> list[str]:
 def send_to_store(
     transport: Transport, files: Sequence[Path], *, progress: Progress = lambda *_: None
 ) -> Mapping[Path, str]:
-    """Send files into the store only; file -> its path on the cluster, read-only and named by its hash.
+    """Upload files into the store only. Return the path on the cluster of each file.
 
-    What is unused for 30 days may be gone: send it again whenever it is needed, which costs next to nothing.
+    The stored files are read-only and named by their hash. Files unused for 30 days are removed from the
+    store, so upload them before each use; this costs next to nothing while they are stored.
     """
     items = []
     for number, path in enumerate(files):
@@ -97,7 +98,7 @@ def send_to_store(
         except OSError as exc:
             raise not_readable([exc]) from exc
         if item is None or item.kind is not Kind.FILE:
-            raise not_readable([OSError(0, "it is no ordinary file", str(path))])
+            raise not_readable([OSError(0, "not a regular file", str(path))])
         items.append(item)
     hashes = hash_items(items, progress=progress)
     sent = _converse(transport, remote_argv(_PROGRAM, STORE, ""), items, hashes, progress)
@@ -107,8 +108,8 @@ def send_to_store(
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """A file that the cluster asks for: it has the beginning, or a file with that sha256 in its place."""
+class _Request:
+    """The cluster's request for a file: it has the first ``have`` bytes, or a file with ``sha256`` there."""
 
     item: Item
     have: int
@@ -124,55 +125,60 @@ def _converse(
     *,
     ours: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Sent:
-    """Ask what is missing, send it, and hear what became of it. Without ``hashes`` few files need one."""
+    """Send the list of files, then the files that the cluster requests. Return the cluster's final answer.
+
+    hashes: sha256 of each file. None: a file is hashed only if the cluster has a file in its place.
+    """
     try:
         with transport.converse(argv) as talk:
             answers = _answers(talk)
-            out = _Outgoing(talk, progress)
-            for line in _request(items, hashes, ours):
-                out.write(line)
-            out.flush()
-            wanted = _wanted(items, answers, transport.host)
-            there = [one.item for one in wanted if one.sha256]
-            total = _send_wanted(out, wanted, hash_items(there, progress=progress) if there else {})
+            outgoing = _Outgoing(talk, progress)
+            for line in _listing(items, hashes, ours):
+                outgoing.write(line)
+            outgoing.flush()
+            requests = _read_requests(items, answers, transport.host)
+            replaceable = [request.item for request in requests if request.sha256]
+            total = _send_requested(
+                outgoing, requests, hash_items(replaceable, progress=progress) if replaceable else {}
+            )
             sent = _result(items, next(answers, b""), total, transport.host)
             talk.finish()
             return sent
     except CommandError as exc:
-        raise _ended(transport.host, exc) from exc
+        raise _write_error(transport.host, exc) from exc
     except (TruncatedError, UnexpectedError):
         raise _not_understood(b"the transfer ended without an answer", transport.host) from None
 
 
 def _answers(talk: Conversation) -> Iterator[bytes]:
-    """Yield the lines that the cluster says, but for its signs of life."""
+    """Yield the lines of the cluster's answer, without its keep-alive lines."""
     incoming = Incoming(Stream(talk))
     while True:
         if (line := incoming.line()) != ALIVE_LINE:
             yield line
 
 
-def _wanted(items: Sequence[Item], answers: Iterator[bytes], host: str) -> list[_Wanted]:
-    wanted = []
+def _read_requests(items: Sequence[Item], answers: Iterator[bytes], host: str) -> list[_Request]:
+    requests = []
     for line in iter(answers.__next__, b""):
         try:
-            index, have, size, sha256 = wanted_of(line)
+            index, have, size, sha256 = parse_request(line)
             item = items[index]
         except (ValueError, IndexError) as exc:
             raise _not_understood(line, host) from exc
         is_sent = item.kind is Kind.FILE or (item.kind is Kind.ARCHIVE and not sha256)
         if index < 0 or not is_sent or size != item.size or not 0 <= have <= size:
             raise _not_understood(line, host)
-        wanted.append(_Wanted(item, have, sha256))
-    return wanted
+        requests.append(_Request(item, have, sha256))
+    return requests
 
 
-def _request(
+def _listing(
     items: Sequence[Item], hashes: Mapping[Path, str] | None, ours: Mapping[str, bytes]
 ) -> Iterator[bytes]:
     for item in items:
-        known = "" if hashes is None else hashes.get(item.origin, "")
-        payload = known if item.kind is Kind.FILE else os.fsencode(item.target)
+        sha256 = "" if hashes is None else hashes.get(item.origin, "")
+        payload = sha256 if item.kind is Kind.FILE else os.fsencode(item.target)
         yield line_of(
             item.kind,
             os.fsencode(item.path),
@@ -190,47 +196,50 @@ def _request(
     yield b"\n"
 
 
-def _send_wanted(out: _Outgoing, wanted: Sequence[_Wanted], hashes: Mapping[Path, str]) -> int:
-    """Send these files, but for those that the cluster has by their hash. Return how many bytes travel."""
-    sent = [one for one in wanted if not one.sha256 or hashes[one.item.origin] != one.sha256]
-    total = out.total = sum(one.item.size - one.have for one in sent)
-    out.sent = done = 0
-    for one in wanted:
-        item = one.item
+def _send_requested(outgoing: _Outgoing, requests: Sequence[_Request], hashes: Mapping[Path, str]) -> int:
+    """Send the requested files, except those that the cluster has by hash. Return the bytes to send."""
+    travelling = [
+        request for request in requests if not request.sha256 or hashes[request.item.origin] != request.sha256
+    ]
+    total = outgoing.total = sum(request.item.size - request.have for request in travelling)
+    outgoing.sent = done = 0
+    for request in requests:
+        item = request.item
         if item.kind is Kind.ARCHIVE:
             archive = archive_of(item.origin)
-            out.write(HEADER.pack(len(archive)) + archive)
+            outgoing.write(HEADER.pack(len(archive)) + archive)
             continue
-        if one.sha256 and hashes[item.origin] == one.sha256:
-            out.write(HEADER.pack(SAME))
+        if request.sha256 and hashes[item.origin] == request.sha256:
+            outgoing.write(HEADER.pack(SAME))
             continue
         try:
             fd = os.open(item.origin, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                # A file that grew is not the file that was listed, though it begins with that.
+                # A file that grew still begins with the listed bytes, but it is no longer the listed file.
                 size = item.size if os.fstat(fd).st_size == item.size else sys.maxsize
-                send_file(cast("BinaryIO", out), fd, one.have, size)
+                send_file(cast("BinaryIO", outgoing), fd, request.have, size)
             finally:
                 os.close(fd)
         except OSError as exc:
             raise not_readable([OSError(exc.errno, exc.strerror, str(item.origin))]) from exc
-        done += item.size - one.have
-        out.sent = done  # holes take no bytes
-    out.flush()
+        done += item.size - request.have
+        # Holes are not sent, so the count is corrected after each file.
+        outgoing.sent = done
+    outgoing.flush()
     return total
 
 
 def archive_of(folder: Path) -> bytes:
-    """A folder under its own name as one piece: compressed JSON, path -> bytes as Latin-1, of its files."""
+    """Return a folder, with its name, as compressed JSON: path -> bytes as Latin-1."""
     files = {path.relative_to(folder.parent).as_posix(): path.read_bytes() for path in tree_files(folder)}
     return zlib.compress(json.dumps({path: data.decode("latin-1") for path, data in files.items()}).encode())
 
 
 @dataclass(slots=True)
 class _Outgoing:
-    """A conversation as a file that is written to, in large pieces.
+    """A writable file that sends to a conversation, in large pieces.
 
-    ``progress`` is shown of ``total`` bytes, once these are known.
+    total: bytes of all files, for ``progress``. None: not known yet, so no progress is shown.
     """
 
     talk: Conversation
@@ -257,10 +266,10 @@ class _Outgoing:
 
 
 def _result(items: Sequence[Item], line: bytes, total: int, host: str) -> Sent:
-    """Return what became of the transfer by the cluster's last answer.
+    """Return the result of the upload from the last line of the cluster's answer.
 
     Raises:
-        TransferError: files did not have the hash that was announced.
+        TransferError: files did not have the announced hash, because they changed during the upload.
     """
     try:
         answer = json.loads(line)
@@ -269,35 +278,38 @@ def _result(items: Sequence[Item], line: bytes, total: int, host: str) -> Sent:
     except (LookupError, TypeError, ValueError, RecursionError) as exc:
         raise _not_understood(line, host) from exc
     if wrong:
-        raise _changed(wrong)
+        raise _changed_error(wrong)
     size = sum(item.size for item in items)
     return Sent(folder, sum(item.kind is Kind.FILE for item in items), size, total, at)
 
 
-def _not_understood(said: bytes, host: str) -> TransportError:
-    what = "the cluster answered what clusterctl does not understand"
-    why = printable(said[:200].decode(errors="replace"))
-    return TransportError(what, code="answer-garbled", where=host, why=why, host=host)
+def _not_understood(answer: bytes, host: str) -> TransportError:
+    problem = "clusterctl does not understand the cluster's answer"
+    reason = printable(answer[:200].decode(errors="replace"))
+    return TransportError(problem, code="answer-garbled", where=host, why=reason, host=host)
 
 
-def _ended(host: str, exc: CommandError) -> TransferError:
-    what = "the files can't be written on the cluster"
-    fix = "make room or rights there (`clusterctl ssh`), then run it again: what has arrived is kept"
+def _write_error(host: str, exc: CommandError) -> TransferError:
+    problem = "the cluster could not write the files"
+    fix = (
+        "free space or change the permissions on the cluster (`clusterctl ssh`), then run the command again: "
+        "files that have arrived are kept"
+    )
     if exc.rc == HELD:
-        what = "the store of files on the cluster is locked"
+        problem = "another process holds the lock on the cluster's file store"
         fix = (
-            "end the process that holds the lock, a job's perhaps: `clusterctl ssh lslocks` names it, or on "
-            "another node the same, if homes are shared; or, while no other `submit` is under way, remove "
-            "the file; then run it again"
+            "end the process that holds the lock, perhaps a job's: `clusterctl ssh lslocks` lists it, or, if "
+            "homes are shared, `lslocks` on another node. Or remove the lock file while no other `submit` "
+            "runs. Then run the command again"
         )
-    why = printable((exc.why.strip().splitlines() or [exc.what])[-1])
-    return TransferError(what, code="files-unwritable", where=host, why=why, fix=fix, host=host)
+    reason = printable((exc.why.strip().splitlines() or [exc.what])[-1])
+    return TransferError(problem, code="files-unwritable", where=host, why=reason, fix=fix, host=host)
 
 
-def _changed(items: Sequence[Item]) -> TransferError:
+def _changed_error(items: Sequence[Item]) -> TransferError:
     more = f" and {len(items) - 1} more" if len(items) > 1 else ""
     return TransferError(
-        f"{printable(items[0].path)}{more} changed while being sent",
+        f"{printable(items[0].path)}{more} changed during the upload",
         code="files-changed",
-        fix="run it again when nothing writes there; what has arrived is kept",
+        fix="run the command again when no program writes to these files; files that have arrived are kept",
     )

@@ -1,26 +1,25 @@
-"""The content of files, and the places that files get: for both ends of a transfer, in either direction.
+"""Contents of files in a transfer, and the transfer's protocol, for both ends and both directions.
 
-Runs here and on the cluster: standard library only, Python 3.9.
+Runs on this machine and on the cluster: standard library only, Python 3.9.
 
-The sender lists the files, a line each: KIND PATH MODE MTIME_NS SIZE SPACE PAYLOAD with a blank between two,
-and an empty line at the end. KIND is folder, file, link, or left, which does not travel. SPACE is the room of
-a file on a disk; of a thing that is left, the number of files in it. PAYLOAD is a link's target, the sha256
-of a file if it is known, or the reason why something is left. Paths and targets are base64, since they may be
-any bytes.
+The sender lists the files, one per line: KIND PATH MODE MTIME_NS SIZE SPACE PAYLOAD, separated by blanks. An
+empty line ends the list. KIND is folder, file, link, or left (not sent). SPACE is the disk space of a file;
+for KIND left, the number of files. PAYLOAD is the target of a link, the sha256 of a file if known, or the
+reason why something is left. Paths and targets are base64, since they may hold any bytes.
 
-The receiver asks for files, a line each: INDEX HAVE SIZE SHA256, and an empty line at the end. INDEX is the
-number of the line in the list, HAVE how many bytes are there already, SIZE that of the list, and SHA256 the
-hash of the whole file that is in its place, or "-". In both lists `alive` on a line is a sign of life.
+The receiver requests files, one per line: INDEX HAVE SIZE SHA256, with an empty line at the end. INDEX is the
+number of the line in the list, HAVE the number of bytes that the receiver has, SIZE the size in the list, and
+SHA256 the hash of the complete file in its place, or "-". In both lists, `alive` on a line is a keep-alive.
 
-For each file in turn the sender sends eight bytes with the number of bytes that follow, these bytes (see
-``send_content``), and a last piece. That is empty if the file did not change meanwhile and was sent from its
-beginning, else the 32 bytes of its sha256. Instead of the number stands -1 if the file can't be read or is
-shorter by now, or -2 if it has the hash that the receiver named; -3 is a sign of life. ``Incoming`` and
-``receive`` read that.
+For each requested file the sender sends eight bytes with the number of bytes to follow, these bytes (see
+``send_content``), and a last piece: empty if the file did not change and was sent from its beginning,
+otherwise the 32 bytes of its sha256. Instead of the number, -1 means that the file can't be read or is now
+shorter, -2 that it has the hash named by the receiver, and -3 is a keep-alive. ``Incoming`` and ``receive``
+read this stream.
 
-As a program it lists and sends files and folders for `clusterctl get`. Arguments: the paths; relative paths
-begin at the home folder. PATH then begins with the name of the argument. If a path does not exist, the exit
-status is 67.
+As a program, this module lists and sends files and folders for `clusterctl get`. Arguments: the paths.
+Relative paths start at the home folder. Each PATH begins with the name of the argument. If a path does not
+exist, the exit status is 67.
 """
 
 from __future__ import annotations
@@ -40,9 +39,11 @@ from typing import Any, BinaryIO
 from clusterctl.transport.remote_open import SILENT, Beat, Opener, fail
 
 CHUNK = 1 << 20
-READ = 120_000  # bytes of a pipe at once; of more, glibc would map and clear the memory anew each time
+# Bytes read from a pipe at once. For more, glibc would map and clear the memory for each read.
+READ = 120_000
 ZEROS = bytes(CHUNK)
-BUFFER = 1 << 16  # of small pieces; large ones are written from where they are
+# Bytes of the buffer for small pieces. Large pieces bypass it.
+BUFFER = 1 << 16
 HEADER = struct.Struct(">q")
 BLOCK = 512  # bytes of st_blocks
 UNREADABLE, SAME, ALIVE = -1, -2, -3
@@ -53,55 +54,57 @@ NOT_THERE = 67
 
 
 def hash_of(fd: int, size: int, beat: Beat = SILENT) -> Any:
-    """The hash of a file's first bytes, or of all if it is shorter."""
-    sha, at, size = hashlib.sha256(), 0, size and min(size, os.fstat(fd).st_size)
-    while at < size:
-        data = ZEROS[: hole_at(fd, at, size)] or os.pread(fd, min(CHUNK, size - at), at)
+    """Return the hash object of a file's first ``size`` bytes, or of the whole file if it is shorter."""
+    sha, offset, size = hashlib.sha256(), 0, size and min(size, os.fstat(fd).st_size)
+    while offset < size:
+        data = ZEROS[: hole_at(fd, offset, size)] or os.pread(fd, min(CHUNK, size - offset), offset)
         if not data:
             break
         sha.update(data)
-        at += len(data)
+        offset += len(data)
         beat()
     return sha
 
 
-def hole_at(fd: int, at: int, size: int) -> int:
-    """How many bytes of a file from there on, up to ``size``, are a hole: they read as zeros."""
+def hole_at(fd: int, offset: int, size: int) -> int:
+    """Return how many bytes from ``offset``, at most up to ``size``, are a hole, which reads as zeros."""
     try:
-        return min(os.lseek(fd, at, os.SEEK_DATA), size) - at
-    except OSError as exc:  # ENXIO: no data after that; else the file system can't tell
-        return size - at if exc.errno == errno.ENXIO else 0
+        return min(os.lseek(fd, offset, os.SEEK_DATA), size) - offset
+    except OSError as exc:
+        # ENXIO: no data after the offset. Other errors: the file system does not report holes.
+        return size - offset if exc.errno == errno.ENXIO else 0
 
 
-def data_at(fd: int, at: int, size: int) -> int:
-    """How many bytes of a file from there on, up to ``size``, lie before the next hole."""
+def data_at(fd: int, offset: int, size: int) -> int:
+    """Return how many bytes from ``offset``, at most up to ``size``, lie before the next hole."""
     try:
-        return min(os.lseek(fd, at, os.SEEK_HOLE), size) - at
-    except OSError:  # it became shorter meanwhile, or the file system can't tell
-        return size - at
+        return min(os.lseek(fd, offset, os.SEEK_HOLE), size) - offset
+    except OSError:
+        # The file became shorter, or the file system does not report holes.
+        return size - offset
 
 
-def send_content(out: BinaryIO, fd: int, at: int, size: int) -> None:
-    """Send a file from ``at`` to ``size`` in pieces.
+def send_content(out: BinaryIO, fd: int, offset: int, size: int) -> None:
+    """Send the bytes of a file from ``offset`` to ``size`` in pieces.
 
-    Each is eight bytes with its length and the piece, or a negative length, of a hole that is not sent. A
-    file that became shorter meanwhile is filled with zeros.
+    Each piece is eight bytes with its length, and its bytes; or a negative length for a hole, without bytes.
+    If the file has become shorter, zeros are sent for the missing bytes.
     """
     has_holes = os.fstat(fd).st_blocks * BLOCK < size
-    while at < size:
-        if has_holes and (hole := hole_at(fd, at, size)):
+    while offset < size:
+        if has_holes and (hole := hole_at(fd, offset, size)):
             out.write(HEADER.pack(-hole))
-            at += hole
+            offset += hole
             continue
-        length = min(CHUNK, data_at(fd, at, size) if has_holes else size - at)
-        data = os.pread(fd, length, at) or ZEROS[: size - at]
+        length = min(CHUNK, data_at(fd, offset, size) if has_holes else size - offset)
+        data = os.pread(fd, length, offset) or ZEROS[: size - offset]
         out.write(HEADER.pack(len(data)))
         out.write(data)
-        at += len(data)
+        offset += len(data)
 
 
 def held_still(fd: int, before: os.stat_result) -> bool:
-    """Whether a file is as it was, and was not written just before, within the resolution of its times."""
+    """Return whether a file has not changed since ``before`` and was then old enough to tell by its times."""
     after = os.fstat(fd)
     same = (before.st_size, before.st_mtime_ns, before.st_ctime_ns) == (
         after.st_size,
@@ -112,9 +115,10 @@ def held_still(fd: int, before: os.stat_result) -> bool:
 
 
 def send_file(out: BinaryIO, fd: int, have: int, size: int, sha256: str = "") -> None:
-    """Send a file that had ``size`` bytes when it was listed, from ``have`` on, or as a whole.
+    """Send a file that had ``size`` bytes when it was listed, from byte ``have``, or completely.
 
-    sha256: the hash of the file in its place at the other end. If it is this file's, nothing is sent.
+    sha256: hash of the file in its place at the other end. If the file has the same hash, only ``SAME`` is
+    sent. If not, the file is sent completely.
     """
     before, beat = os.fstat(fd), Beat(out, HEADER.pack(ALIVE))
     if before.st_size < size or size < have:
@@ -126,25 +130,26 @@ def send_file(out: BinaryIO, fd: int, have: int, size: int, sha256: str = "") ->
     have, last = 0 if sha256 else have, b""
     out.write(HEADER.pack(size - have))
     send_content(out, fd, have, size)
-    if have or not held_still(fd, before):  # a log that only grew still begins with what was sent
+    # A log that only grew still begins with the bytes that were sent, so the receiver compares hashes.
+    if have or not held_still(fd, before):
         last = hash_of(fd, size, beat).digest()
     out.write(HEADER.pack(len(last)) + last)
 
 
-def wanted_of(line: bytes) -> tuple[int, int, int, str]:
-    """Return a line of the receiver's: INDEX, HAVE, SIZE, SHA256; raises ValueError for any other line."""
+def parse_request(line: bytes) -> tuple[int, int, int, str]:
+    """Return INDEX, HAVE, SIZE, SHA256 of a line from the receiver; raise ValueError if it is invalid."""
     index, have, size, sha256 = line.split()
     return int(index), int(have), int(size), "" if sha256 == b"-" else sha256.decode()
 
 
 def send_wanted(opener: Opener, paths: Sequence[bytes]) -> None:
-    """Send the files that stdin asks for, by their numbers among these paths."""
-    # All are read before the first is sent: the other end does not read while it asks.
-    wanted = []
+    """Send the files that stdin requests by their index in ``paths``."""
+    # Read all requests first, because the receiver does not read while it writes them.
+    requests = []
     while line := sys.stdin.buffer.readline().rstrip(b"\n"):
-        wanted.append(wanted_of(line))
+        requests.append(parse_request(line))
     with open(1, "wb", buffering=BUFFER, closefd=False) as out:
-        for index, have, size, sha256 in wanted:
+        for index, have, size, sha256 in requests:
             try:
                 fd = opener.open(paths[index])
             except OSError:
@@ -166,7 +171,7 @@ def line_of(
     size: int = 0,
     space: int = 0,
 ) -> str:
-    """A line of a list; ``payload`` is bytes if it is a link's target."""
+    """Return a line of the list. ``payload`` is bytes if it is the target of a link."""
     if isinstance(payload, bytes):
         payload = base64.b64encode(payload).decode("ascii")
     name = binascii.b2a_base64(path, newline=False).decode("ascii")
@@ -174,7 +179,7 @@ def line_of(
 
 
 def line_of_status(path: bytes, status: os.stat_result, target: bytes | None = None) -> str:
-    """The line of a file, of a folder, of a link with its ``target``, or of what does not travel."""
+    """Return the line of a file, a folder, a link with its ``target``, or, for all else, of kind left."""
     mode, mtime_ns = stat.S_IMODE(status.st_mode), status.st_mtime_ns
     if stat.S_ISREG(status.st_mode):
         size, space = status.st_size, status.st_blocks * BLOCK
@@ -184,7 +189,7 @@ def line_of_status(path: bytes, status: os.stat_result, target: bytes | None = N
 
 
 def list_all(roots: list[bytes]) -> list[bytes]:
-    """Tell what there is; returns where each thing lies."""
+    """Print the list of all files below these roots. Return the full path of each, in the same order."""
     missing = [os.fsdecode(root) for root in roots if not os.path.exists(root)]
     if missing:
         sys.stderr.write(", ".join(map(repr, missing)))
@@ -192,16 +197,16 @@ def list_all(roots: list[bytes]) -> list[bytes]:
     places = []
     for root in roots:
         real = os.path.realpath(root)
-        left = [(os.path.basename(os.path.abspath(root)), real)]
-        while left:
-            path, full = left.pop()
+        pending = [(os.path.basename(os.path.abspath(root)), real)]
+        while pending:
+            path, full = pending.pop()
             status = os.stat(full, follow_symlinks=False)
             places.append(full)
             target = os.readlink(full) if stat.S_ISLNK(status.st_mode) else None
             sys.stdout.write(line_of_status(path, status, target))
             if stat.S_ISDIR(status.st_mode):
                 names = sorted(entry.name for entry in os.scandir(full))
-                left += [(path + b"/" + name, os.path.join(full, name)) for name in reversed(names)]
+                pending += [(path + b"/" + name, os.path.join(full, name)) for name in reversed(names)]
     sys.stdout.write("\n")
     sys.stdout.flush()
     return places
@@ -213,5 +218,5 @@ def main(*roots: str) -> None:
         places = list_all([os.fsencode(root) for root in roots])
     except OSError as exc:
         fail(exc.filename or b"", exc)
-    # Whoever owns the files: the user has named them.
+    # Files of any owner are sent, because the user has named them.
     send_wanted(Opener(b"/", any_owner=True), [place.lstrip(b"/") for place in places])

@@ -1,19 +1,21 @@
-"""Finds the files of a host that exist nowhere else. Runs there as root: standard library only, Python 3.9.
+"""Program that finds files that exist only on the cluster. Runs there as root: standard library, Python 3.9.
 
     main(REQUEST)
 
-REQUEST is a JSON object: ``shared`` is the folder that hosts share, ``look_at_shared`` whether it is looked
-at here, ``local`` whether users' files on this host's own disks are; ``host`` is its name; ``ours`` are the
-names of files that clusterctl puts into jobs' folders; ``left_out`` are folders to pass over. stdin begins
-with the files that exist elsewhere: eight bytes with the number of ``digest``s, and these, sorted.
+REQUEST is a JSON object:
+    shared: folder that all hosts share; look_at_shared: whether to search it on this host
+    local: whether to search this host's own disks; host: name of this host
+    ours: names of the files that clusterctl puts into job folders; left_out: folders to skip
+stdin begins with the files that also exist elsewhere: eight bytes with the number of ``digest``s, and the
+digests, sorted.
 
-The answer is a JSON object a line: {"top", "path", "owner", "files", "bytes", "on_disk", "age_s"} for the
-files below one path (``on_disk``: bytes, without the holes of sparse files), {"unread", "why"} for what can't
-be read, {} as a sign of life, and {"end": true}. Paths are base64. Of very many paths the largest are
-listed, and one line with the path "" for all others.
+The answer is lines of JSON: {"top", "path", "owner", "files", "bytes", "on_disk", "age_s"} for the files
+below a path (``on_disk``: bytes, without the holes of sparse files), {"unread", "why"} for a path that can't
+be read, {} as a keep-alive, and {"end": true}. Paths are base64. If there are very many paths, the largest
+are listed, and a line with the path "" sums up the rest.
 
-With ``top``, a folder of such an answer, it lists and sends the files of that folder, ``most`` of them at
-once, as transport/remote_content.py says. Links are never followed, and empty files do not count.
+If the request has ``top``, a folder of an earlier answer, the program lists and sends up to ``most`` files of
+that folder, as transport/remote_content.py describes. Links are never followed; empty files do not count.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ MOST_UNREAD = 20
 HOMES = b"home"
 JOBS = b"clusterctl/jobs/"
 FIRST_UID, NOBODY = 1000, 65534
-# Below a home: what clusterctl keeps there, caches, and what shells and ssh note by themselves.
+# Below a home: clusterctl's own files, caches, and files that shells and ssh write.
 NOT_IN_HOMES = frozenset(
     b"clusterctl/store clusterctl/environments clusterctl/mpirun "
     b".cache .nv .cupy .triton .apptainer/cache .vscode-server .ansible .ssh "
@@ -51,10 +53,10 @@ NOT_IN_HOMES = frozenset(
 )
 CACHE = b"__pycache__"
 PARTIAL = re.compile(rb"\.clusterctl-[0-9a-f]{32}\.part(\.[0-9]+)?")
-# The folder of a job that is being submitted.
+# The folder of a job whose submission has not finished.
 INCOMPLETE = re.compile(JOBS + rb"\.[^/]*\.incomplete")
 SKELETON, MOST_SKELETON = b"/etc/skel", 1 << 16
-# Folders of / in which users have no files, and what programs leave in folders for temporary files.
+# Folders of / without files of users; and names that programs give their files in temporary folders.
 OF_THE_SYSTEM = frozenset(
     b"bin boot dev etc lib lib32 lib64 libx32 lost+found opt proc root run sbin snap sys usr var".split()
 )
@@ -68,7 +70,7 @@ NETWORK = frozenset(b"nfs nfs4 cifs smb3 9p ceph lustre beegfs gpfs autofs fuse"
 
 
 def digest(host: bytes, path: bytes, size: int, mtime_ns: int) -> int:
-    """A number for a file as it is now; ``host`` is "" where all hosts see it. Times count in seconds."""
+    """Return a number for a file's state, with its time in seconds. host: b"" for the shared file system."""
     text = b"%s\0%s\0%d\0%d" % (host, path, size, mtime_ns // 1_000_000_000)
     return int.from_bytes(hashlib.blake2b(text, digest_size=DIGEST).digest(), "little")
 
@@ -83,9 +85,9 @@ def answer(**fields: object) -> None:
 
 
 class Top:
-    """A folder with files of users, on a ``host`` or (b"") where all hosts see it.
+    """A folder to search for files of users, on a ``host`` or (b"") on the shared file system.
 
-    What is ``not_here`` below it does not count, nor do the temporary files of daemons.
+    not_here: paths below it that are skipped. Temporary files of daemons are skipped as well.
     """
 
     def __init__(self, path: bytes, host: bytes = b"", not_here: Collection[bytes] = ()) -> None:
@@ -93,7 +95,7 @@ class Top:
         self.is_temporary = path in TEMPORARY
 
     def skips(self, path: bytes, ours: Collection[bytes]) -> bool:
-        """Return whether no file at this path, or below it, counts."""
+        """Return whether the file or folder at this path is skipped, with everything below it."""
         name = path.rpartition(b"/")[2]
         return (
             name == CACHE
@@ -112,7 +114,7 @@ class Top:
         return not (path.startswith(b".") and b"/" not in path and self.is_as_created(path, status))
 
     def is_as_created(self, name: bytes, status: os.stat_result) -> bool:
-        """Return whether this is a file that each new home gets, and nobody has changed it."""
+        """Return whether this is an unchanged copy of a file in /etc/skel, which every new home gets."""
         try:
             with open(os.path.join(SKELETON, name), "rb") as file:
                 created = file.read(MOST_SKELETON)
@@ -140,7 +142,7 @@ def folders_in(path: bytes) -> list[bytes]:
 
 
 def tops_of(request: dict[str, Any]) -> Iterator[Top]:
-    """The folders with files of users: on what hosts share, and on this host's disks."""
+    """Yield the folders to search: on the shared file system, and on this host's disks."""
     shared, host = os.fsencode(request["shared"]), os.fsencode(request["host"])
     if request["look_at_shared"]:
         homes = [os.path.join(HOMES, name) for name in folders_in(os.path.join(shared, HOMES))]
@@ -161,27 +163,27 @@ def tops_of(request: dict[str, Any]) -> Iterator[Top]:
 
 
 def network_mounts() -> set[bytes]:
-    """Where the file systems of other machines are mounted."""
+    """Return the mount points of network file systems."""
     with open("/proc/self/mountinfo", "rb") as file:
         lines = [line.split() for line in file]
     return {line[4] for line in lines if line[line.index(b"-") + 1].partition(b".")[0] in NETWORK}
 
 
 class Walk:
-    """Goes through the files that exist nowhere else. ``unread``: what can't be read, and why.
+    """Search for files that exist only here. ``unread``: paths that can't be read, with the reason.
 
-    known: the ``digest``s of the files that exist elsewhere, sorted.
+    copied: ``digest``s of the files that also exist elsewhere, sorted.
     """
 
     def __init__(
-        self, known: array[int], ours: Collection[bytes], left_out: Collection[bytes], beat: Beat
+        self, copied: array[int], ours: Collection[bytes], left_out: Collection[bytes], beat: Beat
     ) -> None:
-        self.known, self.ours, self.beat = known, ours, beat
+        self.copied, self.ours, self.beat = copied, ours, beat
         self.passed_over = network_mounts() | {*left_out}
         self.unread: list[tuple[bytes, str]] = []
 
     def files(self, top: Top) -> Iterator[tuple[bytes, os.stat_result]]:
-        """The paths below the top with their status, in any order, all of a folder together."""
+        """Yield the paths below the top with their status, in any order, but folder by folder."""
         if top.path in self.passed_over and top.host:
             return
         try:
@@ -208,7 +210,7 @@ class Walk:
                                 yield path, status
                         elif full not in self.passed_over:
                             if depth == DEEPEST:
-                                raise OSError(0, f"in more than {DEEPEST} folders")
+                                raise OSError(0, f"more than {DEEPEST} folders deep")
                             yield from self.below(top, os.open(name, FOLDER, dir_fd=fd), path, depth + 1)
                     except FileNotFoundError:
                         continue
@@ -221,8 +223,8 @@ class Walk:
 
     def is_known(self, top: Top, full: bytes, status: os.stat_result) -> bool:
         number = digest(top.host, full, status.st_size, status.st_mtime_ns)
-        at = bisect_left(self.known, number)
-        return at < len(self.known) and self.known[at] == number
+        index = bisect_left(self.copied, number)
+        return index < len(self.copied) and self.copied[index] == number
 
     def fail(self, path: bytes, exc: OSError) -> None:
         if len(self.unread) < MOST_UNREAD:
@@ -230,7 +232,7 @@ class Walk:
 
 
 class Group:
-    """The files of a job's folder, or of any other file or folder right below a top."""
+    """The files of a job's folder, or of another file or folder directly below a top."""
 
     def __init__(self) -> None:
         self.files = self.bytes = self.on_disk = self.newest_ns = 0
@@ -239,7 +241,7 @@ class Group:
     def add(self, files: int, size: int, on_disk: int, newest_ns: int, owners: Collection[int]) -> None:
         self.files, self.bytes = self.files + files, self.bytes + size
         self.on_disk, self.newest_ns = self.on_disk + min(size, on_disk), max(self.newest_ns, newest_ns)
-        # Two are "several users", however many there are.
+        # Two owners suffice to report "several users".
         if len(self.owners) <= 1:
             self.owners.update(owners)
 
@@ -255,17 +257,17 @@ class Group:
         )
 
 
-def keep_largest(groups: dict[tuple[bytes, bytes], Group], others: Group) -> None:
-    """Leave the largest groups, and add the rest to the ``others``."""
+def keep_largest(groups: dict[tuple[bytes, bytes], Group], rest: Group) -> None:
+    """Keep the ``MOST_TOLD`` largest groups, and add the small groups to ``rest``."""
     for key in sorted(groups, key=lambda key: -groups[key].bytes)[MOST_TOLD:]:
         small = groups.pop(key)
-        others.add(small.files, small.bytes, small.on_disk, small.newest_ns, small.owners)
+        rest.add(small.files, small.bytes, small.on_disk, small.newest_ns, small.owners)
 
 
 def report_files(walk: Walk, tops: Iterator[Top]) -> None:
-    """Write a line for the files of each group: the largest groups, and the sum of all others."""
+    """Print a line for each of the largest groups of files, and a line for the sum of the small groups."""
     groups: dict[tuple[bytes, bytes], Group] = {}
-    others = Group()
+    rest = Group()
 
     for top in tops:
         for path, status in walk.files(top):
@@ -273,19 +275,19 @@ def report_files(walk: Walk, tops: Iterator[Top]) -> None:
             size, on_disk = status.st_size, status.st_blocks * BLOCK
             groups.setdefault(key, Group()).add(1, size, on_disk, status.st_mtime_ns, [status.st_uid])
             if len(groups) > 2 * MOST_TOLD:
-                keep_largest(groups, others)
-    keep_largest(groups, others)
+                keep_largest(groups, rest)
+    keep_largest(groups, rest)
     for (top_path, path), group in groups.items():
         group.report(top_path, path)
-    if others.files:
-        others.report(b"", b"")
-    for path, why in walk.unread:
-        answer(unread=encoded(path), why=why)
+    if rest.files:
+        rest.report(b"", b"")
+    for path, reason in walk.unread:
+        answer(unread=encoded(path), why=reason)
     answer(end=True)
 
 
 def send_top(walk: Walk, top: Top, most: int) -> None:
-    """List the files of a top, with the folders above them, and send those that are asked for."""
+    """List up to ``most`` files of a top, after their parent folders, and send the requested files."""
     paths: list[bytes] = []
     parents: list[bytes] = []
 
@@ -309,11 +311,11 @@ def send_top(walk: Walk, top: Top, most: int) -> None:
 def main(text: str) -> None:
     request: dict[str, Any] = json.loads(text)
     (count,) = HEADER.unpack(sys.stdin.buffer.read(HEADER.size))
-    known = array("Q")
-    known.frombytes(sys.stdin.buffer.read(count * DIGEST))
+    copied = array("Q")
+    copied.frombytes(sys.stdin.buffer.read(count * DIGEST))
     ours = frozenset(os.fsencode(name) for name in request["ours"])
     sign = b"{}\n" if "top" not in request else ALIVE_LINE + b"\n"
-    walk = Walk(known, ours, [*map(os.fsencode, request["left_out"])], Beat(sys.stdout.buffer, sign))
+    walk = Walk(copied, ours, [*map(os.fsencode, request["left_out"])], Beat(sys.stdout.buffer, sign))
     if "top" not in request:
         report_files(walk, tops_of(request))
         return

@@ -1,4 +1,4 @@
-"""Files that arrive, and the places that they get: for both ends of a transfer, see remote_content.py.
+"""Receiving files and putting them into place, for both ends of a transfer; see remote_content.py.
 
 Runs here and on the cluster: standard library only, Python 3.9.
 """
@@ -25,19 +25,21 @@ from clusterctl.transport.remote_content import (
     ZEROS,
     hash_of,
 )
-from clusterctl.transport.remote_open import OWNERS, SILENT, Beat, lies_at, open_own, remove_unless
+from clusterctl.transport.remote_open import OWNERS, SILENT, Beat, is_same_file, open_own, remove_unless
 
-SMALL = 1 << 16  # bytes up to which a file of a new folder has no name before it is whole
+# Bytes up to which a new folder's file arrives without a name, in an O_TMPFILE.
+SMALL = 1 << 16
 LONGEST_LINE = 1 << 20
-MAX_OPEN = 256  # partial files that are held open
-SPARE = 16 << 20  # bytes that a disk keeps
-SYNCED = 1 << 20  # bytes from which a file of the store is on disk before it has its name
+MAX_OPEN = 256  # partial files
+SPARE = 16 << 20  # bytes kept free
+# Bytes from which a file of the store is synced before it is renamed.
+SYNCED = 1 << 20
 SYNC_EVERY = 1 << 28
 DIGEST = 32  # bytes
 
 
 class HashLater:
-    """In place of a file's hash while it arrives: few need one, and these are read again."""
+    """Replaces the running hash of an arriving file: if the hash is needed, the file is read again."""
 
     def __init__(self, fd: int, size: int, beat: Beat) -> None:
         self.fd, self.size, self.beat = fd, size, beat
@@ -50,22 +52,23 @@ class HashLater:
 
 
 class TruncatedError(Exception):
-    """The other side ended before it had sent all."""
+    """The sender ended before it had sent everything."""
 
 
 class UnexpectedError(Exception):
-    """The other side sent what it had not announced."""
+    """The sender sent data that it had not announced."""
 
 
 class Incoming:
-    """Reads what the other side sends, piece by piece.
+    """Parser of the data that the sender sends.
 
-    ``beat`` is a sign of life while a file that is here is read.
+    beat: called while a local file is read, to send keep-alives.
     """
 
     def __init__(self, stream: Iterator[bytes], beat: Beat = SILENT) -> None:
         self.stream, self.beat = stream, beat
-        self.buffer, self.at = b"", 0  # what came last, and how much of it was taken
+        # The last piece received, and the bytes of it that are consumed.
+        self.buffer, self.at = b"", 0
 
     def fill(self) -> None:
         if self.at == len(self.buffer):
@@ -74,7 +77,7 @@ class Incoming:
                 raise TruncatedError
 
     def chunks(self, size: int) -> Iterator[memoryview]:
-        """So many bytes, as they come."""
+        """Yield the next ``size`` bytes as they arrive."""
         while size:
             self.fill()
             piece = memoryview(self.buffer)[self.at : self.at + size]
@@ -83,7 +86,7 @@ class Incoming:
             yield piece
 
     def exactly(self, size: int) -> bytes:
-        """So many bytes, few enough to be one piece."""
+        """Return the next ``size`` bytes as one piece."""
         start, end = self.at, self.at + size
         if end > len(self.buffer):
             return b"".join(self.chunks(size))
@@ -91,7 +94,7 @@ class Incoming:
         return self.buffer[start:end]
 
     def line(self) -> bytes:
-        """The bytes up to the next line feed, which is dropped."""
+        """Return the bytes up to the next line feed, without it."""
         line = b""
         while len(line) <= LONGEST_LINE:
             self.fill()
@@ -103,34 +106,37 @@ class Incoming:
         raise UnexpectedError
 
     def number(self) -> int:
-        """The next eight bytes."""
+        """Return the next eight bytes as an integer."""
         return int(HEADER.unpack(self.exactly(HEADER.size))[0])
 
-    def announced(self, size: int, *, known: bool) -> int:
-        """How a file begins: with ``size``, ``UNREADABLE``, or ``SAME`` if its hash was ``known`` here."""
-        while (coming := self.number()) == ALIVE:
+    def read_header(self, size: int, *, has_hash: bool) -> int:
+        """Return a file's header: ``size``, ``UNREADABLE``, or, if the receiver ``has_hash``, ``SAME``."""
+        while (header := self.number()) == ALIVE:
             pass
-        if coming not in {size, UNREADABLE} and not (known and coming == SAME):
+        if header not in {size, UNREADABLE} and not (has_hash and header == SAME):
             raise UnexpectedError
-        return coming
+        return header
 
-    def rest(self, fd: int, have: int, size: int, *, stored: bool = False, hashed: bool = True) -> Any:
-        """Take a file whose beginning is in ``fd``, as ``send_content`` sends it; the hash of the whole.
+    def receive_rest(
+        self, fd: int, have: int, size: int, *, stored: bool = False, hashed: bool = True
+    ) -> Any:
+        """Write the rest of a file, sent by ``send_content``, after its first bytes. Return the file's hash.
 
-        Zeros that are not sent become a hole. Not ``hashed``: the file is hashed when its digest is asked
-        for. ``stored``: what has come is written to the disk now and then, since a long sync at the end would
-        look like a hang.
+        fd: the file, which holds the first ``have`` of ``size`` bytes. Zeros that are not sent become holes.
+        stored: sync now and then, because one long sync at the end would look like a hang.
+        hashed: hash the file as it arrives. Otherwise it is read again if its digest is needed.
         """
         sha = hash_of(fd, have, self.beat) if hashed else HashLater(fd, size, self.beat)
-        if os.fstat(fd).st_size > have:  # else ext4 would sync at close what was truncated to nothing
+        # Only if longer, because ext4 syncs a file at close that was truncated to nothing.
+        if os.fstat(fd).st_size > have:
             os.ftruncate(fd, have)
-        left, length, unsynced = size - have, 0, 0
+        remaining, length, unsynced = size - have, 0, 0
         os.lseek(fd, have, os.SEEK_SET)
-        while left:
+        while remaining:
             length = self.number()
-            if abs(length) > left:
+            if abs(length) > remaining:
                 raise UnexpectedError
-            left -= abs(length)
+            remaining -= abs(length)
             for done in range(0, -length, len(ZEROS)):
                 sha.update(ZEROS[: -length - done])
             if length < 0:
@@ -146,17 +152,17 @@ class Incoming:
             os.ftruncate(fd, size)
         return sha
 
-    def arrives_whole(self, sha: Any) -> bool:
-        """Whether a file, whose content has just come, held still meanwhile, or has the hash of what came."""
+    def is_complete(self, sha: Any) -> bool:
+        """Return whether the sent file did not change meanwhile, or has the hash of the received data."""
         while (length := self.number()) == ALIVE:
             pass
         if length not in {0, DIGEST}:
             raise UnexpectedError
         return not length or bool(self.exactly(length) == sha.digest())
 
-    def end(self, *, goes_on: bool = False) -> None:
-        """Wait for the end, unless the other side goes on later; nothing may be left."""
-        if self.at < len(self.buffer) or (not goes_on and next(self.stream, b"")):
+    def end(self, *, more_follows: bool = False) -> None:
+        """Check that no data is left over; unless ``more_follows``, wait for the end of the stream."""
+        if self.at < len(self.buffer) or (not more_follows and next(self.stream, b"")):
             raise UnexpectedError
 
 
@@ -167,11 +173,13 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
 
 
 class Entry:
-    """One line of a list; ``local`` is where it goes below a folder, its path but for what a run renames.
+    """A line of the list of files.
 
-    ``final`` is that place as a whole, ``partial`` where a file arrives. ``is_new``: nothing is there yet,
-    for its folder was made just now. Else ``known`` is the hash of the file in its place, if that may be the
-    same; or ``fd`` is its open partial file, which has ``have`` bytes.
+    local: path below the target folder: ``path``, unless a run's collection renames it.
+    final: full path; partial: full path of the file while it arrives.
+    is_new: its folder has just been made, so nothing is in its place.
+    known: hash of a file of the same size in its place, if any.
+    fd: descriptor of the open partial file, which has ``have`` bytes.
     """
 
     __slots__ = (
@@ -180,7 +188,7 @@ class Entry:
     )
 
     def __init__(self, line: bytes, index: int = 0) -> None:
-        """Raises ValueError where the line is none."""
+        """Parse a line. Raises ValueError if it is invalid."""
         kind, path, mode, mtime_ns, size, space, payload = line.split(b" ", 6)
         self.index = index
         self.kind, self.payload = kind.decode(), payload.decode()
@@ -192,17 +200,18 @@ class Entry:
         self.fd: int | None = None
 
     @property
-    def wanted(self) -> bytes:
-        """The line that asks for it."""
+    def request_line(self) -> bytes:
+        """The line that requests this file."""
         sha256 = self.known or "-"
         return b"%d %d %d %s\n" % (self.index, self.have, self.size, sha256.encode())
 
 
 def make_places(into: bytes, entries: Iterable[Entry], *, follow: bool, own: bool = False) -> None:
-    """Find the place of each entry, and where a file arrives: beside that. Make folders and links.
+    """Set each entry's final and partial path, which are in the same folder. Make folders and links.
 
-    follow: a link may stand for a folder. ``own``: nothing else writes there, so what stands in the way, such
-    as a link in place of a folder, is removed.
+    follow: accept a link to a folder as a folder.
+    own: no other program writes below ``into``, so anything in the way, such as a link in place of a folder,
+        is removed.
 
     Raises:
         OSError: something is in the way.
@@ -212,20 +221,20 @@ def make_places(into: bytes, entries: Iterable[Entry], *, follow: bool, own: boo
     new = set() if os.listdir(into) else {into}
     for entry in entries:
         entry.final = os.path.join(into, entry.local)
-        # A partial file is the beginning of the very file that is in the list.
+        # The key includes size and time, so a partial file is always the beginning of the listed file.
         key = hashlib.sha256(b"%s\0%d\0%d" % (entry.path, entry.size, entry.mtime_ns)).hexdigest()
         folder, _, _ = entry.final.rpartition(b"/")
         entry.partial = b"%s/.clusterctl-%s.part" % (folder, key[:32].encode())
         make_place(entry, new, follow=follow, own=own)
 
 
-def find_begun(files: Iterable[Entry], beat: Beat = SILENT) -> None:
-    """Find what is here of each file already: a file in its place, or the beginning of it."""
+def find_existing(files: Iterable[Entry], beat: Beat = SILENT) -> None:
+    """Find a file in the place of each entry and hash it, or open its partial file."""
     begun: set[bytes] = set()
     for entry in files:
         if entry.is_new or entry.kind != "file":
             continue
-        # If the list has its hash, the place was looked at already.
+        # If the list has the file's hash, the caller has compared it already.
         entry.known = "" if entry.payload else entry.known or hash_in_place(entry, beat)
         if entry.known or entry.partial in begun or len(begun) == MAX_OPEN:
             continue
@@ -237,7 +246,7 @@ def find_begun(files: Iterable[Entry], beat: Beat = SILENT) -> None:
 
 
 def hash_in_place(entry: Entry, beat: Beat) -> str:
-    """The hash of the file in an entry's place; "" if there is none of its size that can be read."""
+    """Return the hash of the file in an entry's place. "": no readable file of the entry's size is there."""
     try:
         status = os.lstat(entry.final)
         if not stat.S_ISREG(status.st_mode) or status.st_size != entry.size:
@@ -267,30 +276,30 @@ def reject_small_disk(folder: bytes, files: Sequence[Entry]) -> None:
     free, needed = status.f_bavail * status.f_frsize, sum(rest.values()) + SPARE
     if rest and needed > free:
         largest = max(rest, key=lambda path: rest[path])
-        why = f"{needed >> 20} MiB are needed, and {free >> 20} MiB are free; the largest file is "
-        why += f"{os.fsdecode(largest)!r} with {rest[largest] >> 20} MiB"
-        raise NoRoomError(errno.ENOSPC, why, folder)
+        details = f"{needed >> 20} MiB are needed, and {free >> 20} MiB are free; the largest file is "
+        details += f"{os.fsdecode(largest)!r} with {rest[largest] >> 20} MiB"
+        raise NoRoomError(errno.ENOSPC, details, folder)
 
 
 def receive(entry: Entry, incoming: Incoming, *, stored: bool = False, hashed: bool = False) -> str | None:
-    """Receive a file, which gets its place once it is whole. Return its hash, "" if not ``hashed``.
+    """Receive a file and put it into place once it is complete. Return its hash, or "" if not ``hashed``.
 
-    stored: it goes to the store, where anything else in its place is replaced. Returns None if it did not
-    come whole, or has another hash than the list says.
+    Returns None if the file is incomplete, can't be read, or does not have the hash in the list.
+    stored: the file goes into the store; it is synced, and anything else in its place is removed.
     """
-    coming = incoming.announced(entry.size - entry.have, known=bool(entry.known))
-    if coming == SAME:
+    header = incoming.read_header(entry.size - entry.have, has_hash=bool(entry.known))
+    if header == SAME:
         finish(entry.final, entry)
         return entry.known
-    if coming == UNREADABLE:
+    if header == UNREADABLE:
         return None
     fd, partial = open_arriving(entry)
-    # What has arrived of a file stays for the next time.
+    # Keep a partial file for the next transfer if this one is interrupted.
     stays = partial == entry.partial
     try:
-        sha = incoming.rest(fd, entry.have, entry.size, stored=stored, hashed=hashed)
+        sha = incoming.receive_rest(fd, entry.have, entry.size, stored=stored, hashed=hashed)
         sha256 = sha.hexdigest() if hashed else ""
-        if not incoming.arrives_whole(sha) or entry.payload not in {"", sha256}:
+        if not incoming.is_complete(sha) or entry.payload not in {"", sha256}:
             stays = False
             return None
         if stored:
@@ -299,10 +308,10 @@ def receive(entry: Entry, incoming: Incoming, *, stored: bool = False, hashed: b
             remove_unless(stat.S_IFREG, entry.final)
         if partial:
             os.replace(partial, entry.final)
-            # Before, another transfer of the same file must be able to open it.
+            # After the rename, because until then another transfer of the file must be able to open it.
             finish(fd, entry)
         else:
-            name_it(fd, entry)
+            link_into_place(fd, entry)
         return sha256
     finally:
         os.close(fd)
@@ -311,8 +320,8 @@ def receive(entry: Entry, incoming: Incoming, *, stored: bool = False, hashed: b
                 os.unlink(partial)
 
 
-def close_begun(files: Iterable[Entry]) -> None:
-    """Close the partial files that did not come."""
+def close_partial_files(files: Iterable[Entry]) -> None:
+    """Close the partial files that were not received."""
     for entry in files:
         if entry.fd is not None:
             os.close(entry.fd)
@@ -320,7 +329,7 @@ def close_begun(files: Iterable[Entry]) -> None:
 
 
 def open_arriving(entry: Entry) -> tuple[int, bytes]:
-    """Open the file in which an entry's content arrives. Returns its path too, b"" if it has none yet."""
+    """Open the file in which an entry's content arrives. Return its path as well; b"" if it has no name."""
     fd, entry.fd = entry.fd, None
     if fd is not None:
         return fd, entry.partial
@@ -328,17 +337,18 @@ def open_arriving(entry: Entry) -> tuple[int, bytes]:
         return fd, b""
     if (fd := open_partial(entry.partial)) is not None:
         return fd, entry.partial
-    # Another transfer brings the same file right now.
+    # Another transfer is receiving the same file.
     partial = entry.partial + b".%d" % os.getpid()
     return os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, OWNERS), partial
 
 
 def open_partial(path: bytes) -> int | None:
-    """What an interrupted transfer left, for us alone; None if another one writes it right now."""
+    """Open and lock the partial file of an interrupted transfer. None if another transfer is writing it."""
     fd = open_own(path)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if lies_at(path, fd):  # else the other one has just given it its place
+        # If it is a different file, the other transfer has just put this one into place.
+        if is_same_file(path, fd):
             return fd
     except BlockingIOError:
         pass
@@ -347,10 +357,10 @@ def open_partial(path: bytes) -> int | None:
 
 
 def open_unnamed(entry: Entry) -> int | None:
-    """Where a small file of a new folder arrives: it has no name before ``name_it`` gives it its own.
+    """Open a nameless file for a small file of a new folder; ``link_into_place`` names it when complete.
 
-    So nobody else writes to it, nothing is left of it if it does not come whole, and it costs two thirds of
-    the time of a file that is renamed. None if it is no such file, or the file system has none without names.
+    No other program can write to it, an interruption leaves nothing behind, and it takes two thirds of the
+    time of a rename. None: not a small file of a new folder, or the file system has no nameless files.
     """
     if entry.is_new and entry.size <= SMALL and hasattr(os, "O_TMPFILE"):
         with contextlib.suppress(OSError):
@@ -358,20 +368,21 @@ def open_unnamed(entry: Entry) -> int | None:
     return None
 
 
-def name_it(fd: int, entry: Entry) -> None:
-    """Give a file of ``open_unnamed`` its place, with its mode and time."""
+def link_into_place(fd: int, entry: Entry) -> None:
+    """Give a file of ``open_unnamed`` its name, mode and time."""
     finish(fd, entry)
-    here = b"/proc/self/fd/%d" % fd  # linkat(2); with a folder to begin at, os.link follows that to the file
+    # See linkat(2). With src_dir_fd set, os.link follows this link to the open file.
+    descriptor_path = b"/proc/self/fd/%d" % fd
     try:
-        os.link(here, entry.final, src_dir_fd=fd)
+        os.link(descriptor_path, entry.final, src_dir_fd=fd)
     except FileExistsError:
-        beside = entry.partial + b".%d" % os.getpid()
-        os.link(here, beside, src_dir_fd=fd)
-        os.replace(beside, entry.final)
+        temporary = entry.partial + b".%d" % os.getpid()
+        os.link(descriptor_path, temporary, src_dir_fd=fd)
+        os.replace(temporary, entry.final)
 
 
 def make_place(entry: Entry, new: set[bytes], *, follow: bool, own: bool) -> None:
-    """Make a folder or link, or see that a file can come."""
+    """Make a folder or link, or check that a file can be put into place."""
     entry.is_new = entry.final.rpartition(b"/")[0] in new
     if entry.is_new and entry.kind == "file":
         return
@@ -383,11 +394,11 @@ def make_place(entry: Entry, new: set[bytes], *, follow: bool, own: bool) -> Non
     elif entry.kind == "link":
         make_link(base64.b64decode(entry.payload), entry.final)
     elif os.path.isdir(entry.final) and not os.path.islink(entry.final):
-        raise IsADirectoryError(errno.EISDIR, "a folder is where a file should go", entry.final)
+        raise IsADirectoryError(errno.EISDIR, "there is a folder in the place of this file", entry.final)
 
 
 def make_folder(path: bytes, *, follow: bool) -> bool:
-    """Have a folder; our own can be written to until all is in it. Whether it was made."""
+    """Make a folder if it is missing, and make it writable for its owner. Return whether it was made."""
     try:
         os.mkdir(path, 0o700)
         return True
@@ -409,13 +420,13 @@ def make_link(target: bytes, path: bytes) -> None:
 
 
 def finish_places(entries: Iterable[Entry]) -> None:
-    """Files and folders that are there get their modes and times, folders after what is in them."""
+    """Set the modes and times of existing files and folders, folders after their content."""
     for entry in reversed([*entries]):
         if entry.kind != "link" and os.path.exists(entry.final):
             finish(entry.final, entry)
 
 
 def finish(place: bytes | int, entry: Entry) -> None:
-    """Give a file or folder its mode and its time of change. Its time of access is now."""
+    """Set the mode and modification time of a file or folder. Its access time becomes now."""
     os.chmod(place, entry.mode)
     os.utime(place, ns=(time.time_ns(), entry.mtime_ns))

@@ -1,13 +1,11 @@
-"""Opens and locks files that a job can write. Runs on the cluster: standard library only, Python 3.9.
+"""Safe opening and locking of files that a job can write. Runs on the cluster: standard library, Python 3.9.
 
-A job can make anything of the files in its folder: links to anywhere, pipes that are never written to,
-devices, terabytes of zeros. So all of ours that reads there opens with ``open_file``: it never waits,
-follows no link in place of the folder or below it, and takes regular files only, of the user whose folder it
-is, our own, or root's.
+A job can put anything into its folder: links to any path, pipes that are never written to, devices, terabytes
+of zeros. So clusterctl's programs read there with ``open_file`` only: it never blocks, follows no link in
+place of the folder or below it, and opens only regular files of the folder's owner, of this user, or of root.
 
-Jobs run as the same user as our own files in a home: any of them may replace such a file by a pipe or a
-link, or hold the lock on it. So opening one never waits and follows no link (``open_own``), and a lock is
-waited for until a deadline.
+Jobs run as the user who owns clusterctl's files in the home, so a job may replace such a file by a pipe or a
+link, or hold its lock. So ``open_own`` never blocks and follows no link, and ``lock`` has a deadline.
 """
 
 from __future__ import annotations
@@ -24,17 +22,20 @@ import time
 from typing import Any, BinaryIO
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# A folder on the way to another one, which this account need not be allowed to list. Linux only.
+# For parent folders on the way to a file, which this account may be unable to list. Linux only.
 ON_THE_WAY = FOLDER | getattr(os, "O_PATH", 0)
-CONTAINERS = 1 << 18  # of JSON: each takes much more memory than its two bytes of text
-OWNERS = 0o600  # the mode of a file that others of ours may open to write
-HELD = 68  # the exit status of a program that gave up waiting for a lock
+# Containers in a JSON file. Each takes much more memory than its two bytes of text.
+CONTAINERS = 1 << 18
+# Mode of clusterctl's own files: only the owner may read and write them.
+OWNERS = 0o600
+# Exit status of a program that gave up waiting for a lock.
+HELD = 68
 RETRY_S = 0.1
 ALIVE_S = 1.0
 
 
 class Beat:
-    """Writes a sign of life if about a second went by since the last one; for long work."""
+    """Writer of keep-alives during long work. Call it often: it writes about once a second."""
 
     def __init__(self, out: BinaryIO | None, sign: bytes) -> None:
         self.out, self.sign, self.due = out, sign, time.monotonic() + ALIVE_S
@@ -50,33 +51,33 @@ SILENT = Beat(None, b"")
 
 
 def open_folder(top: bytes, path: bytes = b"") -> int:
-    """Open a folder below ``top`` without following a link there, or in its place; raises OSError."""
+    """Open a folder below ``top``, following no link in place of it or below it. Raises OSError."""
     names = path.split(b"/") if path else []
     fd = os.open(top, ON_THE_WAY if names else FOLDER)
     for number, name in enumerate(names, 1):
         try:
-            below = os.open(name, ON_THE_WAY if number < len(names) else FOLDER, dir_fd=fd)
+            child = os.open(name, ON_THE_WAY if number < len(names) else FOLDER, dir_fd=fd)
         finally:
             os.close(fd)
-        fd = below
+        fd = child
     return fd
 
 
 def open_file(top: bytes, path: bytes, *, any_owner: bool = False) -> int:
-    """Open a regular file below ``top`` for reading; raises OSError for all else, and never waits."""
+    """Open a regular file below ``top`` for reading, without blocking. Raises OSError for anything else."""
     with contextlib.closing(Opener(top, any_owner=any_owner)) as opener:
         return opener.open(path)
 
 
 class Opener:
-    """Opens files below ``top`` as ``open_file`` says; the folder of the last one stays open for the next."""
+    """Opens files below ``top`` like ``open_file``, and keeps the last folder open for the next file."""
 
     def __init__(self, top: bytes, *, any_owner: bool = False) -> None:
         self.top, self.any_owner = top, any_owner
         self.entered, self.folder, self.owner = b"", -1, 0
 
     def enter(self, path: bytes) -> int:
-        """The open folder of this path."""
+        """Open the folder of this path, unless it is open already, and return its descriptor."""
         if self.folder < 0 or path != self.entered:
             self.close()
             self.entered, self.folder = path, open_folder(self.top, path)
@@ -107,7 +108,7 @@ def fail(path: bytes, exc: OSError) -> None:
 
 
 def read_whole(top: bytes, path: bytes, most: int) -> bytes:
-    """The content of a file of at most so many bytes; raises OSError."""
+    """Return the content of a file of at most ``most`` bytes. Raises OSError."""
     with os.fdopen(open_file(top, path), "rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
@@ -116,10 +117,10 @@ def read_whole(top: bytes, path: bytes, most: int) -> bytes:
 
 
 def read_json(top: bytes, path: bytes, most: int) -> Any:
-    """What a file of JSON says; raises OSError or ValueError."""
+    """Return the value in a JSON file. Raises OSError or ValueError."""
     data = read_whole(top, path, most)
     if data.count(b"{") + data.count(b"[") > CONTAINERS:
-        raise ValueError("too much in it")
+        raise ValueError("more lists and objects than clusterctl reads")
     try:
         return json.loads(data)
     except RecursionError as exc:
@@ -127,7 +128,7 @@ def read_json(top: bytes, path: bytes, most: int) -> Any:
 
 
 def remove(path: bytes) -> None:
-    """Remove a file, link or folder with all in it; of a folder, what can't be removed stays."""
+    """Remove a file, link or folder. Content of a folder that can't be removed stays."""
     if stat.S_ISDIR(os.lstat(path).st_mode):
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -135,14 +136,14 @@ def remove(path: bytes) -> None:
 
 
 def remove_unless(kind: int, path: bytes) -> None:
-    """Remove what is in the place of a file (``stat.S_IFREG``) or a folder (``S_IFDIR``) and is none."""
+    """Remove the file at this path unless it is of this kind: ``stat.S_IFREG`` or ``stat.S_IFDIR``."""
     with contextlib.suppress(FileNotFoundError):
         if stat.S_IFMT(os.lstat(path).st_mode) != kind:
             remove(path)
 
 
 def open_own(path: bytes) -> int:
-    """Open a regular file to read and write; made if need be, also in the place of what is none."""
+    """Open a regular file for reading and writing. It is made if missing, and replaces any other kind."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         return os.open(path, flags | os.O_EXCL, OWNERS)
@@ -151,7 +152,8 @@ def open_own(path: bytes) -> int:
         return os.open(path, flags, OWNERS)
 
 
-def lies_at(path: bytes, fd: int) -> bool:
+def is_same_file(path: bytes, fd: int) -> bool:
+    """Return whether the path still leads to the open file."""
     try:
         return os.path.samestat(os.lstat(path), os.fstat(fd))
     except FileNotFoundError:
@@ -159,17 +161,18 @@ def lies_at(path: bytes, fd: int) -> bool:
 
 
 def lock(path: bytes, how: int, wait_s: float, beat: Beat = SILENT) -> int:
-    """Open the file and lock it (``fcntl.LOCK_SH`` or ``LOCK_EX``); ``beat`` is a sign of life meanwhile.
+    """Open a file and lock it. The program exits with ``HELD`` if the lock is not free within ``wait_s``.
 
-    After ``wait_s`` the program exits.
+    how: ``fcntl.LOCK_SH`` or ``LOCK_EX``. ``beat``: called between tries, to send keep-alives.
     """
     deadline = time.monotonic() + wait_s
     while True:
         fd = open_own(path)
         try:
             fcntl.flock(fd, how | fcntl.LOCK_NB)
-            if lies_at(path, fd):
-                os.fchmod(fd, OWNERS)  # other accounts could hold what they can read
+            if is_same_file(path, fd):
+                # Other accounts could lock a file that they can read.
+                os.fchmod(fd, OWNERS)
                 return fd
         except BlockingIOError:
             if time.monotonic() >= deadline:

@@ -1,18 +1,18 @@
-"""Receives files. Runs on the cluster: standard library only, Python 3.9.
+"""Program that receives files on the cluster. Runs there: standard library only, Python 3.9.
 
-Arguments: STORE INTO [WAIT_S]. stdin and stdout are a transfer as remote_content.py has it, with two more
-KINDs in the list: ours, whose PAYLOAD is the content of a file; and archive, a folder that the store has as
-archives/PATH, or gets there as one piece: eight bytes with the number of bytes that follow, and these, which
-are compressed JSON, path -> bytes as Latin-1. What has arrived of a file stays for the next time.
+Arguments: STORE INTO [WAIT_S]. stdin and stdout are a transfer as in remote_content.py, with two more KINDs
+in the list. ours: PAYLOAD is the content of a file. archive: a folder that the store keeps as archives/PATH;
+if it is missing there, it arrives as eight bytes with a length and that many bytes of compressed JSON, path
+-> bytes as Latin-1. Partial files are kept for the next transfer.
 
-With STORE "" files go straight to their places below INTO, a folder, which is made if need be, and the list
-has no hashes. With a STORE each file is known by its sha256, and INTO must not be there yet: it appears
-whole, when the store has all that it needs; with INTO "" only the store is filled. Relative paths begin at
-the home folder. WAIT_S is how long a lock on the store is waited for (exit status 68).
+With STORE "" the files go directly to their places below INTO, a folder that is made if missing; the list
+then has no hashes. With a STORE each file is known by its sha256, and INTO must not exist: it appears
+complete once the store has all its files. With INTO "" only the store is filled. Relative paths start at the
+home folder. WAIT_S is the longest wait for the lock on the store (exit status 68).
 
-The answer at the end is a line of JSON, {"folder": PATH, "wrong": [INDEX, ...], "at": [PATH, ...]}: ``wrong``
-did not come whole, or not with the hash that was announced, and nothing was put in its place; ``at`` is where
-the store has each file, if only that was filled.
+The answer is a line of JSON, {"folder": PATH, "wrong": [INDEX, ...], "at": [PATH, ...]}. ``wrong``: files
+that arrived incomplete or without the announced hash; they are not put into place. ``at``: path of each file
+in the store, if only the store was filled.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from clusterctl.transport.remote_incoming import (
     Incoming,
     TruncatedError,
     UnexpectedError,
-    find_begun,
+    find_existing,
     finish,
     finish_places,
     hash_in_place,
@@ -52,12 +52,15 @@ from clusterctl.transport.remote_incoming import (
 from clusterctl.transport.remote_open import Beat, fail, lock, open_own, remove, remove_unless
 
 STDIN = cast("BufferedReader", sys.stdin.buffer)
-READ_ONLY = 0o400  # the mode of a file of the store
-SEALED = 1_000_000_000  # its time of change; whole seconds, which is all that some file systems keep
-CHECKED = 1 << 20  # bytes up to which a file is checked again when it is copied from the store
-LOCK_WAIT_S = 60.0  # for a sweep, the only one of ours that keeps others out
+READ_ONLY = 0o400  # in the store
+# Modification time of the files in the store, in whole seconds because some file systems keep no fractions.
+SEALED = 1_000_000_000
+# Bytes up to which a file is hashed again when it is copied from the store.
+CHECKED = 1 << 20
+# Longest wait for the lock. Only a sweep holds it exclusively.
+LOCK_WAIT_S = 60.0
 UNUSED_S = 30 * 86400
-# Of archives. A job may wait or run for long after the last submission that brought the same archive.
+# For archives. A job may wait or run for long after the last submission that sent the same archive.
 ARCHIVE_UNUSED_S = 365 * 86400
 ARCHIVES = b"archives"
 SWEEP_EVERY_S = 86400
@@ -65,7 +68,7 @@ INCOMPLETE = b".incomplete"
 
 
 def alive() -> Beat:
-    """A sign of life while files are read here: this can take a while."""
+    """Return a writer of keep-alives, for the time in which local files are read."""
     return Beat(sys.stdout.buffer, ALIVE_LINE + b"\n")
 
 
@@ -79,10 +82,10 @@ def read_entries() -> list[Entry]:
 
 
 def is_stored(entry: Entry, beat: Beat) -> bool:
-    """Whether the store has the content, which is hashed again only if it was changed.
+    """Return whether the store has the entry's content. A file is hashed again only if it was modified.
 
-    Whatever writes to a file of the store gives it another time of change. Its time of access says when it
-    was last used.
+    Any write to a file of the store changes its modification time from ``SEALED``. Its access time is set to
+    now, as the time of its last use.
     """
     try:
         if entry.kind == "archive":
@@ -100,8 +103,8 @@ def is_stored(entry: Entry, beat: Beat) -> bool:
         return False
 
 
-def take_archive(entry: Entry, incoming: Incoming) -> None:
-    """Receive a folder, which appears whole; another transfer may be quicker."""
+def receive_archive(entry: Entry, incoming: Incoming) -> None:
+    """Receive a folder and put it into place complete, unless another transfer is faster."""
     files = json.loads(zlib.decompress(incoming.exactly(incoming.number())))
     making = entry.partial + b".%d" % os.getpid()
     shutil.rmtree(making, ignore_errors=True)
@@ -112,7 +115,7 @@ def take_archive(entry: Entry, incoming: Incoming) -> None:
             with open(path, "xb") as file:
                 file.write(text.encode("latin-1"))
                 os.fchmod(file.fileno(), READ_ONLY)
-        # As a whole, since the files are many and small.
+        # Sync the file system instead of each file, because the files are many and small.
         os.spawnlp(os.P_WAIT, "sync", "sync", "-f", making)  # noqa: S606
         os.rename(making, entry.final)
     except OSError:
@@ -123,14 +126,14 @@ def take_archive(entry: Entry, incoming: Incoming) -> None:
 
 
 def receive_all(entries: list[Entry], folder: bytes, *, stored: bool) -> list[int]:
-    """Ask for these files and archives, and receive them; returns those that did not come whole."""
+    """Request these files and archives, and receive them. Return the indices of incomplete files."""
     beat = alive()
-    find_begun(entries, beat)
+    find_existing(entries, beat)
     try:
         reject_small_disk(folder, entries)
     except OSError as exc:
         fail(folder, exc)
-    sys.stdout.buffer.writelines(entry.wanted for entry in entries)
+    sys.stdout.buffer.writelines(entry.request_line for entry in entries)
     sys.stdout.buffer.write(b"\n")
     sys.stdout.buffer.flush()
     incoming = Incoming(iter(partial(STDIN.read1, READ), b""), beat)
@@ -138,7 +141,7 @@ def receive_all(entries: list[Entry], folder: bytes, *, stored: bool) -> list[in
     for entry in entries:
         try:
             if entry.kind == "archive":
-                take_archive(entry, incoming)
+                receive_archive(entry, incoming)
             elif receive(entry, incoming, stored=stored, hashed=stored) is None:
                 wrong.append(entry.index)
         except OSError as exc:
@@ -151,13 +154,14 @@ def receive_below(into: bytes, entries: list[Entry]) -> list[int]:
         make_places(into, entries, follow=True)
     except OSError as exc:
         fail(exc.filename or into, exc)
-    wrong = receive_all([one for one in entries if one.kind == "file"], os.path.abspath(into), stored=False)
+    files = [entry for entry in entries if entry.kind == "file"]
+    wrong = receive_all(files, os.path.abspath(into), stored=False)
     finish_places(entry for entry in entries if entry.kind == "folder")
     return wrong
 
 
 def open_store(store: bytes, jobs: bytes, wait_s: float) -> int:
-    """Hold the store against a sweep; first sweep it, if that is due and nobody else uses it."""
+    """Lock the store against a sweep. If a sweep is due and no other transfer runs, sweep first."""
     make_real_folder(os.path.join(store, b"partial"))
     path, swept = os.path.join(store, b"lock"), os.path.join(store, b"swept")
     beat = alive()
@@ -181,14 +185,15 @@ def make_real_folder(path: bytes) -> None:
 
 
 def sweep(store: bytes, jobs: bytes, beat: Beat) -> None:
-    """Remove what no submission has used for long, and folders that were never made whole."""
+    """Remove content that no submission has used for long, and job folders that were never completed."""
     now = time.time()
     for folder in os.scandir(store):
         oldest = now - (ARCHIVE_UNUSED_S if folder.name == ARCHIVES else UNUSED_S)
         if folder.is_dir(follow_symlinks=False):
             for file in os.scandir(folder):
                 status = file.stat(follow_symlinks=False)
-                if max(status.st_atime, status.st_mtime) < oldest:  # of what is whole, see ``is_stored``
+                # ``is_stored`` sets the access time at each use.
+                if max(status.st_atime, status.st_mtime) < oldest:
                     remove(file.path)
                 beat()
     for folder in os.scandir(jobs) if os.path.isdir(jobs) else ():
@@ -197,8 +202,8 @@ def sweep(store: bytes, jobs: bytes, beat: Beat) -> None:
             beat()
 
 
-def in_store(store: bytes, entries: list[Entry]) -> list[Entry]:
-    """Find the place of each file and archive in the store. Return them as they are, or will be, there."""
+def place_in_store(store: bytes, entries: list[Entry]) -> list[Entry]:
+    """Set the place in the store of each file and archive. Return copies with the mode and time set there."""
     stored = []
     for entry in entries:
         if entry.kind not in {"file", "archive"}:
@@ -218,19 +223,19 @@ def receive_into_store(
     store: bytes, into: bytes, entries: list[Entry], wait_s: float
 ) -> tuple[list[int], list[str]]:
     held, beat = open_store(store, os.path.dirname(into), wait_s), alive()
-    stored = in_store(store, entries)
-    # Of several files with one content, one has to come.
-    first = {entry.final: entry for entry in reversed(stored)}
-    lacking = [entry for entry in first.values() if not is_stored(entry, beat)]
+    stored = place_in_store(store, entries)
+    # Files of equal content are sent once.
+    by_place = {entry.final: entry for entry in reversed(stored)}
+    lacking = [entry for entry in by_place.values() if not is_stored(entry, beat)]
     wrong = receive_all(sorted(lacking, key=lambda entry: entry.index), os.path.abspath(store), stored=True)
     if into and not wrong:
-        make_new(into, entries)
+        make_new_folder(into, entries)
     os.close(held)
     return wrong, [] if into else [os.path.abspath(entry.final).decode() for entry in stored]
 
 
-def make_new(into: bytes, entries: list[Entry]) -> None:
-    """The new folder appears with all that is in it."""
+def make_new_folder(into: bytes, entries: list[Entry]) -> None:
+    """Make the new folder under a temporary name, and rename it once it is complete."""
     parent, name = os.path.split(into)
     os.makedirs(parent, exist_ok=True)
     making = os.path.join(parent, b"." + name + INCOMPLETE)
@@ -244,9 +249,9 @@ def make_new(into: bytes, entries: list[Entry]) -> None:
 
 
 def copy_stored(entry: Entry, fd: int) -> bool:
-    """Copy from the store, if what it has is the file. A small one is checked again.
+    """Copy a file from the store. Return False if the stored file is damaged. Only small files are hashed.
 
-    Of a large one the blocks are shared where the file system can.
+    Large files share their blocks with the store if the file system supports it.
     """
     with open(entry.final, "rb", buffering=0) as file:
         if os.fstat(file.fileno()).st_size != entry.size:
@@ -272,18 +277,19 @@ def copy_stored(entry: Entry, fd: int) -> bool:
 
 
 def assemble(folder: bytes, entries: list[Entry]) -> None:
-    """Make the new folder of what the store has; a job may write into its own copy."""
-    own = [entry for entry in entries if entry.kind != "archive"]
-    damaged = [entry for entry in own if not make_one(os.path.join(folder, entry.path), entry)]
+    """Fill the new folder with copies from the store, because jobs may write to their files."""
+    folder_entries = [entry for entry in entries if entry.kind != "archive"]
+    damaged = [entry for entry in folder_entries if not make_entry(os.path.join(folder, entry.path), entry)]
     for entry in damaged:
-        with contextlib.suppress(FileNotFoundError):  # two files may have one content
+        # The file may be gone already if two entries have the same content.
+        with contextlib.suppress(FileNotFoundError):
             os.unlink(entry.final)
     if damaged:
-        sys.exit(f"{len(damaged)} files were damaged in the store; they are sent anew the next time")
+        sys.exit(f"{len(damaged)} files were damaged in the store; the next transfer sends them again")
 
 
-def make_one(path: bytes, entry: Entry) -> bool:
-    """Make a file, folder or link; False if the store has something else than its name says."""
+def make_entry(path: bytes, entry: Entry) -> bool:
+    """Make a file, folder or link. Return False if the stored content does not match its hash."""
     if entry.kind == "folder":
         os.mkdir(path, 0o700)
         return True
@@ -315,6 +321,6 @@ def main(store: str, into: str, wait_s: float = LOCK_WAIT_S) -> None:
         else:
             wrong = receive_below(place, entries)
     except (TruncatedError, UnexpectedError):
-        sys.exit("the connection ended too soon")
+        sys.exit("the connection ended before all files had arrived")
     folder = base64.b64encode(os.path.realpath(place)).decode("ascii")
     sys.stdout.write(json.dumps({"folder": folder, "wrong": wrong, "at": at}) + "\n")

@@ -1,8 +1,8 @@
-"""Hosts over SSH: the ssh program runs each command, and reads the `ssh_config` that plain ``ssh -F`` reads.
+"""SSH transport: the ssh program runs each command, with the same `ssh_config` as a plain ``ssh -F``.
 
 Commands share a connection, OpenSSH's ControlMaster. Its socket lies in a private folder beside the
-`ssh_config`. Its ssh ends by itself after ``IDLE_S`` without a command, and soon after the connection broke.
-Only our key and our known_hosts count: no agent, no keys of the user's, no trust on first use.
+`ssh_config`. Its ssh exits after ``IDLE_S`` without a command, and soon after the connection has broken.
+Only the cluster's key and known_hosts are used: no agent, no keys of the user, no trust on first use.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from clusterctl.transport.openssh import ALONE, NO_CONNECTION, OpenSSH, Talk, ru
 from clusterctl.util.process import Result
 
 IDLE_S = 300
-# A connection that was used more recently than this is trusted to live: a command tells soon enough.
+# A connection used more recently than this is used without a check: the next command notices if it is dead.
 FRESH_S = 60.0
 _ANSWER_S = 10.0
-# ssh has limits of its own, such as the ConnectTimeout of the file.
+# ssh has limits of its own, such as ConnectTimeout in the `ssh_config`.
 _START_S = 75.0
 _EXIT_S = 2.0
-# Time to connect to the socket of a new connection. A connection that nobody watches ends after it.
+# Time to connect to the socket of a new connection. A connection without a watcher ends after this time.
 _WATCHED_WITHIN_S = 3
 _NO_SOCKET = re.compile("unix_listener|mux listener|ControlSocket")
 
 
 @dataclass(frozen=True, slots=True)
 class Master:
-    """One connection that ssh keeps. ``watch`` is connected to its socket, and closes when ssh ends.
+    """A shared connection, kept by an ssh process.
 
-    As long as ``watch`` is open, the connection does not end for want of commands. ``stays``: it is left to
-    the next verb.
+    watch: connected to the ssh's socket; closes when ssh exits. While it is open, an idle connection stays.
+    stays: whether the connection is left open for the next clusterctl command.
     """
 
     folder: Path
@@ -65,7 +65,7 @@ class Master:
     stays: bool
 
     def has_ended(self, within_s: float = 0.0) -> bool:
-        """Return whether the connection has ended, or has been closed by ``close``."""
+        """Return whether the connection has ended or ``close`` was called. Wait up to ``within_s``."""
         if self.watch.fileno() < 0:
             return True
         poll = select.poll()
@@ -73,7 +73,7 @@ class Master:
         return bool(poll.poll(within_s * 1000))
 
     def close(self) -> None:
-        """Leave the connection to the next verb, or end it if it is ours alone. Twice is fine."""
+        """Leave the connection to the next clusterctl command, or end it unless it ``stays``. Repeatable."""
         self.watch.close()
         if not self.stays:
             _end(self.folder, self.name)
@@ -85,16 +85,15 @@ class Master:
 def open_master(
     config: Path, host: str, user: str | None, *, stays: bool, start: bool = True
 ) -> Master | None:
-    """Return a connection to a host, which is opened if ``start``.
+    """Return a shared connection to a host. None if each command must connect separately.
 
-    stays: verbs share it as long as the `ssh_config` is the same file. Otherwise it ends with this process,
-    however that ends. None: there is no such connection, and commands connect by themselves.
+    stays: share the connection with later clusterctl commands, until the `ssh_config` file is replaced.
+        Otherwise the connection ends with this process, even if it is killed.
+    start: whether to open a connection if there is no open connection.
 
     Raises:
-        HostKeyError: the host shows another key than the known one.
-        KeyRefusedError: the host does not accept our key.
-        UnreachableError: there is no connection.
-        TransportError: the `ssh_config` can't be used.
+        HostKeyError, KeyRefusedError: the host has another key, or refuses the cluster's key.
+        UnreachableError, TransportError: the host can't be reached, or ssh rejects the `ssh_config`.
     """
     folder = _private_folder(config)
     if folder is None or not config.exists():
@@ -102,7 +101,7 @@ def open_master(
     name = secrets.token_hex(8)
     if stays:
         status = config.stat()
-        # Machines may share a home, and no machine reaches another's socket.
+        # Machines may share a home, but a socket works only on the machine that made it.
         words = (os.uname().nodename, host, user, status.st_ino, status.st_mtime_ns)
         name = hashlib.sha256(repr(words).encode()).hexdigest()[:16]
         with suppress(OSError):
@@ -110,23 +109,23 @@ def open_master(
                 return Master(folder, name, _watch(folder, name), stays)
     if not start:
         return None
-    # ssh opens the connection if there is none, or if one that was killed has left its socket. One that was
-    # idle for long may be dead without its ssh knowing yet, as after a laptop's sleep: it gets little time.
+    # ssh opens a connection if none is open, or if a killed ssh has left its socket. A connection that was
+    # idle for long may be dead without its ssh knowing, as after a laptop's sleep, so the first try is short.
     idle_s = IDLE_S if stays else _WATCHED_WITHIN_S
     ssh = OpenSSH(config, user)
     options = ["-S", f"./{name}", "-o", "BatchMode=yes", "-o", "ControlMaster=auto"]
     options += ["-o", f"ControlPersist={idle_s}", *(() if stays else ("-f", "-N"))]
     command = ssh.argv(host, "true" if stays else (), *options)
     for limit_s in (_ANSWER_S, _START_S) if (folder / name).exists() else (_START_S,):
-        rc, said = _tried(command, folder, limit_s)
+        rc, stderr = _tried(command, folder, limit_s)
         if rc is not None:
             break
         _end(folder, name)
-    if rc in {None, NO_CONNECTION} and not _NO_SOCKET.search(said):
-        if not said or "kex_exchange_identification" in said:
-            # ssh drops the words of a lasting connection's ProxyCommand, and has none if that ends early.
-            _, said = _tried(ssh.argv(host, "true", *ALONE, "-o", "BatchMode=yes"), folder, _START_S)
-        raise refusal(host, config, said, user)
+    if rc in {None, NO_CONNECTION} and not _NO_SOCKET.search(stderr):
+        if not stderr or "kex_exchange_identification" in stderr:
+            # A persistent ssh discards its ProxyCommand's messages, so repeat the attempt with a plain ssh.
+            _, stderr = _tried(ssh.argv(host, "true", *ALONE, "-o", "BatchMode=yes"), folder, _START_S)
+        raise refusal(host, config, stderr, user)
     try:
         return Master(folder, name, _watch(folder, name), stays)
     except OSError:
@@ -134,7 +133,7 @@ def open_master(
 
 
 def end_all(config: Path) -> None:
-    """End the connections to all hosts of this file, whoever uses them."""
+    """End the shared connections to all hosts of this `ssh_config`, even if commands use them."""
     folder = Workspace(config.parent).connections
     with suppress(OSError):
         for socket_file in list(folder.iterdir()):
@@ -142,46 +141,49 @@ def end_all(config: Path) -> None:
 
 
 def refusal(host: str, config: Path, stderr: str, user: str | None = None) -> TransportError:
-    """Return the error for a host that ssh could not connect to, by what ssh says."""
-    said = [line.rstrip("\r") for line in stderr.strip().split("\n")]
-    why = "\n".join(line for line in said if not line.startswith("@"))
+    """Return the error for a host that ssh could not connect to, by the messages of ssh."""
+    lines = [line.rstrip("\r") for line in stderr.strip().split("\n")]
+    reason = "\n".join(line for line in lines if not line.startswith("@"))
     if "REMOTE HOST IDENTIFICATION HAS CHANGED" in stderr:
-        what = f"{host} is not the host it should be"
-        fix = "if the host was made anew on purpose, run `clusterctl up`; otherwise somebody is in between"
-        return HostKeyError(what, where=str(config), why=why, fix=fix, host=host)
+        problem = f"the host key of {host} has changed"
+        fix = (
+            "if you reinstalled or replaced the host, run `clusterctl up`; "
+            "otherwise another machine may be answering in its place"
+        )
+        return HostKeyError(problem, where=str(config), why=reason, fix=fix, host=host)
     if "Host key verification failed" in stderr:
-        what = f"{host} has no known host key"
-        fix = "run `clusterctl up`, which writes its hosts' keys; none is trusted on first use"
-        return HostKeyError(what, where=str(config), why=why, fix=fix, host=host)
+        problem = f"the host key of {host} is not known"
+        fix = "run `clusterctl up`, which records the hosts' keys; clusterctl trusts no key on first use"
+        return HostKeyError(problem, where=str(config), why=reason, fix=fix, host=host)
     if "Permission denied (" in stderr:
-        what = f"{host} does not accept our key" + (f" for user {user}" if user else "")
-        fix = "run `clusterctl up` again, which puts the key there"
-        return KeyRefusedError(what, where=str(config), why=why, fix=fix, host=host)
+        problem = f"{host} does not accept the cluster's SSH key" + (f" for user {user}" if user else "")
+        fix = "run `clusterctl up` again, which installs the key"
+        return KeyRefusedError(problem, where=str(config), why=reason, fix=fix, host=host)
     if "Can't open user config file" in stderr or "bad configuration option" in stderr:
         return TransportError(
-            f"the SSH configuration does not say how to reach {host}",
+            f"the SSH configuration has no valid entry for {host}",
             code="ssh-config-incomplete",
             where=str(config),
-            why=why,
+            why=reason,
             fix="run `clusterctl up`, which writes it",
             host=host,
         )
-    return unreachable(host, config, "no SSH connection", why)
+    return unreachable(host, config, "no SSH connection", reason)
 
 
 def _tried(words: list[str], folder: Path, limit_s: float) -> tuple[int | None, str]:
-    """Return the exit status of an ssh, None if it took too long, and what it says."""
-    # A file: what ssh leaves in the background may keep its stderr open.
+    """Run ssh. Return its exit status, or None if it took longer than ``limit_s``, and its stderr."""
+    # A file instead of a pipe, because the ssh that stays in the background may keep its stderr open.
     with tempfile.TemporaryFile() as stderr:
         nothing = subprocess.DEVNULL
-        # The ProxyCommand of a connection that stays remains in this group, so the group outlives us.
+        # The ProxyCommand of a shared connection stays in this group, so the group must outlive clusterctl.
         process = subprocess.Popen(
             words, cwd=folder, stdin=nothing, stdout=nothing, stderr=stderr, process_group=0
         )
         try:
             rc = process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            return None, f"there was no answer within {limit_s:g} s"
+            return None, f"no answer within {limit_s:g} s"
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -191,10 +193,10 @@ def _tried(words: list[str], folder: Path, limit_s: float) -> tuple[int | None, 
 
 
 def _private_folder(config: Path) -> Path | None:
-    """Return the folder of the sockets, made if it is not there; None if it can't be for us alone."""
+    """Return the folder for sockets, made if missing. None if it can't be private to this user."""
     folder = Workspace(config.parent.absolute()).connections
     try:
-        # Root makes no folder in a user's workspace.
+        # Root must not create a folder in a user's workspace.
         if config.parent.stat().st_uid == os.geteuid():
             folder.mkdir(mode=0o700, exist_ok=True)
         status = folder.lstat()
@@ -205,21 +207,22 @@ def _private_folder(config: Path) -> Path | None:
 
 
 def _watch(folder: Path, name: str) -> socket.socket:
-    """Connect to a socket; raises OSError if no ssh serves it."""
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    """Return a connection to the socket of a shared connection; raise OSError if no ssh serves it."""
+    folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     watch = socket.socket(socket.AF_UNIX)
     try:
-        # The real path may be longer than that of a socket can be. Linux only.
-        watch.connect(f"/proc/self/fd/{opened}/{name}")
+        # The real path may be too long for a socket address. Linux only.
+        watch.connect(f"/proc/self/fd/{folder_fd}/{name}")
     except BaseException:
         watch.close()
         raise
     finally:
-        os.close(opened)
+        os.close(folder_fd)
     return watch
 
 
 def _end(folder: Path, name: str) -> None:
+    """Tell the ssh of a shared connection to exit, and remove its socket."""
     _tried(["ssh", "-F", "/dev/null", "-O", "exit", "-S", f"./{name}", "host"], folder, _EXIT_S)
     (folder / name).unlink(missing_ok=True)
 
@@ -229,10 +232,11 @@ _SETTLE_S = 1.0
 
 @dataclass(slots=True, eq=False)
 class SSHTransport:
-    """One host of an `ssh_config`, as ``user`` (default: the one the file names); see ``Transport``.
+    """Transport to a host of an `ssh_config` (see ``Transport``).
 
-    ``stays``: the connection is left open for the next verb. ``max_output`` bounds the bytes of stdout that
-    ``run`` keeps, and those of stderr that it returns.
+    user: default: the user in the `ssh_config`.
+    stays: leave the connection open for the next clusterctl command.
+    max_output: bytes of stdout that ``run`` accepts, and bytes of stderr that it returns.
     """
 
     host: str
@@ -260,7 +264,7 @@ class SSHTransport:
         line, script = wrapped(argv, env, reads=stdin is not None)
         with self._talk(argv, line, timeout_s) as talk:
             talk.deadline, talk.most_stderr = deadline, self.max_output
-            # The end of its stdin would end a command that reads none.
+            # If the command reads no stdin, closing stdin would end it.
             stdout = talk.exchange(script + (stdin or b""), self.max_output, close=stdin is not None)
             rc = talk.status()
             result = Result(rc, stdout.decode(errors="replace"), talk.complaint())
@@ -315,9 +319,9 @@ class SSHTransport:
 
     @contextmanager
     def _talk(self, argv: Sequence[str], line: str, silence_s: float) -> Iterator[Talk]:
-        """Start ssh, which runs a line of the login shell over the shared connection."""
+        """Start ssh, which runs this line in the host's login shell over the shared connection."""
         master = self._connected()
-        # ssh connects by itself if the host takes no more sessions over a connection.
+        # If the host refuses more sessions over the shared connection, ssh opens its own.
         options = ("-S", f"./{master.name}" if master else "none", "-T", "-o", "BatchMode=yes")
         words = OpenSSH(self.config, self.user).argv(self.host, line, *options)
         with running(words, cwd=master.folder if master else None, is_ssh=True) as process:
@@ -328,7 +332,7 @@ class SSHTransport:
                 self._running.discard(process)
 
     def _connected(self) -> Master | None:
-        """Return the connection, opened if it is not; None if the next command has to connect by itself."""
+        """Return the shared connection, opened if necessary. None if each command must connect separately."""
         with self._lock:
             if self._master is not None and self._master.has_ended():
                 self._master.close()
@@ -341,32 +345,32 @@ class SSHTransport:
 
 @dataclass(slots=True, kw_only=True)
 class _Command(Talk):
-    """A command on a host; ``master`` is the connection that it shares."""
+    """A running command on a host; ``master`` is the connection that it shares, if any."""
 
     ssh: SSHTransport
     master: Master | None
 
     def _status(self, rc: int) -> int:
-        """ssh says by 255 that it has no exit status: a signal ended the command, or the connection broke.
+        """Tell a command that a signal ended (-1) from a broken connection (UnreachableError).
 
-        If the command itself exits with 255, it is taken for one that a signal ended.
+        ssh exits with 255 in both cases. A command that itself exits with 255 counts as ended by a signal.
         """
         ended_here = rc == ENDED_BY_SIGNAL
         if rc != NO_CONNECTION and not ended_here:
             return rc
         if self.is_wrapped:
-            # The command has not begun, so it is ssh that says why.
+            # The command has not started, so the message is from ssh.
             raise refusal(self.host, self.ssh.config, self.complaint(), self.ssh.user)
         if ended_here or self.master is None or self.master.has_ended(_SETTLE_S):
-            what = f"the connection broke during `{shown(self.argv)}`"
-            raise unreachable(self.host, self.ssh.config, what, self.complaint())
+            problem = f"the connection broke during `{shown(self.argv)}`"
+            raise unreachable(self.host, self.ssh.config, problem, self.complaint())
         return ENDED_BY_SIGNAL
 
 
 def _may_stay(config: Path) -> bool:
-    """Return whether connections are left open for the next verb.
+    """Return whether connections may be left open for the next clusterctl command.
 
-    A cluster that takes itself down when it is idle is not idle as long as somebody is connected.
+    Not on a cluster that removes itself when idle: an open connection keeps it busy.
     """
     workspace = Workspace(config.parent)
     try:
@@ -376,9 +380,9 @@ def _may_stay(config: Path) -> bool:
 
 
 class Connections(ExitStack):
-    """The hosts of an `ssh_config`. As a context manager it closes them all.
+    """Transports to the hosts of an `ssh_config`. Leaving the context closes them all.
 
-    The connection to the host ``stays`` is left open for the next verb.
+    stays: host to which the connection is left open for the next clusterctl command.
     """
 
     def __init__(self, ssh_config: Path, *, stays: str | None = None) -> None:
@@ -389,7 +393,7 @@ class Connections(ExitStack):
         self._lock = threading.Lock()
 
     def to(self, host: str, user: str | None = None) -> Transport:
-        """Return the connection to a host of that name, as this user (default: the admin user)."""
+        """Return the transport to this host as this user. Default: the admin user."""
         with self._lock:
             if (host, user) not in self._open:
                 stays = host == self._stays

@@ -1,4 +1,4 @@
-"""Folders of this machine as lists of what is in them, and the sha256 of files."""
+"""Local folders as lists of their files to send, and the sha256 of files."""
 
 from __future__ import annotations
 
@@ -20,26 +20,31 @@ from clusterctl.state.workspace import cache_home, write_atomic
 from clusterctl.transport.base import Conversation
 from clusterctl.util.process import parallel_map
 
-Progress = Callable[[str, int, int], None]  # (what is done, bytes done, bytes in all)
-REMEMBERED = 1 << 20  # bytes: smaller files are read as fast as they are looked up
-_SETTLED_NS = 2_000_000_000  # a file this young may change again within the clock's resolution
+# Called with (activity, bytes done, bytes in all), in any thread.
+Progress = Callable[[str, int, int], None]
+# Bytes from which hashes are cached. Smaller files are read as fast as they are looked up.
+REMEMBERED = 1 << 20
+# A file changed more recently may change again without a different time.
+_SETTLED_NS = 2_000_000_000
 _MOST_REMEMBERED = 20_000  # files
 _MAX_THREADS = min(8, os.cpu_count() or 1)
 _CHUNK = 1 << 20
-# Path -> size, times of change in ns, inode; and sha256.
-_Known = dict[str, tuple[tuple[int, ...], str]]
+# Path -> (size, mtime and ctime in ns, inode), sha256.
+_HashCache = dict[str, tuple[tuple[int, ...], str]]
 
 
 def titled(title: str, progress: Progress) -> Progress:
-    """The same progress, which says of what it is."""
-    return lambda what, done, total: progress(f"{title}: {what}", done, total)
+    """Return a progress function that puts a title before each activity."""
+    return lambda activity, done, total: progress(f"{title}: {activity}", done, total)
 
 
 @dataclass(slots=True)
 class Stream:
-    """What a conversation says, piece by piece; ``progress`` is shown of files of ``total`` bytes.
+    """Iterator over the pieces that a conversation receives.
 
-    ``done``: how many bytes of these were here before the last ``came``.
+    progress: called with the bytes received of ``total``. ``total`` = 0: not called.
+    done: bytes of the files that were here before this file's first received byte.
+    came: bytes received of the current file.
     """
 
     talk: Conversation
@@ -54,7 +59,7 @@ class Stream:
     def __next__(self) -> bytes:
         data = self.talk.receive()
         if not data:
-            # If the command failed, that is the reason for the end.
+            # Raises the command's error if it failed.
             self.talk.finish()
             raise StopIteration
         if self.total:
@@ -64,9 +69,9 @@ class Stream:
 
 
 class Kind(StrEnum):
-    """What travels. Pipes, sockets and devices do not.
+    """Kinds of items that can be sent. Pipes, sockets and devices can not.
 
-    ARCHIVE: a folder as one piece, which is sent only if the cluster has no folder of that name.
+    ARCHIVE: a folder sent as one piece, and only if the cluster has no folder of that name.
     """
 
     FOLDER = "folder"
@@ -77,9 +82,12 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One thing to send. ``path`` is below the folder it goes to; ``origin`` is where it lies here.
+    """A file, folder, link or archive to send.
 
-    ``size`` is in bytes; ``target`` is a link's. Names that are not UTF-8 are as `os.fsdecode` has them.
+    path: path below the target folder. Names that are not UTF-8 are as `os.fsdecode` returns them.
+    origin: local path.
+    size: in bytes, for files.
+    target: for links.
     """
 
     path: str
@@ -92,69 +100,73 @@ class Item:
 
     @classmethod
     def of(cls, path: str, origin: Path, status: os.stat_result) -> Item | None:
-        """The item with this status, or None if it is of no kind that travels."""
+        """Return the item for a file with this status, or None for a pipe, socket or device."""
         mode, mtime = stat.S_IMODE(status.st_mode), status.st_mtime_ns
         if stat.S_ISDIR(status.st_mode):
             return cls(path, Kind.FOLDER, origin, mode, mtime)
         if stat.S_ISLNK(status.st_mode):
-            return cls(path, Kind.LINK, origin, mode, mtime, target=os.readlink(origin))  # noqa: PTH115  # as it stands
+            target = os.readlink(origin)  # noqa: PTH115  # Path would change it
+            return cls(path, Kind.LINK, origin, mode, mtime, target=target)
         if stat.S_ISREG(status.st_mode):
             return cls(path, Kind.FILE, origin, mode, mtime, status.st_size)
         return None
 
 
 def walk(roots: Sequence[Path]) -> tuple[tuple[Item, ...], tuple[Path, ...]]:
-    """All that is in these files and folders, each under its own name; and what is of no kind that travels.
+    """Return everything in these files and folders, each under its own name, and the skipped special files.
 
-    Links stay links, but a root that is one stands for what it leads to.
+    Links stay links, but a root that is a link is replaced by its target.
 
     Raises:
-        UsageError: some can't be read (all are named), or two have one name.
+        UsageError: files can't be read, or two roots have the same name.
     """
     items: list[Item] = []
-    others: list[Path] = []
+    skipped: list[Path] = []
     unreadable: list[OSError] = []
     names: dict[str, Path] = {}
     for root in roots:
         name = root.resolve().name if root.name in {"", ".."} else root.name
         if not name or name in names:
             raise UsageError(
-                f"{printable(str(root))} has no name of its own"
+                f"{printable(str(root))} has no name"
                 if not name
-                else f"two of them are called {printable(name)}",
+                else f"two of the files are called {printable(name)}",
                 code="name-twice",
-                fix="send what is in it, or one after the other",
+                fix="send the content of the folder, or send the files one after the other",
             )
         names[name] = root
-    left = list(reversed(names.items()))
-    while left:
-        path, origin = left.pop()
+    pending = list(reversed(names.items()))
+    while pending:
+        path, origin = pending.pop()
         try:
             item = Item.of(path, origin, origin.stat(follow_symlinks=path in names))
             if item is None:
-                others.append(origin)
+                skipped.append(origin)
                 continue
             items.append(item)
             if item.kind is Kind.FOLDER:
                 below = sorted(entry.name for entry in os.scandir(origin))
-                left += [(f"{path}/{name}", origin / name) for name in reversed(below)]
+                pending += [(f"{path}/{name}", origin / name) for name in reversed(below)]
         except OSError as exc:
             unreadable.append(exc)
     if unreadable:
         raise not_readable(unreadable)
-    return tuple(items), tuple(others)
+    return tuple(items), tuple(skipped)
 
 
 def not_readable(errors: Sequence[OSError], *, fix: str = "") -> UsageError:
-    said = [f"{printable(os.fsdecode(exc.filename or ''))}: {exc.strerror or exc}" for exc in errors]
-    more = f", and {len(said) - 3} more" if len(said) > 3 else ""  # noqa: PLR2004
-    what = "can't read what is to be sent"
-    why = "; ".join(said[:3]) + more
-    return UsageError(what, code="files-unreadable", why=why, fix=fix or "make it readable, or leave it out")
+    """Return the error for local files that can't be read. ``fix`` replaces the default fix."""
+    reasons = [f"{printable(os.fsdecode(exc.filename or ''))}: {exc.strerror or exc}" for exc in errors]
+    more = f", and {len(reasons) - 3} more" if len(reasons) > 3 else ""  # noqa: PLR2004
+    problem = "the files to send can't be read"
+    details = "; ".join(reasons[:3]) + more
+    return UsageError(
+        problem, code="files-unreadable", why=details, fix=fix or "make the files readable, or leave them out"
+    )
 
 
 def shown_size(size: float) -> str:
-    """A number of bytes for people: ``3.2 MiB``."""
+    """Return a number of bytes as text: ``3.2 MiB``."""
     for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if size >= 1 << power:
             return f"{size / (1 << power):.1f} {unit}"
@@ -162,15 +174,13 @@ def shown_size(size: float) -> str:
 
 
 def hash_items(files: Sequence[Item], *, progress: Progress = lambda *_: None) -> Mapping[Path, str]:
-    """Origin -> sha256 in hex. A file that was hashed before is not read again while it is unchanged.
-
-    ``progress`` is called in any thread.
+    """Return the sha256 of each file in hex, by its origin. Unchanged large files are looked up in a cache.
 
     Raises:
-        UsageError: some can't be read; all are named.
+        UsageError: files can't be read. The error lists up to three of them.
     """
-    with _remembered(wanted=any(item.size >= REMEMBERED for item in files)) as known:
-        hashing = _Hashing(known, progress, sum(item.size for item in files))
+    with _hash_cache(used=any(item.size >= REMEMBERED for item in files)) as cache:
+        hashing = _Hashing(cache, progress, sum(item.size for item in files))
         try:
             hashes = parallel_map(files, hashing.hash, most=_MAX_THREADS)
         finally:
@@ -182,9 +192,9 @@ def hash_items(files: Sequence[Item], *, progress: Progress = lambda *_: None) -
 
 @dataclass(slots=True)
 class _Hashing:
-    """Hashes files in several threads, until it is ``stopped``."""
+    """Hashing of files in several threads. Setting ``stopped`` ends it early."""
 
-    known: _Known
+    cache: _HashCache
     progress: Progress
     total: int
     done: int = 0
@@ -193,7 +203,7 @@ class _Hashing:
     _counting: threading.Lock = field(default_factory=threading.Lock)
 
     def hash(self, item: Item) -> str:
-        """Return the hash of a file, "" if it can't be read."""
+        """Return the hash of a file. If the file can't be read, record the error and return ""."""
         try:
             return self._hash(item.origin)
         except OSError as exc:
@@ -201,17 +211,17 @@ class _Hashing:
             self.unreadable.append(exc)
             return ""
         except BaseException:
-            # The other threads need not read to the end.
+            # The results of the other threads are no longer needed.
             self.stopped.set()
             raise
 
     def _hash(self, path: Path) -> str:
-        """Return the hash of a file, from ``known`` if it is there, else put it there."""
+        """Return the hash of a file from the cache, or read the file and add its hash to the cache."""
         with path.open("rb", buffering=0) as file:
             status = os.fstat(file.fileno())
             key = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-            before, sha256 = self.known.get(str(path), ((), ""))
-            if before == key:
+            previous_key, sha256 = self.cache.get(str(path), ((), ""))
+            if previous_key == key:
                 self._count(status.st_size)
                 return sha256
             sha = hashlib.sha256()
@@ -220,7 +230,7 @@ class _Hashing:
                 self._count(len(data))
         newest = max(status.st_mtime_ns, status.st_ctime_ns)
         if status.st_size >= REMEMBERED and time.time_ns() - newest > _SETTLED_NS:
-            self.known[str(path)] = (key, sha.hexdigest())
+            self.cache[str(path)] = (key, sha.hexdigest())
         return sha.hexdigest()
 
     def _count(self, size: int) -> None:
@@ -233,20 +243,21 @@ class _Hashing:
 
 
 @contextmanager
-def _remembered(*, wanted: bool) -> Iterator[_Known]:
-    """The hashes of files that were hashed before, if they are ``wanted``; new ones are kept at the end.
+def _hash_cache(*, used: bool) -> Iterator[_HashCache]:
+    """Yield the cache of hashes, and save the hashes that the body has added.
 
-    A damaged memory is an empty one, and what can't be written is hashed again the next time.
+    used: whether the body uses the cache. If not, it is empty and is not saved.
+    A damaged or unwritable cache file is ignored: the files are hashed again.
     """
-    if not wanted:
+    if not used:
         yield {}
         return
-    file, known = cache_home() / "hashes.json", cast("_Known", {})
+    file, cache = cache_home() / "hashes.json", cast("_HashCache", {})
     with suppress(OSError, ValueError, TypeError, AttributeError):
-        known = {path: ((*key,), sha256) for path, (key, sha256) in json.loads(file.read_bytes()).items()}
-    before = dict(known)
-    yield known
-    if known != before:
+        cache = {path: ((*key,), sha256) for path, (key, sha256) in json.loads(file.read_bytes()).items()}
+    before = dict(cache)
+    yield cache
+    if cache != before:
         with suppress(OSError, MachineError):
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(file, json.dumps(dict([*known.items()][-_MOST_REMEMBERED:])))
+            write_atomic(file, json.dumps(dict([*cache.items()][-_MOST_REMEMBERED:])))

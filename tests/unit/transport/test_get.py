@@ -15,7 +15,7 @@ import pytest
 
 from clusterctl.errors import TransferError, UnreachableError, UsageError
 from clusterctl.transport.get import Fetched, fetch
-from clusterctl.transport.remote_incoming import Entry, make_places, name_it, open_unnamed
+from clusterctl.transport.remote_incoming import Entry, link_into_place, make_places, open_unnamed
 from clusterctl.transport.remote_open import open_file
 from tests.support.disks import FAULTS, small_disk
 from tests.support.here import LocalTransport
@@ -147,7 +147,7 @@ def test_what_came_into_the_place_of_a_new_file_meanwhile_is_replaced(tmp_path):
     os.write(fd, b"new")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "one").write_text("another's")
-    name_it(fd, entry)
+    link_into_place(fd, entry)
     os.close(fd)
     assert content(tmp_path) == {"one": (b"new", 0o100640, 10**18)}
 

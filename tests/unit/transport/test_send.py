@@ -308,7 +308,7 @@ def test_a_lock_is_waited_for_with_signs_of_life(home):
     signs = Releasing(None, b"")
     lock = remote_open.lock(os.fsencode(path), fcntl.LOCK_SH, 60, signs)
     assert signs.sign
-    assert remote_open.lies_at(os.fsencode(path), lock)
+    assert remote_open.is_same_file(os.fsencode(path), lock)
     os.close(lock)
 
 
@@ -392,13 +392,13 @@ def test_an_archive_that_another_transfer_brought_meanwhile_is_taken(home, tmp_p
     (final / "code").mkdir(parents=True)
     (final / "code" / "a.py").write_text("theirs")
     pieces = [HEADER.pack(len(archive)) + archive]
-    remote_receive.take_archive(entry, Incoming(iter(pieces)))
+    remote_receive.receive_archive(entry, Incoming(iter(pieces)))
     assert (final / "code" / "a.py").read_text() == "theirs"
     assert [path.name for path in home.iterdir()] == ["final"]
     shutil.rmtree(final)
     monkeypatch.setattr(remote_receive.os, "spawnlp", lambda *_: (final / "no such").mkdir())
     with pytest.raises(FileNotFoundError):
-        remote_receive.take_archive(entry, Incoming(iter(pieces)))
+        remote_receive.receive_archive(entry, Incoming(iter(pieces)))
     assert list(home.iterdir()) == []
 
 
@@ -455,9 +455,9 @@ def test_a_file_that_became_shorter_while_it_was_hashed_is_not_taken_for_whole(t
     monkeypatch.undo()
     out.seek(0)
     coming = Incoming(iter([out.read()]))
-    assert coming.announced(size, known=True) == size
+    assert coming.read_header(size, known=True) == size
     with (tmp_path / "here").open("w+b") as here:
-        assert not coming.arrives_whole(coming.rest(here.fileno(), 0, size))
+        assert not coming.is_complete(coming.rest(here.fileno(), 0, size))
 
 
 @pytest.mark.parametrize("stored", [True, False])
