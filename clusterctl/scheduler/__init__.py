@@ -1,1 +1,1 @@
-"""What runs jobs, as the rest of clusterctl sees it: the contract, and the values that pass through it."""
+"""Schedulers: the interface for running jobs, its values, and its implementations for Slurm and mpirun."""

@@ -1,4 +1,4 @@
-"""The scheduler as the admin user sees it: nodes in and out of service, the configuration, the proof."""
+"""The scheduler for administrators: drain and resume nodes, reconfigure Slurm, run the verification job."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from clusterctl.util.process import Result
 if TYPE_CHECKING:
     from clusterctl.scheduler.mpirun import MpirunClient
 
-# What runs the proof: as the admin user with Slurm, as the job user without.
+# Client for verification jobs. With Slurm the admin user runs them, without Slurm the job user.
 AdminClient: TypeAlias = "Nodes | MpirunClient"
 
 _START_TIMEOUT_S = 30
 _VERIFICATION_S = 20
 _CLEAN_UP_S = 20
-# A slurmctld that executes itself anew would forget to start a job in whose prologue it does so. Why it can't
-# with its new configuration, its log says up to a fatal error: scontrol has only a number.
+# slurmctld re-executes itself at a reconfigure. If a job's prologue runs at that time, slurmctld would forget
+# to start the job, so wait for prologues to end. scontrol prints only an error number, so on failure print
+# the new errors from slurmctld's log, up to a fatal error.
 _RECONFIGURE = """\
 for _ in $(seq 300); do pgrep -f "/prolog-slurmctl[d]" >/dev/null || break; sleep 0.1; done
 log=/var/log/slurm/slurmctld.log
@@ -41,9 +42,10 @@ exit 1"""
 
 @dataclass
 class SlurmNodes(SlurmClient, Nodes):
-    """Slurm as its administrator, the user of ``transport``, sees it.
+    """Slurm, used by its administrator, the user of ``transport``.
 
-    Without PMIx only mpirun starts ranks of MPI programs. ``root`` is the folder on hosts with what jobs use.
+    has_pmix: whether Slurm has the PMIx plugin. Without it, mpirun starts the ranks of MPI programs.
+    root: folder on the hosts with the Python and the profile of jobs.
     """
 
     has_pmix: bool = True
@@ -57,7 +59,7 @@ class SlurmNodes(SlurmClient, Nodes):
         self.transport.run(["scontrol", "update", f"nodename={','.join(nodes)}", "state=resume"])
 
     def run_verification_job(self, hosts: tuple[str, ...]) -> Result:
-        """In the hidden partition, which never waits behind users' jobs; srun is ended if it hangs."""
+        """Run the probe in the hidden partition, which has priority over users' jobs. Kill it if it hangs."""
         limit_s = _VERIFICATION_S + VERIFICATION_PER_NODE_S * len(hosts)
         patience_s = _START_TIMEOUT_S + limit_s + _CLEAN_UP_S
         allocation = (
@@ -78,10 +80,12 @@ class SlurmNodes(SlurmClient, Nodes):
             *("bash", "-c", f'[[ ! -r {profile} ]] || . {profile}; exec "$@"', "probe"),
         )
         launched: tuple[str, ...]
-        if self.has_pmix:  # Open MPI 5 needs a home
+        if self.has_pmix:
+            # Open MPI 5 needs HOME.
             exports = "--export=HOME,OMP_NUM_THREADS=1"
             launched = ("srun", *allocation, "--mpi=pmix", "--kill-on-bad-exit=1", exports, *program)
-        else:  # from here mpirun starts the ranks on the nodes of an allocation
+        else:
+            # mpirun runs here and starts the ranks on the nodes of salloc's allocation.
             start = ("salloc", "--quiet", *allocation, *program)
             launched = (*start, "mpirun", "--map-by", "ppr:1:node", "-x", "OMP_NUM_THREADS=1")
         argv = (
@@ -96,7 +100,8 @@ class SlurmNodes(SlurmClient, Nodes):
     def release_held_jobs(self) -> tuple[str, ...]:
         released = []
         for job_id in (job.id for job in self.all_jobs() if job.failed_to_launch):
-            with suppress(CommandError):  # it was cancelled meanwhile
+            # CommandError: the job was cancelled in the meantime.
+            with suppress(CommandError):
                 self.transport.run(["scontrol", "release", job_id])
                 released.append(job_id)
         return tuple(released)
@@ -105,10 +110,11 @@ class SlurmNodes(SlurmClient, Nodes):
         result = self.transport.run(["sh", "-c", _RECONFIGURE], check=False)
         if result.rc != 0:
             raise SlurmError(
-                "slurmctld did not take over its configuration",
+                "slurmctld did not accept its new configuration",
                 code="slurm-not-reconfigured",
                 why="; ".join(result.stderr.strip().splitlines()),
-                fix="if that is a setting of `slurm` in the spec, correct it; then run `clusterctl up` again",
+                fix="if the error is about a setting of `slurm` in the spec, correct it; "
+                "then run `clusterctl up` again",
                 host=self.transport.host,
             )
 
@@ -117,7 +123,7 @@ class SlurmNodes(SlurmClient, Nodes):
 
 
 def scheduler_of(inventory: Inventory, to: Connect, *, patience_s: float = PATIENCE_S) -> AdminClient:
-    """The cluster's scheduler as the admin user, who may do more than a job user."""
+    """Return the cluster's scheduler for the admin user."""
     controller = to(inventory.controller.name)
     if inventory.has_slurm or inventory.job_user is None:
         root, pmix = inventory.root, inventory.pmix

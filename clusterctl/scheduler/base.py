@@ -1,9 +1,9 @@
-"""The protocols of a scheduler: Slurm, or mpirun over SSH where a cluster has none; and its jobs and nodes.
+"""Interface to the scheduler, with its jobs and nodes: Slurm, or mpirun over SSH on clusters without Slurm.
 
-The values are frozen. States keep Slurm's spelling, whoever runs the jobs.
+The values are frozen. States have Slurm's names on all clusters.
 """
 
-# ruff: noqa: ARG002 - what only Slurm does is here in full
+# ruff: noqa: ARG002 - methods with a body are defaults for clusters without Slurm
 
 from __future__ import annotations
 
@@ -27,23 +27,24 @@ from clusterctl.util.progress import Clock
 _UNUSABLE = frozenset(
     "DOWN DRAIN DRAINED DRAINING FAIL ERROR UNKNOWN NOT_RESPONDING MAINT POWERED_DOWN FUTURE".split()
 )
-# How Slurm says that a job waits for nodes which nobody may use; some versions write its spaces as _.
+# Reasons of pending jobs whose nodes are out of service. Some versions of Slurm write _ instead of spaces.
 _NODES_OUT = re.compile(r"ReqNodeNotAvail|UnavailableNodes|Nodes.required.for.job.are.DOWN")
 _HELD = re.compile(r"launch.failed.requeued.held")
-_MARKS = "*~#!%$@^-"  # sinfo(1), NODE STATE CODES
+_MARKS = "*~#!%$@^-"  # sinfo(1)
 
 _T = TypeVar("_T")
 
-_MARK = "clusterctl:"  # what the comment of a job of ours begins with, before its token
+# Prefix of the comment of jobs submitted by clusterctl. The job's token follows.
+_MARK = "clusterctl:"
 
 
 def comment_of(token: str) -> str:
-    """What marks the job, so that it is found again when the answer to its submission is lost."""
+    """Return the comment that identifies a job, so that it is found if the answer to sbatch is lost."""
     return _MARK + token
 
 
 class Outcome(Enum):
-    """What a job's state means for whoever waits for it."""
+    """Result of a job, by its state."""
 
     GOES_ON = "goes on"
     COMPLETED = "completed"
@@ -52,9 +53,9 @@ class Outcome(Enum):
 
 
 class JobState(StrEnum):
-    """Slurm's base states (squeue(1), JOB STATE CODES), and two of ours.
+    """Slurm's base states (squeue(1), JOB STATE CODES), and two more.
 
-    UNKNOWN: Slurm's word is none of them. PURGED: Slurm has no record of the job any more.
+    UNKNOWN: Slurm's state is not in this list. PURGED: Slurm has no record of the job any more.
     """
 
     BOOT_FAIL = "BOOT_FAIL"
@@ -105,24 +106,26 @@ _SHOWN = tuple(
 
 
 def shown_exit(exit_code: int | None, number: int | None) -> str:
-    """The signal that ended a job by its name, else its exit code; "" if it is not known."""
+    """Return the name of the signal that ended a job, otherwise its exit code; "" if both are unknown."""
     if not number:
         return "" if exit_code is None else str(exit_code)
     try:
         return signal.Signals(number).name
-    except ValueError:  # a real-time signal, or none of this system
+    except ValueError:
+        # A real-time signal, or a signal that this system does not have.
         return f"signal {number}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobInfo:
-    """One job, or one task of a job array.
+    """A job, or a task of a job array.
 
-    Times are Unix seconds and None where there is none yet; ``signal`` is 0 when none ended the job;
-    ``exit_code`` and ``signal`` are None while the job goes on. ``time_limit_s`` is None without a limit.
-    ``tres`` is what it has, or asks for, as Slurm writes it: ``cpu=2,mem=200M,node=1``.
-    ``prefix`` is what its id begins with.
-    ``number`` is 0 where the record of a job can't be understood so far as to tell even its number.
+    Times are Unix seconds, None if unknown. ``signal`` is 0 if no signal ended the job. ``exit_code`` and
+    ``signal`` are None while the job is active. ``time_limit_s`` is None without a limit.
+    number: 0 if the job's record is too damaged to read it.
+    expected_start: Slurm's estimate for a pending job.
+    tres: resources allocated or requested, as Slurm writes them: ``cpu=2,mem=200M,node=1``.
+    prefix: first part of the id: "m" on clusters without a scheduler.
     """
 
     number: int
@@ -142,32 +145,32 @@ class JobInfo:
     end_time: int | None = None
     time_limit_s: int | None = None
     tres: str = ""
-    expected_start: int | None = None  # of a job that waits, where Slurm has an estimate
+    expected_start: int | None = None
     work_dir: str = ""
     comment: str = ""
     restarts: int | None = None
     prefix: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """A job as `-o json` shows it: times as Unix seconds, and as ISO 8601 in UTC."""
-        shown = {name: getattr(self, name) for name in _SHOWN}
+        """Return the job as in `-o json`: times as Unix seconds, and as ISO 8601 in UTC."""
+        fields = {name: getattr(self, name) for name in _SHOWN}
         times = {"submitted": self.submit_time, "started": self.start_time, "ended": self.end_time}
         return {
             "job_id": self.id,
-            **shown,
-            **{name: _in_utc(at) for name, at in times.items()},
+            **fields,
+            **{name: _in_utc(timestamp) for name, timestamp in times.items()},
             "state": self.state.value,
             "nodes": list(self.nodes),
         }
 
     @property
     def id(self) -> str:
-        """As it is named: ``12``, ``12_3`` for a task of an array, ``m12`` where no scheduler counts."""
+        """Job id: ``12``, ``12_3`` for an array task, ``m12`` on a cluster without a scheduler."""
         return self.whole_id if self.task is None else f"{self.whole_id}_{self.task}"
 
     @property
     def elapsed_s(self) -> int | None:
-        """Seconds from its start to its end, or to now by this machine's clock; None before its start."""
+        """Seconds from the start to the end, or to now by the local clock. None before the start."""
         if self.start_time is None:
             return None
         end = self.end_time if self.end_time is not None else int(time.time())
@@ -175,17 +178,17 @@ class JobInfo:
 
     @property
     def exit(self) -> str:
-        """The signal that ended it by its name, else its exit code; "" while it goes on, or if not known."""
+        """Name of the signal that ended the job, otherwise its exit code; "" if active or unknown."""
         return shown_exit(self.exit_code, self.signal)
 
     @property
     def whole_id(self) -> str:
-        """The id of the job, or of the array that it is a task of."""
+        """Id of the job, or of the array to which the task belongs."""
         return f"{self.prefix}{self.number}"
 
     @property
     def token(self) -> str:
-        """That of its submission; "" where it was not submitted by clusterctl."""
+        """Token of the submission; "" if clusterctl did not submit the job."""
         return self.comment.removeprefix(_MARK) if self.comment.startswith(_MARK) else ""
 
     @property
@@ -194,12 +197,12 @@ class JobInfo:
 
     @property
     def lacks_nodes(self) -> bool:
-        """Whether it waits because nodes are out of service, not because they are busy."""
+        """Whether the job is pending because nodes are out of service, not because they are busy."""
         return self.state is JobState.PENDING and _NODES_OUT.search(self.reason) is not None
 
     @property
     def failed_to_launch(self) -> bool:
-        """Whether Slurm holds it since a node could not start it."""
+        """Whether Slurm holds the job because a node could not start it."""
         return self.state is JobState.PENDING and _HELD.search(self.reason) is not None
 
     @property
@@ -207,19 +210,21 @@ class JobInfo:
         return self.outcome is not Outcome.GOES_ON
 
 
-@lru_cache  # many jobs have the same
-def _in_utc(at: int | None) -> str | None:
-    """A time in ISO 8601; None for one that no calendar has, which a damaged record may hold."""
+@lru_cache
+def _in_utc(timestamp: int | None) -> str | None:
+    """Return a time in ISO 8601, or None if it is out of range, as in a damaged record."""
     with suppress(OverflowError, ValueError, OSError):
-        return None if at is None else f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ}"
+        return None if timestamp is None else f"{datetime.fromtimestamp(timestamp, UTC):%Y-%m-%dT%H:%M:%SZ}"
     return None
 
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """One node. ``state`` is Slurm's base state, such as IDLE; ``flags`` is what holds besides: DRAIN.
+    """A node.
 
-    ``reason_by`` is the account that gave the reason; Slurm's daemons give theirs as slurm or root.
+    shown: its state as sinfo prints it: ``idle+drain*``.
+    reason_by: account that set the reason; Slurm's daemons use slurm or root.
+    allocated_mib: memory allocated to jobs.
     """
 
     name: str
@@ -230,30 +235,31 @@ class NodeInfo:
     gres: str
     partitions: tuple[str, ...]
     reason_by: str = ""
-    allocated_mib: int = 0  # of its memory, what jobs have
+    allocated_mib: int = 0
 
     @property
     def state(self) -> str:
-        """The base state, such as ``IDLE``; ``shown`` is the whole as sinfo spells it: ``idle+drain*``."""
+        """Base state, such as ``IDLE``; ``shown`` has the flags as well."""
         return self.shown.partition("+")[0].rstrip(_MARKS).upper()
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Slurm's flags, such as ``DRAIN``; its trailing ``*`` is NOT_RESPONDING."""
+        """Slurm's flags, such as ``DRAIN``. A ``*`` in ``shown`` counts as NOT_RESPONDING."""
         named = tuple(word.rstrip(_MARKS).upper() for word in self.shown.split("+")[1:])
         return (*named, "NOT_RESPONDING") if "*" in self.shown and "NOT_RESPONDING" not in named else named
 
     @property
     def usable(self) -> bool:
-        """Whether Slurm would start a job on it, now or when it is free."""
+        """Whether Slurm would start a job on the node, now or when it is free."""
         return not _UNUSABLE & {self.state, *self.flags}
 
 
 @dataclass(frozen=True, slots=True)
 class StepInfo:
-    """A step of a job, or the whole job as its first: the most memory that a task had, in bytes, and where.
+    """A job step in the accounting; the first step stands for the job.
 
-    ``cancelled_by`` is the uid of the user who cancelled it.
+    peak: largest memory of a task, in bytes, on ``peak_host``.
+    cancelled_by: uid of the user who cancelled it.
     """
 
     id: str
@@ -264,10 +270,10 @@ class StepInfo:
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """A job to start: its ``folder`` on the cluster and its script there.
+    """A job to submit, from its ``folder`` on the cluster, with its script there.
 
-    ``submitted_at``: Unix seconds, by our clock. ``nodes``, in order, and ``limit_s`` (0: none),
-    are for clusters without a scheduler; elsewhere the script says them.
+    submitted_at: Unix seconds by the local clock.
+    nodes, limit_s: for clusters without a scheduler (0: no limit). For Slurm, the script sets them.
     """
 
     token: str
@@ -284,24 +290,24 @@ def unmanaged_job(job: JobInfo) -> SchedulerError:
     return SchedulerError(
         f"job {job.id} was not submitted by clusterctl",
         code="not-our-job",
-        why="so its files have no agreed place",
-        fix=f"look in its folder, {job.work_dir}, with `clusterctl ssh`",
+        why="clusterctl does not know where its files are",
+        fix=f"look for them in its working directory, {job.work_dir}, with `clusterctl ssh`",
     )
 
 
 def worst(jobs: Sequence[JobInfo]) -> JobInfo:
-    """The job that stands for all: one that failed, else one that was cancelled, else one that goes on."""
+    """Return the job with the worst outcome: failed before cancelled, cancelled before active."""
     order = (Outcome.FAILED, Outcome.CANCELLED, Outcome.GOES_ON, Outcome.COMPLETED)
     return min(jobs, key=lambda job: order.index(job.outcome))
 
 
 def state_counts(tasks: Sequence[JobInfo]) -> str:
-    """How many tasks of an array are in which state: ``3 COMPLETED, 1 RUNNING``."""
+    """Return the number of tasks in each state: ``3 COMPLETED, 1 RUNNING``."""
     return ", ".join(f"{count} {state}" for state, count in Counter(job.state.value for job in tasks).items())
 
 
 def patiently(clock: Clock, patience_s: float, ask: Callable[[], _T]) -> _T:
-    """What ``ask`` returns; it is called again, within bounds, while its error says that this may help."""
+    """Return the result of ``ask``. It is called again, for up to ``patience_s``, after retryable errors."""
     for _ in clock.polls(patience_s, first_s=0.5, longest_s=5.0):
         try:
             return ask()
@@ -313,121 +319,122 @@ def patiently(clock: Clock, patience_s: float, ask: Callable[[], _T]) -> _T:
 
 
 def lost_job(scheduler: Jobs, request: JobRequest, cause: ClusterctlError) -> str:
-    """The id of a job whose submission got no answer, if the scheduler has it.
+    """Return the id of a job if the scheduler has it although the submission got no answer.
 
     Raises:
-        AnswerLostError: it does not, or can't be asked.
+        AnswerLostError: the scheduler does not have the job, or does not answer.
     """
     with suppress(SchedulerError, TransportError):
         if (job := scheduler.by_token(request.token, request.submitted_at)) is not None:
             return job.whole_id
     raise AnswerLostError(
-        "the scheduler did not say whether it took the job",
+        "the scheduler did not say whether it accepted the job",
         where=scheduler.transport.host,
         why=cause.why or cause.what,
-        fix="look at `clusterctl jobs` before submitting again: the job is listed if it was taken",
+        fix="before submitting again, check `clusterctl jobs`: the job is listed if it was accepted",
         host=scheduler.transport.host,
     ) from cause
 
 
 class Jobs(Protocol):
-    """What a user of a cluster may do: run jobs there, and look. ``transport`` reaches the controller.
+    """Operations for users of a cluster: run jobs and look at jobs and nodes. transport: to the controller.
 
-    All of it raises SchedulerError where the answer is not to be had, and TransportError where no host is.
-    What has a body is for clusters without a scheduler, whose jobs neither queue nor are accounted.
+    All methods raise SchedulerError if the scheduler gives no usable answer, TransportError if a host is
+    unreachable. Methods with a body are defaults for clusters without a scheduler, which have no queue and no
+    accounting.
     """
 
     transport: Transport
     clock: Clock
-    script_name: str  # the file name of a job's script
+    script_name: str  # a file name
     id_pattern: re.Pattern[str]
     id_example: str
 
     def check_id(self, text: str) -> None:
-        """Raises UsageError unless ``text`` is the id of a job as it is written here."""
+        """Raise UsageError unless ``text`` is a valid job id on this cluster."""
         if not self.id_pattern.fullmatch(text):
             raise UsageError(
                 f"{text!r} is not a job id",
                 code="not-a-job-id",
-                fix=f"give one such as {self.id_example}; `clusterctl jobs` lists them",
+                fix=f"use an id such as {self.id_example}; `clusterctl jobs` lists them",
             )
 
     def unknown(self, ids: Sequence[str]) -> SchedulerError:
-        """The error for ids that it does not know."""
-        what = f"there is no job {ids[0]}" if len(ids) == 1 else f"there are no jobs {', '.join(ids)}"
-        return SchedulerError(what, code="unknown-job", fix="`clusterctl jobs` lists the jobs there are")
+        """Return the error for ids of jobs that do not exist."""
+        message = f"there is no job {ids[0]}" if len(ids) == 1 else f"there are no jobs {', '.join(ids)}"
+        return SchedulerError(message, code="unknown-job", fix="`clusterctl jobs` lists the jobs")
 
     def reject_if_busy(self) -> None:
-        """Raises SchedulerError if a job would neither start nor wait in a queue."""
+        """Raise SchedulerError if a job could neither start nor wait in a queue."""
         return
 
     def submit(self, request: JobRequest) -> str:
-        """Start a job, or queue it; its id.
+        """Start or queue a job and return its id.
 
         Raises:
-            AnswerLostError: it may have been taken.
-            SchedulerError: it was refused; of Slurm its words, and the valid choices where they are known.
-            UnreachableError: it was not submitted.
+            AnswerLostError: the scheduler may or may not have accepted the job.
+            SchedulerError: the scheduler refused the job. With Slurm's message, and how to list valid values.
+            UnreachableError: the job was not submitted.
         """
 
     def jobs(self, ids: Sequence[str]) -> tuple[JobInfo, ...]:
-        """The jobs of these ids, without those that are not known; a UsageError where one is no id."""
+        """Return the jobs with these ids, without unknown jobs. Raises UsageError for an invalid id."""
 
     def own_jobs(self) -> tuple[JobInfo, ...]:
-        """The jobs of this user that wait, run, or lately ended."""
+        """Return this user's pending, running and recently ended jobs."""
 
     def all_jobs(self) -> tuple[JobInfo, ...]:
-        """The jobs of all users that wait, run, or lately ended, as far as this user may see them."""
+        """Return all users' pending, running and recently ended jobs that this user may see."""
 
     def nodes(self) -> tuple[NodeInfo, ...]:
-        """All nodes, as far as this user may see them."""
+        """Return all nodes that this user may see."""
 
     def nodes_and_jobs(self) -> tuple[tuple[NodeInfo, ...], tuple[JobInfo, ...]]:
-        """What ``nodes`` and ``all_jobs`` say."""
+        """Return the results of ``nodes`` and ``all_jobs``, with Slurm in one round trip."""
         return self.nodes(), self.all_jobs()
 
     def by_token(self, token: str, submitted_at: float) -> JobInfo | None:
-        """The job of this user's submission; ``submitted_at``: Unix seconds, by our clock."""
+        """Return the job with this token, if any. submitted_at: Unix seconds by the local clock."""
 
     def cancel(self, ids: Sequence[str]) -> None:
-        """Cancel jobs, which are not requeued; ask ``jobs`` first."""
+        """Cancel jobs so that they are not requeued. Call ``jobs`` first to check the ids."""
 
     def steps(self, job_id: str) -> tuple[StepInfo, ...]:
-        """What the accounting says of a job's steps; none where there is no accounting."""
+        """Return a job's steps from the accounting. Empty if the cluster has no accounting."""
         return ()
 
     def accounting(self, job_id: str) -> str | None:
-        """What the accounting says of a job, as JSON; None where there is no accounting."""
+        """Return a job's accounting record as JSON. None if the cluster has no accounting."""
         return None
 
     def version(self) -> str | None:
-        """Its version, such as ``22.05.8``; None where there is no such program."""
+        """Return the scheduler's version, such as ``22.05.8``. None if the cluster has no scheduler."""
         return None
 
 
 @runtime_checkable
 class Nodes(Jobs, Protocol):
-    """What an operator may do besides. A cluster without a scheduler has no such thing."""
+    """Further operations for administrators. Only clusters with a scheduler have them."""
 
     def drain(self, nodes: Sequence[str], reason: str) -> None:
-        """Drain these nodes: running jobs go on, no new ones start."""
+        """Drain these nodes: running jobs continue, no new jobs start."""
 
     def resume(self, nodes: Sequence[str]) -> None:
         """Resume drained nodes."""
 
     def run_verification_job(self, hosts: tuple[str, ...]) -> Result:
-        """Run the payload's probe, a rank on each of these hosts. It ends by itself if it hangs."""
+        """Run the payload's probe with a rank on each of these hosts. It is killed if it hangs."""
 
     def release_held_jobs(self) -> tuple[str, ...]:
-        """Let jobs that a node failed to launch wait for nodes again; their ids."""
+        """Release jobs that Slurm holds because a node could not launch them. Return their ids."""
 
     def reconfigure(self) -> None:
-        """Have all daemons read their configuration again."""
+        """Make all daemons read their configuration again."""
 
     def annotate(self, job_id: str, text: str) -> None:
-        """Set a job's admin comment, such as why it ends."""
+        """Set a job's admin comment, such as the reason for its end."""
 
 
 def active_jobs(scheduler: Jobs) -> tuple[JobInfo, ...]:
-    """All users' jobs that wait or run, as far as this user may see them."""
+    """Return all users' pending and running jobs that this user may see."""
     return tuple(job for job in scheduler.all_jobs() if not job.ended)

@@ -1,8 +1,8 @@
-"""Why a job failed or waits: a ``Diagnosis`` of what the scheduler and its logs say.
+"""Diagnosis of a job: why it failed or waits, from the scheduler's answers and the job's logs.
 
-``diagnose`` is pure; the causes are data (data/causes.toml): the first that fits is named. Of several ranks,
-most fail only because one did: which, the launcher's own words tell, and its error is taken from its own
-log where there is one.
+``diagnose`` is a pure function. The possible causes are in data/causes.toml; the first match is the
+diagnosis. If several ranks failed, usually one failed first and the others as a consequence. The launcher's
+messages tell which, and the error is read from that rank's own log if there is one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from clusterctl.util.assets import filled
 from clusterctl.util.terminal import plain_line
 
 _DATA: Final = Path(__file__).with_name("data") / "causes.toml"
-_FRAMES = 3  # of a traceback, its last
+_FRAMES = 3  # of a traceback
 _MESSAGE_LINES = 8  # of an exception
 _TAIL_LINES = 10
 _COLUMNS = 400
@@ -35,7 +35,7 @@ _WORD_COLUMNS = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """One entry of causes.toml, which says what its conditions are; all of them must hold."""
+    """An entry of causes.toml. All of its conditions must hold; the file explains them."""
 
     code: str
     state: str = ""
@@ -51,7 +51,7 @@ class Cause:
 
 @dataclass(frozen=True, kw_only=True)
 class Catalogue:
-    """The whole of causes.toml."""
+    """The content of causes.toml."""
 
     noise: Sequence[str]
     consequence: Sequence[str]
@@ -61,12 +61,13 @@ class Catalogue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What is known of a job. ``log`` is the end of what it wrote, ``ranks`` that of each rank's own log.
+    """Facts about a job.
 
-    ``ends`` has of each rank that failed when and how, as ``failed_rank`` reads it.
-
-    ``left_here`` tells of a file or module the path beside the script here, if it was not sent; "" if not.
-    ``excluded`` are the patterns of what was not to be sent.
+    log: end of the job's own log. ranks: end of each rank's log.
+    ends: for each failed rank, when and how it ended, in the format that ``failed_rank`` reads.
+    left_here: called with the path of a file or the name of a module that the job lacks. Returns its path if
+        it lies beside the script on this machine and was not sent, otherwise "".
+    excluded: patterns of files that were not sent.
     """
 
     job: JobInfo
@@ -82,10 +83,11 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Why a job ended or waits. ``state`` is Slurm's word, ``code`` names the cause in causes.toml.
+    """Reason why a job ended or waits.
 
-    ``rank`` and ``host`` are of the first rank that failed, ``signal`` is a name such as SIGSEGV; they are
-    None or "" where they are not known. ``lines`` are those of its log that matter.
+    state: Slurm's state. code: name of the cause in causes.toml.
+    rank, host: of the first rank that failed; None and "" if unknown. signal: a name such as SIGSEGV, or "".
+    lines: relevant lines of the log.
     """
 
     job_id: str
@@ -102,44 +104,47 @@ class Diagnosis:
     lines: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """As `-o json` and run.json have it."""
-        said = {name: getattr(self, name) for name in self.__slots__}  # asdict copies each value
-        return {**said, "lines": list(self.lines)}
+        """Return the diagnosis as in `-o json` and run.json."""
+        # asdict would copy each value.
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return {**fields, "lines": list(self.lines)}
 
     def with_lines(self, *lines: str) -> Diagnosis:
         return replace(self, lines=lines)
 
     @property
     def summary(self) -> str:
-        """The first line: ``job 12 (train) failed: out of memory on demo-train-2: 3.9 GiB used of 4 GiB``."""
+        """First line: ``job 12 (train) failed: out of memory on demo-train-2: 3.9 GiB used of 4 GiB``."""
         outcome = JobState(self.state).outcome
         verb = {Outcome.FAILED: "failed", Outcome.CANCELLED: "ended", Outcome.GOES_ON: "waits"}
         return f"job {self.job_id} ({self.name}) {verb.get(outcome, 'completed')}: {self.cause}"
 
     @property
     def details(self) -> str:
-        """The state, and where and how the first rank ended: ``FAILED, rank 1 on n2, exit code 1``."""
+        """State, and how the first failed rank ended: ``FAILED, rank 1 on n2, exit code 1``."""
         reason = "" if self.reason in {"", "None", "NonZeroExitCode", "JobLaunchFailure"} else self.reason
         code = f"exit code {self.exit_code}" if self.exit_code else ""
-        where = str(Failed(rank=self.rank, host=self.host))
+        rank_and_host = str(Failed(rank=self.rank, host=self.host))
         return ", ".join(
-            filter(None, (self.state, reason and f"reason {reason}", where, self.signal or code))
+            filter(None, (self.state, reason and f"reason {reason}", rank_and_host, self.signal or code))
         )
 
 
 @cache
 def catalogue() -> Catalogue:
-    """What causes.toml says; models would take longer to import than it takes to read."""
-    known = tomllib.loads(_DATA.read_text(encoding="utf-8"))
-    return Catalogue(causes=[Cause(**row) for row in known.pop("causes")], **known)
+    """Return the content of causes.toml. It is not validated, because pydantic is slow to import."""
+    tables = tomllib.loads(_DATA.read_text(encoding="utf-8"))
+    return Catalogue(causes=[Cause(**row) for row in tables.pop("causes")], **tables)
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
-    """Why a job failed, was cancelled or waits."""
+    """Return the reason why a job failed, was cancelled or waits."""
     case = _Case.of(evidence)
     job, failed = evidence.job, case.failed
     cause, words = next(
-        (one, words) for one in catalogue().causes if (words := case.words_of(one)) is not None
+        (candidate, words)
+        for candidate in catalogue().causes
+        if (words := case.words_of(candidate)) is not None
     )
     return Diagnosis(
         job_id=job.id,
@@ -158,22 +163,22 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 def waiting(jobs: Iterable[JobInfo]) -> list[Diagnosis]:
-    """Return what each of the jobs that wait is waiting for."""
+    """Return the reason of each pending job."""
     waits = [job for job in jobs if job.state is JobState.PENDING]
-    found: dict[tuple[str, int | None], Diagnosis] = {}
+    diagnoses: dict[tuple[str, int | None], Diagnosis] = {}
     for job in waits:
-        if (key := (job.reason, job.expected_start)) not in found:
-            found[key] = diagnose(Evidence(job=job))
-    return [replace(found[job.reason, job.expected_start], job_id=job.id, name=job.name) for job in waits]
+        if (key := (job.reason, job.expected_start)) not in diagnoses:
+            diagnoses[key] = diagnose(Evidence(job=job))
+    return [replace(diagnoses[job.reason, job.expected_start], job_id=job.id, name=job.name) for job in waits]
 
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """A job's end, in which causes are looked for."""
+    """Values in which a job's cause is looked for. raw: the job's complete log."""
 
     evidence: Evidence
     failed: Failed
-    raw: str  # all of the log
+    raw: str
     error: _Error
     words: Mapping[str, str]
 
@@ -183,14 +188,14 @@ class _Case:
         failed = first_failed(
             raw, evidence.job, evidence.tasks_per_node, ranks=evidence.ranks or {}, ends=evidence.ends
         )
-        own = (evidence.ranks or {}).get(failed.rank) if failed.rank is not None else None
-        error = _error(None if own is None else _readable(own), raw, show_noise=failed.rank is None)
+        rank_log = (evidence.ranks or {}).get(failed.rank) if failed.rank is not None else None
+        error = _error(None if rank_log is None else _readable(rank_log), raw, show_noise=failed.rank is None)
         words = _words(evidence, failed) | {"traceback": "1" if error.is_traceback else ""}
         return cls(evidence, failed, raw, error, words)
 
     def words_of(self, cause: Cause) -> dict[str, str] | None:
-        """What fills its texts; None unless all of its conditions hold."""
-        job, failed, found = self.evidence.job, self.failed, dict(self.words)
+        """Return the values for the texts of a cause, or None unless all of its conditions hold."""
+        job, failed, words = self.evidence.job, self.failed, dict(self.words)
         code = failed.exit_code or 0
         if cause.state not in ("", job.state) or cause.signal not in ("", failed.signal):
             return None
@@ -205,31 +210,31 @@ class _Case:
             if patterns:
                 if (match := _search(patterns, text)) is None:
                     return None
-                found |= {
+                words |= {
                     name: plain_line(value)[:_WORD_COLUMNS] for name, value in match.groupdict("").items()
                 }
-        packages, module = catalogue().packages, found.get("module", "")
+        packages, module = catalogue().packages, words.get("module", "")
         top = module.partition(".")[0]
-        found["package"] = packages.get(module) or packages.get(top) or top
-        if "peak" in found:
-            found["used"] = f": {shown_size(int(found['peak']))} used of {shown_size(int(found['most']))}"
+        words["package"] = packages.get(module) or packages.get(top) or top
+        if "peak" in words:
+            words["used"] = f": {shown_size(int(words['peak']))} used of {shown_size(int(words['most']))}"
         if "home" in cause.when:
-            found["home"] = self.evidence.left_here(found.get("file") or module.replace(".", "/"))
-        return found if all(found.get(name) for name in cause.when) else None
+            words["home"] = self.evidence.left_here(words.get("file") or module.replace(".", "/"))
+        return words if all(words.get(name) for name in cause.when) else None
 
 
 def _search(patterns: Iterable[str], text: str) -> re.Match[str] | None:
-    return next((match for one in patterns if (match := re.search(one, text, re.MULTILINE))), None)
+    return next((match for pattern in patterns if (match := re.search(pattern, text, re.MULTILINE))), None)
 
 
 def _words(evidence: Evidence, failed: Failed) -> dict[str, str]:
-    """What can stand in a cause and a fix, as causes.toml says."""
-    job, at = evidence.job, str(failed)
+    """Return the values for causes' texts that do not depend on the cause; causes.toml explains them."""
+    job, place = evidence.job, str(failed)
     elapsed = (job.end_time or 0) - (job.start_time or 0) if job.start_time else 0
     soon = job.expected_start - time.time() if job.expected_start else 0
     words = {
-        "at": f" in {at}" if failed.rank is not None else f" {at}" if at else "",
-        "where": f" ({at})" if at else "",
+        "at": f" in {place}" if failed.rank is not None else f" {place}" if place else "",
+        "where": f" ({place})" if place else "",
         "by": f" by {evidence.cancelled_by}" if evidence.cancelled_by else "",
         "elapsed": format_duration(elapsed) if elapsed > 0 else "",
         "excluded": f" and without --exclude {shlex.join(evidence.excluded)}" if evidence.excluded else "",
@@ -249,17 +254,18 @@ def _words(evidence: Evidence, failed: Failed) -> dict[str, str]:
 
 
 def _memory(evidence: Evidence, failed: Failed) -> dict[str, str]:
-    """How much memory was used of how much on a node."""
+    """Return how much memory was used, and the limit per node."""
     match = _MEMORY.search(evidence.job.tres)
     nodes = max(1, len(evidence.job.nodes))
     limit = int(float(match[1]) * _UNITS[match[2]] / nodes) if match else 0
-    top = max(evidence.steps, key=lambda step: step.peak, default=StepInfo(""))
-    if top.peak < _SEEN * limit:  # Slurm looks now and then, and has seen less than there was at the end
-        top = StepInfo("")
-    used = f"{shown_size(top.peak)} used" if top.peak else ""
-    of = f"{' of' if used else 'more than'} {shown_size(limit)}" if limit else ""
-    host = f" on {top.peak_host}" if top.peak_host and not str(failed) else ""
-    return {"used": f"{host}: {used}{of}" if used or of else ""}
+    largest = max(evidence.steps, key=lambda step: step.peak, default=StepInfo(""))
+    if largest.peak < _SEEN * limit:
+        # Slurm samples memory now and then, and has missed the peak.
+        largest = StepInfo("")
+    used = f"{shown_size(largest.peak)} used" if largest.peak else ""
+    of_limit = f"{' of' if used else 'more than'} {shown_size(limit)}" if limit else ""
+    host = f" on {largest.peak_host}" if largest.peak_host and not str(failed) else ""
+    return {"used": f"{host}: {used}{of_limit}" if used or of_limit else ""}
 
 
 _SEEN: Final = 0.8
@@ -269,9 +275,10 @@ _MEMORY: Final = re.compile(r"\bmem=([0-9.]+)([KMGT]?)")
 
 _LABEL: Final = re.compile(r"^\[(?:rank|default)\d+\]: ?", re.MULTILINE)
 _CHAINED: Final = re.compile(r"\n\n(?:During handling of|The above exception was) .*\n\n")
+# The quantifiers are possessive, so that hostile logs take no time.
 _TRACEBACK: Final = re.compile(
     r"^(?P<frames>(?:Traceback \(most recent call last\):\n)?"
-    r"(?:  File .*\n(?:    .*\n|  \[Previous line.*\n)*+)++)"  # possessive: hostile logs take no time
+    r"(?:  File .*\n(?:    .*\n|  \[Previous line.*\n)*+)++)"
     rf"(?P<message>[A-Za-z_][\w.]*(?:: .*|:)?(?:\n(?!Traceback|\s*$).*){{0,{_MESSAGE_LINES - 1}}})?+",
     re.MULTILINE,
 )
@@ -279,32 +286,32 @@ _TRACEBACK: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class _Error:
-    """The error as the program said it: causes are looked for in ``text``, and ``shown`` is shown."""
+    """Error message of a program. Causes are looked for in ``text``; ``shown`` is shown to the user."""
 
     text: str
     shown: tuple[str, ...]
     is_traceback: bool
 
     def lines_of(self, cause: Cause) -> tuple[str, ...]:
-        """The traceback; else what follows from the line that the cause was found in; else the end."""
+        """Return the traceback; otherwise the lines after the cause's match; otherwise the end of the log."""
         if self.is_traceback or not cause.log:
             return self.shown
-        if (found := _search(cause.log, self.text)) is None:
+        if (match := _search(cause.log, self.text)) is None:
             return self.shown
-        rest = self.text[self.text.rfind("\n", 0, found.start() + 1) + 1 :]
+        rest = self.text[self.text.rfind("\n", 0, match.start() + 1) + 1 :]
         return tuple(_shown_lines(rest.split("\n")))[:_TAIL_LINES]
 
 
-def _error(own: str | None, whole: str, *, show_noise: bool) -> _Error:
-    """The last traceback that is not only about the end of another rank, else the end of the log.
+def _error(rank_log: str | None, job_log: str, *, show_noise: bool) -> _Error:
+    """Return the last traceback that is not only about the end of another rank, or the end of the log.
 
-    It is looked for in the ``own`` log of the rank that failed first, then in the ``whole`` of the job's.
-    Where there is an own log, what other ranks say of that rank's end is no cause. With ``show_noise``, the
-    launcher's words are the error where there is nothing else.
+    rank_log: log of the rank that failed first. It is searched before the complete ``job_log``. If there is
+        one, messages of other ranks about this rank's end are ignored.
+    show_noise: use the launcher's messages if there is nothing else.
     """
     consequence = re.compile("|".join(catalogue().consequence))
-    texts = (_without_noise(own or ""), _without_noise(whole))
-    last_resort = texts[1] if own is None or _TRACEBACK.search(texts[0]) else None
+    texts = (_without_noise(rank_log or ""), _without_noise(job_log))
+    last_resort = texts[1] if rank_log is None or _TRACEBACK.search(texts[0]) else None
     for text in texts:
         chains = list(_chains(text))
         primary = [chain for chain in chains if not consequence.search(chain[-1]["message"])]
@@ -313,25 +320,26 @@ def _error(own: str | None, whole: str, *, show_noise: bool) -> _Error:
             frames = chain[-1]["frames"].splitlines()
             starts = [i for i, line in enumerate(frames) if line.startswith("  File ")]
             shown = [*frames[: starts[0]], *frames[starts[-_FRAMES:][0] :], *chain[-1]["message"].split("\n")]
-            said = "\n".join(one.group() for one in chain)
-            return _Error(said, tuple(_shown_lines(shown)), is_traceback=True)
-    if own is not None and not texts[0].strip():
-        others = (line for line in _TRACEBACK.sub("", texts[1]).split("\n") if not consequence.search(line))
-        return _Error("\n".join([*others][-_MOST_LINES:]), (), is_traceback=False)
-    said = next(filter(str.strip, (*texts, whole if show_noise else "")), "")
-    last = [line for line in said.split("\n") if line.strip()]
+            tracebacks = "\n".join(match.group() for match in chain)
+            return _Error(tracebacks, tuple(_shown_lines(shown)), is_traceback=True)
+    if rank_log is not None and not texts[0].strip():
+        lines = (line for line in _TRACEBACK.sub("", texts[1]).split("\n") if not consequence.search(line))
+        return _Error("\n".join([*lines][-_MOST_LINES:]), (), is_traceback=False)
+    text = next(filter(str.strip, (*texts, job_log if show_noise else "")), "")
+    last = [line for line in text.split("\n") if line.strip()]
     shown = list(_shown_lines(last[-_TAIL_LINES:]))
     return _Error("\n".join(last[-_MOST_LINES:]), tuple(shown), is_traceback=False)
 
 
-_MOST_LINES = 200  # in which a cause is looked for
+_MOST_LINES = 200
 
 
 def _chains(text: str) -> Iterator[list[re.Match[str]]]:
-    """Tracebacks, those together of which one was raised while another was handled."""
+    """Yield lists of tracebacks. Exceptions raised while another was handled are in the same list."""
     chain: list[re.Match[str]] = []
     for match in _TRACEBACK.finditer(text):
-        if match["message"] is None:  # frames that no exception follows
+        if match["message"] is None:
+            # Frames without an exception.
             continue
         between = text[chain[-1].end() : match.start()] if chain else ""
         if chain and not _CHAINED.fullmatch(between):
@@ -347,16 +355,16 @@ def _shown_lines(lines: list[str]) -> Iterator[str]:
 
 
 def _readable(text: str) -> str:
-    """Without PyTorch's ``[rank0]: `` before each line, and without the middle of lines that are very long.
+    """Return the text without PyTorch's ``[rank0]: `` labels and without the middle of very long lines.
 
-    Patterns are looked for in what a job wrote: a line of megabytes would take them hours.
+    Regular expressions would take hours for a line of megabytes.
     """
     lines = _LABEL.sub("", text).split("\n")
     return "\n".join(line if len(line) <= _LONGEST else line[:_COLUMNS] + line[-_COLUMNS:] for line in lines)
 
 
 def _without_noise(text: str) -> str:
-    """The log without what only surrounds a failure."""
+    """Return the log without messages that only surround a failure."""
     for pattern in catalogue().noise:
         text = re.sub(pattern, "", text, flags=re.MULTILINE)
     return text

@@ -1,4 +1,4 @@
-"""What is known of a job that failed or waits: its logs, its steps, and what was sent with it."""
+"""Collection of the facts about a failed or waiting job: its logs, its steps, and the files sent with it."""
 
 from __future__ import annotations
 
@@ -21,68 +21,70 @@ from clusterctl.state.submissions import CLIENT_FACTS, SOURCE_FILE
 from clusterctl.transport.base import remote_argv
 from clusterctl.util.process import on_each
 
-_MOST_READ = 8  # jobs whose logs are read
-_MOST_HOSTS = 16  # whose logs are read where hosts share no folder
+_MOST_READ = 8  # jobs
+_MOST_HOSTS = 16  # hosts
 _ACCOUNTING_LAG_S = 3.0
 _Json = Mapping[str, Any]
 
 
 def diagnose_job(session: Session, job: JobInfo) -> Diagnosis:
-    """Why a job failed, was cancelled or waits; its logs are read from the cluster.
+    """Return why a job failed, was cancelled or waits. Reads the job's logs from the cluster.
 
-    What can't be read is left out: how the job ended is what was asked for.
+    If the logs can't be read, the diagnosis uses the scheduler's facts alone.
     """
     if not job.ended:
         return diagnose(Evidence(job=job))
     try:
         logs = _read_logs(session, job)
     except (SchedulerError, TransportError) as exc:
-        return diagnose(Evidence(job=job)).with_lines(f"(its log can't be read: {exc.what})")
-    found = diagnose(evidence_of(session, job, logs))
-    if found.lines:
-        return found
+        return diagnose(Evidence(job=job)).with_lines(f"(the job's log can't be read: {exc.what})")
+    diagnosis = diagnose(evidence_of(session, job, logs))
+    if diagnosis.lines:
+        return diagnosis
     if logs.get("unread"):
-        return found.with_lines(f"(its log can't be read: {logs['unread']})")
-    silent = "it" if found.rank is None else f"rank {found.rank}"
-    return found.with_lines("(the job's folder is gone)" if logs.get("gone") else f"({silent} wrote nothing)")
+        return diagnosis.with_lines(f"(the job's log can't be read: {logs['unread']})")
+    writer = "the job" if diagnosis.rank is None else f"rank {diagnosis.rank}"
+    return diagnosis.with_lines(
+        "(the job's folder is gone)" if logs.get("gone") else f"({writer} wrote nothing)"
+    )
 
 
 def diagnose_jobs(
     session: Session, jobs: Sequence[JobInfo], *, waiting: bool = False
 ) -> tuple[Diagnosis, ...]:
-    """Why each of these jobs failed, then why each was cancelled; with ``waiting``, what each waits for.
+    """Return diagnoses of failed jobs, then of cancelled jobs, then, if ``waiting`` is set, of pending jobs.
 
-    Of many, such as an array's tasks, only the first ones' logs are read.
+    Only the logs of the first jobs are read, because an array may have thousands of tasks.
     """
-    bad = [job for job in jobs if job.outcome in (Outcome.FAILED, Outcome.CANCELLED)]
-    bad.sort(key=lambda job: job.outcome is Outcome.CANCELLED)
-    read = [diagnose_job(session, job) for job in bad[:_MOST_READ]]
-    unread = [diagnose(Evidence(job=job)) for job in bad[_MOST_READ:]]
+    failed = [job for job in jobs if job.outcome in (Outcome.FAILED, Outcome.CANCELLED)]
+    failed.sort(key=lambda job: job.outcome is Outcome.CANCELLED)
+    read = [diagnose_job(session, job) for job in failed[:_MOST_READ]]
+    unread = [diagnose(Evidence(job=job)) for job in failed[_MOST_READ:]]
     return (*read, *unread, *(diagnose_waiting(jobs) if waiting else ()))
 
 
 def diagnose_run(session: Session, job: JobInfo, tree: Path) -> Diagnosis:
-    """The same of a run that is collected into ``tree``."""
+    """Return the diagnosis of a job from its collected run in ``tree``."""
     return diagnose(evidence_of(session, job, remote_logs.ends(str(tree), _task(job))))
 
 
 def evidence_of(session: Session, job: JobInfo, logs: _Json) -> Evidence:
-    """All that is known of a job, with the ends of its logs as ``remote_logs`` gives them."""
+    """Return the facts about a job. logs: ends of its logs as returned by ``remote_logs``."""
     entry = session.ledger.find(job.id)
-    kept = session.ledger.kept(entry.token) if entry is not None else {}
-    facts, source = (_read(kept.get(name, b"{}")) for name in (CLIENT_FACTS, SOURCE_FILE))
-    asked = facts.get("job") or {}
-    steps, by = _accounted(session, job)
+    files = session.ledger.kept(entry.token) if entry is not None else {}
+    facts, source = (_read(files.get(name, b"{}")) for name in (CLIENT_FACTS, SOURCE_FILE))
+    request = facts.get("job") or {}
+    steps, canceller = _accounted(session, job)
     return Evidence(
         job=job,
         log="\n".join(filter(None, (logs.get("stdout"), logs.get("stderr")))),
         ranks={int(rank): text for rank, text in (logs.get("ranks") or {}).items()},
         ends={int(rank): text for rank, text in (logs.get("ends") or {}).items()},
-        tasks_per_node=asked.get("tasks_per_node"),
+        tasks_per_node=request.get("tasks_per_node"),
         steps=steps,
-        cancelled_by=by,
-        left_here=partial(_left_here, asked.get("script"), source, entry.remote_dir or "" if entry else ""),
-        excluded=tuple(asked.get("exclude") or ()),
+        cancelled_by=canceller,
+        left_here=partial(_left_here, request.get("script"), source, entry.remote_dir or "" if entry else ""),
+        excluded=tuple(request.get("exclude") or ()),
     )
 
 
@@ -92,18 +94,18 @@ def _task(job: JobInfo) -> str:
 
 def _read(raw: bytes) -> _Json:
     with suppress(ValueError, RecursionError):
-        found = json.loads(raw)
-        return found if isinstance(found, dict) else {}
+        value = json.loads(raw)
+        return value if isinstance(value, dict) else {}
     return {}
 
 
 def _read_logs(session: Session, job: JobInfo) -> _Json:
-    """The logs on the hosts that have them: the first has the job's own, each those of its ranks.
+    """Return the ends of the job's logs, merged from its hosts. The first host has the job's own log.
 
-    ``unread`` says why the first does not answer.
+    ``unread`` in the result: error of the first host, or "".
 
     Raises:
-        TransportError: none of them answers.
+        TransportError: no host answers.
     """
     entry = session.ledger.find(job.id)
     folder = entry.remote_dir if entry is not None and entry.remote_dir else job.work_dir if job.token else ""
@@ -114,16 +116,16 @@ def _read_logs(session: Session, job: JobInfo) -> _Json:
     answers, failed = on_each(hosts, lambda host: _read(hosts[host].run(argv).stdout.encode()))
     if not answers:
         raise next(iter(failed.values()))
-    found, first = list(answers.values()), failed.get(next(iter(hosts)))
-    of_all = {
-        key: {rank: text for one in reversed(found) for rank, text in (one.get(key) or {}).items()}
+    logs, first_failure = list(answers.values()), failed.get(next(iter(hosts)))
+    merged = {
+        key: {rank: text for log in reversed(logs) for rank, text in (log.get(key) or {}).items()}
         for key in ("ranks", "ends")
     }
-    return {**found[0], "unread": first.what if first else "", **of_all}
+    return {**logs[0], "unread": first_failure.what if first_failure else "", **merged}
 
 
 def _accounted(session: Session, job: JobInfo) -> tuple[tuple[StepInfo, ...], str]:
-    """The job's steps, and the name of the user who cancelled it."""
+    """Return the job's steps, and the name of the user who cancelled it."""
     scheduler = session.scheduler
     with suppress(SchedulerError, TransportError):
         for _ in scheduler.clock.polls(_ACCOUNTING_LAG_S, first_s=0.3, longest_s=1.0):
@@ -139,14 +141,14 @@ def _accounted(session: Session, job: JobInfo) -> tuple[tuple[StepInfo, ...], st
 
 
 def _left_here(script: str | None, source: _Json, folder: str, name: str) -> str:
-    """The path beside the script here of a file or module that the job lacks, if it was not sent; else ""."""
-    here = Path(script).parent if script else None
+    """Return the local path of a file or module that was not sent with the job; "" if it does not exist."""
+    script_folder = Path(script).parent if script else None
     path = os.path.normpath(name.removeprefix(f"{folder}/") if folder else name)
-    if here is None or os.path.isabs(path) or path.startswith(".."):  # noqa: PTH117
+    if script_folder is None or os.path.isabs(path) or path.startswith(".."):  # noqa: PTH117
         return ""
-    sent = [str(one.get("path")) for one in source.get("files", ())]
-    for one in (path, f"{path}.py"):
-        is_sent = any(other == one or other.startswith(f"{one}/") for other in sent)
-        if not is_sent and os.path.exists(here / one):  # noqa: PTH110  # any name
-            return shlex.quote(one)
+    sent = [str(file.get("path")) for file in source.get("files", ())]
+    for candidate in (path, f"{path}.py"):
+        is_sent = any(other == candidate or other.startswith(f"{candidate}/") for other in sent)
+        if not is_sent and os.path.exists(script_folder / candidate):  # noqa: PTH110  # any name
+            return shlex.quote(candidate)
     return ""

@@ -1,4 +1,4 @@
-"""The rank of a job that failed first, by the words of its launcher: srun, mpirun or torchrun."""
+"""Search for the rank that failed first, by the messages of the launcher: srun, mpirun or torchrun."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from typing import Any, Final
 
 from clusterctl.scheduler.base import JobInfo
 
-_BY_LAUNCHER: Final = frozenset({"SIGTERM", "SIGKILL"})  # as it ends ranks
-_LOST_PEER: Final = 14  # Open MPI's exit code of ranks that it ends so
-_FROM_SHELL = 128  # a shell gives the number of the signal that ended a program beside this
-_NAMES: Final = {one.value: one.name for one in signal.Signals}
-_SIGNALS: Final = {signal.strsignal(one): one.name for one in signal.Signals}
+# Signals by which launchers end ranks.
+_BY_LAUNCHER: Final = frozenset({"SIGTERM", "SIGKILL"})
+# Exit code of ranks that Open MPI ends because they lost another rank.
+_LOST_PEER: Final = 14
+# Exit codes of a shell above this number tell the signal that ended its program.
+_FROM_SHELL = 128
+_NAMES: Final = {number.value: number.name for number in signal.Signals}
+_SIGNALS: Final = {signal.strsignal(number): number.name for number in signal.Signals}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The first rank that failed, as far as it is known; ``exit_code`` of a program that ended by itself."""
+    """The first rank that failed, as far as known. ``exit_code`` is None if a signal ended the rank."""
 
     rank: int | None = None
     host: str = ""
@@ -28,7 +31,7 @@ class Failed:
     signal: str = ""
 
     def __str__(self) -> str:
-        """``rank 1 on demo-train-2``; "" where neither is known."""
+        """Return ``rank 1 on demo-train-2``; "" if rank and host are unknown."""
         rank = f"rank {self.rank}" if self.rank is not None else ""
         return " ".join(filter(None, (rank, f"on {self.host}" if self.host else "")))
 
@@ -69,22 +72,24 @@ def first_failed(
     ranks: Mapping[int, str],
     ends: Mapping[int, str],
 ) -> Failed:
-    """The rank that failed first, by what the launcher says in the log; else the end of the job itself.
+    """Return the rank that failed first by the launcher's messages in the log, otherwise the job's own end.
 
-    If Open MPI or srun ended ranks because another rank was gone, and the launcher does not name that rank:
-    the first other rank by the records of their ``ends`` (seconds since 1970, exit code of the shell, host;
-    empty if the rank was killed while it wrote its record), or the rank that caught a signal by ``ranks``,
-    the ranks' own logs.
+    If Open MPI or srun ended ranks because another rank was lost, and the launcher does not name that rank:
+    the first failed rank by ``ends``, otherwise a rank that caught a signal by ``ranks``.
+
+    ranks: log of each rank.
+    ends: record of each failed rank's end: Unix seconds, exit code of its shell, host. "" if the rank was
+        killed while it wrote its record.
     """
     failed = _of_torchrun(log) or _of_mpi_abort(log) or _of_srun(log) or _of_mpirun(log)
-    # Where no launcher says more, it is the job's own end.
+    # Without a message from a launcher, use the job's own exit code or signal.
     failed = failed or _ended(-job.signal if job.signal else job.exit_code or 0)
-    own = None if failed.rank is None else ranks.get(failed.rank, "")
-    # Open MPI does not always say that a rank lost its peer, but then the rank ends with this exit code.
-    has_lost_peer = failed.exit_code == _LOST_PEER or (own is not None and _PEER_GONE.search(own))
-    by_another = own is None or failed.signal in _BY_LAUNCHER or has_lost_peer
+    rank_log = None if failed.rank is None else ranks.get(failed.rank, "")
+    # Open MPI does not always report that a rank lost its peer, but the rank then has this exit code.
+    has_lost_peer = failed.exit_code == _LOST_PEER or (rank_log is not None and _PEER_GONE.search(rank_log))
+    by_another = rank_log is None or failed.signal in _BY_LAUNCHER or has_lost_peer
     if by_another and (_PEER_GONE.search(log) or _SRUN_ENDS.search(log)):
-        failed = _first_recorded(ranks, ends, log) or _that_caught_a_signal(ranks) or failed
+        failed = _first_recorded(ranks, ends, log) or _signalled_rank(ranks) or failed
     if failed.rank is not None and not failed.host and tasks_per_node:
         index = failed.rank // tasks_per_node
         failed = replace(failed, host=job.nodes[index] if index < len(job.nodes) else "")
@@ -93,30 +98,33 @@ def first_failed(
 
 
 def _first_recorded(ranks: Mapping[int, str], ends: Mapping[int, str], log: str) -> Failed | None:
-    """The first rank that failed and has not lost another rank, by the records of the ranks."""
-    found = []
+    """Return the first failed rank that has not lost another rank, by the records of the ranks' ends."""
+    candidates = []
     for rank, record in ends.items():
         if not record:
-            launched = (said for said in _srun_says(log) if said.rank == rank)
-            failed = _that_caught_a_signal({rank: ranks.get(rank, "")}) or next(launched, Failed(rank=rank))
-            found.append((1, 0.0, rank, failed))
+            ends_by_srun = (end for end in _ends_by_srun(log) if end.rank == rank)
+            failed = _signalled_rank({rank: ranks.get(rank, "")}) or next(ends_by_srun, Failed(rank=rank))
+            candidates.append((1, 0.0, rank, failed))
             continue
-        with suppress(ValueError):  # a job may have written anything
+        # ValueError: a job may write anything into its records.
+        with suppress(ValueError):
             when, code, host = record.split()
             if not _PEER_GONE.search(ranks.get(rank, "")):
                 has_lost_peer = int(code) == _LOST_PEER
-                found.append((2 * has_lost_peer, float(when), rank, _ended(int(code), rank=rank, host=host)))
-    return min(found, key=lambda entry: entry[:3])[3] if found else None
+                candidates.append(
+                    (2 * has_lost_peer, float(when), rank, _ended(int(code), rank=rank, host=host))
+                )
+    return min(candidates, key=lambda entry: entry[:3])[3] if candidates else None
 
 
-def _that_caught_a_signal(ranks: Mapping[int, str]) -> Failed | None:
-    """A rank whose own log has what Open MPI or UCX writes of a signal that ends it."""
+def _signalled_rank(ranks: Mapping[int, str]) -> Failed | None:
+    """Return a rank with a message of Open MPI or UCX about a caught signal in its log."""
     caught = ((rank, match) for rank, log in ranks.items() if (match := _CAUGHT.search(log)))
     return next((_ended(-int(m["signal"]), rank=rank, host=m["host"]) for rank, m in caught), None)
 
 
 def _ended(code: int, **fields: Any) -> Failed:
-    """How a program ended by its exit code, in which a shell, or Python's negative sign, has the signal."""
+    """Return a failure by its exit code. Shells (128 + N) and Python (-N) encode a signal N in it."""
     number = -code if code < 0 else code - _FROM_SHELL
     if name := _NAMES.get(number):
         return Failed(signal=name, **fields)
@@ -124,42 +132,46 @@ def _ended(code: int, **fields: Any) -> Failed:
 
 
 def _of_torchrun(log: str) -> Failed | None:
-    """Each node's torchrun names its own first: the earliest counts."""
-    if not (found := sorted(_TORCHRUN.finditer(log), key=lambda match: match["time"])):
+    """Return the first failed rank by torchrun's messages. Each node's torchrun names its own first rank."""
+    if not (matches := sorted(_TORCHRUN.finditer(log), key=lambda match: match["time"])):
         return None
-    return _ended(int(found[0]["code"]), rank=int(found[0]["rank"]), host=found[0]["host"])
+    return _ended(int(matches[0]["code"]), rank=int(matches[0]["rank"]), host=matches[0]["host"])
 
 
 def _of_mpi_abort(log: str) -> Failed | None:
-    """The rank that called MPI_Abort, with what the launcher says of its end."""
+    """Return the rank that called MPI_Abort, with its end as the launcher reports it."""
     if (aborted := _ABORTED.search(log)) is None:
         return None
     rank = int(aborted[1])
-    launched = next((one for one in _srun_says(log) if one.rank == rank), None) or _of_mpirun(log)
-    if launched is None or launched.rank != rank:
-        launched = Failed(rank=rank)
-    if not launched.exit_code:  # the launcher killed it, as MPI_Abort asks for
-        return replace(launched, exit_code=int(aborted[2]), signal="")
-    return launched
+    reported = next((end for end in _ends_by_srun(log) if end.rank == rank), None) or _of_mpirun(log)
+    if reported is None or reported.rank != rank:
+        reported = Failed(rank=rank)
+    # The launcher kills the rank at its request, so the exit code is that of MPI_Abort.
+    if not reported.exit_code:
+        return replace(reported, exit_code=int(aborted[2]), signal="")
+    return reported
 
 
-def _srun_says(log: str) -> list[Failed]:
-    found = []
+def _ends_by_srun(log: str) -> list[Failed]:
+    """Return the ends of ranks that srun reports, in order."""
+    ends = []
     for match in _SRUN.finditer(log):
         fields: dict[str, Any] = {"rank": int(match["rank"]), "host": match["host"]}
-        how = "SIGKILL" if match["how"] == "Out Of Memory" else _SIGNALS.get(match["how"] or "", "")
-        found.append(_ended(int(match["code"]), **fields) if match["code"] else Failed(signal=how, **fields))
-    return found
+        signal_name = "SIGKILL" if match["how"] == "Out Of Memory" else _SIGNALS.get(match["how"] or "", "")
+        ends.append(
+            _ended(int(match["code"]), **fields) if match["code"] else Failed(signal=signal_name, **fields)
+        )
+    return ends
 
 
 def _of_srun(log: str) -> Failed | None:
-    """The first that srun names before it ends the others, else one that was not ended by it."""
+    """Return the first rank reported before srun ended the others, otherwise a rank not ended by srun."""
     end = _SRUN_ENDS.search(log)
-    if end is not None and (before := _srun_says(log[: end.start()])):
-        return before[0]
-    said = _srun_says(log)
-    by_itself = (one for one in said if one.signal not in _BY_LAUNCHER)
-    return next(by_itself, said[0] if said else None)
+    if end is not None and (ends_before := _ends_by_srun(log[: end.start()])):
+        return ends_before[0]
+    ends = _ends_by_srun(log)
+    by_itself = (failed for failed in ends if failed.signal not in _BY_LAUNCHER)
+    return next(by_itself, ends[0] if ends else None)
 
 
 def _of_mpirun(log: str) -> Failed | None:

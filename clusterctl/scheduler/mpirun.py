@@ -1,6 +1,6 @@
-"""Jobs without a scheduler, over SSH to the hosts that run them: ``Jobs`` by systemd and a few files.
+"""Client for clusters without a scheduler: implements ``Jobs`` with mpirun and systemd, over SSH.
 
-Plain mpirun, one job at a time, each a unit of systemd on its first node.
+Jobs run one at a time. Each is a systemd unit on its first node.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ from clusterctl.util.progress import Clock
 
 _HARDWARE = ("sh", "-c", "nproc; sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo")
 _KIB_MIB = 1024
-_HEALTH_S = 60.0  # a driver that hangs is given up after 20 s
-_REPAIR = "repair it, then submit again: the health check runs anew; docs/gpus.md lists the checks"
+_HEALTH_S = 60.0
+_REPAIR = "repair the node, then submit again, which repeats the health check; docs/gpus.md lists the checks"
 _VERIFICATION_S = 30
-_AWAY_S = 15.0  # so long a host that did not answer is not asked again
+# A host that did not answer is not contacted again for this time.
+_AWAY_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class MpirunClient(Jobs):
-    """The jobs of ``user``. ``to`` connects to a host as the admin user, ``transport`` to the controller."""
+    """Client for the jobs of ``user``. ``to`` connects to hosts as admin, ``transport`` to the controller."""
 
     script_name = "job.mpirun"
     id_pattern = re.compile(r"m([1-9][0-9]*)")
@@ -58,18 +59,18 @@ class MpirunClient(Jobs):
     to: Connect
     clock: Clock = field(default_factory=Clock)
     patience_s: float = 60.0
-    _away: dict[str, float] = field(default_factory=dict)  # host -> when it did not answer
+    _away: dict[str, float] = field(default_factory=dict)  # host -> time
 
     @classmethod
     def of(
         cls, cluster: Workspace | Inventory, user: str, controller: Transport, to: Connect, patience_s: float
     ) -> MpirunClient:
-        """Return the jobs of a cluster."""
+        """Return a client for a cluster's jobs."""
         inventory = cluster if isinstance(cluster, Inventory) else inventory_of(cluster)
         return cls(inventory, user, controller, to, patience_s=patience_s)
 
     def submit(self, request: JobRequest) -> str:
-        """It is refused while another job runs, or with a failure for each node that is unhealthy."""
+        """Start a job. Refused if another job runs, or if a node is unhealthy (with a failure per node)."""
         first = request.nodes[0]
         try:
             return self._start(first, request)
@@ -77,11 +78,12 @@ class MpirunClient(Jobs):
             return lost_job(self, request, exc)
 
     def _start(self, first: str, request: JobRequest) -> str:
-        self.reject_if_busy()  # and a job that was lost blocks no other one from now on
+        # This also records lost jobs, so that they no longer block other jobs.
+        self.reject_if_busy()
         self._reject_unhealthy(request.nodes)
         names = ("token", "name", "folder", "partition", "nodes", "limit_s")
-        noted = {name: getattr(request, name) for name in names}
-        start = {"do": "submit", "job": noted, "script": request.script, "limit_s": request.limit_s}
+        record = {name: getattr(request, name) for name in names}
+        start = {"do": "submit", "job": record, "script": request.script, "limit_s": request.limit_s}
         answer = self._ask_once(first, start)
         if "busy" in answer:
             raise _busy(job_info(answer["busy"], self.user))
@@ -95,16 +97,16 @@ class MpirunClient(Jobs):
         return str(answer["id"])
 
     def _reject_unhealthy(self, nodes: Sequence[str]) -> None:
-        """Raises SchedulerError if the health check of a node fails now."""
+        """Raise SchedulerError if the health check of a node fails now."""
         argv = ["sudo", "-n", HEALTH_PROGRAM]
-        looked = parallel_map(nodes, lambda node: self.to(node).run(argv, timeout_s=_HEALTH_S, check=False))
+        results = parallel_map(nodes, lambda node: self.to(node).run(argv, timeout_s=_HEALTH_S, check=False))
         failures = tuple(
-            Failure("unhealthy", "; ".join(found.stdout.splitlines()), node, fix=_REPAIR)
-            for node, found in zip(nodes, looked, strict=True)
-            if found.rc == 1 and found.stdout.strip()
+            Failure("unhealthy", "; ".join(result.stdout.splitlines()), node, fix=_REPAIR)
+            for node, result in zip(nodes, results, strict=True)
+            if result.rc == 1 and result.stdout.strip()
         )
         if failures:
-            raise SchedulerError.of_hosts("no job is started on {hosts}", failures, code="unhealthy")
+            raise SchedulerError.of_hosts("the job was not started: {hosts}", failures, code="unhealthy")
 
     def reject_if_busy(self) -> None:
         for job in self.own_jobs():
@@ -117,11 +119,11 @@ class MpirunClient(Jobs):
         return tuple(job for job in self.own_jobs() if job.id in ids) if ids else ()
 
     def own_jobs(self) -> tuple[JobInfo, ...]:
-        said = self._ask(self.inventory.controller.name, {"do": "list"})["jobs"]
-        found = {job.id: job for job in (job_info(one, self.user) for one in said)}
-        for job in [job for job in found.values() if not job.ended and job.nodes]:
-            found[job.id] = self._settled(job)
-        return tuple(found.values())
+        records = self._ask(self.inventory.controller.name, {"do": "list"})["jobs"]
+        jobs = {job.id: job for job in (job_info(record, self.user) for record in records)}
+        for job in [job for job in jobs.values() if not job.ended and job.nodes]:
+            jobs[job.id] = self._settled(job)
+        return tuple(jobs.values())
 
     def all_jobs(self) -> tuple[JobInfo, ...]:
         return self.own_jobs()
@@ -130,11 +132,13 @@ class MpirunClient(Jobs):
         return next((job for job in self.own_jobs() if job.token == token), None)
 
     def cancel(self, ids: Sequence[str]) -> None:
-        """They get SIGTERM, and what is left of them SIGKILL."""
+        """Cancel jobs: they get SIGTERM, and remaining processes SIGKILL."""
         for job in self.jobs(ids):
             if not job.nodes:
                 raise SchedulerError(
-                    f"it is not known where job {job.id} runs", code="job-hosts-unknown", why=job.reason
+                    f"job {job.id} can't be cancelled, because its nodes are unknown",
+                    code="job-hosts-unknown",
+                    why=job.reason,
                 )
             self._ask(job.nodes[0], {"do": "cancel", "ids": [job.id]})
 
@@ -145,7 +149,7 @@ class MpirunClient(Jobs):
         return tuple(parallel_map(hosts, lambda host: self._node(host, at_work)))
 
     def run_verification_job(self, hosts: tuple[str, ...]) -> Result:
-        """Run the payload's probe, a rank on each of these hosts. It ends by itself if it hangs."""
+        """Run the payload's probe with a rank on each of these hosts. It is killed if it hangs."""
         limit_s = _VERIFICATION_S + VERIFICATION_PER_NODE_S * len(hosts)
         load = Environment(root=self.inventory.root).profile
         profile = f'cd && {{ [[ ! -r {load} ]] || . {load}; }} && exec "$@"'
@@ -160,28 +164,29 @@ class MpirunClient(Jobs):
         return self.to(hosts[0]).run(argv, timeout_s=limit_s + 30, check=False)
 
     def _settled(self, job: JobInfo) -> JobInfo:
-        """A job that was not said to have ended, as its first node knows it."""
+        """Return an active job's current state from its first node."""
         first = job.nodes[0]
         if self.inventory.host(first) is None:
-            return replace(job, reason=f"{first} is no host of this cluster any more")
+            return replace(job, reason=f"{first} is not a host of this cluster any more")
         if not self._is_away(first):
             try:
-                said = self._ask_once(first, {"do": "settle", "ids": [job.id]})["jobs"]
+                records = self._ask_once(first, {"do": "settle", "ids": [job.id]})["jobs"]
             except UnreachableError:
                 self._away[first] = self.clock.now()
-            else:  # a job may remove what is noted of it
-                return job_info(said[0], self.user) if said else job
+            else:
+                # A job may have removed its own record.
+                return job_info(records[0], self.user) if records else job
         return replace(job, reason=f"{first} does not answer")
 
     def _is_away(self, host: str) -> bool:
-        """Whether it did not answer just now: to find that out takes its time."""
+        """Return whether the host did not answer a moment ago. Asking it again would take a timeout."""
         return self.clock.now() - self._away.get(host, -_AWAY_S) < _AWAY_S
 
     def _node(self, host: Host, at_work: Iterable[str]) -> NodeInfo:
         cpus, memory_mib = host.cpus or 0, host.memory_mib or 0
         state = "allocated" if host.name in at_work else "idle"
         down = NodeInfo(
-            host.name, "down*", "it does not answer", cpus, memory_mib, "", (host.partition or "",)
+            host.name, "down*", "the host does not answer", cpus, memory_mib, "", (host.partition or "",)
         )
         if self._is_away(host.name):
             return down
@@ -194,36 +199,39 @@ class MpirunClient(Jobs):
         return replace(down, shown=state, reason="", cpus=cpus, memory_mib=memory_mib)
 
     def _ask(self, host: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What a host answers; while it is briefly away it is asked again."""
+        """Return a host's answer to a request. Repeat the request while the host is briefly unreachable."""
         return patiently(self.clock, self.patience_s, lambda: self._ask_once(host, request))
 
     def _ask_once(self, host: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        asked = json.dumps({"user": self.user, **request})
-        program = remote_argv("clusterctl.scheduler.remote_jobs", asked)[1:]
-        said = self.to(host).run(["sudo", "-n", "/usr/bin/python3", "-I", "-S", *program]).stdout
+        request_text = json.dumps({"user": self.user, **request})
+        program = remote_argv("clusterctl.scheduler.remote_jobs", request_text)[1:]
+        output = self.to(host).run(["sudo", "-n", "/usr/bin/python3", "-I", "-S", *program]).stdout
         try:
-            answer: Mapping[str, Any] = json.loads(said)
+            answer: Mapping[str, Any] = json.loads(output)
             return {**answer}
         except (ValueError, TypeError) as exc:
             raise SchedulerError(
-                "a host gave no usable list of its jobs", code="answer-garbled", where=host, why=said[:500]
+                "the host's answer is not a valid list of jobs",
+                code="answer-garbled",
+                where=host,
+                why=output[:500],
             ) from exc
 
 
 def _busy(job: JobInfo) -> SchedulerError:
     since = datetime.fromtimestamp(job.start_time or 0, UTC).astimezone()
     return SchedulerError(
-        f"job {job.id} ({job.name}) runs already",
+        f"job {job.id} ({job.name}) is already running",
         code="busy",
         where=", ".join(job.nodes),
-        why=f"{job.user} has it since {since:%Y-%m-%d %H:%M:%S}; without a scheduler jobs do not queue",
-        fix=f"wait for it (`clusterctl logs {job.id} -f`), or end it: `clusterctl cancel {job.id}`",
+        why=f"{job.user} started it at {since:%Y-%m-%d %H:%M:%S}; without a scheduler, jobs do not queue",
+        fix=f"wait for it (`clusterctl logs {job.id} -f`), or cancel it: `clusterctl cancel {job.id}`",
     )
 
 
 PREFIX: Final = "m"
 
-# systemd's word for how a unit ended (systemd.exec(5), $SERVICE_RESULT), and ours.
+# Result of a unit -> state, reason. See systemd.exec(5), $SERVICE_RESULT; the last three are our own.
 _RESULTS: Final[Mapping[str, tuple[JobState, str]]] = {
     "success": (JobState.COMPLETED, ""),
     "exit-code": (JobState.FAILED, "NonZeroExitCode"),
@@ -231,36 +239,37 @@ _RESULTS: Final[Mapping[str, tuple[JobState, str]]] = {
     "core-dump": (JobState.FAILED, ""),
     "timeout": (JobState.TIMEOUT, "TimeLimit"),
     "oom-kill": (JobState.OUT_OF_MEMORY, "OutOfMemory"),
-    "shutdown": (JobState.NODE_FAIL, "its first node was shut down"),
-    "lost": (JobState.NODE_FAIL, "its first node was restarted, or lost it"),
-    "start": (JobState.BOOT_FAIL, "its first node could not start it"),
+    "shutdown": (JobState.NODE_FAIL, "the job's first node was shut down"),
+    "lost": (JobState.NODE_FAIL, "the job's first node was restarted, or lost the job"),
+    "start": (JobState.BOOT_FAIL, "the job's first node could not start it"),
 }
-_SIGNALS: Final = {one.name.removeprefix("SIG"): one.value for one in signal.Signals}
+_SIGNALS: Final = {number.name.removeprefix("SIG"): number.value for number in signal.Signals}
 
 
-def job_info(said: Mapping[str, Any], user: str) -> JobInfo:
-    """The job that a host tells of. With a damaged record it has no nodes, and is UNKNOWN until it ends."""
-    match = MpirunClient.id_pattern.fullmatch(str(said.get("id")))
+def job_info(record: Mapping[str, Any], user: str) -> JobInfo:
+    """Return the job in a host's record. If the record is damaged, the job has no nodes and state UNKNOWN."""
+    match = MpirunClient.id_pattern.fullmatch(str(record.get("id")))
     number = int(match[1]) if match else 0
     job = JobInfo(number=number, name="", user=user, state=JobState.UNKNOWN, reason="", prefix=PREFIX)
     try:
         if match is None:
-            raise ValueError("it has no id")
-        end = said["end"]
-        outcome = _outcome(end, cancelled=bool(said["cancelled"]))
+            raise ValueError("the record has no id")
+        end = record["end"]
+        outcome = _outcome(end, cancelled=bool(record["cancelled"]))
         job = job if end is None else replace(job, state=outcome["state"])
         return replace(
             job,
-            name=str(said["name"]),
-            partition=str(said["partition"]),
-            nodes=tuple(map(str, said["nodes"])),
-            submit_time=int(said["time"]),
-            start_time=int(said["time"]),
+            name=str(record["name"]),
+            partition=str(record["partition"]),
+            nodes=tuple(map(str, record["nodes"])),
+            submit_time=int(record["time"]),
+            start_time=int(record["time"]),
             end_time=None if end is None else int(end["time"]),
-            time_limit_s=int(said.get("limit_s", 0)) or None,  # an older clusterctl noted none
-            tres=f"node={len(said['nodes'])}",
-            work_dir=str(said["folder"]),
-            comment=comment_of(said["token"]),
+            # Older records have no limit.
+            time_limit_s=int(record.get("limit_s", 0)) or None,
+            tres=f"node={len(record['nodes'])}",
+            work_dir=str(record["folder"]),
+            comment=comment_of(record["token"]),
             **outcome,
         )
     except (KeyError, ValueError, TypeError) as exc:

@@ -1,4 +1,4 @@
-"""The script of a job on a cluster without a scheduler, for bash and mpirun; and the nodes it gets."""
+"""Job scripts for clusters without a scheduler, run by bash and mpirun, and the choice of a job's nodes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from clusterctl.spec.names import MPI_SSH, Launcher
 from clusterctl.state.facts import ClusterFacts
 from clusterctl.util.assets import render
 
-# What of a job only Slurm can do.
+# Fields of a job that only Slurm supports.
 _SLURMS: Final = ("account", "qos", "constraint", "array", "requeue", "signal", "mem", "gpus")
 
 
 def with_nodes(request: JobRequest, facts: ClusterFacts, job: JobSpec) -> JobRequest:
-    """The request with the first nodes of the job's partition, in order, and its time limit.
+    """Return the request with the first nodes of the job's partition, and the job's time limit.
 
     Raises:
-        UsageError: it asks for what only Slurm can do, or for more than there is.
+        UsageError: the job needs Slurm, or more than the partition has.
     """
     _refuse_slurms(job)
     partition = partition_of(facts, job)
@@ -41,15 +41,15 @@ def with_nodes(request: JobRequest, facts: ClusterFacts, job: JobSpec) -> JobReq
 def render_mpirun_script(
     facts: ClusterFacts, job: JobSpec, *, payload_hash: str, environment: Environment = PLAIN
 ) -> str:
-    """The script of a job, for bash on the first of its nodes."""
+    """Return the script of a job, for bash on the job's first node."""
     nodes = with_nodes(JobRequest("", job.name, "", ""), facts, job).nodes
-    own = UserScript.read(job.script) if job.script is not None else None
-    if own is not None and own.directives:
+    script = UserScript.read(job.script) if job.script is not None else None
+    if script is not None and script.directives:
         raise UsageError(
-            f"the script {own.name} asks Slurm for what it needs, and this cluster has none",
+            f"the script {script.name} has #SBATCH lines, and this cluster does not run Slurm",
             code="needs-slurm",
-            why=f"it has {own.directives[0].strip()!r}",
-            fix="say it in flags, and remove the #SBATCH lines",
+            why=f"the first is {script.directives[0].strip()!r}",
+            fix="remove the #SBATCH lines, and use options of `clusterctl submit` instead",
         )
     words = Words(
         folder='"$PWD"',
@@ -61,12 +61,12 @@ def render_mpirun_script(
     )
     return render(
         "job.mpirun.j2",
-        **common_words(job, own, environment, payload_hash),
+        **common_words(job, script, environment, payload_hash),
         nodes=nodes,
         slots=job.tasks_per_node,
         cpus=job.cpus or 1,
         job_options=f"--telemetry={facts.interval_s:g} --nodes={','.join(nodes)} --ssh='{MPI_SSH}'",
-        program=program(job, own, environment, words),
+        program=program(job, script, environment, words),
     )
 
 
@@ -80,13 +80,13 @@ def _launcher(job: JobSpec, nodes: int) -> tuple[str, ...]:
 
 
 def _refuse_slurms(job: JobSpec) -> None:
-    asked = [field for field in _SLURMS if getattr(job, field)]
+    options = [field for field in _SLURMS if getattr(job, field)]
     if "launcher" in job.model_fields_set and job.launcher is Launcher.SRUN:
-        asked.append("launcher srun")
-    if asked:
+        options.append("launcher srun")
+    if options:
         raise UsageError(
-            f"this cluster has no scheduler, so a job can't have {', '.join(f'--{flag}' for flag in asked)}",
+            f"this cluster has no scheduler, so jobs can't use {', '.join(f'--{flag}' for flag in options)}",
             code="needs-slurm",
-            why="these are Slurm's: here jobs do not queue, and each has all of its nodes",
-            fix="leave it out, or raise a cluster with `scheduler: slurm`",
+            why="these are options of Slurm; here jobs do not queue, and each job has its nodes to itself",
+            fix="leave the option out, or use a cluster with `scheduler: slurm`",
         )

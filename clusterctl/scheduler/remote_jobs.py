@@ -1,10 +1,11 @@
-"""Starts, ends and tells of jobs. Runs on a host, as root: standard library only, Python 3.9.
+"""Program that starts, cancels and lists jobs without a scheduler. Runs on hosts as root, for Python 3.9.
 
     main(REQUEST)
 
-REQUEST and the answer are one JSON object each. What is known of a job lies in its user's home, which all
-hosts see: `~/clusterctl/mpirun/m1/` with `job.json`, how it ended (`end.json`, by its unit), and `cancelled`.
-These files are opened as the user alone: root may have no rights there, and must follow no link of a job's.
+REQUEST and the answer are JSON objects. A job's records are in its user's home, which all hosts share:
+`~/clusterctl/mpirun/m1/` holds `job.json`, `end.json` (written by the job's unit at its end) and `cancelled`.
+They are opened with the user's rights, because root may have no rights there and must not follow a job's
+links.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ ID = re.compile(r"m([1-9][0-9]*)")
 FIELDS = {"token": str, "name": str, "folder": str, "partition": str, "nodes": list, "time": int}
 MOST_BYTES = 1 << 20  # of a record
 ASK_S = 20
-STOP_S = 10  # from the signal to end until what is left is killed
+STOP_S = 10  # SIGTERM to SIGKILL
 LOST = "lost"
 
-# The unit's main process. Its logs are the user's files: systemd itself would open them as root.
+# The unit's main process. It opens the logs with the user's rights; systemd itself would open them as root.
 START = """\
 #!/bin/sh
 folder=${0%/*}
@@ -43,7 +44,7 @@ export CLUSTERCTL_JOB_ID="${folder##*/}"
 exec /bin/bash "./$1" >>stdout.log 2>>stderr.log </dev/null
 """
 
-# systemd runs it when the unit has ended, however that was.
+# systemd runs this script whenever the unit has ended.
 ENDED = """\
 #!/bin/sh
 cd -- "${0%/*}" || exit
@@ -62,20 +63,21 @@ class User:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """One at a time starts jobs, or says that they were lost."""
+        """Lock the user's registry of jobs, for starting a job or recording a lost job."""
         with acting(self.account):
             self.registry.mkdir(parents=True, exist_ok=True)
-            held = lock(os.fsencode(self.registry / ".lock"), fcntl.LOCK_EX, ASK_S)  # a job can hold it, too
+            # The wait is limited, because a job can hold the lock.
+            lock_fd = lock(os.fsencode(self.registry / ".lock"), fcntl.LOCK_EX, ASK_S)
         try:
             yield
         finally:
-            os.close(held)
+            os.close(lock_fd)
 
     def jobs(self) -> list[Record]:
-        """All jobs there were, by number."""
+        """Return the records of all jobs, by number."""
         with acting(self.account):
-            begun = [name for name in self._names() if os.path.lexists(self.registry / name / "job.json")]
-            return [self._job(name) for name in begun]
+            names = [name for name in self._names() if os.path.lexists(self.registry / name / "job.json")]
+            return [self._job(name) for name in names]
 
     def _names(self) -> list[str]:
         try:
@@ -85,12 +87,12 @@ class User:
         return sorted(names, key=lambda name: int(name[1:]))
 
     def new_name(self) -> str:
-        """The name of the next job: that of one whose record was spoilt or removed is not given again."""
+        """Return the name of the next job. Names of jobs with damaged or removed records are not reused."""
         with acting(self.account):
             return f"m{1 + max((int(name[1:]) for name in self._names()), default=0)}"
 
     def _job(self, name: str) -> Record:
-        """What is noted of a job; nothing but its end where that is none of our records."""
+        """Return the record of a job. If job.json is not valid, only its id and its end."""
         folder = self.registry / name
         return {
             **understood(read(folder / "job.json")),
@@ -100,12 +102,13 @@ class User:
         }
 
     def write(self, name: str, file: str, text: str) -> None:
-        """A file of a job, whole or not at all."""
+        """Write a file of a job atomically."""
         with acting(self.account):
             folder = self.registry / name
             folder.mkdir(exist_ok=True)
             new = folder / f".{file}.new"
-            with suppress(FileNotFoundError):  # a job may have put anything there
+            # A job may have left any file there.
+            with suppress(FileNotFoundError):
                 new.unlink()
             with open_new(new) as out:
                 out.write(text)
@@ -113,22 +116,22 @@ class User:
 
 
 def open_new(path: Path) -> TextIO:
-    """Open for writing; what a job has put there in place of a file is an error, and never waited for."""
+    """Open a file for writing. Raises OSError, without blocking, if a job has put a pipe or link there."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o666), "w")
 
 
 def read(path: Path) -> Record | None:
-    """The JSON object in a file, which a job may have put anything in place of."""
+    """Return the JSON object in a file; None if it has none, because jobs can put anything there."""
     try:
-        found = read_json(os.fsencode(path.parent), os.fsencode(path.name), MOST_BYTES)
+        record = read_json(os.fsencode(path.parent), os.fsencode(path.name), MOST_BYTES)
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return record if isinstance(record, dict) else None
 
 
 def understood(job: Record | None) -> Record:
-    """The record of a job, or an empty one where it is none that we wrote."""
+    """Return the record of a job, or {} if clusterctl did not write it."""
     if job is None or not all(isinstance(job.get(name), kind) for name, kind in FIELDS.items()):
         return {}
     return job if job["nodes"] and all(isinstance(node, str) for node in job["nodes"]) else {}
@@ -139,41 +142,42 @@ def unit(name: str) -> str:
 
 
 def is_there(name: str) -> bool:
-    """Whether systemd still has the job's unit: it runs, begins or ends."""
+    """Return whether systemd still has the job's unit: starting, running or stopping."""
     argv = ["systemctl", "show", "--property=ActiveState", "--value", unit(name)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=ASK_S, check=True)
-    return done.stdout.strip() not in ("inactive", "failed", "")
+    result = subprocess.run(argv, capture_output=True, text=True, timeout=ASK_S, check=True)
+    return result.stdout.strip() not in ("inactive", "failed", "")
 
 
-def submit(user: User, asked: Record) -> Record:
-    """Start a job, unless another one goes on; a token that is known already stands for its job."""
+def submit(user: User, request: Record) -> Record:
+    """Start a job, unless another job is active. A known token returns the id of its job."""
     with user.alone():
         for job in user.jobs():
-            if job.get("token") == asked["job"]["token"]:
+            if job.get("token") == request["job"]["token"]:
                 return {"id": job["id"]}
             if job["end"] is None and "nodes" in job:
                 return {"busy": job}
         name = user.new_name()
         user.write(name, "start", START)
         user.write(name, "ended", ENDED)
-        user.write(name, "job.json", json.dumps({**asked["job"], "time": int(time.time())}))
-        argv = systemd_run(user, name, asked)
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=ASK_S, check=False)
-        if done.returncode != 0:
+        user.write(name, "job.json", json.dumps({**request["job"], "time": int(time.time())}))
+        argv = systemd_run(user, name, request)
+        result = subprocess.run(argv, capture_output=True, text=True, timeout=ASK_S, check=False)
+        if result.returncode != 0:
             end = {"result": "start", "code": "", "status": "", "time": int(time.time())}
             user.write(name, "end.json", json.dumps(end))
-            return {"failed": done.stderr.strip()}
+            return {"failed": result.stderr.strip()}
     return {"id": name}
 
 
-def systemd_run(user: User, name: str, asked: Record) -> list[str]:
+def systemd_run(user: User, name: str, request: Record) -> list[str]:
     folder = str(user.registry / name)
-    limit = asked["limit_s"]
+    limit = request["limit_s"]
     properties = {
         "Type": "exec",
-        "WorkingDirectory": asked["job"]["folder"],
+        "WorkingDirectory": request["job"]["folder"],
         "ExecStopPost": f'/bin/sh "{folder}/ended"',
-        "KillMode": "mixed",  # the job's script alone is told to end, and tells its ranks
+        # Only the job's script gets SIGTERM; it ends its ranks.
+        "KillMode": "mixed",
         "TimeoutStopSec": str(STOP_S),
         "LimitMEMLOCK": "infinity",
         "TasksMax": "infinity",
@@ -182,31 +186,32 @@ def systemd_run(user: User, name: str, asked: Record) -> list[str]:
     return [
         *("systemd-run", "--quiet", "--collect", f"--unit={unit(name)}", f"--uid={user.account.pw_name}"),
         *(f"--property={key}={value}" for key, value in properties.items()),
-        *("/bin/sh", f"{folder}/start", asked["script"]),
+        *("/bin/sh", f"{folder}/start", request["script"]),
     ]
 
 
-def settle(user: User, asked: Record) -> Record:
-    """The jobs of these ids, which are this host's; of one whose unit is gone without a word, it is noted."""
+def settle(user: User, request: Record) -> Record:
+    """Return the records of these jobs. If a job's unit has disappeared without an end, record it as lost."""
     with user.alone():
         for job in user.jobs():
-            # Asked in this order: a unit that ends has left its word before it is gone.
-            if job["id"] in asked["ids"] and job["end"] is None and not is_there(job["id"]):
+            # Check the unit after the record: a unit writes its end before it disappears.
+            if job["id"] in request["ids"] and job["end"] is None and not is_there(job["id"]):
                 with acting(user.account):
-                    told = read(user.registry / job["id"] / "end.json") is not None
-                if not told:
+                    has_end = read(user.registry / job["id"] / "end.json") is not None
+                if not has_end:
                     end = {"result": LOST, "code": "", "status": "", "time": int(time.time())}
                     user.write(job["id"], "end.json", json.dumps(end))
-        return {"jobs": [job for job in user.jobs() if job["id"] in asked["ids"]]}
+        return {"jobs": [job for job in user.jobs() if job["id"] in request["ids"]]}
 
 
-def cancel(user: User, asked: Record) -> Record:
-    for name in asked["ids"]:
+def cancel(user: User, request: Record) -> Record:
+    for name in request["ids"]:
         if not ID.fullmatch(name):
             raise ValueError(name)
         user.write(name, "cancelled", "")
         argv = ["systemctl", "stop", "--no-block", unit(name)]
-        subprocess.run(argv, capture_output=True, timeout=ASK_S, check=False)  # it may have ended just now
+        # The unit may have ended just now, so the exit status is ignored.
+        subprocess.run(argv, capture_output=True, timeout=ASK_S, check=False)
     return {}
 
 

@@ -1,11 +1,11 @@
-"""Reads the ends of a job's logs. Runs on the cluster (standard library, Python 3.9), and here on a run.
+"""Program that reads the ends of a job's logs. Runs on the cluster and locally: standard library, Python 3.9.
 
     main(FOLDER, TASK)
 
-``TASK`` is the number of an array's task, or empty. The answer is a JSON object: ``stderr`` and ``stdout``,
-``ranks`` (rank -> the end of its own log), ``ends`` (rank -> when and how it failed, as payload/node/task.py
-records it; empty if the rank was killed before it had written that), and ``gone``: whether the folder is
-missing. A log that is missing, or is no file, is empty.
+TASK is the number of an array task, or "". The answer is a JSON object: ``stderr`` and ``stdout``; ``ranks``:
+rank -> end of its own log; ``ends``: rank -> when and how it failed, as recorded by payload/node/task.py, or
+"" if the rank was killed before it could write the record; ``gone``: whether the folder is missing. A log
+that is missing or is not a file is "".
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import Any
 from clusterctl.transport.remote_open import open_file
 
 END = 1 << 16  # of a log
-RANKS_END = 1 << 20  # of all ranks' logs together
+RANKS_END = 1 << 20  # of all ranks
 MOST_RANKS = 2048
-# A restarted job's logs go on (payload/node/task.py).
+# A restarted job appends to its logs (payload/node/task.py).
 RESTARTED = re.compile(r"(?m)^clusterctl: restart [0-9]+ of this job$")
 RANK_LOG = re.compile(r"([0-9]{1,6})\.log")
 RANK_END = re.compile(r"([0-9]{1,6})\.end")
-RECORD = 300  # bytes of how a rank failed, at most
+RECORD = 300  # bytes
 
 
 def end_of(folder: str, path: str, most: int) -> str:
-    """The last bytes of a log as text, of a restarted job those of its last attempt."""
+    """Return the last bytes of a log as text. For a restarted job, only the output of its last attempt."""
     try:
         fd = open_file(os.fsencode(folder), os.fsencode(path))
     except OSError:
@@ -43,7 +43,7 @@ def end_of(folder: str, path: str, most: int) -> str:
 
 
 def ends(folder: str, task: str) -> dict[str, Any]:
-    """The ends of all logs of a job."""
+    """Return the ends of all logs of a job, as described above."""
     own = f"-{task}" if task else ""
     below = (f"task-{task}/" if task else "") + "rank-logs"
     try:

@@ -1,4 +1,4 @@
-"""A cluster that is up, as its job user sees it: facts, scheduler, ledger; and what its scheduler decides."""
+"""A job user's connection to a running cluster: facts, scheduler, ledger of submissions."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from clusterctl.spec.models import ClusterSpec
     from clusterctl.state.inventory import Inventory
 
-PATIENCE_S = 60.0  # for the scheduler to answer
-# A scheduler may be starting, but a user who asks for its state wants to know soon.
+PATIENCE_S = 60.0  # for the scheduler
+# The same for commands that show the scheduler's state, because a user wants to know soon.
 SOON_S = 10.0
-SHORT_PATIENCE_S = 5.0  # of commands that do something without it: it is there soon, or will not be
+# The same for commands that can do without the scheduler.
+SHORT_PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
     """A connection to the controller as the job user.
 
-    unshared_nodes: where hosts share no folder, the hosts that run jobs; what jobs need there, they have
-    themselves.
+    unshared_nodes: the hosts that run jobs, if hosts share no folder. Files for jobs are then on each host.
     """
 
     facts: ClusterFacts
@@ -48,35 +48,36 @@ class Session:
 
     @property
     def spec(self) -> ClusterSpec:
-        """The applied spec, which few verbs about jobs read."""
+        """The applied spec. It is read on demand, because few commands about jobs need it."""
         return applied(self.workspace)
 
     @property
     def transport(self) -> Transport:
-        """The controller."""
+        """Transport to the controller."""
         return self.scheduler.transport
 
     def transports_of_partition(self, partition: str | None) -> tuple[Transport, ...]:
-        """The nodes of a partition, or of all, that have a job's folder of their own."""
-        names = (name for one in self.facts.partitions if partition in (None, one.name) for name in one.nodes)
-        found = (self.unshared_nodes[name] for name in names if name in self.unshared_nodes)
-        return tuple(transport for transport in found if transport is not self.transport)
+        """Return transports to the nodes of a partition (None: all) with job folders of their own."""
+        partitions = [facts for facts in self.facts.partitions if partition in (None, facts.name)]
+        names = (name for facts in partitions for name in facts.nodes)
+        transports = (self.unshared_nodes[name] for name in names if name in self.unshared_nodes)
+        return tuple(transport for transport in transports if transport is not self.transport)
 
     def hosts_with_files(self, hosts: Sequence[str]) -> tuple[tuple[str, Transport], ...]:
-        """Who has what a job wrote that ran on these hosts, its first host first; the controller if none."""
-        found = tuple((host, self.unshared_nodes[host]) for host in hosts if host in self.unshared_nodes)
-        return found or ((self.transport.host, self.transport),)
+        """Return the hosts with the files of a job that ran on ``hosts``. Default: the controller."""
+        transports = tuple((host, self.unshared_nodes[host]) for host in hosts if host in self.unshared_nodes)
+        return transports or ((self.transport.host, self.transport),)
 
     @property
     def slurm(self) -> SlurmClient:
-        """Slurm, for what nothing else can do; a UsageError where this cluster has none."""
+        """The Slurm client, for operations that need Slurm. Raises UsageError on other clusters."""
         if isinstance(self.scheduler, SlurmClient):
             return self.scheduler
         raise UsageError(
-            "that needs Slurm, and this cluster has none",
+            "this command needs Slurm, and the cluster does not run Slurm",
             code="needs-slurm",
-            why="its spec says `scheduler: none`",
-            fix="`clusterctl submit` runs jobs, `clusterctl ssh HOST` opens a shell on a host",
+            why="its spec has `scheduler: none`",
+            fix="run jobs with `clusterctl submit`, or open a shell on a host with `clusterctl ssh HOST`",
         )
 
 
@@ -84,7 +85,7 @@ class Session:
 def session(
     facts: ClusterFacts, workspace: Workspace, *, patience_s: float = PATIENCE_S
 ) -> Iterator[Session]:
-    """Open the connection; it is made at the first use."""
+    """Open a session. The connection to the cluster is made at its first use."""
     with Connections(workspace.ssh_config, stays=facts.controller) as connections:
         controller = connections.to(facts.controller, facts.job_user)
         scheduler = client_of(facts, workspace, controller, connections.to, patience_s)
@@ -97,7 +98,7 @@ def session(
 
 @contextmanager
 def open_session(chosen: ChosenCluster, *, patience_s: float = PATIENCE_S) -> Iterator[Session]:
-    """Open a session of the chosen cluster, whose spec is the applied one.
+    """Open a session of the chosen cluster, with its applied spec.
 
     patience_s: how long to wait for the scheduler, in seconds.
 
@@ -109,11 +110,14 @@ def open_session(chosen: ChosenCluster, *, patience_s: float = PATIENCE_S) -> It
         with session(facts_of(workspace), workspace, patience_s=patience_s) as opened:
             yield opened
         if refusal := opened.ledger.refusal:
-            chosen.note(f"note: {refusal.what} ({refusal.why}): what became of jobs is asked anew next time")
+            chosen.note(
+                f"note: {refusal.what} ({refusal.why}): "
+                "the next command asks the scheduler for the jobs' results again"
+            )
 
 
 def applied(workspace: Workspace) -> ClusterSpec:
-    """The spec that `up` was last given, for verbs that seldom read it: its models are slow to import."""
+    """Return the spec that `up` was last given. Imported on demand, because its models are slow to import."""
     from clusterctl.state.inventory import applied_spec  # noqa: PLC0415
 
     return applied_spec(workspace)
@@ -122,7 +126,7 @@ def applied(workspace: Workspace) -> ClusterSpec:
 def client_of(
     facts: ClusterFacts, workspace: Workspace, controller: Transport, to: Connect, patience_s: float
 ) -> Jobs:
-    """Slurm as the user of ``controller`` sees it, or mpirun on the hosts that ``to`` connects to."""
+    """Return the client for jobs: of Slurm as the user of ``controller``, or of mpirun over ``to``."""
     if facts.has_slurm:
         return SlurmClient(controller, patience_s=patience_s)
     return mpirun_client(workspace, facts.job_user, controller, to, patience_s)
@@ -131,7 +135,7 @@ def client_of(
 def mpirun_client(
     cluster: Workspace | Inventory, user: str, controller: Transport, to: Connect, patience_s: float
 ) -> MpirunClient:
-    """The jobs of a cluster without a scheduler; most clusters have Slurm, and need none of that."""
+    """Return the client for a cluster without a scheduler. Imported on demand: most clusters have Slurm."""
     from clusterctl.scheduler.mpirun import MpirunClient  # noqa: PLC0415
 
     return MpirunClient.of(cluster, user, controller, to, patience_s)
@@ -141,11 +145,11 @@ _SBATCH_MAY_HANG_S = 600
 
 
 def resolve_submissions(scheduler: Jobs, ledger: Ledger) -> None:
-    """Find out what became of submissions whose answer was lost, and write it down."""
+    """Find out whether submissions without an answer were accepted, and record the result."""
     for entry in ledger.entries():
         if entry.job_id is None and not entry.refused:
-            found = scheduler.by_token(entry.token, entry.submitted_at)
-            if found is not None:
-                ledger.update(entry, job_id=found.whole_id)
+            job = scheduler.by_token(entry.token, entry.submitted_at)
+            if job is not None:
+                ledger.update(entry, job_id=job.whole_id)
             elif time.time() - entry.submitted_at > _SBATCH_MAY_HANG_S:
                 ledger.update(entry, refused=True)

@@ -1,7 +1,7 @@
-"""Slurm's verbs over a transport to the controller.
+"""Client for Slurm: runs Slurm's commands on the controller.
 
-Reading is retried, within bounds, while the controller or the way to it is briefly away. ``sbatch`` is not:
-whether a lost submission arrived is for the caller to find out, by the comment it gave the job.
+Queries are repeated for a limited time while slurmctld, slurmdbd or the connection is away. ``sbatch`` is
+not: if its answer is lost, the caller looks for the job by the comment that it gave the job.
 """
 
 from __future__ import annotations
@@ -50,14 +50,15 @@ _AWAY = re.compile(
     re.IGNORECASE,
 )
 
-# Slurm had the connection: a request that it did not answer in time may be carried out later.
+# Slurm had the connection, so a request that it did not answer in time may still be carried out.
 _ON_ITS_WAY = re.compile(r"timed out|Zero Bytes|(send|receive|shutdown) failure", re.IGNORECASE)
 # There was no connection at all, so nothing was sent.
 _NOT_SENT = re.compile(r"slurm controller \(connect failure\)|Connection refused", re.IGNORECASE)
 _BACK_SOON_S = 6.0
-_SOON_S = 5.0  # more than a slurmctld at work needs for an answer
-# sbatch itself would try for a MessageTimeout to reach a slurmctld that is stopped; one that is slow is not.
-# A process that listens on its port (in state 0A) is not asked, which takes longer than all else here.
+# Longer than a busy slurmctld needs for an answer.
+_SOON_S = 5.0
+# If slurmctld is stopped, sbatch would try to reach it for a MessageTimeout, so check with a ping first. The
+# ping is skipped if a process listens on slurmctld's port (state 0A), because it is slower than the rest.
 _SBATCH = f"""\
 if ! grep -qs ":{SLURMCTLD_PORT:04X} [0-9A-F:]* 0A" /proc/net/tcp /proc/net/tcp6 &&
     timeout 2 scontrol ping | grep -q " is DOWN"; then
@@ -65,7 +66,7 @@ if ! grep -qs ":{SLURMCTLD_PORT:04X} [0-9A-F:]* 0A" /proc/net/tcp /proc/net/tcp6
     exit 1
 fi
 cd -- "$1" && shift && exec sbatch "$@\""""
-# What Slurm says -> the flag that is wrong, and the command that lists what it can be.
+# Pattern in Slurm's message -> the wrong option, and the command that lists its valid values.
 _REFUSALS = (
     ("invalid account", "--account", "sacctmgr show associations format=account,user"),
     ("invalid partition|partition name", "--partition", "sinfo --format=%R"),
@@ -77,7 +78,7 @@ _TOO_LARGE = re.compile("node configuration is not available|Node count|More pro
 
 
 class SlurmAwayError(SlurmError):
-    """Slurm's controller or its accounting did not answer; trying again may help."""
+    """slurmctld or slurmdbd did not answer. The command can be repeated."""
 
     code = "slurm-away"
     retryable = True
@@ -85,12 +86,13 @@ class SlurmAwayError(SlurmError):
 
 @dataclass
 class SlurmClient(Jobs):
-    """Slurm as the user of ``transport`` sees it; its absence is waited out for ``patience_s``."""
+    """Slurm, used by the user of ``transport``. Queries wait up to ``patience_s`` while Slurm is away."""
 
     transport: Transport
     clock: Clock = field(default_factory=Clock)
     patience_s: float = 60.0
-    _in_doubt: bool = field(default=False, init=False)  # a command got no answer
+    # Whether a command got no answer, so that the next command checks slurmctld first.
+    _in_doubt: bool = field(default=False, init=False)
 
     script_name = "job.sbatch"
     id_pattern = re.compile(r"[1-9][0-9]*(_[0-9]+)?")
@@ -100,37 +102,39 @@ class SlurmClient(Jobs):
         return slurm_parse.parse_version(self._ask(["sinfo", "--version"]))
 
     def is_there(self) -> bool:
-        """Whether slurmctld takes connections."""
+        """Return whether slurmctld accepts connections."""
         return " is UP" in self.transport.run(["scontrol", "ping"], check=False).stdout
 
     def nodes(self) -> tuple[NodeInfo, ...]:
         return self._query(slurm_parse.SINFO)
 
     def jobs(self, ids: Sequence[str]) -> tuple[JobInfo, ...]:
-        """One query, then one to the accounting for the rest; an array's id stands for all its tasks."""
+        """Return jobs from squeue, and the rest from sacct. An array's id stands for all its tasks."""
         for job_id in ids:
             self.check_id(job_id)
         if not ids:
             return ()
-        asked = "--jobs=" + ",".join(ids)
-        found = tuple(job for job in self._queued(asked, nothing=_UNKNOWN_ID) if job.number)
-        # Slurm soon forgets tasks that ended while others of their array go on: ask twice for those ids.
-        whole = {str(job.number) for job in found if job.task is None} | {job.id for job in found}
-        missing = [job_id for job_id in ids if job_id not in whole]
+        option = "--jobs=" + ",".join(ids)
+        found_jobs = tuple(job for job in self._queued(option, nothing=_UNKNOWN_ID) if job.number)
+        # squeue soon forgets ended tasks of an array that is still running, so also ask sacct for arrays.
+        complete = {str(job.number) for job in found_jobs if job.task is None} | {
+            job.id for job in found_jobs
+        }
+        missing = [job_id for job_id in ids if job_id not in complete]
         if missing:
             accounted = self._accounted("--jobs=" + ",".join(missing))
-            # For a moment, the last task of an array is in the accounting without its number.
-            arrays = {job.number for job in (*found, *accounted) if job.task is not None}
-            known, wanted = {job.id for job in found}, {*missing}
+            # For a moment, sacct has the last task of an array without its task number.
+            arrays = {job.number for job in (*found_jobs, *accounted) if job.task is not None}
+            queued_ids, missing_ids = {job.id for job in found_jobs}, {*missing}
             new = {
                 job.id: job
                 for job in accounted
-                if job.id not in known
-                and wanted & {job.id, str(job.number)}
+                if job.id not in queued_ids
+                and missing_ids & {job.id, str(job.number)}
                 and not (job.task is None and job.number in arrays)
             }
-            found += tuple(new.values())
-        return _sorted(found)
+            found_jobs += tuple(new.values())
+        return _sorted(found_jobs)
 
     def nodes_and_jobs(self) -> tuple[tuple[NodeInfo, ...], tuple[JobInfo, ...]]:
         separator = slurm_parse.new_separator()
@@ -148,13 +152,14 @@ class SlurmClient(Jobs):
         for job in self.own_jobs():
             if job.token == token:
                 return job
-        days = 2 + max(0, int((time.time() - submitted_at) // _DAY_S))  # the cluster's clock may be another
+        # The cluster's clock may differ, so search two more days.
+        days = 2 + max(0, int((time.time() - submitted_at) // _DAY_S))
         accounted = self._accounted(f"--starttime=now-{days}days")
         return next((job for job in accounted if job.token == token), None)
 
     def submit(self, request: JobRequest) -> str:
-        """Hand a job over; a second time only where Slurm can't have had the first request."""
-        # An appended log survives a requeue; by hand, a second sbatch in the folder starts its logs anew.
+        """Submit a job. Try a second time only if Slurm can't have received the first request."""
+        # Appended logs survive a requeue. A second sbatch in the folder, by hand, truncates them.
         comment = comment_of(request.token)
         options = (f"--comment={comment}", f"--chdir={request.folder}", "--open-mode=append")
         for tries_left in (1, 0):
@@ -162,14 +167,15 @@ class SlurmClient(Jobs):
                 return self.sbatch(request.folder, request.script, *options)
             except (SlurmAwayError, UnreachableError, AnswerLostError) as exc:
                 was_not_sent = _NOT_SENT.search(exc.why) and not _ON_ITS_WAY.search(exc.why)
-                if not isinstance(exc, SlurmAwayError) or not was_not_sent:  # sbatch may still be at it
+                # Unless the request was certainly not sent, sbatch may still be working on it.
+                if not isinstance(exc, SlurmAwayError) or not was_not_sent:
                     return lost_job(self, request, exc)
                 if not tries_left or not self._answers_soon():
                     raise self._not_submitted(exc) from exc
         raise AssertionError("the last try returns")
 
     def _answers_soon(self) -> bool:
-        """Whether slurmctld is there again before long."""
+        """Wait a few seconds for slurmctld to answer. Return whether it does."""
         for _ in self.clock.polls(_BACK_SOON_S, first_s=0.5, longest_s=5.0):
             with suppress(TransportError):
                 if self.is_there():
@@ -181,7 +187,7 @@ class SlurmClient(Jobs):
             "Slurm does not answer, and the job was not submitted",
             where=f"slurmctld on {self.transport.host}",
             why=exc.why,
-            fix="`clusterctl up` starts what was stopped; then submit again",
+            fix="start Slurm's daemons with `clusterctl up`, then submit again",
             host=self.transport.host,
         )
 
@@ -189,29 +195,29 @@ class SlurmClient(Jobs):
         """Submit a script from its folder and return the job's id.
 
         Raises:
-            SlurmError: Slurm refused.
-            SlurmAwayError: sbatch gave up on the controller; the job may have been taken all the same.
-            UnreachableError: no answer from sbatch, which may be going on.
-            AnswerLostError: it went well, and did not say a job's id.
+            SlurmError: Slurm rejected the job.
+            SlurmAwayError: sbatch could not reach slurmctld; the job may have been accepted.
+            UnreachableError: no answer from sbatch, which may still be running.
+            AnswerLostError: sbatch succeeded, but did not print a job id.
         """
         result = self.transport.run(
             ["sh", "-c", _SBATCH, "sh", folder, "--parsable", *options, "--", script], check=False
         )
         if result.rc != 0:
             if _AWAY.search(result.stderr):
-                raise SlurmAwayError("Slurm's controller did not answer sbatch", why=result.stderr.strip())
+                raise SlurmAwayError("slurmctld did not answer sbatch", why=result.stderr.strip())
             words = (re.sub(r"^sbatch: (error: )?", "", line) for line in result.stderr.strip().splitlines())
-            why = "; ".join(words)
-            raise SlurmError("Slurm did not take the job", code="slurm-refused", why=why, fix=fix_of(why))
+            reason = "; ".join(words)
+            raise SlurmError("Slurm rejected the job", code="slurm-refused", why=reason, fix=fix_of(reason))
         job_id = result.stdout.strip().splitlines()[-1].partition(";")[0] if result.stdout.strip() else ""
         if not job_id.isdigit():
             raise AnswerLostError(
-                "sbatch did not say a job id", why=result.stdout[:500], host=self.transport.host
+                "sbatch did not print a job id", why=result.stdout[:500], host=self.transport.host
             )
         return job_id
 
     def cancel(self, ids: Sequence[str]) -> None:
-        """A program that is told to end may save its work and ask to be run again: forbid that first."""
+        """Cancel jobs. First forbid their requeue, which a program may request when it gets SIGTERM."""
         for job_id in ids:
             self.check_id(job_id)
         self._ask(["scontrol", "update", f"jobid={','.join(ids)}", "requeue=0"], nothing=_ENDED_MEANWHILE)
@@ -234,7 +240,7 @@ class SlurmClient(Jobs):
     def _query(
         self, query: slurm_parse.Query[_T], *options: str, nothing: re.Pattern[str] | None = None
     ) -> tuple[_T, ...]:
-        """What Slurm answers; nothing if it fails with words like ``nothing``."""
+        """Run a query. Returns () if it fails with a message that matches ``nothing``."""
         separator: str = slurm_parse.new_separator()
         return query.parse(self._ask([*query.command(separator), *options], nothing=nothing), separator)
 
@@ -245,7 +251,7 @@ class SlurmClient(Jobs):
         nothing: re.Pattern[str] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> str:
-        """The stdout of a command that only reads; "" if it failed with words like ``nothing``."""
+        """Return the stdout of a command that only reads; "" if its error matches ``nothing``."""
         return self._ask_all([argv], nothing=nothing, env=env)[0]
 
     def _ask_all(
@@ -255,55 +261,55 @@ class SlurmClient(Jobs):
         nothing: re.Pattern[str] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[str]:
-        """The same of several, in one round trip: each is run if the one before it did not fail."""
+        """Run several commands in one round trip, until one fails. Return the stdout of each."""
         boundary = slurm_parse.new_separator()
         line = f" && printf %s {shlex.quote(boundary)} && ".join(map(shlex.join, commands))
         argv = commands[0] if len(commands) == 1 else ["sh", "-c", line]
 
         def ask() -> list[str]:
             result = self._run(argv, slurm_parse.ENVIRONMENT if env is None else env, commands[0][0])
-            said = result.stdout.split(boundary)
+            outputs = result.stdout.split(boundary)
             if result.rc == 0:
-                return said
+                return outputs
             if nothing is not None and nothing.search(result.stderr):
                 return [""] * len(commands)
-            command, why = commands[len(said) - 1][0], result.stderr.strip()[-2000:]
+            command, reason = commands[len(outputs) - 1][0], result.stderr.strip()[-2000:]
             if _AWAY.search(result.stderr):
-                raise self._away_error(command, why)
+                raise self._away_error(command, reason)
             failed = CommandError(command, code="slurm-command-failed", rc=result.rc, stderr=result.stderr)
             raise SlurmError(
-                f"{command} failed with exit status {result.rc}", code="slurm-command-failed", why=why
+                f"{command} failed with exit status {result.rc}", code="slurm-command-failed", why=reason
             ) from failed
 
         return patiently(self.clock, self.patience_s, ask)
 
     def _run(self, argv: Sequence[str], env: Mapping[str, str], name: str) -> Result:
-        """Run a command. Slurm's take a MessageTimeout to say that slurmctld is stopped; a ping does not."""
+        """Run a command. After a timeout, ping slurmctld first: if it is stopped, the ping fails at once."""
         if not self._in_doubt:
             with suppress(NoAnswerError):
                 return self.transport.run(argv, check=False, env=env, timeout_s=_SOON_S)
             self._in_doubt = True
         if not self.is_there():
-            raise self._away_error(name, "slurmctld takes no connections")
+            raise self._away_error(name, "slurmctld does not accept connections")
         self._in_doubt = False
         return self.transport.run(argv, check=False, env=env)
 
-    def _away_error(self, command: str, why: str) -> SlurmAwayError:
+    def _away_error(self, command: str, reason: str) -> SlurmAwayError:
         return SlurmAwayError(
-            f"Slurm's controller has not answered {command} for {self.patience_s:g} s",
-            why=why,
-            fix="`clusterctl up` starts slurmctld and slurmdbd again; running jobs go on",
+            f"slurmctld has not answered {command} for {self.patience_s:g} s",
+            why=reason,
+            fix="start slurmctld and slurmdbd with `clusterctl up`; running jobs are not affected",
         )
 
 
 def fix_of(refusal: str) -> str:
-    """What to do about a refusal in Slurm's words, with the command that lists the valid choices."""
+    """Return the fix for a rejection in Slurm's words, with the command that lists the valid values."""
     for pattern, flag, command in _REFUSALS:
         if re.search(pattern, refusal, re.IGNORECASE):
-            return f"leave out {flag}, or name what `clusterctl ssh '{command}'` lists"
+            return f"leave {flag} out, or use a value from `clusterctl ssh '{command}'`"
     if _TOO_LARGE.search(refusal):
-        return "ask for less; `clusterctl status` shows the nodes, their cores and memory"
-    return "correct what Slurm names"
+        return "ask for fewer resources; `clusterctl status` shows the nodes with their cores and memory"
+    return "correct the option that Slurm's message names"
 
 
 def _sorted(jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:

@@ -1,4 +1,4 @@
-"""Spec, inventory and facts -> Slurm's configuration files. Decisions are here; templates place values."""
+"""Slurm's configuration files, made from spec, inventory and facts. The templates only insert values."""
 
 from __future__ import annotations
 
@@ -22,16 +22,19 @@ from clusterctl.state.inventory import (
 )
 from clusterctl.util.assets import digest, render
 
-TASK_PROLOG = "/opt/clusterctl/task-prolog"  # of the role job_env
-CONTROLLER_PROLOG = "/opt/clusterctl/prolog-slurmctld"  # of the role slurmctld
+TASK_PROLOG = "/opt/clusterctl/task-prolog"
+CONTROLLER_PROLOG = "/opt/clusterctl/prolog-slurmctld"
 
-# The kernel's figure moves by some MiB from boot to boot, and a node with less than promised is drained.
+# The memory that the kernel reports varies by some MiB between boots, and Slurm drains a node with less
+# memory than configured.
 _MEMORY_PROMISED = 0.98
-_DISABLES_CGROUPS = "24.11"  # `CgroupPlugin=disabled` is known there; tried with this release and 26.05
-# Since 23.11 `scontrol reconfigure` has the daemons execute themselves anew: scontrol(1). Before 23.11.8 that
+# The first release with `CgroupPlugin=disabled`; tested with this release and 26.05.
+_DISABLES_CGROUPS = "24.11"
+# From 23.11, `scontrol reconfigure` makes the daemons re-execute themselves: scontrol(1). Before 23.11.8 that
 # could lose credentials and crash slurmctld (Slurm's CHANGELOG/slurm-23.11.md), and Ubuntu 24.04 has 23.11.4.
 _RECONFIGURES = "24.05"
-_TREE_WIDTH = 128  # above that slurmd forwards messages in more than one step
+# With more nodes, slurmd forwards messages in more than one step.
+_TREE_WIDTH = 128
 _PROOF_PRIORITY_TIER = 1000
 _PROOF_MAX_MINUTES = 10
 
@@ -40,7 +43,7 @@ Settings = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What slurm.conf says of one node. ``topology`` is empty where the node has a share of a machine."""
+    """A node's settings in slurm.conf. ``topology`` is empty if the node has only a share of a machine."""
 
     host: Host
     cpus: int
@@ -50,9 +53,9 @@ class Node:
 
 
 def render_files(spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, NodeFacts]) -> dict[str, str]:
-    """File name -> text: Slurm's files, topology.conf among them; none where a cluster has no Slurm.
+    """Return Slurm's configuration files: file name -> text. Empty for a cluster without Slurm.
 
-    ``facts`` is keyed by host name; hosts whose cpus and memory are set in the inventory need none.
+    facts: by host name. Not needed for hosts with cpus and memory in the inventory.
 
     Raises:
         SlurmError: facts of a host are missing.
@@ -64,8 +67,8 @@ def render_files(spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, No
     knows_disabled = _release(inventory) >= _DISABLES_CGROUPS
     gpus = [_line(settings) for node in nodes for settings in _gres_settings(node)]
     switches = [
-        f"SwitchName={name} " + (f"Nodes={one.hosts}" if one.hosts else f"Switches={one.switches}")
-        for name, one in spec.provider.switches.items()
+        f"SwitchName={name} " + (f"Nodes={switch.hosts}" if switch.hosts else f"Switches={switch.switches}")
+        for name, switch in spec.provider.switches.items()
     ]
     return {
         "slurm.conf": _with_extra(_slurm_conf(spec, inventory, nodes), spec.slurm.extra),
@@ -75,16 +78,17 @@ def render_files(spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, No
             constrains_devices=inventory.constrains_devices,
             disabled=knows_disabled and not uses_cgroups,
         ),
-        "topology.conf": render("topology.conf.j2", lines=switches),  # without any, Slurm does not read it
+        # Slurm ignores the file if there are no switches.
+        "topology.conf": render("topology.conf.j2", lines=switches),
         "slurmdbd.conf": render("slurmdbd.conf.j2", host=inventory.controller.own_name, port=SLURMDBD_PORT),
     }
 
 
 def accounting_files(cluster: str, port: int) -> dict[str, str]:
-    """File name -> text: Slurm's files of a host on which only the accounting of a cluster runs."""
-    here = {"ClusterName": cluster, "SlurmctldHost": "localhost", "SlurmUser": "slurm"}
+    """Return Slurm's files for a host that runs only a cluster's accounting: file name -> text."""
+    settings = {"ClusterName": cluster, "SlurmctldHost": "localhost", "SlurmUser": "slurm"}
     accounting = {"Type": "accounting_storage/slurmdbd", "Host": "localhost", "Port": str(port)}
-    lines = here | {f"AccountingStorage{key}": value for key, value in accounting.items()}
+    lines = settings | {f"AccountingStorage{key}": value for key, value in accounting.items()}
     return {
         **dict.fromkeys(("gres.conf", "cgroup.conf", "topology.conf"), ""),
         "slurm.conf": _line(lines, "\n") + "\n",
@@ -93,54 +97,57 @@ def accounting_files(cluster: str, port: int) -> dict[str, str]:
 
 
 def takes_nodes_by_reconfigure(inventory: Inventory) -> bool:
-    """Whether its Slurm learns of other nodes by `scontrol reconfigure`, and no daemon needs a restart."""
+    """Return whether Slurm learns about new nodes by `scontrol reconfigure`, without restarts of daemons."""
     return _release(inventory) >= _RECONFIGURES
 
 
 def needs_facts(inventory: Inventory, host: Host) -> bool:
-    """Whether a node's line in slurm.conf is made of what `slurmd -C` says there."""
+    """Return whether a node's line in slurm.conf needs the output of `slurmd -C` from that node."""
     return inventory.has_slurm and host.cpus is None
 
 
 def timeouts(nodes: int) -> Settings:
-    """Settings that decide how soon a fault is noticed and its job runs again.
+    """Return settings that decide how soon a fault is noticed and its job runs again.
 
-    Slurm's defaults are for thousands of nodes: with them a lost node is noticed after five minutes, and a
-    requeued job waits until credentials expire (120 s). Small clusters need not wait; larger ones get
-    longer limits. None is so short that a machine which is busy for half a minute is taken for a dead one:
-    its jobs would be lost.
+    Slurm's defaults are for thousands of nodes: a lost node is noticed after five minutes, and a requeued job
+    waits until credentials expire (120 s). Small clusters get shorter limits, growing with the number of
+    nodes. Even the shortest tolerate a machine that is busy for half a minute, because a node taken for dead
+    loses its jobs.
     """
-    grown = nodes // 8
+    extra_s = nodes // 8
     return {
-        "SlurmdTimeout": str(min(60 + grown, 300)),
-        "SlurmctldTimeout": str(min(60 + grown, 120)),
-        "MessageTimeout": str(min(15 + grown, 60)),
-        "BatchStartTimeout": "60",  # the prologue's pause counts
-        "AuthInfo": f"cred_expire={min(10 + grown, 120)}",
-        "KillWait": "30",  # Slurm's own: for programs that save their work when they are ended
-        "SchedulerParameters": "batch_sched_delay=0,sched_interval=5,bf_interval=5",  # a job starts at once
+        "SlurmdTimeout": str(min(60 + extra_s, 300)),
+        "SlurmctldTimeout": str(min(60 + extra_s, 120)),
+        "MessageTimeout": str(min(15 + extra_s, 60)),
+        # The prologue's pause counts.
+        "BatchStartTimeout": "60",
+        "AuthInfo": f"cred_expire={min(10 + extra_s, 120)}",
+        # Slurm's default, for programs that save their work on SIGTERM.
+        "KillWait": "30",
+        # Start jobs at once.
+        "SchedulerParameters": "batch_sched_delay=0,sched_interval=5,bf_interval=5",
         "TreeWidth": str(max(2, min(nodes, _TREE_WIDTH))),
     }
 
 
 def gres(gpus: Iterable[Gpu]) -> str:
-    """What slurm.conf says of a node's GPUs: ``gpu:a100:1,gpu:t4:2``."""
-    alike = groupby(by_type(gpus), key=lambda gpu: gpu.type)
-    return ",".join(f"gpu:{kind}:{len([*group])}" for kind, group in alike)
+    """Return a node's GPUs as in slurm.conf: ``gpu:a100:1,gpu:t4:2``."""
+    groups = groupby(by_type(gpus), key=lambda gpu: gpu.type)
+    return ",".join(f"gpu:{kind}:{len([*group])}" for kind, group in groups)
 
 
 def promised_mib(memory_mib: int) -> int:
-    """How much of a node's memory jobs can be given."""
+    """Return the memory of a node that jobs may use."""
     return int(memory_mib * _MEMORY_PROMISED)
 
 
 def slurm_minutes(seconds: int) -> int:
-    """Slurm counts limits in whole minutes; a shorter limit than asked for would be a surprise."""
+    """Return a time limit in whole minutes, as Slurm counts it, rounded up so that no job gets less time."""
     return -(-seconds // 60)
 
 
 def _release(inventory: Inventory) -> str:
-    """Of its Slurm; "" where it is not known."""
+    """Return the release of the cluster's Slurm; "" if unknown."""
     return inventory.slurm or inventory.distribution.slurm or ""
 
 
@@ -154,14 +161,14 @@ def _node(host: Host, facts: Mapping[str, NodeFacts]) -> Node:
             code="host-facts-missing",
             host=host.name,
         )
-    known = facts[host.name]
+    host_facts = facts[host.name]
     topology = (
-        ("Boards", known.boards),
-        ("SocketsPerBoard", known.sockets),
-        ("CoresPerSocket", known.cores_per_socket),
-        ("ThreadsPerCore", known.threads_per_core),
+        ("Boards", host_facts.boards),
+        ("SocketsPerBoard", host_facts.sockets),
+        ("CoresPerSocket", host_facts.cores_per_socket),
+        ("ThreadsPerCore", host_facts.threads_per_core),
     )
-    return Node(host, known.cpus, promised_mib(known.memory_mib), topology, known.gpus)
+    return Node(host, host_facts.cpus, promised_mib(host_facts.memory_mib), topology, host_facts.gpus)
 
 
 def _slurm_conf(spec: ClusterSpec, inventory: Inventory, nodes: tuple[Node, ...]) -> str:
@@ -178,13 +185,13 @@ def _slurm_conf(spec: ClusterSpec, inventory: Inventory, nodes: tuple[Node, ...]
         switches=spec.provider.switches,
         tasks=_line(_tasks(has_shares=has_shares, cgroups=inventory.cgroups), "\n"),
         mpi="pmix" if inventory.pmix else "none",
-        # Tells jobs the variables of their host, what CUDA calls their GPUs, and that there is no PMIx.
+        # Sets host variables and CUDA_VISIBLE_DEVICES for tasks, and tells jobs that there is no PMIx.
         task_prolog=TASK_PROLOG if inventory.has_task_prolog or counted_otherwise else None,
         prolog=CONTROLLER_PROLOG,
         timeouts=_line(timeouts(len(nodes)), "\n"),
         health=HEALTH_PROGRAM,
         health_interval=spec.monitoring.health.interval,
-        # Where the kernel sees to memory, Slurm refuses to do it, too.
+        # If cgroups enforce the memory limit, Slurm rejects OverMemoryKill.
         gather="UsePss" if inventory.cgroups and not has_shares else "OverMemoryKill,UsePss",
         gpus=any(node.gpus for node in nodes),
         nodes="\n".join(_line(_node_settings(node)) for node in nodes),
@@ -193,7 +200,7 @@ def _slurm_conf(spec: ClusterSpec, inventory: Inventory, nodes: tuple[Node, ...]
 
 
 def _with_extra(text: str, extra: tuple[str, ...]) -> str:
-    """The user's lines at the end. Ours step back where they set the same key: twice would be an error."""
+    """Add the user's lines. They replace generated lines with the same key, which Slurm rejects twice."""
     if not extra:
         return text
     taken = {match.group(1).lower() for line in extra if (match := re.match(r"\s*(\w+)", line))}
@@ -202,10 +209,10 @@ def _with_extra(text: str, extra: tuple[str, ...]) -> str:
 
 
 def _tasks(*, has_shares: bool, cgroups: bool) -> Settings:
-    """Who tracks the processes of tasks and binds them to cores."""
+    """Return the settings for tracking the processes of tasks and binding them to cores."""
     if has_shares:
-        # A share's cores are bound to the machine from outside, and its cgroups are not its own: Slurm must
-        # not widen the one nor write the other. It counts memory and ends what takes more than it was given.
+        # The host binds a share to its cores and manages its cgroups, so Slurm must change neither. It counts
+        # memory itself, and ends tasks that use more than they were given.
         parameters, tracks, binds = {"SlurmdParameters": "config_overrides"}, "linuxproc", "task/none"
     elif cgroups:
         parameters, tracks, binds = {}, "cgroup", "task/cgroup,task/affinity"
@@ -235,7 +242,7 @@ def _partitions(spec: ClusterSpec, nodes: tuple[Node, ...]) -> Iterable[Settings
             "Nodes": ",".join(node.host.name for node in members),
             "Default": "YES" if i == 0 else "NO",
             "MaxTime": str(minutes) if minutes else "UNLIMITED",
-            # Without this a job that names no memory takes all of its nodes'.
+            # Otherwise a job that does not ask for memory would get all memory of its nodes.
             "DefMemPerCPU": str(min(node.memory_mib // node.cpus for node in members)),
             "State": "UP",
         }
@@ -253,7 +260,7 @@ def _partitions(spec: ClusterSpec, nodes: tuple[Node, ...]) -> Iterable[Settings
 
 
 def _gres_settings(node: Node) -> Iterable[Settings]:
-    # Named file by file: not every distribution's Slurm can ask the driver.
+    # Files are listed, because not every distribution's Slurm can query the driver.
     for gpu in node.gpus:
         files = {"MultipleFiles" if gpu.caps else "File": ",".join(gpu.files)}
         near = {"Cores": gpu.cores} if gpu.cores and node.topology else {}
@@ -266,7 +273,7 @@ def _line(settings: Settings, separator: str = " ") -> str:
 
 
 _DISKS: Final = ("/", "/tmp", "/var", "/var/tmp", "/run", "/var/log")  # noqa: S108
-# XIDs that tell of hardware, not of a program: in NVIDIA's "XID Errors", those to reset or report.
+# XIDs of hardware faults: those that NVIDIA's "XID Errors" says to reset or report.
 _GRAVE_XIDS: Final = (
     *(48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 109, 110),
     *(119, 120, 136, 140, 143, 154, 155, 156, 158),
@@ -274,7 +281,7 @@ _GRAVE_XIDS: Final = (
 
 
 def health_file(spec: ClusterSpec, inventory: Inventory, drivers: Mapping[str, Driver]) -> str:
-    """JSON: host -> the settings of its check. A host that was not seen is taken to have no GPUs."""
+    """Return the health check's settings as JSON, by host. Hosts not in ``drivers`` count as without GPUs."""
     limits, settings = spec.monitoring.health, {}
     for name in (host.name for host in inventory.compute):
         driver = drivers.get(name, Driver())
@@ -282,8 +289,8 @@ def health_file(spec: ClusterSpec, inventory: Inventory, drivers: Mapping[str, D
             "node": name,
             "gpus": {"cards": driver.cards, "parts": sum(bool(gpu.caps) for gpu in driver.gpus)},
             "gpu_temperature_c": limits.gpu_temperature,
-            "faults": {one.says: f"{one.means}: {one.fix.partition(';')[0]}" for one in faults()},
-            "flags": {one.field: f"{one.means}: {one.fix or 'boot the node'}" for one in flags()},
+            "faults": {fault.says: f"{fault.means}: {fault.fix.partition(';')[0]}" for fault in faults()},
+            "flags": {flag.field: f"{flag.means}: {flag.fix or 'boot the node'}" for flag in flags()},
             "xids": _GRAVE_XIDS,
             "disks": _DISKS,
             "disk_free_mib": limits.disk_free,
@@ -298,21 +305,23 @@ _PARTITION_SIZE: Final = re.compile(r"(?<= )DefMemPerCPU=\d+ ")
 
 
 def slurmd_file(files: Mapping[str, str], inventory: Inventory) -> str:
-    """JSON: host -> a digest of what its slurmd is started with, of Slurm's files as rendered.
+    """Return digests of the settings that require a restart of slurmd when they change: JSON, by host.
 
-    Where `scontrol reconfigure` tells of nodes, it is without them, but for a node itself that is no share:
-    what slurmd measures, it measures when it is started, and keeps hwloc's file at a reconfigure.
+    files: Slurm's files as rendered. If `scontrol reconfigure` announces nodes, lines of other nodes do not
+    count. A node's own line counts unless it is a share, because slurmd measures its hardware when it starts.
     """
     reconfigures = takes_nodes_by_reconfigure(inventory)
-    of_others = ("NodeName=", "PartitionName=", *(f"{key}=" for key in timeouts(0))) if reconfigures else ()
-    own: dict[str, list[str]] = {}
+    reloaded_keys = (
+        ("NodeName=", "PartitionName=", *(f"{key}=" for key in timeouts(0))) if reconfigures else ()
+    )
+    node_lines: dict[str, list[str]] = {}
     common = [files["cgroup.conf"], "" if reconfigures else files["topology.conf"]]
     for line in (*files["slurm.conf"].splitlines(), *files["gres.conf"].splitlines()):
         match = _NODE.match(line)
         if match and not (reconfigures and " CPUs=" in line and " Boards=" not in line):
-            own.setdefault(match[1], []).append(line)
-        if not (line.startswith(of_others) or (match and " Name=gpu " in line)):
+            node_lines.setdefault(match[1], []).append(line)
+        if not (line.startswith(reloaded_keys) or (match and " Name=gpu " in line)):
             common.append(_PARTITION_SIZE.sub("", _SIZE.sub("", line)))
     shared = digest(*common)
     names = [host.name for host in inventory.compute]
-    return json.dumps({host: digest(shared, *own.get(host, ())) for host in names}, indent=1) + "\n"
+    return json.dumps({host: digest(shared, *node_lines.get(host, ())) for host in names}, indent=1) + "\n"

@@ -1,9 +1,9 @@
-"""Slurm's output as models, and the commands that ask for that output.
+"""Parser of Slurm's output, and the commands that produce it.
 
-A job's name, comment and folder may hold every byte but NUL. So each field is followed by a separator that is
-drawn at random for each command: no name holds it, and a record is as many fields as were asked for, whatever
-lines they have. What of a record can't be understood spoils that record alone, which says so as its reason.
-Times are asked for as Unix seconds, and the tasks of arrays in full.
+A job's name, comment and folder may hold every byte but NUL, including newlines. So each field is followed by
+a separator that is random for each command, and a record is a fixed number of fields. A record that can't be
+parsed becomes a job or node with the error as its reason; other records are not affected. Times are Unix
+seconds, and array tasks are listed one by one.
 """
 
 from __future__ import annotations
@@ -28,50 +28,51 @@ if TYPE_CHECKING:
 ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
 _SACCT_ID = re.compile(r"(?P<job>\d+)(?:_(?:(?P<task>\d+)|\[(?P<tasks>[^\]]*)\]))?", re.ASCII)
-_YEAR_S = 365 * 86_400  # what the accounting has of a job without a limit, and in 24.11 squeue at times
+# Time limit of a job without a limit in sacct's output, and sometimes in squeue's in 24.11.
+_YEAR_S = 365 * 86_400
 _T = TypeVar("_T", JobInfo, NodeInfo, StepInfo)
 _Record = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Query(Generic[_T]):
-    """A command that only reads, the fields that it is asked for, and what they are read as."""
+    """A query: a command, the fields to ask for, and the function that reads the records."""
 
     argv: tuple[str, ...]
     fields: Sequence[str]
     read: Callable[[Iterator[_Record]], Iterable[_T]]
 
     def command(self, separator: str) -> list[str]:
-        """The command whose fields are unpadded, in their full length, each followed by the separator."""
+        """Return the command line that prints the fields in full length, each followed by the separator."""
         if self.argv[0] == "sacct":
             return [*self.argv, f"--delimiter={separator}", f"--format={','.join(self.fields)}"]
         return [*self.argv, "--Format=" + ",".join(f"{field}:{separator}" for field in self.fields)]
 
     def parse(self, text: str, separator: str) -> tuple[_T, ...]:
-        """Read the command's output.
+        """Return the objects in the command's output.
 
         Raises:
-            SlurmError: it was cut short, or is another command's.
+            SlurmError: the output is truncated, or has another format.
         """
-        *values, rest = text.split(separator)
-        if rest.strip() or len(values) % len(self.fields):
+        *values, remainder = text.split(separator)
+        if remainder.strip() or len(values) % len(self.fields):
             raise _odd(self.argv[0], text)
         rows = (values[start : start + len(self.fields)] for start in range(0, len(values), len(self.fields)))
-        # The record before this one ended with a newline; ids and nodes' names hold none.
-        records = ([first.rpartition("\n")[2], *others] for first, *others in rows)
-        return tuple(self.read(dict(zip(self.fields, one, strict=True)) for one in records))
+        # The previous record ended with a newline; ids and node names contain no newlines.
+        records = ([first.rpartition("\n")[2], *remaining] for first, *remaining in rows)
+        return tuple(self.read(dict(zip(self.fields, row, strict=True)) for row in records))
 
 
 def new_separator() -> str:
-    """A word that no output holds yet."""
-    return f"|{os.urandom(8).hex()}|"  # a digit first would be a width
+    """Return a random word that does not occur in any output. A leading digit would be read as a width."""
+    return f"|{os.urandom(8).hex()}|"
 
 
 def parse_version(text: str) -> str:
-    """``22.05.8`` of ``slurm-wlm 22.05.8``.
+    """Return ``22.05.8`` from ``slurm-wlm 22.05.8``.
 
     Raises:
-        SlurmError: there is no version in it.
+        SlurmError: the text has no version.
     """
     if match := re.search(r"\d+\.\d+\S*", text):
         return match.group()
@@ -89,18 +90,18 @@ def _number(record: _Record, name: str) -> int:
 
 
 def _text(record: _Record, name: str) -> str:
-    """A field, without Slurm's words for an empty one."""
+    """Return a field; "" for Slurm's words for an empty field."""
     return "" if record[name] in {"(null)", "None", "N/A"} else record[name]
 
 
 def _time(text: str) -> int | None:
-    """A time; None for N/A, NONE, None, Unknown."""
+    """Return a time; None for N/A, NONE, None, Unknown."""
     return int(text) if _is_number(text) else None
 
 
 @lru_cache
 def _limit_s(text: str) -> int | None:
-    """A time limit; None for UNLIMITED, Partition_Limit, NOT_SET, and a year, which stands for them."""
+    """Return a time limit; None for UNLIMITED, Partition_Limit, NOT_SET, and a year, which means no limit."""
     with suppress(ValueError):
         seconds = parse_slurm_time_s(text)
         return None if seconds == _YEAR_S else seconds
@@ -108,7 +109,7 @@ def _limit_s(text: str) -> int | None:
 
 
 def _exit(record: _Record, name: str) -> tuple[int, int]:
-    """Exit code and signal: ``1:0``, or the status of wait(2), as squeue has it before Slurm 23."""
+    """Return exit code and signal, from ``1:0``, or from the status of wait(2) in squeue before Slurm 23."""
     code, colon, signal = record[name].partition(":")
     if colon and _is_number(code) and _is_number(signal):
         return int(code), int(signal)
@@ -117,7 +118,8 @@ def _exit(record: _Record, name: str) -> tuple[int, int]:
 
 
 def _state(record: _Record) -> JobState:
-    word = record["State"].partition(" ")[0]  # "CANCELLED by 10000"
+    # The state may be "CANCELLED by 10000".
+    word = record["State"].partition(" ")[0]
     if word not in JobState.__members__:
         raise ValueError(f"State {record['State'][:100]!r}")
     return JobState(word)
@@ -129,7 +131,8 @@ def _queued(record: _Record) -> Iterator[JobInfo]:
         "Name UserName SubmitTime StartTime EndTime exit_code TimeLimit",
         number=_number(record, "ArrayJobID"),
         task=None if record["ArrayTaskID"] == "N/A" else _number(record, "ArrayTaskID"),
-        tres=_text(record, "tres-alloc"),  # of a job that waits: what it asks for
+        # For a pending job, the field has the requested resources.
+        tres=_text(record, "tres-alloc"),
         restarts=_number(record, "RestartCnt"),
     )
 
@@ -142,13 +145,15 @@ def _accounted(record: _Record) -> Iterator[JobInfo]:
 
 
 def _accounted_id(record: _Record) -> tuple[int, Sequence[int | None]]:
-    """The job's number, and the tasks that the record stands for."""
+    """Return the job's number, and its tasks in this record."""
     match = _SACCT_ID.fullmatch(record["JobID"])
-    if match is None:  # such as 12+1, a component of a heterogeneous job: it has a number of its own
+    if match is None:
+        # For example 12+1, a component of a heterogeneous job, which has a number of its own.
         return _number(record, "JobIDRaw"), [None]
     if match["task"] or match["tasks"] is None:
         return int(match["job"]), [int(match["task"]) if match["task"] else None]
-    try:  # such as 0-8:2%4: from 0 to 8, each second, four at a time
+    try:
+        # For example 0-8:2%4: from 0 to 8, each second, at most four at a time.
         tasks = RangeSet(match["tasks"].partition("%")[0].replace(":", "/"))
     except RangeSetException as exc:
         raise ValueError(f"JobID {record['JobID'][:100]!r}") from exc
@@ -156,12 +161,12 @@ def _accounted_id(record: _Record) -> tuple[int, Sequence[int | None]]:
 
 
 def _job(record: _Record, columns: str, **fields: Any) -> JobInfo:
-    """The job of a record. ``columns`` are the names that this command has for some of its fields."""
+    """Return the job of a record. ``columns``: this command's names for the fields named differently."""
     name, user, submit, start, end, exit_code, limit = columns.split()
     state, (code, signal) = _state(record), _exit(record, exit_code)
     started = _time(record[start])
     if state.outcome is Outcome.GOES_ON:
-        # Slurm's guesses about what is still to come are no facts: one is kept as such.
+        # Start and end are Slurm's estimates; only the expected start is kept.
         waits = state is JobState.PENDING
         fields["expected_start"] = started if waits else None
         fields["start_time"] = None if waits else started
@@ -186,9 +191,9 @@ def _job(record: _Record, columns: str, **fields: Any) -> JobInfo:
 
 
 def _jobs(command: str, read: str, records: Iterator[_Record]) -> Iterator[JobInfo]:
-    """The jobs of records. One that can't be understood is UNKNOWN, and says so as its reason.
+    """Yield the jobs in records. An invalid record becomes a job of state UNKNOWN, with the error as reason.
 
-    It keeps its user and its nodes: they are at work, whatever the job does there.
+    It keeps its user and nodes, because the nodes are in use in any case.
     """
     for record in records:
         try:
@@ -213,7 +218,7 @@ def _jobs(command: str, read: str, records: Iterator[_Record]) -> Iterator[JobIn
 
 
 def _not_understood(command: str, cause: ValueError) -> str:
-    return f"clusterctl does not understand what {command} says: {cause}"
+    return f"clusterctl can't parse the output of {command}: {cause}"
 
 
 _UNITS: Final = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
@@ -221,17 +226,17 @@ _UNITS: Final = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 def _step(record: _Record) -> StepInfo:
     size = re.fullmatch(r"([0-9.]+)([KMGT]?)", record["MaxRSS"])
-    by = re.fullmatch(r"CANCELLED by ([0-9]+)", record["State"])
+    cancelled_by = re.fullmatch(r"CANCELLED by ([0-9]+)", record["State"])
     return StepInfo(
         record["JobID"],
-        by[1] if by else "",
+        cancelled_by[1] if cancelled_by else "",
         int(float(size[1]) * (1 << _UNITS[size[2]])) if size else 0,
         record["MaxRSSNode"],
     )
 
 
 def _nodes(records: Iterator[_Record]) -> Iterator[NodeInfo]:
-    """sinfo has a record for each node and partition."""
+    """Yield the nodes of records. sinfo has a record for each pair of node and partition."""
     nodes: dict[str, NodeInfo] = {}
     for record in records:
         name, partitions = record["NodeList"], (record["Partition"].rstrip("*"),)
@@ -243,10 +248,11 @@ def _nodes(records: Iterator[_Record]) -> Iterator[NodeInfo]:
             reason = "" if record["Reason"] == "none" else _text(record, "Reason")
         except ValueError as exc:
             cpus, memory_mib, reason = 0, 0, _not_understood("sinfo", exc)
-        # Only the short form of the state has the star of a node that does not answer.
+        # Only the short form of the state has the star of a node that is not responding.
         mute = "*" if record["StateLong"].endswith("*") and "*" not in record["StateComplete"] else ""
         nodes[name] = NodeInfo(
-            name=name,  # NodeHost is what the machine calls itself
+            # NodeList, because NodeHost is the machine's own name.
+            name=name,
             shown=record["StateComplete"] + mute,
             reason=reason,
             cpus=cpus,
@@ -265,7 +271,7 @@ SQUEUE: Final = Query(
     "SubmitTime StartTime EndTime TimeLimit tres-alloc WorkDir Comment RestartCnt".split(),
     partial(_jobs, "squeue", "ArrayJobID"),
 )
-# Tasks of an array that never started are one record there; here each has its own.
+# sacct has one record for all tasks of an array that never started; the parser yields one job for each.
 SACCT: Final = Query(
     ("sacct", "--noheader", "--allocations", "--parsable"),
     "JobID JobIDRaw JobName User Partition Account QOS State Reason ExitCode NodeList Submit Start End "
@@ -284,20 +290,20 @@ SINFO: Final = Query(
 )
 
 
-def _odd(command: str, what: str) -> SlurmError:
+def _odd(command: str, answer: str) -> SlurmError:
     return SlurmError(
-        f"{command} answered what clusterctl does not understand",
+        f"clusterctl can't parse the output of {command}",
         code="slurm-answer-garbled",
-        why=what[:500].encode("unicode_escape").decode(),
-        fix="report it, with the version that `clusterctl status` shows for Slurm",
+        why=answer[:500].encode("unicode_escape").decode(),
+        fix="report this as a bug, with the version of Slurm that `clusterctl status` shows",
     )
 
 
 def expand_nodes(nodelist: str) -> tuple[str, ...]:
-    """The node names of a Slurm hostlist such as ``a-[1-3,7]``; none for Slurm's words for "not yet".
+    """Return the node names in a Slurm hostlist such as ``a-[1-3,7]``. Empty if no nodes are assigned yet.
 
     Raises:
-        ValueError: it is no hostlist.
+        ValueError: the text is not a hostlist.
     """
     if nodelist in {"", "None assigned", "(null)", "N/A"}:
         return ()
@@ -307,7 +313,7 @@ def expand_nodes(nodelist: str) -> tuple[str, ...]:
 
 
 def fold_nodes(nodes: Sequence[str]) -> str:
-    """Nodes as a Slurm hostlist: ``a-[1-3,7]``."""
+    """Return nodes as a Slurm hostlist: ``a-[1-3,7]``."""
     with suppress(ValueError):
         return str(_node_set(",".join(nodes))) if len(nodes) > 1 else "".join(nodes)
     return ",".join(nodes)

@@ -1,4 +1,4 @@
-"""How nodes stand: ready, busy, drained by a person, or taken out of service by Slurm."""
+"""Standing of nodes: ready, busy, drained by an administrator, or taken out of service by Slurm."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Final
 
 from clusterctl.scheduler.base import NodeInfo
 
-# How the reason begins that the health check of a node gives.
+# First words of the reason that the health check of a node sets.
 HEALTH_REASON: Final = "clusterctl health:"
 _DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING", "FAIL"})
 _RESERVED = frozenset({"MAINT", "RESERVED"})
-_SLURM = "slurm"  # the account of slurmctld
-# How the reasons begin that clusterctl gives, and slurmd: as root, whom a person may be, too.
+_SLURM = "slurm"  # slurmctld's account
+# First words of reasons set by clusterctl and slurmd. They run as root, as an administrator may, too.
 _OUR_WORDS = "clusterctl: "
 _SLURMDS_WORDS = (
     *("Kill task failed", "Prolog error", "Epilog error", "batch job complete failure", "Low ", "gres/"),
@@ -24,8 +24,8 @@ _SLURMDS_WORDS = (
 class Standing(Enum):
     READY = "ready"
     BUSY = "busy"
-    DRAINED = "drained by a person, or reserved: their choice, so `up` leaves it"
-    OUT = "taken out of service by Slurm, though it answers"
+    DRAINED = "drained by an administrator, or reserved, so `up` does not change it"
+    OUT = "taken out of service by Slurm, although it answers"
     FAILED = "failed"
 
 
@@ -33,7 +33,7 @@ _AT_SERVICE = {"IDLE": Standing.READY, **dict.fromkeys(("ALLOCATED", "MIXED", "C
 
 
 def standing(node: NodeInfo) -> Standing:
-    """Return how a node stands, by its state, its flags and its reason."""
+    """Return the standing of a node, by its state, flags and reason."""
     states = {node.state, *node.flags}
     is_drained = bool(states & _DRAINED)
     by_slurm = node.reason_by == _SLURM or node.reason.startswith((_OUR_WORDS, *_SLURMDS_WORDS))
@@ -45,15 +45,15 @@ def standing(node: NodeInfo) -> Standing:
 
 
 def by_standing(nodes: Iterable[NodeInfo]) -> dict[Standing, list[NodeInfo]]:
-    """Return the nodes of each standing."""
-    found: dict[Standing, list[NodeInfo]] = {one: [] for one in Standing}
+    """Return the nodes in each standing."""
+    nodes_by_standing: dict[Standing, list[NodeInfo]] = {key: [] for key in Standing}
     for node in nodes:
-        found[standing(node)].append(node)
-    return found
+        nodes_by_standing[standing(node)].append(node)
+    return nodes_by_standing
 
 
 def unusable(nodes: Iterable[NodeInfo]) -> tuple[tuple[str, str], ...]:
-    """Return the nodes that Slurm itself gives no jobs, each with its state and reason."""
+    """Return the nodes that Slurm has taken out of service, each with its state and reason."""
     out = (Standing.OUT, Standing.FAILED)
     return tuple((node.name, f"Slurm says {slurms_words(node)}") for node in nodes if standing(node) in out)
 
@@ -64,10 +64,10 @@ def slurms_words(node: NodeInfo) -> str:
 
 
 def why_drained(node: NodeInfo) -> str:
-    """Return who drained a node, and why."""
+    """Return who drained a node and why, as text."""
     if _is_reserved(node):
         return "reserved"
-    return f"drained by {node.reason_by or 'somebody'}: {node.reason or 'no reason given'}"
+    return f"drained by {node.reason_by or 'an unknown user'}: {node.reason or 'no reason given'}"
 
 
 def _is_reserved(node: NodeInfo) -> bool:

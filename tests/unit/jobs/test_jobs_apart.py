@@ -167,4 +167,4 @@ def test_a_log_is_read_also_where_another_node_is_away(
     assert diagnose_job(broken, ended).lines == ("of n1",)
     for names in (("n2",), ("n2", "o1")):  # the first has the job's own
         found = diagnose_job(broken, replace(ended, nodes=names))
-        assert found.lines == ("(its log can't be read: no connection)",)
+        assert found.lines == ("(the job's log can't be read: no connection)",)

@@ -205,7 +205,7 @@ def test_a_garbled_record_spoils_itself_alone(command, field, value, job_id):
     text = with_field(command, field, value)
     spoilt, *others = parser(text + capture(command))
     assert spoilt.id == job_id
-    assert f" {command} says: {field} {value[:100]!r}" in spoilt.reason
+    assert f" of {command}: {field} {value[:100]!r}" in spoilt.reason
     assert spoilt.state is JobState.UNKNOWN
     assert spoilt.reason.isprintable()
     assert others == list(parser(capture(command)))
@@ -232,7 +232,7 @@ def test_a_garbled_task_is_not_taken_for_its_array():
 def test_a_garbled_node_spoils_itself_alone():
     spoilt = sinfo(with_field("sinfo", "CPUs", "many") + capture("sinfo").replace("-1\x1f", "-9\x1f"))[0]
     assert (spoilt.name, spoilt.cpus, spoilt.memory_mib) == ("jr-train-1", 0, 0)
-    assert " sinfo says: CPUs 'many'" in spoilt.reason
+    assert " of sinfo: CPUs 'many'" in spoilt.reason
 
 
 def test_nodes():
