@@ -1,1 +1,1 @@
-"""Processes, parallel calls, assets, rendering, progress."""
+"""Utilities: processes, parallel calls, data files, templates, progress, redaction."""

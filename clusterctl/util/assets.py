@@ -1,7 +1,7 @@
-"""Finds the data folders (templates, ansible, ...) in a checkout and in a wheel alike; renders templates.
+"""Access to data folders (templates, ansible, ...), in a checkout or a wheel; rendering of templates.
 
-Templates only place values: logic lives in Python. Data files may also lie beside the code that reads them,
-such as tables of what a program's words mean.
+Templates only insert values: logic is in Python. Some data files lie beside the code that reads them, such as
+tables with the meaning of a program's messages.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ R = TypeVar("R", bound="Rule")
 
 
 def asset(name: str) -> Path:
-    """The path of one of the data folders.
+    """Return the path of a data folder.
 
     Raises:
-        ClusterctlError: the folder is in neither place, so the installation is broken.
+        ClusterctlError: the folder does not exist, so the installation is incomplete.
     """
     for candidate in (_PACKAGE / "_assets" / name, _PACKAGE.parent / name):
         if candidate.is_dir():
@@ -46,12 +46,12 @@ def asset(name: str) -> Path:
 
 
 def tree_files(root: Path) -> tuple[Path, ...]:
-    """The files below ``root`` that are its content, sorted by name; compiled Python is not."""
-    found: list[Path] = []
+    """Return the files below ``root``, sorted by name, without compiled Python."""
+    files: list[Path] = []
     for folder, folders, names in os.walk(root):
         folders[:] = (name for name in folders if name not in _NOT_CONTENT)
-        found += (Path(folder, name) for name in names if name not in _NOT_CONTENT)
-    return tuple(sorted(path for path in found if path.is_file()))
+        files += (Path(folder, name) for name in names if name not in _NOT_CONTENT)
+    return tuple(sorted(path for path in files if path.is_file()))
 
 
 def file_sha256(path: Path) -> str:
@@ -60,13 +60,15 @@ def file_sha256(path: Path) -> str:
 
 
 def tree_hash(root: Path) -> str:
-    """16 hex digits of the relative names and contents below ``root``; the same wherever the tree lies."""
+    """Return a hash of the relative names and the contents of the files below ``root``: 16 hex digits."""
     files = tree_files(root)
-    return digest(*(part for one in files for part in (one.relative_to(root).as_posix(), one.read_bytes())))
+    return digest(
+        *(part for file in files for part in (file.relative_to(root).as_posix(), file.read_bytes()))
+    )
 
 
 def digest(*parts: str | bytes) -> str:
-    """A short stable hash of a phase's inputs."""
+    """Return a short stable hash of these parts, such as a phase's inputs."""
     sha = hashlib.sha256()
     for part in parts:
         raw = part.encode() if isinstance(part, str) else part
@@ -77,35 +79,36 @@ def digest(*parts: str | bytes) -> str:
 
 @cache
 def payload_hash() -> str:
-    """The hash that names the payload in the store of a cluster."""
+    """Return the hash under which clusters store the payload."""
     return tree_hash(asset("payload"))
 
 
 @cache
 def ansible_hash() -> str:
-    """The hash of the playbooks and roles, as they were when it was first asked for."""
+    """Return the hash of the playbooks and roles, as they were at the first call."""
     return tree_hash(asset("ansible"))
 
 
 def job_lock() -> Path:
-    """What the job environment of every node holds: a requirements file with versions and hashes."""
+    """Return the requirements file, with versions and hashes, of the job environment on every node."""
     return asset("payload") / "requirements.lock"
 
 
 def gpu_lock() -> Path:
-    """What it holds beside that on nodes with NVIDIA GPUs: CuPy, CUDA's libraries, NCCL, NVML."""
+    """Return the additional requirements of nodes with NVIDIA GPUs: CuPy, CUDA's libraries, NCCL, NVML."""
     return asset("payload") / "requirements-gpu.lock"
 
 
 @cache
 def install_inputs() -> tuple[bytes, ...]:
-    """What decides what is installed on a host: the install half of the roles, and the jobs' Python.
+    """Return the contents that determine a host's installation: install files of roles, and requirements.
 
-    What only `configure.yml` reads (its tasks, handlers, templates) is left out, so that editing it installs
-    nothing again. A role without an install half installs nothing; all tasks count of one that only installs.
+    Files that only `configure.yml` reads (tasks, handlers, templates) are left out, so that a change to them
+    does not install anything again. Roles without install.yml install nothing. If a role only installs, all
+    its tasks count.
     """
     ansible = asset("ansible")
-    chosen = [ansible / "install.yml", job_lock()]
+    files = [ansible / "install.yml", job_lock()]
     installing = {path.parents[1].name for path in ansible.glob("roles/*/tasks/install.yml")}
     configuring = {path.parents[1].name for path in ansible.glob("roles/*/tasks/configure.yml")}
     for path in sorted(ansible.glob("roles/*/**/*")):
@@ -113,8 +116,8 @@ def install_inputs() -> tuple[bytes, ...]:
         whole = role not in configuring and inner == "tasks"
         counts = whole or inner in {"vars", "defaults", "files"} or path.name.startswith("install")
         if path.is_file() and role in installing and counts:
-            chosen.append(path)
-    return tuple(part for path in chosen for part in (path.name.encode(), path.read_bytes()))
+            files.append(path)
+    return tuple(part for path in files for part in (path.name.encode(), path.read_bytes()))
 
 
 if TYPE_CHECKING:
@@ -123,9 +126,9 @@ if TYPE_CHECKING:
 
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
-    import jinja2  # noqa: PLC0415 - most verbs render nothing
+    import jinja2  # noqa: PLC0415 - few commands render templates
 
-    # The output is configuration and shell text, never HTML, hence no autoescape; `q` quotes for the shell.
+    # No autoescape, because the output is configuration and shell text, not HTML. `q` quotes for the shell.
     environment = jinja2.Environment(  # noqa: S701
         loader=jinja2.FileSystemLoader(asset("templates")),
         undefined=jinja2.StrictUndefined,
@@ -138,30 +141,30 @@ def _environment() -> Environment:
 
 
 def render(template: str, **values: Any) -> str:
-    """The text of a file of templates/ with its values placed."""
+    """Return the text of a file in templates/ with these values inserted."""
     return _environment().get_template(template).render(**values)
 
 
 def table(path: Path, kind: type[T]) -> T:
-    """What a TOML or YAML file holds, as that type; it is read once."""
-    found: T = _read(path, cast(Hashable, kind))
-    return found
+    """Return the content of a TOML or YAML file, validated as ``kind``. Each file is read once."""
+    content: T = _read(path, cast(Hashable, kind))
+    return content
 
 
 @cache
 def _read(path: Path, kind: Any) -> Any:
-    from pydantic import TypeAdapter  # noqa: PLC0415 - slow, and not all verbs read such a file
+    from pydantic import TypeAdapter  # noqa: PLC0415 - slow to import
 
     if path.suffix == ".toml":
         return TypeAdapter(kind).validate_python(tomllib.loads(path.read_text()))
-    import yaml  # noqa: PLC0415 - the others have no use for it
+    import yaml  # noqa: PLC0415 - TOML needs no YAML parser
 
-    # In C: a tenth of the time that ruamel.yaml takes, which is for what users write.
+    # The C loader takes a tenth of the time of ruamel.yaml, which is for files that users write.
     return TypeAdapter(kind).validate_python(yaml.load(path.read_bytes(), Loader=yaml.CSafeLoader))
 
 
 def yaml_text(document: Mapping[str, Any], *, offset: int = 0) -> str:
-    """A document as YAML, in which lists are indented by ``offset``; no line is folded."""
+    """Return a document as YAML with lists indented by ``offset``. Lines are not folded."""
     from ruamel.yaml import YAML  # noqa: PLC0415
 
     yaml, stream = YAML(), io.StringIO()
@@ -173,9 +176,10 @@ def yaml_text(document: Mapping[str, Any], *, offset: int = 0) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What a text means in which one of the patterns of ``match`` is found.
+    """Meaning of a text that matches one of the patterns ``match``.
 
-    Groups of these patterns can stand in ``cause`` and ``fix``: `{name}`, `{name:what to say without it}`.
+    Groups of the patterns can be used in ``cause`` and ``fix``: `{name}`, `{name:text if the group is
+    empty}`.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
@@ -187,22 +191,22 @@ class Rule:
     retryable: bool = False
 
     def failure(self, words: Mapping[str, str], *, host: str | None, phase: str) -> Failure:
-        """The failure that it stands for; ``words`` are the values of its texts."""
+        """Return the failure for this rule. words: values for its texts."""
         cause, fix = filled(self.cause, words), filled(self.fix, words)
         return Failure(self.code, cause, host, phase, fix, self.retryable)
 
 
 def filled(text: str, words: Mapping[str, str]) -> str:
-    """The text with its words placed: `{name}`, `{name:what to say without it}`."""
+    """Return the text with ``words`` inserted for `{name}` and `{name:text if there is no such word}`."""
     return text.format_map(_Words({name: _Word(value) for name, value in words.items()}))
 
 
 def first_rule(rules: Iterable[R], text: str) -> tuple[R, dict[str, str]] | None:
-    """The first rule that knows the text, and what its patterns' groups name, the first pattern's first."""
+    """Return the first rule that matches, and its patterns' named groups; earlier patterns win."""
     for rule in rules:
-        if found := [match for pattern in rule.match if (match := re.search(pattern, text))]:
-            named = (group for match in reversed(found) for group in match.groupdict().items())
-            return rule, {name: value for name, value in named if value}
+        if matches := [match for pattern in rule.match if (match := re.search(pattern, text))]:
+            groups = (group for match in reversed(matches) for group in match.groupdict().items())
+            return rule, {name: value for name, value in groups if value}
     return None
 
 

@@ -1,4 +1,4 @@
-"""Errors of disks that can't be written (full, read-only, failing, over quota), in one place."""
+"""Errors of disks that can't be written: full, read-only, failing, or over quota."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import Any
 
 from clusterctl.errors import DiskError, MachineError
 
-# What to do where the file system takes nothing more, whichever file it is.
+# Fixes for errors that concern the whole file system.
 _FIXES = {
-    errno.ENOSPC: "remove what is not needed on {place}",
-    errno.EDQUOT: "remove files of yours on {place}, or have your quota raised",
-    errno.EROFS: "mount {place} writable (`dmesg` tells whether an error made it read-only)",
-    errno.EIO: "have the disk of {place} looked at (`dmesg` tells what is wrong with it)",
+    errno.ENOSPC: "remove unneeded files on {place}",
+    errno.EDQUOT: "remove some of your files on {place}, or ask for a larger quota",
+    errno.EROFS: "mount {place} writable (`dmesg` shows whether an error made it read-only)",
+    errno.EIO: "check the disk of {place} (`dmesg` shows the error)",
 }
 REFUSALS = frozenset(_FIXES)
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Translate what goes wrong while the body writes ``path``.
+    """Translate errors in the body, which writes ``path``.
 
     Raises:
-        DiskError: the disk takes nothing more.
-        MachineError: it can't be written for another reason, such as its mode.
+        DiskError: the file system is full, read-only, failing, or over quota.
+        MachineError: the file can't be written for another reason, such as its mode.
     """
     try:
         yield
@@ -40,42 +40,44 @@ def writing(path: Path) -> Iterator[None]:
             code="file-unwritable",
             where=str(path),
             why=exc.strerror or str(exc),
-            fix="make it writable for you, then run the same command again",
+            fix="change its permissions so that you can write it, then run the command again",
         ) from exc
 
 
 def disk_error(exc: OSError, path: Path | None = None, *, what: str = "") -> DiskError:
-    """One of ``REFUSALS`` for people; ``path`` is by default what the error names, if it names anything."""
+    """Return the error for one of ``REFUSALS``. path: default: the file in ``exc``, if any."""
     if path is None and isinstance(exc.filename, str):
         path = Path(exc.filename)
-    unknown = "the disk that takes nothing more (`df -h` and `df -i` show it)"
+    unknown = "the full or unwritable disk (`df -h` and `df -i` show it)"
     place = unknown if path is None else _mount_point(path)
-    fix = f"{_FIXES[exc.errno or errno.EIO].format(place=place)}, then run the same command again"
+    fix = f"{_FIXES[exc.errno or errno.EIO].format(place=place)}, then run the command again"
     if path is None:
         return DiskError(what or "a file can't be written", why=exc.strerror or str(exc), fix=fix)
     return DiskError(what or f"{path.name} can't be written", where=str(path), why=reason(exc, path), fix=fix)
 
 
 def reason(exc: OSError, path: Path) -> str:
-    """Why a file could not be written, in words; of a disk that takes nothing more, which one that is."""
-    why = exc.strerror or str(exc)
+    """Return the reason why a file could not be written, with the mount point for errors of ``REFUSALS``."""
+    cause = exc.strerror or str(exc)
     if exc.errno not in REFUSALS:
-        return why
+        return cause
     place = _mount_point(path)
     status = os.statvfs(_existing(path))
     is_out = exc.errno == errno.ENOSPC and status.f_files > 0 and status.f_favail == 0
-    return f"{why}: {place} has no inodes left" if is_out else f"{why}: {place}"
+    return f"{cause}: {place} has no inodes left" if is_out else f"{cause}: {place}"
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a line to a file; it is on the disk when this returns. Of one that failed a part may be there."""
+    """Append a line to a file and sync it. After an error, a part of the line may be in the file."""
     with writing(path):
         fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             size = os.fstat(fd).st_size
-            torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"  # else this line would be lost with it
-            data = b"\n" * torn + line.encode() + b"\n"
-            while data:  # a disk that gets full takes a part, and says so only of the rest
+            # A last line without a newline is the rest of an interrupted write: end it first.
+            is_torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+            data = b"\n" * is_torn + line.encode() + b"\n"
+            # A disk that becomes full accepts a part, and reports the error for the rest.
+            while data:
                 data = data[os.write(fd, data) :]
             os.fsync(fd)
         finally:
@@ -83,7 +85,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a file, one a line; none without the file. A torn line (power cut) is ignored."""
+    """Yield the JSON objects in a file, a line each. Truncated lines are skipped. The file may be missing."""
     lines = path.read_text().splitlines() if path.exists() else []
     for line in lines:
         with suppress(ValueError):
@@ -92,7 +94,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _mount_point(path: Path) -> Path:
-    """Where the file system is mounted that has this path, or would have it."""
+    """Return the mount point of the file system that holds this path, or would hold it."""
     path = _existing(path).resolve()
     return next(folder for folder in (path, *path.parents) if folder.is_mount())
 

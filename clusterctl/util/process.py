@@ -1,8 +1,8 @@
-"""One runner for programs; and programs and temporary folders that do not outlive us, even if we are killed.
+"""Running of programs, private temporary folders, and calls in parallel threads.
 
-Such a folder is removed by the next clusterctl. It is locked while it is in use, so a folder with our
-prefix that is not locked belongs to a killed process. Also calls in parallel threads: Ctrl-C does not wait
-for those that hang.
+Programs end with clusterctl, even if clusterctl is killed. A temporary folder is locked while it is in use,
+so an unlocked folder with our prefix belongs to a killed process, and the next clusterctl removes it. Ctrl-C
+does not wait for threads that hang.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ from clusterctl.util.progress import NO_LIMIT, Limit
 
 PREFIX = ".clusterctl-run-"
 _SUBREAPER = Path(__file__).with_name("subreaper.py")
-_MEMORY = Path("/dev/shm")  # noqa: S108 - likewise
-SHORT = Path("/tmp")  # noqa: S108 - for what needs a short path, in private folders
+_MEMORY = Path("/dev/shm")  # noqa: S108 - in private folders
+# For private folders that need a short path.
+SHORT = Path("/tmp")  # noqa: S108 - in private folders
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 _MAX_THREADS: Final = 32
-# A signal that arrives just before a thread blocks does not wake that thread: waits end, or Ctrl-C is lost.
+# A signal just before a thread blocks does not wake it, so waits must be short, or Ctrl-C would be lost.
 _INTERRUPTIBLE_S: Final = 0.2
 
 
 def under_subreaper(argv: Sequence[str], *, grace_s: int = 0) -> list[str]:
-    """The command run by our subreaper: it and its descendants end with us. Linux only; else unchanged.
+    """Return the command under our subreaper, which ends it and its descendants with us. Linux only.
 
-    With ``grace_s`` it is interrupted first, and killed only if it goes on that long after. SIGTERM to the
-    process does the same; SIGHUP after it kills at once.
+    grace_s: seconds between SIGINT and SIGKILL. 0: kill at once. SIGTERM to the subreaper does the same;
+        SIGHUP after that kills at once.
     """
     if sys.platform != "linux":
         return list(argv)
@@ -52,7 +53,7 @@ def under_subreaper(argv: Sequence[str], *, grace_s: int = 0) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a program ended, here or on a host: its exit status, and what it said."""
+    """Exit status and output of a program, here or on a host."""
 
     rc: int
     stdout: str
@@ -60,7 +61,7 @@ class Result:
 
     @property
     def reason(self) -> str:
-        """The end of what a program said that failed."""
+        """End of the output of a program that failed."""
         return (self.stderr.strip() or self.stdout.strip())[-1500:] or f"exit {self.rc}"
 
 
@@ -72,22 +73,24 @@ def run(
     timeout_s: float | None = None,
     cwd: Path | None = None,
 ) -> Result:
-    """Run a program that ends with us, and wait for it. ``env`` takes the place of our environment.
+    """Run a program and wait for it. It is ended if this process ends.
+
+    env: replaces the environment. Default: this process's environment.
 
     Raises:
-        OSError: there is no such program.
-        TimeoutExpired: it took too long, and was ended with all its descendants.
+        OSError: the program does not exist.
+        TimeoutExpired: the program took longer than ``timeout_s``, and was ended with its descendants.
     """
-    given = stdin.encode() if isinstance(stdin, str) else stdin
+    stdin_bytes = stdin.encode() if isinstance(stdin, str) else stdin
     with _started(argv, env, stdin=subprocess.PIPE, stderr=subprocess.PIPE, cwd=cwd) as process:
         try:
-            stdout, stderr = process.communicate(given, timeout=timeout_s)
+            stdout, stderr = process.communicate(stdin_bytes, timeout=timeout_s)
         except subprocess.TimeoutExpired:
             process.terminate()
             raise
-        # ssh ends the lines of its own messages with both.
-        said = (one.decode(errors="replace").replace("\r\n", "\n") for one in (stdout, stderr))
-        return Result(process.returncode, *said)
+        # ssh ends the lines of its own messages with \r\n.
+        outputs = (output.decode(errors="replace").replace("\r\n", "\n") for output in (stdout, stderr))
+        return Result(process.returncode, *outputs)
 
 
 def run_heard(
@@ -97,23 +100,23 @@ def run_heard(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Result:
-    """The same, where ``heard`` gets each line of stdout and stderr as it comes; both are then the stdout."""
-    said = []
+    """Run a program like ``run``, and call ``heard`` with each line of its stdout and stderr as it comes."""
+    lines = []
     with _started(argv, env, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, cwd=cwd) as process:
         try:
             for raw in process.stdout or ():
-                said.append(line := raw.decode(errors="replace"))
+                lines.append(line := raw.decode(errors="replace"))
                 heard(line.rstrip("\r\n"))
         except BaseException:
             process.kill()
             raise
-    return Result(process.returncode, "".join(said), "")
+    return Result(process.returncode, "".join(lines), "")
 
 
 def run_streamed(
     argv: Sequence[str], heard: Callable[[bytes], None], *, env: Mapping[str, str] | None = None
 ) -> Result:
-    """The same, where ``heard`` gets stdout in pieces, as they come; only stderr is kept."""
+    """Run a program like ``run``, and call ``heard`` with each piece of stdout, which is not kept."""
     with (
         tempfile.TemporaryFile() as errors,
         _started(argv, env, stdin=subprocess.DEVNULL, stderr=errors.fileno()) as process,
@@ -132,7 +135,8 @@ def run_streamed(
 def _started(
     argv: Sequence[str], env: Mapping[str, str] | None, *, stdin: int, stderr: int, cwd: Path | None = None
 ) -> subprocess.Popen[bytes]:
-    if shutil.which(argv[0]) is None:  # the subreaper could only say it in words
+    # The subreaper could report a missing program only in words.
+    if shutil.which(argv[0]) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
     return subprocess.Popen(
         under_subreaper(argv), stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, env=env, cwd=cwd
@@ -141,46 +145,49 @@ def _started(
 
 @contextmanager
 def temporary_folder(place: str | Path | None = None, *, prefix: str = PREFIX) -> Iterator[Path]:
-    """A private folder below ``place`` (default: where temporary files go) while the body runs."""
+    """Make a private folder that exists while the body runs. Default place: that of temporary files."""
     parent = Path(place) if place else _temporary_place()
     sweep(parent, prefix=prefix)
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-        with suppress(FileNotFoundError):  # a sweep came in between
-            if (held := _locked(folder)) is not None:
+        # FileNotFoundError: a concurrent sweep has removed the new folder before it was locked.
+        with suppress(FileNotFoundError):
+            if (lock_fd := _locked(folder)) is not None:
                 if folder.exists():
                     break
-                os.close(held)
+                os.close(lock_fd)
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        os.close(held)
+        os.close(lock_fd)
 
 
 def sweep(place: str | Path | None = None, *, prefix: str = PREFIX) -> None:
-    """Remove the folders of killed processes below ``place`` (default: wherever temporary files go)."""
+    """Remove folders of killed processes below ``place``. Default: all places for temporary files."""
     places = {Path(place)} if place else {_temporary_place(), SHORT, _MEMORY}
-    for folder in [found for one in places for found in one.glob(f"{prefix}*")]:
-        with suppress(OSError):  # another user's, or gone meanwhile
+    for folder in [folder_path for parent in places for folder_path in parent.glob(f"{prefix}*")]:
+        # OSError: another user's folder, or already removed.
+        with suppress(OSError):
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():
                 continue
-            if (held := _locked(folder)) is not None:
+            if (lock_fd := _locked(folder)) is not None:
                 shutil.rmtree(folder, ignore_errors=True)
-                os.close(held)
+                os.close(lock_fd)
 
 
 def roomiest() -> Path:
-    """The place with the most free space for temporary files: on disk, or in memory."""
+    """Return the place for temporary files with the most free space: on disk, or in memory."""
     places = [_temporary_place(), *([_MEMORY] if os.access(_MEMORY, os.W_OK) else [])]
     return max(places, key=lambda place: shutil.disk_usage(place).free)
 
 
 def _temporary_place() -> Path:
-    """Where temporary files go; in memory where no disk takes one, so that `down` can free some."""
+    """Return the folder for temporary files: in memory if no disk is writable, so that `down` still works."""
     try:
         return Path(tempfile.gettempdir())
-    except FileNotFoundError:  # tempfile has tried to write in all places that it knows
+    except FileNotFoundError:
+        # tempfile could not write to any of its folders.
         if not _MEMORY.is_dir():
             raise
         tempfile.tempdir = str(_MEMORY)
@@ -188,7 +195,7 @@ def _temporary_place() -> Path:
 
 
 def _locked(folder: Path) -> int | None:
-    """The locked folder's descriptor; None if another holds it."""
+    """Lock a folder and return its descriptor. None if another process holds the lock."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -201,9 +208,10 @@ def _locked(folder: Path) -> int | None:
 def on_each(
     hosts: Iterable[str], ask: Callable[[str], R], *, most: int = _MAX_THREADS, limit: Limit = NO_LIMIT
 ) -> tuple[dict[str, R], dict[str, ClusterctlError]]:
-    """What every host answered, and how some failed: at most ``most`` at once, and none stops the others.
+    """Call ``ask`` for each host in parallel. Return the answers and the errors, by host.
 
-    Under a ``limit``, ``ask`` only looks: a call that does not return in time is left alone.
+    most: number of parallel calls. limit: time after which a call is abandoned and counts as no answer. So
+        under a limit, ``ask`` must only read.
     """
 
     def answer(host: str) -> R | ClusterctlError:
@@ -212,22 +220,22 @@ def on_each(
                 raise TimeoutError
             return ask(host) if limit is NO_LIMIT else started(partial(ask, host))(limit)
         except TimeoutError:
-            why, fix = "it gave no answer in the time that there was for all hosts", "look at the host's load"
-            return UnreachableError(f"{host} does not answer", why=why, fix=fix, host=host)
+            reason, fix = "it did not answer within the time for all hosts", "check the load of the host"
+            return UnreachableError(f"{host} does not answer", why=reason, fix=fix, host=host)
         except ClusterctlError as exc:
             return exc
 
     names = list(hosts)
     answers = dict(zip(names, parallel_map(names, answer, most=most), strict=True))
-    failed = {host: one for host, one in answers.items() if isinstance(one, ClusterctlError)}
-    return {host: one for host, one in answers.items() if not isinstance(one, ClusterctlError)}, failed
+    errors = {host: value for host, value in answers.items() if isinstance(value, ClusterctlError)}
+    return {host: value for host, value in answers.items() if not isinstance(value, ClusterctlError)}, errors
 
 
 def parallel_map(items: Sequence[T], function: Callable[[T], R], *, most: int = _MAX_THREADS) -> list[R]:
-    """The results of the calls in their order; at most ``most`` run at once.
+    """Call a function for each item in parallel. Return the results in the order of the items.
 
-    The first exception is raised, no further call starts, and those that run are waited for: none may go on
-    outside a lock that the caller holds. An interrupt waits for none, nor does the interpreter's exit.
+    After an exception no further call starts, the running calls are waited for, because they may need a lock
+    that the caller holds, and the exception is raised. After an interrupt, running calls are not waited for.
     """
     results: list[R | None] = [None] * len(items)
     failed: list[BaseException] = []
@@ -239,7 +247,8 @@ def parallel_map(items: Sequence[T], function: Callable[[T], R], *, most: int = 
                 return
             try:
                 results[number] = function(items[number])
-            except BaseException as exc:  # raised again in the caller
+            except BaseException as exc:
+                # Raised again in the caller.
                 failed.append(exc)
 
     threads = [threading.Thread(target=work, daemon=True) for _ in range(min(most, len(items)))]
@@ -255,31 +264,33 @@ def parallel_map(items: Sequence[T], function: Callable[[T], R], *, most: int = 
         raise
     if failed:
         raise failed[0]
-    return results  # type: ignore[return-value]  # complete here
+    # Complete here: every call has returned.
+    return results  # type: ignore[return-value]
 
 
 def started(call: Callable[[], R]) -> Callable[..., R]:
-    """Begin a call in a thread. The function that is returned waits for its result or raises its exception.
+    """Start a call in a thread. Return a function that waits for its result or raises its exception.
 
-    It takes a ``Limit``, and raises TimeoutError once that is over. Nothing waits for a call whose result is
-    not asked for, nor does the interpreter's exit.
+    That function takes a ``Limit``, and raises TimeoutError once the limit has passed. The process may exit
+    before the call has returned.
     """
     done: queue.SimpleQueue[tuple[R | None, BaseException | None]] = queue.SimpleQueue()
 
     def work() -> None:
         try:
             done.put((call(), None))
-        except BaseException as exc:  # raised again in the caller
+        except BaseException as exc:
+            # Raised again in the caller.
             done.put((None, exc))
 
     def result(limit: Limit | None = None) -> R:
         while limit is None or limit.rest_s > 0:
             with suppress(queue.Empty):
-                found, failed = done.get(timeout=_INTERRUPTIBLE_S)
-                if failed is not None:
-                    raise failed
-                return found  # type: ignore[return-value]  # it is complete
-        raise TimeoutError("there is no time left")
+                value, error = done.get(timeout=_INTERRUPTIBLE_S)
+                if error is not None:
+                    raise error
+                return value  # type: ignore[return-value]
+        raise TimeoutError("the time limit has passed")
 
     threading.Thread(target=work, daemon=True).start()
     return result

@@ -1,4 +1,4 @@
-"""Progress: what a phase reports while it runs, the functions that receive it, and the clock it waits by."""
+"""Progress reports of phases, the functions that receive them, and clocks and limits for waiting."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class HostStep:
-    """A host has finished ``task``, one of ``of`` hosts (0: not known) that run it; ``how`` it went."""
+    """A host has finished ``task`` with result ``how``. ``of``: number of hosts that run it, 0 if unknown."""
 
     host: str
     task: str
@@ -32,28 +32,30 @@ class Waiting(str):
     __slots__ = ()
 
 
-ProgressReporter = Callable[[str | HostStep], None]  # gets each message of a phase
-LineReporter = Callable[[str], None]  # gets messages that concern no single host
+# Called with each message of a phase.
+ProgressReporter = Callable[[str | HostStep], None]
+# Called with messages that do not concern a single host.
+LineReporter = Callable[[str], None]
 
 
 class Reporter:
-    """Where a verb tells what it does while it runs. This one shows nothing."""
+    """Receiver of a command's progress. This base class shows nothing."""
 
     def step(self, phase: str) -> None:
-        """Report that a phase of this name begins."""
+        """Report that this phase begins."""
 
     def progress(self, message: str | HostStep) -> None:
-        """Report what the current phase does now."""
+        """Report the current activity of the phase."""
 
     def note(self, text: str) -> None:
-        """Report a line that the user should read, at once."""
+        """Report a line that the user should read at once."""
 
 
 SILENT = Reporter()
 
 
 def follow(steps: Generator[HostStep, None, T], reporter: Reporter) -> T:
-    """Report the steps of something that runs while they are taken. Return its result."""
+    """Report the steps of a generator as it runs, and return its result."""
     with closing(steps):
         while True:
             try:
@@ -64,7 +66,7 @@ def follow(steps: Generator[HostStep, None, T], reporter: Reporter) -> T:
 
 
 class PhaseLines(Reporter):
-    """Passes on progress as lines: each phase as it begins, and hosts that fail.
+    """Reporter that passes on progress as lines: each phase when it begins, and hosts that fail.
 
     report: called with each line.
     verbose: whether every message of a phase is passed on.
@@ -96,12 +98,12 @@ class PhaseLines(Reporter):
 
 
 def shown_phase(name: str) -> str:
-    """Return the name of a phase as people read it: ``probe hosts``."""
+    """Return the name of a phase as shown to users: ``probe hosts``."""
     return name.replace("_", " ")
 
 
 def backoff(first_s: float = 0.2, factor: float = 1.4, longest_s: float = 15.0) -> Iterator[float]:
-    """Ever longer pauses between two polls, in seconds: quick for short jobs, easy on Slurm for long ones."""
+    """Yield growing pauses between polls, in seconds: short for short jobs, easy on Slurm for long jobs."""
     pause = first_s
     while True:
         yield pause
@@ -110,7 +112,7 @@ def backoff(first_s: float = 0.2, factor: float = 1.4, longest_s: float = 15.0) 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Time, so that tests need not wait."""
+    """Source of time, replaced in tests so that they need not wait."""
 
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -118,7 +120,7 @@ class Clock:
     def polls(
         self, timeout_s: float | None, *, first_s: float = 0.2, longest_s: float = 15.0
     ) -> Iterator[None]:
-        """One item for each look at something that is waited for, the last one when the time is up."""
+        """Yield before each poll and wait between polls. The last poll is when ``timeout_s`` is over."""
         give_up = math.inf if timeout_s is None else self.now() + timeout_s
         for pause in backoff(first_s, longest_s=longest_s):
             yield
@@ -129,7 +131,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A moment by which something has to be done, by its clock."""
+    """A moment by which an operation must be complete, according to ``clock``."""
 
     until: float = math.inf
     clock: Clock = field(default_factory=Clock)
@@ -141,7 +143,7 @@ class Limit:
 
     @property
     def rest_s(self) -> float:
-        """How long there still is; negative once it is over."""
+        """Seconds until the limit; negative once it has passed."""
         return self.until - self.clock.now()
 
 

@@ -1,7 +1,7 @@
-"""Takes secrets out of text that leaves this machine: keys, tokens, passwords, credentials in URLs.
+"""Removal of secrets (keys, tokens, passwords, credentials in URLs) from text that leaves this machine.
 
-What is known to be secret is taken out wherever it stands and however it is written; else what looks like a
-secret is: what a pattern of data/secrets.toml finds, and long random words.
+Known secrets are removed in every place and spelling. Unknown secrets are recognized by their form: by the
+patterns of data/secrets.toml, or as long random words.
 """
 
 from __future__ import annotations
@@ -20,31 +20,35 @@ from urllib.parse import quote
 from clusterctl.util.assets import table
 
 HIDDEN: Final = "[redacted]"
-LEAST: Final = 6  # letters of a secret that is taken out wherever it stands: shorter ones are words, too
+# Shortest known secret that is removed, in letters: shorter secrets may be ordinary words.
+LEAST: Final = 6
 _TABLE: Final = Path(__file__).with_name("data") / "secrets.toml"
-_WRAPPED_AT: Final = (60, 64, 70, 76)  # columns of xxd -p, PEM, OpenSSH and base64
-# A word that may be a key; not a public key of SSH, nor a digest that is called one.
+_WRAPPED_AT: Final = (60, 64, 70, 76)  # columns
+# Words that may be keys, but no public SSH keys and no labelled digests.
 _LONG: Final = re.compile(
     r"(?<![\w+/-])(?<!SHA256:)(?<!h1:)(?<!sha256[=:-])(?<!sha384[=:-])(?<!sha512[=:-])"
     r"(?!AAAA(?:[BC]3NzaC1|E2VjZHNh|[GI]nNr))[A-Za-z0-9+/_-]{40,}={0,2}"
 )
 _KINDS: Final = {letter: kind for kind in (ascii_lowercase, ascii_uppercase, digits) for letter in kind}
-_ANY: Final = 100  # letters of a word that is a secret whatever it looks like
+# From this length, in letters, a word counts as secret whatever its letters.
+_ANY: Final = 100
 _ORDINARY: Final = re.compile(r"[0-9a-f]{128}|.*[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # SHA512, UUID
-_SECRET: Final = ("secret", "several", "items", "heredoc", "json")  # groups of patterns: what is replaced
-_CHANGES: Final = 0.3  # of these kinds in a word: in base64 0.6, in a path 0.1
+# Groups of the patterns that hold the secret.
+_SECRET: Final = ("secret", "several", "items", "heredoc", "json")
+# Share of neighbouring characters that differ in kind (lower, upper, digit). Base64: 0.6; paths: 0.1.
+_CHANGES: Final = 0.3
 _LEAST_LINE: Final = 16  # letters
 
 
 @cache
 def patterns() -> Mapping[str, re.Pattern[str]]:
-    """The patterns of data/secrets.toml by their names, in the order in which they are applied."""
+    """Return the patterns of data/secrets.toml by name, in the order in which they are applied."""
     return {name: re.compile(_filled(text)) for name, text in _data()["patterns"].items()}
 
 
 @cache
 def is_secret_name(name: str) -> bool:
-    """Whether the value of an environment variable or a key that is called so is secret."""
+    """Return whether the value of a variable or key with this name is secret."""
     return re.match(_filled("(?!PWD$).*(?i:@word@)"), name) is not None
 
 
@@ -53,11 +57,11 @@ def _data() -> Mapping[str, Mapping[str, Any]]:
 
 
 def _filled(text: str) -> str:
-    """A pattern with the pieces that it names."""
+    """Return a pattern with its named pieces inserted."""
 
-    def piece(found: re.Match[str]) -> str:
-        one = _data()["pieces"][found[1]]
-        return _filled(one if isinstance(one, str) else f"(?:{'|'.join(one)})")
+    def piece(match: re.Match[str]) -> str:
+        alternatives = _data()["pieces"][match[1]]
+        return _filled(alternatives if isinstance(alternatives, str) else f"(?:{'|'.join(alternatives)})")
 
     return re.sub(r"@([a-z_]+)@", piece, text)
 
@@ -65,44 +69,44 @@ def _filled(text: str) -> str:
 def redactor(
     secrets: Iterable[str | bytes], looks: Iterable[re.Pattern[str]] | None = None
 ) -> Callable[[str], str]:
-    """What takes these secrets, in all spellings, and all that looks like one, out of a text."""
+    """Return a function that removes these secrets, in all spellings, and text that looks like a secret."""
     looking = tuple(patterns().values() if looks is None else looks)
-    known: set[str] = set()
+    spellings: set[str] = set()
     for secret in secrets:
         raw = secret.encode() if isinstance(secret, str) else secret
         if len(raw.strip()) >= LEAST:
-            known |= {form for one in (raw, raw.strip()) for form in _spellings(one)}
-    words = sorted(known, key=len, reverse=True)
+            spellings |= {form for value in (raw, raw.strip()) for form in _spellings(value)}
+    words = sorted(spellings, key=len, reverse=True)
 
     def redact(text: str) -> str:
         for word in words:
             text = text.replace(word, HIDDEN)
         for pattern in looking:
             text = pattern.sub(_hidden, text)
-        return _LONG.sub(lambda found: HIDDEN if _is_random(found[0]) else found[0], text)
+        return _LONG.sub(lambda match: HIDDEN if _is_random(match[0]) else match[0], text)
 
     return redact
 
 
-def _hidden(found: re.Match[str]) -> str:
-    """What stands for a match: only its group that says so is replaced, if it has one."""
-    group = next((name for name in _SECRET if found.groupdict().get(name) is not None), 0)
-    (start, end), (first, last) = found.span(), found.span(group)
-    return found.string[start:first] + HIDDEN + found.string[last:end]
+def _hidden(match: re.Match[str]) -> str:
+    """Return the replacement for a match. If a group holds the secret, only that group is replaced."""
+    group = next((name for name in _SECRET if match.groupdict().get(name) is not None), 0)
+    (start, end), (first, last) = match.span(), match.span(group)
+    return match.string[start:first] + HIDDEN + match.string[last:end]
 
 
 def _is_random(word: str) -> bool:
-    """Whether it has small and capital letters and digits that alternate as in base64, not as in a path."""
+    """Return whether a word mixes small and capital letters and digits as often as base64 does."""
     if _ORDINARY.fullmatch(word) is not None:
         return False
     kinds = [_KINDS.get(letter) for letter in word]
-    changes = sum(one != other and None not in (one, other) for one, other in pairwise(kinds))
+    changes = sum(kind != next_kind and None not in (kind, next_kind) for kind, next_kind in pairwise(kinds))
     mixed = {*_KINDS.values()} <= {*kinds} and changes > _CHANGES * len(word)
     return mixed or len(word) >= _ANY
 
 
 def _spellings(raw: bytes) -> Iterator[str]:
-    """A secret as text, as JSON and URLs write it, in base64 and in hexadecimal digits, also in lines."""
+    """Yield a secret's spellings: text, JSON, URL, base64, hexadecimal, and wrapped lines of the last two."""
     for form in (base64.b64encode(raw).decode(), base64.urlsafe_b64encode(raw).decode(), raw.hex()):
         yield form
         for width in _WRAPPED_AT:

@@ -1,6 +1,6 @@
-"""Sent to hosts with the programs that run there as root: acting as an account, reading what accounts own.
+"""For programs that run as root on hosts: acting with an account's rights, and reading files of accounts.
 
-For Python 3.6, and the standard library alone.
+For Python 3.6 and its standard library.
 """
 
 import errno
@@ -10,12 +10,12 @@ import stat
 from contextlib import contextmanager
 from typing import Iterator
 
-MOST_BYTES = 16 << 20  # of a file that is read whole
+MOST_BYTES = 16 << 20  # of a file
 
 
 @contextmanager
 def acting(account: pwd.struct_passwd) -> Iterator[None]:
-    """What is done meanwhile is done with an account's rights: root must follow no link of a job's."""
+    """Run the body with an account's rights, because root must not follow links that a job has made."""
     if os.geteuid() != 0 or account.pw_uid == 0:
         yield
         return
@@ -32,10 +32,10 @@ def acting(account: pwd.struct_passwd) -> Iterator[None]:
 
 
 def read_regular(path: str) -> bytes:
-    """The content of a regular file of no great size; raises OSError for all else, and never waits."""
+    """Return the content of a small regular file, without blocking. Raises OSError for any other file."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(fd, "rb") as file:
         data = file.read(MOST_BYTES + 1) if stat.S_ISREG(os.fstat(fd).st_mode) else None
     if data is None or len(data) > MOST_BYTES:
-        raise OSError(errno.EINVAL, "not a regular file of that size", path)
+        raise OSError(errno.EINVAL, f"not a regular file of at most {MOST_BYTES >> 20} MiB", path)
     return data

@@ -1,12 +1,12 @@
-"""A subreaper: runs a program, and ends all its descendants when it or our parent ends. Linux only.
+"""Subreaper: runs a program, and ends all its descendants when the program or our parent ends. Linux only.
 
     python -I -S THIS_FILE PARENT GRACE COMMAND...
 
-``PARENT`` is the pid of whoever started us. Killing a process group is not enough: Ansible's workers lead
-sessions of their own. What loses its parent becomes our child instead of init's. With a ``GRACE`` of some
-seconds the program is interrupted first, as by Ctrl-C, and has that long to end, or until SIGHUP. SIGTERM may
-come again: whoever started us ends, too, as a rule.
-Descriptors beyond the three standard ones stay with us: a lock among them is held as long as we live.
+PARENT is the pid of our parent. Killing a process group is not enough, because Ansible's workers have their
+own sessions. Orphaned descendants become our children instead of init's. GRACE is in seconds: if it is not 0,
+the program first gets SIGINT, and that much time to end, until SIGHUP. SIGTERM may arrive again, because our
+parent usually ends as well. Other open file descriptors stay open here and are not inherited: a lock on such
+a file is held as long as we live.
 """
 
 from __future__ import annotations
@@ -22,24 +22,28 @@ from contextlib import suppress
 from pathlib import Path
 
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
-_ENDING = (signal.SIGTERM, signal.SIGHUP)  # HUP: the terminal that we were given is closed
+# SIGHUP: our terminal was closed.
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
 _SIGNALLED = 128
 _DAY_S = 86400
 _STDERR = 2
 
 
 def main(parent: int, grace_s: int, argv: list[str]) -> int:
-    """The exit code of the program."""
-    # Blocked, and waited for with SIGCHLD: a handler does not end a wait(2) that begins just after it.
+    """Run the program and return its exit code."""
+    # Block the signals and wait for them, because a handler does not interrupt a wait(2) that starts later.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*_ENDING, signal.SIGCHLD})
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # that is for the program itself
+    # SIGINT is for the program.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     prctl = ctypes.CDLL(None).prctl
     prctl(_SET_CHILD_SUBREAPER, 1)
     prctl(_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before the kernel was told
+    # The parent may have died before prctl.
+    if os.getppid() != parent:
         return _SIGNALLED + signal.SIGTERM
     for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
-        with suppress(OSError):  # that of the list itself
+        # OSError: the descriptor of the directory listing.
+        with suppress(OSError):
             os.set_inheritable(descriptor, descriptor <= _STDERR)
     try:
         defaults = (signal.SIGINT, *_ENDING)
@@ -56,7 +60,7 @@ def main(parent: int, grace_s: int, argv: list[str]) -> int:
 
 
 def _exit_code(program: int, ending: Collection[int], until: float = math.inf) -> int:
-    """Wait for the program; raises SystemExit when one of these signals comes or the time is up."""
+    """Return the program's exit code. Raise SystemExit at a signal in ``ending``, or at time ``until``."""
     while True:
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             if ended[0] == program:
@@ -69,18 +73,19 @@ def _exit_code(program: int, ending: Collection[int], until: float = math.inf) -
 
 
 def _end_children() -> None:
-    """Each that ends leaves its own children to us, until there are none.
+    """Kill all children. Each dead child leaves its own children to us, so repeat until there are none.
 
-    Those that sudo has started may not be ended by us: they end as what they talk to is gone.
+    Children under sudo can't be killed by us. They end because their input or output is closed.
     """
     children = Path(f"/proc/self/task/{os.getpid()}/children")
-    with suppress(ChildProcessError):  # so wait(2) says it
+    # ChildProcessError: wait(2) has no children left.
+    with suppress(ChildProcessError):
         while [child for child in children.read_text().split() if _killed(int(child))]:
             os.wait()
 
 
 def _killed(child: int) -> bool:
-    """Whether a process was ours to end."""
+    """Kill a process. Return False if it has ended or belongs to another user."""
     try:
         os.kill(child, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):

@@ -1,15 +1,15 @@
-"""Makes text that comes from hosts, jobs, users and files fit for a terminal.
+"""Filters that make text from hosts, jobs, users and files safe for a terminal.
 
-A terminal acts upon some characters: with them a job's name or log could set the window's title, fill the
-clipboard, move the cursor, or hide and forge what stands on the screen. They become visible: ``\\x1b``.
+Terminals act on control characters: a job's name or log could set the window's title, fill the clipboard,
+move the cursor, or hide and forge other output. Such characters are shown in visible form: ``\\x1b``.
 
-``printable`` is for a value of one line: nothing passes but what is printed, no newline and no color.
-``LogFilter`` is for a log. What passes it besides text:
+``printable`` is for a value of one line. It removes newlines and colors as well.
+``LogFilter`` is for a log. It keeps text, and:
 
 - newlines and tabs;
 - colors: SGR sequences, ``ESC [ ... m``. They end with the log;
-- carriage returns, with which progress bars draw their line anew. They reach no further than their own line,
-  and ``cli/output.py`` writes nothing of ours to a line that a log has begun.
+- carriage returns, with which progress bars redraw their line. They affect only their own line, because
+  ``cli/output.py`` never writes into a line that a log has begun.
 """
 
 from __future__ import annotations
@@ -20,34 +20,36 @@ from typing import Final
 
 from clusterctl.errors import printable, visible
 
-_LONGEST_SGR: Final = 64  # characters between ESC [ and m; real ones have up to 40
+_LONGEST_SGR: Final = 64  # characters
 _SGR: Final = rf"\x1b\[[0-9;:]{{0,{_LONGEST_SGR}}}m"
-# C0 but \t \n \r, DEL, C1, line and paragraph separators, overrides and isolates of the text's direction, and
-# bytes that are not UTF-8, as "surrogateescape" decodes them: a terminal may take those for C1.
+# C0 except \t \n \r, DEL, C1, line and paragraph separators, text direction overrides and isolates, and
+# invalid UTF-8, decoded with "surrogateescape": a terminal may take those bytes for C1.
 _ACTS: Final = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u206f\ud800-\udfff]"
 _COLOR_OR_ACTS: Final = re.compile(f"{_SGR}|{_ACTS}")
 _BEGUN_SGR: Final = re.compile(rf"\x1b(?:\[[0-9;:]{{0,{_LONGEST_SGR}}})?\Z")
 _COLOR: Final = re.compile(_SGR)
-_LAST: Final = 4 * _LONGEST_SGR  # characters that show whether a line is ended, though colors may follow
+# Last characters of a piece, in which its last printed character is found even if colors follow.
+_LAST: Final = 4 * _LONGEST_SGR
 
 
 def plain_line(text: str) -> str:
-    """A line of a log as it stands at last: without colors, and without what carriage returns wrote over."""
+    """Return a log's line as finally visible: without colors, and without text overwritten after \\r."""
     return printable(_COLOR.sub("", text).rstrip("\r").rpartition("\r")[2])
 
 
 class LogFilter:
-    """Makes one stream fit for a terminal, piece by piece; what comes out is UTF-8.
+    """Filter that makes a stream safe for a terminal, piece by piece. The output is UTF-8.
 
-    Where the pieces begin and end makes no difference: what may become a color, or a character, is held back
-    until more comes, at most about 70 bytes.
+    Pieces may be split anywhere: an incomplete color or character is held back until the next piece, at most
+    about 70 bytes.
     """
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="surrogateescape")
         self._held = ""
         self._colored = False
-        self._in_line = False  # what came out has begun a line
+        # Whether the last output has not ended its line.
+        self._in_line = False
 
     def feed(self, data: bytes) -> bytes:
         text = self._held + self._decoder.decode(data)
@@ -57,13 +59,13 @@ class LogFilter:
         return self._shown(text[:cut])
 
     def end(self) -> bytes:
-        """What was held back, and the end of the stream's color if it has one."""
+        """Return the bytes held back, and the end of the stream's color if a color is active."""
         rest = self._shown(self._held + self._decoder.decode(b"", final=True))
         self._held = ""
         return rest + self._reset()
 
     def end_line(self) -> bytes:
-        """What ends the stream's color and its line, if it has begun one, so that another text may follow."""
+        """Return bytes that end the stream's color and line, if necessary, so that other text can follow."""
         in_line, self._in_line = self._in_line, False
         return self._reset() + b"\n" * in_line
 
@@ -77,8 +79,8 @@ class LogFilter:
             self._in_line = last[-1] != "\n"
         return shown.encode()
 
-    def _replaced(self, found: re.Match[str]) -> str:
-        text = found[0]
+    def _replaced(self, match: re.Match[str]) -> str:
+        text = match[0]
         if len(text) == 1:
             return visible(text)
         self._colored = text[2:-1].strip("0") != ""
