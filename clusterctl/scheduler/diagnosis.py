@@ -116,7 +116,7 @@ class Diagnosis:
     def summary(self) -> str:
         """First line: ``job 12 (train) failed: out of memory on demo-train-2: 3.9 GiB used of 4 GiB``."""
         outcome = JobState(self.state).outcome
-        verb = {Outcome.FAILED: "failed", Outcome.CANCELLED: "ended", Outcome.GOES_ON: "waits"}
+        verb = {Outcome.FAILED: "failed", Outcome.CANCELLED: "ended", Outcome.GOES_ON: "is waiting"}
         return f"job {self.job_id} ({self.name}) {verb.get(outcome, 'completed')}: {self.cause}"
 
     @property

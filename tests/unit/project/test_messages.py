@@ -60,6 +60,6 @@ def test_messages_are_read_from_source(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_shows_takes_any_value_for_a_gap() -> None:
-    text = "error: job 7 (train) runs already: ada has it since 9:00 …"
+    text = "error: job 7 (train) is already running: ada started it at 9:00 …"
     assert shows(text, "busy")
     assert not shows(text.partition(" already")[0], "busy")

@@ -216,7 +216,7 @@ def test_the_schedulers_state_and_reason_are_sentences(code: str, state: str, re
     found = said(TRACEBACK + "ValueError: x\n", state=JobState(state), reason=reason)
     assert (found.code, found.state) == (code, state)
     verb = found.summary.removeprefix("job 12 (train) ").partition(":")[0]
-    assert verb in ({"waits"} if state == "PENDING" else {"failed", "ended"})
+    assert verb in ({"is waiting"} if state == "PENDING" else {"failed", "ended"})
 
 
 @pytest.mark.parametrize(
