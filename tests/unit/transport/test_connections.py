@@ -260,7 +260,7 @@ LOGIN_SHELLS = {
 
 
 @pytest.mark.parametrize("kind", LOGIN_SHELLS)
-def test_any_login_shell_runs_a_command_and_what_it_says_itself_is_dropped(sshd, me, config, kind) -> None:
+def test_run_any_login_shell_output_of_the_shell_is_dropped(sshd, me, config, kind) -> None:
     shell = sshd.folder / kind
     # A forced command takes the part of the account's shell, as which no test can log in.
     shell.write_text(f'#!/bin/bash\nset -- -c "$SSH_ORIGINAL_COMMAND"\n{LOGIN_SHELLS[kind]}\nexec sh "$@"\n')

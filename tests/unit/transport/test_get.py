@@ -73,7 +73,7 @@ def as_anybody() -> Iterator[None]:
         assert libc.capset(header, before) == 0
 
 
-def test_what_may_be_neither_read_nor_written_here_is_fetched_all_the_same(theirs, here):
+def test_fetch_local_file_without_permissions_is_replaced(theirs, here):
     (theirs / "sub").chmod(0o555)
     get(here)
     (theirs / "sub" / "more").write_text("more")
@@ -105,7 +105,7 @@ def test_a_broken_connection_is_gone_on_with(theirs, here):
     assert content(here / "data") == content(theirs)
 
 
-def test_what_changed_since_the_connection_broke_is_fetched_from_its_beginning(theirs, here):
+def test_fetch_partial_file_that_changed_starts_again(theirs, here):
     with pytest.raises(UnreachableError):
         get(here, transport=Cutting(2 * MIB))
     (theirs / "large").write_bytes(os.urandom(3 * MIB))
@@ -140,7 +140,7 @@ def test_a_file_system_without_unnamed_files(theirs, here, monkeypatch):
     assert content(here / "data") == content(theirs)
 
 
-def test_what_came_into_the_place_of_a_new_file_meanwhile_is_replaced(tmp_path):
+def test_receive_file_that_appeared_meanwhile_is_replaced(tmp_path):
     entry = Entry(b"file b25l %d %d 3 3 " % (0o640, 10**18))
     make_places(os.fsencode(tmp_path), [entry], follow=False)
     fd = open_unnamed(entry)
@@ -217,7 +217,7 @@ def test_a_disk_that_takes_nothing_is_said(theirs, fault):
             get(disk.path / "got")
 
 
-def test_a_disk_that_is_too_small_is_said_before_anything_travels(here):
+def test_fetch_disk_too_small_fails_before_the_transfer(here):
     with rejected("no-room", TransferError, "8388624"):
         get(here, "huge", transport=Claiming())
 

@@ -76,7 +76,7 @@ def pids(notes: Path) -> list[int]:
     return [int(pid) for pid in notes.read_text().split()]
 
 
-def test_commands_run_through_the_program_which_ends_with_the_connection(behind):
+def test_proxy_command_ends_with_its_connection(behind):
     config, notes = behind()
     transport = SSHTransport("node", config)
     assert transport.run(["cat"], stdin=b"x" * (1 << 20)).stdout == "x" * (1 << 20)

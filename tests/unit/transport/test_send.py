@@ -143,7 +143,7 @@ def test_a_folder_in_a_files_place_is_said(home, data):
     (home / "in to" / "data" / "large").mkdir(parents=True)
     with pytest.raises(TransferError) as caught:
         send(data)
-    assert "'in to/data/large': a folder is where a file should go" in caught.value.why
+    assert "'in to/data/large': there is a folder in the place of this file" in caught.value.why
 
 
 def test_two_of_one_name_are_refused(tmp_path):
@@ -191,7 +191,8 @@ def test_a_new_folder(home, data):
     }
 
 
-def test_the_second_time_nothing_is_sent_and_a_job_can_not_spoil_the_store(home, data):
+def test_send_stored_files_again_sends_no_bytes(home, data):
+    """Jobs that write to their copies do not change the store."""
     make(data)
     for path in (home / "jobs" / "one").rglob("*"):
         if path.is_file() and not path.is_symlink():
@@ -205,7 +206,7 @@ def stored(home: Path) -> list[Path]:
     return [path for path in (home / STORE).rglob("*") if len(path.name) == 64]
 
 
-def test_a_broken_connection_makes_no_folder_and_keeps_what_arrived(home, data):
+def test_send_broken_connection_keeps_arrived_files_only(home, data):
     with pytest.raises(UnreachableError):
         make(data, transport=Cutting(2 * MIB))
     assert not (home / "jobs").exists()
@@ -262,7 +263,7 @@ def test_a_large_file_of_the_store_that_was_changed_is_sent_anew(home, data, mod
     assert stat.S_IMODE(path.stat().st_mode) == 0o400
 
 
-def test_a_file_of_the_store_that_was_only_touched_is_not_sent_again(home, data):
+def test_send_stored_file_touched_is_not_sent_again(home, data):
     make(data)
     before = large(home).stat()
     large(home).chmod(0o644)
@@ -322,7 +323,7 @@ def test_a_lock_is_waited_for_with_signs_of_life(home):
         *in_sweep(*((name, other) for name in ("partial", "xx/HASH") for other in ("pipe", "link"))),
     ],
 )
-def test_what_a_job_puts_in_the_place_of_the_stores_own_is_replaced(home, data, tmp_path, name, other):
+def test_store_file_replaced_by_a_job_is_restored(home, data, tmp_path, name, other):
     victim = tmp_path / "victim"
     victim.write_text("theirs")
     make(data)
@@ -382,7 +383,7 @@ def test_an_archive_is_unpacked_once_and_kept_for_a_year(home, data, tmp_path):
     assert (archive / "data" / "large").read_bytes() == (data / "large").read_bytes()
 
 
-def test_an_archive_that_another_transfer_brought_meanwhile_is_taken(home, tmp_path, monkeypatch):
+def test_send_archive_stored_meanwhile_is_accepted(home, tmp_path, monkeypatch):
     final, partial = (home / name for name in ("final", "partial"))
     entry = Entry(line_of("archive", b"v1").encode()[:-1])
     entry.final, entry.partial = bytes(final), bytes(partial)
@@ -422,7 +423,7 @@ def test_many_at_once(home, data):
     assert list((home / STORE / "partial").iterdir()) == []
 
 
-def test_a_file_that_got_its_place_meanwhile_is_not_taken_for_a_partial_one(home, monkeypatch):
+def test_open_partial_file_renamed_meanwhile_is_not_reused(home, monkeypatch):
     """Two send one content: the second opens the partial file just before the first gives it its place."""
     partial, final = home / "partial", home / "final"
     partial.write_bytes(b"whole and right")
@@ -437,7 +438,7 @@ def test_a_file_that_got_its_place_meanwhile_is_not_taken_for_a_partial_one(home
     assert final.read_bytes() == b"whole and right"
 
 
-def test_a_file_that_became_shorter_while_it_was_hashed_is_not_taken_for_whole(tmp_path, monkeypatch):
+def test_hash_of_file_shortened_meanwhile_does_not_match(tmp_path, monkeypatch):
     """A job wrote it anew while the cluster looked whether we have it: zeros filled what was missing."""
     path, size, real = tmp_path / "log", 4096, remote_content.hash_of
     path.write_bytes(b"x" * size)
@@ -461,7 +462,7 @@ def test_a_file_that_became_shorter_while_it_was_hashed_is_not_taken_for_whole(t
 
 
 @pytest.mark.parametrize("stored", [True, False])
-def test_a_file_without_its_place_can_still_be_opened_by_another_transfer(home, monkeypatch, stored):
+def test_partial_file_can_be_opened_by_another_transfer(home, monkeypatch, stored):
     sha256 = hashlib.sha256(b"whole").hexdigest().encode()
     entry = Entry(b"file b25l %d 0 5 5 %s" % (0o444, sha256 if stored else b""))
     entry.final, entry.partial = os.fsencode(home / "final"), os.fsencode(home / "partial")
@@ -578,7 +579,7 @@ def test_hashing_can_be_interrupted(home, tmp_path):
         hash_items([sparse(tmp_path / name, 4 << 40) for name in ("one", "other")], progress=interrupt)
 
 
-def test_what_goes_wrong_with_one_file_does_not_wait_for_the_others(home, tmp_path, monkeypatch):
+def test_hash_items_error_stops_the_other_threads(home, tmp_path, monkeypatch):
     monkeypatch.setattr(tree, "_MAX_THREADS", 2)
 
     unnamable = replace(sparse(tmp_path / "other", 5), origin=tmp_path / "a\0b")

@@ -134,7 +134,7 @@ def test_a_lost_connection_ends_the_streamed_command(node, sshd):
     assert gone(pid)
 
 
-def test_a_killed_connection_is_an_error_and_the_next_command_connects_anew(node, sshd, tmp_path):
+def test_run_connection_killed_fails_and_next_run_connects(node, sshd, tmp_path):
     def kill() -> None:
         while not (tmp_path / "begun").exists():
             time.sleep(0.01)
@@ -219,7 +219,7 @@ class Booting(paramiko.ServerInterface):
         return paramiko.AUTH_FAILED
 
 
-def test_a_host_that_hangs_up_during_the_login_may_be_tried_again(sshd, me, reach):
+def test_connect_host_hangs_up_at_login_is_retryable(sshd, me, reach):
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:

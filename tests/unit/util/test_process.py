@@ -50,7 +50,7 @@ def test_a_folder_ends_with_its_use(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_one_left_is_removed_and_what_is_in_use_is_not(tmp_path: Path) -> None:
+def test_sweep_removes_only_folders_of_killed_processes(tmp_path: Path) -> None:
     with running(IN_A_FOLDER, tmp_path) as (process, name), temporary_folder(tmp_path):
         assert len(list(tmp_path.iterdir())) == 2
         process.kill()
@@ -137,9 +137,7 @@ sys.exit(subprocess.call(under_subreaper(argv, grace_s=int(sys.argv[3])), start_
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
-def test_with_grace_a_program_is_interrupted_and_may_end_by_itself(
-    sign: signal.Signals, tmp_path: Path
-) -> None:
+def test_run_with_grace_interrupts_and_waits_for_the_end(sign: signal.Signals, tmp_path: Path) -> None:
     with running(STARTS_WITH_GRACE, tmp_path / "file", 0.3, 30) as (process, pid):
         process.send_signal(sign)
         process.wait()
@@ -147,7 +145,7 @@ def test_with_grace_a_program_is_interrupted_and_may_end_by_itself(
     assert (tmp_path / "file").read_text() == "whole\n"
 
 
-def test_with_grace_a_program_that_goes_on_is_ended_when_the_time_is_up(tmp_path: Path) -> None:
+def test_run_with_grace_kills_a_program_that_ignores_sigint(tmp_path: Path) -> None:
     with running(STARTS_WITH_GRACE, tmp_path / "file", 60, 1) as (process, pid):
         process.kill()
         process.wait()

@@ -157,9 +157,7 @@ def test_colors_text_and_progress_bars_pass() -> None:
         (b"\x1b[31mred\x1b[0m\x1b[8m\n", b"\x1b[0m", b"\x1b[0m"),
     ],
 )
-def test_a_color_ends_with_the_log_and_where_another_text_follows(
-    log: bytes, end: bytes, end_of_line: bytes
-) -> None:
+def test_log_filter_ends_color_before_other_text(log: bytes, end: bytes, end_of_line: bytes) -> None:
     whole, interrupted = LogFilter(), LogFilter()
     whole.feed(log)
     assert whole.end() == end
@@ -190,7 +188,7 @@ def test_memory_is_bounded() -> None:
         tracemalloc.stop()
 
 
-def test_a_line_of_a_tail_has_no_color_and_a_bar_as_it_stood_at_last() -> None:
+def test_plain_line_drops_colors_and_overwritten_text() -> None:
     assert plain_line("\x1b[31mERROR\x1b[0m: 3\x07") == r"ERROR: 3\x07"
     assert plain_line("  0%|   |\r 50%|#  |\r100%|###|\r") == "100%|###|"
     assert plain_line("Windows\r") == "Windows"
