@@ -210,12 +210,8 @@ class MpirunClient(Jobs):
             answer: Mapping[str, Any] = json.loads(output)
             return {**answer}
         except (ValueError, TypeError) as exc:
-            raise SchedulerError(
-                "the host's answer is not a valid list of jobs",
-                code="answer-garbled",
-                where=host,
-                why=output[:500],
-            ) from exc
+            problem = "the host's answer is not a valid list of jobs"
+            raise SchedulerError(problem, code="answer-garbled", where=host, why=output[:500]) from exc
 
 
 def _busy(job: JobInfo) -> SchedulerError:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from clusterctl.state.inventory import Inventory
 
 PATIENCE_S = 60.0  # for the scheduler
-# The same for commands that show the scheduler's state, because a user wants to know soon.
+# For commands that show the scheduler's state, because a user wants to know soon.
 SOON_S = 10.0
-# The same for commands that can do without the scheduler.
+# For commands that can do without the scheduler.
 SHORT_PATIENCE_S = 5.0
 
 
@@ -110,10 +110,7 @@ def open_session(chosen: ChosenCluster, *, patience_s: float = PATIENCE_S) -> It
         with session(facts_of(workspace), workspace, patience_s=patience_s) as opened:
             yield opened
         if refusal := opened.ledger.refusal:
-            chosen.note(
-                f"note: {refusal.what} ({refusal.why}): "
-                "the next command asks the scheduler for the jobs' results again"
-            )
+            chosen.note(f"note: {refusal.what} ({refusal.why}): the next command updates the jobs' states")
 
 
 def applied(workspace: Workspace) -> ClusterSpec:

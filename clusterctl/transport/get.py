@@ -39,7 +39,7 @@ _MOST_BYTES = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Result of a download. ``sent_bytes`` travelled; ``skipped`` are paths of pipes, sockets and devices."""
+    """Result of a download. sent_bytes: bytes over the network. skipped: pipes, sockets and devices."""
 
     files: int
     bytes: int
@@ -56,8 +56,8 @@ def fetch(
 
     Raises:
         UsageError: a path does not exist on the cluster.
-        TransferError: a file can't be read there, can't be written here, or changed. Arrived files are kept.
-        TransportError: the cluster can't be reached. Arrived files are kept.
+        TransferError: a file can't be read or written, or changed. Files that have arrived are kept.
+        TransportError: the cluster can't be reached. Files that have arrived are kept.
     """
     argv = remote_argv("clusterctl.transport.remote_content", *paths)
     try:
@@ -151,7 +151,7 @@ class Sender:
 
 
 class Download:
-    """Files offered by a host: ``entries`` can be fetched, ``left`` can not. ``sent``: bytes received."""
+    """A host's list of files: ``entries`` can be downloaded, ``left`` can not. ``sent``: bytes received."""
 
     def __init__(self, talk: Conversation, most: int, *, more_follows: bool) -> None:
         self._talk, self._more_follows, self._stream = talk, more_follows, Stream(talk)
@@ -190,12 +190,10 @@ class Download:
             self._stream.progress, self._stream.total = progress, sum(entry.size for entry in files)
             arrived = dict(self._receive(files, hashed=own))
         except NoRoomError as exc:
-            problem, where, details = (
-                "the disk is too small",
-                printable(str(folder)),
-                printable(str(exc.strerror)),
-            )
-            raise TransferError(problem, code="no-room", where=where, why=details, fix=room) from exc
+            where, details = printable(str(folder)), printable(str(exc.strerror))
+            raise TransferError(
+                "the disk is too small", code="no-room", where=where, why=details, fix=room
+            ) from exc
         finally:
             close_partial_files(files)
         self._incoming.end(more_follows=self._more_follows)

@@ -75,7 +75,7 @@ def running(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start a program with pipes. Leaving the ``with`` kills the program and its children.
 
-    is_ssh: the program is ssh. It is then also killed, and ends the remote command, if clusterctl is killed.
+    is_ssh: whether the program is ssh. If clusterctl is killed, ssh and its remote command end as well.
 
     Raises:
         CommandError: the program can't be started.
@@ -116,7 +116,7 @@ def ending_with_us() -> int:
 
 @cache
 def _leader(_owner: int) -> subprocess.Popen[bytes]:
-    """Return the leader of the process group that ends with this process. The pid keys the cache."""
+    """Start the leader of that process group. The argument, our pid, prevents sharing it after a fork."""
     # Programs do not inherit the writing end, so the kernel closes it when this process ends.
     reading, _ = os.pipe()
     nothing = subprocess.DEVNULL
@@ -196,24 +196,20 @@ class Talk:
                 if (data := self._read()) == b"":
                     return bytes(output)
                 output += data or b""
-        raise TransportError(
-            f"`{shown(self.argv)}` printed more than {most} bytes",
-            code="connection-failed",
-            where=self.host,
-            host=self.host,
-        )
+        problem = f"`{shown(self.argv)}` printed more than {most} bytes"
+        raise TransportError(problem, code="connection-failed", where=self.host, host=self.host)
 
     def finish(self) -> None:
         if self.process.stdin is not None:
             self.process.stdin.close()
         while self.receive():
             pass
-        self.ended()
+        self.raise_unless_succeeded()
 
-    def ended(self) -> None:
+    def raise_unless_succeeded(self) -> None:
         """Raise an error unless the command exits with status 0. Its stdout must be at its end."""
         if (rc := self.status()) != 0:
-            raise failed(self.host, self.argv, rc, self.complaint())
+            raise failed(self.host, self.argv, rc, self.stderr_tail())
 
     def status(self) -> int:
         """Wait for the command to exit, and return its exit status. Its stdout must be at its end.
@@ -227,19 +223,21 @@ class Talk:
         poll.register(self.process.stderr, select.POLLIN)
         started = time.monotonic()
         while self.process.poll() is None:
-            if poll.poll(_PAUSE_MS) and not self._hear():
+            if poll.poll(_PAUSE_MS) and not self._read_stderr():
                 break
-            if time.monotonic() > self._limit(started):
-                raise self._silent()
-        while poll.poll(0) and self._hear():
+            if time.monotonic() > self._give_up_time(started):
+                raise self._no_answer()
+        while poll.poll(0) and self._read_stderr():
             pass
         try:
-            rc = max(self.process.wait(max(0.0, self._limit(started) - time.monotonic())), ENDED_BY_SIGNAL)
+            rc = max(
+                self.process.wait(max(0.0, self._give_up_time(started) - time.monotonic())), ENDED_BY_SIGNAL
+            )
         except subprocess.TimeoutExpired as exc:
-            raise self._silent() from exc
+            raise self._no_answer() from exc
         return self._status(rc)
 
-    def complaint(self) -> str:
+    def stderr_tail(self) -> str:
         """Return the end of the command's stderr. The command must have exited."""
         return self._stderr.decode(errors="replace")
 
@@ -248,7 +246,7 @@ class Talk:
         if self.is_ssh and rc == NO_CONNECTION:
             problem = f"{self.host}: the connection broke during `{shown(self.argv)}`"
             fix = "if the host is down, start it with `clusterctl up`"
-            raise UnreachableError(problem, why=self.complaint(), fix=fix, host=self.host)
+            raise UnreachableError(problem, why=self.stderr_tail(), fix=fix, host=self.host)
         return rc
 
     def _read(self) -> bytes | None:
@@ -261,13 +259,13 @@ class Talk:
         _, mark, rest = self._noise.partition(MARK)
         self.is_wrapped = not mark
         if not mark and (not data or len(self._noise) > _MOST_NOISE):
-            raise self._without_mark(bytes(self._noise))
+            raise self._login_shell_error(bytes(self._noise))
         return bytes(rest) or None
 
-    def _without_mark(self, noise: bytes) -> TransportError:
+    def _login_shell_error(self, noise: bytes) -> TransportError:
         """Return the error for a login shell that did not reach the command."""
         if len(noise) <= _MOST_NOISE and (rc := self.status()) not in {0, NO_CONNECTION}:
-            return failed(self.host, self.argv, rc, self.complaint() + noise.decode(errors="replace"))
+            return failed(self.host, self.argv, rc, self.stderr_tail() + noise.decode(errors="replace"))
         return TransportError(
             f"the login shell did not run `{shown(self.argv)}`",
             code="connection-failed",
@@ -287,15 +285,17 @@ class Talk:
         poll.register(stderr, select.POLLIN)
         started = time.monotonic()
         while True:
-            ready = {fd for fd, _ in poll.poll(max(0.0, self._limit(started) - time.monotonic()) * 1000)}
+            ready = {
+                fd for fd, _ in poll.poll(max(0.0, self._give_up_time(started) - time.monotonic()) * 1000)
+            }
             if not ready:
-                raise self._silent()
-            if stderr in ready and not self._hear():
+                raise self._no_answer()
+            if stderr in ready and not self._read_stderr():
                 poll.unregister(stderr)
             if ready := ready & set(events):
                 return ready
 
-    def _hear(self) -> bool:
+    def _read_stderr(self) -> bool:
         """Read a piece of stderr and keep its end. Return False at the end of stderr."""
         assert self.process.stderr is not None  # noqa: S101
         chunk = os.read(self.process.stderr.fileno(), READ)
@@ -303,11 +303,11 @@ class Talk:
         del self._stderr[: -self.most_stderr]
         return bool(chunk)
 
-    def _limit(self, started: float) -> float:
+    def _give_up_time(self, started: float) -> float:
         """Return the time at which a program that has been silent since ``started`` is given up."""
         return self.deadline if self.deadline is not None else started + self.silence_s
 
-    def _silent(self) -> TransportError:
+    def _no_answer(self) -> TransportError:
         return no_answer(self.host, self.argv, self.silence_s)
 
 

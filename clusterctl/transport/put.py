@@ -1,4 +1,4 @@
-"""Upload files to the cluster. Files that the cluster has by hash are skipped; partial files are resumed."""
+"""Upload files to the cluster. Files with an equal hash there are skipped; partial files are resumed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PIECE = 1 << 18  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Result of an upload to ``folder``. ``sent_bytes`` travelled, of ``bytes`` in all.
+    """Result of an upload to ``folder``: size of the files, and bytes sent over the network.
 
     at: path of each file in the store, if only the store was filled.
     """
@@ -109,7 +109,7 @@ def send_to_store(
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """The cluster's request for a file: it has the first ``have`` bytes, or a file with ``sha256`` there."""
+    """The cluster's request for a file, of which it has ``have`` bytes, or a version with this sha256."""
 
     item: Item
     have: int
@@ -197,11 +197,9 @@ def _listing(
 
 
 def _send_requested(outgoing: _Outgoing, requests: Sequence[_Request], hashes: Mapping[Path, str]) -> int:
-    """Send the requested files, except those that the cluster has by hash. Return the bytes to send."""
-    travelling = [
-        request for request in requests if not request.sha256 or hashes[request.item.origin] != request.sha256
-    ]
-    total = outgoing.total = sum(request.item.size - request.have for request in travelling)
+    """Send the requested files, except files with the same hash on the cluster. Return the bytes to send."""
+    changed = [file for file in requests if not file.sha256 or hashes[file.item.origin] != file.sha256]
+    total = outgoing.total = sum(file.item.size - file.have for file in changed)
     outgoing.sent = done = 0
     for request in requests:
         item = request.item
@@ -291,16 +289,12 @@ def _not_understood(answer: bytes, host: str) -> TransportError:
 
 def _write_error(host: str, exc: CommandError) -> TransferError:
     problem = "the cluster could not write the files"
-    fix = (
-        "free space or change the permissions on the cluster (`clusterctl ssh`), then run the command again: "
-        "files that have arrived are kept"
-    )
+    fix = "free space or change permissions there (`clusterctl ssh`), then run the command again"
     if exc.rc == HELD:
         problem = "another process holds the lock on the cluster's file store"
         fix = (
-            "end the process that holds the lock, perhaps a job's: `clusterctl ssh lslocks` lists it, or, if "
-            "homes are shared, `lslocks` on another node. Or remove the lock file while no other `submit` "
-            "runs. Then run the command again"
+            "end the process that holds the lock: `clusterctl ssh lslocks` lists it, or, if homes are shared, "
+            "`lslocks` on another node. Or remove the file while no `submit` runs. Then run the command again"
         )
     reason = printable((exc.why.strip().splitlines() or [exc.what])[-1])
     return TransferError(problem, code="files-unwritable", where=host, why=reason, fix=fix, host=host)

@@ -104,7 +104,7 @@ def send_content(out: BinaryIO, fd: int, offset: int, size: int) -> None:
 
 
 def held_still(fd: int, before: os.stat_result) -> bool:
-    """Return whether a file has not changed since ``before`` and was then old enough to tell by its times."""
+    """Return whether a file's size and times are as ``before``, and not too recent to show a later change."""
     after = os.fstat(fd)
     same = (before.st_size, before.st_mtime_ns, before.st_ctime_ns) == (
         after.st_size,

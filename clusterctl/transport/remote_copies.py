@@ -183,7 +183,7 @@ class Walk:
         self.unread: list[tuple[bytes, str]] = []
 
     def files(self, top: Top) -> Iterator[tuple[bytes, os.stat_result]]:
-        """Yield the paths below the top with their status, in any order, but folder by folder."""
+        """Yield the paths of the files below ``top``, with their status, folder by folder."""
         if top.path in self.passed_over and top.host:
             return
         try:
@@ -232,7 +232,7 @@ class Walk:
 
 
 class Group:
-    """The files of a job's folder, or of another file or folder directly below a top."""
+    """Totals of the files in a job's folder, or in another item directly below a searched folder."""
 
     def __init__(self) -> None:
         self.files = self.bytes = self.on_disk = self.newest_ns = 0
@@ -287,7 +287,7 @@ def report_files(walk: Walk, tops: Iterator[Top]) -> None:
 
 
 def send_top(walk: Walk, top: Top, most: int) -> None:
-    """List up to ``most`` files of a top, after their parent folders, and send the requested files."""
+    """List up to ``most`` files below ``top``, after their parent folders, and send the requested files."""
     paths: list[bytes] = []
     parents: list[bytes] = []
 

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # For parent folders on the way to a file, which this account may be unable to list. Linux only.
 ON_THE_WAY = FOLDER | getattr(os, "O_PATH", 0)
-# Containers in a JSON file. Each takes much more memory than its two bytes of text.
+# Most lists and objects in a JSON file, because each takes much more memory than its two bytes of text.
 CONTAINERS = 1 << 18
 # Mode of clusterctl's own files: only the owner may read and write them.
 OWNERS = 0o600

@@ -76,7 +76,7 @@ class Master:
         """Leave the connection to the next clusterctl command, or end it unless it ``stays``. Repeatable."""
         self.watch.close()
         if not self.stays:
-            _end(self.folder, self.name)
+            _end_connection(self.folder, self.name)
             return
         with suppress(OSError):
             os.utime(self.folder / self.name)
@@ -106,7 +106,7 @@ def open_master(
         name = hashlib.sha256(repr(words).encode()).hexdigest()[:16]
         with suppress(OSError):
             if time.time() - (folder / name).stat().st_mtime < FRESH_S:
-                return Master(folder, name, _watch(folder, name), stays)
+                return Master(folder, name, _connect(folder, name), stays)
     if not start:
         return None
     # ssh opens a connection if none is open, or if a killed ssh has left its socket. A connection that was
@@ -117,17 +117,17 @@ def open_master(
     options += ["-o", f"ControlPersist={idle_s}", *(() if stays else ("-f", "-N"))]
     command = ssh.argv(host, "true" if stays else (), *options)
     for limit_s in (_ANSWER_S, _START_S) if (folder / name).exists() else (_START_S,):
-        rc, stderr = _tried(command, folder, limit_s)
+        rc, stderr = _run_ssh(command, folder, limit_s)
         if rc is not None:
             break
-        _end(folder, name)
+        _end_connection(folder, name)
     if rc in {None, NO_CONNECTION} and not _NO_SOCKET.search(stderr):
         if not stderr or "kex_exchange_identification" in stderr:
             # A persistent ssh discards its ProxyCommand's messages, so repeat the attempt with a plain ssh.
-            _, stderr = _tried(ssh.argv(host, "true", *ALONE, "-o", "BatchMode=yes"), folder, _START_S)
+            _, stderr = _run_ssh(ssh.argv(host, "true", *ALONE, "-o", "BatchMode=yes"), folder, _START_S)
         raise refusal(host, config, stderr, user)
     try:
-        return Master(folder, name, _watch(folder, name), stays)
+        return Master(folder, name, _connect(folder, name), stays)
     except OSError:
         return None
 
@@ -137,7 +137,7 @@ def end_all(config: Path) -> None:
     folder = Workspace(config.parent).connections
     with suppress(OSError):
         for socket_file in list(folder.iterdir()):
-            _end(folder, socket_file.name)
+            _end_connection(folder, socket_file.name)
 
 
 def refusal(host: str, config: Path, stderr: str, user: str | None = None) -> TransportError:
@@ -171,7 +171,7 @@ def refusal(host: str, config: Path, stderr: str, user: str | None = None) -> Tr
     return unreachable(host, config, "no SSH connection", reason)
 
 
-def _tried(words: list[str], folder: Path, limit_s: float) -> tuple[int | None, str]:
+def _run_ssh(words: list[str], folder: Path, limit_s: float) -> tuple[int | None, str]:
     """Run ssh. Return its exit status, or None if it took longer than ``limit_s``, and its stderr."""
     # A file instead of a pipe, because the ssh that stays in the background may keep its stderr open.
     with tempfile.TemporaryFile() as stderr:
@@ -206,7 +206,7 @@ def _private_folder(config: Path) -> Path | None:
     return folder if is_private and status.st_uid == os.geteuid() else None
 
 
-def _watch(folder: Path, name: str) -> socket.socket:
+def _connect(folder: Path, name: str) -> socket.socket:
     """Return a connection to the socket of a shared connection; raise OSError if no ssh serves it."""
     folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     watch = socket.socket(socket.AF_UNIX)
@@ -221,9 +221,9 @@ def _watch(folder: Path, name: str) -> socket.socket:
     return watch
 
 
-def _end(folder: Path, name: str) -> None:
+def _end_connection(folder: Path, name: str) -> None:
     """Tell the ssh of a shared connection to exit, and remove its socket."""
-    _tried(["ssh", "-F", "/dev/null", "-O", "exit", "-S", f"./{name}", "host"], folder, _EXIT_S)
+    _run_ssh(["ssh", "-F", "/dev/null", "-O", "exit", "-S", f"./{name}", "host"], folder, _EXIT_S)
     (folder / name).unlink(missing_ok=True)
 
 
@@ -267,7 +267,7 @@ class SSHTransport:
             # If the command reads no stdin, closing stdin would end it.
             stdout = talk.exchange(script + (stdin or b""), self.max_output, close=stdin is not None)
             rc = talk.status()
-            result = Result(rc, stdout.decode(errors="replace"), talk.complaint())
+            result = Result(rc, stdout.decode(errors="replace"), talk.stderr_tail())
         if check and rc != 0:
             raise failed(self.host, argv, rc, result.stderr)
         return result
@@ -276,7 +276,7 @@ class SSHTransport:
         with self._conversation(argv, self.silence_s, reads=False) as talk:
             while chunk := talk.receive():
                 yield chunk
-            talk.ended()
+            talk.raise_unless_succeeded()
 
     def begin(self, argv: Sequence[str]) -> None:
         with self._lock:
@@ -360,10 +360,10 @@ class _Command(Talk):
             return rc
         if self.is_wrapped:
             # The command has not started, so the message is from ssh.
-            raise refusal(self.host, self.ssh.config, self.complaint(), self.ssh.user)
+            raise refusal(self.host, self.ssh.config, self.stderr_tail(), self.ssh.user)
         if ended_here or self.master is None or self.master.has_ended(_SETTLE_S):
             problem = f"the connection broke during `{shown(self.argv)}`"
-            raise unreachable(self.host, self.ssh.config, problem, self.complaint())
+            raise unreachable(self.host, self.ssh.config, problem, self.stderr_tail())
         return ENDED_BY_SIGNAL
 
 

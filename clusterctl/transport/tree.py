@@ -43,8 +43,7 @@ class Stream:
     """Iterator over the pieces that a conversation receives.
 
     progress: called with the bytes received of ``total``. ``total`` = 0: not called.
-    done: bytes of the files that were here before this file's first received byte.
-    came: bytes received of the current file.
+    done: bytes of the complete files. came: bytes received of the current file.
     """
 
     talk: Conversation

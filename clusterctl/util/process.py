@@ -100,7 +100,7 @@ def run_heard(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Result:
-    """Run a program like ``run``, and call ``heard`` with each line of its stdout and stderr as it comes."""
+    """Run a program with stderr joined to its stdout, and call ``heard`` with each line as it comes."""
     lines = []
     with _started(argv, env, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, cwd=cwd) as process:
         try:
@@ -116,7 +116,7 @@ def run_heard(
 def run_streamed(
     argv: Sequence[str], heard: Callable[[bytes], None], *, env: Mapping[str, str] | None = None
 ) -> Result:
-    """Run a program like ``run``, and call ``heard`` with each piece of stdout, which is not kept."""
+    """Run a program, and call ``heard`` with each piece of its stdout. The result has only its stderr."""
     with (
         tempfile.TemporaryFile() as errors,
         _started(argv, env, stdin=subprocess.DEVNULL, stderr=errors.fileno()) as process,
