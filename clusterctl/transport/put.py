@@ -293,7 +293,7 @@ def _write_error(host: str, exc: CommandError) -> TransferError:
     if exc.rc == HELD:
         problem = "another process holds the lock on the cluster's file store"
         fix = (
-            "end the process that holds the lock: `clusterctl ssh lslocks` lists it, or, if homes are shared, "
+            "end the process holding the lock: `clusterctl ssh lslocks` lists it, or, if homes are shared, "
             "`lslocks` on another node. Or remove the file while no `submit` runs. Then run the command again"
         )
     reason = printable((exc.why.strip().splitlines() or [exc.what])[-1])
