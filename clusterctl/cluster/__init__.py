@@ -1,1 +1,1 @@
-"""The life of a cluster: up, down, plan, converge, verify, its nodes."""
+"""Verbs that work on a whole cluster: up, down, plan, converge, verify, and the management of nodes."""

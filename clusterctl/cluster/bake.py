@@ -1,4 +1,4 @@
-"""Bake the image that nodes start from, and over it, once, the configuration that hosts have in common."""
+"""Baking of the image that nodes start from, and of the configuration that hosts of a group share."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from clusterctl.util.progress import follow
 def bake_ahead(
     cluster: ClusterContext, approve: Callable[[tuple[str, ...]], None] = lambda _: None
 ) -> Literal["made", "cached"]:
-    """Have the image made that new nodes start from. Return whether it was made, or was in the cache.
+    """Build the image that new nodes start from. Return whether it was built, or was in the cache.
 
-    If the cluster does not exist yet, everything else that was created for the image is removed again.
+    If the cluster does not exist yet, everything else that was created for the build is removed again.
 
-    approve: called with the images and their prices before anything is made. Raise to abort.
+    approve: called with the images and their prices before anything is created. Raise to abort.
 
     Raises:
-        UsageError: no image of these nodes can be made.
+        UsageError: no image of these nodes can be built.
         ClusterctlError: a phase failed.
     """
     cluster.provider.check(cluster.spec)
@@ -46,12 +46,13 @@ def bake_ahead(
     distribution = distribution_ahead(spec, workspace)
     if distribution is None or cluster.provider.known_shared is None:
         raise UsageError(
-            "no image of these nodes can be made",
+            "no image of these nodes can be built",
             code="no-image-possible",
-            fix="write an image that says what it has",
+            fix="set an image in the spec whose distribution is known",
         )
     with cluster.locked():
-        if not (workspace.spec.exists() or workspace.inventory.exists()):  # else a cluster is there, or begun
+        # This file marks that no cluster exists, so its remains can be removed after the build.
+        if not (workspace.spec.exists() or workspace.inventory.exists()):
             write_atomic(workspace.baking, "")
         try:
             if spec.provider.is_cloud:
@@ -65,12 +66,13 @@ def bake_ahead(
             groups = cluster.provider.class_groups
             return cluster.run("prepare_class", prepare_class, distribution, groups).origin
         finally:
-            if workspace.baking.exists() and workspace.spec.exists():  # without a spec nothing was made
+            # Without a spec, nothing was created.
+            if workspace.baking.exists() and workspace.spec.exists():
                 down_locked(cluster, DownOptions(discard=True))
 
 
 def prepare_image(cluster: ClusterContext) -> Outcome[None]:
-    """Bake the image of the nodes, if the provider has one to bake."""
+    """Build the image of the nodes, if the provider needs an image."""
     progress = cluster.reporter.progress
 
     def bake(image: Host) -> None:
@@ -90,9 +92,10 @@ def prepare_image(cluster: ClusterContext) -> Outcome[None]:
 def share_configuration(
     cluster: ClusterContext, plan: HostPlan, distribution: Distribution | None
 ) -> Mapping[str, str]:
-    """Configure once, as a phase, what the new hosts of each group have in common. Return its key by group.
+    """Prepare the configuration that new hosts of a group share, as a phase. Return its key for each group.
 
-    distribution: of new hosts, if it is known before they exist.
+    distribution: the distribution of new hosts. None if it is unknown before they exist; then nothing is
+        prepared.
     """
     if distribution is None or not has_classes(cluster):
         return {}
@@ -107,7 +110,11 @@ def share_configuration(
 
 @dataclass(frozen=True, slots=True)
 class SharedConfiguration:
-    """The key of what hosts of each group have in common; and whether some of it was made just now."""
+    """The configuration that hosts of a group share.
+
+    keys: group of hosts -> the key of its configuration in the provider's cache.
+    origin: whether any of it was built by this `up`.
+    """
 
     keys: Mapping[str, str]
     origin: Literal["made", "cached"]
@@ -116,18 +123,18 @@ class SharedConfiguration:
 def prepare_class(
     cluster: ClusterContext, distribution: Distribution, groups: Collection[str]
 ) -> Outcome[SharedConfiguration]:
-    """Have what new hosts of each group share, configured once."""
+    """Build the shared configuration of these groups, unless it is in the provider's cache."""
     spec, workspace = cluster.spec, cluster.workspace
     shared = str(cluster.provider.known_shared)
     variables = {group: inventory_file.class_variables(spec, distribution, shared, group) for group in groups}
-    of_all = {name: value for values in variables.values() for name, value in values.items()}
+    all_variables = {name: value for values in variables.values() for name, value in values.items()}
     baked: list[Inventory] = []
 
     def bake(image: Inventory) -> None:
         if image.baked:
-            cluster.reporter.progress("configuring what hosts have in common")
+            cluster.reporter.progress("building the configuration that hosts share")
             slurm = accounting_files(spec.name, _free_port())
-            results = ansible.configure_class(image.hosts, of_all, slurm, workspace=workspace)
+            results = ansible.configure_class(image.hosts, all_variables, slurm, workspace=workspace)
             follow(results, cluster.reporter)
         else:
             _bake_machine(cluster, image, distribution, variables[COMPUTE])
@@ -135,33 +142,30 @@ def prepare_class(
 
     inputs = {group: class_inputs(values) for group, values in variables.items()}
     keys = cluster.provider.prepare_class(spec, workspace, inputs, bake=bake)
-    found = SharedConfiguration(keys, "made" if baked else "cached")
-    return Outcome(found, found.origin)
+    result = SharedConfiguration(keys, "made" if baked else "cached")
+    return Outcome(result, result.origin)
 
 
 def _free_port() -> int:
-    """A TCP port of this machine, whose network an image shares while it is baked."""
+    """Return a free TCP port of this machine. An image uses this machine's network while it is baked."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
 
 
 def _bake_machine(
-    cluster: ClusterContext,
-    image: Inventory,
-    distribution: Distribution,
-    variables: inventory_file.Variables,
+    cluster: ClusterContext, image: Inventory, distribution: Distribution, variables: inventory_file.Variables
 ) -> None:
-    """Install and configure a machine that becomes an image. What is written of it is gone with it."""
-    spec, own, report = cluster.spec, cluster.workspace, cluster.reporter.progress
+    """Install and configure a machine that becomes an image, with a temporary copy of the workspace."""
+    spec, workspace, report_progress = cluster.spec, cluster.workspace, cluster.reporter.progress
     expected = image.controller.model_copy(update={"distribution": distribution.release})
     image = image.model_copy(update={"hosts": (expected, *image.compute)})
     with (
-        workspace_copy(own, without=[own.terraform.name, own.logs.name]) as copy,
+        workspace_copy(workspace, without=[workspace.terraform.name, workspace.logs.name]) as copy,
         Connections(copy.ssh_config) as connections,
     ):
-        seen = follow(with_distributions(image, copy, connections.to), cluster.reporter)
-        report("downloading the wheels of the job environment")
-        link_wheels(job_lock(), copy.wheels, seen.distribution)
-        results = ansible.make_image(spec, seen, variables, workspace=copy, logs=own)
+        probed_image = follow(with_distributions(image, copy, connections.to), cluster.reporter)
+        report_progress("downloading the wheels of the job environment")
+        link_wheels(job_lock(), copy.wheels, probed_image.distribution)
+        results = ansible.make_image(spec, probed_image, variables, workspace=copy, logs=workspace)
         follow(results, cluster.reporter)

@@ -1,4 +1,4 @@
-"""What every step of `up` and `plan` needs: the spec, the provider, the connections, and what was applied."""
+"""The context of `up` and `plan`: the spec, the provider, the connections, and the applied state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from clusterctl.util.progress import SILENT, Reporter
 
 @dataclass(kw_only=True)
 class ClusterContext(PhaseRunner):
-    """What every step of `up` and `plan` needs, made once by the caller."""
+    """The objects that all steps of `up` and `plan` share: the spec, the provider, the connections."""
 
     spec: ClusterSpec
     provider: Provider
@@ -45,8 +45,8 @@ class ClusterContext(PhaseRunner):
     ) -> Self:
         """Return the context of a cluster.
 
-        workspace: default: the workspace of the spec's name.
-        provider: default: the provider of the spec.
+        workspace: the cluster's workspace. Default: found by the spec's name.
+        provider: the provider of the hosts. Default: chosen by the spec.
         prompts: how to ask about machines that the user owns. Default: refuse.
         """
         workspace = workspace or Workspace.of(spec.name)
@@ -62,12 +62,12 @@ class ClusterContext(PhaseRunner):
 
     @cached_property
     def inventory(self) -> Inventory | None:
-        """The inventory that the last `up` left, read once; None if no `up` came that far."""
+        """The inventory that the last `up` wrote, read once. None if no `up` got that far."""
         return inventory_if_known(self.workspace)
 
     @cached_property
     def applied(self) -> ClusterSpec | None:
-        """The spec that the last `up` was given, read once; None if it is unknown or damaged."""
+        """The spec of the last `up`, read once. None if it is missing or damaged."""
         return applied_if_known(self.workspace)
 
     def scheduler(self, inventory: Inventory, *, patience_s: float = PATIENCE_S) -> Jobs:
@@ -80,7 +80,7 @@ class ClusterContext(PhaseRunner):
         """Probe these hosts of the inventory.
 
         Raises:
-            TransportError: a host did not answer; one failure each.
+            TransportError: hosts did not answer. The error has a failure for each host.
         """
         requests = probe_requests(self.spec, inventory, self.workspace)
         chosen = {host: request for host, request in requests.items() if host in hosts}
@@ -88,7 +88,7 @@ class ClusterContext(PhaseRunner):
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the cluster's lock, and close the connections at the end."""
+        """Hold the cluster's lock during the body, and close the connections afterwards."""
         lock = self.workspace.lock(self.verb, wait_s=self.wait_s, waiting=self.reporter.note)
         with lock, self.workspace.begun(), self.connections:
             yield

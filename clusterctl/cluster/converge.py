@@ -1,6 +1,6 @@
-"""Configure hosts that are not configured yet, repair what drifted, and report each repair.
+"""Configuration of new hosts and of hosts that drifted; each repair is reported.
 
-Ansible runs only if a host, or the digest of all that goes in, is not as the last configuring recorded it.
+Ansible runs only if a host, or the digest of all inputs, differs from the record of the last run.
 """
 
 from __future__ import annotations
@@ -19,29 +19,23 @@ from clusterctl.cluster.drift import (
     drifted,
     hosts_with_drift,
     lost_packages,
+    matches,
     repairs_of,
-    shows,
     touches_slurm,
 )
 from clusterctl.cluster.hardware import (
     Hardware,
     NodeConfig,
+    cgroup_notes,
     fetch_gpu_wheels,
     gpus_file,
     hardware,
     node_config,
     nodes_with_jobs,
-    with_plugins,
-    without_cgroups,
-    without_jitter,
+    with_recorded_memory,
+    without_missing_cgroups,
 )
-from clusterctl.cluster.node_class import (
-    can_renew,
-    node_files,
-    own_marks,
-    renew,
-    shared_inputs,
-)
+from clusterctl.cluster.node_class import can_renew, node_files, own_marks, renew, shared_inputs
 from clusterctl.cluster.phases import Drift, Outcome
 from clusterctl.configure import ansible, events, inventory_file
 from clusterctl.errors import Notice
@@ -59,9 +53,10 @@ from clusterctl.util.assets import ansible_hash, digest
 from clusterctl.util.process import parallel_map
 from clusterctl.util.progress import SILENT, follow
 
-UNFINISHED = Notice("up-unfinished", "the last `clusterctl up` did not end")
+UNFINISHED = Notice("up-unfinished", "the last `clusterctl up` did not finish")
 
-_SOME = "some hosts"  # were configured last: the next `up` of the whole cluster looks at all of them
+# Recorded instead of a digest after `up --limit`, so the next `up` without --limit configures all hosts.
+_PARTIAL = "some hosts"
 
 _START_SLURMD = (
     *("sudo", "-n", "sh", "-c"),
@@ -70,12 +65,13 @@ _START_SLURMD = (
 
 
 class Configured(BaseModel):
-    """What the last configuring left, of marks and groups; ``hardware`` is that of a new one since it began.
+    """The workspace's record of how `up` last configured the hosts.
 
-    Nodes whose jobs a change of hardware would end are drained by then.
-
-    inputs: the digest of all that went in. Empty while a new configuring replaces this record.
-    groups: group -> the digest of that part of the inputs which its hosts have in common.
+    inputs: digest of all inputs. Empty while `up` configures all hosts, or if it did not finish.
+    groups: group of hosts -> digest of the inputs that its hosts share.
+    marks: host -> the checksums and states that it showed afterwards.
+    hardware: node -> the hardware that it was configured for. Written before configuring starts, when nodes
+        that would lose jobs by a change of hardware are already drained.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -94,23 +90,23 @@ def converge(
     limit: Collection[str] | None,
     again: bool = False,
 ) -> Outcome[Mapping[str, HostReport]]:
-    """Configure the hosts that need it, and report what was repaired. Return the new reports of all hosts.
+    """Configure the hosts that need it, and report each repair. Return the new reports of all hosts.
 
     limit: the only hosts to configure, besides the controller. None: all hosts.
-    again: configure hosts that are configured and have not drifted, too.
+    again: also configure hosts that are configured and have not drifted.
     """
     workspace, inventory = cluster.workspace, provisioned.inventory
     slurm = cluster.scheduler(inventory, patience_s=SHORT_PATIENCE_S)
     recorded = _read(workspace, provisioned.made)
     concerned = inventory.names if limit is None else limit
-    reports = _installed(cluster, inventory, reports, concerned)
+    reports = _install_slurmd(cluster, inventory, reports, concerned)
     at_work = partial(nodes_with_jobs, slurm, drain=True)
     nodes = node_config(cluster.spec, inventory, reports, recorded.hardware, at_work, concerned=concerned)
     rendered = render(cluster.spec, inventory, workspace, nodes.reports)
     notes = (
         *nodes.notes,
         *fetch_gpu_wheels(cluster, inventory, nodes.reports),
-        *without_cgroups(inventory, nodes.reports),
+        *cgroup_notes(inventory, nodes.reports),
     )
     has_changed = rendered.inputs != recorded.inputs
     groups = {} if limit else shared_inputs(cluster, inventory) if has_changed else recorded.groups
@@ -121,31 +117,32 @@ def converge(
     if not work:
         return Outcome(reports, f"unchanged: {len(reports)} hosts checked", notes)
 
-    has = hardware(cluster.spec, inventory, nodes.reports)
+    current = hardware(cluster.spec, inventory, nodes.reports)
     if work.replaces_record:
-        _write(workspace, recorded.model_copy(update={"inputs": "", "groups": {}, "hardware": has}))
-    seen, summary = _change_hosts(cluster, inventory, work, reports, files)
-    before, after = _marks(reports), _marks({**reports, **seen})
-    inputs = _SOME if limit else rendered.inputs
-    _write(workspace, Configured(inputs=inputs, groups=groups, marks=after, hardware=has))
-    if limit or recorded.inputs:  # else nothing is known of how the hosts were left
+        _record(workspace, recorded.model_copy(update={"inputs": "", "groups": {}, "hardware": current}))
+    new_reports, summary = _change_hosts(cluster, inventory, work, reports, files)
+    before, after = _marks(reports), _marks({**reports, **new_reports})
+    inputs = _PARTIAL if limit else rendered.inputs
+    _record(workspace, Configured(inputs=inputs, groups=groups, marks=after, hardware=current))
+    # Without recorded inputs, the earlier state of the hosts is unknown, so no repair can be reported.
+    if limit or recorded.inputs:
         cluster.repaired(Drift(host, change, "configured") for host, change in nodes.taken_up.items())
     if recorded.inputs and not limit:
         for host in sorted(before.keys() & recorded.marks.keys()):
             cluster.repaired(repairs_of(host, recorded.marks[host], before[host], after[host]))
-    return Outcome({**reports, **seen}, summary, notes)
+    return Outcome({**reports, **new_reports}, summary, notes)
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The hosts that configuring has to change, each by name.
+    """The names of the hosts to configure, by the way in which they are configured.
 
-    ansible: hosts on which Ansible configures every role.
-    introduced: hosts that only learn which hosts belong to the cluster.
-    classed: new hosts that came with everything that Ansible would do.
-    renewed: hosts that lack nothing but newer files of their own.
-    reconfigures: whether Slurm's daemons have to read their configuration again.
-    replaces_record: whether the record of the last configuring is void until this has ended.
+    ansible: hosts on which Ansible runs every role.
+    introduced: hosts on which Ansible only updates the list of the cluster's hosts.
+    classed: new hosts that were created with their configuration already in place.
+    renewed: hosts on which only host-specific files are rewritten.
+    reconfigures: whether to run `scontrol reconfigure`.
+    replaces_record: whether the record of the last run is invalid until this run has finished.
     """
 
     ansible: tuple[str, ...] = ()
@@ -161,10 +158,10 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class HostsToConfigure:
-    """Decides which hosts are configured, and how, by what was recorded and what hosts show now.
+    """The choice of hosts to configure, made by comparing the record with the hosts' reports.
 
-    groups: group -> digest of everything that its hosts have in common.
-    files: the files that each host has for itself, if hosts may need no more than these.
+    groups: group of hosts -> digest of the inputs that its hosts share.
+    files: host -> its host-specific files. Empty if rewriting these files can not be enough.
     """
 
     inventory: Inventory
@@ -175,43 +172,50 @@ class HostsToConfigure:
     files: NodeFiles
 
     def of_limit(self, limit: Collection[str]) -> Work:
-        """Return the work on these hosts and the controller; the others only learn of them."""
+        """Return the work for `up --limit`: configure these hosts and the controller.
+
+        All other hosts only get the new list of hosts.
+        """
         ansible = tuple(
             host.name for host in self.inventory.hosts if host.name in limit or host.is_controller
         )
-        others = (host for host in self.recorded.marks if host in self.reports and host not in ansible)
-        return Work(ansible, tuple(others), reconfigures=True, replaces_record=True)
+        introduced = (host for host in self.recorded.marks if host in self.reports and host not in ansible)
+        return Work(ansible, tuple(introduced), reconfigures=True, replaces_record=True)
 
     def choose(self, classed: Collection[str], *, again: bool) -> Work:
-        """Return the work on all hosts if what goes in has changed, or ``again``; else on those that drifted.
+        """Return the work on all hosts if the inputs have changed, otherwise on the hosts that drifted.
 
-        classed: new hosts that came with the files of their class.
+        classed: new hosts that were created with their configuration already in place.
+        again: configure all hosts even if the inputs are unchanged.
         """
         marks = _marks(self.reports)
-        everything = again or self.recorded.inputs != self.rendered.inputs
-        hosts = self.inventory.names if everything else hosts_with_drift(self.recorded.marks, marks)
+        configures_all = again or self.recorded.inputs != self.rendered.inputs
+        host_names = self.inventory.names if configures_all else hosts_with_drift(self.recorded.marks, marks)
         ready = () if again else self._without_cards(host for host in classed if host in self.reports)
-        renewed = self._to_renew(marks) if everything and not again else ()
-        lead = self.inventory.controller.name
-        drifted_on_lead = drifted(self.recorded.marks.get(lead, {}), marks[lead])
+        renewed = self._to_renew(marks) if configures_all and not again else ()
+        controller = self.inventory.controller.name
+        controller_drift = drifted(self.recorded.marks.get(controller, {}), marks[controller])
         return Work(
-            tuple(host for host in hosts if host not in (*ready, *renewed)),
-            classed=ready if hosts else (),
+            tuple(host for host in host_names if host not in (*ready, *renewed)),
+            classed=ready if host_names else (),
             renewed=renewed,
-            # Other nodes' slurmd are not restarted for what concerns a single node.
-            reconfigures=touches_slurm(drifted_on_lead) or (everything and bool(self.recorded.marks)),
-            replaces_record=everything,
+            # Drift on a single node does not concern the slurmd of other nodes.
+            reconfigures=touches_slurm(controller_drift) or (configures_all and bool(self.recorded.marks)),
+            replaces_record=configures_all,
         )
 
     def _to_renew(self, marks: Mapping[str, Checksums]) -> tuple[str, ...]:
-        """The hosts whose group has not changed, and that lack nothing but newer files of their own."""
-        before = self.recorded
-        same = {group for group, inputs in self.groups.items() if inputs == before.groups.get(group)}
-        known = (host.name for host in self.inventory.hosts if same & {*host.roles})
+        """Return the hosts on which it is enough to rewrite the host-specific files.
+
+        The shared inputs of their group have not changed, and nothing else has drifted.
+        """
+        recorded = self.recorded
+        unchanged = {group for group, inputs in self.groups.items() if inputs == recorded.groups.get(group)}
+        candidates = (host.name for host in self.inventory.hosts if unchanged & {*host.roles})
         return tuple(
             host
-            for host in self._without_cards(name for name in known if name in before.marks)
-            if not drifted(before.marks[host], marks[host]) and can_renew(self.files[host], marks[host])
+            for host in self._without_cards(name for name in candidates if name in recorded.marks)
+            if not drifted(recorded.marks[host], marks[host]) and can_renew(self.files[host], marks[host])
         )
 
     def _without_cards(self, hosts: Iterable[str]) -> tuple[str, ...]:
@@ -226,18 +230,18 @@ def _change_hosts(
     reports: Mapping[str, HostReport],
     files: NodeFiles,
 ) -> tuple[Mapping[str, HostReport], str]:
-    """Configure these hosts. Return their new reports, and a summary."""
-    to = cluster.connections.to
-    seen: dict[str, HostReport] = {}
+    """Configure the hosts chosen in ``work``. Return their new reports and a summary."""
+    connect = cluster.connections.to
+    new_reports: dict[str, HostReport] = {}
     summary = []
     if work.introduced:
         results = ansible.run("introduce", inventory, cluster.workspace, hosts=work.introduced)
         recap = follow(results, SILENT)
-        summary.append(f"{recap.changed} changed on others")
+        summary.append(f"{recap.changed} changed on other hosts")
     if work.ansible:
-        summary.insert(0, str(_run("configure", cluster, inventory, work.ansible)))
-        seen |= cluster.probe(inventory, (*work.ansible, *work.introduced))
-    parallel_map(work.renewed, lambda host: renew(files[host], reports[host].checksums, to(host)))
+        summary.insert(0, str(_run_playbook("configure", cluster, inventory, work.ansible)))
+        new_reports |= cluster.probe(inventory, (*work.ansible, *work.introduced))
+    parallel_map(work.renewed, lambda host: renew(files[host], reports[host].checksums, connect(host)))
     if work.reconfigures and isinstance(scheduler := cluster.scheduler(inventory), Nodes):
         scheduler.reconfigure()
     expected: dict[str, Checksums] = {
@@ -246,128 +250,142 @@ def _change_hosts(
     expected |= {host: own_marks(files[host]) for host in work.classed}
     if expected:
         compute = [host.name for host in inventory.compute if host.name in work.classed]
-        # The controller was not there at their boot: newer slurmd ask again after 10 s only.
-        parallel_map(compute, lambda host: to(host).run(_START_SLURMD))
-        checked, unlike = _take_in(cluster, inventory, expected, reports)
-        seen |= checked
-        summary.append(f"{len(expected) - len(unlike)} hosts as their class")
-    return seen, "; ".join(summary)
+        # They booted before the controller was ready, and newer slurmd retry only after 10 s.
+        parallel_map(compute, lambda host: connect(host).run(_START_SLURMD))
+        checked, differing = _check_without_ansible(cluster, inventory, expected, reports)
+        new_reports |= checked
+        summary.append(f"{len(expected) - len(differing)} hosts already up to date")
+    return new_reports, "; ".join(summary)
 
 
-def _take_in(
+def _check_without_ansible(
     cluster: ClusterContext,
     inventory: Inventory,
     expected: Mapping[str, Checksums],
     reports: Mapping[str, HostReport],
 ) -> tuple[dict[str, HostReport], tuple[str, ...]]:
-    """Look at hosts that should be as expected without Ansible, and configure those that are not.
+    """Check hosts that should need no Ansible run, and run Ansible on the hosts that do.
 
-    reports: of the hosts as they were seen before. Returns the new reports, and the hosts that were unlike.
+    expected: host -> the checksums and states that it should show.
+    reports: the hosts' earlier reports. A host that already matched is not probed again.
+
+    Returns the new reports, and the hosts that did not match.
     """
-    seen = {host: reports[host] for host in expected if shows(expected[host], reports[host].checksums)}
-    if rest := expected.keys() - seen.keys():
-        seen |= cluster.probe(inventory, rest)
-    unlike = tuple(host for host in expected if not shows(expected[host], seen[host].checksums))
-    if unlike:
-        _run("configure", cluster, inventory, unlike)
-        seen |= cluster.probe(inventory, unlike)
-    return seen, unlike
+    checked = {host: reports[host] for host in expected if matches(expected[host], reports[host].checksums)}
+    if unknown_hosts := expected.keys() - checked.keys():
+        checked |= cluster.probe(inventory, unknown_hosts)
+    differing = tuple(host for host in expected if not matches(expected[host], checked[host].checksums))
+    if differing:
+        _run_playbook("configure", cluster, inventory, differing)
+        checked |= cluster.probe(inventory, differing)
+    return checked, differing
 
 
 def _marks(reports: Mapping[str, HostReport]) -> dict[str, Checksums]:
     return {host: report.checksums for host, report in reports.items()}
 
 
-def _run(
+def _run_playbook(
     playbook: Literal["configure", "install_first"],
     cluster: ClusterContext,
     inventory: Inventory,
     hosts: Collection[str],
 ) -> events.Recap:
-    ordered = [name for name in inventory.names if name in hosts]
-    return follow(ansible.run(playbook, inventory, cluster.workspace, hosts=ordered), cluster.reporter)
+    ordered_hosts = [name for name in inventory.names if name in hosts]
+    return follow(ansible.run(playbook, inventory, cluster.workspace, hosts=ordered_hosts), cluster.reporter)
 
 
-def _installed(
+def _install_slurmd(
     cluster: ClusterContext,
     inventory: Inventory,
     reports: Mapping[str, HostReport],
     concerned: Collection[str],
 ) -> Mapping[str, HostReport]:
-    """Return the reports with what only slurmd can tell of a node; install slurmd first if it is missing.
+    """Install slurmd on nodes that lack it, and return the reports with the hardware that slurmd reports.
 
-    A driver that does not show all cards is installed, too, because Slurm is told of the cards that it shows.
-    Whatever else the ``concerned`` hosts and the controller lack is installed in the same run.
+    NVIDIA's driver is also installed if it shows fewer GPUs than the PCI bus, because Slurm is configured
+    with the GPUs that the driver shows. The same run installs all missing packages on the ``concerned`` hosts
+    and the controller.
     """
     spec, workspace = cluster.spec, cluster.workspace
-    known = [(host, reports[host.name]) for host in inventory.compute]
-    asked = {host.name for host, seen in known if needs_facts(inventory, host) and seen.facts is None}
-    if spec.software.nvidia.has_driver and (asked or stale(cluster, inventory, reports)):
-        hidden = {host.name for host, seen in known if seen.cards > seen.driver.cards}
-        asked |= hidden.intersection(concerned)
-    if not asked:
+    nodes = [(host, reports[host.name]) for host in inventory.compute]
+    install_first = {
+        host.name for host, report in nodes if needs_facts(inventory, host) and report.facts is None
+    }
+    if spec.software.nvidia.has_driver and (install_first or why_outdated(cluster, inventory, reports)):
+        hidden = {host.name for host, report in nodes if report.cards > report.driver.cards}
+        install_first |= hidden.intersection(concerned)
+    if not install_first:
         return reports
-    others = (
+    incomplete = (
         ()
         if inventory.baked
         else inventory_file.hosts_to_install(inventory, spec.software, reports, cluster.connections.to)
     )
-    chosen = asked | {host.name for host in others if host.is_controller or host.name in concerned}
+    chosen = install_first | {
+        host.name for host in incomplete if host.is_controller or host.name in concerned
+    }
     inventory_file.write_ansible_inventory(spec, inventory, workspace)
-    _run("install_first", cluster, inventory, chosen)
-    return {**reports, **cluster.probe(inventory, asked)}
+    _run_playbook("install_first", cluster, inventory, chosen)
+    return {**reports, **cluster.probe(inventory, install_first)}
 
 
-def stale(cluster: ClusterContext, inventory: Inventory, reports: Mapping[str, HostReport]) -> Notice | None:
-    """Return why ``converge`` would configure all of these hosts, which stay as they are; else None."""
+def why_outdated(
+    cluster: ClusterContext, inventory: Inventory, reports: Mapping[str, HostReport]
+) -> Notice | None:
+    """Return why `up` would configure all hosts again although the plan changes none, or None.
+
+    The reason is a changed input or an `up` that did not finish.
+    """
     recorded = _read(cluster.workspace)
     if not recorded.inputs:
         return UNFINISHED
-    same = without_jitter(reports, recorded.hardware)
-    rendered = inputs_of(cluster.spec, with_plugins(inventory, same), cluster.workspace, same)
+    comparable = with_recorded_memory(reports, recorded.hardware)
+    rendered = inputs_of(
+        cluster.spec, without_missing_cgroups(inventory, comparable), cluster.workspace, comparable
+    )
     if rendered.inputs == recorded.inputs:
         return None
     return Notice(
-        "hosts-outdated",
-        "the spec, clusterctl itself or the hardware is not what the hosts were configured for",
+        "hosts-outdated", "the spec, clusterctl or the hardware has changed since the hosts were configured"
     )
 
 
 def pending_changes(
     cluster: ClusterContext, inventory: Inventory, reports: Mapping[str, HostReport]
 ) -> NodeConfig:
-    """The changes of hardware that ``converge`` would take up, and those that would wait."""
+    """Return the hardware changes that `up` would apply, and the changes that it would postpone."""
     at_work = partial(nodes_with_jobs, cluster.scheduler(inventory, patience_s=SHORT_PATIENCE_S), drain=False)
     recorded = _read(cluster.workspace).hardware
     return node_config(cluster.spec, inventory, reports, recorded, at_work, concerned=inventory.names)
 
 
 def packages_lost_on(workspace: Workspace, reports: Mapping[str, HostReport]) -> Mapping[str, str]:
-    """Host -> the packages that were there when it was configured, and are not any more."""
+    """Return, per host, the packages that were removed since it was configured."""
     recorded = _read(workspace).marks
-    found = {host: lost_packages(recorded.get(host, {}), one.checksums) for host, one in reports.items()}
-    return {host: packages for host, packages in found.items() if packages}
+    lost = {host: lost_packages(recorded.get(host, {}), report.checksums) for host, report in reports.items()}
+    return {host: packages for host, packages in lost.items() if packages}
 
 
 def drift_of(workspace: Workspace, reports: Mapping[str, HostReport]) -> Iterator[Drift]:
-    """What has drifted on these hosts since they were configured."""
+    """Yield each difference between these hosts and the record of how they were configured."""
     recorded = _read(workspace).marks
-    for host, seen in reports.items():
+    for host, report in reports.items():
         if host not in recorded:
             yield Drift(host, "it is not configured yet")
             continue
-        yield from drift_of_host(host, recorded[host], seen.checksums)
+        yield from drift_of_host(host, recorded[host], report.checksums)
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """The files that are made for hosts, Slurm's among them; and a digest of all that configuring uses."""
+    """The generated files of the hosts, such as slurm.conf, and a digest of all inputs of configuring."""
 
     inputs: str
     files: Mapping[str, str]
 
     def write(self, workspace: Workspace) -> None:
-        """Write the files where Ansible reads them."""
+        """Write the files to the folder that Ansible reads."""
         for name, content in self.files.items():
             write_atomic(workspace.rendered / name, content)
 
@@ -375,10 +393,10 @@ class Rendered:
 def inputs_of(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Mapping[str, HostReport]
 ) -> Rendered:
-    """Render the files for these hosts."""
-    facts = {host: seen.facts for host, seen in reports.items() if seen.facts}
+    """Render the files of these hosts, and compute the digest of all inputs. Nothing is written."""
+    facts = {host: report.facts for host, report in reports.items() if report.facts}
     slurm = render_files(spec, inventory, facts)
-    drivers = {host: seen.driver for host, seen in reports.items()}
+    drivers = {host: report.driver for host, report in reports.items()}
     files = {
         **slurm,
         inventory_file.HEALTH_FILE: health_file(spec, inventory, drivers),
@@ -388,32 +406,32 @@ def inputs_of(
         files[inventory_file.SLURMD_FILE] = slurmd_file(slurm, inventory)
     secrets = (workspace.munge_key.read_bytes(), workspace.public_key.read_bytes())
     variables = inventory_file.inventory_text(spec, inventory, workspace)
-    cards = json.dumps({host: has.cards for host, has in hardware(spec, inventory, reports).items()})
-    made = (files[name] for name in sorted(files))
-    return Rendered(digest(ansible_hash(), variables, *secrets, cards, *made), files)
+    cards = json.dumps({host: size.cards for host, size in hardware(spec, inventory, reports).items()})
+    contents = (files[name] for name in sorted(files))
+    return Rendered(digest(ansible_hash(), variables, *secrets, cards, *contents), files)
 
 
 def render(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Mapping[str, HostReport]
 ) -> Rendered:
-    """Render the files for these hosts, and write all that Ansible reads."""
-    inventory = with_plugins(inventory, reports)
+    """Render the files of these hosts, and write them and the Ansible inventory."""
+    inventory = without_missing_cgroups(inventory, reports)
     rendered = inputs_of(spec, inventory, workspace, reports)
     rendered.write(workspace)
     inventory_file.write_ansible_inventory(spec, inventory, workspace)
     return rendered
 
 
-def _read(workspace: Workspace, without: Collection[str] = ()) -> Configured:
-    """What was recorded, but for hosts that were recreated since."""
+def _read(workspace: Workspace, recreated: Collection[str] = ()) -> Configured:
+    """Return the record of the last run, without hosts that were recreated since."""
     try:
         recorded = Configured.model_validate_json(workspace.configured.read_bytes())
     except (FileNotFoundError, ValidationError):
         return Configured()
-    marks = {host: seen for host, seen in recorded.marks.items() if host not in without}
-    has = {host: one for host, one in recorded.hardware.items() if host not in without}
-    return recorded.model_copy(update={"marks": marks, "hardware": has})
+    marks = {host: checksums for host, checksums in recorded.marks.items() if host not in recreated}
+    hardware_by_host = {host: size for host, size in recorded.hardware.items() if host not in recreated}
+    return recorded.model_copy(update={"marks": marks, "hardware": hardware_by_host})
 
 
-def _write(workspace: Workspace, recorded: Configured) -> None:
+def _record(workspace: Workspace, recorded: Configured) -> None:
     write_atomic(workspace.configured, recorded.model_dump_json(indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""`doctor --bundle`: one archive of facts, logs and versions for a helper, without secrets."""
+"""The archive of `doctor --bundle`: facts, logs and versions to send with a bug report, without secrets."""
 
 from __future__ import annotations
 
@@ -29,11 +29,14 @@ from clusterctl.util.redact import HIDDEN, is_secret_name, redactor
 
 _FACTS: Final = Path(__file__).with_name("data").joinpath("facts.sh").read_text()
 _ANSWER_S: Final = 60.0
-COMMAND_S: Final = 10  # of one that facts.sh runs
-_HANGING: Final = re.compile(r"^@@ (.*)\n(?:(?!@@ ).*\n)*?@! (.*)$", re.MULTILINE)  # as facts.sh tells it
-_MOST: Final = 1 << 20  # bytes of one file; of a longer one the end
-_LOGS: Final = 12  # the newest ones
-# Files of the workspace. Keys and Terraform's state, which has all attributes in the clear, end otherwise.
+# Time limit of each command in facts.sh.
+COMMAND_S: Final = 10
+# A command that did not finish, in the output of facts.sh.
+_HANGING: Final = re.compile(r"^@@ (.*)\n(?:(?!@@ ).*\n)*?@! (.*)$", re.MULTILINE)
+# Of a longer file, only the end is stored.
+_MAX_SIZE: Final = 1 << 20
+_MAX_LOGS: Final = 12
+# Files of the workspace to include. Keys have other suffixes, as has Terraform's state, which holds secrets.
 _SUFFIXES: Final = frozenset({".json", ".jsonl", ".yaml", ".yml", ".log", ".txt", ".conf", ".tf", ".hcl"})
 _NAMES: Final = frozenset({"ssh_config", "known_hosts", "trusted_hosts", "access_config"})
 _SECRET_FILES: Final = ("id_ed25519", "munge.key", "ssh_host_ed25519_key", "slurm.key", "jwks.json")
@@ -41,19 +44,19 @@ _ENVIRONMENT: Final = re.compile(
     r"CLUSTERCTL_|XDG_|ANSIBLE_|TF_|GOOGLE_|CLOUDSDK_|GCE_|LANG|LC_|PATH$|.*proxy$", re.I
 )
 README: Final = """\
-What `clusterctl doctor --bundle` collected of the cluster {cluster!r}, {date} (UTC):
+Collected by `clusterctl doctor --bundle` from the cluster {cluster!r}, {date} (UTC):
 
-  doctor.json         what doctor finds now
+  doctor.json         the current findings of doctor
   versions.json       versions of clusterctl, of Python and of its libraries
   environment.txt     environment variables that clusterctl and its tools read
   spec.yaml           your spec file
   spec.resolved.yaml  the spec with its defaults
   workspace/          records of the cluster: hosts, journal, Slurm's files, the newest logs
-  hosts/              what each host that answers says: its system, units, logs of Slurm, packages, GPUs
+  hosts/              output of each host that answered: system, units, Slurm's logs, packages, GPUs
 
 Left out: private keys, the munge key, Terraform's state, job output, your data. Passwords, tokens, keys and
-credentials in URLs were replaced by {hidden}. Names of hosts and users, addresses, paths and the names
-of jobs are in it. Look through it before you send it: tar -xzf FILE, then any editor.
+credentials in URLs were replaced by {hidden}. The archive does contain the names of hosts, users and jobs,
+addresses and paths. Check it before you send it: unpack it with tar -xzf FILE and use any editor.
 
 To send it: attach the file to your report, with the command that failed and what you expected.
 {missing}
@@ -62,7 +65,11 @@ To send it: attach the file to your report, with the command that failed and wha
 
 @dataclass(frozen=True, slots=True)
 class DoctorBundle:
-    """The archive that was made; ``missing``: what could not be had, and why."""
+    """The archive that was written.
+
+    files: the names of its files.
+    missing: the parts that could not be collected, and why.
+    """
 
     file: Path
     files: tuple[str, ...]
@@ -77,13 +84,13 @@ def create(
     *,
     source: Path | None = None,
 ) -> DoctorBundle:
-    """Make the archive.
+    """Collect the facts, and write the archive to ``file``.
 
-    doctor: the answer of `doctor -o json`; ``error`` in it says why there is none.
-    source: the user's spec.
+    doctor: the answer of `doctor -o json`. If it failed, ``error`` holds the reason.
+    source: the user's spec file. Default: left out.
 
     Raises:
-        MachineError: it can't be written.
+        MachineError: the archive can't be written.
     """
     missing = [f"doctor: {doctor['error']}"] if "error" in doctor else []
     texts = {
@@ -92,20 +99,20 @@ def create(
         "environment.txt": _environment(),
         "spec.resolved.yaml": dump_spec(spec),
     }
-    paths = {f"workspace/{path.relative_to(workspace.root)}": path for path in _chosen(workspace)}
+    paths = {f"workspace/{path.relative_to(workspace.root)}": path for path in _useful_files(workspace)}
     for name, path in {**paths, **({"spec.yaml": source} if source else {})}.items():
         try:
             texts[name] = path.read_bytes().decode(errors="replace")
         except OSError as exc:
             missing.append(f"{name}: {exc.strerror}")
     if not workspace.root.is_dir():
-        missing.append("the records of the cluster: it was never brought up from here")
-    said, silent = _ask_hosts(workspace)
-    missing += silent
-    texts |= {f"hosts/{host}.txt": text for host, text in said.items()}
+        missing.append("the records of the cluster: `up` was never run on this machine")
+    host_texts, host_failures = _ask_hosts(workspace)
+    missing += host_failures
+    texts |= {f"hosts/{host}.txt": text for host, text in host_texts.items()}
     date = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
-    lacks = "".join(f"\nNot to be had: {one}" for one in missing)
-    texts["README.txt"] = README.format(cluster=spec.name, date=date, missing=lacks, hidden=HIDDEN)
+    remarks = "".join(f"\nNot collected: {reason}" for reason in missing)
+    texts["README.txt"] = README.format(cluster=spec.name, date=date, missing=remarks, hidden=HIDDEN)
     redact = redactor(_secrets(workspace))
     shown = {redact(name): redact(text) for name, text in sorted(texts.items())}
     write_atomic(file, _archive(f"{spec.name}-doctor", shown))
@@ -113,11 +120,11 @@ def create(
 
 
 def _archive(folder: str, texts: Mapping[str, str]) -> bytes:
-    """Return a tar archive of these files; of a long text, only the end."""
+    """Return a tar archive of these files. Of long files, only the end is stored."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w:gz") as tar:
         for name, text in texts.items():
-            raw = (text if len(text) <= _MOST else f"[...]\n{text[-_MOST:]}").encode(errors="replace")
+            raw = (text if len(text) <= _MAX_SIZE else f"[...]\n{text[-_MAX_SIZE:]}").encode(errors="replace")
             entry = tarfile.TarInfo(f"{folder}/{name}")
             entry.size, entry.mode, entry.mtime = len(raw), 0o600, int(time.time())
             tar.addfile(entry, io.BytesIO(raw))
@@ -125,14 +132,14 @@ def _archive(folder: str, texts: Mapping[str, str]) -> bytes:
 
 
 def _secrets(workspace: Workspace) -> Iterator[str | bytes]:
-    """What is secret for certain: our keys, what the environment says is, and the login to a cloud."""
+    """Yield all known secrets: the cluster's keys, environment variables, and Google credentials."""
     for name in _SECRET_FILES:
         with suppress(OSError):
             raw = (workspace.root / name).read_bytes()
             yield raw
             yield from (line for line in raw.splitlines() if not line.startswith(b"-----"))
     yield from (value for name, value in os.environ.items() if is_secret_name(name))
-    # Files of application default credentials: gcloud's own, and the named one.
+    # Google's application default credentials are in one of these two files.
     folder = os.environ.get("CLOUDSDK_CONFIG", "~/.config/gcloud")
     named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS", "")
     for path in (f"{folder}/application_default_credentials.json", named):
@@ -146,21 +153,21 @@ def _versions() -> Mapping[str, Any]:
         "clusterctl": __version__,
         "python": sys.version,
         "machine": platform.platform(),
-        "libraries": dict(sorted((one.name, one.version) for one in distributions())),
+        "libraries": dict(sorted((d.name, d.version) for d in distributions())),
     }
 
 
 def _environment() -> str:
-    """Names and values of the variables that are read; those of secrets without their values."""
-    chosen = {name: value for name, value in os.environ.items() if _ENVIRONMENT.match(name)}
+    """Return the environment variables that clusterctl and its tools read. Values of secrets are hidden."""
+    variables = {name: value for name, value in os.environ.items() if _ENVIRONMENT.match(name)}
     return "".join(
-        f"{name}={HIDDEN if is_secret_name(name) else value}\n" for name, value in sorted(chosen.items())
+        f"{name}={HIDDEN if is_secret_name(name) else value}\n" for name, value in sorted(variables.items())
     )
 
 
-def _chosen(workspace: Workspace) -> Iterator[Path]:
-    """The files of the workspace that help; of its logs, the newest ones."""
-    logs = sorted(workspace.logs.glob("*"), key=lambda path: path.stat().st_mtime)[-_LOGS:]
+def _useful_files(workspace: Workspace) -> Iterator[Path]:
+    """Yield the files of the workspace to include: records, configuration, and the newest logs."""
+    logs = sorted(workspace.logs.glob("*"), key=lambda path: path.stat().st_mtime)[-_MAX_LOGS:]
     for path in sorted(workspace.root.rglob("*")):
         helps = path.suffix in _SUFFIXES or path.name in _NAMES
         old_log = path.parent == workspace.logs and path not in logs
@@ -170,7 +177,7 @@ def _chosen(workspace: Workspace) -> Iterator[Path]:
 
 
 def _ask_hosts(workspace: Workspace) -> tuple[Mapping[str, str], list[str]]:
-    """Return what each host that answers says, and what could not be had of the hosts."""
+    """Return the output of facts.sh for each host that answers, and a line for each failure."""
     try:
         hosts: Sequence[str] = [host.name for host in inventory_of(workspace).hosts]
     except UsageError as exc:
@@ -180,8 +187,10 @@ def _ask_hosts(workspace: Workspace) -> tuple[Mapping[str, str], list[str]]:
         answers, failed = on_each(
             hosts, lambda host: connections.to(host).run(argv, stdin=_FACTS.encode(), timeout_s=_ANSWER_S)
         )
-    said = {host: answer.stdout for host, answer in answers.items()}
+    texts = {host: answer.stdout for host, answer in answers.items()}
     hanging = [
-        f"{host}: {what}: {why}" for host, text in said.items() for what, why in _HANGING.findall(text)
+        f"{host}: {command}: {reason}"
+        for host, text in texts.items()
+        for command, reason in _HANGING.findall(text)
     ]
-    return said, [*hanging, *(f"{host}: {exc.cause}" for host, exc in failed.items())]
+    return texts, [*hanging, *(f"{host}: {exc.cause}" for host, exc in failed.items())]

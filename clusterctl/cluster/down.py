@@ -1,6 +1,6 @@
-"""The story of `down`: collect runs → look for only copies → destroy → verify that nothing is left.
+"""The steps of `down`: collect runs → search for only copies → destroy → verify that nothing is left.
 
-Kept storage and orphans, which outlive a cluster, are found and removed here as well.
+Kept storage and orphans, which remain after a cluster is gone, are found and removed here as well.
 """
 
 from __future__ import annotations
@@ -11,7 +11,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clusterctl.cluster.look import all_answer, is_of_own_machines, look, note_discarded, note_removal
+from clusterctl.cluster.look import (
+    all_answer,
+    check_only_copies,
+    is_of_own_machines,
+    note_discarded,
+    note_removal,
+)
 from clusterctl.cluster.nodes import forget
 from clusterctl.cluster.phases import Outcome, Phase, PhaseRunner, provider_of, workspace_copy
 from clusterctl.errors import (
@@ -46,20 +52,21 @@ from clusterctl.transport.ssh import end_all
 from clusterctl.util.process import roomiest, sweep
 from clusterctl.util.progress import SILENT
 
-_BRING = "bring it here: `up` with `storage: {keep: true}`, `collect --all`, `down`"
-# Homes on machines of the user's own: nothing brings them here.
-_COPY = "copy what you need from there"
+_BRING = "collect it: `up` with `storage: {keep: true}`, then `collect --all`, then `down`"
+# Home folders on machines that the user owns can't be collected.
+_COPY = "copy the files you need from there"
 
 
 @dataclass(frozen=True, slots=True)
 class DownOptions:
-    """How `down` goes about it.
+    """The options of `down`.
 
-    discard: collect no run, and lose all that exists only on the cluster.
-    discard_runs: ids of jobs whose runs are not collected but lost. All others are collected.
+    discard: collect no runs, and delete everything that exists only on the cluster.
+    discard_runs: ids of jobs whose runs are deleted instead of collected.
     out: the folder for collected runs. Default: ./runs.
-    on_run: called with each run as soon as it is here.
-    gone: machines of the user's own that are gone for good: they are not waited for.
+    on_run: called with each run after it was collected.
+    gone: names of machines that the user owned and lost; `down` does not try to restore them.
+    prompts: how to ask about machines that the user owns. Default: refuse.
     """
 
     discard: bool = False
@@ -72,14 +79,15 @@ class DownOptions:
 
 @dataclass(frozen=True, slots=True)
 class DownResult:
-    """A cluster that is removed.
+    """The result of `down`.
 
-    runs, discarded: the runs that were collected before, and the jobs whose runs were given up.
-    on_this_machine: whether its nodes were parts of this machine.
-    verified: whether the world was looked at for leftovers. False if nothing had been put on any machine.
-    kept: the shared folder that stays.
-    lost: what existed only on the cluster.
-    images: images of nodes that stay where they cost.
+    runs: the runs that were collected before the cluster was removed.
+    on_this_machine: whether the nodes ran on this machine.
+    verified: whether the provider was searched for leftovers. False if nothing had been created.
+    discarded: the jobs whose runs were given up.
+    kept: the storage that is kept.
+    lost: jobs and files that existed only on the cluster and were deleted.
+    images: node images that remain and are billed.
     """
 
     runs: tuple[RunRecord, ...] = ()
@@ -93,13 +101,14 @@ class DownResult:
 
 
 def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
-    """Collect the runs that are not home, then remove the cluster and verify that nothing is left.
+    """Collect the remaining runs, then remove the cluster and verify that nothing is left.
 
     Raises:
-        CollectError: a run could not be collected; the cluster stays.
-        OnlyCopyError: something exists only on the cluster, and is not to be discarded; the cluster stays.
-        DiskError: all is removed but the workspace, which stands on a read-only file system.
-        LeftoversError: something of the cluster is still there.
+        CollectError: a run could not be collected; the cluster is not removed.
+        OnlyCopyError: something exists only on the cluster, and `discard` is not set; the cluster is not
+            removed.
+        DiskError: everything was removed except the workspace, whose file system is read-only.
+        LeftoversError: parts of the cluster still exist.
         NotUpError: there is no such cluster.
     """
     workspace = runner.workspace
@@ -108,7 +117,7 @@ def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
 
 
 def down_locked(runner: PhaseRunner, options: DownOptions) -> DownResult:
-    """`down`, for a caller that holds the cluster's lock."""
+    """Run `down` if the caller holds the cluster's lock already."""
     workspace = runner.workspace
     sweep()
     if not workspace.root.is_dir():
@@ -116,13 +125,14 @@ def down_locked(runner: PhaseRunner, options: DownOptions) -> DownResult:
         raise NotUpError(
             f"there is no cluster {name!r}",
             code="unknown-cluster",
-            fix="name another with --cluster (`clusterctl list` shows them); a cluster whose workspace "
-            f"was lost is found with `clusterctl orphans list {name}`",
+            fix="choose another cluster with --cluster (`clusterctl list` shows all); a cluster whose "
+            f"workspace was lost is found with `clusterctl orphans list {name}`",
         )
     discarded = to_discard(workspace, options.discard_runs, everything=options.discard)
     with _writable(runner) as writing_runner:
         result = take_down(writing_runner, options, discarded)
-    if recorded(workspace.root.name) is None:  # no kept storage, of which these would be copies
+    # Without kept storage, the list of copies describes files that are gone.
+    if recorded(workspace.root.name) is None:
         with suppress(OSError):
             workspace.copies.unlink(missing_ok=True)
     end_all(workspace.ssh_config)
@@ -131,16 +141,16 @@ def down_locked(runner: PhaseRunner, options: DownOptions) -> DownResult:
 
 
 def take_down(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEntry, ...]) -> DownResult:
-    """The phases of `down`: collect runs, look, destroy, keep storage."""
+    """Run the phases of `down`: collect runs, search for only copies, destroy, record kept storage."""
     workspace = runner.workspace
     if not _has_begun(workspace):
         forget(workspace, options.gone)
         return DownResult()
-    settings = _settings(workspace)
+    settings = _applied_settings(workspace)
     provider = provider_of(settings, replace(options.prompts, reporter=runner.reporter))
-    out = set(uncollected(workspace)) - set(discarded)
-    runs = runner.run("collect_runs", collect_runs, options, discarded) if out else ()
-    lost = runner.run("look", look, discarded, discard=options.discard)
+    not_collected = set(uncollected(workspace)) - set(discarded)
+    runs = runner.run("collect_runs", collect_runs, options, discarded) if not_collected else ()
+    lost = runner.run("look", check_only_copies, discarded, discard=options.discard)
     if forgotten := forget(workspace, options.gone):
         runner.reporter.note(f"forgotten: {'; '.join(forgotten)}")
     if not _has_begun(workspace):
@@ -151,29 +161,30 @@ def take_down(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEnt
     runner.run("destroy", destroy, provider, lost)
     kept = runner.run("keep_storage", keep_storage, provider, left) if may_keep else ()
     images: tuple[KeptImage, ...] = ()
-    with suppress(ClusterctlError):  # the cluster is down, whether images can be listed or not
+    # The cluster is down, so a failure to list images is no failure of `down`.
+    with suppress(ClusterctlError):
         images = kept_images(settings)
     phases = tuple(runner.phases)
     return DownResult(runs, phases, settings.shares_kernel, True, discarded, kept, lost, images)
 
 
 def _has_begun(workspace: Workspace) -> bool:
-    """Return whether `up` may have made or joined a host, or whether a release is pending."""
+    """Return whether `up` may have created or changed a host, or a release of a host is pending."""
     if workspace.joining.exists() or workspace.inventory.exists() or pending_releases(workspace):
         return True
-    begun = workspace.spec.exists() or workspace.terraform.exists() or workspace.known_id() is not None
-    return begun and not is_of_own_machines(workspace)
+    has_files = workspace.spec.exists() or workspace.terraform.exists() or workspace.known_id() is not None
+    return has_files and not is_of_own_machines(workspace)
 
 
 @contextmanager
 def _writable(runner: PhaseRunner) -> Iterator[PhaseRunner]:
-    """Yield a runner that works on a copy of the workspace if its disk takes nothing more."""
+    """Yield the runner. If its workspace can't be written, it works on a temporary copy of it."""
     workspace = runner.workspace
     try:
         workspace.create()
     except DiskError as exc:
-        copied = f"{workspace.root} takes nothing more ({exc.why}); working on a copy of it"
-        runner.reporter.note(Notice("works-on-a-copy", copied))
+        text = f"{workspace.root} can't be written ({exc.why}); working on a copy of it"
+        runner.reporter.note(Notice("works-on-a-copy", text))
         with workspace_copy(workspace, without=["logs"], place=roomiest()) as copy:
             yield replace(runner, workspace=copy)
     else:
@@ -186,63 +197,74 @@ def collect_runs(
     ids = [entry.job_id for entry in discarded if entry.job_id]
     try:
         spec = applied_spec(runner.workspace)
-        found = []
+        runs = []
         for run in collect_all(spec, runner.workspace, out=options.out, discard=ids):
             options.on_run(run)
-            found.append(run)
+            runs.append(run)
     except (CollectError, SchedulerError, TransportError, UsageError) as exc:
         raise not_collected_error(exc, ids) from exc
-    return Outcome(tuple(found), f"{len(found)} runs")
+    return Outcome(tuple(runs), f"{len(runs)} runs")
 
 
 def destroy(runner: PhaseRunner, provider: Provider, lost: OnlyCopies) -> Outcome[None]:
-    """Remove the cluster, after a note of what is ``lost``: the next `down` finishes one that is killed."""
+    """Record the losses, then remove the cluster. If this is killed, the next `down` continues."""
     workspace = runner.workspace
     note_removal(workspace, lost)
     try:
         remove_cluster(provider, workspace.cluster_id(), workspace)
     except ClusterctlError:
-        if all_answer(workspace):  # no host is removed, and users may go on working there
+        # If all hosts still answer, none was removed, and users may continue to work there.
+        if all_answer(workspace):
             workspace.removing.unlink(missing_ok=True)
         raise
     return Outcome(None)
 
 
 def remove_cluster(provider: Provider, cluster_id: str, workspace: Workspace | None) -> None:
-    """Remove everything of a cluster, and look whether anything is left.
+    """Remove everything that belongs to a cluster, and check that nothing is left.
+
+    workspace: the cluster's workspace. None if it was lost.
 
     Raises:
-        LeftoversError: something is; one failure each, with its cost.
+        LeftoversError: something is left. The error has a failure for each item, with its cost.
     """
     provider.destroy(cluster_id, workspace=workspace)
     left = provider.leftovers(cluster_id)
     if left:
-        fix = "run `clusterctl down` again; what stays then has to be removed by hand"
+        fix = "run `clusterctl down` again; remove by hand anything that is still left then"
         raise LeftoversError(
-            "something of the cluster is still there",
+            "parts of the cluster still exist",
             why="; ".join(map(str, left)),
             fix=fix,
-            failures=tuple(Failure(LeftoversError.code, str(one), phase="destroy", fix=fix) for one in left),
+            failures=tuple(
+                Failure(LeftoversError.code, str(item), phase="destroy", fix=fix) for item in left
+            ),
         )
 
 
 def keep_storage(runner: PhaseRunner, provider: Provider, left: Record) -> Outcome[tuple[KeptStorage, ...]]:
-    """Note the shared folder that the cluster ``left``: `list` shows it, and the next `up` takes it up."""
+    """Record the storage that the cluster leaves behind, so `list` shows it and the next `up` reuses it.
+
+    left: the provider and the users of the removed cluster.
+    """
     name, now = runner.workspace.root.name, time.time()
-    noted = recorded(name)
-    before = {storage.id for storage in noted.kept} if noted else set()
-    found = find_kept(name, provider, left)
-    kept = tuple(storage.model_copy(update={"since": storage.since or now}) for storage in found)
-    if any(storage.id not in before for storage in kept) and runner.workspace.root.is_dir():
+    earlier = recorded(name)
+    earlier_ids = {storage.id for storage in earlier.kept} if earlier else set()
+    storages = find_kept(name, provider, left)
+    kept = tuple(storage.model_copy(update={"since": storage.since or now}) for storage in storages)
+    if any(storage.id not in earlier_ids for storage in kept) and runner.workspace.root.is_dir():
         note_copies(runner.workspace)
     record(name, left.model_copy(update={"kept": kept}))
-    return Outcome(kept, "; ".join(map(str, kept)) or "there is none")
+    return Outcome(kept, "; ".join(map(str, kept)) or "no storage was kept")
 
 
 def find_kept(name: str, provider: Provider, left: Record) -> tuple[KeptStorage, ...]:
-    """Ask the provider for the storage of this name, with since when it is kept as far as that is noted."""
-    noted = recorded(name)
-    since = {storage.id: storage.since for storage in noted.kept} if noted else {}
+    """Ask the provider for the kept storage of this cluster name. Add the recorded dates.
+
+    left: the provider and the users of the removed cluster.
+    """
+    earlier = recorded(name)
+    since = {storage.id: storage.since for storage in earlier.kept} if earlier else {}
     return tuple(
         storage.model_copy(update={"since": storage.since or since.get(storage.id)})
         for storage in provider.kept_storage(name, left.users)
@@ -250,33 +272,37 @@ def find_kept(name: str, provider: Provider, left: Record) -> tuple[KeptStorage,
 
 
 def to_discard(workspace: Workspace, ids: Collection[str], *, everything: bool) -> tuple[JobEntry, ...]:
-    """The submissions that are given up: those of the jobs ``ids``, or all whose runs are not home.
+    """Return the submissions whose runs are given up.
+
+    ids: the ids of their jobs.
+    everything: return all submissions that are not collected instead.
 
     Raises:
-        UsageError: one of the ids is of no job that was submitted from here.
+        UsageError: no job with such an id was submitted from here.
     """
-    not_home = uncollected(workspace)
+    not_collected = uncollected(workspace)
     submitted = Ledger(workspace.jobs).entries()
-    if unknown := [job_id for job_id in ids if job_id not in {entry.job_id for entry in submitted}]:
-        there = ", ".join(entry.job_id for entry in not_home if entry.job_id) or "none"
+    if unknown_ids := [job_id for job_id in ids if job_id not in {entry.job_id for entry in submitted}]:
+        job_ids = ", ".join(entry.job_id for entry in not_collected if entry.job_id) or "none"
         raise UsageError(
-            f"there is no run of job {', '.join(unknown)} to discard",
+            f"there is no run of job {', '.join(unknown_ids)} to discard",
             code="unknown-run",
             why="no such job was submitted from here",
-            fix=f"the jobs whose runs are not home: {there}",
+            fix=f"jobs with runs to discard: {job_ids}",
         )
-    return not_home if everything else tuple(entry for entry in submitted if entry.job_id in ids)
+    return not_collected if everything else tuple(entry for entry in submitted if entry.job_id in ids)
 
 
 def not_collected_error(exc: ClusterctlError, discarded: Sequence[str] = ()) -> CollectError:
-    """The error of a `down` that could not collect: which jobs' runs, why, and how to give up these alone,
-    beside those that are ``discarded`` already.
+    """Return the error for a `down` that could not collect runs: which runs, why, and how to give them up.
+
+    discarded: ids of jobs that the user gave up already; the suggested command repeats them.
     """
     jobs = exc.jobs if isinstance(exc, CollectError) else ()
-    remedy = exc.fix if jobs else "converge it with `clusterctl up`, then take it down"
+    remedy = exc.fix if jobs else "repair the cluster with `clusterctl up`, then run `down` again"
     options = [f"--discard-run {job_id}" for job_id in (*discarded, *jobs)] if jobs else ["--discard"]
     return CollectError(
-        "the cluster stays up: runs that are not home yet can't be collected",
+        "the cluster was not removed: some runs can't be collected",
         code="runs-not-collected",
         where=exc.where,
         why=f"job {jobs[0]}: {exc.cause}" if len(jobs) == 1 else exc.cause,
@@ -285,20 +311,25 @@ def not_collected_error(exc: ClusterctlError, discarded: Sequence[str] = ()) -> 
     )
 
 
-def _settings(workspace: Workspace) -> ProviderSettings:
-    """The provider of the cluster as it was raised. Of a local one, that may be damaged or missing."""
+def _applied_settings(workspace: Workspace) -> ProviderSettings:
+    """Return the provider settings that the cluster was created with.
+
+    If the recorded spec is missing or damaged, return those of a local cluster, unless this would lose track
+    of hosts elsewhere.
+    """
     try:
         return applied_spec(workspace).provider
     except UsageError:
-        made = workspace.terraform.is_dir() and (workspace.spec.exists() or workspace.inventory.exists())
-        if made or is_of_own_machines(workspace) or any(workspace.terraform.glob("*.tfstate*")):
-            raise  # what Terraform has made would be forgotten
-        return DEFAULT_PROVIDER  # the spec is written before anything is made at Google
+        created = workspace.terraform.is_dir() and (workspace.spec.exists() or workspace.inventory.exists())
+        if created or is_of_own_machines(workspace) or any(workspace.terraform.glob("*.tfstate*")):
+            raise
+        # At Google nothing is created before the spec is written.
+        return DEFAULT_PROVIDER
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """The storage that clusters called ``name`` left, as their provider finds it."""
+    """The storage that earlier clusters called ``name`` left behind, as found by the provider."""
 
     name: str
     provider: Provider
@@ -307,83 +338,88 @@ class Storage:
 
 
 def find_storage(chosen: ChosenCluster, prompts: Prompts = NO_PROMPTS, *, named: bool = False) -> Storage:
-    """Ask the provider for the storage that earlier clusters of the chosen name left.
+    """Ask the provider for the storage that earlier clusters of the chosen name left behind.
 
-    A spec finds storage whose record was lost. By name alone, without a record, it is looked for on this
-    machine.
+    If its record was lost, the spec tells the provider; without a spec, this machine is searched.
 
-    named: reject a cluster that is chosen only because no other is up.
+    named: reject a cluster that is chosen only because it is the only cluster that is up.
 
     Raises:
-        NotUpError: nothing is known of that name.
+        NotUpError: there is no storage and no record for that name.
     """
     name = chosen.workspace(named=named).root.name
-    noted = recorded(name)
-    by_spec = noted is None and chosen.name is None
+    earlier = recorded(name)
+    by_spec = earlier is None and chosen.name is None
     if by_spec:
-        # The workspace has noted which cluster is meant.
+        # The note on the chosen cluster was printed above.
         spec = spec_of_existing(replace(chosen, note=SILENT.note))
         left = record_of(spec.provider, spec.users)
     else:
-        left = noted or record_of(DEFAULT_PROVIDER, ())
+        left = earlier or record_of(DEFAULT_PROVIDER, ())
     provider = provider_of(left.provider, prompts)
     kept = find_kept(name, provider, left)
-    if not kept and noted is None and not by_spec:
-        known = ", ".join(dict.fromkeys(f"kept storage of {one.cluster}" for one in all_recorded()))
+    if not kept and earlier is None and not by_spec:
+        names = ", ".join(dict.fromkeys(f"kept storage of {record.cluster}" for record in all_recorded()))
         raise NotUpError(
             f"there is no kept storage of a cluster {name!r}",
             code="unknown-cluster",
-            why=f"there is {known or 'none of any name'}",
-            fix="name what there is; storage whose record was lost is found with the cluster's spec: -f",
+            why=f"there is {names}" if names else "there is no kept storage at all",
+            fix="use one of these names; storage whose record was lost is found with the cluster's spec: -f",
         )
     return Storage(name, provider, left, kept)
 
 
 def reject_storage(storage: Storage, *, discard: bool) -> None:
-    """Refuse to remove storage that a cluster has, or whose files are not to be discarded.
+    """Reject the removal of storage that is in use, or may hold the only copy of files.
+
+    discard: accept that files are lost. They can't be listed, because no cluster uses the storage.
 
     Raises:
-        OnlyCopyError: not ``discard``: nobody can look at what is on it before a cluster has it.
-        UsageError: a cluster has it, or may, or another machine.
+        OnlyCopyError: ``discard`` is false.
+        UsageError: a cluster or another machine uses the storage, or may use it.
     """
     if storage.kept and Workspace.of(storage.name).root.is_dir():
         raise UsageError(
-            f"a cluster {storage.name!r} may have the kept storage",
+            f"cluster {storage.name!r} may be using the kept storage",
             code="storage-in-use",
-            why="it is up, or an `up` or `down` of it has not ended",
+            why="the cluster is up, or its last `up` or `down` did not finish",
             fix=f"take it down first: `clusterctl down --cluster {storage.name}`",
         )
-    for one in storage.kept:
-        storage.provider.refuse_used(one)
+    for kept in storage.kept:
+        storage.provider.refuse_used(kept)
     if storage.kept and not discard:
-        bring = _COPY if storage.record.provider.user_owned else _BRING
-        raise _lost(storage).error(
-            f"the kept storage of cluster {storage.name!r} stays: this may exist only there",
-            fix=f"{bring}\nthen, or to lose all of it: --discard",
+        how_to_copy = _COPY if storage.record.provider.user_owned else _BRING
+        raise _unexamined(storage).error(
+            f"not removed: the kept storage of cluster {storage.name!r} may hold the only copy of files",
+            fix=f"{how_to_copy}\nthen, or to delete all of it, pass --discard",
         )
 
 
-def _lost(storage: Storage) -> OnlyCopies:
-    why = "what is on it can be told only while a cluster has it"
-    return OnlyCopies(unknown=tuple(f"{one.dated}: {why}" for one in storage.kept))
+def _unexamined(storage: Storage) -> OnlyCopies:
+    reason = "its files can be listed only while a cluster uses it"
+    return OnlyCopies(unknown=tuple(f"{kept.dated}: {reason}" for kept in storage.kept))
 
 
 def remove_storage(runner: PhaseRunner, storage: Storage) -> None:
-    """Remove the storage with all that is on it, and its record."""
+    """Remove the storage with all its files, and its record."""
     with runner.workspace.lock("down", wait_s=runner.wait_s, waiting=runner.reporter.note):
         runner.reporter.step("remove_storage")
-        note_discarded(runner.workspace, _lost(storage).lines)
-        for one in storage.kept:
-            storage.provider.remove_storage(one)
+        note_discarded(runner.workspace, _unexamined(storage).lines)
+        for kept in storage.kept:
+            storage.provider.remove_storage(kept)
         record(storage.name, storage.record.model_copy(update={"kept": ()}) if storage.kept else None)
-        if not runner.workspace.root.is_dir():  # else these are copies of a cluster's files
+        # While a cluster of this name exists, the list of copies describes that cluster's files.
+        if not runner.workspace.root.is_dir():
             with suppress(OSError):
                 runner.workspace.copies.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Orphans:
-    """Clusters called ``name`` that no workspace knows: their ids, and what there is of each."""
+    """Clusters called ``name`` that have no workspace.
+
+    clusters: cluster id -> the machines, disks and other resources that exist.
+    """
 
     name: str
     settings: ProviderSettings
@@ -394,27 +430,27 @@ class Orphans:
 def find_orphans(
     chosen: ChosenCluster, prompts: Prompts = NO_PROMPTS, *, project: str | None = None
 ) -> Orphans:
-    """Ask the provider for clusters of the chosen name other than that of the workspace.
+    """Ask the provider for clusters of the chosen name that do not belong to the workspace.
 
-    By name alone, these are orphans of the provider of that workspace, else of this machine.
+    A name without a spec means the provider of that name's workspace, or this machine without a workspace.
 
-    project: a Google Cloud project, for a cluster that is chosen by its name.
+    project: the Google Cloud project to search. Only for a cluster that is chosen by name.
 
     Raises:
-        UsageError: a project without a name.
+        UsageError: a project is given without a name.
     """
-    name, settings = _place_of_orphans(chosen, project)
-    provider, known = provider_of(settings, prompts), Workspace.of(name).known_id()
-    ids = [cluster_id for cluster_id in provider.orphans(name) if cluster_id != known]
-    return Orphans(name, settings, provider, {one: provider.leftovers(one) for one in ids})
+    name, settings = _find_provider(chosen, project)
+    provider, own_id = provider_of(settings, prompts), Workspace.of(name).known_id()
+    ids = [cluster_id for cluster_id in provider.orphans(name) if cluster_id != own_id]
+    return Orphans(name, settings, provider, {name: provider.leftovers(name) for name in ids})
 
 
-def _place_of_orphans(chosen: ChosenCluster, project: str | None) -> tuple[str, ProviderSettings]:
+def _find_provider(chosen: ChosenCluster, project: str | None) -> tuple[str, ProviderSettings]:
     if project is not None and (chosen.name is None or chosen.file is not None):
         raise UsageError(
-            "a project needs the name of a cluster and no spec file",
+            "--project needs the name of a cluster, and no spec file",
             code="option-needs-option",
-            fix="name the cluster as well: `clusterctl orphans list NAME --project PROJECT`",
+            fix="pass the cluster's name: `clusterctl orphans list NAME --project PROJECT`",
         )
     if chosen.name is not None:
         workspace = chosen.named_workspace()
@@ -427,26 +463,26 @@ def _place_of_orphans(chosen: ChosenCluster, project: str | None) -> tuple[str, 
 
 
 def reject_orphans(orphans: Orphans, *, discard: bool) -> None:
-    """Refuse to remove clusters on which nobody can look, unless all on them is to be discarded.
+    """Reject the removal of orphans, whose files can't be listed, unless the user accepts the loss.
 
-    Machines of the user's own keep their files.
+    Machines that the user owns keep their files and are not rejected.
 
     Raises:
-        OnlyCopyError: not ``discard``.
+        OnlyCopyError: ``discard`` is false.
     """
     if orphans.clusters and not (discard or orphans.settings.user_owned):
         raise OnlyCopyError(
-            f"what exists only on cluster {', '.join(orphans.clusters)} can't be told",
-            why="it is an orphan: the keys to its hosts were lost with its workspace",
-            fix="copy what you need from there; then lose the rest: --discard",
+            f"cluster {', '.join(orphans.clusters)} may hold the only copy of files",
+            why="it is an orphan: the SSH keys of its hosts were lost with its workspace",
+            fix="copy the files you need from there; then pass --discard to delete the rest",
         )
 
 
 def remove_orphans(runner: PhaseRunner, orphans: Orphans) -> tuple[KeptStorage, ...]:
-    """Remove the clusters, and verify that nothing is left but the storage that they kept, which is returned.
+    """Remove the orphans, and verify that nothing but kept storage is left. Return the kept storage.
 
     Raises:
-        LeftoversError: something of a cluster is still there.
+        LeftoversError: parts of a cluster still exist.
     """
     runner.reporter.step("destroy")
     for cluster_id in orphans.clusters:

@@ -1,4 +1,7 @@
-"""What drifted on a host: the marks of a probe against those that configuring left, told in words."""
+"""Drift of hosts: the marks of a probe compared with the marks recorded after configuring.
+
+A mark is the checksum of a file, or the state of a package, unit or account.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,10 @@ from clusterctl.hosts.probe import Checksums
 MISSING = "missing"
 _OUTDATED = "outdated"
 _PACKAGE, _NOT_INSTALLED = "package ", "not installed"
-UNKNOWN = "no answer"  # what it was asked of was away
-_FINE = {  # whatever was recorded before
+# The mark of an item whose service did not answer the probe.
+UNKNOWN = "no answer"
+# Kind of item -> its only good state, even if another state was recorded.
+_GOOD_STATES = {
     "unit": "running",
     "home": "fit",
     **dict.fromkeys(("key", "path"), "there"),
@@ -21,46 +26,53 @@ _FINE = {  # whatever was recorded before
 
 
 def drifted(recorded: Checksums, now: Checksums) -> tuple[str, ...]:
-    """The keys of marks that are not as they were recorded, or bad in themselves."""
+    """Return the keys of marks that differ from the record, or show a bad state."""
     return tuple(
         key for key, mark in now.items() if not _is_fine(key, mark) or recorded.get(key, mark) != mark
     )
 
 
-def shows(expected: Checksums, now: Checksums) -> bool:
-    """Return whether a host shows all that is expected, and nothing that is bad in itself.
+def matches(expected: Checksums, now: Checksums) -> bool:
+    """Return whether a host shows all expected marks, and no bad state.
 
-    The accounting is not compared: it can't be known before.
+    Marks of Slurm's accounting are not compared, because they can't be known in advance.
     """
-    known = {key: mark for key, mark in expected.items() if not key.startswith("accounting ")}
+    comparable = {key: mark for key, mark in expected.items() if not key.startswith("accounting ")}
     is_sound = not {UNKNOWN, _NOT_INSTALLED}.intersection(now.values())
-    return is_sound and known.keys() <= now.keys() and not drifted(known, now)
+    return is_sound and comparable.keys() <= now.keys() and not drifted(comparable, now)
 
 
 def drift_of_host(host: str, recorded: Checksums, now: Checksums) -> Iterator[Drift]:
-    for key in _without_consequences(_known(recorded, now), now):
-        yield Drift(host, _words(key, now[key])[0])
+    """Yield the drift of a host, without consequences of other drift."""
+    for key in _without_consequences(_recorded_drift(recorded, now), now):
+        yield Drift(host, _describe(key, now[key])[0])
 
 
 def repairs_of(host: str, recorded: Checksums, before: Checksums, after: Checksums) -> list[Drift]:
-    """What was not right ``before`` and has changed since."""
-    changed = [key for key in _known(recorded, before) if after.get(key) != before[key]]
-    return [Drift(host, *_words(key, before[key])) for key in _without_consequences(changed, before)]
+    """Return the drift of a host that configuring has repaired.
+
+    before: the marks before configuring. after: the marks afterwards.
+    """
+    changed = [key for key in _recorded_drift(recorded, before) if after.get(key) != before[key]]
+    return [Drift(host, *_describe(key, before[key])) for key in _without_consequences(changed, before)]
 
 
-def _known(recorded: Checksums, now: Checksums) -> list[str]:
-    """The marks that drifted. What is new to us cannot have."""
+def _recorded_drift(recorded: Checksums, now: Checksums) -> list[str]:
+    """Return the keys of marks that drifted. Marks without a record are ignored."""
     return [key for key in drifted(recorded, now) if key in recorded and now[key] != UNKNOWN]
 
 
 def lost_packages(recorded: Checksums, now: Checksums) -> str:
-    """Those that were recorded and are not installed any more, in words."""
-    lost = (key for key in _known(recorded, now) if now[key] == _NOT_INSTALLED)
+    """Return the recorded packages that are no longer installed, as a comma-separated list."""
+    lost = (key for key in _recorded_drift(recorded, now) if now[key] == _NOT_INSTALLED)
     return ", ".join(key.removeprefix(_PACKAGE) for key in lost)
 
 
 def _without_consequences(keys: Sequence[str], marks: Checksums) -> Iterator[str]:
-    """Those that are not only the consequence of another one."""
+    """Yield the keys whose drift is not just a consequence of other drift.
+
+    A missing account implies its home, for example.
+    """
     for key in keys:
         kind, _, name = key.partition(" ")
         if kind == "home":
@@ -72,18 +84,19 @@ def _without_consequences(keys: Sequence[str], marks: Checksums) -> Iterator[str
 
 
 def hosts_with_drift(recorded: Mapping[str, Checksums], now: Mapping[str, Checksums]) -> tuple[str, ...]:
+    """Return the hosts that drifted or have no record."""
     return tuple(
         host for host, marks in now.items() if host not in recorded or drifted(recorded[host], marks)
     )
 
 
 def touches_slurm(keys: Iterable[str]) -> bool:
-    """Whether nodes may have fetched what is not Slurm's configuration any more."""
+    """Return whether the drift affects files in /etc/slurm, which nodes may have fetched meanwhile."""
     return any(key.startswith("file /etc/slurm/") for key in keys)
 
 
 def _is_fine(key: str, mark: str) -> bool:
-    return mark == _FINE.get(key.partition(" ")[0], mark) and mark != MISSING
+    return mark == _GOOD_STATES.get(key.partition(" ")[0], mark) and mark != MISSING
 
 
 _NAMES = {
@@ -95,15 +108,15 @@ _NAMES = {
 }
 
 
-def _words(key: str, mark: str) -> tuple[str, str]:
-    """What was not right, and what configuring does about it."""
+def _describe(key: str, mark: str) -> tuple[str, str]:
+    """Describe the drift of an item, and how configuring repairs it."""
     kind, _, name = key.partition(" ")
     if kind in ("alone", "rivals"):
-        return f"{mark} contradicted {name}", "put aside"
+        return f"{mark} contradicted {name}", "moved away"
     if kind == "absent":
-        return f"{name} was there, which takes precedence", "removed"
+        return f"{name} existed and took precedence", "removed"
     name = _NAMES.get(kind, "{}").format(name)
     if kind == "unit":
         states = [state for state in mark.split() if state != "running"]
-        return f"{name} was {' and '.join(states)}", "put right" if "running" in mark else "started"
-    return f"{name} was {'missing' if mark in (MISSING, _NOT_INSTALLED) else 'changed'}", "put back"
+        return f"{name} was {' and '.join(states)}", "repaired" if "running" in mark else "started"
+    return f"{name} was {'missing' if mark in (MISSING, _NOT_INSTALLED) else 'changed'}", "restored"

@@ -1,7 +1,7 @@
-"""What came or went of the hosts' hardware since they were configured: cards, CPUs, memory.
+"""Changes of the hosts' hardware since they were configured: GPUs, CPUs, memory.
 
-Slurm ends the jobs of a node whose GPUs or CPUs change in number. A node with jobs keeps its configuration
-until they have ended; so does one that is not to be changed.
+Slurm cancels the jobs of a node whose number of GPUs or CPUs changes. So a node with jobs keeps its
+configuration until they have ended.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import gpu_lock
 from clusterctl.util.process import parallel_map, temporary_folder
 
-_SAME_MEMORY: Final = 0.01  # the kernel's figure moves by some MiB from boot to boot
-# Findings of cards that show, and don't work.
+# Relative difference of memory that is no change. The kernel reports some MiB more or less after each boot.
+_SAME_MEMORY: Final = 0.01
+# Codes of findings about GPUs that are visible but not usable.
 NOT_LINKED: Final = frozenset({"fabric-manager", "fabric-not-ready"})
-# Whether a host has the wheels, by their mark, or reaches the package index.
-_DOES_WITHOUT: Final = """\
+# Succeeds if a host has the wheels already, by their mark file, or reaches the package index.
+_CAN_FETCH: Final = """\
 [ -e "$1" ] && exit
 ask() { curl -sS -o /dev/null --max-time 15 "$@"; }
 ask -f https://pypi.org/simple/cuda-pathfinder/ && ask https://files.pythonhosted.org/
@@ -49,10 +50,11 @@ NodesAtWork = Callable[[Collection[str]], Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What a node is configured for.
+    """The hardware that a node is configured for.
 
-    ``facts`` is None where the inventory says its size. ``cards`` are those on the PCI bus, where something
-    is installed for them.
+    facts: CPUs and memory. None if the inventory sets the node's size.
+    driver: the GPUs that NVIDIA's driver shows.
+    cards: number of GPUs on the PCI bus. 0 if no software is installed for them.
     """
 
     facts: NodeFacts | None = None
@@ -62,10 +64,12 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """The nodes as they are to be configured: ``reports`` are what they show, but for those that wait.
+    """The hardware to configure the nodes for, and its changes.
 
-    ``changes`` says in words what came or went of a host since it was ``recorded``, ``waiting`` why a
-    host must wait for it.
+    reports: host -> its report; with the recorded hardware if its change is postponed.
+    changes: host -> the change of its hardware, in words.
+    waiting: host -> why its change is postponed.
+    recorded: host -> the hardware that it was configured for.
     """
 
     reports: Reports
@@ -75,44 +79,45 @@ class NodeConfig:
 
     @property
     def unchanged(self) -> Reports:
-        """The reports as if none of the hardware had changed."""
+        """The reports with the recorded hardware of all hosts."""
         return as_recorded(self.reports, self.recorded, self.changes)
 
     @property
     def taken_up(self) -> dict[str, str]:
+        """The changes that are applied now."""
         return {host: words for host, words in self.changes.items() if host not in self.waiting}
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is to be said of those that wait."""
-        return tuple(f"{host}: {self.changes[host]}: {why}" for host, why in self.waiting.items())
+        """A note for the user on each host whose change is postponed."""
+        return tuple(f"{host}: {self.changes[host]}: {reason}" for host, reason in self.waiting.items())
 
 
 def hardware(spec: ClusterSpec, inventory: Inventory, reports: Reports) -> dict[str, Hardware]:
-    """Node -> what it is configured for."""
-    counted = spec.software.nvidia.installs
+    """Return, for each node with a report, the hardware to configure it for."""
+    counts_cards = spec.software.nvidia.installs
     return {
         host.name: Hardware(
-            replace(seen.facts, mpi=(), cgroups=True)
-            if seen.facts and needs_facts(inventory, host)
+            replace(report.facts, mpi=(), cgroups=True)
+            if report.facts and needs_facts(inventory, host)
             else None,
-            replace(seen.driver, fault=""),
-            seen.cards if counted else 0,
+            replace(report.driver, fault=""),
+            report.cards if counts_cards else 0,
         )
         for host in inventory.compute
-        if (seen := reports.get(host.name))
+        if (report := reports.get(host.name))
     }
 
 
-def without_cgroups(inventory: Inventory, reports: Reports) -> tuple[str, ...]:
-    """What is to be said of nodes for which Slurm uses no control groups on any."""
-    whole = (host.name for host in inventory.compute if needs_facts(inventory, host))
-    lacking = _without_plugin(reports).intersection(whole)
+def cgroup_notes(inventory: Inventory, reports: Reports) -> tuple[str, ...]:
+    """Return a note on nodes whose Slurm lacks the plugin for control groups. Empty if there are none."""
+    names = (host.name for host in inventory.compute if needs_facts(inventory, host))
+    lacking = _without_plugin(reports).intersection(names)
     return (str(no_cgroups(str(NodeSet.fromlist(sorted(lacking))))),) if lacking else ()
 
 
-def with_plugins(inventory: Inventory, reports: Reports) -> Inventory:
-    """The inventory, without control groups on nodes whose Slurm lacks the plugin for them."""
+def without_missing_cgroups(inventory: Inventory, reports: Reports) -> Inventory:
+    """Return the inventory, with control groups off for nodes whose Slurm lacks the plugin for them."""
     lacking = _without_plugin(reports)
     hosts = (
         host.model_copy(update={"cgroups": False}) if host.name in lacking else host
@@ -122,7 +127,7 @@ def with_plugins(inventory: Inventory, reports: Reports) -> Inventory:
 
 
 def _without_plugin(reports: Reports) -> set[str]:
-    return {host for host, seen in reports.items() if seen.facts and not seen.facts.cgroups}
+    return {host for host, report in reports.items() if report.facts and not report.facts.cgroups}
 
 
 def node_config(
@@ -134,79 +139,80 @@ def node_config(
     *,
     concerned: Collection[str],
 ) -> NodeConfig:
-    """Return how the nodes are to be configured.
+    """Decide which hardware to configure the nodes for.
 
-    recorded: the hardware that they were configured for.
-    nodes_at_work: called with the nodes whose jobs Slurm would end. Returns those that wait, and why.
-    concerned: the nodes that are configured. Other nodes stay as recorded.
+    recorded: node -> the hardware that it was configured for.
+    nodes_at_work: called with the nodes whose jobs Slurm would cancel. Returns node -> why its change is
+        postponed.
+    concerned: the nodes to configure. Other nodes keep the recorded hardware.
     """
-    reports = without_jitter(reports, recorded)
-    now = hardware(spec, inventory, reports)
+    reports = with_recorded_memory(reports, recorded)
+    current = hardware(spec, inventory, reports)
     changes = {
-        host: _words(recorded[host], has)
-        for host, has in now.items()
-        if host in recorded and has != recorded[host]
+        host: _describe_change(recorded[host], new)
+        for host, new in current.items()
+        if host in recorded and new != recorded[host]
     }
     if not changes:
         return NodeConfig(reports)
-    # Cards on the bus whose driver fails have not gone: the node keeps its GPUs until it answers again.
-    mute = [
+    # If the GPUs are on the PCI bus and only the driver fails, the node keeps its GPUs until it answers.
+    silent = [
         host
         for host in changes
         if reports[host].driver.fault and reports[host].cards and recorded[host].driver.cards
     ]
-    changes |= dict.fromkeys(mute, "its driver does not answer")
-    waiting = {host: f"it stays as it was; nvidia-smi says: {reports[host].driver.fault}" for host in mute}
-    beyond = [host for host in changes if host not in concerned]
-    waiting |= dict.fromkeys(beyond, "it is left as it was")
-    ending = {host for host in changes if host not in waiting and _ends_jobs(recorded[host], now[host])}
+    changes |= dict.fromkeys(silent, "its driver does not answer")
+    waiting = {host: f"stays unchanged; nvidia-smi says: {reports[host].driver.fault}" for host in silent}
+    left_out = [host for host in changes if host not in concerned]
+    waiting |= dict.fromkeys(left_out, "stays unchanged")
+    ending = {host for host in changes if host not in waiting and _ends_jobs(recorded[host], current[host])}
     if ending:
         waiting |= nodes_at_work(ending)
     return NodeConfig(as_recorded(reports, recorded, waiting), changes, waiting, recorded)
 
 
-def without_jitter(reports: Reports, recorded: Mapping[str, Hardware]) -> Reports:
-    """The reports, with memory as it was recorded where it is the same but for what the kernel takes."""
-    found = dict(reports)
-    for host, seen in reports.items():
-        had, facts = recorded.get(host, Hardware()).facts, seen.facts
-        if had and facts and abs(facts.memory_mib - had.memory_mib) <= _SAME_MEMORY * had.memory_mib:
-            found[host] = replace(seen, facts=replace(facts, memory_mib=had.memory_mib))
-    return found
+def with_recorded_memory(reports: Reports, recorded: Mapping[str, Hardware]) -> Reports:
+    """Return the reports, with the recorded memory for nodes whose memory differs by less than 1 %."""
+    result = dict(reports)
+    for host, report in reports.items():
+        before, facts = recorded.get(host, Hardware()).facts, report.facts
+        if before and facts and abs(facts.memory_mib - before.memory_mib) <= _SAME_MEMORY * before.memory_mib:
+            result[host] = replace(report, facts=replace(facts, memory_mib=before.memory_mib))
+    return result
 
 
 def as_recorded(reports: Reports, recorded: Mapping[str, Hardware], hosts: Collection[str]) -> Reports:
-    """The reports, with the hardware of these hosts as it was recorded."""
-    found = dict(reports)
+    """Return the reports, with the recorded hardware for these hosts."""
+    result = dict(reports)
     for host in hosts:
-        had, facts = recorded[host], reports[host].facts
-        if had.facts:
-            facts = replace(had.facts, mpi=facts.mpi, cgroups=facts.cgroups) if facts else had.facts
+        old, facts = recorded[host], reports[host].facts
+        if old.facts:
+            facts = replace(old.facts, mpi=facts.mpi, cgroups=facts.cgroups) if facts else old.facts
         elif facts:
-            facts = replace(facts, gpus=had.driver.gpus)
-        found[host] = replace(reports[host], facts=facts, driver=had.driver, cards=had.cards)
-    return found
+            facts = replace(facts, gpus=old.driver.gpus)
+        result[host] = replace(reports[host], facts=facts, driver=old.driver, cards=old.cards)
+    return result
 
 
-def _ends_jobs(had: Hardware, has: Hardware) -> bool:
-    """Whether Slurm would end jobs there, or could not keep what they were given."""
-    if gres(had.driver.gpus) != gres(has.driver.gpus):
+def _ends_jobs(old: Hardware, new: Hardware) -> bool:
+    """Return whether a change would make Slurm cancel jobs, or leave less memory than they were given."""
+    if gres(old.driver.gpus) != gres(new.driver.gpus):
         return True
-    if had.facts is None or has.facts is None:
+    if old.facts is None or new.facts is None:
         return False
-    return _cores(had.facts) != _cores(has.facts) or has.facts.memory_mib < had.facts.memory_mib
+    return _cores(old.facts) != _cores(new.facts) or new.facts.memory_mib < old.facts.memory_mib
 
 
-def _words(had: Hardware, has: Hardware) -> str:
+def _describe_change(old: Hardware, new: Hardware) -> str:
     figures = [
-        ("gres", gres(had.driver.gpus) or "none", gres(has.driver.gpus) or "none"),
-        ("cards", had.cards or had.driver.cards, has.cards or has.driver.cards),
+        ("gres", gres(old.driver.gpus) or "none", gres(new.driver.gpus) or "none"),
+        ("cards", old.cards or old.driver.cards, new.cards or new.driver.cards),
     ]
-    if had.facts and has.facts:
-        memory = shown_memory(had.facts.memory_mib), shown_memory(has.facts.memory_mib)
-        figures += [("CPUs", had.facts.cpus, has.facts.cpus), ("memory", *memory)]
+    if old.facts and new.facts:
+        memory = shown_memory(old.facts.memory_mib), shown_memory(new.facts.memory_mib)
+        figures += [("CPUs", old.facts.cpus, new.facts.cpus), ("memory", *memory)]
     changed = [f"{name}: {after} (was {before})" for name, before, after in figures if before != after]
-    return "; ".join(changed) or "its CPUs or GPUs are connected otherwise"
+    return "; ".join(changed) or "the topology of its CPUs or GPUs has changed"
 
 
 def _cores(facts: NodeFacts) -> tuple[int, ...]:
@@ -214,19 +220,21 @@ def _cores(facts: NodeFacts) -> tuple[int, ...]:
 
 
 def gpus_file(spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Reports) -> str:
-    """JSON: compute host -> whether it gets CuPy; the UUIDs of GPUs that Slurm and CUDA count differently."""
-    cupy = spec.software.cupy and _can_bring(inventory, workspace)
+    """Return JSON: node -> whether it gets CuPy, and UUIDs of GPUs that Slurm and CUDA order differently."""
+    cupy = spec.software.cupy and _can_provide_cupy(inventory, workspace)
     drivers = {host.name: reports[host.name].driver for host in inventory.compute if host.name in reports}
-    of_each = {name: {"cupy": cupy and had.cards > 0, "uuids": had.uuids} for name, had in drivers.items()}
-    return json.dumps(of_each, indent=1, sort_keys=True) + "\n"
+    settings = {
+        name: {"cupy": cupy and gpus.cards > 0, "uuids": gpus.uuids} for name, gpus in drivers.items()
+    }
+    return json.dumps(settings, indent=1, sort_keys=True) + "\n"
 
 
 def fetch_gpu_wheels(cluster: ClusterContext, inventory: Inventory, reports: Reports) -> tuple[str, ...]:
-    """Have CuPy here for hosts that show GPUs, unless they fetch it. Return notes on hosts without it.
+    """Download CuPy for hosts with GPUs that can't download it themselves. Return notes on hosts without it.
 
     Raises:
-        MachineError: it can't be downloaded.
-        TransportError: a rented host can't be asked whether it reaches the package index.
+        MachineError: CuPy can't be downloaded.
+        TransportError: a cloud host does not answer whether it reaches the package index.
     """
     spec, workspace = cluster.spec, cluster.workspace
     hosts = [
@@ -234,20 +242,23 @@ def fetch_gpu_wheels(cluster: ClusterContext, inventory: Inventory, reports: Rep
     ]
     if not hosts or not spec.software.cupy:
         return ()
-    if not _can_bring(inventory, workspace):
-        why = "the bundle has no CuPy: say `gpus` in the partition, and make it anew"
-        text = f"without CuPy, though they have GPUs: {', '.join(hosts)}; {why}"
+    if not _can_provide_cupy(inventory, workspace):
+        cause = "the bundle has no CuPy: set `gpus` in the partition, and create the bundle again"
+        text = f"hosts with GPUs, but without CuPy: {', '.join(hosts)}; {cause}"
         return (Notice("gpus-without-cupy", text),)
     if spec.provider.is_cloud and not workspace.bundle.exists():
-        # Rented hosts reach it through NAT.
-        argv = ["sh", "-c", _DOES_WITHOUT, "sh", f"{inventory.root}/env/{mark_of_wheels(gpu_lock())}"]
-        needs = parallel_map(hosts, lambda host: cluster.connections.to(host).run(argv, check=False).rc != 0)
-        if not (lacking := [host for host, needed in zip(hosts, needs, strict=True) if needed]):
-            workspace.gpu_wheels.unlink(missing_ok=True)  # without it, the role job_env lets hosts fetch them
+        # Cloud hosts may reach the package index through NAT.
+        argv = ["sh", "-c", _CAN_FETCH, "sh", f"{inventory.root}/env/{mark_of_wheels(gpu_lock())}"]
+        lacking = parallel_map(
+            hosts, lambda host: cluster.connections.to(host).run(argv, check=False).rc != 0
+        )
+        if not (needy := [host for host, lacks in zip(hosts, lacking, strict=True) if lacks]):
+            # Without this link, the role job_env lets the hosts download the wheels.
+            workspace.gpu_wheels.unlink(missing_ok=True)
             return ()
         cluster.reporter.progress(
-            "CuPy and CUDA's libraries, 2.1 GB a node, are sent by SSH, which is slow: "
-            f"{', '.join(lacking)} can't fetch them from pypi.org"
+            "sending CuPy and CUDA's libraries by SSH, 2.1 GB per node, which is slow: "
+            f"{', '.join(needy)} can't download them from pypi.org"
         )
     cluster.reporter.progress("downloading CuPy and CUDA's libraries")
     link_wheels(gpu_lock(), workspace.gpu_wheels, inventory.distribution)
@@ -255,20 +266,22 @@ def fetch_gpu_wheels(cluster: ClusterContext, inventory: Inventory, reports: Rep
 
 
 def mark_of_wheels(lock: Path) -> str:
-    """Return the file beside the environment of jobs that tells that the wheels of this lock are in it."""
+    """Return the name of the mark file for an environment that has the wheels of this lock file."""
     return f"installed-{sha1(lock.read_bytes().rstrip(), usedforsecurity=False).hexdigest()}"
 
 
 def link_wheels(lock: Path, link: Path, distribution: Distribution) -> None:
+    """Download the wheels of a lock file, and point the symbolic link to their folder."""
     wheels = wheelhouse(lock, NodePlatform.of(distribution))
-    with temporary_folder(link.parent) as folder:  # so that there is one at any time
-        new = folder / link.name
-        new.symlink_to(wheels)
-        new.replace(link)
+    # The new link replaces the old link atomically.
+    with temporary_folder(link.parent) as folder:
+        new_link = folder / link.name
+        new_link.symlink_to(wheels)
+        new_link.replace(link)
 
 
-def _can_bring(inventory: Inventory, workspace: Workspace) -> bool:
-    """A bundle may have none, and then no index can be reached."""
+def _can_provide_cupy(inventory: Inventory, workspace: Workspace) -> bool:
+    """Return whether CuPy can be installed. A bundle may lack it, and its hosts reach no package index."""
     return not workspace.bundle.exists() or has_wheelhouse(
         gpu_lock(), NodePlatform.of(inventory.distribution)
     )
@@ -282,59 +295,61 @@ def reject_missing_gpus(
     *,
     needs: Sequence[Finding] = (),
 ) -> None:
-    """The last word of `up`: nodes whose partition has GPUs must show them, and have them linked.
+    """Reject nodes that show fewer GPUs than their partition has, or whose GPUs are not usable.
 
-    ``needs``: what drivers are known to lack, such as a reboot; said in place of what nvidia-smi says.
+    needs: findings about drivers, such as a needed reboot. They replace the words of nvidia-smi.
 
     Raises:
-        VerifyError: some don't; one failure a host. All else was done, and the others are at work.
+        VerifyError: GPUs are missing or not usable. The error has a failure for each host. The other nodes
+            are in service.
     """
-    wanted = {partition.name: partition.gpus for partition in spec.partitions}
+    required = {partition.name: partition.gpus for partition in spec.partitions}
     failures = []
     for host in inventory.compute:
-        gpus = wanted.get(host.partition or "")
+        gpus = required.get(host.partition or "")
         if gpus is None or host.name not in reports or host.name not in concerned:
             continue
         driver = reports[host.name].driver
         missing = driver.cards < gpus.count
-        found = (one for one in needs if one.host == host.name and (one.code in NOT_LINKED) != missing)
-        need = next(found, None)
+        matching = (f for f in needs if f.host == host.name and (f.code in NOT_LINKED) != missing)
+        need = next(matching, None)
         if not (missing or need):
             continue
         code = need.code if need and not missing else "gpus-missing"
-        why = f"nvidia-smi says: {driver.fault}" if driver.fault else f"nvidia-smi shows {driver.cards}"
-        fix = "see that NVIDIA's driver runs there (`clusterctl ssh HOST -- nvidia-smi`), or correct the spec"
+        reason = f"nvidia-smi says: {driver.fault}" if driver.fault else f"nvidia-smi shows {driver.cards}"
+        fix = "check NVIDIA's driver on the host (`clusterctl ssh HOST -- nvidia-smi`), or correct the spec"
         if need:
-            why, fix = need.why, need.fix
-        cause = f"partition {host.partition} has gpus: {gpus.count} x {gpus.type}, and {why}"
+            reason, fix = need.why, need.fix
+        cause = f"partition {host.partition} has gpus: {gpus.count} x {gpus.type}, and {reason}"
         failures.append(Failure(code, cause, host.name, "verify", fix))
     if failures:
-        missing = any(one.code == "gpus-missing" for one in failures)
-        what = f"GPUs {'are missing' if missing else 'can not be used'} on {{hosts}}"
+        missing = any(finding.code == "gpus-missing" for finding in failures)
+        message = f"GPUs are {'missing' if missing else 'not usable'} on {{hosts}}"
         raise VerifyError.of_hosts(
-            what, failures, code="nodes-changed-hardware", then="the other nodes are at work"
+            message, failures, code="nodes-changed-hardware", then="the other nodes are in service"
         )
 
 
 def nodes_with_jobs(scheduler: Jobs, hosts: Collection[str], *, drain: bool) -> dict[str, str]:
-    """Return the hosts on which jobs are at work that a change would end, or may be, with the reason to wait.
+    """Return the hosts with jobs that a change would cancel, or with unknown jobs. The value is why to wait.
 
-    drain: drain the other hosts, until `up` resumes them to verify them.
+    drain: drain the hosts without jobs. Verification resumes them.
     """
     if not isinstance(scheduler, Nodes):
         return {}
     try:
-        found = drain_usable(scheduler, hosts if drain else (), REASON)
+        snapshot = drain_usable(scheduler, hosts if drain else (), REASON)
     except (SchedulerError, TransportError) as exc:
-        why = f"Slurm does not say which jobs are at work there ({exc.why or exc.what})"
-        return dict.fromkeys(hosts, f"{why}; run `clusterctl up` again once it does")
-    jobs = {host: [job.id for job in found.jobs if host in job.nodes] for host in sorted(hosts)}
-    if back := [host for host in found.drained if jobs[host]]:
-        with suppress(TransportError):  # verifying them will do it
-            scheduler.resume(back)
-    then = "at work there, which Slurm would end; run `clusterctl up` again afterwards"
+        reason = f"the jobs on this node are unknown, because Slurm does not answer ({exc.why or exc.what})"
+        return dict.fromkeys(hosts, f"{reason}; run `clusterctl up` again when it answers")
+    jobs = {host: [job.id for job in snapshot.jobs if host in job.nodes] for host in sorted(hosts)}
+    if still_used := [host for host in snapshot.drained if jobs[host]]:
+        # If this fails, the verification resumes the nodes.
+        with suppress(TransportError):
+            scheduler.resume(still_used)
     return {
-        host: f"job{'s' * (len(ids) > 1)} {', '.join(ids)} {'are' if len(ids) > 1 else 'is'} {then}"
+        host: f"postponed; run `clusterctl up` again when job{'s' * (len(ids) > 1)} {', '.join(ids)} "
+        f"{'have' if len(ids) > 1 else 'has'} ended"
         for host, ids in jobs.items()
         if ids
     }

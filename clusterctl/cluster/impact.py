@@ -1,7 +1,7 @@
-"""What a change of the cluster does to jobs, and how the hosts that leave are cleared of them.
+"""The effect of a changed spec on jobs, and the draining of hosts that leave the cluster.
 
-Slurm ends the jobs of a node whose number of CPUs changes. So a node at work keeps its size if the spec sets
-none; if the spec itself changes the size, the change is rejected.
+Slurm cancels the jobs of a node whose number of CPUs changes. So a node with jobs keeps its size, unless the
+spec demands another size; then the change is rejected.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from clusterctl.cluster.context import ClusterContext
-from clusterctl.cluster.look import LeavingHosts, look_at_leaving
+from clusterctl.cluster.look import LeavingHosts, check_leaving_hosts
 from clusterctl.cluster.nodes import REASON, drain_usable, resume_drained
 from clusterctl.errors import ClusterctlError, Notice, SchedulerError, TransportError, UsageError
 from clusterctl.providers.base import HostPlan, Size
@@ -28,9 +28,12 @@ _PAUSE_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Impact:
-    """What a change does to jobs: those that it would end, and the nodes that keep their size.
+    """The effect of a change on jobs.
 
-    ``unknown`` says why that is not known, ``drained`` which nodes were drained to find it out.
+    keep: node -> the size that it keeps, because jobs run there.
+    affected: the jobs that the change would cancel.
+    unknown: why the affected jobs are unknown. "" if they are known.
+    drained: the nodes that were drained to find out.
     """
 
     keep: Mapping[str, Size] = field(default_factory=dict)
@@ -48,15 +51,17 @@ class Impact:
 
 @dataclass(frozen=True, slots=True)
 class AffectedJob:
+    """A job that a change would cancel, and why."""
+
     job: JobInfo
     why: str
 
     def __str__(self) -> str:
-        where = f" on {','.join(self.job.nodes)}" if self.job.nodes else ""
-        return f"job {self.job.id} ({self.job.name}) of {self.job.user}{where}: {self.why}"
+        nodes = f" on {','.join(self.job.nodes)}" if self.job.nodes else ""
+        return f"job {self.job.id} ({self.job.name}) of {self.job.user}{nodes}: {self.why}"
 
 
-def make_way(
+def free_leaving_hosts(
     cluster: ClusterContext,
     planned: HostPlan,
     *,
@@ -64,16 +69,17 @@ def make_way(
     discard: bool = False,
     replaced: Collection[str] = (),
 ) -> Mapping[str, Size]:
-    """Drain the nodes that leave or stop; if they hold nothing that would be lost, end the jobs in the way.
+    """Drain the nodes that leave or restart, check that no data is lost, and cancel the affected jobs.
 
-    If the change is rejected, the nodes are resumed. Returns the nodes that keep their size, because jobs
-    are at work there.
+    If the change is rejected, the nodes are resumed. Returns the nodes that keep their size because jobs run
+    there.
 
-    force: end the jobs. discard: lose what exists only on hosts that leave, or on ``replaced`` hosts.
+    force: cancel the affected jobs.
+    discard: delete data that exists only on hosts that leave, or on ``replaced`` hosts.
 
     Raises:
-        OnlyCopyError: something exists only on these hosts, and ``discard`` is not set.
-        UsageError: the change would end jobs, and ``force`` is not set.
+        OnlyCopyError: data exists only on these hosts, and ``discard`` is false.
+        UsageError: the change would cancel jobs, and ``force`` is false.
     """
     before = cluster.inventory
     if before is None:
@@ -86,52 +92,51 @@ def make_way(
         if not (planned.changes or planned.other_lost or replaced):
             return NOTHING
         leaving = LeavingHosts(before, planned, replaced)
-        return cluster.run("look_at_leaving", look_at_leaving, leaving, scheduler, discard=discard)
+        return cluster.run("look_at_leaving", check_leaving_hosts, leaving, scheduler, discard=discard)
 
     try:
         if not force:
             reject(impact)
         lost = look()
         if impact.affected:
-            end_jobs(impact.affected, cluster.scheduler(before))
-            lost = look()  # a job may write until it has ended
+            cancel_jobs(impact.affected, cluster.scheduler(before))
+            # Jobs may have written files until they were cancelled.
+            lost = look()
     except ClusterctlError:
         resume_drained(scheduler, impact.drained)
         raise
-    ended = (Notice("job-ended", f"ended {job}") for job in impact.affected)
+    ended = (Notice("job-ended", f"cancelled {job}") for job in impact.affected)
     cluster.notes += [*(f"discarded: {line}" for line in lost.lines), *ended, *impact.notes]
     return impact.keep
 
 
 def impact_of(
-    cluster: ClusterContext,
-    before: Inventory,
-    planned: HostPlan,
-    scheduler: Jobs,
-    *,
-    drain: bool = False,
+    cluster: ClusterContext, before: Inventory, planned: HostPlan, scheduler: Jobs, *, drain: bool = False
 ) -> Impact:
-    """Return what the change to the spec means for jobs.
+    """Return the effect of the changed spec on jobs.
 
-    ``drain``: none starts on nodes that leave or stop.
+    drain: drain the nodes that leave or restart, so no new job starts there.
     """
     spec, provider = cluster.spec, cluster.provider
     partitions = {node: partition for partition in spec.partitions for node in spec.node_names(partition)}
-    sizes, now = provider.sizes(spec), {one.name: size for one in before.compute if (size := Size.of(one))}
-    resized = [name for name, size in now.items() if sizes.get(name, size) != size]
+    new_sizes, old_sizes = (
+        provider.sizes(spec),
+        {host.name: size for host in before.compute if (size := Size.of(host))},
+    )
+    resized = [name for name, size in old_sizes.items() if new_sizes.get(name, size) != size]
     reasons = _why_stopped(before, planned, partitions)
     if not (reasons or resized):
         return Impact()
     try:
-        found = drain_usable(scheduler, reasons if drain else (), REASON)
+        snapshot = drain_usable(scheduler, reasons if drain else (), REASON)
     except (SchedulerError, TransportError) as exc:
-        # Without an answer nodes may be at work all the same; hosts that are off have no jobs to spare.
+        # Nodes may run jobs even if the scheduler does not answer, unless the hosts are powered off.
         may_work = isinstance(exc, SchedulerError) or provider.alive(before.cluster_id)
         return Impact(unknown=exc.cause if may_work else "")
     keep = {}
     for name in resized:
-        partition, old, new = partitions[name], now[name], sizes[name]
-        allocated = found.nodes[name].allocated_mib if name in found.nodes else 0
+        partition, old, new = partitions[name], old_sizes[name], new_sizes[name]
+        allocated = snapshot.nodes[name].allocated_mib if name in snapshot.nodes else 0
         too_small = partition.memory is not None and allocated > new.memory_mib
         if old.disk_mib != new.disk_mib or (partition.cpus and old.cpus != new.cpus) or too_small:
             reasons[name] = f"{name} gets {new} instead of {old}"
@@ -139,30 +144,31 @@ def impact_of(
             cpus = new.cpus if partition.cpus else old.cpus
             memory_mib = new.memory_mib if partition.memory else old.memory_mib
             keep[name] = replace(new, cpus=cpus, memory_mib=memory_mib)
-    affected = tuple(_affected(found.jobs, reasons, before, partitions))
-    ending = {one.job.id for one in affected}
-    at_work = {node for job in found.jobs if job.id not in ending for node in job.nodes}
-    keep = {name: size for name, size in keep.items() if name in at_work and size != sizes[name]}
-    return Impact(keep, affected, drained=found.drained)
+    affected = tuple(_affected(snapshot.jobs, reasons, before, partitions))
+    ending = {job.job.id for job in affected}
+    at_work = {node for job in snapshot.jobs if job.id not in ending for node in job.nodes}
+    keep = {name: size for name, size in keep.items() if name in at_work and size != new_sizes[name]}
+    return Impact(keep, affected, drained=snapshot.drained)
 
 
 def _why_stopped(before: Inventory, planned: HostPlan, partitions: Mapping[str, Partition]) -> dict[str, str]:
-    """Host -> why its jobs end, for hosts that leave, are made anew or restarted. Nodes outlive a restart of
-    the controller.
+    """Return, for hosts that leave, are recreated or restart, why their jobs are cancelled.
 
-    partitions: the partition of each node that the spec names.
+    A restart of the controller alone cancels no job.
+
+    partitions: node of the spec -> its partition.
     """
     reasons = {}
     for host in planned.changes:
-        why = f": {host.why}" if host.why else ""
+        cause = f": {host.why}" if host.why else ""
         if host.action == "replace":
             reasons[host.name] = (
-                f"{host.name} {'leaves the cluster' if host.released else f'is made anew{why}'}"
+                f"{host.name} {'leaves the cluster' if host.released else f'is recreated{cause}'}"
             )
         elif host.restarts and host.name != before.controller.name:
-            reasons[host.name] = f"{host.name} is restarted{why}"
-    gone = [host.name for host in before.compute if host.name not in partitions]
-    return {**reasons, **{name: f"{name} leaves the cluster" for name in gone}}
+            reasons[host.name] = f"{host.name} is restarted{cause}"
+    removed = [host.name for host in before.compute if host.name not in partitions]
+    return {**reasons, **{name: f"{name} leaves the cluster" for name in removed}}
 
 
 def _affected(
@@ -171,34 +177,35 @@ def _affected(
     before: Inventory,
     partitions: Mapping[str, Partition],
 ) -> Iterator[AffectedJob]:
-    stay = {partition.name for partition in partitions.values()}
+    remaining = {partition.name for partition in partitions.values()}
     for job in active:
-        hosts = (before.controller.name, *job.nodes)  # a controller that goes forgets all jobs
-        why = next((reasons[host] for host in hosts if host in reasons), "")
-        if not (why or job.nodes or stay & set(job.partition.split(","))):
-            why = f"partition {job.partition} is removed"
-        if why:
-            yield AffectedJob(job, why)
+        # All jobs are lost with the controller.
+        hosts = (before.controller.name, *job.nodes)
+        reason = next((reasons[host] for host in hosts if host in reasons), "")
+        if not (reason or job.nodes or remaining & set(job.partition.split(","))):
+            reason = f"partition {job.partition} is removed"
+        if reason:
+            yield AffectedJob(job, reason)
 
 
 def reject(impact: Impact) -> None:
-    """Raise UsageError at a change that would end jobs, or of which nobody can tell."""
+    """Raise UsageError if the change would cancel jobs, or if the affected jobs are unknown."""
     if impact.unknown:
         raise UsageError(
-            "the jobs that this change would end are not known",
+            "the jobs that this change would cancel are unknown",
             code="jobs-unknown",
             why=impact.unknown,
-            fix="run `clusterctl up` with the spec as it was, which repairs the cluster; or go ahead: "
-            "--force",
+            fix="run `clusterctl up` with the previous spec, which repairs the cluster; or pass --force to "
+            "apply the change anyway",
         )
     if impact.affected:
         count = len(impact.affected)
         raise UsageError(
-            f"this change would end {count} job{'s' if count > 1 else ''}",
+            f"this change would cancel {count} job{'s' if count > 1 else ''}",
             code="jobs-would-end",
             why="; ".join(map(str, impact.affected)),
-            fix="wait until they have ended, or end them: `clusterctl cancel`, or say it again with "
-            "`--force`, which ends them for you",
+            fix="wait until the jobs have ended, or cancel them: `clusterctl cancel`; or run the command "
+            "again with --force, which cancels them",
         )
 
 
@@ -215,30 +222,32 @@ def reject_changed_users(cluster: ClusterContext) -> None:
 
 
 def reject_taken_uids(spec: ClusterSpec, accounts: str) -> None:
-    """Raise UsageError at a uid that is another's in ``accounts``, the controller's table of accounts.
+    """Raise UsageError if a user of the spec has the uid of another account on the controller.
 
-    An account's number belongs to its files: it can't pass to another name while the hosts live.
+    The files of that account have the uid, so another user would become their owner.
+
+    accounts: the content of /etc/passwd on the controller.
     """
     rows = (line.split(":") for line in accounts.splitlines())
     holders = {int(row[2]): row[0] for row in rows if len(row) > 2 and row[2].isdigit()}  # noqa: PLR2004
     taken = [user for user in spec.users if holders.get(user.uid, user.name) != user.name]
     if taken:
         raise UsageError(
-            f"a uid can't pass to another user: {', '.join(f'{u.name} ({u.uid})' for u in taken)}",
+            f"these uids belong to other users: {', '.join(f'{u.name} ({u.uid})' for u in taken)}",
             code="uid-taken",
             where="users",
             why="; ".join(
-                f"uid {u.uid} is that of {holders[u.uid]} on the hosts, with their files" for u in taken
+                f"uid {u.uid} belongs to {holders[u.uid]} and their files on the hosts" for u in taken
             ),
-            fix="give each new name a uid that nobody had, or take the cluster down first",
+            fix="give each new user an unused uid, or take the cluster down first",
         )
 
 
-def end_jobs(affected: Sequence[AffectedJob], scheduler: Jobs) -> None:
-    """End these jobs, with the reason in their accounting, and wait until they have ended.
+def cancel_jobs(affected: Sequence[AffectedJob], scheduler: Jobs) -> None:
+    """Cancel these jobs, with the reason in Slurm's accounting, and wait until they have ended.
 
     Raises:
-        SchedulerError: some jobs do not end.
+        SchedulerError: jobs are still active after ``END_S`` seconds.
     """
     if isinstance(scheduler, Nodes):
         for job in affected:
@@ -246,11 +255,11 @@ def end_jobs(affected: Sequence[AffectedJob], scheduler: Jobs) -> None:
     ids = [job.job.id for job in affected]
     scheduler.cancel(ids)
     for _ in scheduler.clock.polls(END_S, longest_s=_PAUSE_S):
-        left = [job.id for job in active_jobs(scheduler) if job.id in ids]
-        if not left:
+        remaining = [job.id for job in active_jobs(scheduler) if job.id in ids]
+        if not remaining:
             return
     raise SchedulerError(
-        f"jobs do not end: {', '.join(left)}",
+        f"cancelled jobs are still active: {', '.join(remaining)}",
         code="jobs-do-not-end",
-        fix="look at them with `clusterctl jobs`",
+        fix="check the jobs with `clusterctl jobs`",
     )

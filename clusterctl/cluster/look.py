@@ -1,4 +1,7 @@
-"""Look for what exists only on hosts before they are removed: refuse to remove it, or note what is lost."""
+"""The search for jobs and files that exist only on hosts, before these hosts are removed.
+
+The removal is rejected, or the losses are recorded.
+"""
 
 from __future__ import annotations
 
@@ -28,41 +31,47 @@ from clusterctl.util.process import on_each
 if TYPE_CHECKING:
     from clusterctl.cluster.context import ClusterContext
 
-# In the folder of the workspaces, because the journal is removed with its workspace.
+# This file is in the folder of all workspaces, because `down` removes the cluster's own workspace.
 DISCARDED = "discarded.jsonl"
-# Later, hosts may be silent for another reason, and have new files.
+# After this time, hosts may be unreachable for another reason and hold new files.
 LOOK_VALID_S = 3600.0
 
 
-def look(runner: PhaseRunner, discarded: Collection[JobEntry], *, discard: bool) -> Outcome[OnlyCopies]:
-    """Find what exists only on the cluster, before it is removed.
+def check_only_copies(
+    runner: PhaseRunner, discarded: Collection[JobEntry], *, discard: bool
+) -> Outcome[OnlyCopies]:
+    """Find jobs and files that exist only on the cluster, before `down` removes it. Return the losses.
 
-    discarded: the jobs whose runs are given up; they stop nothing, and their runs are in the result.
-    discard: lose all that is found.
+    discarded: jobs whose runs the user gave up. They do not stop `down`, and are listed in the result.
+    discard: accept all losses.
 
     Raises:
-        OnlyCopyError: something exists only there, and ``discard`` is false; one failure each.
+        OnlyCopyError: something exists only on the cluster, and ``discard`` is false.
     """
     workspace = runner.workspace
     ids = {entry.job_id for entry in discarded if entry.job_id}
-    found = find_only_copies(workspace, ids)
-    if not found.unknown:  # all hosts answer: an earlier `down` has removed nothing
+    copies = find_only_copies(workspace, ids)
+    # If all hosts answer, an earlier `down` has removed none of them.
+    if not copies.unknown:
         workspace.removing.unlink(missing_ok=True)
-    elif _has_just_looked(workspace):
-        found = replace(found, unknown=())
-    lost = replace(found, runs=tuple(f"the run of {entry.shown}" for entry in discarded))
-    if found and not discard:
-        what = f"the cluster stays up: this exists only on {workspace.root.name!r}"
-        raise found.error(what, fix=_fix(found, repair="`clusterctl up`", keep=_how_to_keep(workspace)))
+    elif _checked_recently(workspace):
+        copies = replace(copies, unknown=())
+    lost = replace(copies, runs=tuple(f"the run of {entry.shown}" for entry in discarded))
+    if copies and not discard:
+        message = f"not removed: {workspace.root.name!r} holds the only copy of this"
+        raise copies.error(message, fix=_fix(copies, repair="`clusterctl up`", keep=_how_to_keep(workspace)))
     return Outcome(lost, _summary(lost))
 
 
 def find_only_copies(workspace: Workspace, discarded: Collection[str]) -> OnlyCopies:
-    """Look for jobs that wait or run, and for files, but for those of the ``discarded`` jobs.
+    """Return the waiting and running jobs of the cluster, and the files that exist only on it.
 
-    Machines of the user's own keep their files: unanswered questions are no reason to stay.
+    Machines that the user owns keep their files, so it is no obstacle if they do not answer.
+
+    discarded: ids of jobs that are left out, with their files.
     """
-    if not workspace.configured.exists():  # no user could log in yet
+    # Before the hosts were configured, no user could log in.
+    if not workspace.configured.exists():
         return NOTHING
     try:
         inventory = inventory_of(workspace)
@@ -70,24 +79,24 @@ def find_only_copies(workspace: Workspace, discarded: Collection[str]) -> OnlyCo
         return OnlyCopies(unknown=(exc.cause,))
     with Connections(workspace.ssh_config) as connections:
         shared = not keeps_storage(workspace)
-        found = search_all(inventory, workspace, connections.to, shared=shared).find()
-        files = tuple(one for one in found.files if one.job_id is None or one.job_id not in discarded)
-        jobs, unknown = _jobs(inventory, connections.to, discarded)
-    unknown = () if inventory.traits.user_owned else found.unknown or unknown
+        copies = search_all(inventory, workspace, connections.to, shared=shared).find()
+        files = tuple(file for file in copies.files if file.job_id is None or file.job_id not in discarded)
+        jobs, unknown = _active_jobs(inventory, connections.to, discarded)
+    unknown = () if inventory.traits.user_owned else copies.unknown or unknown
     return OnlyCopies(jobs, files=files, unknown=unknown)
 
 
-def _jobs(
+def _active_jobs(
     inventory: Inventory, to: Connect, discarded: Collection[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The jobs that wait or run, in words; and why they can't be told."""
+    """Return a line for each waiting or running job, or the reason why the jobs are unknown."""
     try:
-        found = active_jobs(scheduler_of(inventory, to, patience_s=SHORT_PATIENCE_S))
+        jobs = active_jobs(scheduler_of(inventory, to, patience_s=SHORT_PATIENCE_S))
     except (SchedulerError, TransportError) as exc:
-        return (), (f"which jobs wait or run can't be told: {exc.cause}",)
+        return (), (f"the waiting and running jobs are unknown: {exc.cause}",)
     lines = (
         f"job {job.id} ({job.name}) of {job.user} is {job.state.value}"
-        for job in found
+        for job in jobs
         if job.whole_id not in discarded
     )
     return tuple(lines), ()
@@ -95,9 +104,10 @@ def _jobs(
 
 @dataclass(frozen=True, slots=True)
 class LeavingHosts:
-    """The hosts of an inventory that a plan removes or makes anew.
+    """The hosts that a plan removes or recreates.
 
-    replaced: hosts of the user's own that are other machines now.
+    before: the inventory before the change.
+    replaced: hosts of the user whose names now belong to different machines.
     """
 
     before: Inventory
@@ -106,68 +116,71 @@ class LeavingHosts:
 
     @property
     def names(self) -> set[str]:
-        return {one.name for one in self.planned.changes if one.action in {"remove", "replace"}}
+        return {change.name for change in self.planned.changes if change.action in {"remove", "replace"}}
 
     def places_lost(self, *, keep: bool) -> tuple[list[str], bool]:
-        """Return the hosts whose own disks are emptied, and whether the shared folder is removed.
+        """Return the hosts whose local disks are lost, and whether the shared folder is lost.
 
-        keep: whether the shared folder outlives the controller.
+        keep: whether the shared folder is kept when the controller is removed.
         """
-        stopped = {one.name for one in self.planned.changes if one.restarts}
-        emptied = {host.name for host in self.before.hosts if host.name in stopped and host.local_ssds}
+        restarted = {change.name for change in self.planned.changes if change.restarts}
+        emptied = {host.name for host in self.before.hosts if host.name in restarted and host.local_ssds}
         hosts = [host.name for host in self.before.hosts if host.name in self.names | emptied]
         loses_shared = self.before.controller.name in self.names and not keep
         return hosts, bool(self.planned.other_lost) or loses_shared
 
 
-def look_at_leaving(
+def check_leaving_hosts(
     cluster: ClusterContext, leaving: LeavingHosts, scheduler: Jobs, *, discard: bool = False
 ) -> Outcome[OnlyCopies]:
-    """Find what exists only on hosts, and on a shared folder, that a change removes or makes anew.
+    """Find files and runs that exist only on hosts or a shared folder that a change removes or recreates.
 
-    Of machines of the user's own, these are runs that are not collected, if hosts share no folder: files stay
-    on such a machine, but `collect` does not find it any more.
+    Machines that the user owns keep their files, but `collect` no longer finds the machines. So if they have
+    no shared folder, the runs that are not collected are returned.
+
+    discard: accept the losses.
 
     Raises:
-        OnlyCopyError: there is something, and not ``discard``; one failure each.
+        OnlyCopyError: something would be lost, and ``discard`` is false.
     """
-    found, workspace, before = NOTHING, cluster.workspace, leaving.before
-    if before.traits.user_owned:
-        if before.shared_folder.kind == "none":
-            found = _uncollected(workspace, scheduler, {*leaving.names, *leaving.replaced})
+    copies, workspace, inventory = NOTHING, cluster.workspace, leaving.before
+    if inventory.traits.user_owned:
+        if inventory.shared_folder.kind == "none":
+            copies = _uncollected_runs(workspace, scheduler, {*leaving.names, *leaving.replaced})
     else:
         hosts, shared = leaving.places_lost(keep=keeps_storage(workspace))
         if hosts or shared:
-            found = Search(before, workspace, cluster.connections.to, hosts, shared=shared).find()
-    if found and not discard:
-        raise found.error("this exists only on what the change removes: nothing was changed", fix=_fix(found))
-    return Outcome(found, _summary(found))
+            copies = Search(inventory, workspace, cluster.connections.to, hosts, shared=shared).find()
+    if copies and not discard:
+        message = "nothing was changed: the hosts to be removed hold the only copy of this"
+        raise copies.error(message, fix=_fix(copies))
+    return Outcome(copies, _summary(copies))
 
 
-def _uncollected(workspace: Workspace, scheduler: Jobs, names: Collection[str]) -> OnlyCopies:
-    """The runs that are not collected of jobs that ran on these nodes."""
+def _uncollected_runs(workspace: Workspace, scheduler: Jobs, names: Collection[str]) -> OnlyCopies:
+    """Return the runs of jobs on these nodes that are not collected."""
     entries = {entry.job_id: entry for entry in uncollected(workspace) if entry.job_id}
     try:
         jobs = scheduler.jobs([*entries]) if entries else ()
     except (SchedulerError, TransportError) as exc:
-        return OnlyCopies(unknown=(f"whose runs are on them can't be told: {exc.cause}",))
+        return OnlyCopies(unknown=(f"the runs on these hosts are unknown: {exc.cause}",))
     nodes = {job.whole_id: ", ".join(sorted({*job.nodes} & {*names})) for job in jobs}
     return OnlyCopies(
         runs=tuple(
-            f"the run of {entries[job_id].shown} is not collected, and has files on {where}"
-            for job_id, where in nodes.items()
-            if where
+            f"the run of {entries[job_id].shown} is not collected, and has files on {node_names}"
+            for job_id, node_names in nodes.items()
+            if node_names
         )
     )
 
 
 def is_of_own_machines(workspace: Workspace) -> bool:
-    """Return whether the hosts are machines of the user's own."""
+    """Return whether the hosts of the cluster are machines that the user owns."""
     return workspace.access_config.exists()
 
 
 def all_answer(workspace: Workspace) -> bool:
-    """Return whether each host of the cluster answers; also if no host is known."""
+    """Return whether every host of the cluster answers. True if the cluster has no known host."""
     try:
         names = [host.name for host in inventory_of(workspace).hosts]
     except UsageError:
@@ -178,59 +191,59 @@ def all_answer(workspace: Workspace) -> bool:
 
 
 def note_removal(workspace: Workspace, lost: OnlyCopies) -> None:
-    """Note that the cluster is being removed, and what is lost with it, before anything is removed.
+    """Record that the cluster is being removed, and the losses, before anything is removed.
 
-    If all hosts were looked at, the next `down` passes for some time over hosts that don't answer any more.
+    If all hosts were searched, the next `down` ignores unreachable hosts for ``LOOK_VALID_S`` seconds.
     """
-    looked_at = None if lost.unknown else _looked_at(workspace) or time.time()
+    looked_at = None if lost.unknown else _last_check_time(workspace) or time.time()
     with suppress(MachineError):
         write_atomic(workspace.removing, json.dumps({"looked_at": looked_at}))
     note_discarded(workspace, lost.lines)
 
 
 def note_discarded(workspace: Workspace, lines: Sequence[str]) -> None:
-    """Add a row to the record of what was lost, if anything is."""
+    """Append the losses to the record of discarded runs and files. Nothing is written without a loss."""
     if lines:
         row = {"time": time.time(), "cluster": workspace.root.name, "discarded": lines}
         with suppress(ClusterctlError, OSError):
             append_line(workspace.root.parent / DISCARDED, json.dumps(row))
 
 
-def _looked_at(workspace: Workspace) -> float:
+def _last_check_time(workspace: Workspace) -> float:
     row = next(read_rows(workspace.removing), {})
     return float(row.get("looked_at") or 0.0)
 
 
-def _has_just_looked(workspace: Workspace) -> bool:
-    """Return whether an earlier `down` has looked at all hosts, and no job was submitted since."""
-    looked_at = _looked_at(workspace)
+def _checked_recently(workspace: Workspace) -> bool:
+    """Return whether an earlier `down` searched all hosts recently, and no job was submitted since."""
+    looked_at = _last_check_time(workspace)
     latest = max((entry.submitted_at for entry in Ledger(workspace.jobs).entries()), default=0.0)
     return latest < looked_at <= time.time() < looked_at + LOOK_VALID_S
 
 
-def _summary(found: OnlyCopies) -> str:
-    return f"discarded: {found.shown}" if found else "nothing exists only there"
+def _summary(copies: OnlyCopies) -> str:
+    return f"discarded: {copies.shown}" if copies else "nothing would be lost"
 
 
 def _how_to_keep(workspace: Workspace) -> str:
-    """How the shared folder can outlive the cluster; "" if it does, or it is too late for that."""
+    """Return how to keep the shared folder. "" if it is kept already, or it is too late to change that."""
     with suppress(UsageError):
         spec = applied_spec(workspace)
         if spec.storage.keep or spec.provider.keeps_from_start:
             return ""
-    return "or keep the shared folder: `storage: {keep: true}` in the spec, `clusterctl up`"
+    return "or keep the shared folder: add `storage: {keep: true}` to the spec and run `clusterctl up`"
 
 
-def _fix(found: OnlyCopies, *, repair: str = "", keep: str = "") -> str:
+def _fix(copies: OnlyCopies, *, repair: str = "", keep: str = "") -> str:
     fixes = []
-    if found.jobs:
-        fixes.append("wait until the jobs have ended, or end them: `clusterctl cancel`")
-    if found.runs:
-        fixes.append("bring the runs here: `clusterctl collect`")
-    if found.files:
-        fixes.append("bring the files here: `clusterctl collect --all`")
-        if keep and not all(one.host for one in found.files):
+    if copies.jobs:
+        fixes.append("wait until the jobs have ended, or cancel them: `clusterctl cancel`")
+    if copies.runs:
+        fixes.append("collect the runs: `clusterctl collect`")
+    if copies.files:
+        fixes.append("collect the files: `clusterctl collect --all`")
+        if keep and not all(file.host for file in copies.files):
             fixes.append(keep)
-    if found.unknown:
-        fixes.append("have all hosts answer" + (f": {repair} repairs the cluster" if repair else ""))
-    return "\n".join([*fixes, "or lose all of it: --discard"])
+    if copies.unknown:
+        fixes.append("make all hosts reachable" + (f": {repair} repairs the cluster" if repair else ""))
+    return "\n".join([*fixes, "or delete all of it: pass --discard"])

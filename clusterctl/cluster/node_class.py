@@ -1,7 +1,7 @@
-"""The class of a group of hosts: what they have in common, configured once; and each host's own files.
+"""The configuration that hosts of a group share, called their class, and the files specific to a host.
 
-A class is keyed by a hash of all that goes in. Addresses, sizes and secrets are in files of each host. A host
-that does not show what it was given is configured by Ansible.
+A class is built once and found by a hash of its inputs. Addresses, sizes and secrets are in host-specific
+files. A host that does not show the expected files is configured by Ansible.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from clusterctl.util.assets import ansible_hash, asset, digest, table
 
 
 def has_classes(cluster: ClusterContext) -> bool:
-    """Return whether new hosts of the cluster can share what is configured."""
+    """Return whether new hosts of the cluster can start from a shared configuration."""
     return cluster.provider.known_shared is not None and can_share(cluster.spec)
 
 
 def class_inputs(variables: Mapping[str, Any]) -> str:
-    """A digest of all that decides what a class has, besides the image under it."""
+    """Return the digest of everything that determines a shared configuration, except its image."""
     return digest(ansible_hash(), json.dumps(variables, sort_keys=True, default=str))
 
 
-def class_ahead(cluster: ClusterContext) -> str:
-    """Return the inputs of the class that new nodes would be of; "" if they would be of none."""
+def inputs_of_new_nodes(cluster: ClusterContext) -> str:
+    """Return the digest of the configuration that new nodes would share. "" if they would share none."""
     distribution = distribution_ahead(cluster.spec, cluster.workspace)
     if distribution is None or not has_classes(cluster):
         return ""
@@ -49,20 +49,21 @@ def class_ahead(cluster: ClusterContext) -> str:
     return class_inputs(inventory_file.class_variables(cluster.spec, distribution, shared))
 
 
-_OWN: Final = "own_file"  # the tag of tasks that write what differs by host, or by cluster
+# The tag of Ansible tasks whose files differ by host or by cluster.
+_OWN_FILE: Final = "own_file"
 
 
 def node_files(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> NodeFiles:
-    """Return the files that hosts of a class have for themselves, as the roles' tasks would write them.
+    """Return the host-specific files of each host, with the content that Ansible's tasks would write.
 
-    The files that these copy from ``workspace.rendered`` are there already.
+    Files that tasks copy from ``workspace.rendered`` must exist already.
     """
     variables = inventory_file.role_variables(spec, inventory, workspace)
     return {
         host: {
             path: file
             for role, task in _own_tasks()
-            for path, file in _written(role, task, {**variables, "inventory_hostname": host}, request)
+            for path, file in _files_of_task(role, task, {**variables, "inventory_hostname": host}, request)
         }
         for host, request in probe_requests(spec, inventory, workspace).items()
     }
@@ -70,21 +71,23 @@ def node_files(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) ->
 
 @cache
 def _own_tasks() -> tuple[tuple[Path, Mapping[str, Any]], ...]:
-    """The tasks that write what differs by host, each with the folder of its role."""
+    """Return the Ansible tasks that write host-specific files, each with the folder of its role."""
     files = sorted((asset("ansible") / "roles").glob("*/tasks/*.yml"))
-    tasks = ((path, task) for path in files if _OWN in path.read_text() for task in table(path, list[Any]))
-    return tuple((path.parents[1], task) for path, task in tasks if task.get("tags") == _OWN)
+    tasks = (
+        (path, task) for path in files if _OWN_FILE in path.read_text() for task in table(path, list[Any])
+    )
+    return tuple((path.parents[1], task) for path, task in tasks if task.get("tags") == _OWN_FILE)
 
 
-def _written(
-    role: Path, task: Mapping[str, Any], given: Mapping[str, Any], request: ProbeRequest
+def _files_of_task(
+    role: Path, task: Mapping[str, Any], values: Mapping[str, Any], request: ProbeRequest
 ) -> Iterator[tuple[str, NodeFile]]:
-    """The files that a task writes on a host, of those that the host is to have."""
+    """Yield the files that an Ansible task would write on a host, as far as the host needs them."""
     defaults = table(role / "defaults/main.yml", dict[str, Any])
     ((module, arguments),) = ((key, value) for key, value in task.items() if key.startswith("ansible."))
     owner = {"root": 0, **system_accounts()}[arguments.get("owner", "root")]
     for item in task.get("loop", [""]):
-        variables = {**defaults, **given, **task.get("vars", {}), "item": item}
+        variables = {**defaults, **values, **task.get("vars", {}), "item": item}
         path = _value(arguments.get("dest") or arguments["path"], variables)
         mode = int(arguments["mode"], 8)
         if path in request.blocks:
@@ -102,7 +105,7 @@ def _written(
 
 
 class _Context(jinja2.runtime.Context):
-    """Variables as Ansible resolves them: the value of a default may be a template of its own."""
+    """Variables as Ansible resolves them: the default of a variable may itself be a template."""
 
     def resolve_or_missing(self, key: str) -> Any:
         value = super().resolve_or_missing(key)
@@ -120,22 +123,21 @@ _ANSIBLE.filters |= {
     "from_json": json.loads,
     "to_nice_json": partial(json.dumps, indent=4, sort_keys=True),
 }
-_ANSIBLE.globals |= {
-    "ansible_managed": "Ansible managed",
-    "lookup": lambda _, path: Path(path).read_text(),
-}
+_ANSIBLE.globals |= {"ansible_managed": "Ansible managed", "lookup": lambda _, path: Path(path).read_text()}
 _expression = cache(partial(_ANSIBLE.compile_expression, undefined_to_none=False))
 _template = cache(_ANSIBLE.from_string)
 
 
 def _value(text: str, variables: Mapping[str, Any]) -> Any:
-    """Evaluate a template; an expression alone keeps the type of its value."""
-    alone = re.fullmatch(r"{{((?:(?!}}).)*)}}", text)
-    return _expression(alone[1].strip())(**variables) if alone else _template(text).render(**variables)
+    """Evaluate a template. If it is a single expression, its value keeps its type."""
+    expression = re.fullmatch(r"{{((?:(?!}}).)*)}}", text)
+    return (
+        _expression(expression[1].strip())(**variables) if expression else _template(text).render(**variables)
+    )
 
 
 def own_marks(files: Mapping[str, NodeFile]) -> Checksums:
-    """What the probe of a node shows of the files that it has for itself."""
+    """Return the marks that a probe shows for these host-specific files."""
     return {_key(path, file): file.mark for path, file in files.items()}
 
 
@@ -143,34 +145,38 @@ def _key(path: str, file: NodeFile) -> str:
     return f"{'block' if file.edges else 'file'} {path}"
 
 
-def can_renew(files: Mapping[str, NodeFile], seen: Checksums) -> bool:
-    """Whether a host as it was seen lacks nothing but newer files of its own, none of them secret."""
+def can_renew(files: Mapping[str, NodeFile], checksums: Checksums) -> bool:
+    """Return whether it is enough to rewrite host-specific files on a host, none of which are secret.
+
+    checksums: the marks of the host, as shown by a probe.
+    """
     marks = own_marks(files)
     secrets = [f"file {path}" for path, file in files.items() if not file.mode & 0o077]
-    return marks.keys() <= seen.keys() and all(seen[key] == marks[key] for key in secrets)
+    return marks.keys() <= checksums.keys() and all(checksums[key] == marks[key] for key in secrets)
 
 
-def renew(files: Mapping[str, NodeFile], seen: Checksums, transport: Transport) -> None:
-    """Write on a host those of its own files that it shows otherwise, and restart units that read them."""
-    stale = {path: files[path] for path in files if seen[_key(path, files[path])] != files[path].mark}
+def renew(files: Mapping[str, NodeFile], checksums: Checksums, transport: Transport) -> None:
+    """Rewrite the host-specific files that differ on a host, and restart the units that read them."""
+    stale = {path: files[path] for path in files if checksums[_key(path, files[path])] != files[path].mark}
     if stale:
-        asked = {path: (file.data.decode(), file.mode, file.edges) for path, file in stale.items()}
-        transport.run(("sudo", "-n", *remote_argv("clusterctl.hosts.remote_own_files", json.dumps(asked))))
+        contents = {path: (file.data.decode(), file.mode, file.edges) for path, file in stale.items()}
+        transport.run(("sudo", "-n", *remote_argv("clusterctl.hosts.remote_own_files", json.dumps(contents))))
 
 
 def shared_inputs(cluster: ClusterContext, inventory: Inventory) -> Mapping[str, str]:
-    """Group -> the digest of all that decides what its hosts have, but for the files of their own.
+    """Return, for each group of hosts, the digest of everything but the host-specific files.
 
-    None where those are not all that differs; no controller's where it has to start its slurmctld anew.
+    A group is left out if its hosts differ in more than these files; the controller, if slurmctld must be
+    restarted to learn about nodes.
     """
     spec = cluster.spec
-    # Hosts that are not baked also have a firewall, or a mount.
+    # Hosts that are not baked also differ in their firewall or a mount.
     if not has_classes(cluster) or not inventory.baked:
         return {}
-    found = {COMPUTE: inventory_file.class_variables(spec, inventory.distribution, inventory.shared)}
+    inputs = {COMPUTE: inventory_file.class_variables(spec, inventory.distribution, inventory.shared)}
     if takes_nodes_by_reconfigure(inventory):
-        alone = {"host": inventory.controller.model_dump(mode="json"), "slurm": inventory.slurm}
-        given = inventory_file.role_variables(spec, inventory, cluster.workspace)
+        controller = {"host": inventory.controller.model_dump(mode="json"), "slurm": inventory.slurm}
+        values = inventory_file.role_variables(spec, inventory, cluster.workspace)
         in_files = ("common_hosts", "openmpi_yield_when_idle")
-        found[CONTROLLER] = alone | {key: given[key] for key in given if key not in in_files}
-    return {group: class_inputs(variables) for group, variables in found.items()}
+        inputs[CONTROLLER] = controller | {key: values[key] for key in values if key not in in_files}
+    return {group: class_inputs(variables) for group, variables in inputs.items()}

@@ -1,4 +1,4 @@
-"""Nodes taken out of service and put back, and the machines that join or leave a cluster."""
+"""Draining, resuming and rebooting nodes, and adding or removing machines of a cluster."""
 
 from __future__ import annotations
 
@@ -24,29 +24,33 @@ from clusterctl.transport.base import Transport
 from clusterctl.util.process import parallel_map
 from clusterctl.util.progress import Clock
 
-REASON: Final = "clusterctl: the cluster changes"  # of nodes that `up` drains, and resumes to verify them
-BOOT_S: Final = 1800.0  # a server with eight GPUs tests its memory for many minutes
+# Slurm's reason for nodes that `up` drains. Verification resumes them.
+REASON: Final = "clusterctl: the cluster changes"
+# A server with eight GPUs tests its memory for many minutes before it boots.
+BOOT_S: Final = 1800.0
 _ANSWER_S: Final = 20.0
 _BOOT_ID: Final = ("cat", "/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """A node as the scheduler has it, and the jobs that are at work on it."""
+    """A node as shown by the scheduler, and the jobs that run on it."""
 
     node: NodeInfo
     jobs: tuple[JobInfo, ...] = ()
 
 
 def resume(scheduler: Nodes, names: Sequence[str]) -> tuple[NodeState, ...]:
-    """Resume these nodes. Their states afterwards."""
-    marked = [state.node.name for state in states(scheduler, names) if not state.node.usable]
-    if marked:  # Slurm refuses to resume what is in service
-        scheduler.resume(marked)
+    """Resume these nodes. Return their states afterwards."""
+    out_of_service = [state.node.name for state in states(scheduler, names) if not state.node.usable]
+    # Slurm refuses to resume nodes that are in service.
+    if out_of_service:
+        scheduler.resume(out_of_service)
     return states(scheduler, names)
 
 
 def states(scheduler: Jobs, names: Collection[str]) -> tuple[NodeState, ...]:
+    """Return the states of these nodes, with their active jobs."""
     active = active_jobs(scheduler)
     return tuple(
         NodeState(node, tuple(job for job in active if node.name in job.nodes))
@@ -57,7 +61,7 @@ def states(scheduler: Jobs, names: Collection[str]) -> tuple[NodeState, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All nodes and active jobs, as they were once the nodes in ``drained`` took no new ones."""
+    """All nodes and active jobs, read after the nodes in ``drained`` had stopped accepting jobs."""
 
     nodes: Mapping[str, NodeInfo]
     jobs: tuple[JobInfo, ...]
@@ -65,9 +69,9 @@ class Snapshot:
 
 
 def drain_usable(scheduler: Jobs, names: Collection[str], reason: str) -> Snapshot:
-    """Drain those of these nodes that are in service, then look which jobs are at work.
+    """Drain those nodes that are in service, then return all nodes and active jobs.
 
-    Without Slurm no node is drained. If the scheduler does not answer, none stays drained.
+    Without Slurm no node is drained. If the scheduler does not answer, the nodes are resumed.
     """
     nodes = {node.name: node for node in scheduler.nodes()}
     if not isinstance(scheduler, Nodes):
@@ -84,39 +88,39 @@ def drain_usable(scheduler: Jobs, names: Collection[str], reason: str) -> Snapsh
 
 
 def resume_drained(scheduler: Jobs, drained: Sequence[str]) -> None:
-    """Resume the nodes that ``drain_usable`` has drained."""
+    """Resume nodes that were drained by ``drain_usable``."""
     if drained and isinstance(scheduler, Nodes):
         scheduler.resume(drained)
 
 
 def wait_idle(scheduler: Jobs, names: Sequence[str], *, timeout_s: float | None) -> Iterator[str]:
-    """Wait until no job is at work on these nodes. Yield the ids of the jobs as often as they change.
+    """Wait until no job runs on these nodes. Yield the ids of the running jobs each time they change.
 
     Raises:
-        WaitTimeoutError: ``timeout_s`` has passed. The nodes stay as they are.
+        WaitTimeoutError: jobs still run after ``timeout_s`` seconds. The nodes stay drained.
     """
-    told = ""
+    reported_ids = ""
     for _ in scheduler.clock.polls(timeout_s):
         ids = ", ".join(dict.fromkeys(job.id for state in states(scheduler, names) for job in state.jobs))
         if not ids:
             return
-        if ids != told:
+        if ids != reported_ids:
             yield ids
-            told = ids
+            reported_ids = ids
     raise WaitTimeoutError(
-        f"jobs are still at work on {', '.join(names)}: {told}",
-        fix="wait longer, or end them: `clusterctl cancel`; the nodes take no new ones",
+        f"jobs are still running on {', '.join(names)}: {reported_ids}",
+        fix="wait longer, or cancel the jobs: `clusterctl cancel`; the nodes accept no new jobs",
     )
 
 
 def check_drained(scheduler: Jobs, names: Sequence[str]) -> None:
-    """Raise SchedulerError where a job is at work on these nodes, or could begin there."""
-    if back := [s.node.name for s in states(scheduler, names) if s.node.usable or s.jobs]:
+    """Raise SchedulerError if a job runs on these nodes, or could start there."""
+    if usable := [s.node.name for s in states(scheduler, names) if s.node.usable or s.jobs]:
         raise SchedulerError(
-            f"{', '.join(back)} takes jobs again: nothing was booted",
+            f"no node was rebooted: {', '.join(usable)} accepts jobs again",
             code="node-resumed-meanwhile",
-            why="somebody has put it back into service meanwhile",
-            fix="say it again, once nobody needs it",
+            why="the node was resumed while its jobs were ending",
+            fix=f"run the command again: `clusterctl node reboot {','.join(names)}`",
         )
 
 
@@ -124,109 +128,117 @@ def reboot(hosts: Mapping[str, Transport], *, timeout_s: float = BOOT_S) -> None
     """Reboot these hosts in parallel, and wait until each of them is up again.
 
     Raises:
-        TransportError: some did not answer, or did not come back in time; one failure a host.
+        TransportError: hosts did not answer or did not come back in time. The error has a failure for each.
     """
-    back = dict(zip(hosts, parallel_map([*hosts.values()], lambda to: _boot(to, timeout_s)), strict=True))
-    if failures := [Failure("reboot", why, host, "reboot") for host, why in back.items() if why]:
-        fix = "look at its console; once it answers, `clusterctl up` puts it back into service"
+    reasons = dict(
+        zip(hosts, parallel_map([*hosts.values()], lambda host: _reboot_host(host, timeout_s)), strict=True)
+    )
+    if failures := [Failure("reboot", reason, host, "reboot") for host, reason in reasons.items() if reason]:
+        fix = "check the host's console; when the host answers again, `clusterctl up` resumes the node"
         raise TransportError.of_hosts(
             "{hosts} did not come back", failures, code="nodes-did-not-come-back", fix=fix
         )
 
 
-def _boot(host: Transport, timeout_s: float) -> str:
-    """Boot one; why it is not up again, "" if it is."""
+def _reboot_host(host: Transport, timeout_s: float) -> str:
+    """Reboot a host, and wait until it is up again. Return why it is not, or ""."""
     try:
-        before = host.run(_BOOT_ID, timeout_s=_ANSWER_S).stdout
+        boot_id = host.run(_BOOT_ID, timeout_s=_ANSWER_S).stdout
     except TransportError as exc:
-        return f"it was not booted: {exc.why or exc.what}"
-    with suppress(TransportError):  # it may be gone before it has answered
+        return f"the host was not rebooted: {exc.why or exc.what}"
+    # The host may close the connection before the command has returned.
+    with suppress(TransportError):
         host.run(("sudo", "-n", "systemctl", "reboot"), check=False, timeout_s=_ANSWER_S)
-    why = "it was told to, and goes on running"
+    reason = "the host accepted the command, but keeps running"
     for _ in Clock().polls(timeout_s):
         host.close()
         try:
-            if host.run(_BOOT_ID, timeout_s=_ANSWER_S).stdout != before:
+            if host.run(_BOOT_ID, timeout_s=_ANSWER_S).stdout != boot_id:
                 return ""
         except TransportError as exc:
-            why = exc.why or exc.what
-    return why
+            reason = exc.why or exc.what
+    return reason
 
 
 def check_names(inventory: Inventory, names: Sequence[str]) -> None:
-    known = [host.name for host in inventory.compute]
-    reject_unknown(names, known, "the cluster has no node", f"its nodes are {', '.join(known)}")
+    node_names = [host.name for host in inventory.compute]
+    reject_unknown(names, node_names, "the cluster has no node", f"its nodes are {', '.join(node_names)}")
 
 
 def names_of(ranges: Iterable[str]) -> tuple[str, ...]:
-    """The hosts that are named, each once; a range stands for all of its hosts.
+    """Expand host ranges such as gpu[01-03] to host names, without duplicates.
 
     Raises:
-        UsageError: one is no range.
+        UsageError: a range is malformed.
     """
     try:
         return tuple(dict.fromkeys(name for text in ranges for name in expand(text)))
     except ValueError as exc:
         raise UsageError(
-            "that is no range of hosts", code="bad-hostlist", why=str(exc), fix="write it as gpu[01-03],gpu07"
+            "invalid host range", code="bad-hostlist", why=str(exc), fix="use the form gpu[01-03],gpu07"
         ) from exc
 
 
 def limited(spec: ClusterSpec, workspace: Workspace, limit: Collection[str]) -> ClusterSpec:
-    """Return the spec as far as it concerns these hosts; with other hosts as they are in the cluster now.
+    """Return the spec with changes only to these hosts. All other hosts are as in the cluster now.
 
     Raises:
-        UsageError: the spec has no such host, or its hosts are no machines of the user's own.
+        UsageError: the spec has no such host, or its hosts are not machines that the user owns.
     """
     provider = own_machines(spec.provider)
     named = {p.name: spec.node_names(p) for p in spec.partitions}
-    known = (*provider.machines, *itertools.chain(*named.values()))
-    hint = "name it under provider.hosts, and in a partition"
-    reject_unknown(limit, known, "the spec has no host", hint, where="--limit")
-    there: dict[str, str | None] = {}
+    known_names = (*provider.machines, *itertools.chain(*named.values()))
+    hint = "add it to provider.hosts and to a partition"
+    reject_unknown(limit, known_names, "the spec has no host", hint, where="--limit")
+    now: dict[str, str | None] = {}
     if workspace.inventory.exists():
-        there = {host.name: host.partition for host in inventory_of(workspace).compute}
-        was = applied_spec(workspace).provider.machines  # the spec may no longer name some that stay
-        gone = {name: was[name] for name in there if name in was and name not in provider.machines}
-        provider = provider.model_copy(update={"hosts": {**provider.hosts, **gone}})
+        now = {host.name: host.partition for host in inventory_of(workspace).compute}
+        # Hosts that stay may be missing in the new spec.
+        machines = applied_spec(workspace).provider.machines
+        staying = {name: machines[name] for name in now if name in machines and name not in provider.machines}
+        provider = provider.model_copy(update={"hosts": {**provider.hosts, **staying}})
     elif provider.controller not in limit:
         raise UsageError(
-            f"the controller, {provider.controller}, comes first",
+            f"the controller {provider.controller} must be configured first",
             code="controller-first",
             where="--limit",
-            why="nothing of the cluster is up yet",
-            fix=f"name it, too: --limit {provider.controller},{','.join(limit)}",
+            why="no host of the cluster is up yet",
+            fix=f"include the controller: --limit {provider.controller},{','.join(limit)}",
         )
     nodes = {}
     for partition, names in named.items():
-        stay = [name for name, was in there.items() if was == partition and name not in (*limit, *names)]
-        nodes[partition] = [name for name in names if name in limit or there.get(name) == partition] + stay
-    return _with(spec.model_copy(update={"provider": provider}), nodes)
+        remaining = [
+            name for name, current in now.items() if current == partition and name not in (*limit, *names)
+        ]
+        nodes[partition] = [name for name in names if name in limit or now.get(name) == partition] + remaining
+    return _with_nodes(spec.model_copy(update={"provider": provider}), nodes)
 
 
 def spec_without(spec: ClusterSpec, names: Collection[str]) -> ClusterSpec:
-    """The spec without these nodes.
+    """Return the spec without these nodes.
 
     Raises:
-        UsageError: one leads the cluster, or none would be left.
+        UsageError: a node is the controller, or no node would be left.
     """
     provider = own_machines(spec.provider)
     if provider.controller in names:
         raise UsageError(
-            f"{provider.controller} is the controller: it can't be removed",
+            f"{provider.controller} can't be removed: it is the controller",
             code="controller-not-removable",
-            fix="take the cluster down, and create it with another controller",
+            fix="take the cluster down, and create it again with another controller",
         )
-    left = {p.name: [n for n in spec.node_names(p) if n not in names] for p in spec.partitions}
-    fewer = tuple(name for name in provider.login if name not in names)
-    return _with(spec.model_copy(update={"provider": provider.model_copy(update={"login": fewer})}), left)
+    remaining = {p.name: [n for n in spec.node_names(p) if n not in names] for p in spec.partitions}
+    login_hosts = tuple(name for name in provider.login if name not in names)
+    return _with_nodes(
+        spec.model_copy(update={"provider": provider.model_copy(update={"login": login_hosts})}), remaining
+    )
 
 
 @contextmanager
 def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[None]:
-    """Let other machines have these names. The former machines get a pending release.
+    """Record that different machines will have these names. The old machines get a pending release.
 
-    If the body fails, everything is as it was before.
+    If the body raises, the records are restored.
     """
     former = [host for host in hosts_as_raised(workspace).values() if host.name in names]
     if not former:
@@ -234,13 +246,13 @@ def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[None]:
         return
     inventory, spec = inventory_of(workspace), applied_spec(workspace)
     files = (workspace.inventory, workspace.joining, workspace.trusted_hosts, workspace.known_hosts)
-    before = {path: path.read_bytes() for path in files if path.exists()}
+    contents = {path: path.read_bytes() for path in files if path.exists()}
     releases = [registry.record_pending(host, inventory, spec, workspace, why=REPLACED) for host in former]
     _forget_hosts(workspace, names)
     try:
         yield
     except BaseException:
-        for path, content in before.items():
+        for path, content in contents.items():
             write_atomic(path, content)
         for release in releases:
             release.remove()
@@ -248,41 +260,43 @@ def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[None]:
 
 
 def forget(workspace: Workspace, names: Collection[str]) -> tuple[str, ...]:
-    """Forget machines that are gone for good: pending releases, or hosts of a cluster that is taken down.
+    """Remove lost machines from the records: their pending releases, or hosts of a cluster in `down`.
 
-    Of a name that both have, the pending release is forgotten. Returns the machines in words.
+    If a pending release and a host have the same name, only the release is removed. Returns a line for each
+    machine.
     """
     if not names:
         return ()
-    left = pending_releases(workspace)
+    releases = pending_releases(workspace)
     members = hosts_as_raised(workspace)
-    known = {*members, *(one.host.name for one in left)}
+    known_names = {*members, *(release.host.name for release in releases)}
     if workspace.spec.exists():
-        known |= set(applied_spec(workspace).provider.machines)  # the same command may come again
-    reject_unknown(names, known, "nothing is known of a machine")
-    behind = [one for one in left if one.host.name in names]
-    others = [name for name in names if name not in {one.host.name for one in behind}]
-    if others:
-        _forget_hosts(workspace, others)
-    said = []
-    for one in behind:
-        one.remove()
-        stays = " (the host that has its name now stays)" if one.host.name in members else ""
-        said.append(f"{one.title}, pending release{stays}")
-    return (*said, *(f"{name}, of the cluster" for name in others))
+        # The user may repeat a command that has already removed the machine.
+        known_names |= set(applied_spec(workspace).provider.machines)
+    reject_unknown(names, known_names, "there is no record of a machine")
+    matching = [release for release in releases if release.host.name in names]
+    leaving = [name for name in names if name not in {release.host.name for release in matching}]
+    if leaving:
+        _forget_hosts(workspace, leaving)
+    forgotten = []
+    for release in matching:
+        release.remove()
+        remark = " (the host that now has this name stays)" if release.host.name in members else ""
+        forgotten.append(f"{release.title}, pending release{remark}")
+    return (*forgotten, *(f"{name}, host of the cluster" for name in leaving))
 
 
 def check_pending_release(workspace: Workspace, names: Iterable[str]) -> None:
-    left = {one.host.name for one in pending_releases(workspace)}
+    released_names = {release.host.name for release in pending_releases(workspace)}
     fix = (
-        f"those are: {', '.join(sorted(left)) or 'none'}; one of the cluster leaves it by "
-        "`clusterctl node remove`, or `clusterctl down --forget`"
+        f"machines with a pending release: {', '.join(sorted(released_names)) or 'none'}; remove a machine "
+        "from the cluster with `clusterctl node remove` or `clusterctl down --forget`"
     )
-    reject_unknown(names, left, "there is no machine with a pending release", fix)
+    reject_unknown(names, released_names, "there is no machine with a pending release", fix)
 
 
 def _forget_hosts(workspace: Workspace, names: Collection[str]) -> None:
-    """Remove these hosts and their keys from the records."""
+    """Remove these hosts and their host keys from the records of the workspace."""
     for path in (workspace.inventory, workspace.joining):
         try:
             inventory = Inventory.model_validate_json(path.read_bytes())
@@ -292,7 +306,8 @@ def _forget_hosts(workspace: Workspace, names: Collection[str]) -> None:
         if not hosts:
             path.unlink()
             continue
-        if not any(host.is_controller for host in hosts):  # somebody has to, also on the way down
+        # An inventory needs a controller, even during `down`.
+        if not any(host.is_controller for host in hosts):
             hosts[0] = hosts[0].model_copy(update={"roles": (CONTROLLER, *hosts[0].roles)})
         inventory = inventory.model_copy(update={"hosts": tuple(hosts)})
         write_atomic(path, inventory.model_dump_json(indent=2) + "\n")
@@ -302,14 +317,17 @@ def _forget_hosts(workspace: Workspace, names: Collection[str]) -> None:
             write_atomic(file, "".join(line for line in lines if line.partition(" ")[0] not in names))
 
 
-def _with(spec: ClusterSpec, nodes: dict[str, list[str]]) -> ClusterSpec:
-    """The spec with these nodes in its partitions; one without any goes."""
+def _with_nodes(spec: ClusterSpec, nodes: dict[str, list[str]]) -> ClusterSpec:
+    """Return the spec with these nodes in its partitions. Empty partitions are removed.
+
+    nodes: partition -> its nodes.
+    """
     partitions = tuple(
         p.model_copy(update={"hosts": ",".join(nodes[p.name]), "nodes": len(nodes[p.name])})
         for p in spec.partitions
         if nodes[p.name]
     )
     if not partitions:
-        fix = "name a host of a partition, too, or take the whole cluster down: `clusterctl down`"
-        raise UsageError("the cluster would have no node", code="no-node-left", fix=fix)
+        fix = "keep a node in a partition, or take the whole cluster down: `clusterctl down`"
+        raise UsageError("the cluster would have no nodes left", code="no-node-left", fix=fix)
     return spec.model_copy(update={"partitions": partitions})

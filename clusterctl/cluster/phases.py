@@ -1,4 +1,4 @@
-"""The phases of `up` and `down`, the provider that they work with, and copies of the workspace."""
+"""The phases of `up` and `down`: running, timing and recording them. Also temporary workspace copies."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Outcome(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A row of the table that `up` and `down` end with."""
+    """A finished phase of `up` or `down`: a row of the table that is printed at the end."""
 
     name: str
     seconds: float
@@ -46,7 +46,10 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Something of a host that is not as it should be; or ``what`` it was, and the ``action`` taken."""
+    """A deviation found on a host, and the repair if it was made.
+
+    what: the deviation in words. action: the repair in words. Empty if nothing was repaired.
+    """
 
     host: str
     what: str
@@ -58,9 +61,9 @@ class Drift:
 
 @dataclass(kw_only=True)
 class PhaseRunner:
-    """One `up` or `down` of a cluster: its phases are journaled, timed and reported while they run.
+    """Runs the phases of an `up` or `down`: each is timed, reported, and written to the journal.
 
-    wait_s: how long to wait for another clusterctl that works on the cluster, in seconds.
+    wait_s: how long to wait for another clusterctl process that holds the cluster's lock, in seconds.
     """
 
     workspace: Workspace
@@ -79,7 +82,7 @@ class PhaseRunner:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """Run a function as the phase of this name. Return its value; its notes are added to ``notes``."""
+        """Run a function as a phase with this name. Return its value, and add its notes to ``notes``."""
         self.reporter.step(name)
         start, ok, note = time.monotonic(), False, ""
         try:
@@ -96,21 +99,28 @@ class PhaseRunner:
         return outcome.value
 
     def _journal(self, **row: str | float) -> None:
-        """Append a row to the workspace's journal. `down` has removed it at the end, and needs no disk."""
+        """Append a row to the workspace's journal.
+
+        Skipped if the workspace is already removed. A full disk must not stop `down`, so it is ignored.
+        """
         if self.workspace.root.is_dir():
             with suppress(DiskError):
                 append_line(self.workspace.journal, json.dumps({"verb": self.verb, **row}))
 
     def repaired(self, repairs: Iterable[Drift]) -> None:
-        """Report repairs at once: they are made even if a later phase fails."""
+        """Report repairs immediately, because they have been made even if a later phase fails."""
         for repair in repairs:
             self.repairs.append(repair)
             self.reporter.note(f"repaired: {repair}")
 
 
 def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Provider:
-    """Return the provider of these settings; ``prompts`` are for machines of the user's own."""
-    if settings.user_owned:  # Ansible and all that it needs is imported for these alone
+    """Return the provider for these settings.
+
+    prompts: how to ask about machines that the user owns. Default: refuse.
+    """
+    if settings.user_owned:
+        # Only machines of the user are restored, and importing Ansible takes time.
         from clusterctl.configure.ansible import restore  # noqa: PLC0415
 
         prompts = replace(prompts, restore=restore)
@@ -121,19 +131,22 @@ def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Pr
 def workspace_copy(
     workspace: Workspace, *, without: Collection[str], place: Path | None = None
 ) -> Iterator[Workspace]:
-    """Make a copy of the workspace to write in, without files of these names. Without a workspace, a new one.
+    """Yield a writable, temporary copy of the workspace; an empty workspace if the original is missing.
 
-    place: the folder that the copy is made in. Default: where temporary files go.
+    without: names of files that are not copied.
+    place: the folder in which the copy is made. Default: the folder of temporary files.
 
     Raises:
-        MachineError: it can't be made.
+        MachineError: the copy can't be made.
     """
     with temporary_folder(place) as folder:
         copy = Workspace(folder / workspace.root.name)
         try:
             if workspace.root.is_dir():
-                skip = shutil.ignore_patterns(*without, workspace.connections.name)  # sockets can't be copied
-                shutil.copytree(workspace.root, copy.root, ignore=skip, symlinks=True)
+                ignore = shutil.ignore_patterns(
+                    *without, workspace.connections.name
+                )  # sockets can't be copied
+                shutil.copytree(workspace.root, copy.root, ignore=ignore, symlinks=True)
             with suppress(FileNotFoundError):
                 shutil.copy2(workspace.copies, copy.copies)
         except OSError as exc:  # shutil's own error is one too

@@ -1,4 +1,4 @@
-"""A collected run that is submitted again: which of its tasks, what differs, and how the losses compare."""
+"""Replay of a collected run: the choice of its tasks, and the known differences."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _NUMBER: Final = re.compile(r"[0-9]{1,7}")
 def again_of(
     row: Row, changes: Mapping[str, str], *, failed: bool, flags: Mapping[str, object]
 ) -> Again | None:
-    """Return what of a run is to be submitted again. None: no task has failed.
+    """Return the description of a replay. None if `failed` is set and no task has failed.
 
     changes: options of the program with their new values.
-    failed: only the tasks of an array that have not completed, nor in a later run of the failed tasks.
+    failed: submit only the array tasks that did not complete, in this run or in later replays.
     flags: options of `submit`.
 
     Raises:
-        UsageError: `failed` is asked of a run that is no array, or has a task that has not ended.
+        UsageError: `failed` is set, and the run is not an array or has unfinished tasks.
     """
     indices = _unfinished_tasks(row, changes) if failed else []
     if failed and not indices:
@@ -43,25 +43,25 @@ def _unfinished_tasks(row: Row, changes: Mapping[str, str]) -> list[int]:
     tasks = latest_tasks(row)
     if not tasks:
         raise UsageError(
-            f"--failed is about the tasks of an array, and {row.shown} is none",
+            f"--failed works only with arrays, and {row.shown} is not an array",
             code="not-an-array",
             fix="leave out --failed",
         )
     if changes:
         raise UsageError(
-            "--failed runs tasks again as they were",
+            "--failed runs tasks again unchanged, and can't be combined with --set",
             code="options-exclusive",
-            fix=f"leave out --set, or change one task: `clusterctl replay {row.run.job_id}_3 --set ...`",
+            fix=f"leave out --set, or change a single task: `clusterctl replay {row.run.job_id}_3 --set ...`",
         )
     if odd := next((task for task in tasks if not _NUMBER.fullmatch(task.number)), None):
         raise UsageError(
-            f"{odd.shown} has no number of a task", code="task-without-number", where=str(odd.run.directory)
+            f"{odd.shown} has no task number", code="task-without-number", where=str(odd.run.directory)
         )
     if running := next((task.run for task in tasks if not task.run.final), None):
         raise UsageError(
-            f"job {running.job_id} had not ended when it was collected",
+            f"job {running.job_id} was still running when it was collected",
             code="job-not-ended",
-            fix=f"when it has ended: `clusterctl collect {running.job_id}`",
+            fix=f"collect the job again when it has ended: `clusterctl collect {running.job_id}`",
         )
     return [int(task.number) for task in tasks if task.record.state != JobState.COMPLETED]
 
@@ -69,10 +69,10 @@ def _unfinished_tasks(row: Row, changes: Mapping[str, str]) -> list[int]:
 def differences(
     row: Row, replay: Replay, changes: Mapping[str, str], facts: ClusterFacts, job: JobSpec
 ) -> list[Difference]:
-    """Return what is known to differ between a run and its replay before that runs.
+    """Return the differences between a run and its replay that are known before the replay starts.
 
-    facts: the cluster that the replay goes to.
-    job: the job of the replay, as it is submitted.
+    facts: the cluster that runs the replay.
+    job: the job of the replay, as submitted.
     """
     run, programs = row.run, payload_hash()
     compared = [
@@ -85,5 +85,7 @@ def differences(
             for key, value in changes.items()
         ),
     ]
-    # The record of an older version lacks some values: they are "".
-    return [Difference(*one) for one in compared if one[2] != "" and str(one[2]) != str(one[3])]
+    # Values that the record of an older version lacks are "".
+    return [
+        Difference(*values) for values in compared if values[2] != "" and str(values[2]) != str(values[3])
+    ]

@@ -1,4 +1,4 @@
-"""How a cluster is: its nodes, and the jobs that wait or run."""
+"""The status of a cluster: its nodes, and its waiting and running jobs."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How a cluster is: its nodes, and the jobs that wait or run. ``ready``: every node can be used.
+    """The status of a cluster.
 
-    ``auto_down`` is after which time without work it takes itself down, and whether the timer for that runs.
+    ready: whether every node can be used.
+    nodes: all nodes, as shown by the scheduler.
+    jobs: the waiting and running jobs.
+    auto_down: the idle time after which the cluster takes itself down, and whether its timer is active.
     """
 
     cluster: str
@@ -35,12 +38,12 @@ class Status:
 
 
 def status_of(workspace: Workspace) -> Status:
-    """Ask the cluster how it is.
+    """Ask the cluster for its status.
 
     Raises:
         NotUpError: there is no such cluster.
-        LockedError: it does not answer while another clusterctl works on it.
-        SchedulerError, TransportError: it does not answer.
+        LockedError: the cluster does not answer while another clusterctl process works on it.
+        SchedulerError, TransportError: the cluster does not answer.
     """
     with naming_lock_holder(workspace), ExitStack() as stack:
         facts = facts_of(workspace)
@@ -48,16 +51,16 @@ def status_of(workspace: Workspace) -> Status:
         controller = connections.to(facts.controller)
         scheduler = client_of(facts, workspace, controller, connections.to, SOON_S)
         nodes, jobs = scheduler.nodes_and_jobs()
-        # Most have none of that, and need not be read with all rules for specs.
-        may_end = b"auto_down" in workspace.spec.read_bytes() if workspace.spec.exists() else False
-        by_itself = auto_down(applied(workspace), controller) if may_end else None
+        # Parsing a spec with all its rules takes time, and most specs don't set auto_down.
+        has_auto_down = b"auto_down" in workspace.spec.read_bytes() if workspace.spec.exists() else False
+        timer = auto_down(applied(workspace), controller) if has_auto_down else None
     ready = {n.name for n in nodes if n.usable} >= {*facts.compute}
     active = tuple(job for job in jobs if not job.ended)
-    return Status(facts.cluster, facts.provider, ready, tuple(nodes), active, by_itself)
+    return Status(facts.cluster, facts.provider, ready, tuple(nodes), active, timer)
 
 
 def auto_down(spec: ClusterSpec, controller: Transport) -> dict[str, Any] | None:
-    """After which time without work the cluster takes itself down, and whether the timer for that runs."""
+    """Return the idle time after which the cluster takes itself down, and whether its timer is active."""
     if (idle_s := spec.provider.idle_timeout_s) is None:
         return None
     state = controller.run(

@@ -1,6 +1,7 @@
-"""The story of `up`: plan → image → provision → probe → converge → verify.
+"""The steps of `up`: plan → image → provision → probe → converge → verify.
 
-Killed anywhere and run again, `up` converges: every phase looks at the world and makes only what is missing.
+If `up` is killed at any point and run again, it converges: every phase checks the actual state and creates
+only what is missing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from clusterctl.cluster.bake import prepare_image, share_configuration
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.converge import converge, inputs_of, packages_lost_on
 from clusterctl.cluster.hardware import link_wheels
-from clusterctl.cluster.impact import make_way, reject
+from clusterctl.cluster.impact import free_leaving_hosts, reject
 from clusterctl.cluster.node_class import node_files
 from clusterctl.cluster.nodes import limited, replacing
 from clusterctl.cluster.phases import Drift, Outcome, Phase
@@ -24,12 +25,7 @@ from clusterctl.configure import inventory_file
 from clusterctl.configure.ansible import record_inventory
 from clusterctl.errors import ConfigureError, Failure, UsageError
 from clusterctl.hosts.checks import other_numbers, reject_full_disks, reject_taken_numbers
-from clusterctl.hosts.probe import (
-    HostReport,
-    ask_hosts,
-    reports_of,
-    with_distributions,
-)
+from clusterctl.hosts.probe import HostReport, ask_hosts, reports_of, with_distributions
 from clusterctl.hosts.roles import probe_requests, wanted_accounts
 from clusterctl.jobs.environment import Environments
 from clusterctl.packages.bundle import Bundle, cluster_bundle, missing_bundle, use_bundle
@@ -43,10 +39,7 @@ from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import ADMIN_USER
 from clusterctl.state.facts import facts_of_spec, job_settings
-from clusterctl.state.inventory import (
-    Inventory,
-    distribution_ahead,
-)
+from clusterctl.state.inventory import Inventory, distribution_ahead
 from clusterctl.state.workspace import write_atomic
 from clusterctl.transport.ssh import end_all
 from clusterctl.util.assets import job_lock
@@ -56,17 +49,17 @@ from clusterctl.util.progress import follow
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """How `up` goes about it.
+    """The options of `up`.
 
     approve: called with the plan before anything changes. Raise to abort.
-    reconfigure: configure hosts that are configured and have not drifted, too.
-    force: cancel the jobs that a changed spec has no nodes for.
-    discard: lose what exists only on hosts that leave.
-    bundle: the bundle that hosts install packages from. Default: as before.
-    own_repositories: have hosts install packages from their own repositories again.
+    reconfigure: also configure hosts that are configured and have not drifted.
+    force: cancel jobs on nodes that the changed spec no longer has.
+    discard: delete data that exists only on hosts that are removed.
+    bundle: the bundle that hosts install packages from. Default: the bundle of the last `up`, if any.
+    own_repositories: install packages from the hosts' own repositories again, instead of from a bundle.
     limit: the only hosts to configure, besides the controller. Default: all hosts.
-    replaced: hosts that are other machines now. The former machines are released; a provider that creates
-        hosts removes them.
+    replaced: names of hosts that are replaced by different machines. The old machines are removed, or
+        released if the user owns them.
     """
 
     approve: Callable[[Plan], None] = lambda _: None
@@ -81,7 +74,7 @@ class UpOptions:
 
 @dataclass(frozen=True, slots=True)
 class UpResult:
-    """A cluster that is up and verified."""
+    """The result of `up`: the inventory of the cluster, its verification, and the phases with their notes."""
 
     inventory: Inventory
     verification: Verification
@@ -94,7 +87,7 @@ def up(cluster: ClusterContext, options: UpOptions) -> UpResult:
 
     Raises:
         UsageError: the change would cancel jobs; nothing was changed.
-        ClusterctlError: a phase failed; what was done stays, and the next `up` continues from there.
+        ClusterctlError: a phase failed. Finished phases are kept, and the next `up` continues from there.
     """
     cluster.provider.check(cluster.spec)
     with cluster.locked():
@@ -119,23 +112,24 @@ def up(cluster: ClusterContext, options: UpOptions) -> UpResult:
 
 
 def decide(cluster: ClusterContext, options: UpOptions) -> Decision:
-    """Plan, have the plan approved, and clear the hosts that leave of jobs. Record the spec.
+    """Make a plan, ask for approval, drain the hosts that leave, and record the spec.
 
-    If the plan is rejected, the hosts that were replaced are members of the cluster again.
+    If the plan is rejected, the replaced hosts are members of the cluster again.
 
     Raises:
         UsageError: the change would cancel jobs.
-        OnlyCopyError: something exists only on hosts that leave.
+        OnlyCopyError: data exists only on hosts that leave.
     """
     workspace, spec = cluster.workspace, cluster.spec
     with replacing(workspace, options.replaced if spec.provider.user_owned else ()):
-        # From now on the hosts are a cluster's: an unfinished `down` or `image bake` is forgotten.
+        # From now on these hosts belong to a cluster, so `up` must not resume a `down` or `image bake`.
         workspace.removing.unlink(missing_ok=True)
         workspace.baking.unlink(missing_ok=True)
         bundle = open_bundle(cluster, options)
         distribution = distribution_ahead(spec, workspace)
         environment = resolve_environment(cluster, distribution) if distribution else None
-        if spec.provider.is_cloud:  # machines of the user's own are examined when they are planned
+        # Machines that the user owns are examined later, by the plan.
+        if spec.provider.is_cloud:
             cluster.run("preflight", preflight)
         workspace.create_secrets()
         recreated = () if spec.provider.user_owned else tuple(options.replaced)
@@ -143,23 +137,25 @@ def decide(cluster: ClusterContext, options: UpOptions) -> Decision:
         if not options.force:
             reject(plan.jobs)
         options.approve(plan)
-        keep = make_way(
+        keep = free_leaving_hosts(
             cluster, plan.hosts, force=options.force, discard=options.discard, replaced=options.replaced
         )
     if cluster.applied is None or cluster.applied.users != spec.users:
-        end_all(workspace.ssh_config)  # an account that is connected can't get another uid
+        # usermod can't change the uid of an account while it is logged in.
+        end_all(workspace.ssh_config)
     write_atomic(workspace.spec, dump_spec(spec))
     return Decision(plan, keep, recreated, distribution, environment, bundle)
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The plan that `up` carries out.
+    """An approved plan, with everything that the later phases of `up` need.
 
-    keep: the nodes that keep their size, because jobs run there.
+    keep: node -> the size that it keeps, because jobs run there.
     recreated: the hosts that the provider removes and creates again.
-    distribution: of new hosts, if it is known before they exist.
+    distribution: the distribution of new hosts, if it is known before they exist.
     environment: the Python environment of the spec, resolved for this distribution.
+    bundle: the bundle that hosts install packages from. None if they use their own repositories.
     """
 
     plan: Plan
@@ -171,24 +167,24 @@ class Decision:
 
 
 def reject_bundles(spec: ClusterSpec, *, fix: str) -> None:
-    """Raise UsageError where the provider creates the hosts of a spec: they install nothing from bundles."""
+    """Raise UsageError if the provider creates the hosts. Only machines of the user install from bundles."""
     if not spec.provider.user_owned:
         raise UsageError(
-            f"a bundle is for machines of your own, and the provider is {spec.provider.type}",
+            f"bundles work only with your own machines, and the provider is {spec.provider.type}",
             code="bundle-needs-own-machines",
             fix=fix,
         )
 
 
 def open_bundle(cluster: ClusterContext, options: UpOptions) -> Bundle | None:
-    """Open the bundle that is given, or that the cluster was installed from, as a phase; None without one."""
+    """Open the bundle of the options or of the last `up`, as a phase. Return None if there is no bundle."""
     if options.bundle is not None:
         reject_bundles(cluster.spec, fix="leave --bundle out")
         return cluster.run("open_bundle", _open_bundle, options.bundle)
     if options.own_repositories:
         cluster.workspace.bundle.unlink(missing_ok=True)
-    known = cluster_bundle(cluster.workspace)
-    return cluster.run("open_bundle", _open_bundle, known.file) if known and known.file.exists() else None
+    bundle = cluster_bundle(cluster.workspace)
+    return cluster.run("open_bundle", _open_bundle, bundle.file) if bundle and bundle.file.exists() else None
 
 
 def _open_bundle(cluster: ClusterContext, file: Path) -> Outcome[Bundle]:
@@ -199,7 +195,10 @@ def _open_bundle(cluster: ClusterContext, file: Path) -> Outcome[Bundle]:
 def resolve_environment(
     cluster: ClusterContext, distribution: Distribution, decision: Decision | None = None
 ) -> Environment:
-    """Resolve the spec's Python requirements for this distribution, as a phase, unless that is decided."""
+    """Resolve the spec's Python requirements for this distribution, as a phase.
+
+    decision: reused if its environment was resolved for the same distribution. Default: resolve.
+    """
     if decision and decision.environment and decision.distribution == distribution:
         return decision.environment
     if cluster.spec.software.python.requirements is None:
@@ -216,85 +215,96 @@ def _resolve_environment(cluster: ClusterContext, distribution: Distribution) ->
 
 
 def provision(cluster: ClusterContext, decision: Decision, keys: Mapping[str, str]) -> Outcome[Provisioned]:
-    """Create, start and remove hosts. New hosts have what their group shares, by its key."""
+    """Create, start and remove hosts.
+
+    keys: group of hosts -> the key of the shared configuration that its new hosts start from.
+    """
     spec, workspace, progress = cluster.spec, cluster.workspace, cluster.reporter.progress
 
     def completed(inventory: Inventory) -> Inventory:
-        known = {"usd_per_hour": decision.plan.hosts.usd_per_hour, **job_settings(spec)}
-        return inventory.model_copy(update=known)
+        updates = {"usd_per_hour": decision.plan.hosts.usd_per_hour, **job_settings(spec)}
+        return inventory.model_copy(update=updates)
 
     def files(inventory: Inventory) -> NodeFiles:
-        whole = completed(inventory)
-        inputs_of(spec, whole, workspace, {}).write(workspace)
-        return node_files(spec, whole, workspace)
+        complete = completed(inventory)
+        inputs_of(spec, complete, workspace, {}).write(workspace)
+        return node_files(spec, complete, workspace)
 
-    made = cluster.provider.apply(
+    created = cluster.provider.apply(
         spec,
         workspace,
         keep=decision.keep,
         node_class=NodeClass(keys, files) if keys else None,
         recreated=decision.recreated,
     )
-    known = follow(with_distributions(made.inventory, workspace, cluster.connections.to), cluster.reporter)
-    inventory = completed(known)
-    if not inventory.baked:  # its hosts need not reach an index
+    probed = follow(
+        with_distributions(created.inventory, workspace, cluster.connections.to), cluster.reporter
+    )
+    inventory = completed(probed)
+    # Hosts that install packages may have no access to a package index.
+    if not inventory.baked:
         progress("downloading the wheels of the job environment")
         link_wheels(job_lock(), workspace.wheels, inventory.distribution)
     inventory_file.write_ansible_inventory(spec, inventory, workspace)
     record_inventory(inventory, workspace)
-    if spec.storage.keep:  # it is the cluster's again
+    # The kept storage is in use again, so its record is removed.
+    if spec.storage.keep:
         record_storage(spec.name, None)
-    _report_started(cluster, made)
-    provisioned = replace(made, inventory=inventory)
-    return Outcome(provisioned, f"{len(inventory.hosts)} hosts on {inventory.network}", made.notes)
+    _report_started(cluster, created)
+    provisioned = replace(created, inventory=inventory)
+    return Outcome(provisioned, f"{len(inventory.hosts)} hosts on {inventory.network}", created.notes)
 
 
-def _report_started(cluster: ClusterContext, made: Provisioned) -> None:
-    cluster.repaired(Drift(host, "was powered off", "started") for host in made.started)
+def _report_started(cluster: ClusterContext, provisioned: Provisioned) -> None:
+    cluster.repaired(Drift(host, "was powered off", "started") for host in provisioned.started)
 
 
 def probe(
     cluster: ClusterContext, inventory: Inventory, keep: Mapping[str, Size]
 ) -> Outcome[Mapping[str, HostReport]]:
-    """Ask all hosts for their facts. Hosts that have gone down since they were created are started again."""
-    asked = probe_requests(cluster.spec, inventory, cluster.workspace)
+    """Collect the facts of all hosts. Hosts that were powered off after their creation are started again.
+
+    keep: node -> the size that it keeps.
+    """
+    requests = probe_requests(cluster.spec, inventory, cluster.workspace)
     answers = []
-    with closing(ask_hosts(asked, cluster.connections.to)) as asking:
-        for answer in asking:
+    with closing(ask_hosts(requests, cluster.connections.to)) as steps:
+        for answer in steps:
             if answer is None:
-                made = cluster.provider.apply(cluster.spec, cluster.workspace, keep=keep)
-                _report_started(cluster, made)
+                provisioned = cluster.provider.apply(cluster.spec, cluster.workspace, keep=keep)
+                _report_started(cluster, provisioned)
             else:
                 answers.append(answer)
                 cluster.reporter.progress(answer.step)
-    reports = reports_of(asked, answers)
+    reports = reports_of(requests, answers)
     reject_full_disks(reports)
     reject_taken_numbers(reports, wanted_accounts(cluster.spec))
     if lost := packages_lost_on(cluster.workspace, reports):
         if inventory.baked:
             raise _not_reinstalled(inventory, lost)
-        # Else Ansible would take it that all is there.
+        # Without the mark of a finished installation, Ansible installs the packages again.
         parallel_map([*lost], lambda host: cluster.connections.to(host).run(_NOT_INSTALLED))
     if cluster.spec.provider.is_cloud:
         reports = _with_one_uid(cluster, inventory, reports)
-    accounts = {host: one.accounts for host, one in reports.items()}
+    accounts = {host: report.accounts for host, report in reports.items()}
     notes = tuple(map(str, other_numbers(accounts, inventory.controller.name)))
     return Outcome(reports, f"{len(reports)} hosts answer", notes)
 
 
 def _not_reinstalled(inventory: Inventory, lost: Mapping[str, str]) -> ConfigureError:
-    """Nodes have no route to a repository: what was removed there comes with a new one alone."""
-    fixes = {host: f"`clusterctl node replace {host}` makes it anew" for host in lost}
-    fixes[inventory.controller.name] = "a controller is made anew by `clusterctl down` and `clusterctl up`"
+    """Return the error for removed packages on nodes that can't reach a repository and must be recreated."""
+    fixes = {host: f"recreate the node: `clusterctl node replace {host}`" for host in lost}
+    fixes[inventory.controller.name] = "recreate the controller: `clusterctl down`, then `clusterctl up`"
     failures = [
-        Failure("package-missing", f"removed there: {packages}", host, "reach", fixes[host])
+        Failure("package-missing", f"packages were removed: {packages}", host, "reach", fixes[host])
         for host, packages in lost.items()
     ]
     return ConfigureError.of_hosts("packages are missing on {hosts}", failures, code="packages-missing")
 
 
 _NOT_INSTALLED = ("sudo", "-n", "sh", "-c", "rm -f /opt/clusterctl/installed-*")
-# usermod renumbers no account that has processes, as the shell that starts it; here it sees none.
+# usermod refuses to change the uid of an account that has processes, such as its own parent shell. In a new
+# PID namespace it sees no such process.
 _RENUMBER = (
     *("sudo", "-n", "unshare", "--pid", "--fork", "--mount-proc"),
     *("usermod", "--uid", str(ADMIN_ID), ADMIN_USER),
@@ -304,32 +314,35 @@ _RENUMBER = (
 def _with_one_uid(
     cluster: ClusterContext, inventory: Inventory, reports: Mapping[str, HostReport]
 ) -> Mapping[str, HostReport]:
-    """Renumber our account to ADMIN_ID on all hosts where it has several uids: the proof job needs one.
+    """Give the admin account the same uid on all hosts, because the verification job needs that.
 
-    Rented hosts make it with the next uid that their image has free. Where it can't be done, it stays.
+    Cloud images create the account with the next free uid. If a uid can't be changed, it stays.
     """
-    uids = {host: one.accounts[ADMIN_USER] for host, one in reports.items() if ADMIN_USER in one.accounts}
+    uids = {
+        host: report.accounts[ADMIN_USER] for host, report in reports.items() if ADMIN_USER in report.accounts
+    }
     if len({*uids.values()}) <= 1:
         return reports
 
     def renumber(host: str) -> None:
         connection = cluster.connections.to(host)
         connection.run(_RENUMBER, check=False)
-        connection.close()  # its processes have the old uid
+        # The processes of this connection still have the old uid.
+        connection.close()
 
-    others = [host for host, uid in uids.items() if uid != ADMIN_ID]
+    differing = [host for host, uid in uids.items() if uid != ADMIN_ID]
     end_all(cluster.workspace.ssh_config)
-    parallel_map(others, renumber)
-    return {**reports, **cluster.probe(inventory, others)}
+    parallel_map(differing, renumber)
+    return {**reports, **cluster.probe(inventory, differing)}
 
 
 def send_packages(
     cluster: ClusterContext, bundle: Bundle | None, inventory: Inventory, reports: Mapping[str, HostReport]
 ) -> Outcome[None]:
-    """Send the bundle's repository to the hosts that have something to install.
+    """Send the bundle's repository to the hosts that lack packages.
 
     Raises:
-        BundleError: the file of the bundle is missing.
+        BundleError: the bundle file is missing.
     """
     to = cluster.connections.to
     hosts = inventory_file.hosts_to_install(inventory, cluster.spec.software, reports, to)
@@ -344,7 +357,7 @@ def send_packages(
 def build_environment(
     cluster: ClusterContext, environment: Environment, inventory: Inventory
 ) -> Outcome[None]:
-    """Build the environment of the spec's requirements on the cluster."""
+    """Build the Python environment of the spec's requirements on the cluster."""
     controller = cluster.connections.to(inventory.controller.name, cluster.spec.job_user.name)
     rented = cluster.spec.provider.is_cloud
     built = Environments(cluster.reporter.progress).build(controller, environment, rented=rented)

@@ -1,7 +1,7 @@
-"""The verification of a cluster: the states of its nodes, then an MPI job across the idle nodes.
+"""Verification of a cluster: the states of its nodes, then an MPI job across all idle nodes.
 
-The job runs in a hidden partition of its own, so it never waits behind users' jobs. Nodes that are busy or
-were drained by a person do not take part, and are named.
+The job runs in a hidden partition, so it never waits behind users' jobs. Nodes that are busy, or were drained
+by an administrator, do not take part and are listed.
 """
 
 from __future__ import annotations
@@ -51,23 +51,29 @@ from clusterctl.transport.base import Connect
 from clusterctl.transport.ssh import Connections
 from clusterctl.util.process import Result, parallel_map
 
-READY_TIMEOUT_S = 120.0  # slurmctld takes a minute to ask a node again that was out of reach
+# slurmctld takes a minute to contact an unreachable node again.
+READY_TIMEOUT_S = 120.0
 HEALTH_S = 60
-_TAKEN = "Requested nodes are busy"  # srun's words when --immediate has run out
+# The error of srun when the time of --immediate has passed.
+_BUSY = "Requested nodes are busy"
 _PAUSE_S = 0.2
 TIMED_OUT = 124  # timeout(1)'s exit code
-# Open MPI's, of what may be wrong
-_ADVICE: Final = re.compile(r"^-{40,}\n.*?^-{40,}$\n?", re.MULTILINE | re.DOTALL)
-_MOST_NAMED = 8  # hosts in one error, by name and with their causes
+# A block of Open MPI's advice about possible causes.
+_ADVICE_BLOCK: Final = re.compile(r"^-{40,}\n.*?^-{40,}$\n?", re.MULTILINE | re.DOTALL)
+# Causes listed in the text of an error; the error's `failures` have all of them.
+_MAX_NAMED = 8
 _TIMEOUT_S = 60.0
 _OF_DRIVER = frozenset({"no-driver", "reboot-needed", "secure-boot", "gpu-lost", "no-devices", *NOT_LINKED})
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """``verified`` hosts ran the job together, ``busy`` run users' jobs; why others did not: ``drained``.
+    """The nodes of a verification, by how they took part.
 
-    ``resumed`` has the nodes that Slurm had taken out of service, with the state they were in.
+    verified: nodes that ran the MPI job together.
+    busy: nodes that were skipped because they run users' jobs.
+    drained: node -> why it is out of service, and was skipped.
+    resumed: node -> the state from which it was resumed before the job.
     """
 
     verified: tuple[str, ...]
@@ -82,103 +88,111 @@ def verify(
     reports: Mapping[str, HostReport],
     limit: Collection[str] | None = None,
 ) -> Outcome[Verification]:
-    """Run an MPI job across the nodes concerned, release held jobs, and check that all GPUs are there.
+    """Run an MPI job across the nodes, release held jobs, and check that all GPUs are present.
 
     limit: the only nodes to verify, besides the controller. None: all nodes.
     """
-    concerned = inventory.names if limit is None else limit
-    nodes = [host.name for host in inventory.compute if host.is_controller or host.name in concerned]
-    found = run_verification(inventory, cluster.connections.to, nodes)
-    given_up = ((host, was) for host, was in found.resumed.items() if REASON not in was)
-    cluster.repaired(Drift(host, f"was {was}", "resumed") for host, was in given_up)
+    host_names = inventory.names if limit is None else limit
+    nodes = [host.name for host in inventory.compute if host.is_controller or host.name in host_names]
+    verification = run_verification(inventory, cluster.connections.to, nodes)
+    resumed = ((host, state) for host, state in verification.resumed.items() if REASON not in state)
+    cluster.repaired(Drift(host, f"was {state}", "resumed") for host, state in resumed)
     scheduler = cluster.scheduler(inventory)
     released = scheduler.release_held_jobs() if isinstance(scheduler, Nodes) else ()
     cluster.repaired(Drift(f"job {job}", "was held after a failed launch", "released") for job in released)
-    notes = [f"not probed, busy with jobs: {', '.join(found.busy)}"] if found.busy else []
-    notes += [f"not probed, and left as it is: {host}: {why}" for host, why in found.drained.items()]
-    needs = driver_findings(cluster.spec, inventory, cluster.connections)
-    notes += [note for note in map(str, needs) if note not in cluster.notes]
-    reject_missing_gpus(cluster.spec, inventory, reports, concerned, needs=needs)
-    summary = f"MPI across {len(found.verified)} of {len(inventory.compute)} nodes"
-    return Outcome(found, summary, tuple(notes))
+    notes = [f"not verified, busy with jobs: {', '.join(verification.busy)}"] if verification.busy else []
+    notes += [
+        f"not verified, stays drained: {host}: {reason}" for host, reason in verification.drained.items()
+    ]
+    findings = driver_findings(cluster.spec, inventory, cluster.connections)
+    notes += [note for note in map(str, findings) if note not in cluster.notes]
+    reject_missing_gpus(cluster.spec, inventory, reports, host_names, needs=findings)
+    summary = f"MPI across {len(verification.verified)} of {len(inventory.compute)} nodes"
+    return Outcome(verification, summary, tuple(notes))
 
 
 def run_verification(
     inventory: Inventory, to: Connect, nodes: Sequence[str], *, timeout_s: float = READY_TIMEOUT_S
 ) -> Verification:
-    """Verify these nodes through the controller; ``to`` connects to a host.
+    """Verify these nodes through the controller.
+
+    to: connects to a host by its name.
 
     Raises:
-        VerifyError: nodes are missing or out of service, or the job failed; names hosts and causes.
+        VerifyError: nodes are missing or out of service, or the job failed. The error lists hosts and causes.
     """
     scheduler = scheduler_of(inventory, to)
-    found = _ready_nodes(inventory, nodes, scheduler, to, timeout_s=timeout_s)
-    result = scheduler.run_verification_job(found.verified) if found.verified else None
-    if result and result.rc != 0 and _TAKEN in result.stderr:  # a user's job was faster
-        found = _ready_nodes(inventory, nodes, scheduler, to, timeout_s=timeout_s)
-        result = scheduler.run_verification_job(found.verified) if found.verified else None
-    if result and not is_right(result, found.verified):
-        raise verification_error(result, found.verified, inventory, to, scheduler)
-    return found
+    verification = _ready_nodes(inventory, nodes, scheduler, to, timeout_s=timeout_s)
+    result = scheduler.run_verification_job(verification.verified) if verification.verified else None
+    # A user's job may have started on these nodes first.
+    if result and result.rc != 0 and _BUSY in result.stderr:
+        verification = _ready_nodes(inventory, nodes, scheduler, to, timeout_s=timeout_s)
+        result = scheduler.run_verification_job(verification.verified) if verification.verified else None
+    if result and not has_passed(result, verification.verified):
+        raise verification_error(result, verification.verified, inventory, to, scheduler)
+    return verification
 
 
 def _ready_nodes(
     inventory: Inventory, nodes: Sequence[str], scheduler: Jobs, to: Connect, *, timeout_s: float
 ) -> Verification:
-    """The nodes that can run the job, and those that run others."""
+    """Sort the nodes by whether they can run the verification job, are busy, or are drained."""
     if not isinstance(scheduler, Nodes):
         at_work = {node for job in scheduler.own_jobs() if not job.ended for node in job.nodes}
         idle = tuple(node for node in nodes if node not in at_work)
         return Verification(idle, tuple(node for node in nodes if node in at_work))
-    found = wait_until_ready(inventory, nodes, scheduler, timeout_s=timeout_s)
-    # What their health check drained looks at itself now; one that is well is resumed by it.
+    verification = wait_until_ready(inventory, nodes, scheduler, timeout_s=timeout_s)
+    # The health program resumes a node that it drained earlier and that is healthy again.
     argv = ["sudo", "-n", HEALTH_PROGRAM]
-    unwell = [host for host, why in found.drained.items() if HEALTH_REASON in why]
-    looks = [to(host).run(argv, timeout_s=HEALTH_S, check=False) for host in unwell]
-    if any(look.rc == 0 for look in looks):
-        found = wait_until_ready(inventory, nodes, scheduler, timeout_s=timeout_s)
-    return found
+    unhealthy = [host for host, reason in verification.drained.items() if HEALTH_REASON in reason]
+    checks = [to(host).run(argv, timeout_s=HEALTH_S, check=False) for host in unhealthy]
+    if any(check.rc == 0 for check in checks):
+        verification = wait_until_ready(inventory, nodes, scheduler, timeout_s=timeout_s)
+    return verification
 
 
 def wait_until_ready(
     inventory: Inventory, names: Sequence[str], slurm: Nodes, *, timeout_s: float
 ) -> Verification:
-    """Resume nodes that Slurm drained; wait until all are idle, busy, or drained, and Slurm has no others.
+    """Wait until these nodes are idle, busy or drained by an administrator. Resume nodes that Slurm drained.
 
     Raises:
-        VerifyError: some are not in time; names hosts and Slurm's reasons.
+        VerifyError: nodes are not ready in time, or Slurm has nodes that left the cluster. The error lists
+            hosts and Slurm's reasons.
     """
-    others = {host.name for host in inventory.compute}.difference(names)
+    other_names = {host.name for host in inventory.compute}.difference(names)
     resumed: dict[str, str] = {}
     for _ in slurm.clock.polls(timeout_s, longest_s=_PAUSE_S):
         try:
-            nodes = {node.name: node for node in slurm.nodes() if node.name not in others}
-            found = by_standing(nodes[name] for name in names if name in nodes)
-            for node in found[Standing.OUT]:
-                if node.name not in resumed:  # once: what it takes out again has a cause that lasts
+            nodes = {node.name: node for node in slurm.nodes() if node.name not in other_names}
+            by_state = by_standing(nodes[name] for name in names if name in nodes)
+            for node in by_state[Standing.OUT]:
+                # Only once: if Slurm drains a node again, the cause persists.
+                if node.name not in resumed:
                     slurm.resume([node.name])
                     resumed[node.name] = slurms_words(node)
-            wrong = dict(unusable(nodes.values()))
-            wrong |= dict.fromkeys(set(names) - set(nodes), "Slurm does not know this node")
-            wrong |= dict.fromkeys(set(nodes) - set(names), "Slurm still has a node that is gone")
-        except (SlurmError, CommandError, UnreachableError) as exc:  # slurmctld may still be starting
-            wrong = {inventory.controller.name: exc.why or exc.what}
-        if not wrong:
+            problems = dict(unusable(nodes.values()))
+            problems |= dict.fromkeys(set(names) - set(nodes), "Slurm does not know this node")
+            problems |= dict.fromkeys(set(nodes) - set(names), "Slurm still lists this removed node")
+        except (SlurmError, CommandError, UnreachableError) as exc:
+            # slurmctld may still be starting.
+            problems = {inventory.controller.name: exc.why or exc.what}
+        if not problems:
             return Verification(
-                verified=tuple(node.name for node in found[Standing.READY]),
-                busy=tuple(node.name for node in found[Standing.BUSY]),
-                drained={node.name: why_drained(node) for node in found[Standing.DRAINED]},
+                verified=tuple(node.name for node in by_state[Standing.READY]),
+                busy=tuple(node.name for node in by_state[Standing.BUSY]),
+                drained={node.name: why_drained(node) for node in by_state[Standing.DRAINED]},
                 resumed=resumed,
             )
-    failures = [Failure("verify", why, host, "verify") for host, why in sorted(wrong.items())]
-    fix = "look at `sudo journalctl -u slurmd` there (`clusterctl ssh --admin HOST`), then run `up` again"
+    failures = [Failure("verify", reason, host, "verify") for host, reason in sorted(problems.items())]
+    fix = "read `sudo journalctl -u slurmd` on the host (`clusterctl ssh --admin HOST`), then run `up` again"
     raise VerifyError.of_hosts(
         "the cluster did not become ready", failures, code="cluster-not-ready", fix=fix
     )
 
 
-def is_right(result: Result, hosts: tuple[str, ...]) -> bool:
-    """Whether as many ranks agreed as there are hosts."""
+def has_passed(result: Result, hosts: tuple[str, ...]) -> bool:
+    """Return whether the verification job succeeded with a rank on each of these hosts."""
     try:
         answer = json.loads(result.stdout)
         return result.rc == 0 and answer["ok"] is True and answer["world_size"] == len(hosts)
@@ -189,20 +203,23 @@ def is_right(result: Result, hosts: tuple[str, ...]) -> bool:
 def verification_error(
     result: Result, hosts: tuple[str, ...], inventory: Inventory, to: Connect, scheduler: AdminClient
 ) -> VerifyError:
-    """The hosts at fault and why; smaller jobs tell if the job itself does not."""
-    said = _words(result)
+    """Return the error for a failed verification job, with the failing hosts and causes.
+
+    If the job's output does not tell them, each host is tested separately.
+    """
+    message = _error_text(result)
     failures = _failures_by_job(result) or _failures_of_parts(hosts, inventory, to, scheduler)
     if not failures:
-        failures = tuple(Failure("verify", said, host, "verify") for host in hosts)
+        failures = tuple(Failure("verify", message, host, "verify") for host in hosts)
     hosts_of = {failure.cause: str(failure.host) for failure in reversed(failures)}
-    told = [cause if host in cause else f"{host}: {cause}" for cause, host in hosts_of.items()]
-    more = [f"and as much of {len(told) - _MOST_NAMED} more"] if len(told) > _MOST_NAMED else []
-    named = fold_nodes([str(failure.host) for failure in failures])
+    causes = [cause if host in cause else f"{host}: {cause}" for cause, host in hosts_of.items()]
+    omitted = [f"and {len(causes) - _MAX_NAMED} more causes"] if len(causes) > _MAX_NAMED else []
+    nodes = fold_nodes([str(failure.host) for failure in failures])
     fixes = "; ".join(dict.fromkeys(failure.fix for failure in failures if failure.fix))
     return VerifyError(
-        f"the verification job failed on {named}",
+        f"the verification job failed on {nodes}",
         code="verification-failed",
-        why="; ".join([*told[:_MOST_NAMED], *more]),  # the error's `failures` have them all
+        why="; ".join([*causes[:_MAX_NAMED], *omitted]),
         fix=f"{fixes or 'correct the cause on these hosts'}, then run `clusterctl up` again",
         failures=failures,
     )
@@ -210,8 +227,10 @@ def verification_error(
 
 def _failures_by_job(result: Result) -> tuple[Failure, ...]:
     try:
-        found = json.loads(result.stdout)["failures"]
-        return tuple(Failure("verify", str(one["cause"]), str(one["host"]), "verify") for one in found)
+        failures = json.loads(result.stdout)["failures"]
+        return tuple(
+            Failure("verify", str(failure["cause"]), str(failure["host"]), "verify") for failure in failures
+        )
     except (ValueError, KeyError, TypeError):
         return ()
 
@@ -219,30 +238,36 @@ def _failures_by_job(result: Result) -> tuple[Failure, ...]:
 def _failures_of_parts(
     hosts: tuple[str, ...], inventory: Inventory, to: Connect, scheduler: AdminClient
 ) -> tuple[Failure, ...]:
-    """The hosts that TCP does not join; else those on which even a job of their own fails."""
+    """Return a failure for each host that can't reach others by TCP.
+
+    If there are no such hosts, run a job on each host alone, and return a failure for each job that fails.
+    """
     addresses = {host.name: host.address for host in inventory.hosts if host.name in hosts}
-    if (found := unconnected(addresses, to)) or len(hosts) == 1:
-        return found
+    if (failures := unconnected(addresses, to)) or len(hosts) == 1:
+        return failures
     results = parallel_map(hosts, lambda host: scheduler.run_verification_job((host,)))
     return tuple(
-        Failure("verify", _words(result), host, "verify")
+        Failure("verify", _error_text(result), host, "verify")
         for host, result in zip(hosts, results, strict=True)
-        if not is_right(result, (host,))
+        if not has_passed(result, (host,))
     )
 
 
-def _words(result: Result) -> str:
-    said = result.stderr.strip() or result.stdout.strip()
-    said = (_ADVICE.sub("", f"{said}\n").strip() or said)[-2000:]
+def _error_text(result: Result) -> str:
+    output = result.stderr.strip() or result.stdout.strip()
+    output = (_ADVICE_BLOCK.sub("", f"{output}\n").strip() or output)[-2000:]
     if result.rc == TIMED_OUT:
-        said = f"it did not end in time\n{said}".strip()
-    return said or f"it ended with exit code {result.rc} and said nothing"
+        output = f"the job did not finish in time\n{output}".strip()
+    return output or f"the job failed with exit code {result.rc} and without output"
 
 
 def checkup(
     spec: ClusterSpec, workspace: Workspace, provider: Provider, *, hosts: Collection[str] = ()
 ) -> DoctorReport:
-    """What is wrong with the hosts, or with those of ``hosts``; nothing is changed."""
+    """Examine the hosts of a cluster, and report the problems found. Nothing is changed.
+
+    hosts: the only hosts to examine. Default: all hosts.
+    """
     hosts_known: tuple[Host, ...] = ()
     try:
         inventory = inventory_of(workspace)
@@ -252,30 +277,38 @@ def checkup(
             raise
     else:
         with Connections(workspace.ssh_config) as connections:
-            report = _of_cluster(spec, inventory, connections, hosts)
-            unreached = _unreached(spec, inventory, connections, report)
+            report = _examine(spec, inventory, connections, hosts)
+            unreached = _find_blocked_ports(spec, inventory, connections, report)
             report = replace(report, findings=(*report.findings, *unreached))
         hosts_known = inventory.hosts
     facts = dict(report.facts)
     for host in hosts_known:
-        if host.name in facts and (size := Size.of(host)):  # what jobs can have, as `status` shows it
-            share = {"cpus": size.cpus, "memory_mib": size.memory_mib}
-            system = facts[host.name].system.model_copy(update=share)
+        if host.name in facts and (size := Size.of(host)):
+            usable = {"cpus": size.cpus, "memory_mib": size.memory_mib}
+            system = facts[host.name].system.model_copy(update=usable)
             facts[host.name] = facts[host.name].model_copy(update={"system": system})
-    about = "the release of {} is pending"
-    found = tuple(
-        Finding(one.host.name, "warning", "pending-release", about.format(one.address), one.why, one.fix)
-        for one in pending_releases(workspace)
-        if not hosts or one.host.name in hosts
+    message = "the release of {} is pending"
+    pending = tuple(
+        Finding(
+            release.host.name,
+            "warning",
+            "pending-release",
+            message.format(release.address),
+            release.why,
+            release.fix,
+        )
+        for release in pending_releases(workspace)
+        if not hosts or release.host.name in hosts
     )
-    return replace(report, facts=facts, findings=(*report.findings, *found))
+    return replace(report, facts=facts, findings=(*report.findings, *pending))
 
 
-def _unreached(
+def _find_blocked_ports(
     spec: ClusterSpec, inventory: Inventory, connections: Connections, report: DoctorReport
 ) -> tuple[Finding, ...]:
-    """Ports of the cluster that hosts which answered do not reach of each other."""
-    if spec.provider.shares_kernel:  # its hosts are on a bridge of this machine
+    """Return a finding for each port of the cluster that is blocked between two hosts that answered."""
+    # Local nodes are connected by a bridge of this machine, so no port is blocked.
+    if spec.provider.shares_kernel:
         return ()
     is_nfs = inventory.shared_folder.kind == "nfs"
     peers = {
@@ -290,29 +323,30 @@ def _unreached(
 
 
 def preflight(spec: ClusterSpec, workspace: Workspace, provider: Provider) -> DoctorReport:
-    """Everything that stands in the way of `up`, found by looking alone: here, and where the hosts are."""
+    """Report everything that would stop `up`, on this machine and at the provider. Nothing is changed."""
     report = provider.preflight(spec, workspace) or DoctorReport((), {})
     try:
         provider.check(spec)
     except (MachineError, UsageError) as exc:
-        if all(finding.what != exc.what for finding in report.findings):  # a provider may look at it in both
-            one = Finding("this machine", "error", exc.code, exc.what, exc.why or exc.where, exc.fix)
-            return replace(report, findings=(one, *report.findings))
+        # Some providers check the same condition in both calls.
+        if all(finding.what != exc.what for finding in report.findings):
+            refusal = Finding("this machine", "error", exc.code, exc.what, exc.why or exc.where, exc.fix)
+            return replace(report, findings=(refusal, *report.findings))
     return report
 
 
 def driver_findings(spec: ClusterSpec, inventory: Inventory, connections: Connections) -> tuple[Finding, ...]:
-    """What NVIDIA's driver still needs on nodes with GPUs, such as a reboot or a fabric manager."""
+    """Return the findings about NVIDIA's driver on nodes with GPUs, such as a needed reboot."""
     if not spec.software.nvidia.has_driver and not any(partition.gpus for partition in spec.partitions):
         return ()
-    report = _of_cluster(spec, inventory, connections, [host.name for host in inventory.compute])
+    report = _examine(spec, inventory, connections, [host.name for host in inventory.compute])
     return tuple(finding for finding in report.findings if finding.code in _OF_DRIVER)
 
 
-def _of_cluster(
+def _examine(
     spec: ClusterSpec, inventory: Inventory, connections: Connections, hosts: Collection[str]
 ) -> DoctorReport:
-    """Through the account that every host of a cluster has."""
+    """Examine the hosts of a running cluster, as the admin user with sudo."""
     reject_unknown(hosts, [host.name for host in inventory.hosts], "the cluster has no host")
 
     def root(host: str, argv: Sequence[str], stdin: bytes) -> str:

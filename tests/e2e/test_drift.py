@@ -35,7 +35,7 @@ for ((i = 1; ; i++)); do echo "$i"; sleep 0.2; done
 """
 PATIENCE_S = 120
 SLURMS_REASON = "Kill task failed"  # Slurm's own, for which it drains a node
-AS_CLASS = "hosts as their class"  # how `converge` says that Ansible had nothing to do
+AS_CLASS = "hosts already up to date"  # of converge without Ansible
 SPOOL = "/var/spool/clusterctl-slurmd"
 
 
@@ -94,13 +94,13 @@ def test_files_accounts_and_units_are_put_back_and_named(one: Cluster) -> None:
     assert (answer["probed"], answer["not_probed"]) == ([second, third], [node(one, 1)])
     assert mended(answer) >= {
         f"{second}: slurmd was masked: started",
-        f"{third}: /etc/munge/munge.key was missing: put back",
+        f"{third}: /etc/munge/munge.key was missing: restored",
         *(
-            f"{leader}: /etc/slurm/{name}.conf was missing: put back"
+            f"{leader}: /etc/slurm/{name}.conf was missing: restored"
             for name in ("slurm", "gres", "slurmdbd")
         ),
-        f"{leader}: the account {one.user} was missing: put back",
-        f"{leader}: the cluster's key of user {one.user} was missing: put back",
+        f"{leader}: the account {one.user} was missing: restored",
+        f"{leader}: the cluster's key of user {one.user} was missing: restored",
     }
     assert not [told for told in mended(answer) if told.startswith(node(one, 1))]
     assert one.ssh(leader, "head -n1 .ssh/authorized_keys", user=one.user) == "# mine\n"
@@ -130,34 +130,34 @@ KEY, HEALTH, LIMITS = "/etc/munge/munge.key", "/opt/clusterctl/health", "/etc/se
 DROP_IN = "/etc/systemd/system/slurmd.service.d/clusterctl.conf"
 TMPFILES, PARAMS = "/etc/tmpfiles.d/clusterctl-slurmd.conf", "/etc/openmpi/openmpi-mca-params.conf"
 KINDS = {
-    "content": (f"echo '# more' >>{HEALTH}", f"{HEALTH} was changed: put back"),
-    "removed": (f"rm {HEALTH}.json", f"{HEALTH}.json was missing: put back"),
-    "mode": (f"chmod 666 {PARAMS}", f"{PARAMS} was changed: put back"),
-    "owner": (f"chown nobody {DROP_IN}", f"{DROP_IN} was changed: put back"),
-    "link": (f"ln -sf /dev/null {TMPFILES}", f"{TMPFILES} was changed: put back"),
+    "content": (f"echo '# more' >>{HEALTH}", f"{HEALTH} was changed: restored"),
+    "removed": (f"rm {HEALTH}.json", f"{HEALTH}.json was missing: restored"),
+    "mode": (f"chmod 666 {PARAMS}", f"{PARAMS} was changed: restored"),
+    "owner": (f"chown nobody {DROP_IN}", f"{DROP_IN} was changed: restored"),
+    "link": (f"ln -sf /dev/null {TMPFILES}", f"{TMPFILES} was changed: restored"),
     "drop-in": (
         f"printf '[Service]\\nLimitMEMLOCK=64K\\n' >{Path(DROP_IN).parent}/a.conf; systemctl daemon-reload",
-        f"{Path(DROP_IN).parent}/a.conf contradicted {DROP_IN}: put aside",
+        f"{Path(DROP_IN).parent}/a.conf contradicted {DROP_IN}: moved away",
     ),
     "stopped": ("systemctl stop slurmd", "slurmd was stopped: started"),
     "killed": ("systemctl kill --signal=KILL munge; systemctl stop munge", "munge was stopped: started"),
-    "disabled": ("systemctl disable munge", "munge was disabled: put right"),
+    "disabled": ("systemctl disable munge", "munge was disabled: repaired"),
     "masked": ("systemctl mask --now slurmd", "slurmd was masked: started"),
-    "key": (f"head -c 1024 /dev/urandom >{KEY}", f"{KEY} was changed: put back"),
-    "hosts": ("sed -i /-ctl$/d /etc/hosts", "/etc/hosts was changed: put back"),
-    "limits": (f"sed -i s/unlimited/64/ {LIMITS}/60-*", f"{LIMITS}/60-clusterctl.conf was changed: put back"),
+    "key": (f"head -c 1024 /dev/urandom >{KEY}", f"{KEY} was changed: restored"),
+    "hosts": ("sed -i /-ctl$/d /etc/hosts", "/etc/hosts was changed: restored"),
+    "limits": (f"sed -i s/unlimited/64/ {LIMITS}/60-*", f"{LIMITS}/60-clusterctl.conf was changed: restored"),
     "other limits": (
         f"echo '* hard memlock 64' >{LIMITS}/99-site.conf",
-        f"{LIMITS}/99-site.conf contradicted {LIMITS}/60-clusterctl.conf: put aside",
+        f"{LIMITS}/99-site.conf contradicted {LIMITS}/60-clusterctl.conf: moved away",
     ),
     "slurm.conf": (
         "mkdir -p /etc/slurm; echo ClusterName=other >/etc/slurm/slurm.conf",
-        "/etc/slurm/slurm.conf was there, which takes precedence: removed",
+        "/etc/slurm/slurm.conf existed and took precedence: removed",
     ),
-    "account": ("userdel --force {user}", "the account {user} was missing: put back"),
+    "account": ("userdel --force {user}", "the account {user} was missing: restored"),
     "uid": (
         "sed -i '/^{user}:/s/x:[0-9]*:/x:23456:/' /etc/passwd",
-        "the account {user} was changed: put back",
+        "the account {user} was changed: restored",
     ),
 }
 
@@ -186,7 +186,7 @@ def test_a_node_that_lost_a_package_is_named_and_made_anew(one: Cluster) -> None
     one.ssh(second, "sudo dpkg --remove --force-depends munge")
     (found,) = one("-o", "json", "up", rc=1).json["failures"]
     assert (found["host"], found["code"]) == (second, "package-missing"), found
-    assert "removed there: munge" in found["cause"]
+    assert ": munge" in found["cause"]
     assert f" node replace {second}`" in found["fix"]
     assert failure(one("-o", "json", "node", "replace", f"{one.name}-train-9", rc=2).json)
     answer = one.json("node", "replace", second, "--yes")
@@ -199,7 +199,7 @@ def test_a_node_that_lost_a_package_is_named_and_made_anew(one: Cluster) -> None
 def spoil_ssh_folder(cluster: Cluster, how: str) -> str:
     """Have a job's user make something else of their ~/.ssh; what `up` is to say of it."""
     cluster.ssh(ctl(cluster), how, user=cluster.user)
-    return f"{ctl(cluster)}: the cluster's key of user {cluster.user} was missing: put back"
+    return f"{ctl(cluster)}: the cluster's key of user {cluster.user} was missing: restored"
 
 
 def see_that_root_was_led_nowhere(cluster: Cluster) -> None:
@@ -224,7 +224,7 @@ def test_an_edited_configuration_and_nodes_without_power_come_back_in_one_up(one
     one.ssh(second, "sudo systemctl poweroff", rc=None)  # it is still on its way down when `up` looks
     answer = one.json("up", "--reconfigure")
     assert mended(answer) >= {
-        f"{leader}: /etc/slurm/slurm.conf was changed: put back",
+        f"{leader}: /etc/slurm/slurm.conf was changed: restored",
         *(f"{host}: was powered off: started" for host in (second, third)),
         key,
     }

@@ -1,5 +1,5 @@
-# What a host says of itself for `doctor --bundle`: sh -s SECONDS. It changes nothing. All commands run at once, each for
-# so long at most, into a file of its own: one that hangs for ever, as of a driver or NFS, is named and left.
+# Prints facts about a host for `doctor --bundle`. Usage: sh -s SECONDS. Changes nothing. All commands run in parallel,
+# each into its own file and for SECONDS at most. A command that hangs, for example on NFS or a driver, is reported.
 limit=$1 started=0
 folder=$(mktemp -d) || exit
 trap 'rm -rf "$folder"' EXIT

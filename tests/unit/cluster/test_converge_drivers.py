@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.cluster import converge
 from clusterctl.cluster.context import ClusterContext
-from clusterctl.cluster.converge import Configured, _installed, _read, _write, inputs_of
+from clusterctl.cluster.converge import Configured, _install_slurmd, _read, _record, inputs_of
 from clusterctl.cluster.hardware import gpus_file, hardware
 from clusterctl.errors import ConfigureError
 from clusterctl.hosts.gpus import Driver
@@ -51,14 +51,14 @@ def installed(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Install:
         monkeypatch.setattr(converge.ansible, "run", played)
         session = ClusterContext.of(SPEC, workspace=workspace)
         with session.connections:
-            return {**_installed(session, inventory, views, limit)}
+            return {**_install_slurmd(session, inventory, views, limit)}
 
     return run
 
 
 def noted(workspace: Workspace, views: dict[str, HostReport]) -> None:
     rendered = inputs_of(SPEC, INVENTORY, workspace, views)
-    _write(workspace, Configured(inputs=rendered.inputs, hardware=hardware(SPEC, INVENTORY, views)))
+    _record(workspace, Configured(inputs=rendered.inputs, hardware=hardware(SPEC, INVENTORY, views)))
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "none"])
@@ -153,4 +153,4 @@ def test_a_job_keeps_the_cards_that_it_was_given_meanwhile(
 
 def test_the_hardware_of_a_host_that_was_recreated_is_forgotten(fails: Fails, workspace: Workspace) -> None:
     fails(shows("t4", "t4"), sinfo(ONE), DRAIN, squeue())
-    assert _read(workspace, without=[ONE]).hardware == hardware(SPEC, INVENTORY, {TWO: WAS})
+    assert _read(workspace, recreated=[ONE]).hardware == hardware(SPEC, INVENTORY, {TWO: WAS})

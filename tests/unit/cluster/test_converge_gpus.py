@@ -16,11 +16,11 @@ from clusterctl.cluster import verify
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.converge import render
 from clusterctl.cluster.hardware import (
+    cgroup_notes,
     fetch_gpu_wheels,
     gpus_file,
     mark_of_wheels,
     reject_missing_gpus,
-    without_cgroups,
 )
 from clusterctl.errors import Failure, UnreachableError, VerifyError
 from clusterctl.hosts.checks import Finding
@@ -78,10 +78,10 @@ def test_a_slurm_without_the_plugin_for_the_kernels_control_groups_does_without(
     assert f"ProctrackType=proctrack/{tracks}" in conf
     variables = workspace.ansible_inventory.read_text()
     assert ("job_env_constrains_gpus: true" in variables) is has
-    notes = without_cgroups(INVENTORY, reports)
+    notes = cgroup_notes(INVENTORY, reports)
     assert [note.partition(":")[0] for note in notes] == ([] if has else [TWO])
     shares = tuple(host.model_copy(update={"cpus": 1, "memory_mib": 900}) for host in INVENTORY.hosts)
-    assert without_cgroups(INVENTORY.model_copy(update={"hosts": shares}), reports) == ()
+    assert cgroup_notes(INVENTORY.model_copy(update={"hosts": shares}), reports) == ()
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def failure_of_two(driver: Driver, needs: Sequence[Finding] = ()) -> Failure:
 @pytest.mark.parametrize(
     ("driver", "why", "fix"),
     [
-        (Driver(), "nvidia-smi shows 0", "see that NVIDIA's driver runs there"),
+        (Driver(), "nvidia-smi shows 0", "check NVIDIA's driver on the host"),
         (Driver(fault="NVIDIA-SMI has failed"), "nvidia-smi says: NVIDIA-SMI has failed", "nvidia-smi"),
     ],
     ids=["no driver", "fault"],

@@ -80,7 +80,7 @@ def test_another_device_file_is_a_change() -> None:
     gpus = (Gpu("t4", 0, minor=3),)
     found = fitted(HostReport(replace(FACTS, gpus=gpus), {}, driver=Driver(1, gpus), cards=1), ONE)
     assert found.taken_up.keys() == {ONE}
-    assert "connected" in found.taken_up[ONE]
+    assert "topology" in found.taken_up[ONE]
 
 
 def test_what_the_kernel_takes_of_memory_and_what_a_driver_complains_of_is_none() -> None:
@@ -143,7 +143,7 @@ def test_what_is_counted_on_the_bus_concerns_only_who_installs_for_it() -> None:
     assert hardware(plain, INVENTORY, {ONE: shows(cards=2)}) == {ONE: Hardware(FACTS)}
 
 
-AT_WORK = "job 7 is at work there, which Slurm would end; run `clusterctl up` again afterwards"
+AT_WORK = "postponed; run `clusterctl up` again when job 7 has ended"
 REFUSED = Step(("squeue", "..."), stderr="slurm_load_jobs error: refused", rc=1)
 
 

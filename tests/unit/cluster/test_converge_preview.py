@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.cluster import converge
 from clusterctl.cluster.context import ClusterContext
-from clusterctl.cluster.converge import Configured, _write, inputs_of
+from clusterctl.cluster.converge import Configured, _record, inputs_of
 from clusterctl.cluster.phases import Drift
 from clusterctl.errors import Notice
 from clusterctl.hosts.probe import HostReport, NodeFacts
@@ -35,20 +35,20 @@ def views(facts: NodeFacts = FACTS, **drifted: str) -> dict[str, HostReport]:
     return {CTL: HostReport(FACTS, FINE), ONE: HostReport(facts, marks)}
 
 
-def stale(workspace: Workspace, now: dict[str, HostReport], spec: ClusterSpec = SPEC) -> Notice | None:
-    return converge.stale(ClusterContext.of(spec, workspace=workspace), INVENTORY, now)
+def why_outdated(workspace: Workspace, now: dict[str, HostReport], spec: ClusterSpec = SPEC) -> Notice | None:
+    return converge.why_outdated(ClusterContext.of(spec, workspace=workspace), INVENTORY, now)
 
 
 @pytest.fixture
 def workspace(workspace: Workspace) -> Workspace:
     """Of a cluster whose configuring has ended well."""
     rendered = inputs_of(spec(), INVENTORY, workspace, views())
-    _write(workspace, Configured(inputs=rendered.inputs, marks={CTL: FINE, ONE: FINE}))
+    _record(workspace, Configured(inputs=rendered.inputs, marks={CTL: FINE, ONE: FINE}))
     return workspace
 
 
 def test_what_is_as_it_was_left_needs_nothing(workspace: Workspace) -> None:
-    assert stale(workspace, views()) is None
+    assert why_outdated(workspace, views()) is None
     assert not [*converge.drift_of(workspace, views())]
 
 
@@ -58,20 +58,20 @@ def test_a_host_that_drifted_is_named(workspace: Workspace) -> None:
 
 def test_a_host_that_was_never_configured_is_named(workspace: Workspace) -> None:
     noted = Configured.model_validate_json(workspace.configured.read_bytes())
-    _write(workspace, Configured(inputs=noted.inputs, marks={CTL: FINE}))
+    _record(workspace, Configured(inputs=noted.inputs, marks={CTL: FINE}))
     assert [drift.host for drift in converge.drift_of(workspace, views())] == [ONE]
 
 
 def test_another_spec_other_hardware_and_a_torn_up_concern_all_hosts(workspace: Workspace) -> None:
     larger = views(NodeFacts(8, 1, 1, 8, 1, 8000))
     for found in (
-        stale(workspace, views(), spec("1h")),
-        stale(workspace, larger),
+        why_outdated(workspace, views(), spec("1h")),
+        why_outdated(workspace, larger),
     ):
         assert found is not None
         assert found.code == "hosts-outdated"
     workspace.configured.unlink()
-    assert stale(workspace, views()) is converge.UNFINISHED
+    assert why_outdated(workspace, views()) is converge.UNFINISHED
 
 
 def test_to_look_writes_nothing(workspace: Workspace) -> None:
@@ -79,6 +79,6 @@ def test_to_look_writes_nothing(workspace: Workspace) -> None:
         return {path: path.read_bytes() for path in workspace.root.rglob("*") if path.is_file()}
 
     before = content()
-    stale(workspace, views(), spec("1h"))
+    why_outdated(workspace, views(), spec("1h"))
     list(converge.drift_of(workspace, views(munge="stopped")))
     assert content() == before

@@ -153,14 +153,14 @@ def test_a_down_that_is_refused_says_which_runs_it_has_collected(
     monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path))
     monkeypatch.setattr(down, "provider_of", lambda *_: Stub({"ffffff": (DISK,)}))
     monkeypatch.setattr(down, "applied_spec", lambda _: None)
-    monkeypatch.setattr(down, "_settings", lambda _: LocalSettings())
+    monkeypatch.setattr(down, "_applied_settings", lambda _: LocalSettings())
     collected = SimpleNamespace(directory=tmp_path / "runs/d-2-mine", skipped=())
 
     def look(*_: object, **__: object) -> None:
         raise OnlyCopyError("the cluster stays up")
 
     monkeypatch.setattr(down, "collect_all", lambda *_, **__: iter([collected]))
-    monkeypatch.setattr(down, "look", look)
+    monkeypatch.setattr(down, "check_only_copies", look)
     cluster_with_runs(tmp_path)
     screen = Screen(json=json, color=False, cluster="d")
     with pytest.raises(OnlyCopyError) as caught:

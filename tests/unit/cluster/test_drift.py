@@ -44,17 +44,21 @@ def test_a_host_has_drifted_unless_it_is_as_it_was_noted() -> None:
 @pytest.mark.parametrize(
     ("key", "mark", "told"),
     [
-        ("file /etc/munge/munge.key", "missing", "/etc/munge/munge.key was missing: put back"),
-        ("file /etc/slurm/slurm.conf", "b3 644 0:0", "/etc/slurm/slurm.conf was changed: put back"),
+        ("file /etc/munge/munge.key", "missing", "/etc/munge/munge.key was missing: restored"),
+        ("file /etc/slurm/slurm.conf", "b3 644 0:0", "/etc/slurm/slurm.conf was changed: restored"),
         ("unit slurmd", "stopped", "slurmd was stopped: started"),
         ("unit slurmd", "stopped disabled", "slurmd was stopped and disabled: started"),
-        ("unit munge", "running outdated", "munge was outdated: put right"),
-        ("user ada", "missing", "the account ada was missing: put back"),
-        ("absent /etc/slurm.conf", "there", "/etc/slurm.conf was there, which takes precedence: removed"),
-        ("alone /etc/d/ours.conf", "/etc/d/a.conf", "/etc/d/a.conf contradicted /etc/d/ours.conf: put aside"),
-        ("rivals /etc/ours.conf", "/x.conf", "/x.conf contradicted /etc/ours.conf: put aside"),
-        ("package munge", "not installed", "the package munge was missing: put back"),
-        ("accounting all", "c4", "the accounting was changed: put back"),
+        ("unit munge", "running outdated", "munge was outdated: repaired"),
+        ("user ada", "missing", "the account ada was missing: restored"),
+        ("absent /etc/slurm.conf", "there", "/etc/slurm.conf existed and took precedence: removed"),
+        (
+            "alone /etc/d/ours.conf",
+            "/etc/d/a.conf",
+            "/etc/d/a.conf contradicted /etc/d/ours.conf: moved away",
+        ),
+        ("rivals /etc/ours.conf", "/x.conf", "/x.conf contradicted /etc/ours.conf: moved away"),
+        ("package munge", "not installed", "the package munge was missing: restored"),
+        ("accounting all", "c4", "the accounting was changed: restored"),
     ],
 )
 def test_what_drifted_and_was_put_back_is_named(key: str, mark: str, told: str) -> None:
@@ -83,7 +87,7 @@ def test_a_new_user_has_not_drifted() -> None:
 def test_a_restart_is_told_of_only_where_no_file_is() -> None:
     before = {**NOTED, "file /etc/munge/munge.key": "a2 400 1:1", "unit munge": "running outdated"}
     told = repairs_of("d-ctl", NOTED, before, NOTED)
-    assert told == [Drift("d-ctl", "/etc/munge/munge.key was changed", "put back")]
+    assert told == [Drift("d-ctl", "/etc/munge/munge.key was changed", "restored")]
 
 
 def test_a_user_who_is_gone_has_a_home_that_is_not_theirs() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl.cluster import impact
 from clusterctl.cluster.context import ClusterContext
-from clusterctl.cluster.impact import Impact, impact_of, make_way, reject, reject_taken_uids
+from clusterctl.cluster.impact import Impact, free_leaving_hosts, impact_of, reject, reject_taken_uids
 from clusterctl.cluster.phases import Outcome
 from clusterctl.errors import ClusterctlError, Notice, SlurmError, UnreachableError, UsageError
 from clusterctl.providers.base import HostChange, HostPlan, Provider, Size
@@ -109,10 +109,10 @@ def look(
 ) -> tuple[dict[str, Size], tuple[str, ...]]:
     """The nodes that keep their size, and what the user should know."""
     with asked_in_order(*steps) as slurm, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(impact, "look_at_leaving", lambda *_, **__: Outcome(only_copies.NOTHING))
+        patch.setattr(impact, "check_leaving_hosts", lambda *_, **__: Outcome(only_copies.NOTHING))
         cluster = context(wanted, Hosts(sizes, alive))
         cluster.inventory, cluster.applied, cluster.scheduler = was, wanted, lambda *_, **__: slurm
-        keep = make_way(cluster, HostPlan(hosts), force=force)
+        keep = free_leaving_hosts(cluster, HostPlan(hosts), force=force)
         return {**keep}, tuple(cluster.notes)
 
 
@@ -152,7 +152,7 @@ def test_what_the_provider_makes_anew_or_stops_ends_jobs_too() -> None:
     asked = sinfo(ONE, TWO), squeue((7, "train", ONE), (8, "train", TWO), (9, "train", ""))
     found = look_ahead(spec(train(2)), before(ONE, TWO), same, *asked, hosts=hosts)
     assert [(one.job.id, one.why) for one in found.affected] == [
-        ("7", f"{ONE} is made anew: another zone"),
+        ("7", f"{ONE} is recreated: another zone"),
         ("8", f"{TWO} is restarted: another machine type"),
     ]
     none_begins = Step(("scontrol", "update", f"nodename={ONE},{TWO}", "state=drain", "reason=clusterctl: *"))

@@ -15,14 +15,14 @@ import pytest
 from clusterctl.cluster import impact
 from clusterctl.cluster import look as looking
 from clusterctl.cluster.context import ClusterContext
-from clusterctl.cluster.impact import AffectedJob, Impact, make_way
+from clusterctl.cluster.impact import AffectedJob, Impact, free_leaving_hosts
 from clusterctl.cluster.look import (
     DISCARDED,
     LOOK_VALID_S,
     LeavingHosts,
     all_answer,
-    look,
-    look_at_leaving,
+    check_leaving_hosts,
+    check_only_copies,
     note_removal,
 )
 from clusterctl.cluster.phases import PhaseRunner
@@ -99,7 +99,7 @@ class Stage:
     def look(self, *given_up: str, discard: bool = False) -> OnlyCopies:
         entries = [JobEntry(token=i, name="mine", user="ada", submitted_at=0, job_id=i) for i in given_up]
         runner = PhaseRunner(workspace=self.workspace)
-        return runner.run("look", look, entries, discard=discard)
+        return runner.run("look", check_only_copies, entries, discard=discard)
 
 
 def context(stage: Stage) -> ClusterContext:
@@ -153,7 +153,7 @@ def test_a_submission_that_got_no_id_hides_no_file(stage: Stage) -> None:
     stage.found = OnlyCopies(files=(MODEL, LOST))
     lost = JobEntry(token=str(7), name="mine", user="ada", submitted_at=0)
     runner = PhaseRunner(workspace=stage.workspace)
-    assert runner.run("look", look, [lost], discard=True).files == (MODEL, LOST)
+    assert runner.run("look", check_only_copies, [lost], discard=True).files == (MODEL, LOST)
 
 
 @pytest.mark.parametrize("dead", ["hosts", "scheduler", "record", "no record"])
@@ -307,7 +307,7 @@ def test_what_a_job_writes_until_it_is_ended_is_looked_for_too(
     for name, does in (
         ("reject_changed_users", lambda *_: None),
         ("impact_of", lambda *_, **__: found),
-        ("end_jobs", end),
+        ("cancel_jobs", end),
     ):
         monkeypatch.setattr(impact, name, does)
     session: Any = context(stage)
@@ -315,12 +315,12 @@ def test_what_a_job_writes_until_it_is_ended_is_looked_for_too(
     plan = HostPlan((change("d-train-1", "remove"),))
     if affected:
         with rejected("only-copy", OnlyCopyError):
-            make_way(session, plan, force=True)
+            free_leaving_hosts(session, plan, force=True)
     else:
-        assert make_way(session, plan, force=True) == {}
+        assert free_leaving_hosts(session, plan, force=True) == {}
     assert resumed == [("d-train-1",)] * affected
     stage.found = OnlyCopies(files=(SCRATCH,))
-    make_way(session, plan, force=True, discard=True)
+    free_leaving_hosts(session, plan, force=True, discard=True)
     entry = list(read_rows(stage.workspace.journal))[-1]
     assert (entry["verb"], entry["phase"]) == ("up", "look_at_leaving")
     assert entry["note"].startswith("discarded: 5 B")
@@ -341,12 +341,12 @@ def test_a_machine_of_the_users_own_leaves_once_its_runs_are_collected(
     slurm: Any = Slurm([job(7, JobState.COMPLETED, *nodes)])
     plan = HostPlan((change("d-train-2", "remove", released=True),))
     if not stops:
-        assert not look_at_leaving(session, LeavingHosts(before, plan), slurm).value
+        assert not check_leaving_hosts(session, LeavingHosts(before, plan), slurm).value
         return
     with rejected("only-copy", OnlyCopyError) as caught:
-        look_at_leaving(session, LeavingHosts(before, plan), slurm)
+        check_leaving_hosts(session, LeavingHosts(before, plan), slurm)
     assert "d-train-2" in caught.value.why
     with pytest.raises(OnlyCopyError):
-        look_at_leaving(session, LeavingHosts(before, HostPlan(()), ["d-train-2"]), slurm)
+        check_leaving_hosts(session, LeavingHosts(before, HostPlan(()), ["d-train-2"]), slurm)
     ledger.update(entry, run_dir="/runs/d-7-mine", run_state="COMPLETED")
-    assert not look_at_leaving(session, LeavingHosts(before, plan), slurm).value
+    assert not check_leaving_hosts(session, LeavingHosts(before, plan), slurm).value

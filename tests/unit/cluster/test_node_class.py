@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from clusterctl.cluster import node_class
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.converge import Configured, HostsToConfigure, Work, inputs_of
-from clusterctl.cluster.drift import shows
+from clusterctl.cluster.drift import matches
 from clusterctl.cluster.node_class import (
     can_renew,
     class_inputs,
@@ -351,9 +351,9 @@ def test_after_an_unfinished_up_nothing_is_renewed(growing: Cluster) -> None:
 )
 def test_a_host_that_shows_something_else_is_not_as_its_class(growing: Cluster, key: str, mark: str) -> None:
     expected = own_marks(growing.hosts(INVENTORY).files[ONE])
-    assert shows(expected, growing.seen[ONE] | {"accounting all": "of any kind"})
-    assert not shows(expected, {**growing.seen[ONE], key: mark})
-    assert not shows(expected, SHARED)
+    assert matches(expected, growing.seen[ONE] | {"accounting all": "of any kind"})
+    assert not matches(expected, {**growing.seen[ONE], key: mark})
+    assert not matches(expected, SHARED)
 
 
 def test_a_limit_names_the_only_hosts_that_are_configured(growing: Cluster) -> None:

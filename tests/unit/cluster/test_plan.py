@@ -79,7 +79,7 @@ def test_where_nothing_is_nothing_is_left(tmp_path: Path) -> None:
     workspace, stub = Workspace(tmp_path / "home" / "d"), Stub()
     found = look(workspace, stub)
     assert not found.is_empty
-    assert found.summary == "hosts: 1 made"
+    assert found.summary == "hosts: 1 created"
     assert found.notes == ("worth knowing",)
     assert list(tmp_path.iterdir()) == []
     assert not stub.given[0].root.exists()

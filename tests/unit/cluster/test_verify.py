@@ -139,7 +139,7 @@ def test_nodes_that_slurm_never_gives_are_an_error() -> None:
         ({"d_train_1": "down*", "d_train_2": "idle"}, NAMES[0], "DOWN"),
         ({"d_train_1": "idle*", "d_train_2": "idle"}, NAMES[0], "NOT_RESPONDING"),
         ({"d_train_1": "unknown", "d_train_2": "idle"}, NAMES[0], "UNKNOWN"),
-        ({"d_train_1": "idle", "d_train_2": "idle", "d_train_3": "idle"}, "d-train-3", "is gone"),
+        ({"d_train_1": "idle", "d_train_2": "idle", "d_train_3": "idle"}, "d-train-3", "removed node"),
     ],
 )
 def test_a_node_that_is_not_right_is_named_with_the_cause(
@@ -231,7 +231,7 @@ def test_of_many_hosts_some_causes_are_shown_and_all_are_kept() -> None:
     assert caught.value.what.endswith("d-train-[1-20]")
     assert caught.value.why.startswith("d-train-20: sum 20 ")
     assert "; d-train-13: sum 13 " in caught.value.why
-    assert caught.value.why.endswith(" 12 more")
+    assert caught.value.why.endswith(" 12 more causes")
     assert len(caught.value.failures) == 20
 
 

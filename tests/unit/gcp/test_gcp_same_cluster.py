@@ -90,7 +90,7 @@ def decline(_: object) -> None:
 def test_a_half_made_cluster_is_not_forgotten_by_another_provider(tmp_path: Path) -> None:
     workspace = workspace_in(tmp_path)
     workspace.spec.write_text(dump_spec(spec_of()))  # as an `up` leaves it that fails before the inventory
-    with refused("up-with-other-provider", UsageError, "provider gcp"):
+    with refused("up-with-other-provider", UsageError, "provider.type: gcp"):
         up(ClusterContext.of(LOCAL, workspace=workspace), UpOptions(approve=decline))
 
 
