@@ -1,6 +1,6 @@
-"""clusterctl: one typed file raises a Slurm cluster, trains on it, and brings the results home.
+"""clusterctl: create a Slurm cluster from a YAML file, run jobs on it, and collect their results.
 
-For Python programs it has the verbs of the command line as functions: see docs/python.md.
+Python programs can call the commands of the command line as functions: see docs/python.md.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Read the module of a name at its first use: the command line, and each part of it, imports this."""
+        """Import the API on first use only, because every command imports this package."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module  # noqa: PLC0415 - as above

@@ -1,18 +1,20 @@
-"""``clusterctl`` and ``python -m clusterctl``."""
+"""The entry point of ``clusterctl`` and ``python -m clusterctl``."""
 
 import gc
 import sys
 
 INTERRUPTED = 130
-_ALLOCATIONS = 50_000  # after which the interpreter looks for garbage
+# The number of allocations after which the interpreter collects garbage.
+_ALLOCATIONS = 50_000
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C may come while its modules are still being read."""
-    # What is imported stays: to look for garbage in it, again and again and at the end, takes a verb 15 ms.
+    """Run the command line, and exit with its code."""
+    # Imported modules are never garbage. Searching them repeatedly would take 15 ms of each command.
     gc.set_threshold(_ALLOCATIONS)
     try:
-        from clusterctl.cli.run import run  # noqa: PLC0415 - reading it takes a while
+        # Ctrl-C may come during this import.
+        from clusterctl.cli.run import run  # noqa: PLC0415 - slow import
 
         code = run()
     except KeyboardInterrupt:

@@ -1,7 +1,7 @@
-"""The verbs of the command line as functions for Python programs, with the same errors.
+"""The commands of the command line as functions for Python programs, with the same errors.
 
-Nothing is printed and nothing is asked: lines of progress go to a ``report``, and a prompt of the
-command line is an error without ``yes=True``.
+The functions neither print nor prompt. Progress lines go to ``report``. A function whose command would prompt
+raises an error without ``yes=True``.
 """
 
 from __future__ import annotations
@@ -61,24 +61,24 @@ _Names = str | Sequence[str]
 _Paths = str | Path | Sequence[str | Path]
 
 
-# The numbers of a sweep. All other values are those of the program's options.
+# The fields of a sweep that are numbers. All other values are passed to the program as text.
 _OF_SWEEP: Final = frozenset({"trials", "seed", "parallel"})
-# The options of a job that a replay may change: where and how long it runs.
+# The options of a job that a replay may change.
 _REPLAY_OPTIONS: Final = frozenset("partition account qos constraint time mem tag note".split())
 
 
 def _as_texts(value: object) -> object:
-    """Values of a sweep as a job file has them: 0.1 and True are texts there."""
+    """Convert values of a sweep to text, as in a job file: 0.1 and True become "0.1" and "true"."""
     if isinstance(value, Mapping):
-        return {key: _as_texts(one) for key, one in value.items()}
+        return {key: _as_texts(part) for key, part in value.items()}
     if isinstance(value, list | tuple | range):
-        return [_as_texts(one) for one in value]
+        return [_as_texts(part) for part in value]
     return str(value).lower() if isinstance(value, bool) else None if value is None else str(value)
 
 
-def _several(words: str | Path | Iterable[object]) -> list[str]:
-    """Several words, or one alone."""
-    return [str(words)] if isinstance(words, str | Path) else [str(one) for one in words]
+def _as_list(words: str | Path | Iterable[object]) -> list[str]:
+    """Return words as a list, given either a single word or several."""
+    return [str(words)] if isinstance(words, str | Path) else [str(word) for word in words]
 
 
 def _path(path: str | Path | None) -> Path | None:
@@ -86,22 +86,25 @@ def _path(path: str | Path | None) -> Path | None:
 
 
 def _confirm(prompt: str, *, yes: bool) -> None:
-    """Take the place of a prompt of the command line, unless there is none.
+    """Require ``yes`` if the command line would show this prompt.
+
+    prompt: the question. Empty: nothing to confirm.
 
     Raises:
-        UsageError: not ``yes``.
+        UsageError: ``yes`` is false.
     """
     if prompt and not yes:
-        why = "Python programs are not prompted"
-        raise UsageError(prompt, code="needs-confirmation", why=why, fix="say yes=True")
+        reason = "Python programs are not prompted"
+        raise UsageError(prompt, code="needs-confirmation", why=reason, fix="pass yes=True")
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """The cluster of a spec file, or of a ``name``; else the one that the command line takes without ``-f``.
+    """A cluster. Its methods raise ClusterctlError.
 
-    ``report`` gets lines of progress: ``report=print`` shows them. What fails raises ClusterctlError.
-    ``accept_host_key`` and ``become_password`` are for machines of your own, as the flags of `up`.
+    spec: the spec file. name: the cluster's name, instead of a spec file. Default: as on the command line.
+    report: called with each line of progress. ``report=print`` shows them.
+    accept_host_key, become_password: for your own machines, as the options of `up`.
     """
 
     spec: str | Path | None = None
@@ -127,11 +130,11 @@ class Cluster:
         return open_session(self._chosen, patience_s=patience_s)
 
     def validate(self) -> ClusterSpec:
-        """The spec; SpecError names all that is wrong with it."""
+        """Return the spec. Raise SpecError, with all mistakes, if it is wrong."""
         return spec_of(self._chosen)
 
     def plan(self) -> Plan:
-        """What `up` would change."""
+        """Return the changes that `up` would make."""
         return preview(ClusterContext.of(self.validate(), prompts=Prompts(password=self.become_password)))
 
     def up(
@@ -146,7 +149,7 @@ class Cluster:
         limit: _Names = (),
         no_wait: bool = False,
     ) -> UpResult:
-        """Create the cluster, or repair it."""
+        """Create or repair the cluster."""
         options = UpOptions(
             approve=lambda plan: _confirm(prompt_about(plan), yes=yes),
             reconfigure=reconfigure,
@@ -154,7 +157,7 @@ class Cluster:
             discard=discard,
             bundle=_path(bundle),
             own_repositories=no_bundle,
-            limit=names_of(_several(limit)) or None,
+            limit=names_of(_as_list(limit)) or None,
         )
         cluster = ClusterContext.of(
             self.validate(),
@@ -176,20 +179,20 @@ class Cluster:
     ) -> down.DownResult:
         """Collect runs, remove the cluster, and verify the cleanup."""
         workspace = self._chosen.workspace(named=True)
-        _confirm(f"take cluster {workspace.root.name!r} down?", yes=yes)
+        _confirm(f"removing cluster {workspace.root.name!r} needs confirmation", yes=yes)
         options = down.DownOptions(
             discard=discard,
-            discard_runs=_several(discard_run),
+            discard_runs=_as_list(discard_run),
             out=_path(out),
             on_run=lambda run: self._note(f"collected {run.directory}"),
-            gone=names_of(_several(forget)),
+            gone=names_of(_as_list(forget)),
             prompts=self._prompts,
         )
         reporter, wait_s = PhaseLines(self._note), 0 if no_wait else WAIT_S
         return down.down(PhaseRunner(workspace=workspace, reporter=reporter, wait_s=wait_s), options)
 
     def status(self) -> Status:
-        """The nodes, and the jobs that wait or run."""
+        """Return the state of the nodes, and the pending and running jobs."""
         return status_of(self._chosen.workspace())
 
     def submit(
@@ -201,12 +204,12 @@ class Cluster:
         weights: Literal["best", "final"] = "best",
         **options: Unpack[JobKeywords],
     ) -> Job:
-        """Submit a bundled job or your own script."""
+        """Submit a bundled job or a script."""
         if is_job_file(str(target)):
             raise UsageError(
-                f"{target} is a job file, which may hold several jobs",
+                f"{target} is a job file, which may contain several jobs",
                 code="job-file-given",
-                fix="use submit_file",
+                fix="call submit_file instead",
             )
         model = None if run is None else ChosenModel(str(run), Weights(weights))
         (job,) = self._submit(self._submission(target, args, options, model=model))
@@ -220,13 +223,13 @@ class Cluster:
         variants: _Names = (),
         **options: Unpack[JobKeywords],
     ) -> tuple[Job, ...]:
-        """Submit the jobs of a job file, or some variants."""
-        return self._submit(self._submission(path, args, options, variants=_several(variants)))
+        """Submit the jobs of a job file. ``variants``: names of the variants. Empty: all."""
+        return self._submit(self._submission(path, args, options, variants=_as_list(variants)))
 
     def render(
         self, target: str | Path, args: str | Iterable[object] = (), **options: Unpack[JobKeywords]
     ) -> tuple[str, ...]:
-        """The sbatch scripts that `submit` would submit, as with --dry-run."""
+        """Return the sbatch scripts that `submit` would submit, like `submit --dry-run`."""
         submission = self._submission(target, args, options)
         jobs = Preparer(self._note).render(submission, spec_of_existing(self._chosen))
         return tuple(job.script for job in jobs)
@@ -240,14 +243,14 @@ class Cluster:
         model: ChosenModel | None = None,
         variants: Sequence[str] = (),
     ) -> Submission:
-        """Read the jobs that are named, and reject what can be seen to be wrong without a cluster."""
+        """Read the jobs, and reject mistakes that are visible without a cluster."""
         reject_unknown(options, JobKeywords.__annotations__, "jobs have no option")
         if isinstance(sweep := options.get("sweep"), Mapping):
             options["sweep"] = {k: v if k in _OF_SWEEP else _as_texts(v) for k, v in sweep.items()}
-        given = {name: value for name, value in options.items() if value not in (None, [])}
-        if words := _several(args):
-            given = {"args": words, **given}
-        jobs = read_jobs(str(target), given, variants)
+        given_options = {name: value for name, value in options.items() if value not in (None, [])}
+        if words := _as_list(args):
+            given_options = {"args": words, **given_options}
+        jobs = read_jobs(str(target), given_options, variants)
         reject_wrong(jobs, model)
         return Submission(jobs, model)
 
@@ -255,7 +258,7 @@ class Cluster:
         with self._session() as session:
             prepared = Preparer(self._note).prepare(session, submission)
             submitted = list(submit_prepared(Submitter(session, self._note), prepared))
-        return tuple(Job(self, one.job_id, one.name, one.remote_dir) for one in submitted)
+        return tuple(Job(self, job.job_id, job.name, job.remote_dir) for job in submitted)
 
     def replay(
         self,
@@ -265,15 +268,17 @@ class Cluster:
         failed: bool = False,
         **flags: Any,
     ) -> Job | None:
-        """Submit a collected run again, with changes of the program's options; None if no task had failed.
+        """Submit a collected run again.
 
-        ``flags`` are those of the command line's `replay`, such as ``partition`` and ``time``.
+        changes: options of the program to change.
+        failed: submit only failed tasks. If no task failed, submit nothing and return None.
+        flags: options of the command `replay`, such as ``partition`` and ``time``.
         """
         reject_unknown(flags, _REPLAY_OPTIONS, "replay has no option")
         row = run if isinstance(run, Row) else named_run(str(run))
         texts = {key.removeprefix("--"): str(_as_texts(value)) for key, value in (changes or {}).items()}
-        given = {name: value for name, value in flags.items() if value not in (None, [])}
-        again = again_of(row, texts, failed=failed, flags=given)
+        given_flags = {name: value for name, value in flags.items() if value not in (None, [])}
+        again = again_of(row, texts, failed=failed, flags=given_flags)
         if again is None:
             return None
         replay = replayed(row.run.directory, again)
@@ -282,20 +287,20 @@ class Cluster:
         return job
 
     def job(self, job_id: str) -> Job:
-        """A job that was submitted before, also from elsewhere."""
+        """Return a job by its ID, whether it was submitted from here or elsewhere."""
         with self._session() as session:
             info = watch.known_jobs(session, [job_id])[0]
         return Job(self, job_id, info.name, info.work_dir)
 
     def jobs(self, ids: _Names = ()) -> tuple[JobInfo, ...]:
-        """Your jobs, newest first, or these; an array has one for each task."""
+        """Return your jobs, newest first, or the jobs with these IDs. An array has an entry for each task."""
         with self._session(SOON_S) as session:
-            return watch.known_jobs(session, _several(ids)) if ids else watch.list_jobs(session)[0]
+            return watch.known_jobs(session, _as_list(ids)) if ids else watch.list_jobs(session)[0]
 
     def cancel(self, ids: _Names) -> tuple[JobInfo, ...]:
-        """Cancel jobs; they are returned as they were before."""
+        """Cancel jobs. Return their state before the cancellation."""
         with self._session(SOON_S) as session:
-            return watch.cancel(session, _several(ids))
+            return watch.cancel(session, _as_list(ids))
 
     def collect(
         self,
@@ -307,41 +312,44 @@ class Cluster:
         max_file: str | None = None,
         everything: bool = False,
     ) -> tuple[Row, ...]:
-        """Copy runs from the cluster: those of these jobs, else all that are not collected yet."""
+        """Copy runs from the cluster.
+
+        ids: the jobs whose runs to copy. Empty: all runs that are not collected yet.
+        """
         selection = selection_of(checkpoints, max_checkpoint, max_file, everything=everything)
         folder = _path(out) or RUNS
         with self._session(SHORT_PATIENCE_S) as session:
-            runs = collect(session, _several(ids) or None, out=folder, selection=selection)
+            runs = collect(session, _as_list(ids) or None, out=folder, selection=selection)
             if everything and not ids:
                 bring_all(session.ledger.workspace, folder)
         return tuple(Row(run) for run in runs)
 
     def put(self, paths: _Paths, to: str = ".") -> str:
-        """Copy files and folders to a folder on the cluster, by default the home; its whole path."""
-        return files.put(self._chosen, [*_several(paths), to]).sent.folder
+        """Copy files and folders to a folder on the cluster, by default your home. Return its full path."""
+        return files.put(self._chosen, [*_as_list(paths), to]).sent.folder
 
     def get(self, paths: _Names, to: str | Path = ".") -> Path:
-        """Copy files and folders from the cluster to a folder here; its whole path."""
-        files.get(self._chosen, [*_several(paths), str(to)])
+        """Copy files and folders from the cluster to a folder here. Return its full path."""
+        files.get(self._chosen, [*_as_list(paths), str(to)])
         return Path(to).absolute()
 
     def ssh(self, command: _Names, host: str | None = None, *, admin: bool = False) -> CompletedProcess[str]:
-        """Run a command on a host, by default the controller; a text is for the shell there."""
-        workspace, words = self._chosen.workspace(), _several(command)
+        """Run a command on a host, by default the controller. The remote shell parses a single string."""
+        workspace, words = self._chosen.workspace(), _as_list(command)
         with naming_lock_holder(workspace):
             inventory = inventory_of(workspace)
         if host is not None:
-            reject_unknown([host], [one.name for one in inventory.hosts], "the cluster has no host")
+            reject_unknown([host], [node.name for node in inventory.hosts], "the cluster has no host")
         if not words:
-            raise UsageError("a shell needs a terminal", code="needs-terminal", fix="name a command")
+            raise UsageError("a shell needs a terminal", code="needs-terminal", fix="pass a command")
         ssh = OpenSSH(workspace.ssh_config, None if admin else inventory.job_user)
-        done = captured(ssh.argv(host or inventory.controller.name, words[0] if len(words) == 1 else words))
-        return CompletedProcess(words, done.rc, done.stdout, done.stderr)
+        result = captured(ssh.argv(host or inventory.controller.name, words[0] if len(words) == 1 else words))
+        return CompletedProcess(words, result.rc, result.stdout, result.stderr)
 
 
 @dataclass(frozen=True)
 class Job:
-    """A submitted job; ``dir`` is its folder on the cluster. An array is one."""
+    """A submitted job or job array; ``dir`` is its folder on the cluster."""
 
     cluster: Cluster = field(repr=False)
     id: str
@@ -349,15 +357,15 @@ class Job:
     dir: str
 
     def info(self) -> tuple[JobInfo, ...]:
-        """How it is; an array has one for each task."""
+        """Return the state of the job. An array has an entry for each task."""
         return self.cluster.jobs([self.id])
 
     def wait(self, timeout_s: float | None = None) -> tuple[JobInfo, ...]:
-        """Wait until it has ended.
+        """Wait until the job has ended.
 
         Raises:
-            JobFailedError, JobCancelledError: it did not complete; the error says why.
-            WaitTimeoutError: ``timeout_s`` has passed; the job goes on.
+            JobFailedError, JobCancelledError: the job did not complete; the error has the cause.
+            WaitTimeoutError: ``timeout_s`` has passed; the job keeps running.
         """
         with self.cluster._session() as session:
             notes = watch.ChangeNotes(self.cluster._note)
@@ -368,7 +376,7 @@ class Job:
     def follow(
         self, show: Callable[[str], object] = print, *, timeout_s: float | None = None
     ) -> tuple[JobInfo, ...]:
-        """Pass on each line that it writes until it has ended; see ``wait``."""
+        """Call ``show`` with each line of the job's output until the job has ended. Raises as ``wait``."""
 
         def show_lines(chunk: LogChunk) -> None:
             for line in chunk.data.removesuffix(b"\n").split(b"\n"):
@@ -381,7 +389,11 @@ class Job:
             return ended
 
     def logs(self, *, stream: Literal["stdout", "stderr"] | None = None, rank: int | None = None) -> str:
-        """What it wrote so far, to one stream or both, or what one rank wrote; the last 8 MiB."""
+        """Return the job's output so far, at most the last 8 MiB.
+
+        stream: return only this stream. None: both.
+        rank: return only the output of this rank. None: all ranks.
+        """
         kept = KeptLogs()
         with self.cluster._session() as session:
             watch.logs(session, self.id, on_output=kept.keep, rank="" if rank is None else str(rank))
@@ -390,16 +402,16 @@ class Job:
         return "".join(log.text for log in logs)
 
     def diagnosis(self) -> Diagnosis | None:
-        """Why it failed, or what it waits for."""
+        """Return the cause of the job's failure, or the reason that it is pending."""
         with self.cluster._session(SOON_S) as session:
             return watch.diagnosis_of(session, watch.known_jobs(session, [self.id]))
 
     def cancel(self) -> None:
-        """End it, or take it from the queue."""
+        """Cancel the job, whether it is pending or running."""
         self.cluster.cancel([self.id])
 
     def collect(self, **options: Any) -> Row:
-        """Copy its run from the cluster, with the options of ``Cluster.collect``."""
+        """Copy the job's run from the cluster, with the options of ``Cluster.collect``."""
         (run,) = self.cluster.collect([self.id], **options)
         return run
 
@@ -418,32 +430,32 @@ def list_runs(
     cluster: str | None = None,
     report: LineReporter = SILENT.note,
 ) -> list[Row]:
-    """Collected runs, newest first, as `runs list` has them; of a ``sweep`` its tasks, the best first."""
+    """Return collected runs, newest first, like `runs list`. With ``sweep``: its tasks, the best first."""
     if sweep is not None:
         if where or since or tags or tasks or folders or everywhere or cluster or reverse:
-            raise excluded("sweep=", "what chooses among runs, or reverse=,")
+            raise excluded("sweep=", "reverse= or a condition on runs")
         return ranked(named_run(sweep), sort)[0]
     query = RunQuery(
-        where=_several(where),
+        where=_as_list(where),
         sort=sort,
         reverse=reverse,
         since=since,
-        tags=_several(tags),
+        tags=_as_list(tags),
         tasks=tasks,
         cluster=cluster,
     )
-    found = select_runs(query, [*map(Path, _several(folders))], everywhere=everywhere)
-    for note in found.notes:
+    selected = select_runs(query, [*map(Path, _as_list(folders))], everywhere=everywhere)
+    for note in selected.notes:
         report(printable(note))
-    return found.rows
+    return selected.rows
 
 
 def report(runs: Row | Sequence[Row]) -> Report:
-    """The report of a run, a sweep, or several runs in comparison.
+    """Return the report of a run, a sweep, or several runs in comparison.
 
-    It has ``as_html()``, ``as_markdown()`` and ``as_dict()``.
+    The report has the methods ``as_html()``, ``as_markdown()`` and ``as_dict()``.
 
     Raises:
-        UsageError: the tasks of a sweep have no metric that ranks them.
+        UsageError: the tasks of a sweep have no metric to rank them.
     """
     return report_of([runs] if isinstance(runs, Row) else runs)

@@ -1,11 +1,11 @@
-"""The errors that are expected: each says what happened, where, why, and what to do.
+"""All expected errors. Each has a message, a place, a cause and a fix.
 
-Foreign errors (paramiko, ansible-runner, pydantic, OSError...) are translated into this hierarchy at the
-boundary where they enter, with ``from exc``. The command line shows all of them in one form and never a
+Code that calls a library (paramiko, ansible-runner, pydantic) or the operating system translates their errors
+to these classes, with ``from exc``. The command line shows all of them in the same format, without a
 traceback.
 
-Exit codes: ``ClusterctlError`` 1; ``UsageError``, where the command or the spec is wrong, 2; the errors about
-a job that `submit` waited for 4 to 6.
+Exit codes: ``ClusterctlError`` 1; ``UsageError`` (a wrong command or spec) 2; errors of a job that `submit`
+waited for 4 to 6.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One failure as `-o json` shows it. ``host`` and ``phase`` are None where they do not apply."""
+    """A failure as `-o json` shows it. ``host`` and ``phase`` are None if they do not apply."""
 
     code: str
     cause: str
@@ -29,7 +29,7 @@ class Failure:
 
 
 class Notice(str):
-    """A note or warning for the user, with the stable code that docs/errors.md lists it under."""
+    """A note or a warning for the user, with its stable code in docs/errors.md."""
 
     __slots__ = ("code",)
     code: str
@@ -40,12 +40,12 @@ class Notice(str):
         return notice
 
     def __reduce__(self) -> tuple[type[Self], tuple[str, str]]:
-        """Return what a copy is made of: ``-o json`` copies the failures that it shows."""
+        """Support copying: `-o json` copies the failures that it shows."""
         return type(self), (self.code, str(self))
 
 
 class BadValueError(ValueError):
-    """A text or a value of a spec, a job file or a flag means nothing, or is out of range."""
+    """A value in a spec, a job file or a flag is malformed or out of range."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -53,14 +53,18 @@ class BadValueError(ValueError):
 
 
 class ClusterctlError(Exception):
-    """Base of all expected errors.
+    """The base of all expected errors.
 
-    ``code`` is stable and names the condition, such as ``subnet-in-use``: docs/errors.md lists all codes.
-    A class that means one condition has it as an attribute; for any other class it is an argument.
-    ``what`` happened, ``where`` (file, host, phase), ``why`` (the cause as the lower tool said it),
-    ``fix`` (what to do now). ``failures`` carries one entry a host when several failed together.
-    ``had_side_effects``: repeating the command would do something a second time, so it is not retryable.
-    ``answer`` is what `-o json` shows besides the failures.
+    code: stable name of the condition, such as ``subnet-in-use``; docs/errors.md lists all codes. Default:
+        the attribute of the class.
+    what: the message: what failed.
+    where: file, host or phase.
+    why: the cause, in the words of the failed tool.
+    fix: the command or the change that helps.
+    failures: a failure for each host, if several hosts failed.
+
+    ``had_side_effects``: the command may already have had an effect, so it is not retryable. ``answer``: the
+    fields that `-o json` shows in addition to the failures.
     """
 
     code: str = "error"
@@ -93,9 +97,11 @@ class ClusterctlError(Exception):
     def of_hosts(
         cls, what: str, failures: Iterable[Failure], *, code: str = "", fix: str = "", then: str = ""
     ) -> Self:
-        """One error of several hosts: their names replace ``{hosts}`` in ``what``, and each cause has a line.
+        """Join the failures of several hosts to an error, with a line for each cause.
 
-        ``fix`` replaces the failures' own, ``then`` is said after them.
+        what: the message. The names of the hosts replace ``{hosts}``.
+        fix: replaces the fixes of the failures. Empty: keep them.
+        then: a further fix, after the others.
         """
         failures = tuple(failures)
         hosts = ", ".join(dict.fromkeys(str(failure.host) for failure in failures))
@@ -110,32 +116,32 @@ class ClusterctlError(Exception):
 
     @property
     def cause(self) -> str:
-        """What happened and why, in one text."""
+        """The message and the cause as a single text."""
         return f"{self.what}: {self.why}" if self.why else self.what
 
     def on(self, host: str, phase: str) -> Failure:
-        """This error as the failure of a host."""
+        """Convert this error to the failure of a host."""
         return Failure(self.code, self.why or self.what, host, phase, self.fix, self.retryable)
 
     @property
     def failures(self) -> tuple[Failure, ...]:
         """The failures behind this error, at least one."""
-        own = Failure(self.code, self.cause, self.host, None, self.fix, self.retryable)
-        found = self._failures or (own,)
-        return tuple(replace(f, retryable=False) for f in found) if self.had_side_effects else found
+        single = Failure(self.code, self.cause, self.host, None, self.fix, self.retryable)
+        failures = self._failures or (single,)
+        return tuple(replace(f, retryable=False) for f in failures) if self.had_side_effects else failures
 
     def also(self, failure: Failure) -> None:
-        """Add a failure that came after those of this error."""
+        """Add a later failure to this error."""
         self._failures = (*self.failures, failure)
 
     def __str__(self) -> str:
-        """Lines for a person. Only why and fix may have several, which no text can begin at the margin."""
+        """Format the error for people. Only the cause and the fix may have several lines, all indented."""
         head = f"{self.what} ({self.where})" if self.where else self.what
         lines = [printable(head)]
         for title, text in (("why", self.why), ("fix", self.fix)):
             for number, line in enumerate(text.split("\n") if text else ()):
-                before = "       " if number else f"  {title}: "
-                lines.append(before + printable(line.removesuffix("\r").expandtabs()))
+                prefix = "       " if number else f"  {title}: "
+                lines.append(prefix + printable(line.removesuffix("\r").expandtabs()))
         return "\n".join(lines)
 
 
@@ -147,15 +153,13 @@ class UsageError(ClusterctlError):
 
 
 def excluded(first: str, second: str) -> UsageError:
-    """Return the error of a command line with both of two options that exclude each other."""
-    return UsageError(
-        f"{first} and {second} exclude each other", code="options-exclusive", fix="use one of them"
-    )
+    """Return the error for two options that can't be combined."""
+    return UsageError(f"{first} can't be combined with {second}", code="options-exclusive", fix="use either")
 
 
 def unaccompanied(option: str, needed: str) -> UsageError:
-    """Return the error of a command line with an option but not the option that it needs."""
-    return UsageError(f"{option} needs {needed}", code="option-needs-option", fix=f"say {needed}, too")
+    """Return the error for an option without the option that it needs."""
+    return UsageError(f"{option} needs {needed}", code="option-needs-option", fix=f"also pass {needed}")
 
 
 class NotUpError(UsageError):
@@ -164,7 +168,7 @@ class NotUpError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem in a spec file. ``line`` and ``column`` count from 1; ``key`` is a dotted path."""
+    """A problem in a spec or job file. ``line`` and ``column`` count from 1; ``key`` is a dotted path."""
 
     file: str
     line: int
@@ -201,7 +205,7 @@ class SpecError(UsageError):
 
 
 class BundleError(UsageError):
-    """A bundle is damaged, incomplete, or does not match; ``failures`` has one for each fault."""
+    """A bundle is damaged, incomplete, or does not match; ``failures`` has an entry for each fault."""
 
     code = "bundle"
 
@@ -219,13 +223,13 @@ class DiskError(MachineError):
 
 
 class ProvisionError(ClusterctlError):
-    """A provider could not make or remove what was asked for."""
+    """A provider could not create or remove something."""
 
     code = "provision"
 
 
 class CloudError(ProvisionError):
-    """A cloud's API refused a request, or did not answer; ``status`` is the HTTP status or 0."""
+    """A cloud's API rejected a request, or did not answer; ``status`` is the HTTP status or 0."""
 
     code = "cloud"
     status = 0
@@ -238,7 +242,7 @@ class CredentialsError(CloudError):
 
 
 class PermissionDeniedError(CloudError):
-    """The credentials are valid, but lack a permission."""
+    """The credentials are valid but lack a permission."""
 
     code = "permission"
 
@@ -250,10 +254,10 @@ class ApiOffError(CloudError):
 
 
 class TerraformError(ProvisionError):
-    """Terraform, or the cloud behind it, failed in part; ``failures`` has one for each cause and host.
+    """Terraform or the cloud failed in part; ``failures`` has an entry for each cause and host.
 
-    ``transient``: every cause passes by itself, so that a retry after a while helps. ``already_exists``,
-    Terraform address -> id: resources that could not be created because they exist already.
+    ``transient``: all causes are temporary, so a later retry helps. ``already_exists``: Terraform address ->
+    ID of resources that could not be created because they exist.
     """
 
     code = "terraform"
@@ -262,20 +266,20 @@ class TerraformError(ProvisionError):
 
 
 class StalePlanError(ProvisionError):
-    """The plan that was shown is out of date: applying it now would do something else."""
+    """The plan that the user saw is out of date, because something changed in the meantime."""
 
     code = "stale-plan"
     retryable = True
 
 
 class OnlyCopyError(ClusterctlError):
-    """What would be removed holds data or jobs that exist nowhere else; ``failures`` has one for each."""
+    """A removal would destroy the only copy of data or jobs; ``failures`` has an entry for each."""
 
     code = "only-copy"
 
 
 class LeftoversError(ClusterctlError):
-    """`down` examined the machine itself, and found resources of the cluster."""
+    """After removing a cluster, `down` still found resources of it on this machine."""
 
     code = "leftovers"
 
@@ -287,37 +291,37 @@ class TransportError(ClusterctlError):
 
 
 class UnreachableError(TransportError):
-    """No connection to the host; trying again may help."""
+    """A host could not be reached; a retry may help."""
 
     code = "unreachable"
     retryable = True
 
 
 class NoAnswerError(UnreachableError):
-    """A command on a host gave no output within its timeout, and was ended."""
+    """A command on a host had no output within its timeout and was killed."""
 
 
 class AnswerLostError(TransportError):
-    """A command was sent to a host, and whether the host ran it is unknown."""
+    """A command was sent to a host, but it is unknown whether the host ran it."""
 
     code = "answer-lost"
     had_side_effects = True
 
 
 class KeyRefusedError(TransportError):
-    """The host lets nobody in with our key, or has no such account."""
+    """A host rejects clusterctl's key, or lacks the account."""
 
     code = "key-refused"
 
 
 class HostKeyError(TransportError):
-    """The host's key is unknown or not the one we know. Never trusted on first use."""
+    """A host's key differs from the recorded key, or is unknown. Unknown keys are never trusted."""
 
     code = "host-key"
 
 
 class CommandError(TransportError):
-    """A command ran on a host and failed; ``rc`` is its exit status, ``stderr`` the end of what it said."""
+    """A command on a host failed; ``rc`` is its exit status, ``why`` the end of its stderr."""
 
     code = "command"
 
@@ -339,25 +343,25 @@ class CommandError(TransportError):
 
 
 class ConfigureError(ClusterctlError):
-    """Playbook tasks failed; ``failures`` has one entry a host, with role and task in ``phase``."""
+    """Playbook tasks failed; ``failures`` has an entry for each host, with role and task in ``phase``."""
 
     code = "configure"
 
 
 class SchedulerError(ClusterctlError):
-    """The scheduler refused a request, or does not know its object."""
+    """The scheduler rejected a request, or does not know the job, node or reservation."""
 
     code = "scheduler"
 
 
 class SlurmError(SchedulerError):
-    """Slurm refused a request, or its answer could not be understood."""
+    """Slurm rejected a request, or its output could not be parsed."""
 
     code = "slurm"
 
 
 class VerifyError(ClusterctlError):
-    """The cluster was configured, but its verification job failed on some node."""
+    """The cluster was configured, but its verification job failed on a node."""
 
     code = "verify"
 
@@ -370,9 +374,9 @@ class LockedError(ClusterctlError):
 
 
 class CollectError(ClusterctlError):
-    """A run could not be collected completely; what arrived is kept, and the next collect resumes there.
+    """A run could not be collected completely. Collected files are kept, and the next collect resumes.
 
-    ``jobs`` are the ids of the jobs whose runs these are, where they are known.
+    ``jobs``: the IDs of the runs' jobs, as far as known.
     """
 
     code = "collect"
@@ -381,7 +385,7 @@ class CollectError(ClusterctlError):
 
 
 class TransferError(ClusterctlError):
-    """Files could not be transferred completely; what arrived is kept, and the same command resumes there."""
+    """Files could not be transferred completely. Transferred files are kept, and the same command resumes."""
 
     code = "transfer"
     retryable = True
@@ -395,26 +399,26 @@ class JobFailedError(ClusterctlError):
 
 
 class JobCancelledError(ClusterctlError):
-    """The job was cancelled or ran into its time limit."""
+    """The job was cancelled or reached its time limit."""
 
     code = "job-cancelled"
     exit_code = 5
 
 
 class WaitTimeoutError(ClusterctlError):
-    """The wait ran out; the job goes on. Not retryable: the same `submit` again would be a second job."""
+    """`submit` stopped waiting; the job keeps running. Not retryable: `submit` again starts a second job."""
 
     code = "wait-timeout"
     exit_code = 6
 
 
 def printable(text: str) -> str:
-    """The text as one line without anything that a terminal would act upon."""
+    """Return the text as a single line without control characters."""
     return text if text.isprintable() else "".join(c if c.isprintable() else visible(c) for c in text)
 
 
 def visible(char: str) -> str:
-    """A character as Python writes it; U+DC80 to U+DCFF stand for bytes that are not UTF-8."""
+    r"""Return a character as an escape, such as ``\n``. U+DC80 to U+DCFF are bytes that are not UTF-8."""
     if "\udc80" <= char <= "\udcff":
         return f"\\x{ord(char) - 0xDC00:02x}"
     return char.encode("unicode_escape").decode("ascii")

@@ -1,1 +1,1 @@
-"""The typed description of a cluster and of a job: models, loading, messages, schema."""
+"""The typed description of clusters and jobs: models, loading, messages, JSON Schema."""

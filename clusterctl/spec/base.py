@@ -1,4 +1,4 @@
-"""What all models of user files share: their base class, values of one line, messages about what is wrong."""
+"""The base class of all models of user files, their field types, and the messages about wrong values."""
 
 from __future__ import annotations
 
@@ -49,7 +49,11 @@ INCONSISTENT: Final = "inconsistent"
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong: at ``loc``, on its key rather than on its value where ``at_key``."""
+    """A mistake in a user file.
+
+    loc: location of the value in the file.
+    at_key: report the position of the key instead of the value's.
+    """
 
     code: str
     loc: Loc
@@ -63,7 +67,7 @@ class Fault:
 
 
 def repeated(values: Iterable[object]) -> Iterator[tuple[int, int]]:
-    """Where a value stands again, and where it stood first."""
+    """Yield the index of each repeated value, and the index of its first occurrence."""
     first: dict[object, int] = {}
     for index, value in enumerate(values):
         if value is not UNKNOWN and first.setdefault(value, index) != index:
@@ -71,7 +75,7 @@ def repeated(values: Iterable[object]) -> Iterator[tuple[int, int]]:
 
 
 def dotted(loc: Loc) -> str:
-    """``("partitions", 1, "nodes")`` is ``partitions[1].nodes``."""
+    """Return a location as text: ``("partitions", 1, "nodes")`` is ``partitions[1].nodes``."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
     return text.removeprefix(".")
 
@@ -104,26 +108,28 @@ _ANY_OTHER: Final = Notice("bad-value", "{name} can't be {shown}")
 
 
 def explain(kind: str, context: Mapping[str, object], name: str, value: str) -> Notice:
-    """A pydantic error in plain words, with its code.
+    """Translate a pydantic error into plain words, with its code.
 
-    ``kind`` and ``context`` are the error's ``type`` and ``ctx``; ``name`` is what the user calls the field,
-    ``value`` what stands there, as ``shown``.
+    kind, context: the error's ``type`` and ``ctx``.
+    name: the field, as the user calls it.
+    value: the wrong value, as ``shown`` formats it.
     """
     template = _TEXTS.get("int" if kind.startswith("int_") else kind, _ANY_OTHER)
-    expected = str(context.get("expected", "")).replace("'", "")  # pydantic quotes what may stand there
+    # Pydantic puts the allowed values into quotes.
+    expected = str(context.get("expected", "")).replace("'", "")
     plain = {key: f"{word:g}" if isinstance(word, float) else word for key, word in context.items()}
     code = getattr(context.get("error"), "code", template.code)
     return Notice(code, template.format(**{**plain, "expected": expected, "name": name, "shown": value}))
 
 
 def either(words: Iterable[object]) -> str:
-    """``1, 2 or 4``."""
+    """Join words to a list of alternatives: ``1, 2 or 4``."""
     *first, last = (str(word) for word in words)
     return f"{', '.join(first)} or {last}" if first else last
 
 
 class _Unknown:
-    """What stands for a wrong value in a partial model: false, empty, and whatever is asked of it is too."""
+    """The placeholder of a wrong value in a partial model: false, empty, and so are all its attributes."""
 
     def __bool__(self) -> bool:
         return False
@@ -141,69 +147,75 @@ class _Unknown:
 
 
 UNKNOWN: Final[Any] = _Unknown()
-_PARTIAL: Final = "partial"  # in the validation context
+# A key of the validation context.
+_PARTIAL: Final = "partial"
 
 
 class Model(BaseModel):
-    """Base of all spec models: frozen, unknown keys refused."""
+    """The base of all spec models: frozen; unknown keys are an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 def partial_model(model: type[M], values: object, context: Mapping[str, Any]) -> M:
-    """The model of any values, where UNKNOWN stands for those that are wrong or missing.
+    """Build a model from values that may be wrong. UNKNOWN replaces each wrong or missing value.
 
-    So what does not hold between fields is reported together with what is wrong with single ones.
+    This way, mistakes between fields are reported together with mistakes in single fields.
     """
-    found: M = _forgiving_validator(model).validate_python(values, context={**context, _PARTIAL: True})
-    return found
+    result: M = _tolerant_validator(model).validate_python(values, context={**context, _PARTIAL: True})
+    return result
 
 
 @cache
-def _forgiving_validator(model: type[BaseModel]) -> SchemaValidator:
-    # Prebuilt ones are the models' own, which forgive nothing.
-    return SchemaValidator(_forgiving(model.__pydantic_core_schema__), _use_prebuilt=False)
+def _tolerant_validator(model: type[BaseModel]) -> SchemaValidator:
+    # Prebuilt validators are those of the strict models.
+    return SchemaValidator(_tolerant_schema(model.__pydantic_core_schema__), _use_prebuilt=False)
 
 
 def is_partial(info: ValidationInfo) -> bool:
     return _PARTIAL in (info.context or {})
 
 
-def _forgiving(schema: Any) -> Any:
-    """A pydantic schema whose models take anything."""
+def _tolerant_schema(schema: Any) -> Any:
+    """Change a pydantic schema so that its models accept any value."""
     if isinstance(schema, list):
-        return [_forgiving(part) for part in schema]
+        return [_tolerant_schema(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    schema = {key: part if key == "metadata" else _forgiving(part) for key, part in schema.items()}
+    schema = {key: part if key == "metadata" else _tolerant_schema(part) for key, part in schema.items()}
     if schema.get("type") == "model-fields":
         for field in schema["fields"].values():
-            place = field["schema"] if field["schema"]["type"] == "default" else field
-            place["schema"] = core_schema.no_info_wrap_validator_function(_unless_wrong, place["schema"])
+            parent = field["schema"] if field["schema"]["type"] == "default" else field
+            strict = parent["schema"]
+            parent["schema"] = core_schema.no_info_wrap_validator_function(_value_or_unknown, strict)
     if schema.get("type") == "model":
-        known, ref = partial(_known_or_needed, schema["cls"]), schema.pop("ref", None)
-        return core_schema.no_info_before_validator_function(known, schema, ref=ref)
+        select_fields, ref = partial(_given_or_required, schema["cls"]), schema.pop("ref", None)
+        return core_schema.no_info_before_validator_function(select_fields, schema, ref=ref)
     return schema
 
 
-def _unless_wrong(value: object, handler: ValidatorFunctionWrapHandler) -> Any:
+def _value_or_unknown(value: object, handler: ValidatorFunctionWrapHandler) -> Any:
     try:
         return handler(value)
     except ValidationError as exc:
         wrong = {error["loc"][0] for error in exc.errors(include_url=False) if error["loc"]}
         if isinstance(value, Mapping) and not wrong.isdisjoint(value):
-            return _unless_wrong({key: one for key, one in value.items() if key not in wrong}, handler)
+            return _value_or_unknown({key: part for key, part in value.items() if key not in wrong}, handler)
         return UNKNOWN
 
 
-def _known_or_needed(model: type[BaseModel], value: object) -> dict[str, object]:
-    given, fields = value if isinstance(value, Mapping) else {}, model.model_fields.items()
-    return {name: given.get(name, UNKNOWN) for name, field in fields if name in given or field.is_required()}
+def _given_or_required(model: type[BaseModel], value: object) -> dict[str, object]:
+    values, fields = value if isinstance(value, Mapping) else {}, model.model_fields.items()
+    names = (name for name, field in fields if name in values or field.is_required())
+    return {name: values.get(name, UNKNOWN) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A text must match ``regex`` whole; ``asks_for`` says what that is, in the words of a message."""
+    """A regular expression that a whole text must match.
+
+    asks_for: the allowed texts in plain words, as messages name them.
+    """
 
     regex: str
     asks_for: str
@@ -220,7 +232,8 @@ class Pattern:
         return re.fullmatch(self.regex, text) is not None
 
     def _checked(self, text: str, info: ValidationInfo) -> str:
-        if not self.matches(text) and not is_partial(info):  # there it is said already, and still a name
+        # In a partial model this mistake has been reported, and the text still serves as a name.
+        if not self.matches(text) and not is_partial(info):
             raise PydanticCustomError("pattern", "not {asks_for}", {"asks_for": self.asks_for})
         return text
 
@@ -232,16 +245,19 @@ SCHEMA_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 PRIVATE_NETWORKS: Final = tuple(IPv4Network(n) for n in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
 
 Url = Annotated[str, PATTERNS["url"]]
-Toggle = Annotated[bool, Field(strict=True)]  # `yes` in quotes and 1 are neither true nor false
-# Numbers are addresses to ``ipaddress``.
+# Strict: neither `yes` in quotes nor 1 is accepted as true.
+Toggle = Annotated[bool, Field(strict=True)]
+# ``ipaddress`` would accept a number as an address.
 Network = Annotated[
     IPv4Network, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)
 ]
 Usd = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
 
 
-RECORDED: Final = "recorded"  # in the validation context: of hosts that are there, by the rules of its day
-HERE: Final = "folder"  # in the validation context: the folder that paths are relative to
+# Keys of the validation context. RECORDED: true for the spec of existing hosts, which newer rules do not
+# apply to. HERE: the folder that paths are relative to.
+RECORDED: Final = "recorded"
+HERE: Final = "folder"
 
 
 def folder_of(info: ValidationInfo) -> Path:
@@ -275,8 +291,8 @@ _SIZE_TEXT = PlainSerializer(format_size, return_type=str)
 _DURATION_TEXT = PlainSerializer(format_duration, return_type=str)
 
 
-def _schema(example: str, **what: object) -> WithJsonSchema:
-    return WithJsonSchema({**(what or {"type": ["string", "integer"], "minimum": 1}), "examples": [example]})
+def _schema(example: str, **keys: object) -> WithJsonSchema:
+    return WithJsonSchema({**(keys or {"type": ["string", "integer"], "minimum": 1}), "examples": [example]})
 
 
 _SIZE_SCHEMA = _schema("50GiB", type="string", pattern=SIZE_PATTERN)
@@ -288,17 +304,17 @@ JobTimeS = Annotated[int, BeforeValidator(parse_slurm_time_s), _DURATION_TEXT, _
 
 
 def at_least(text: str) -> AfterValidator:
-    """The least duration or size that a field takes, as a file spells it."""
+    """Return a validator that rejects durations or sizes below this minimum, written as in a file."""
     least = parse_size_mib(text) if text.endswith("B") else parse_duration_s(text)
 
     def check(value: int) -> int:
         if value < least:
-            raise BadValueError("value-too-small", f"{text} is the least here")
+            raise BadValueError("value-too-small", f"the minimum is {text}")
         return value
 
     return AfterValidator(check)
 
 
 def spelled(text: str, description: str) -> Any:
-    """A field whose default is a duration, or a size, as a file spells it."""
+    """Return a field whose default is a duration or a size, written as in a file."""
     return Field(text, validate_default=True, description=description)

@@ -1,7 +1,6 @@
-"""What a spec says whichever its provider: hosts, partitions, users, software, Slurm's settings.
+"""The parts of a spec that all providers share: partitions, users, software, Slurm's settings.
 
-Frozen, unknown keys refused, every field documented for the JSON Schema. What concerns one field stands at
-the field; what concerns several, in ``models`` and with each provider.
+Checks between fields are in ``models`` and in the module of each provider.
 """
 
 from __future__ import annotations
@@ -46,17 +45,19 @@ UnixName = Annotated[str, PATTERNS["unix_name"]]
 AccountName = Annotated[str, PATTERNS["account"]]
 
 LEAST_DISK_MIB: Final = 64
-LEAST_MEMORY_MIB: Final = 256  # less, and not even the proof job fits beside the daemons
-# Our account's uid and gid where we make it: outside the ranges of Debian and EL for people, and of `users`.
+# With less memory, not even the verification job fits beside Slurm's daemons.
+LEAST_MEMORY_MIB: Final = 256
+# The uid and gid of the admin account, outside the ranges that Debian, EL and `users` give to people.
 ADMIN_ID = 64100
 _RESERVED: Final = table(DATA / "reserved.toml", dict[str, tuple[str, ...]])
 RESERVED_USERS = frozenset(" ".join(_RESERVED["users"]).split())
-RESERVED_ACCOUNTS = frozenset({"root", ADMIN_USER})  # Slurm's own, and that of the proof partition
-# `ctl` is the controller's; Slurm takes a partition called DEFAULT, in any case, as defaults for the rest.
+# Slurm's own account, and the account of the verification partition.
+RESERVED_ACCOUNTS = frozenset({"root", ADMIN_USER})
+# `ctl` names the controller. Slurm reads a partition DEFAULT as the defaults of all other partitions.
 RESERVED_PARTITIONS = frozenset({"ctl", "default", PROOF_PARTITION})
 
 OWNED_SLURM_KEYS = frozenset(" ".join(_RESERVED["slurm_keys"]).lower().split())
-# One setting a line: Slurm would take several, and so one hidden behind another.
+# Exactly one setting per line. Slurm accepts several, which could hide a reserved key.
 _SLURM_LINE = r'^[A-Za-z0-9_.]+ *= *("[^"#\\]*"|[^ "#\\]+)$'
 
 
@@ -69,10 +70,10 @@ def _slurm_line(line: str) -> str:
     return line
 
 
-def _other_than(reserved: Collection[str], what: str) -> AfterValidator:
+def _other_than(reserved: Collection[str], description: str) -> AfterValidator:
     def check(name: str) -> str:
         if name in reserved:
-            raise BadValueError("name-reserved", f"{name!r} is {what}")
+            raise BadValueError("name-reserved", f"{name!r} is reserved: it is {description}")
         return name
 
     return AfterValidator(check)
@@ -81,9 +82,7 @@ def _other_than(reserved: Collection[str], what: str) -> AfterValidator:
 SlurmLine = Annotated[
     str, AfterValidator(_slurm_line), WithJsonSchema({"type": "string", "pattern": _SLURM_LINE})
 ]
-UserAccount = Annotated[
-    AccountName, _other_than(RESERVED_ACCOUNTS, "an account that clusterctl or Slurm uses itself")
-]
+UserAccount = Annotated[AccountName, _other_than(RESERVED_ACCOUNTS, "an account of clusterctl or Slurm")]
 
 
 MOST_GPUS: Final = 16
@@ -102,56 +101,56 @@ class Gpus(Model):
         return f"{self.count} x {self.type}"
 
 
-# The last branch for Maxwell, Pascal and Volta, which need proprietary modules; the first without these.
+# The last driver branch for Maxwell, Pascal and Volta, and the first without proprietary kernel modules.
 LAST_FOR_VOLTA: Final = 580
 _OPEN_ALONE: Final = 620
 
 
 class Nvidia(Model):
-    """What hosts with NVIDIA's cards get; a driver that is there is left alone. See docs/gpus.md."""
+    """The software for hosts with NVIDIA GPUs. An installed driver is never changed. See docs/gpus.md."""
 
     driver: Literal["present", "open", "proprietary"] = Field(
         "present",
-        description="install a driver where there is none: NVIDIA's with open kernel modules (for Turing and "
-        "newer: RTX 20, T4, A100, H100), or its proprietary one; present: install none",
+        description="the NVIDIA driver to install on hosts without a driver: with open kernel modules (for "
+        "Turing and newer: RTX 20, T4, A100, H100), or proprietary; present: install no driver",
     )
     branch: Annotated[str, PATTERNS["branch"]] | None = Field(
         None,
-        description="of that driver; by default NVIDIA's newest, and 580 of the proprietary one",
+        description="branch of the driver to install; by default the newest, or 580 if proprietary",
         examples=["580"],
     )
     toolkit: Annotated[str, PATTERNS["toolkit"]] | None = Field(
         None,
-        description="the CUDA toolkit of this version; by default none: CuPy brings CUDA's libraries",
+        description="version of the CUDA toolkit to install; by default none: CuPy includes CUDA's libraries",
         examples=["12.9"],
     )
-    nccl: Toggle = Field(False, description="NCCL as a package, for programs that are not Python's")
-    dcgm: Toggle = Field(False, description="NVIDIA's data center GPU manager, and run it")
+    nccl: Toggle = Field(False, description="install NCCL as a package, for programs not written in Python")
+    dcgm: Toggle = Field(False, description="install and run NVIDIA's data center GPU manager")
 
     @model_validator(mode="after")
     def _of_a_driver(self) -> Self:
         if self.branch and self.driver == "present":
-            raise BadValueError("driver-branch", "branch is for an installed driver: write driver: open, too")
+            raise BadValueError("driver-branch", "branch needs a driver to install: also write driver: open")
         if self.driver == "proprietary" and int(self.branch or 0) >= _OPEN_ALONE:
             raise BadValueError(
                 "driver-branch",
-                f"from branch {_OPEN_ALONE} on there is no proprietary driver: write driver: open",
+                f"NVIDIA has no proprietary driver from branch {_OPEN_ALONE} on: write driver: open",
             )
         return self
 
     @property
     def of_branch(self) -> str | None:
-        """The branch of a driver that is installed; None: the newest."""
+        """The branch of the driver to install. None: the newest."""
         return self.branch or (str(LAST_FOR_VOLTA) if self.driver == "proprietary" else None)
 
     @property
     def has_driver(self) -> bool:
-        """Whether a driver is installed where there is none."""
+        """Whether clusterctl installs a driver on hosts without a driver."""
         return self.driver != "present"
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The parts of the role cuda whose packages a host may need; which of them, it decides itself."""
+        """The parts of the role cuda that a host may need. The role chooses among them for each host."""
         chosen = {
             self.driver: self.has_driver,
             "toolkit": self.toolkit is not None,
@@ -165,12 +164,12 @@ class Nvidia(Model):
         return self != Nvidia()
 
 
-# Checks that follow each other sooner keep slurmctld from asking resumed nodes.
+# With shorter intervals, slurmctld would never ask resumed nodes for their health.
 _Interval = Annotated[DurationS, at_least("5s")]
 
 
 class Health(Model):
-    """The health check: a node that fails it is drained, and resumed once it passes. See docs/gpus.md."""
+    """The health check. It drains a node that fails, and resumes it once it passes. See docs/gpus.md."""
 
     interval: _Interval = spelled("1m", "time between two checks of a node")
     gpu_temperature: Annotated[int, Field(ge=40, le=120, strict=True)] = Field(
@@ -185,22 +184,21 @@ class PythonSettings(Model):
 
     requirements: FileName | None = Field(
         None,
-        description="a requirements file, as pip reads it; relative to this file; "
-        "jobs find these packages beside those that every cluster has",
+        description="a pip requirements file with more packages for jobs; its path is relative to this file",
     )
 
 
 class Repository(Model):
     """A mirror of a project's package repository."""
 
-    url: Url = Field(description="where it is")
+    url: Url = Field(description="the mirror's address")
     key: Url | None = Field(
-        None, description="its signing key, where the key or its URL is not the project's"
+        None, description="address of its signing key, if the key or its address is not the project's"
     )
 
 
 class Mirrors(Model):
-    """Mirrors of the repositories that are not the distribution's own."""
+    """Mirrors of repositories that do not belong to the distribution."""
 
     epel: Repository | None = Field(None, description="EPEL, which has Slurm for Rocky Linux and RHEL")
     openhpc: Repository | None = Field(
@@ -208,31 +206,29 @@ class Mirrors(Model):
         description="OpenHPC for Rocky Linux and RHEL, up to its version: http://mirror.example.org/OpenHPC/3",
     )
     nvidia: Repository | None = Field(
-        None, description="NVIDIA's for this distribution: http://mirror.example.org/cuda/repos/rhel9/x86_64"
+        None, description="NVIDIA's for the distribution: http://mirror.example.org/cuda/repos/rhel9/x86_64"
     )
 
 
 class Software(Model):
-    """What is installed on the nodes."""
+    """The software on the nodes."""
 
     slurm: Literal["distribution", "openhpc"] = Field(
         "distribution",
-        description="whose packages of Slurm: the distribution's (on Rocky Linux EPEL's), or OpenHPC's, "
-        "which are for Rocky Linux and RHEL",
+        description="source of Slurm's packages: the distribution (EPEL on Rocky Linux), or OpenHPC (only on "
+        "Rocky Linux and RHEL)",
     )
     mirrors: Mirrors = Field(Mirrors(), description="mirrors of package repositories")
     python: PythonSettings = Field(PythonSettings(), description="the Python environment of jobs")
     apptainer: Toggle = Field(
         False,
-        description="install Apptainer on hosts that have none, for `submit --container`; not on local nodes",
+        description="install Apptainer, for `submit --container`, on hosts without it; not on local nodes",
     )
     cupy: Toggle = Field(
         True,
-        description="CuPy and CUDA's libraries (2.1 GB) for jobs, on nodes that show NVIDIA GPUs",
+        description="install CuPy and CUDA's libraries (2.1 GB) for jobs, on nodes with NVIDIA GPUs",
     )
-    nvidia: Nvidia = Field(
-        Nvidia(), description="what is installed on hosts with NVIDIA's cards; not on local nodes"
-    )
+    nvidia: Nvidia = Field(Nvidia(), description="software for hosts with NVIDIA GPUs; not on local nodes")
 
 
 class Monitoring(Model):
@@ -243,49 +239,49 @@ class Monitoring(Model):
 
 
 class Storage(Model):
-    """The shared folder, /shared on the hosts: homes, data sets, what jobs write. See docs/data.md."""
+    """The shared folder, /shared on the hosts: home folders, datasets, output of jobs. See docs/data.md."""
 
     keep: Toggle = Field(
         False,
-        description="`down` leaves it, with all that is on it, and the next `up` of this name takes it up; "
-        "`storage remove` removes it",
+        description="`down` keeps it with all its files, and the next `up` with this name reuses it; "
+        "`storage remove` deletes it",
     )
 
 
 class Partition(Model):
-    """A Slurm partition of equal nodes, named ``<cluster>-<partition>-1`` and so on, or as ``hosts`` says."""
+    """A Slurm partition of equal nodes, named ``<cluster>-<partition>-1`` and so on, or as in ``hosts``."""
 
-    # Whoever names the hosts need not count them.
+    # `nodes` may be left out if `hosts` is given.
     model_config = ConfigDict(
         json_schema_extra={"required": ["name"], "anyOf": [{"required": ["nodes"]}, {"required": ["hosts"]}]}
     )
 
     name: Annotated[
-        PartitionName, _other_than(RESERVED_PARTITIONS, "a name that clusterctl or Slurm uses itself")
+        PartitionName, _other_than(RESERVED_PARTITIONS, "a name that clusterctl or Slurm uses")
     ] = Field(description="the partition's name in Slurm and in its nodes' names")
     nodes: Annotated[
         int, Field(ge=1, strict=True, description="number of nodes; with hosts, the number of hosts")
     ]
     hosts: HostRange | None = Field(
-        None, description="the machines of your own that are its nodes, such as gpu[01-08]"
+        None, description="its nodes, on machines of your own, such as gpu[01-08]"
     )
     cpus: Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)] | None = Field(
-        None, description="cores of each local node; by default this machine's are divided"
+        None, description="cores of each local node; by default this machine's, divided among the nodes"
     )
     memory: Annotated[SizeMib, at_least(format_size(LEAST_MEMORY_MIB))] | None = Field(
-        None, description="memory of each local node; by default this machine's is divided"
+        None, description="memory of each local node; by default this machine's, divided among the nodes"
     )
     disk: Annotated[SizeMib, at_least(format_size(LEAST_DISK_MIB))] | None = Field(
         None,
-        description="limit of what each local node may write; by default as much as this machine can give",
+        description="disk space of each local node; by default limited only by this machine's free space",
     )
     gpus: Gpus | None = Field(
-        None, description="GPUs of each node, which choose a cloud's machine type; local nodes have none"
+        None, description="GPUs of each node; they select a cloud's machine type; local nodes have no GPUs"
     )
     price_per_hour: Usd | None = Field(
-        None, description="what a node costs an hour, in USD; by default a cloud's built-in price"
+        None, description="price of a node in USD per hour; by default the built-in price of the cloud"
     )
-    max_time: DurationS | None = Field(None, description="longest time a job may ask for; default unlimited")
+    max_time: DurationS | None = Field(None, description="longest time limit of a job; default: unlimited")
 
     @model_validator(mode="before")
     @classmethod
@@ -294,18 +290,19 @@ class Partition(Model):
             return value
         try:
             return {**value, "nodes": len(expand(value["hosts"]))}
-        except (TypeError, ValueError):  # the field itself says it
+        except (TypeError, ValueError):
+            # The field `hosts` reports this mistake.
             return {**value, "nodes": 1}
 
 
 class User(Model):
-    """An ordinary account, the same on all nodes. The first one runs the jobs that clusterctl submits."""
+    """An ordinary account, the same on all nodes. The first user runs the jobs that clusterctl submits."""
 
     name: Annotated[UnixName, _other_than(RESERVED_USERS, "a system account")] = Field(
         description="the account's name"
     )
     uid: Annotated[int, Field(ge=1000, le=60000, strict=True)] = Field(
-        description="the account's number, and its group's"
+        description="the account's uid, which is also its group's gid"
     )
     accounts: tuple[UserAccount, ...] = Field(
         ("default",), min_length=1, description="Slurm accounts; the first is the default"
@@ -313,48 +310,54 @@ class User(Model):
 
 
 class Qos(Model):
-    """A Slurm quality of service that jobs may ask for with ``--qos``."""
+    """A Slurm quality of service that jobs may request with ``--qos``."""
 
-    name: AccountName = Field(description="the name that jobs ask for")
+    name: AccountName = Field(description="its name, as jobs request it")
     priority: Annotated[int, Field(ge=0, le=1_000_000, strict=True)] = Field(
         0, description="added to the priority of its jobs"
     )
-    max_time: DurationS | None = Field(None, description="longest time a job may ask for; default unlimited")
+    max_time: DurationS | None = Field(None, description="longest time limit of a job; default: unlimited")
 
 
 class SlurmSettings(Model):
-    """What Slurm gets beyond the defaults."""
+    """Slurm's settings beyond the defaults."""
 
     version: Literal["24.11", "26.05"] | None = Field(
         None,
-        description="release of Slurm, if nodes can have several: local ones of Debian 13 get 24.11, or "
-        "26.05 of Debian testing; a cluster that is up keeps its release; by default the distribution's",
+        description="release of Slurm, on local nodes with Debian 13: 24.11, or 26.05 from Debian testing; "
+        "by default the distribution's; a cluster that is up keeps its release",
     )
-    qos: tuple[Qos, ...] = Field((), description="qualities of service beside Slurm's own `normal`")
-    extra: tuple[SlurmLine, ...] = Field((), description="raw slurm.conf lines, except those clusterctl owns")
+    qos: tuple[Qos, ...] = Field((), description="qualities of service in addition to Slurm's `normal`")
+    extra: tuple[SlurmLine, ...] = Field((), description="slurm.conf lines, except keys that clusterctl sets")
 
 
 class ProviderSettings(Model):
-    """Settings of a provider, with the traits by which the rest of clusterctl tells one from another.
+    """Settings of a provider, and the traits that distinguish providers in the rest of clusterctl.
 
-    The traits and properties below are the only questions about a provider that need no ``Provider``.
+    The traits and properties below are available without a ``Provider`` object.
+
+    user_owned: the hosts belong to the user, and `down` restores them.
+    shares_kernel: the hosts run on this machine's kernel, so they have no reboot and no firewall.
+    is_cloud: the hosts are rented, by machine type.
+    keeps_from_start: storage.keep can't be changed while the cluster is up.
+    default_uid: uid of the job user if the spec names no users. None: the caller's uid.
     """
 
     type: str
-    user_owned: ClassVar[bool] = False  # hosts are the user's: joined, later released as they were
-    shares_kernel: ClassVar[bool] = False  # hosts are parts of this machine: no reboot, no firewall
-    is_cloud: ClassVar[bool] = False  # hosts are rented, by machine type
-    keeps_from_start: ClassVar[bool] = False  # storage.keep can't be changed while the cluster is up
-    default_uid: ClassVar[int | None] = None  # of the job user that no spec names; None: the caller's own
+    user_owned: ClassVar[bool] = False
+    shares_kernel: ClassVar[bool] = False
+    is_cloud: ClassVar[bool] = False
+    keeps_from_start: ClassVar[bool] = False
+    default_uid: ClassVar[int | None] = None
 
     @property
     def machines(self) -> Mapping[str, OnpremHost]:
-        """Access to each host that the user owns, by name."""
+        """The access to each host that the user owns, by host name."""
         return {}
 
     @property
     def known_network(self) -> IPv4Network | None:
-        """The cluster's network, where it is known before its hosts are probed."""
+        """The cluster's network if the spec names it. None: known only after the hosts are probed."""
         return None
 
     @property
@@ -368,59 +371,64 @@ class ProviderSettings(Model):
         return {}
 
     def baking(self) -> Self:
-        """Return the settings with an image that is made for the nodes.
+        """Return these settings with `image.bake` turned on.
 
         Raises:
-            UsageError: no image can be made ahead with this provider.
+            UsageError: this provider builds no images in advance.
         """
         raise UsageError(
-            f"there is no image to make: the provider is {self.type}",
+            f"there is no image to build: the provider is {self.type}",
             code="no-image-to-bake",
-            fix="run `clusterctl up`, which makes whatever its nodes need",
+            fix="run `clusterctl up`, which builds everything that the nodes need",
         )
 
     @property
     def debian_mirror(self) -> str | None:
-        """Where Debian's packages are fetched from for the hosts; None: from Debian."""
+        """The mirror of Debian's packages for the hosts. None: Debian's own servers."""
         return None
 
     @property
     def idle_timeout_s(self) -> int | None:
-        """The seconds without work after which the cluster takes itself down; None: it does not."""
+        """The idle time in seconds after which the cluster shuts itself down. None: never."""
         return None
 
     def faults(self, spec: Cluster) -> Iterator[Fault]:  # noqa: ARG002
-        """What does not hold between the fields of a spec with this provider; the spec may be partial."""
+        """Yield contradictions between the fields of a spec with this provider. The spec may be partial."""
         yield from ()
 
     def controller_of(self, cluster: str) -> str:
-        """The name of the controller of a cluster with this name."""
+        """Return the host name of the controller of the cluster with this name."""
         return f"{cluster}-ctl"
 
     def with_images(self, spec: Cluster, raised: Cluster | None) -> Self:  # noqa: ARG002
-        """With the images written out that hosts are made of, where there are any; see ``resolve_spec``."""
+        """Return these settings with all hosts' images filled in. ``raised`` is as for ``resolve_spec``."""
         return self
 
     def expected_release(self, spec: Cluster) -> str | None:  # noqa: ARG002
-        """The distribution that all hosts will have; None where they have to be probed for it."""
+        """Return the distribution that all hosts will have. None: unknown until the hosts are probed."""
         return None
 
 
-# A key that can't be said with a provider or a scheduler, such as `partitions.gpus`; why; what to do.
+# A key that a provider or a scheduler does not allow, such as `partitions.gpus`; the reason; the fix.
 Refusal = tuple[str, str, str]
 
-# Where the provider creates the hosts, which have Debian by default.
+# Keys that only machines of the user's own may have. Created hosts have Debian by default.
 OF_OWN_MACHINES: Final[tuple[Refusal, ...]] = (
-    ("partitions.hosts", "hosts are machines of your own", "write nodes: N, or type: onprem"),
-    ("software.slurm", "OpenHPC has no packages for Debian, which the nodes are", "remove slurm"),
-    ("software.mirrors", "these are for Rocky Linux and RHEL, and the nodes are Debian", "remove mirrors"),
+    (
+        "partitions.hosts",
+        "hosts is only for your own machines",
+        "write nodes: N, or provider: {type: onprem}",
+    ),
+    ("software.slurm", "OpenHPC has no packages for Debian, which the nodes run", "remove slurm"),
+    ("software.mirrors", "mirrors are only for Rocky Linux and RHEL; the nodes run Debian", "remove mirrors"),
 )
 
 
 class Cluster(Model):
-    """What a spec says, whichever its provider."""
+    """The part of a cluster spec that all providers share."""
 
-    model_config = ConfigDict(defer_build=True)  # nothing is made of it but ClusterSpec
+    # Only the subclass ClusterSpec is ever instantiated.
+    model_config = ConfigDict(defer_build=True)
 
     version: Literal[1] = Field(description="the version of this file's format")
     name: ClusterName = Field(description="the cluster's name, first part of its hosts' names")
@@ -428,14 +436,14 @@ class Cluster(Model):
     partitions: tuple[Partition, ...] = Field(min_length=1, description="the nodes, by Slurm partition")
     users: tuple[User, ...] = Field(
         (),
-        description="accounts on all nodes; default: the current user (with uid 10000 on gcp), hpc for root",
+        description="accounts on all nodes; default: you (with uid 10000 on gcp), or hpc if you are root",
     )
     software: Software = Field(Software(), description="software on the nodes beyond the defaults")
     storage: Storage = Field(Storage(), description="whether the shared folder outlives the cluster")
     scheduler: Literal["slurm", "none"] = Field(
-        "slurm", description="the scheduler of jobs; none: plain mpirun over SSH, one job at a time"
+        "slurm", description="the scheduler of jobs; none: plain mpirun over SSH, a single job at a time"
     )
-    slurm: SlurmSettings = Field(SlurmSettings(), description="what Slurm gets beyond the defaults")
+    slurm: SlurmSettings = Field(SlurmSettings(), description="Slurm's settings beyond the defaults")
     monitoring: Monitoring = Field(
         Monitoring(), description="the telemetry step that runs beside every job, and the health of nodes"
     )
@@ -443,26 +451,27 @@ class Cluster(Model):
     @field_validator("version", mode="before")
     @classmethod
     def _plain_one(cls, value: object) -> object:
-        return str(value) if isinstance(value, bool | float) else value  # else `true` and 1.0 pass for 1
+        # Otherwise `true` and 1.0 would be accepted as 1.
+        return str(value) if isinstance(value, bool | float) else value
 
     @property
     def job_user(self) -> User:
-        """The account that jobs run as. Only a resolved spec (see ``load_spec``) has one."""
+        """The account that jobs run as. Only a resolved spec (see ``load_spec``) has it."""
         return self.users[0]
 
     @property
     def has_slurm(self) -> bool:
-        """Whether Slurm runs the jobs; else they are plain mpirun over SSH."""
+        """Whether Slurm runs the jobs. If not, they run with plain mpirun over SSH."""
         return self.scheduler == "slurm"
 
     @property
     def node_count(self) -> int:
-        """The nodes of all partitions, without the controller."""
+        """The number of nodes of all partitions, without the controller."""
         return sum(partition.nodes or 0 for partition in self.partitions)
 
     @property
     def controller_host(self) -> str:
-        """Host name of the machine that runs slurmctld, slurmdbd and MariaDB."""
+        """The host name of the machine that runs slurmctld, slurmdbd and MariaDB."""
         return self.provider.controller_of(self.name)
 
     def node_names(self, partition: Partition) -> tuple[str, ...]:
@@ -471,13 +480,13 @@ class Cluster(Model):
         return tuple(f"{self.name}-{partition.name}-{i}" for i in range(1, partition.nodes + 1))
 
     def refused(self, rows: Iterable[Refusal]) -> Iterator[Fault]:
-        """The faults of those keys that are said all the same; the spec may be partial."""
+        """Yield a fault for each of these keys that the spec sets although it may not. It may be partial."""
         for key, message, fix in rows:
             top, _, name = key.partition(".")
-            found = getattr(self, top)
-            is_one = isinstance(found, Model)
-            places = [((top,), found)] if is_one else [((top, i), one) for i, one in enumerate(found)]
-            for at, one in places:
-                said = getattr(one, name, UNKNOWN)
-                if said is not UNKNOWN and said != type(one).model_fields[name].default:
-                    yield Fault("not-here", (*at, name), message, fix, at_key=True)
+            section = getattr(self, top)
+            is_single = isinstance(section, Model)
+            sections = [((top,), section)] if is_single else [((top, i), x) for i, x in enumerate(section)]
+            for loc, settings in sections:
+                value = getattr(settings, name, UNKNOWN)
+                if value is not UNKNOWN and value != type(settings).model_fields[name].default:
+                    yield Fault("not-here", (*loc, name), message, fix, at_key=True)

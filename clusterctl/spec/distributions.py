@@ -1,4 +1,4 @@
-"""Distributions of hosts, by `data/distributions.toml`, and the releases of Slurm that they can have."""
+"""The distributions that clusterctl configures, from data/distributions.toml, and their Slurm releases."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from clusterctl.errors import Failure, ProvisionError
 from clusterctl.spec.names import DATA
 from clusterctl.util.assets import table
 
-DEFAULT: Final = "debian-13"  # of local nodes that are made now
-BEFORE: Final = "debian-12"  # of hosts recorded by a clusterctl that did not say it
+# The distribution of new local nodes.
+DEFAULT: Final = "debian-13"
+# The distribution of hosts whose record comes from an older clusterctl, which did not store it.
+BEFORE: Final = "debian-12"
 _OS_RELEASE: Final = Path("/etc/os-release")
-UNSEEN: Final = ""  # of a host that nobody has looked at yet
+# The distribution of a host that has not been probed yet.
+UNSEEN: Final = ""
 
 Family = Literal["Debian", "RedHat"]
 
@@ -24,10 +27,14 @@ Family = Literal["Debian", "RedHat"]
 class Distribution:
     """One release of a distribution.
 
-    ``python`` is what the job environment is made from; ``mpi_module`` the environment module of Open MPI
-    where there is one, and ``mpi_bin`` where its programs lie. ``glibc_minor``: it has glibc 2.x. ``slurm``:
-    the release of its packages, where that is known; ``newer_slurm``: others that an image of it can have ->
-    their suite; ``slurm_without_pmix``: those of them whose packages have no plugin for PMIx.
+    python: the interpreter that the job environment is made from.
+    mpi_module: environment module of Open MPI. None: Open MPI needs no module.
+    mpi_bin: the folder of Open MPI's programs.
+    glibc_minor: the x of glibc 2.x.
+    cgroup_v2: whether its Slurm supports cgroup version 2.
+    slurm: the release of its Slurm packages. None: not fixed.
+    newer_slurm: release of Slurm that a node image can have instead -> the suite of its packages.
+    slurm_without_pmix: the releases in ``newer_slurm`` whose packages have no PMIx plugin.
     """
 
     release: str
@@ -40,73 +47,73 @@ class Distribution:
     mariadb_conf: str
     mariadb_socket: str
     mpi_module: str | None = None
-    cgroup_v2: bool = True  # whether its Slurm knows them
+    cgroup_v2: bool = True
     slurm: str | None = None
     newer_slurm: Mapping[str, str] = field(default_factory=dict)
     slurm_without_pmix: Sequence[str] = ()
 
     @property
     def python_version(self) -> str:
-        """Of the job environment: ``3.11``."""
+        """The Python version of the job environment: ``3.11``."""
         return self.python.removeprefix("/usr/bin/python")
 
 
 def distribution_of(name: str) -> Distribution:
-    """The distribution called so: ID and VERSION_ID of os-release, such as ``rocky-9.6``.
+    """Return the distribution with this ID and VERSION_ID of os-release, such as ``rocky-9.6``.
 
     Raises:
-        ProvisionError: clusterctl can't configure it.
+        ProvisionError: clusterctl can't configure the distribution.
     """
-    rows, known = _known()
+    rows, by_release = _known()
     for short in (name, name.partition(".")[0]):
-        if why := rows["refused"].get(short):
-            raise _unknown(name, why)
+        if reason := rows["refused"].get(short):
+            raise _unknown(name, reason)
         release = rows["same"].get(short, short)
-        if release in known:
-            return known[release]
-    raise _unknown(name, "the names of its packages are not known here")
+        if release in by_release:
+            return by_release[release]
+    raise _unknown(name, "clusterctl does not know the names of its packages")
 
 
 def common(hosts: Mapping[str, str]) -> Distribution:
-    """The one release that all hosts have: Slurm, Open MPI and Python must be the same on all of them.
+    """Return the release that all hosts share. Slurm, Open MPI and Python must be the same on every host.
 
-    ``hosts``: host name -> the name of its distribution, the controller first.
+    hosts: host name -> the name of its distribution, the controller first.
 
     Raises:
-        ProvisionError: some host has another, or one that can't be configured; one failure a host.
+        ProvisionError: a host has a different or an unsupported release; it has a failure for each host.
     """
     failures: list[Failure] = []
-    found: dict[str, Distribution] = {}
+    by_host: dict[str, Distribution] = {}
     for host, name in hosts.items():
         try:
-            found[host] = distribution_of(name)
+            by_host[host] = distribution_of(name)
         except ProvisionError as exc:
             failures.append(Failure(exc.code, exc.cause, host, fix=exc.fix))
     if not failures:
-        failures = differing(found)
+        failures = differing(by_host)
     if failures:
         raise ProvisionError.of_hosts(
             "{hosts} can't be part of this cluster", failures, code="distribution-unfit"
         )
-    return next(iter(found.values()))
+    return next(iter(by_host.values()))
 
 
 def differing(hosts: Mapping[str, Distribution]) -> list[Failure]:
-    """Return a failure for each host whose distribution is not that of the first one."""
+    """Return a failure for each host whose distribution differs from the first host's."""
     (leader, first), *others = hosts.items()
     differs = f"and {leader} has {first.title}: their Slurm and Open MPI differ"
-    fix = "take hosts of one distribution and release, or make two clusters of them"
+    fix = "use hosts with the same distribution and release, or make two clusters"
     return [
-        Failure("distributions-differ", f"it has {has.title}, {differs}", host, fix=fix)
-        for host, has in others
-        if has != first
+        Failure("distributions-differ", f"it has {distribution.title}, {differs}", host, fix=fix)
+        for host, distribution in others
+        if distribution != first
     ]
 
 
 def redhat_release(os_release: Path = _OS_RELEASE) -> str | None:
-    """The release of this machine, as ``rocky-9``, if it is one of Red Hat's family; None elsewhere."""
-    said = _read(os_release)
-    name = f"{said.get('ID', '')}-{said.get('VERSION_ID', '').partition('.')[0]}"
+    """Return this machine's distribution, such as ``rocky-9``. None: it is not of the Red Hat family."""
+    values = _read(os_release)
+    name = f"{values.get('ID', '')}-{values.get('VERSION_ID', '').partition('.')[0]}"
     try:
         family = distribution_of(name).family
     except ProvisionError:
@@ -115,7 +122,7 @@ def redhat_release(os_release: Path = _OS_RELEASE) -> str | None:
 
 
 def of_local_nodes() -> str:
-    """What local nodes have: on Red Hat's family the release of this machine, else Debian."""
+    """Return the distribution of local nodes: this machine's in the Red Hat family, otherwise Debian."""
     return redhat_release() or DEFAULT
 
 
@@ -144,17 +151,17 @@ def _known() -> tuple[Mapping[str, Any], Mapping[str, Distribution]]:
     }
 
 
-def _unknown(name: str, why: str) -> ProvisionError:
+def _unknown(name: str, reason: str) -> ProvisionError:
     return ProvisionError(
         f"clusterctl can't configure {name}",
         code="distribution-unknown",
-        why=why,
+        why=reason,
         fix=f"install one of these on the host: {', '.join(supported())}",
     )
 
 
-# Release of a distribution's `newer_slurm` -> the keys of slurm.conf, in lower case, with which its daemons
-# do not start. Source: its RELEASE_NOTES and CHANGELOG.
+# Release of Slurm -> keys of slurm.conf, in lower case, that prevent its daemons from starting.
+# Source: its RELEASE_NOTES and CHANGELOG.
 _REMOVED_KEYS: Final = {
     "26.05": (
         *("controlmachine", "backupcontroller", "controladdr", "backupaddr", "frontendname"),
@@ -164,7 +171,7 @@ _REMOVED_KEYS: Final = {
 
 
 class SlurmRefusal(NamedTuple):
-    """Why a cluster can't have a release of Slurm."""
+    """The reason that a cluster can't have a release of Slurm: message, cause and fix."""
 
     what: str
     why: str
@@ -172,32 +179,34 @@ class SlurmRefusal(NamedTuple):
 
 
 def is_removed(key: str, release: str) -> bool:
-    """Return whether a release no longer knows a key of slurm.conf."""
+    """Return whether this release of Slurm no longer accepts a key of slurm.conf."""
     return key.lower() in _REMOVED_KEYS.get(release, ())
 
 
-def refuse_slurm(wanted: str, distribution: Distribution | None, *, makes_image: bool) -> SlurmRefusal | None:
-    """Return why hosts can't have this release of Slurm; None if they can, or may be able to.
+def refuse_slurm(
+    release: str, distribution: Distribution | None, *, makes_image: bool
+) -> SlurmRefusal | None:
+    """Return the reason that hosts can't have this release of Slurm. None: they can, or it is not known yet.
 
-    ``distribution``: that of the hosts. None: it is not known yet. ``makes_image``: whether hosts start from
-    an image into which clusterctl can install another release than the distribution's own.
+    distribution: the hosts' distribution. None: not known yet.
+    makes_image: whether clusterctl builds the hosts' image, into which it can install another release.
     """
-    known = releases() if distribution is None else (distribution,)
-    if wanted in {one.slurm for one in known}:
+    candidates = releases() if distribution is None else (distribution,)
+    if release in {candidate.slurm for candidate in candidates}:
         return None
     fix = "remove slurm.version"
     if not makes_image:
-        fix += "; on machines of your own Slurm is upgraded by hand: docs/howto/slurm-admin.md"
-    if distribution is None or wanted in distribution.newer_slurm:
+        fix += "; on your own machines you upgrade Slurm by hand: docs/howto/slurm-admin.md"
+    if distribution is None or release in distribution.newer_slurm:
         if makes_image:
             return None
         return SlurmRefusal(
-            f"Slurm {wanted} is for local nodes only",
-            "its packages are Debian testing's, which clusterctl installs on no other machines",
+            f"Slurm {release} is only for local nodes",
+            "its packages come from Debian testing, which clusterctl installs only on local nodes",
             fix,
         )
     return SlurmRefusal(
-        f"{distribution.title} can't have Slurm {wanted}",
-        f"its packages are of {distribution.slurm or 'another release'}",
+        f"{distribution.title} can't have Slurm {release}",
+        f"its packages have {distribution.slurm or 'another release'}",
         fix,
     )

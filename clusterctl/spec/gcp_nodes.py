@@ -1,6 +1,6 @@
-"""Instances of Google Cloud: machine types, disks, images, and what must hold between them.
+"""Instances of Google Cloud: machine types, disks, images, and the checks between them.
 
-What a machine type is (processors, memory, GPUs, what may be combined with it) is data: data/google.toml.
+The properties of machine types (processors, memory, GPUs, allowed combinations) are data: data/google.toml.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ Resource = Annotated[str, PATTERNS["resource"]]
 
 
 class Image(Model):
-    """The image of a boot disk: the newest of a family, or one by its name."""
+    """The image of a boot disk: the newest of a family, or an image by name."""
 
     project: Project = Field(description="the project of the image")
-    family: Resource | None = Field(None, description="the newest image of this family")
-    name: Resource | None = Field(None, description="the image of this name")
+    family: Resource | None = Field(None, description="use the newest image of this family")
+    name: Resource | None = Field(None, description="use the image with this name")
 
 
 class GcpDisk(Model):
@@ -47,47 +47,54 @@ class GcpDisk(Model):
     size: SizeMib = Field(description="its size, in whole GiB")
     type: Literal["pd-standard", "pd-balanced", "pd-ssd", "hyperdisk-balanced"] | None = Field(
         None,
-        description="by default pd-balanced, or hyperdisk-balanced where the machine type takes no other",
+        description="its type; by default pd-balanced, or hyperdisk-balanced if the machine type needs it",
     )
 
 
 class GcpNodes(Model):
-    """The instances of one partition, or of the controller, on Google Cloud."""
+    """The instances of a partition, or the controller, on Google Cloud."""
 
     machine_type: Annotated[str, PATTERNS["machine_type"]] | None = Field(
-        None, description="by default the smallest that has the partition's GPUs, or 4 processors"
+        None, description="by default the smallest with the partition's GPUs, or with 4 processors"
     )
     image: Image | None = Field(
         None,
-        description="by default Rocky Linux 9, with NVIDIA's driver where there is a GPU",
+        description="by default Rocky Linux 9, with NVIDIA's driver for nodes with GPUs",
     )
-    boot_disk: GcpDisk = Field(GcpDisk.model_validate({"size": "50GiB"}), description="their boot disk")
-    extra_disks: tuple[GcpDisk, ...] = Field((), description="more persistent disks for each")
+    boot_disk: GcpDisk = Field(
+        GcpDisk.model_validate({"size": "50GiB"}), description="the boot disk of each instance"
+    )
+    extra_disks: tuple[GcpDisk, ...] = Field((), description="more persistent disks for each instance")
     local_ssds: Annotated[int, Field(ge=0, le=32, strict=True)] = Field(
-        0, description="local NVMe disks of 375 GiB for each, as /scratch; gone with the node"
+        0, description="number of local NVMe disks of 375 GiB, as /scratch; their data is lost with the node"
     )
-    spot: Toggle = Field(False, description="cheaper, and preempted by Google at any time")
+    spot: Toggle = Field(False, description="use spot instances: cheaper, but Google may preempt them")
     termination_action: Literal["STOP", "DELETE"] = Field(
-        "STOP", description="what happens to a spot node that is preempted"
+        "STOP", description="whether a preempted spot node is stopped or deleted"
     )
-    compact_placement: Toggle = Field(False, description="a compact placement policy, for low latency")
+    compact_placement: Toggle = Field(False, description="use a compact placement policy, for low latency")
     tier_1: Toggle = Field(False, description="TIER_1 networking, on large machine types; needs gvnic")
     gvnic: Toggle = Field(True, description="Google's own network interface, instead of virtio")
-    reservation: Resource | None = Field(None, description="a reservation of yours that they consume")
+    reservation: Resource | None = Field(None, description="a reservation of yours that the instances use")
 
 
-PLAIN: Final = "e2-standard-4"  # where nothing is asked for
-_VCPUS_BESIDE_A_GPU: Final = 4  # of the N1 machine that is chosen for GPUs that are added to it
+# The default machine type of nodes without GPUs.
+PLAIN: Final = "e2-standard-4"
+# Processors per GPU of the N1 machine type that is chosen for attached GPUs.
+_VCPUS_BESIDE_A_GPU: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
     """A machine type.
 
-    ``gpu`` has our short name, ``accelerator`` is what Google calls it; ``guest_accelerator`` where it is
-    added to the machine rather than a part of it. ``local_ssds`` are the numbers of disks that may be added,
-    ``bundled_ssds`` those that are there already. ``only``: how to get it, where not on demand.
-    ``reservation_bound``: from a reservation it is had by the provisioning model of that name.
+    gpu: its GPUs, with clusterctl's short name of their type.
+    accelerator: Google's name of the GPU type.
+    guest_accelerator: the GPUs are attached to the machine type rather than part of it.
+    local_ssds: the allowed numbers of additional local disks.
+    bundled_ssds: the number of local disks that the machine type includes.
+    only: the ways to get it if it is not available on demand: spot, reservation.
+    reservation_bound: instances from a reservation need the provisioning model RESERVATION_BOUND.
     """
 
     name: str
@@ -109,7 +116,7 @@ class Machine:
 
     @property
     def has_nvswitches(self) -> bool:
-        """Whether NVSwitches link its GPUs, which the machine may show or hide."""
+        """Whether NVSwitches link its GPUs. An instance may or may not expose the switches."""
         return bool(self.gpu and self.gpu.count > 1 and data()["gpus"][self.gpu.type].get("nvswitches"))
 
 
@@ -120,7 +127,7 @@ def data() -> Mapping[str, Any]:
 
 @cache
 def machines() -> Mapping[str, Machine]:
-    """All machine types by name, without GPUs added to them; those of a family from the smallest on."""
+    """Return all machine types by name, without attached GPUs; within a family, the smallest first."""
     rows: dict[str, Mapping[str, Any]] = {
         f"{series}-{vcpus}": {"vcpus": vcpus, "gib": facts["gib"] * vcpus}
         for series, facts in data()["series"].items()
@@ -154,48 +161,49 @@ def _machine(name: str, row: Mapping[str, Any]) -> Machine:
 
 
 def gpu_type(name: str) -> str | None:
-    """Our short name of a GPU model, from that or from Google's name."""
+    """Return clusterctl's short name of a GPU model, given either that name or Google's."""
     by_google = {facts["google"]: short for short, facts in data()["gpus"].items()}
     return name if name in data()["gpus"] else by_google.get(name)
 
 
 def counts(gpu: str) -> tuple[int, ...]:
-    """How many GPUs of a model, by its short name, a node can have."""
+    """Return the numbers of GPUs of this model (its short name) that a node can have."""
     attached = {int(count) for count in data()["attached"].get(gpu, {})}
-    bundled = {one.gpu.count for one in machines().values() if one.gpu and one.gpu.type == gpu}
+    with_gpus = (machine.gpu for machine in machines().values() if machine.gpu)
+    bundled = {gpus.count for gpus in with_gpus if gpus.type == gpu}
     return tuple(sorted(attached | bundled))
 
 
 def most_vcpus(gpus: Gpus) -> int | None:
-    """Processors that an N1 machine may have beside these GPUs; None where they are not added to N1."""
+    """Return the most processors that an N1 machine may have beside these GPUs. None: not attached to N1."""
     limit: int | None = data()["attached"].get(gpus.type, {}).get(str(gpus.count))
     return limit
 
 
 def default_machine(gpus: Gpus | None) -> Machine:
-    """The smallest machine type with these GPUs; ``PLAIN`` without any.
+    """Return the smallest machine type with these GPUs. None: ``PLAIN``.
 
     Raises:
-        ValueError: no machine type has them. A checked spec does not ask for such.
+        ValueError: no machine type has these GPUs. A checked spec never requests them.
     """
     if gpus is None:
         return machines()[PLAIN]
     if most_vcpus(gpus) is not None:
         return with_added(machines()[f"n1-standard-{_VCPUS_BESIDE_A_GPU * gpus.count}"], gpus)
-    for one in machines().values():
-        if one.gpu == gpus:
-            return one
+    for machine in machines().values():
+        if machine.gpu == gpus:
+            return machine
     raise BadValueError("gpu-count", f"no machine type has {gpus}")
 
 
-def with_added(one: Machine, gpus: Gpus) -> Machine:
-    """An N1 machine with GPUs added to it."""
-    return replace(one, gpu=gpus, accelerator=_google(gpus.type), guest_accelerator=True)
+def with_added(machine: Machine, gpus: Gpus) -> Machine:
+    """Return an N1 machine type with these GPUs attached."""
+    return replace(machine, gpu=gpus, accelerator=_google(gpus.type), guest_accelerator=True)
 
 
-def disk_type(disk: GcpDisk, known: Sequence[str]) -> str:
-    """The type of a disk: what is asked for, or the default of those that the machine knows."""
-    return disk.type or known[0]
+def disk_type(disk: GcpDisk, allowed: Sequence[str]) -> str:
+    """Return the type of a disk: the requested type, or the first type that the machine allows."""
+    return disk.type or allowed[0]
 
 
 def _google(gpu: str) -> str:
@@ -206,7 +214,8 @@ PLAIN_IMAGE: Final = Image(project="rocky-linux-cloud", family="rocky-linux-9-op
 GPU_IMAGE: Final = Image(
     project="rocky-linux-accelerator-cloud", family="rocky-linux-9-optimized-gcp-nvidia-580"
 )
-# Whose images are what they are called: Google's own projects. Anybody else's are looked at once they run.
+# Google's own projects, whose image names tell the distribution. Hosts with other images are probed once they
+# run.
 _PUBLIC: Final = frozenset(
     "debian-cloud ubuntu-os-cloud ubuntu-os-accelerator-images ubuntu-os-pro-cloud rocky-linux-cloud "
     "rocky-linux-accelerator-cloud almalinux-cloud rhel-cloud centos-cloud cloud-hpc-image-public "
@@ -215,160 +224,168 @@ _PUBLIC: Final = frozenset(
 _NAMED: Final = re.compile(
     r"(?:^|-)(?P<id>debian|ubuntu|rocky|almalinux|rhel|centos)(?:-[a-z]+)*-(?P<number>\d+)"
 )
-_YEAR_AND_MONTH: Final = 4  # digits of Ubuntu's releases
+# Digits of Ubuntu's releases.
+_YEAR_AND_MONTH: Final = 4
 
 
 def image_of(nodes: GcpNodes, machine: Machine) -> Image:
-    """The image of these nodes: the spec's, else the default of their machine type."""
+    """Return the image of these nodes: the spec's, otherwise the default for their machine type."""
     return nodes.image or (GPU_IMAGE if machine.gpu else PLAIN_IMAGE)
 
 
 def release_of(image: Image) -> str | None:
-    """What is in an image of Google's own: ``rocky-9``. None: its name does not say it."""
-    found = _NAMED.search(image.family or image.name or "") if image.project in _PUBLIC else None
-    if found is None:
+    """Return the distribution of an image from Google's projects, such as ``rocky-9``. None: unknown."""
+    match = _NAMED.search(image.family or image.name or "") if image.project in _PUBLIC else None
+    if match is None:
         return None
-    number = found["number"]
-    if found["id"] == "ubuntu" and len(number) == _YEAR_AND_MONTH:
+    number = match["number"]
+    if match["id"] == "ubuntu" and len(number) == _YEAR_AND_MONTH:
         number = f"{number[:2]}.{number[2:]}"
-    return f"{found['id']}-{number}"
+    return f"{match['id']}-{number}"
 
 
 _LEAST_DISK_MIB: Final = 10 * GIB_MIB
-_LEAST_BOOT_MIB: Final = 20 * GIB_MIB  # what the default image needs
-_LEAST_BOOT_WITH_GPU_MIB: Final = 50 * GIB_MIB  # and the one with NVIDIA's driver
+# The sizes of the default images, without and with NVIDIA's driver.
+_LEAST_BOOT_MIB: Final = 20 * GIB_MIB
+_LEAST_BOOT_WITH_GPU_MIB: Final = 50 * GIB_MIB
 _MOST_DISK_MIB: Final = 64 * 1024 * GIB_MIB
 
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """What is said of some nodes: under ``where`` in the spec, and which GPUs, at ``gpus_at``."""
+    """The settings of a partition's nodes or the controller, with their locations in the spec.
+
+    where: location of the settings.
+    gpus_at: location of the partition's ``gpus``.
+    """
 
     name: str
     where: Loc
-    said: GcpNodes
+    settings: GcpNodes
     gpus: Gpus | None = None
     gpus_at: Loc = ()
 
     @property
     def machine_at(self) -> Loc:
-        return (*self.where, "machine_type") if self.said.machine_type else (*self.gpus_at, "type")
+        return (*self.where, "machine_type") if self.settings.machine_type else (*self.gpus_at, "type")
 
 
 def check(nodes: Nodes) -> tuple[Machine | None, list[Fault]]:
-    """The machine type that these nodes get, where it can be told, and what is wrong with them."""
-    faults, machine = [*_of_any_machine(nodes)], _resolved(nodes)
+    """Return the machine type of these nodes (None: not determined) and the faults of their settings."""
+    faults, machine = [*_machine_independent_faults(nodes)], _machine_or_fault(nodes)
     if isinstance(machine, Fault):
         return None, [machine, *faults]
     if machine is not None:
-        faults += _of_this_machine(nodes, machine)
+        faults += _machine_faults(nodes, machine)
     return machine, faults
 
 
-def _resolved(nodes: Nodes) -> Machine | Fault | None:
-    """The machine type, or why there is none; None where that is reported by a field itself."""
-    wanted, name = nodes.gpus, nodes.said.machine_type
-    if wanted is not None:
-        if wanted.type is UNKNOWN or wanted.count is UNKNOWN:
+def _machine_or_fault(nodes: Nodes) -> Machine | Fault | None:
+    """Return the machine type, or the fault that prevents it. None: a field reports the fault itself."""
+    gpus, name = nodes.gpus, nodes.settings.machine_type
+    if gpus is not None:
+        if gpus.type is UNKNOWN or gpus.count is UNKNOWN:
             return None
-        known = gpu_type(wanted.type)
-        if known is None:
+        short_name = gpu_type(gpus.type)
+        if short_name is None:
             names = tuple(data()["gpus"])
-            hint = did_you_mean(wanted.type, names) or f"it has {', '.join(names)}"
-            message = f"Google Cloud has no GPU {shown(wanted.type)}"
+            hint = did_you_mean(gpus.type, names) or f"it has {', '.join(names)}"
+            message = f"Google Cloud has no GPU {shown(gpus.type)}"
             return Fault("unknown-gpu", (*nodes.gpus_at, "type"), message, hint)
-        wanted = Gpus(type=known, count=wanted.count)
-        if wanted.count not in counts(known):
-            hint = f"write count: {either(counts(known))}"
-            return Fault("gpu-count", (*nodes.gpus_at, "count"), f"a node can't have {wanted}", hint)
+        gpus = Gpus(type=short_name, count=gpus.count)
+        if gpus.count not in counts(short_name):
+            hint = f"write count: {either(counts(short_name))}"
+            return Fault("gpu-count", (*nodes.gpus_at, "count"), f"a node can't have {gpus}", hint)
     if name is None:
-        return default_machine(wanted)
-    return None if name is UNKNOWN else _named(nodes, name, wanted)
+        return default_machine(gpus)
+    return None if name is UNKNOWN else _named_machine(nodes, name, gpus)
 
 
-def _named(nodes: Nodes, name: str, wanted: Gpus | None) -> Machine | Fault:
+def _named_machine(nodes: Nodes, name: str, gpus: Gpus | None) -> Machine | Fault:
     at, named = (*nodes.where, "machine_type"), machines().get(name)
     if named is None:
         hint = did_you_mean(name, machines()) or f"families: {', '.join(data()['families'])}"
         return Fault("unknown-machine-type", at, f"there is no machine type {shown(name)}", hint)
-    if wanted is None or named.gpu == wanted:
+    if gpus is None or named.gpu == gpus:
         return named
-    better, limit = default_machine(wanted).name, most_vcpus(wanted)
+    suitable, limit = default_machine(gpus).name, most_vcpus(gpus)
     if named.gpu is not None:
-        message = f"{name} has {named.gpu}, not the {wanted} that {nodes.name} asks for"
-        return Fault("machine-has-other-gpus", at, message, f"{wanted} is what {better} has")
+        message = f"{name} has {named.gpu}, not the {gpus} that {nodes.name} requests"
+        return Fault("machine-has-other-gpus", at, message, f"use {suitable}, which has {gpus}")
     if limit is None or named.family != "n1":
-        return Fault("machine-without-gpus", at, f"{name} can't have {wanted}", f"{better} has it")
+        message = f"{name} can't have {gpus}"
+        return Fault("machine-without-gpus", at, message, f"use {suitable}, which has {gpus}")
     if named.vcpus > limit:
-        message = f"{name} has {named.vcpus} processors, but beside {wanted} there may be at most {limit}"
-        return Fault("machine-too-large", at, message, "take a smaller machine type, or more GPUs")
-    return with_added(named, wanted)
+        message = f"{name} has {named.vcpus} processors, but the maximum with {gpus} is {limit}"
+        return Fault("machine-too-large", at, message, "use a smaller machine type, or more GPUs")
+    return with_added(named, gpus)
 
 
-def _of_any_machine(nodes: Nodes) -> Iterator[Fault]:
-    said, at = nodes.said, nodes.where
-    if said.spot and said.reservation:
+def _machine_independent_faults(nodes: Nodes) -> Iterator[Fault]:
+    settings, at = nodes.settings, nodes.where
+    if settings.spot and settings.reservation:
         message = "a spot node can't be taken from a reservation"
         yield Fault("spot-in-reservation", (*at, "reservation"), message, "remove reservation, or spot: true")
-    if said.spot and said.compact_placement:
-        message = "spot nodes can't have compact placement: a preempted one may restart elsewhere"
+    if settings.spot and settings.compact_placement:
+        message = "spot nodes can't have compact placement: a preempted node may restart elsewhere"
         yield Fault(
             "spot-placement", (*at, "compact_placement"), message, "remove compact_placement, or spot: true"
         )
-    if said.termination_action == "DELETE" and said.spot is False:
-        message = "termination_action is for spot nodes only"
+    if settings.termination_action == "DELETE" and settings.spot is False:
+        message = "termination_action is only for spot nodes"
         yield Fault("needs-spot", (*at, "termination_action"), message, "remove it, or write spot: true")
-    if said.tier_1 and said.gvnic is False:
+    if settings.tier_1 and settings.gvnic is False:
         yield Fault("needs-gvnic", (*at, "gvnic"), "tier_1 needs gvnic", "remove gvnic: false, or tier_1")
-    if said.image and (said.image.family is None) == (said.image.name is None):
-        message = "an image has a family or a name, one of the two"
-        hint = "write family: NAME or name: NAME" if said.image.name is None else "keep one of them"
+    if settings.image and (settings.image.family is None) == (settings.image.name is None):
+        message = "an image needs either a family or a name"
+        hint = "write family: NAME or name: NAME" if settings.image.name is None else "remove either key"
         yield Fault("image-family-or-name", (*at, "image"), message, hint, at_key=True)
     for place, disk in _disks(nodes):
         yield from disk_size((*place, "size"), disk.size)
 
 
 def _disks(nodes: Nodes) -> Iterator[tuple[Loc, GcpDisk]]:
-    yield (*nodes.where, "boot_disk"), nodes.said.boot_disk
-    for index, disk in enumerate(nodes.said.extra_disks):
+    yield (*nodes.where, "boot_disk"), nodes.settings.boot_disk
+    for index, disk in enumerate(nodes.settings.extra_disks):
         yield (*nodes.where, "extra_disks", index), disk
 
 
 def disk_size(at: Loc, size_mib: int) -> Iterator[Fault]:
-    """What is wrong with the size of a disk."""
+    """Yield a fault if the size of a disk is not allowed."""
     if size_mib and size_mib % GIB_MIB:
-        message = f"a disk has whole GiB, not {format_size(size_mib)}"
+        message = f"the size of a disk must be in whole GiB, not {format_size(size_mib)}"
         yield Fault("disk-size", at, message, f"write {size_mib // GIB_MIB + 1}GiB")
     elif size_mib and not _LEAST_DISK_MIB <= size_mib <= _MOST_DISK_MIB:
         least, most = format_size(_LEAST_DISK_MIB), format_size(_MOST_DISK_MIB)
-        yield Fault("disk-size", at, f"a disk has {least} to {most}, not {format_size(size_mib)}")
+        message = f"the size of a disk must be {least} to {most}, not {format_size(size_mib)}"
+        yield Fault("disk-size", at, message)
 
 
-def _of_this_machine(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
-    said, name, where = nodes.said, machine.name, nodes.where
-    if machine.only and all(getattr(said, way) in {None, False} for way in machine.only):
+def _machine_faults(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
+    settings, name, where = nodes.settings, machine.name, nodes.where
+    if machine.only and all(getattr(settings, way) in {None, False} for way in machine.only):
         ways = {"spot": "write spot: true", "reservation": "name a reservation"}
         hint = ", or ".join(ways[way] for way in machine.only)
         yield Fault("machine-not-on-demand", nodes.machine_at, f"{name} is not available on demand", hint)
-    if said.compact_placement and not machine.compact_placement:
-        near = (family for family, facts in data()["families"].items() if "compact_placement" in facts)
+    if settings.compact_placement and not machine.compact_placement:
+        families = (family for family, facts in data()["families"].items() if "compact_placement" in facts)
         message = f"nodes of {name} can't have compact placement"
-        hint = f"take a machine type of {either(near)}"
+        hint = f"use a machine type of {either(families)}"
         yield Fault("machine-without-placement", (*where, "compact_placement"), message, hint)
-    if said.tier_1 and not machine.tier_1:
+    if settings.tier_1 and not machine.tier_1:
         message = f"{name} has no TIER_1 networking"
         yield Fault("machine-without-tier-1", (*where, "tier_1"), message, _tier_1_hint(machine))
-    if machine.gvnic_only and said.gvnic is False:
-        message = f"{name} has only Google's network interface"
+    if machine.gvnic_only and settings.gvnic is False:
+        message = f"{name} supports only Google's own network interface (gvnic)"
         yield Fault("machine-needs-gvnic", (*where, "gvnic"), message, "remove gvnic: false")
-    if machine.gpu and not said.image and data()["gpus"][machine.gpu.type].get("closed_driver"):
-        why = "its open modules begin with t4"
-        message = f"the default image's driver does not support {machine.gpu.type}: {why}"
-        hint = f"name an image for {nodes.name} that has NVIDIA's proprietary driver, of branch 580 or older"
+    if machine.gpu and not settings.image and data()["gpus"][machine.gpu.type].get("closed_driver"):
+        reason = "its open kernel modules need a t4 or newer"
+        message = f"the default image's driver does not support {machine.gpu.type}: {reason}"
+        hint = f"give {nodes.name} an image with NVIDIA's proprietary driver, branch 580 or older"
         at = (*nodes.gpus_at, "type") if nodes.gpus_at else nodes.machine_at
         yield Fault("gpu-needs-closed-driver", at, message, hint)
-    yield from _local_ssds(nodes, machine)
-    yield from _disks_of(nodes, machine)
+    yield from _local_ssd_faults(nodes, machine)
+    yield from _disk_faults(nodes, machine)
 
 
 def _tier_1_hint(machine: Machine) -> str:
@@ -376,33 +393,33 @@ def _tier_1_hint(machine: Machine) -> str:
     from_vcpus = {name: facts["tier_1_from"] for name, facts in families if "tier_1_from" in facts}
     if machine.family in from_vcpus:
         return f"{machine.family} has it from {from_vcpus[machine.family]} processors on"
-    return f"take a large machine type of {either(from_vcpus)}"
+    return f"use a large machine type of {either(from_vcpus)}"
 
 
-def _local_ssds(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
-    asked, hint = nodes.said.local_ssds, "remove local_ssds"
-    if not asked or asked in machine.local_ssds:
+def _local_ssd_faults(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
+    count, hint = nodes.settings.local_ssds, "remove local_ssds"
+    if not count or count in machine.local_ssds:
         return
     message = f"{machine.name} can't have local disks"
     if machine.bundled_ssds:
-        message = f"{machine.name} has its {machine.bundled_ssds} local disks already"
+        message = f"{machine.name} already includes {machine.bundled_ssds} local disks"
     elif machine.local_ssds:
-        message = f"{machine.name} can't have {asked} local disks"
-        hint = f"it takes {either(machine.local_ssds)}, or none"
+        message = f"{machine.name} can't have {count} local disks"
+        hint = f"write {either(machine.local_ssds)}, or remove local_ssds"
     yield Fault("local-disks", (*nodes.where, "local_ssds"), message, hint)
 
 
-def _disks_of(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
+def _disk_faults(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
     for at, disk in _disks(nodes):
         is_boot = at[-1] == "boot_disk"
         allowed = machine.boot_disks if is_boot else machine.extra_disks
         if disk.type and disk.type not in allowed:
             message = (
-                f"{machine.name} can't {'start from' if is_boot else 'have'} a disk of {shown(disk.type)}"
+                f"{machine.name} can't {'boot from' if is_boot else 'have'} a disk of type {shown(disk.type)}"
             )
-            yield Fault("disk-type", (*at, "type"), message, f"write {either(allowed)}, or nothing")
-    size_mib = nodes.said.boot_disk.size
-    if not size_mib or nodes.said.image or size_mib < _LEAST_DISK_MIB or size_mib % GIB_MIB:
+            yield Fault("disk-type", (*at, "type"), message, f"write {either(allowed)}, or remove the type")
+    size_mib = nodes.settings.boot_disk.size
+    if not size_mib or nodes.settings.image or size_mib < _LEAST_DISK_MIB or size_mib % GIB_MIB:
         return
     least = _LEAST_BOOT_WITH_GPU_MIB if machine.gpu else _LEAST_BOOT_MIB
     if size_mib < least:

@@ -1,4 +1,4 @@
-"""Job files: one job, or several variants of it."""
+"""Job files, which describe a job or several variants of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VariantName = Annotated[str, PATTERNS["variant"]]
 
 
 class _Program(JobOptions):
-    """What may be said of a job, and its program."""
+    """The options of a job, and its program."""
 
     job: str | None = Field(
         None, description="a bundled job, or the path of a script", examples=["train", "./train.py"]
@@ -29,25 +29,32 @@ class _Program(JobOptions):
 
 
 class Variant(_Program):
-    """What a variant overrides in the file. Its variables are added to the file's.
+    """A variant of a job file: the options that it overrides. Its `env` is added to the file's.
 
-    A list is appended to the file's under its name with a +; without that, the file has no such list.
+    A list whose key ends in + is appended to the file's list. A list without + is allowed only if the file
+    has no such list.
     """
 
     more_args: tuple[Argument, ...] = Field((), alias="args+", description="more arguments of the program")
-    more_include: tuple[FilePattern, ...] = Field((), alias="include+", description="more of include")
-    more_exclude: tuple[FilePattern, ...] = Field((), alias="exclude+", description="more of exclude")
-    more_outputs: tuple[FilePattern, ...] = Field((), alias="outputs+", description="more of outputs")
+    more_include: tuple[FilePattern, ...] = Field(
+        (), alias="include+", description="patterns to append to include"
+    )
+    more_exclude: tuple[FilePattern, ...] = Field(
+        (), alias="exclude+", description="patterns to append to exclude"
+    )
+    more_outputs: tuple[FilePattern, ...] = Field(
+        (), alias="outputs+", description="patterns to append to outputs"
+    )
 
 
 _LISTS: Final = ("args", "include", "exclude", "outputs")
 
 
 class JobFile(_Program):
-    """One job, or several that differ in what their variants say. Paths are relative to the file."""
+    """A job, or several variants of it. Paths are relative to the file."""
 
     variants: Mapping[VariantName, Variant] = Field(
-        {}, description="variants by name, with what each overrides; all are submitted"
+        {}, description="the options that each variant overrides, by its name; all variants are submitted"
     )
 
 
@@ -58,23 +65,27 @@ def _faults(file: JobFile) -> Iterator[Fault]:
     for name, variant in file.variants.items():
         if not {"job"} & (file.model_fields_set | variant.model_fields_set):
             yield Fault(
-                "job-missing", ("variants", name), "job is missing, here and in the file", hint, at_key=True
+                "job-missing",
+                ("variants", name),
+                "job is missing, both here and at the top of the file",
+                hint,
+                at_key=True,
             )
-        yield from _lost_lists(file, name, variant)
+        yield from _replaced_lists(file, name, variant)
 
 
-def _lost_lists(file: JobFile, name: str, variant: Variant) -> Iterator[Fault]:
-    """Lists that would take the place of others unseen."""
+def _replaced_lists(file: JobFile, name: str, variant: Variant) -> Iterator[Fault]:
+    """Yield faults for lists of a variant that would silently replace the file's lists."""
     for key in _LISTS:
         if key not in variant.model_fields_set:
             continue
         where, append = ("variants", name, key), f"write {key}+ to append to the file's"
         if f"more_{key}" in variant.model_fields_set:
-            message = f"{key} and {key}+ stand in one variant"
-            yield Fault("list-twice", where, message, f"make one list of both; {append}")
+            message = f"this variant has both {key} and {key}+"
+            yield Fault("list-twice", where, message, f"join both lists; {append}")
         elif getattr(file, key):
             hint = f"{append}, or move the file's {key} into its variants"
-            message = f"{key} would replace the file's own {key}"
+            message = f"{key} would replace the {key} at the top of the file"
             yield Fault("list-would-replace", where, message, hint, at_key=True)
 
 
@@ -91,18 +102,20 @@ JOB_FILE: Final = Filetype(
 def jobs_of_file(
     path: Path, flags: Mapping[str, object], variants: Sequence[str] = ()
 ) -> tuple[JobSpec, ...]:
-    """The jobs of a job file: its one job, or all its variants, or those named. Flags win over the file.
+    """Return the jobs of a job file. Flags override the file.
+
+    variants: names of the variants to return. Empty: all variants, or the file's job if it has no variants.
 
     Raises:
         UsageError: the file can't be read, has no such variant, or flags are wrong.
-        SpecError: the file is wrong.
+        SpecError: the content of the file is wrong.
     """
     document = Document(read_text(path, JOB_FILE), str(path), JOB_FILE)
     if "partitions" in document.keys(()) and "job" not in document.keys(()):
         raise UsageError(
             f"{path} describes a cluster, not a job",
             code="spec-not-a-job-file",
-            fix=f"`clusterctl -f {path} up` raises it; what to submit is named by the key job of a job file",
+            fix=f"submit a job file, which has the key `job`; `clusterctl -f {path} up` creates the cluster",
         )
     return _jobs(path, document, job_options(flags), variants)
 
@@ -113,22 +126,22 @@ def _jobs(
     file = document.model({HERE: path.parent})
     for name in chosen:
         if name not in file.variants:
-            known = ", ".join(file.variants) or "none"
+            variant_names = ", ".join(file.variants) or "(none)"
             near = did_you_mean(name, file.variants)
             raise UsageError(
                 f"{path} has no variant {shown(name)}",
                 code="unknown-variant",
-                fix=near or f"its variants: {known}",
+                fix=near or f"its variants: {variant_names}",
             )
     names = dict.fromkeys(chosen or file.variants)
     if not names:
-        return (_named(path, document, ("job",), file.job, _layered(file, flags)),)
+        return (_job_of_file(path, document, ("job",), file.job, _layered(file, flags)),)
     jobs = []
     for name in names:
         variant = file.variants[name]
-        said = _layered(file, variant, flags)
+        options = _layered(file, variant, flags)
         where = ("variants", name, "job") if variant.job else ("job",)
-        job = _named(path, document, where, variant.job or file.job, said)
+        job = _job_of_file(path, document, where, variant.job or file.job, options)
         if variant.name is None or (flags.name is not None and len(names) > 1):
             job = job.model_copy(update={"name": f"{job.name[: _MAX_NAME - len(name) - 1]}-{name}"})
         jobs.append(job)
@@ -136,34 +149,34 @@ def _jobs(
 
 
 def _layered(*layers: JobOptions) -> dict[str, Any]:
-    """What several say together, the last wins; variables and tags are added up, and lists named with a +."""
-    said: dict[str, Any] = {}
+    """Merge options; later layers override. Environment variables, tags and lists with a + are combined."""
+    options: dict[str, Any] = {}
     for layer in layers:
-        env = {**said.get("env", {}), **layer.env}
-        tags = tuple(dict.fromkeys((*said.get("tag", ()), *layer.tag)))
+        env = {**options.get("env", {}), **layer.env}
+        tags = tuple(dict.fromkeys((*options.get("tag", ()), *layer.tag)))
         more = {key: layer.given.get(f"more_{key}", ()) for key in _LISTS}
-        added = {key: (*said.get(key, ()), *found) for key, found in more.items() if found}
-        said |= layer.given | added | ({"env": env} if env else {}) | ({"tag": tags} if tags else {})
-    return {field: value for field, value in said.items() if field in JobOptions.model_fields}
+        added = {key: (*options.get(key, ()), *entries) for key, entries in more.items() if entries}
+        options |= layer.given | added | ({"env": env} if env else {}) | ({"tag": tags} if tags else {})
+    return {field: value for field, value in options.items() if field in JobOptions.model_fields}
 
 
-def _named(
-    path: Path, document: Document[JobFile], where: Loc, target: str | None, said: Mapping[str, Any]
+def _job_of_file(
+    path: Path, document: Document[JobFile], where: Loc, target: str | None, options: Mapping[str, Any]
 ) -> JobSpec:
-    """The job of a file; what is wrong with its program is wrong in that place."""
+    """Return a job of the file. Mistakes in its program are reported at the location ``where``."""
     try:
-        return job_of(target or "", said, folder=path.parent)
+        return job_of(target or "", options, folder=path.parent)
     except UsageError as exc:
-        why = f"{exc.what}: {exc.why}" if exc.why else exc.what
-        problem = Problem(document.file, *document.place(where), dotted(where), exc.code, why, exc.fix)
+        message = f"{exc.what}: {exc.why}" if exc.why else exc.what
+        problem = Problem(document.file, *document.place(where), dotted(where), exc.code, message, exc.fix)
         raise SpecError(document.file, (problem,), kind=JOB_FILE.name) from exc
 
 
 def job_schema() -> dict[str, Any]:
-    """The JSON Schema of a job file. What it can't express, `submit` still refuses."""
+    """Return the JSON Schema of a job file. `submit` also rejects mistakes that the schema can't express."""
     return {
         "$schema": SCHEMA_DIALECT,
         **JobFile.model_json_schema(),
         "title": "clusterctl job file",
-        "description": "One job for `clusterctl submit`, or several variants of it.",
+        "description": "A job for `clusterctl submit`, or several variants of it.",
     }

@@ -1,4 +1,4 @@
-"""The options of a job as a model, for flags and job files: what each may be."""
+"""JobOptions, the model that validates the options of a job from flags and job files."""
 
 from __future__ import annotations
 
@@ -38,13 +38,16 @@ _VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
 _SLURMS: Final = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|PMI|PMIX)_")
 
 
-REQUEUE_EXIT_CODE: Final = 75  # EX_TEMPFAIL of sysexits.h: the program saved its work, and goes on with it
+# EX_TEMPFAIL of sysexits.h: the program saved its work and continues after the requeue.
+REQUEUE_EXIT_CODE: Final = 75
 
 
 def _can_travel(value: str) -> str:
-    """Text that can be written into a script and passed to a process."""
+    """Reject text that can't be written into a script or passed to a process."""
     if "\0" in value:
-        raise BadValueError("null-byte", f"{shown(value)} has a null byte, which no process can get")
+        raise BadValueError(
+            "null-byte", f"{shown(value)} contains a null byte, which can't be passed to a process"
+        )
     try:
         value.encode()
     except UnicodeEncodeError as exc:
@@ -53,18 +56,18 @@ def _can_travel(value: str) -> str:
 
 
 def _as_mapping(value: object) -> object:
-    """``["A=1", "B"]``, as flags say it, as a mapping; a name alone takes the caller's value."""
+    """Turn flags such as ``["A=1", "B"]`` into a mapping. A name without value gets the caller's value."""
     if isinstance(value, list | tuple):
         pairs = [entry.partition("=") for entry in value if isinstance(entry, str)]
         if len(pairs) < len(value):
-            raise BadValueError("not-text", "each entry must be text such as NAME=value")
+            raise BadValueError("not-text", "each entry must be text of the form NAME=value")
         value = {name: text if given else None for name, given, text in pairs}
     if not isinstance(value, Mapping):
         return value
     for name, text in value.items():
         if text is None and name not in os.environ:
             raise BadValueError(
-                "variable-without-value", f"{shown(name)} has no value, nor one here to take; write one"
+                "variable-without-value", f"{shown(name)} is not set in your environment; write NAME=value"
             )
     return {name: os.environ[name] if text is None else text for name, text in value.items()}
 
@@ -72,31 +75,33 @@ def _as_mapping(value: object) -> object:
 def _variable(name: str) -> str:
     if not re.fullmatch(_VARIABLE, name):
         raise BadValueError(
-            "not-a-variable-name", f"{shown(name)} is no name of a variable: letters, digits and underscores"
+            "not-a-variable-name",
+            f"{shown(name)} is not a variable name: use letters, digits and underscores",
         )
     if _SLURMS.match(name):
         raise BadValueError(
-            "variable-reserved", f"{name} is Slurm's to set; a value from outside would mislead its steps"
+            "variable-reserved", f"{name} can't be set: Slurm sets it, and another value breaks job steps"
         )
     if name == "PATH":
         raise BadValueError(
             "variable-reserved",
-            "PATH is clusterctl's: the job's Python comes first; change it in your script",
+            "PATH can't be set: clusterctl puts the job's Python first; change PATH in your script",
         )
     return name
 
 
 def _image(value: str, info: ValidationInfo) -> str:
-    """An image file that is here, as an absolute path; or a path on the cluster as it was written."""
+    """Return the absolute path of an image on this machine, or the given path of an image on the cluster."""
     if "://" in value:
         raise BadValueError(
-            "not-an-image", f"{shown(value)} is no file: make one of it with `apptainer pull image.sif ...`"
+            "not-an-image", f"{shown(value)} is not a file: convert it with `apptainer pull image.sif ...`"
         )
     try:
         local = (folder_of(info) / value).expanduser().absolute()
         if local.is_file():
             return str(local)
-    except (OSError, ValueError, RuntimeError):  # a name that no file here can have, or no such user
+    except (OSError, ValueError, RuntimeError):
+        # No file can have this name, or the user of ~user does not exist.
         pass
     if value.startswith(("/", "~/")):
         return value
@@ -110,8 +115,8 @@ def _pattern(value: str) -> str:
     if not names or value.startswith("#") or not {".", ".."}.isdisjoint(names):
         raise BadValueError(
             "pattern-matches-nothing",
-            f"{shown(value)} can match nothing: write a path from the folder on, without . and .., such as "
-            "'results/**'; a # at its beginning as \\#",
+            f"{shown(value)} can't match anything: write a path relative to the folder, without . and .., "
+            "such as 'results/**'; write \\# for a leading #",
         )
     return value
 
@@ -130,7 +135,8 @@ Variables = Annotated[
     ),
 ]
 Image = Annotated[Text, AfterValidator(_image)]
-FilePattern = Annotated[Text, AfterValidator(_pattern)]  # as in a .gitignore file
+# A pattern as in a .gitignore file.
+FilePattern = Annotated[Text, AfterValidator(_pattern)]
 
 
 _MAX_SIGNAL_S = 65_535
@@ -140,7 +146,7 @@ _ARRAY_RANGE = re.compile(r"([0-9]+)-([0-9]+)(?::([0-9]+))?")
 def _runnable_array(value: str) -> str:
     indices, _, limit = value.partition("%")
     if limit and int(limit) == 0:
-        raise BadValueError("array-runs-nothing", f"{shown(value)} lets none of the array's jobs run")
+        raise BadValueError("array-runs-nothing", f"{shown(value)} lets no task of the array run")
     for first, last, stride in _ARRAY_RANGE.findall(indices):
         if int(last) < int(first):
             raise BadValueError("array-range", f"{first}-{last} ends before it starts")
@@ -165,11 +171,11 @@ Array = Annotated[str, PATTERNS["array"], AfterValidator(_runnable_array)]
 
 
 class JobOptions(Model):
-    """What can be said of a job. Each field is called as its flag is; None leaves the choice to Slurm."""
+    """The options of a job. Each field has the name of its flag. None: Slurm chooses."""
 
-    name: JobName | None = Field(None, description="the job's name; default: the program's or the script's")
+    name: JobName | None = Field(None, description="the job's name; default: that of its program or script")
     args: tuple[Argument, ...] = Field((), description="arguments of the program")
-    nodes: Count = Field(1, description="nodes")
+    nodes: Count = Field(1, description="number of nodes")
     tasks_per_node: Count = Field(1, description="ranks on each node")
     cpus: Count | None = Field(None, description="cores of each rank")
     gpus: Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)] = Field(0, description="GPUs on each node")
@@ -187,44 +193,44 @@ class JobOptions(Model):
     )
     signal: Signal | None = Field(
         None,
-        description="a signal for the program, and how many seconds before the time limit it is sent",
+        description="a signal for the program, and its time in seconds before the time limit",
         examples=["USR1@120"],
     )
     requeue: Toggle = Field(
-        False, description=f"requeue the job, in its folder, when it exits with {REQUEUE_EXIT_CODE}"
+        False, description=f"requeue the job, in its folder, if it exits with code {REQUEUE_EXIT_CODE}"
     )
-    launcher: Launcher = Field(Launcher.SRUN, description="how ranks are started")
+    launcher: Launcher = Field(Launcher.SRUN, description="the program that starts the ranks")
     folder: Toggle = Field(True, description="send the script's folder with the job")
     include: tuple[FilePattern, ...] = Field(
-        (), description="patterns of files to send although .gitignore lists them"
+        (), description="patterns of files to send even if .gitignore excludes them"
     )
     exclude: tuple[FilePattern, ...] = Field((), description="patterns of files not to send")
     outputs: tuple[FilePattern, ...] = Field(
         (),
-        description="patterns of files to collect, as in a .gitignore file; default: all but old checkpoints",
+        description="patterns of files to collect, as in .gitignore; default: all but old checkpoints",
         examples=["results/**"],
     )
     env: Variables = Field({}, description="environment variables of the program")
     container: Image | None = Field(
-        None, description="an Apptainer image that the program runs in: a file, or a path on the cluster"
+        None, description="an Apptainer image to run the program in: a file here, or a path on the cluster"
     )
     requirements: FileName | None = Field(
-        None, description="a requirements file, as pip reads it: packages for the program's Python"
+        None, description="a pip requirements file with packages for the program"
     )
-    tag: tuple[Tag, ...] = Field((), description="words to find the run by")
+    tag: tuple[Tag, ...] = Field((), description="tags to find the run with")
     note: Text | None = Field(None, description="a remark about the run")
 
     @property
     def given(self) -> dict[str, Any]:
-        """What was said, validated: all that is not merely a default."""
+        """The options that were given, validated, without defaults."""
         return {field: getattr(self, field) for field in self.model_fields_set}
 
 
 def job_options(flags: Mapping[str, object]) -> JobOptions:
-    """What flags say of a job, or of an allocation.
+    """Validate the flags of a job or an allocation.
 
     Raises:
-        UsageError: flags are wrong; ``failures`` has one entry a flag.
+        UsageError: flags are wrong; ``failures`` has an entry for each flag.
     """
     try:
         return JobOptions.model_validate(flags, context={HERE: Path.cwd()})
@@ -233,12 +239,12 @@ def job_options(flags: Mapping[str, object]) -> JobOptions:
         failures = tuple(Failure(message.code, message) for message in messages)
         if len(messages) == 1:
             raise UsageError(messages[0], code=messages[0].code, failures=failures) from exc
-        what = f"{len(messages)} flags are wrong"
-        raise UsageError(what, code="bad-flags", why="\n".join(messages), failures=failures) from exc
+        summary = f"{len(messages)} flags are wrong"
+        raise UsageError(summary, code="bad-flags", why="\n".join(messages), failures=failures) from exc
 
 
 def _explained(error: ValidationError, flags: Mapping[str, object]) -> dict[str, Notice]:
-    """Flag -> what is wrong with it, in plain words."""
+    """Return the message about each wrong flag: flag -> message."""
     wrong: dict[str, Notice] = {}
     for entry in error.errors(include_url=False, include_input=False):
         field, kind = str(entry["loc"][0]), entry["type"]

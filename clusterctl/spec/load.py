@@ -1,7 +1,4 @@
-"""Spec files: loaded with every problem and its place, dumped, compared, and those that `init` writes.
-
-The defaults that depend on the current user are filled in here.
-"""
+"""Load spec files, resolve their defaults, dump and compare specs, and write the files of `init`."""
 
 from __future__ import annotations
 
@@ -29,20 +26,21 @@ SPEC: Final = Filetype(
     name="spec",
     model=ClusterSpec,
     faults=faults,
-    missing="name another with -f, or write one with clusterctl init",
-    empty="clusterctl init writes one to start from",
+    missing="name a spec file with -f, or create a spec with `clusterctl init`",
+    empty="create a spec to start from with `clusterctl init`",
 )
-# A line that names the cluster, in a text that may be no YAML.
+# The line with the cluster's name, in a text that may not be valid YAML.
 _NAME_LINE: Final = re.compile(
     rf"""^name:[ \t]+["']?({PATTERNS["label"].regex[1:-1]})["']?[ \t]*(?:#.*)?$""", re.MULTILINE
 )
 
 
 def read_spec(path: Path | None, *, recorded: bool = False) -> ClusterSpec:
-    """The spec of a file, not resolved. None: the default, `local` with partition `train` of 2 nodes.
+    """Read a spec file without resolving its defaults.
 
-    recorded: the spec is that of hosts that are there: newer rules do not hold for it, or nothing could take
-        the hosts down.
+    path: the spec file. None: return the default spec, `local` with partition `train` of 2 nodes.
+    recorded: the spec describes existing hosts. Rules added later are not checked, so that `down` still
+        works.
 
     Raises:
         UsageError: the file can't be read.
@@ -57,10 +55,10 @@ def read_spec(path: Path | None, *, recorded: bool = False) -> ClusterSpec:
 def resolve_spec(
     spec: ClusterSpec, raised: ClusterSpec | None = None, current_user: CurrentUser | None = None
 ) -> ClusterSpec:
-    """The spec with the defaults that depend on the caller and on the cluster.
+    """Fill in the defaults that depend on the caller and on the running cluster.
 
-    raised: the spec of the cluster of this name as it is up: what ``spec`` leaves to a default stays as it is
-        there, so that a new version changes no host. None: the cluster is not up.
+    raised: the spec of the running cluster with this name. Values that ``spec`` leaves to a default are taken
+        from it, so that a new version of clusterctl changes no host. None: the cluster is not up.
     """
     provider = spec.provider.with_images(spec, raised)
     spec = spec.model_copy(update={"provider": provider})
@@ -70,58 +68,59 @@ def resolve_spec(
 def load_spec(
     path: Path | None, *, current_user: CurrentUser | None = None, recorded: bool = False
 ) -> ClusterSpec:
-    """Read the spec of a file, and resolve it."""
+    """Read a spec file and resolve its defaults."""
     return resolve_spec(read_spec(path, recorded=recorded), current_user=current_user)
 
 
 def default_spec() -> ClusterSpec:
-    """What there is without a file, not resolved."""
+    """Return the spec that applies without a spec file, not resolved."""
     return ClusterSpec(version=1, name=DEFAULT_CLUSTER, partitions=(Partition(name="train", nodes=2),))
 
 
 def parse_spec(text: str, file: str) -> ClusterSpec:
-    """The spec that a text describes, not resolved; ``file`` is named in the problems.
+    """Parse the text of a spec without resolving its defaults.
+
+    file: the name of the file in error messages.
 
     Raises:
-        SpecError: the text is no YAML, or no spec.
+        SpecError: the text is not YAML, or not a valid spec.
     """
     return Document(text, file, SPEC).model()
 
 
 def read_name(path: Path) -> tuple[str, SpecError | None]:
-    """The name of a file's cluster, whatever else is wrong with the file; and what is.
+    """Return the cluster's name in a spec file, and the error if the rest of the file is wrong.
 
     Raises:
         UsageError: the file can't be read.
-        SpecError: not even the name can be read.
+        SpecError: the file is wrong, and its name can't be found.
     """
     text = read_text(path, SPEC)
     try:
         return parse_spec(text, str(path)).name, None
     except SpecError as exc:
-        found = {*_NAME_LINE.findall(text)}
-        if len(found) != 1:
+        names = {*_NAME_LINE.findall(text)}
+        if len(names) != 1:
             raise
-        return found.pop(), exc
+        return names.pop(), exc
 
 
 def dump_spec(spec: ClusterSpec) -> str:
-    """YAML that loads back to the same spec. Fields without a value are left out."""
+    """Return YAML that loads to the same spec. Fields without a value are omitted."""
     return yaml_text(spec.model_dump(mode="json", exclude_none=True), offset=2)
 
 
 def starter_spec(provider: str) -> str:
-    """A commented `cluster.yaml` for a provider, which is valid as it stands.
+    """Return a commented `cluster.yaml` for a provider, valid without edits.
 
     Raises:
         UsageError: there is no such provider.
     """
     if provider not in PROVIDERS:
-        built = f"built in this version: {', '.join(PROVIDERS)}"
         raise UsageError(
             f"there is no provider {shown(provider)}",
             code="unknown-provider",
-            why=built,
+            why=f"the providers of this version: {', '.join(PROVIDERS)}",
             fix=did_you_mean(provider, PROVIDERS),
         )
     folder = resources.files("clusterctl.spec").joinpath("starter")
@@ -142,7 +141,7 @@ class CurrentUser:
 
     @classmethod
     def current(cls) -> CurrentUser:
-        """Whom this process runs as. Under sudo that is root, not the one who called sudo."""
+        """Return the account that this process runs as. Under sudo this is root, not the caller of sudo."""
         uid = os.geteuid()
         try:
             return cls(pwd.getpwuid(uid).pw_name, uid)
@@ -153,33 +152,33 @@ class CurrentUser:
 def resolve_users(
     spec: ClusterSpec, current_user: CurrentUser, raised: ClusterSpec | None = None
 ) -> ClusterSpec:
-    """The spec with its caller-dependent default filled in: ``users``.
+    """Fill in the default of ``users``.
 
-    That is the caller, with the provider's number where it has one, or `hpc` when the caller is root or can't
-    be an account of the nodes; with the number that this account has in the cluster as it was ``raised``.
+    The default is the caller, or `hpc` if the caller is root or can't be an account of the nodes. Its uid is
+    that in the running cluster (``raised``), otherwise the provider's default uid, otherwise the caller's.
     """
     if spec.users:
         return spec
     user = _as_user(current_user, spec) or FALLBACK_USER
-    numbers = {one.name: one.uid for one in raised.users} if raised else {}
-    user = user.model_copy(update={"uid": numbers.get(user.name, user.uid)})
+    uids = {account.name: account.uid for account in raised.users} if raised else {}
+    user = user.model_copy(update={"uid": uids.get(user.name, user.uid)})
     return spec.model_copy(update={"users": (user,)})
 
 
 def job_user_notes(spec: ClusterSpec, current_user: CurrentUser) -> tuple[Notice, ...]:
-    """What the user should know about a resolved spec: that jobs don't run under the caller's own name."""
+    """Return a warning if jobs of a resolved spec can't run as the caller."""
     if current_user.uid == 0 or _as_user(current_user, spec) or spec.users != (FALLBACK_USER,):
         return ()
-    who = (
+    caller = (
         f"{current_user.name!r} (uid {current_user.uid})" if current_user.name else f"uid {current_user.uid}"
     )
     name, uid = FALLBACK_USER.name, FALLBACK_USER.uid
-    text = f"{who} can't be an account of the nodes: jobs run as {name} (uid {uid}); name others under users"
+    text = f"{caller} can't be an account of the nodes: jobs run as {name} (uid {uid}); see the key `users`"
     return (Notice("caller-unfit-for-nodes", text),)
 
 
 def _as_user(current_user: CurrentUser, spec: ClusterSpec) -> User | None:
-    """The caller as an account of the nodes, if that can be: neither root nor any other odd one can."""
+    """Return the caller as an account of the nodes. None: not allowed, for example root."""
     try:
         return User(name=current_user.name, uid=spec.provider.default_uid or current_user.uid)
     except ValidationError:
@@ -192,7 +191,7 @@ _OF_A_NODE: Final = frozenset({"nodes", "cpus", "memory", "disk", "gpus"})
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One setting, by its dotted key, and what becomes of it."""
+    """A changed setting: its dotted key, and the change in words."""
 
     key: str
     what: str
@@ -202,29 +201,32 @@ class Difference:
 
 
 def differences(before: ClusterSpec, after: ClusterSpec) -> tuple[Difference, ...]:
-    """The settings that differ, but for what the hosts are, which the provider compares."""
-    was, will = ({key: value for key, value in _settings(spec) if value} for spec in (before, after))
+    """Return the settings that differ. Hosts are not compared; the provider does that."""
+    old, new = ({key: value for key, value in _settings(spec) if value} for spec in (before, after))
     return tuple(
-        Difference(key, f"{will.get(key, 'not set')}, it was {was.get(key, 'not set')}")
-        for key in dict.fromkeys((*was, *will))
-        if was.get(key) != will.get(key)
+        Difference(key, f"{new.get(key, 'not set')}, it was {old.get(key, 'not set')}")
+        for key in dict.fromkeys((*old, *new))
+        if old.get(key) != new.get(key)
     )
 
 
 def _settings(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
-    """Each setting, by its dotted key. A list of mappings is the list of their names, and each by its own."""
+    """Yield each setting with its dotted key. A list of mappings yields their names, then each mapping."""
     for key, value in spec.model_dump(mode="json", exclude_none=True, exclude=_OF_THE_HOSTS).items():
         yield from _flat(key, value, {"name", *(_OF_A_NODE if key == "partitions" else ())})
 
 
 def _flat(key: str, value: Any, left_out: Collection[str] = ()) -> Iterator[tuple[str, str]]:
-    """``left_out``: keys of the mappings in a list."""
+    """Yield the settings below a key.
+
+    left_out: keys to skip in the mappings of a list.
+    """
     if isinstance(value, list):
-        yield key, ", ".join(one["name"] if isinstance(one, Mapping) else one for one in value)
-        for one in value:
-            if isinstance(one, Mapping):
-                kept = {name: part for name, part in one.items() if name not in left_out}
-                yield from _flat(f"{key}.{one['name']}", kept)
+        yield key, ", ".join(entry["name"] if isinstance(entry, Mapping) else entry for entry in value)
+        for entry in value:
+            if isinstance(entry, Mapping):
+                fields = {name: part for name, part in entry.items() if name not in left_out}
+                yield from _flat(f"{key}.{entry['name']}", fields)
     elif isinstance(value, Mapping):
         for name, part in value.items():
             yield from _flat(f"{key}.{name}", part, {"name"})
@@ -233,10 +235,10 @@ def _flat(key: str, value: Any, left_out: Collection[str] = ()) -> Iterator[tupl
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a spec file. What it can't express, `validate` still refuses."""
+    """Return the JSON Schema of a spec file. `validate` also finds mistakes that the schema can't express."""
     return {
         "$schema": SCHEMA_DIALECT,
         **ClusterSpec.model_json_schema(),
         "title": "clusterctl cluster spec",
-        "description": "One typed file describes a cluster.",
+        "description": "A typed description of a cluster.",
     }

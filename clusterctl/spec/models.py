@@ -1,4 +1,4 @@
-"""ClusterSpec: one cluster, with the provider of its hosts; local nodes; what must hold between fields."""
+"""ClusterSpec, the model of a spec file; the settings of local nodes; checks between fields."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.spec.units import shown
 
-MAX_LOCAL_HOSTS: Final = 250  # of a /24, less the network, the broadcast, this machine and a few spare
+# A /24 without the network, the broadcast and this machine's address, and a few addresses to spare.
+MAX_LOCAL_HOSTS: Final = 250
 
 
 _OF_OTHER_NODES: Final = (
@@ -40,32 +41,32 @@ _OF_OTHER_NODES: Final = (
     ("software.nvidia", "local nodes have no GPUs, and their kernel is this machine's", "remove nvidia"),
 )
 _OF_SLURM: Final = {
-    "slurm.qos": "qualities of service are Slurm's, and there is no Slurm",
-    "slurm.version": "there is no Slurm",
-    "slurm.extra": "there is no slurm.conf without Slurm",
-    "software.slurm": "OpenHPC's packages are Slurm's, and there is no Slurm",
-    "provider.auto_down": "only Slurm can tell that a cluster is idle",
-    "users.accounts": "accounts are Slurm's, and there is no Slurm",
+    "slurm.qos": "qualities of service need Slurm, but scheduler is none",
+    "slurm.version": "scheduler is none, so Slurm is not installed",
+    "slurm.extra": "scheduler is none, so there is no slurm.conf",
+    "software.slurm": "scheduler is none, so Slurm is not installed",
+    "provider.auto_down": "only Slurm can tell that a cluster is idle, but scheduler is none",
+    "users.accounts": "accounts need Slurm, but scheduler is none",
 }
 
 
 class LocalSettings(ProviderSettings):
     """A real Slurm cluster of systemd-nspawn machines on this Linux machine."""
 
-    # In a file the type must be written: it says which provider is meant.
+    # Files must contain the type, because it selects the provider.
     model_config = ConfigDict(json_schema_extra={"required": ["type"]})
     shares_kernel: ClassVar[bool] = True
 
     type: Literal["local"] = Field("local", description="the provider's type")
     subnet: IPv4Network | None = Field(
         None,
-        description="private /24 for the nodes; by default a free one is chosen",
+        description="private /24 for the nodes; by default clusterctl chooses a free network",
         examples=["10.77.0.0/24"],
     )
     distribution: Literal["debian-12", "debian-13"] | None = Field(
         None,
-        description="what the nodes run; by default debian-13, and on Rocky Linux and AlmaLinux always the "
-        "machine's own distribution",
+        description="distribution of the nodes; by default debian-13; on Rocky Linux and AlmaLinux always "
+        "this machine's",
     )
     mirror: Url = Field(
         "http://deb.debian.org/debian", description="Debian mirror that the node image is built from"
@@ -85,7 +86,7 @@ class LocalSettings(ProviderSettings):
 
     @property
     def release(self) -> str:
-        """The distribution of nodes that are made now."""
+        """The distribution of new nodes."""
         return self.distribution or distributions.of_local_nodes()
 
     def expected_release(self, spec: Cluster) -> str:  # noqa: ARG002
@@ -109,7 +110,7 @@ DEFAULT_PROVIDER: Final = LocalSettings()
 
 
 class ClusterSpec(Cluster):
-    """One cluster."""
+    """A cluster."""
 
     provider: Annotated[LocalSettings | GcpSettings | OnpremSettings, Discriminator("type")] = Field(
         DEFAULT_PROVIDER, description="the provider of the hosts, with its settings"
@@ -118,20 +119,21 @@ class ClusterSpec(Cluster):
     @model_validator(mode="after")
     def _consistent(self, info: ValidationInfo) -> Self:
         skips = is_partial(info) or (info.context or {}).get(RECORDED)
-        found = [] if skips else [f"{fault.key}: {fault.message}" for fault in faults(self)]
-        if found:
-            raise PydanticCustomError(INCONSISTENT, "{found}", {"found": "; ".join(found)})
+        messages = [] if skips else [f"{fault.key}: {fault.message}" for fault in faults(self)]
+        if messages:
+            raise PydanticCustomError(INCONSISTENT, "{found}", {"found": "; ".join(messages)})
         return self
 
 
 def faults(spec: ClusterSpec) -> Iterator[Fault]:
-    """All that does not hold between the fields of a spec, which may be partial."""
+    """Yield all contradictions between the fields of a spec. The spec may be partial."""
     yield from spec.provider.faults(spec)
     if spec.scheduler == "none":
         fix = "remove {}, or write scheduler: slurm"
-        yield from spec.refused((key, why, fix.format(key.split(".")[1])) for key, why in _OF_SLURM.items())
+        rows = ((key, reason, fix.format(key.split(".")[1])) for key, reason in _OF_SLURM.items())
+        yield from spec.refused(rows)
     else:
-        yield from _slurm_release(spec)
+        yield from _slurm_release_faults(spec)
     fields = (
         ("partitions", "name", [partition.name for partition in spec.partitions]),
         ("users", "name", [user.name for user in spec.users]),
@@ -141,31 +143,32 @@ def faults(spec: ClusterSpec) -> Iterator[Fault]:
     for where, field, values in fields:
         at = tuple(where.split("."))
         for index, first in repeated(values):
-            message = f"{field} {shown(values[index])} is that of {dotted((*at, first))} already"
+            message = f"{dotted((*at, first))} already has the {field} {shown(values[index])}"
             yield Fault("value-twice", (*at, index, field), message, f"every {field} must be unique")
     lines = spec.slurm.extra
     keys = [line.partition("=")[0].strip() for line in lines]
     for index, _ in repeated(key.lower() for key in keys):
-        twice = f"{shown(keys[index])} is set above already"
-        yield Fault("setting-twice", ("slurm", "extra", index), twice, "keep one of the two")
+        message = f"{shown(keys[index])} is already set above"
+        yield Fault("setting-twice", ("slurm", "extra", index), message, "remove either line")
     for index, user in enumerate(spec.users):
         for number, _ in repeated(user.accounts):
-            message = f"{shown(user.accounts[number])} is in this list already"
+            message = f"{shown(user.accounts[number])} is already in this list"
             yield Fault("value-twice", ("users", index, "accounts", number), message, "remove it")
 
 
-def _slurm_release(spec: ClusterSpec) -> Iterator[Fault]:
-    """Whether the hosts can have the release of Slurm, as far as the spec says what they are."""
-    at, asked, provider = ("slurm", "version"), spec.slurm.version, spec.provider
-    if not asked:
+def _slurm_release_faults(spec: ClusterSpec) -> Iterator[Fault]:
+    """Yield a fault if the hosts can't have this release of Slurm, as far as the spec tells."""
+    at, version, provider = ("slurm", "version"), spec.slurm.version, spec.provider
+    if not version:
         return
     for index, line in enumerate(spec.slurm.extra):
         key = line.partition("=")[0].strip()
-        if distributions.is_removed(key, asked):
-            message = f"Slurm {asked} does not know {key} any more, and would not start"
+        if distributions.is_removed(key, version):
+            message = f"Slurm {version} no longer accepts {key} and would not start"
             yield Fault("setting-unknown-to-slurm", ("slurm", "extra", index), message, "remove it")
     release = provider.expected_release(spec)
-    with suppress(ProvisionError):  # of an unknown distribution, which is said where it is named
+    # An unknown distribution is reported at its own field.
+    with suppress(ProvisionError):
         distribution = distributions.distribution_of(release) if release else None
-        if why := distributions.refuse_slurm(asked, distribution, makes_image=provider.shares_kernel):
-            yield Fault("slurm-release", at, f"{why.what}: {why.why}", why.fix)
+        if refusal := distributions.refuse_slurm(version, distribution, makes_image=provider.shares_kernel):
+            yield Fault("slurm-release", at, f"{refusal.what}: {refusal.why}", refusal.fix)

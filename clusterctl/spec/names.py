@@ -1,4 +1,4 @@
-"""Names that hold without any spec: of spec files, of what is ours on hosts; and what is near to a name."""
+"""Names that do not depend on a spec: files, accounts, folders, ports; suggestions for misspelt names."""
 
 from __future__ import annotations
 
@@ -14,19 +14,24 @@ from clusterctl.errors import UsageError
 
 DATA: Final = Path(__file__).with_name("data")
 SPEC_NAME: Final = "cluster.yaml"
-DEFAULT_CLUSTER: Final = "local"  # what there is without a file
+# The name of the cluster without a spec file.
+DEFAULT_CLUSTER: Final = "local"
 ADMIN_USER: Final = "clusterctl"
-SYSTEM_ACCOUNTS: Final = ("slurm", "munge")  # of the daemons; the role `users` makes them
+# The accounts of the daemons, which the role `users` creates.
+SYSTEM_ACCOUNTS: Final = ("slurm", "munge")
 PROOF_PARTITION: Final = "clusterctl-proof"
-ROOT: Final = "/opt/clusterctl"  # on hosts that clusterctl configures, with what jobs use
+# The folder on hosts with the software for jobs.
+ROOT: Final = "/opt/clusterctl"
 SLURMCTLD_PORT, SLURMD_PORT, SLURMDBD_PORT = 6817, 6818, 6819
-MPI_SSH_FOLDER: Final = "/etc/clusterctl/mpi"  # of the role mpi_ssh
-MPI_SSH: Final = f"ssh -F {MPI_SSH_FOLDER}/ssh_config"  # from host to host, as a job user
-MAX_COUNT: Final = 65_533  # Slurm counts nodes, tasks and CPUs of a node in 16 bits
+# The role mpi_ssh creates this folder. Job users connect from host to host with MPI_SSH.
+MPI_SSH_FOLDER: Final = "/etc/clusterctl/mpi"
+MPI_SSH: Final = f"ssh -F {MPI_SSH_FOLDER}/ssh_config"
+# Slurm stores numbers of nodes, tasks and CPUs of a node in 16 bits.
+MAX_COUNT: Final = 65_533
 
 
 class Launcher(StrEnum):
-    """How ranks are started: ``srun`` speaks PMIx, ``mpirun`` gets a hostfile; ``torchrun`` is PyTorch's."""
+    """The program that starts ranks: ``srun`` with PMIx, ``mpirun`` with a hostfile, or ``torchrun``."""
 
     SRUN = "srun"
     MPIRUN = "mpirun"
@@ -34,33 +39,37 @@ class Launcher(StrEnum):
 
 
 def is_cluster_name(text: str) -> bool:
-    """Whether a cluster can have this name, as the models of specs say, which take long to import."""
+    """Return whether this is a valid cluster name, without the slow import of the spec models."""
     pattern, _ = tomllib.loads((DATA / "patterns.toml").read_text(encoding="utf-8"))["label"]
     return re.fullmatch(pattern, text) is not None
 
 
 def find_spec(start: Path) -> Path | None:
-    """The spec file of a folder, if it has one. Whether it can be read is seen on reading."""
+    """Return the path of the spec file in this folder, readable or not. None: the folder has no spec."""
     path = start / SPEC_NAME
     return path if path.exists() or path.is_symlink() else None
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``did you mean nodes?`` when a known word is near, else an empty text."""
-    candidates = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(word.lower(), candidates, n=1)
-    return f"did you mean {candidates[near[0]]}?" if near else ""
+def did_you_mean(word: str, names: Iterable[str]) -> str:
+    """Return ``did you mean nodes?`` if a known name is similar to the word, otherwise an empty text."""
+    by_lower_case = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(word.lower(), by_lower_case, n=1)
+    return f"did you mean {by_lower_case[near[0]]}?" if near else ""
 
 
 def reject_unknown(
-    names: Iterable[str], known: Collection[str], what: str, otherwise: str = "", where: str = ""
+    names: Iterable[str], allowed: Collection[str], message: str, otherwise: str = "", where: str = ""
 ) -> None:
-    """That all of these are known. ``otherwise`` is what to do where none of the known is near.
+    """Reject names that are not among the allowed names.
+
+    message: the start of the error; the wrong name follows.
+    otherwise: the fix if no allowed name is similar. Empty: list the allowed names.
 
     Raises:
-        UsageError: one is not.
+        UsageError: a name is not allowed.
     """
     for name in names:
-        if name not in known:
-            hint = did_you_mean(name, known) or otherwise or f"known are {', '.join(sorted(known)) or 'none'}"
-            raise UsageError(f"{what} {name!r}", code="unknown-name", where=where, fix=hint)
+        if name not in allowed:
+            allowed_names = f"known names: {', '.join(sorted(allowed)) or '(empty)'}"
+            hint = did_you_mean(name, allowed) or otherwise or allowed_names
+            raise UsageError(f"{message} {name!r}", code="unknown-name", where=where, fix=hint)

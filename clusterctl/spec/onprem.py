@@ -1,4 +1,4 @@
-"""On-premises machines in a spec: `provider: {type: onprem, ...}`, and what must hold between its fields."""
+"""The settings of on-premises machines in a spec, `provider: {type: onprem, ...}`, and their checks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _is_name(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", text):
         raise BadValueError(
             "not-a-switch-name",
-            f"{text!r} is no switch's name: at most 63 letters, digits, dashes or underscores",
+            f"{text!r} is not a valid switch name: use at most 63 letters, digits, dashes or underscores",
         )
     return text
 
@@ -45,10 +45,10 @@ class OnpremShared(Model):
 
     kind: Literal["nfs", "existing", "none"] = Field(
         "nfs",
-        description="nfs: `server`, or else the controller, exports it; existing: it is mounted on all hosts "
-        "already; none: jobs have the folders of their own nodes alone",
+        description="nfs: `server`, or by default the controller, exports it; existing: all hosts have "
+        "mounted it already; none: jobs see only the folders of their own nodes",
     )
-    path: AbsolutePath = Field("/shared", description="where the hosts have it")
+    path: AbsolutePath = Field("/shared", description="its path on the hosts")
     server: Address | None = Field(None, description="an existing NFS server")
     export: AbsolutePath | None = Field(None, description="the path that this server exports")
 
@@ -59,35 +59,36 @@ class OnpremSettings(ProviderSettings):
     user_owned: ClassVar[bool] = True
 
     type: Literal["onprem"] = Field(description="the provider's type")
-    controller: HostName = Field(description="the host that runs slurmctld; it may be a compute node, too")
-    login: tuple[HostName, ...] = Field((), description="login nodes beside the controller")
+    controller: HostName = Field(description="the host that runs slurmctld; it may also be a compute node")
+    login: tuple[HostName, ...] = Field((), description="login nodes in addition to the controller")
     hosts: Mapping[HostRange, OnpremHost] = Field(
         min_length=1, description="the machines by name or range of names, such as gpu[01-08]"
     )
-    access: Access = Field(Access(), description="the first login to them")
+    access: Access = Field(Access(), description="the first login to the hosts")
     network: Network | None = Field(
-        None, description="network that MPI and Slurm use; by default that of the controller's address"
+        None, description="network for MPI and Slurm; by default the network of the controller's address"
     )
     shared: OnpremShared = Field(OnpremShared(), description="the shared folder of all hosts")
     fabric: Mapping[SwitchName, Switch] = Field(
-        {}, description="the switches of the fast network by name, for jobs to be kept close together"
+        {}, description="the switches of the fast network by name; Slurm places jobs close together"
     )
 
     @field_validator("hosts", mode="before")
     @classmethod
     def _bare_addresses(cls, value: object) -> object:
-        """``gpu01: 10.0.0.11`` says the address alone, ``gpu01:`` nothing."""
+        """Accept ``gpu01: 10.0.0.11`` as an address, and ``gpu01:`` as a host without settings."""
         if not isinstance(value, Mapping):
             return value
         return {
-            name: {"address": said} if isinstance(said, str) else {} if said is None else said
-            for name, said in value.items()
+            name: {"address": entry} if isinstance(entry, str) else {} if entry is None else entry
+            for name, entry in value.items()
         }
 
     @property
     def machines(self) -> Mapping[str, OnpremHost]:
-        """With its own address, and the access of ``access`` where it has none; ``user`` may be None."""
-        return {name: host for names, said in self.hosts.items() for name, host in self._each(names, said)}
+        """Each host with its address and its login, completed from ``access``. ``user`` may be None."""
+        pairs = (pair for names, settings in self.hosts.items() for pair in self._each(names, settings))
+        return dict(pairs)
 
     def controller_of(self, cluster: str) -> str:  # noqa: ARG002
         return self.controller
@@ -102,80 +103,80 @@ class OnpremSettings(ProviderSettings):
 
     def faults(self, spec: Cluster) -> Iterator[Fault]:
         names = {name: key for key in self.hosts for name in expand(key)}
-        yield from _hosts(self)
-        yield from _this_machine(self, names)
-        yield from _unknown(("provider", "controller"), self.controller, names)
+        yield from _host_faults(self)
+        yield from _localhost_faults(self, names)
+        yield from _unknown_host_fault(("provider", "controller"), self.controller, names)
         for index, name in enumerate(self.login):
-            yield from _unknown(("provider", "login", index), name, names)
+            yield from _unknown_host_fault(("provider", "login", index), name, names)
         yield from spec.refused(_OF_LOCAL_NODES)
-        yield from _partitions(spec, names)
-        yield from _shared(self, spec)
-        yield from _fabric(self.fabric, spec)
+        yield from _partition_faults(spec, names)
+        yield from _shared_folder_faults(self, spec)
+        yield from _fabric_faults(self.fabric, spec)
 
-    def _each(self, names: str, said: OnpremHost) -> tuple[tuple[str, OnpremHost], ...]:
+    def _each(self, names: str, settings: OnpremHost) -> tuple[tuple[str, OnpremHost], ...]:
         every = expand(names)
-        addresses = expand(said.address) if said.address else every
+        addresses = expand(settings.address) if settings.address else every
         common = {
-            field: getattr(self.access, field) if getattr(said, field) is None else getattr(said, field)
+            field: getattr(self.access if getattr(settings, field) is None else settings, field)
             for field in ("user", "port", "key", "jump", "become")
         }
         return tuple(
-            (name, OnpremHost(address=address, host_key=said.host_key, **common))
+            (name, OnpremHost(address=address, host_key=settings.host_key, **common))
             for name, address in zip(every, addresses, strict=True)
         )
 
 
 def own_machines(provider: ProviderSettings) -> OnpremSettings:
-    """The settings of hosts that are the user's own.
+    """Return the settings of the provider `onprem`.
 
     Raises:
-        UsageError: the provider creates and removes its hosts.
+        UsageError: another provider, which creates and removes its hosts.
     """
     if isinstance(provider, OnpremSettings):
         return provider
     raise UsageError(
-        f"the nodes of a {provider.type} cluster are created and removed by its spec",
+        f"the spec of a {provider.type} cluster determines its nodes",
         code="not-own-machines",
         where="provider.type",
-        fix="change `nodes` of its partitions, and run `clusterctl up`",
+        fix="change `nodes` of its partitions and run `clusterctl up`",
     )
 
 
 _SYSTEM: Final = frozenset(
     {"bin", "boot", "dev", "etc", "lib", "lib64", "proc", "root", "run", "sbin", "sys", "usr"}
 )
-_TOP: Final = frozenset({"home", "media", "mnt", "opt", "srv", "tmp", "var"})  # below them it is fine
+# Folders that can't be the shared folder themselves, but may contain it.
+_TOP: Final = frozenset({"home", "media", "mnt", "opt", "srv", "tmp", "var"})
 _OF_LOCAL_NODES: Final = tuple(
-    (f"partitions.{key}", f"{key} is for local nodes", "remove it; the machine decides")
+    (f"partitions.{key}", f"{key} is only for local nodes", "remove it; the machine determines it")
     for key in ("cpus", "memory", "disk")
 )
 _WAY_THERE: Final = ("user", "port", "key", "jump", "host_key")
-_UNSAID: Final = (None, 22, ())  # by default, once it is filled in
+# The values of these fields if they are not set.
+_UNSAID: Final = (None, 22, ())
 
 
-def _hosts(provider: OnpremSettings) -> Iterator[Fault]:
+def _host_faults(provider: OnpremSettings) -> Iterator[Fault]:
     first: dict[str, str] = {}
     places: dict[tuple[str, int], str] = {}
     for key, host in provider.hosts.items():
         at, names = ("provider", "hosts", key), expand(key)
         for name in names:
             if name in first:
-                twice = f"{name} is in {first[name]} already"
-                yield Fault("host-named-twice", at, twice, "name every host once", at_key=True)
+                message = f"{first[name]} already contains {name}"
+                yield Fault("host-named-twice", at, message, "list each host once", at_key=True)
             first[name] = key
         addresses = names if host.address is None else _expanded(host.address)
         if addresses and len(addresses) != len(names):
             message = f"{len(names)} hosts have {len(addresses)} addresses"
-            hint = "write a range of as many addresses as there are names"
+            hint = f"write a range of {len(names)} addresses"
             yield Fault("address-count", (*at, "address"), message, hint)
             continue
-        for name, one in zip(names, addresses, strict=False):
-            place = (one, provider.access.port if host.port is None else host.port)
+        for name, address in zip(names, addresses, strict=False):
+            place = (address, provider.access.port if host.port is None else host.port)
             if places.get(place, name) != name:
                 message = f"{name} has the address of {places[place]}"
-                yield Fault(
-                    "address-twice", at, message, "give every host an address of its own", at_key=True
-                )
+                yield Fault("address-twice", at, message, "give each host a different address", at_key=True)
             places[place] = name
 
 
@@ -183,8 +184,8 @@ def _expanded(text: str | None) -> tuple[str, ...]:
     return expand(text) if text else ()
 
 
-def _this_machine(provider: OnpremSettings, names: Mapping[str, str]) -> Iterator[Fault]:
-    """The machine itself is a whole cluster: others would not find it under an address of its own alone."""
+def _localhost_faults(provider: OnpremSettings, names: Mapping[str, str]) -> Iterator[Fault]:
+    """Yield faults if this machine is listed by a local address but the cluster has more hosts or a login."""
     for key, host in provider.hosts.items():
         at, address = ("provider", "hosts", key), host.address or key
         if not is_this_machine(address):
@@ -195,54 +196,55 @@ def _this_machine(provider: OnpremSettings, names: Mapping[str, str]) -> Iterato
                 "host-is-localhost", at, message, "give it a name: desk: {address: localhost}", at_key=True
             )
         if len(names) > 1:
-            message = f"{address} is this machine itself, and others can't reach it under that"
-            fix = "write its address on their network, or leave the others out"
+            message = f"{address} is this machine, and the other hosts can't reach it by that address"
+            fix = "write its address on the network, or remove the other hosts"
             yield Fault("localhost-among-others", at, message, fix, at_key=True)
-        for where, given in ((at, host), (("provider", "access"), provider.access)):
+        for where, settings in ((at, host), (("provider", "access"), provider.access)):
             for field in _WAY_THERE:
-                if getattr(given, field, None) not in _UNSAID:
-                    message = f"{field} is for hosts that are logged in to, and {address} is this machine"
-                    fix = f"remove it, or write an address of the other machine that is not {address}"
+                if getattr(settings, field, None) not in _UNSAID:
+                    message = f"{field} is only for hosts reached over SSH, but {address} is this machine"
+                    fix = f"remove {field}, or write the address of another machine instead of {address}"
                     yield Fault("localhost-login", (*where, field), message, fix, at_key=True)
 
 
-def _unknown(at: Loc, host: str, names: Mapping[str, str]) -> Iterator[Fault]:
+def _unknown_host_fault(at: Loc, host: str, names: Mapping[str, str]) -> Iterator[Fault]:
     if host and names and host not in names:
-        hint = did_you_mean(host, names) or "name it under provider.hosts"
+        hint = did_you_mean(host, names) or "add it to provider.hosts"
         yield Fault("unknown-host", at, f"there is no host {shown(host)}", hint)
 
 
-def _partitions(spec: Cluster, names: Mapping[str, str]) -> Iterator[Fault]:
+def _partition_faults(spec: Cluster, names: Mapping[str, str]) -> Iterator[Fault]:
     first: dict[str, str] = {}
     for index, partition in enumerate(spec.partitions):
         at = ("partitions", index)
         if partition.hosts is None:
             hint = "write hosts: RANGE, such as gpu[01-08]"
-            yield Fault("partition-without-hosts", at, "which hosts are its nodes?", hint, at_key=True)
+            yield Fault("partition-without-hosts", at, "the partition has no hosts", hint, at_key=True)
         hosts = _expanded(partition.hosts)
         if hosts and partition.nodes and partition.nodes != len(hosts):
-            message = f"hosts names {len(hosts)}, not {partition.nodes}"
+            message = f"hosts lists {len(hosts)} hosts, not {partition.nodes}"
             yield Fault("node-count", (*at, "nodes"), message, "remove nodes")
         for host in hosts:
-            unknown = [*_unknown((*at, "hosts"), host, names)]
+            unknown = [*_unknown_host_fault((*at, "hosts"), host, names)]
             yield from unknown
             if not unknown and first.setdefault(host, dotted(at)) != dotted(at):
-                message = f"{host} is in {first[host]} already"
-                yield Fault("node-in-two-partitions", (*at, "hosts"), message, "a node is in one partition")
+                message = f"{first[host]} already contains {host}"
+                fix = "put each node into a single partition"
+                yield Fault("node-in-two-partitions", (*at, "hosts"), message, fix)
 
 
-def _shared(provider: OnpremSettings, spec: Cluster) -> Iterator[Fault]:
+def _shared_folder_faults(provider: OnpremSettings, spec: Cluster) -> Iterator[Fault]:
     shared, at = provider.shared, ("provider", "shared")
     for key in ("server", "export"):
         if shared.kind != "nfs" and getattr(shared, key) is not None:
-            yield Fault("needs-nfs", (*at, key), f"{key} is for kind: nfs", "remove it", at_key=True)
+            yield Fault("needs-nfs", (*at, key), f"{key} is only for kind: nfs", "remove it", at_key=True)
     if shared.kind == "nfs" and (shared.server is None) != (shared.export is None):
-        hint = "write both, or neither: then the controller exports a folder of its own"
+        hint = "write both; or neither, and the controller exports a folder"
         yield Fault("nfs-incomplete", at, "server and export belong together", hint, at_key=True)
-    if shared.kind == "nfs" and shared.path and _is_the_systems(shared.path):
-        message = f"{shown(shared.path)} is a system folder, and would be exported to all hosts"
+    if shared.kind == "nfs" and shared.path and _is_system_folder(shared.path):
+        message = f"{shown(shared.path)} is a system folder and can't be exported to all hosts"
         yield Fault(
-            "shared-system-folder", (*at, "path"), message, "name a folder for the cluster, such as /shared"
+            "shared-system-folder", (*at, "path"), message, "use a folder for the cluster, such as /shared"
         )
     if spec.storage.keep and shared.kind == "none":
         message = "there is no shared folder to keep"
@@ -257,44 +259,46 @@ def _shared(provider: OnpremSettings, spec: Cluster) -> Iterator[Fault]:
         )
 
 
-def _is_the_systems(path: str) -> bool:
+def _is_system_folder(path: str) -> bool:
     parts = PurePosixPath(path).parts[1:]
     return not parts or parts[0] in _SYSTEM or (len(parts) == 1 and parts[0] in _TOP)
 
 
-def _fabric(switches: Mapping[str, Switch], spec: Cluster) -> Iterator[Fault]:
+def _fabric_faults(switches: Mapping[str, Switch], spec: Cluster) -> Iterator[Fault]:
     nodes = {host for partition in spec.partitions for host in _expanded(partition.hosts)}
     placed: dict[str, str] = {}
-    for kind, known, what in (("hosts", nodes, "node"), ("switches", set(switches), "switch")):
+    for kind, allowed, noun in (("hosts", nodes, "node"), ("switches", set(switches), "switch")):
         placed.clear()
         for name, switch in switches.items():
             at = ("provider", "fabric", name, kind)
-            for one in _expanded(getattr(switch, kind)):
-                if known and one not in known:
-                    yield Fault(
-                        "unknown-in-fabric", at, f"there is no {what} {shown(one)}", did_you_mean(one, known)
-                    )
-                elif one in placed:
-                    twice = f"{one} is at {placed[one]} already"
-                    yield Fault("fabric-placed-twice", at, twice, f"a {what} is at one switch")
-                placed.setdefault(one, name)
-        if kind == "hosts" and switches and (left := sorted(nodes - set(placed))):
-            message = f"{', '.join(left[:3])}{' and more' if len(left) > 3 else ''}: at no switch"  # noqa: PLR2004
-            hint = "name every node, or leave fabric out"
+            for member in _expanded(getattr(switch, kind)):
+                if allowed and member not in allowed:
+                    message = f"there is no {noun} {shown(member)}"
+                    yield Fault("unknown-in-fabric", at, message, did_you_mean(member, allowed))
+                elif member in placed:
+                    message = f"{member} is already at {placed[member]}"
+                    yield Fault("fabric-placed-twice", at, message, f"put each {noun} at a single switch")
+                placed.setdefault(member, name)
+        if kind == "hosts" and switches and (unplaced := sorted(nodes - set(placed))):
+            names = f"{', '.join(unplaced[:3])}{' and more' if len(unplaced) > 3 else ''}"  # noqa: PLR2004
+            message = f"no switch has these nodes: {names}"
+            hint = "put every node at a switch, or remove fabric"
             yield Fault("fabric-incomplete", ("provider", "fabric"), message, hint, at_key=True)
-    yield from _shape(switches, placed)
+    yield from _switch_faults(switches, placed)
 
 
-def _shape(switches: Mapping[str, Switch], above: Mapping[str, str]) -> Iterator[Fault]:
-    """Each switch has something at it, of one kind, and none is above itself."""
+def _switch_faults(switches: Mapping[str, Switch], above: Mapping[str, str]) -> Iterator[Fault]:
+    """Yield faults for switches without members or with mixed members, and for cycles."""
     for name, switch in switches.items():
         at = ("provider", "fabric", name)
         if (switch.hosts is None) == (switch.switches is None):
-            hint = "write hosts: RANGE of a switch with nodes, switches: RANGE of one above others"
-            yield Fault("fabric-mixed-switch", at, "a switch has either hosts or switches", hint, at_key=True)
+            hint = "write hosts: RANGE for a switch with nodes, or switches: RANGE for a switch above others"
+            message = "a switch needs either hosts or switches"
+            yield Fault("fabric-mixed-switch", at, message, hint, at_key=True)
         seen, upward = {name}, above.get(name)
         while upward is not None and upward not in seen:
             seen.add(upward)
             upward = above.get(upward)
         if upward == name:
-            yield Fault("fabric-cycle", at, f"{name} is above itself", "a fabric is a tree", at_key=True)
+            hint = "arrange the switches as a tree"
+            yield Fault("fabric-cycle", at, f"{name} is above itself", hint, at_key=True)

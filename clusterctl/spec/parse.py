@@ -1,4 +1,4 @@
-"""User files of a type (a spec, a job file): from text to model, or all problems with their places."""
+"""Parse user files (specs, job files) into models, or report all problems with line and column."""
 
 from __future__ import annotations
 
@@ -33,11 +33,13 @@ from clusterctl.spec.units import shown
 
 @dataclass(frozen=True, slots=True)
 class Filetype(Generic[M]):
-    """``name`` is what messages call it.
+    """A type of user file.
 
-    ``faults`` tells what does not hold between the fields of a model, which may be partial. Below the keys
-    ``as_text``, numbers and booleans are text. ``missing`` helps who has no such file, ``empty`` who has
-    nothing in it.
+    name: its name in messages.
+    faults: called with a model, which may be partial; returns the contradictions between its fields.
+    missing: the fix if the file does not exist.
+    empty: the fix if the file is empty.
+    as_text: keys below which numbers and booleans are read as text.
     """
 
     name: str
@@ -52,10 +54,10 @@ MAX_BYTES: Final = 1024 * 1024
 
 
 def read_text(path: Path, filetype: Filetype[M]) -> str:
-    """The text of a file.
+    """Read the text of a user file.
 
     Raises:
-        UsageError: it can't be read, is huge, or is not UTF-8.
+        UsageError: the file can't be read, is larger than MAX_BYTES, or is not UTF-8.
     """
     title = f"{filetype.name.removesuffix(' file')} file"
     try:
@@ -66,37 +68,39 @@ def read_text(path: Path, filetype: Filetype[M]) -> str:
         return raw.decode()
     except FileNotFoundError as exc:
         raise UsageError(f"there is no {title} {path}", code="no-such-file", fix=filetype.missing) from exc
-    except (OSError, ValueError) as exc:  # ValueError: not UTF-8, or a path with a null byte
+    except (OSError, ValueError) as exc:
+        # A ValueError means that the text is not UTF-8, or that the path has a null byte.
         raise UsageError(
             f"the {title} can't be read",
             code="file-unreadable",
             where=str(path),
             why=getattr(exc, "strerror", None) or str(exc),
-            fix="name a readable file, of text in UTF-8",
+            fix="name a readable text file in UTF-8",
         ) from exc
 
 
-MAX_DEPTH: Final = 32  # a spec nests four levels deep
+# A spec nests four levels deep.
+MAX_DEPTH: Final = 32
 _TAG: Final = "tag:yaml.org,2002:"
 _TEXT_TAG: Final = f"{_TAG}str"
 _SPELLED: Final = frozenset({f"{_TAG}int", f"{_TAG}float", f"{_TAG}bool"})
 
 
 class _Constructor(SafeConstructor):
-    """Makes plain values of YAML 1.2, in which a date is text."""
+    """A constructor of plain values from YAML 1.2, which reads dates as text."""
 
 
 _Constructor.add_constructor(f"{_TAG}timestamp", SafeConstructor.construct_yaml_str)
 
 
 class Document(Generic[M]):
-    """A YAML text: its plain values, and their places."""
+    """A YAML text: its plain values, and their lines and columns."""
 
     def __init__(self, text: str, file: str, filetype: Filetype[M]) -> None:
         """Read the text.
 
         Raises:
-            SpecError: it is no YAML, or empty.
+            SpecError: the text is empty, or not YAML.
         """
         self.file, self.filetype = file, filetype
         yaml = YAML(typ="safe", pure=True)
@@ -107,21 +111,22 @@ class Document(Generic[M]):
             self._root = yaml.compose(text)
             _make_text(self._root, filetype.as_text)
             self.values = yaml.constructor.construct_document(self._root) if self._root else None
-        except (YAMLError, ValueError, LookupError, TypeError) as exc:  # such text as `!!bool ""`, `? [[]]`
+        except (YAMLError, ValueError, LookupError, TypeError) as exc:
+            # Texts such as `!!bool ""` and `? [[]]` raise other errors than YAMLError.
             raise SpecError(file, (_syntax_problem(exc, file),), kind=filetype.name) from exc
         if self._root is None:
             nothing = Problem(file, 1, 1, "spec", "file-empty", "the file is empty", filetype.empty)
             raise SpecError(file, (nothing,), kind=filetype.name)
 
     def model(self, context: Mapping[str, Any] | None = None) -> M:
-        """What it describes.
+        """Build the model of the document.
 
         Raises:
-            SpecError: it is not of this type.
+            SpecError: the document has mistakes; ``problems`` has all of them.
         """
         kind = self.filetype.model
         if not isinstance(self.values, dict):
-            message = f"a {self.filetype.name} is a mapping of keys, not {shown(self.values)}"
+            message = f"a {self.filetype.name} must be a mapping of keys, not {shown(self.values)}"
             problem = Problem(self.file, *self.place(()), "spec", "not-a-mapping", message)
             raise SpecError(self.file, (problem,), kind=self.filetype.name)
         errors: list[ErrorDetails] = []
@@ -131,8 +136,8 @@ class Document(Generic[M]):
             errors = exc.errors(include_url=False, include_input=False)
             model = partial_model(kind, self.values, context or {})
         faults = () if (context or {}).get(RECORDED) else self.filetype.faults(model)
-        if found := {*_Errors(self, errors).problems(faults)}:
-            in_order = sorted(found, key=lambda p: (p.line, p.column, p.key, p.message))
+        if problems := {*_Errors(self, errors).problems(faults)}:
+            in_order = sorted(problems, key=lambda p: (p.line, p.column, p.key, p.message))
             raise SpecError(self.file, tuple(in_order), kind=self.filetype.name)
         return model
 
@@ -147,12 +152,12 @@ class Document(Generic[M]):
         return tuple(str(key.value) for key, _ in node.value) if isinstance(node, MappingNode) else ()
 
     def text(self, loc: Loc) -> str:
-        """The text of the value at a location, as the user spelled it; "" of all but single values."""
+        """Return the text of the value at a location as the user wrote it. "": not a single value."""
         node = self.node(loc)
         return node.value if isinstance(node, ScalarNode) else ""
 
     def value(self, loc: Loc) -> object:
-        """The value at a location; None where nothing stands."""
+        """Return the value at a location. None: there is no value."""
         here: Any = self.values
         for part in loc:
             try:
@@ -162,9 +167,9 @@ class Document(Generic[M]):
         return here
 
     def place(self, loc: Loc, *, at_key: bool = False) -> tuple[int, int]:
-        """Line and column of a value, or of its key where ``at_key`` or where the value is empty.
+        """Return line and column of a value, or of its key if ``at_key`` is set or the value is empty.
 
-        A value that is not there has the place of the mapping that lacks it.
+        For a missing value, return line and column of the mapping that lacks it.
         """
         here, key = self._root, None
         for part in loc:
@@ -178,7 +183,8 @@ class Document(Generic[M]):
 
 
 def _child(node: Node | None, part: str | int) -> tuple[Node | None, Node | None]:
-    """The key and the value of an entry. Those that ``<<`` brings stand before a mapping's own."""
+    """Return the key and the value of an entry."""
+    # Entries merged by ``<<`` come before a mapping's own entries, which override them.
     if isinstance(node, MappingNode):
         return next((pair for pair in reversed(node.value) if pair[0].value == part), (None, None))
     entries = node.value if isinstance(node, SequenceNode) and isinstance(part, int) else ()
@@ -186,8 +192,9 @@ def _child(node: Node | None, part: str | int) -> tuple[Node | None, Node | None
 
 
 def _make_text(root: Node | None, keys: Collection[str]) -> None:
-    """Make text of the numbers and booleans below these keys, as the user spelled them."""
-    seen: set[tuple[int, bool]] = set()  # an alias may stand in the value that it refers to
+    """Change the numbers and booleans below these keys to text as the user wrote it."""
+    # An alias may occur inside the value that it refers to.
+    seen: set[tuple[int, bool]] = set()
     rest = [(root, False)] if keys else []
     while rest:
         node, is_below = rest.pop()
@@ -203,21 +210,23 @@ def _make_text(root: Node | None, keys: Collection[str]) -> None:
 
 
 def _syntax_problem(exc: Exception, file: str) -> Problem:
-    """Why a text is no YAML, in the words of ruamel.yaml."""
-    said, context = getattr(exc, "problem", None) or str(exc), getattr(exc, "context", None)
-    begins = getattr(exc, "context_mark", None)
-    mark = getattr(exc, "problem_mark", None) or begins
-    if context and begins:
-        said = f"{said}, {context} that begins on line {begins.line + 1}"
-    return Problem(file, *_from_one(mark), "yaml", "bad-yaml", f"this is not YAML: {' '.join(said.split())}")
+    """Return the problem of a text that is not YAML, in the words of ruamel.yaml."""
+    message, context = getattr(exc, "problem", None) or str(exc), getattr(exc, "context", None)
+    context_mark = getattr(exc, "context_mark", None)
+    mark = getattr(exc, "problem_mark", None) or context_mark
+    if context and context_mark:
+        message = f"{message}, {context} that begins on line {context_mark.line + 1}"
+    text = f"this is not YAML: {' '.join(message.split())}"
+    return Problem(file, *_from_one(mark), "yaml", "bad-yaml", text)
 
 
 def _from_one(mark: Any) -> tuple[int, int]:
-    """Line and column of a mark of ruamel.yaml, counted from 1."""
+    """Return line and column of a mark of ruamel.yaml, counted from 1."""
     return (mark.line + 1, mark.column + 1) if mark else (1, 1)
 
 
-_KEY: Final = "[key]"  # pydantic's word for the name of an entry, at the end of a location
+# Pydantic puts this at the end of a location to refer to the name of an entry.
+_KEY: Final = "[key]"
 _HINTS_BY_KEY: Final[Mapping[Loc, str]] = {
     ("version",): "write version: 1",
     ("provider",): "write it as provider: {type: local}",
@@ -225,7 +234,7 @@ _HINTS_BY_KEY: Final[Mapping[Loc, str]] = {
 
 
 class _Errors:
-    """The errors that the values of a document ran into, as problems with their places."""
+    """The validation errors of a document, converted to problems with line and column."""
 
     def __init__(self, document: Document[Any], errors: Iterable[ErrorDetails]) -> None:
         self._document = document
@@ -237,24 +246,24 @@ class _Errors:
         ]
 
     def problems(self, faults: Iterable[Fault]) -> Iterator[Problem]:
-        # A misspelt key is one mistake: the key it was meant to be is not missing on top of that.
+        # A misspelt key is a single mistake: the intended key is not also reported as missing.
         misspelt = {(*e["loc"][:-1], near) for e in self._fields if (near := self._near_key(e))}
         for error in self._fields:
             if error["type"] != "missing" or error["loc"] not in misspelt:
                 yield self._field_problem(error)
-        known = {e["loc"] for e in self._fields} | misspelt
+        reported = {e["loc"] for e in self._fields} | misspelt
         for fault in faults:
-            if fault.loc not in known:
+            if fault.loc not in reported:
                 place = self._document.place(fault.loc, at_key=fault.at_key)
                 key = path_text(fault.loc)
                 yield Problem(self._document.file, *place, key, fault.code, fault.message, fault.hint)
 
     def _is_noise(self, error: ErrorDetails) -> bool:
-        """Whether it was said already; pydantic counts only the entries that are valid."""
+        """Return whether an error repeats another: pydantic calls lists of invalid entries too short."""
         return error["type"] == "too_short" and bool(self._document.value(error["loc"]))
 
     def _placed(self, error: ErrorDetails) -> ErrorDetails:
-        """The error where the file has it: pydantic puts the chosen provider's type into the location."""
+        """Correct the location of an error: pydantic inserts the type of the chosen provider."""
         loc, kind = error["loc"], error["type"]
         if kind == "union_tag_invalid":
             return {**error, "loc": (*loc, "type"), "type": "literal_error"}
@@ -299,39 +308,41 @@ class _Errors:
     def _shown(self, loc: Loc) -> str:
         value, text = self._document.value(loc), self._document.text(loc)
         if self._document.node(loc) is None:
-            above = self._document.value(loc[:-1])  # a text that stands for a mapping: `gpu01: 10.0.0.11`
+            # The file may have a text instead of a mapping: `gpu01: 10.0.0.11`.
+            above = self._document.value(loc[:-1])
             return shown(above) if isinstance(above, str) else "empty"
         if isinstance(value, str) or not text:
             return shown(value)
-        return shown(text).strip("'")  # numbers and booleans as the user spelled them
+        # Show numbers and booleans as the user wrote them.
+        return shown(text).strip("'")
 
     def _hint(self, error: ErrorDetails) -> str:
         loc, kind = error["loc"], error["type"]
         value = self._document.value(loc)
         if kind == "extra_forbidden":
-            known = self._known_keys(loc[:-1])
-            near = did_you_mean(str(loc[-1]), known)
-            return near or f"known keys: {', '.join(known)}"
+            keys = self._known_keys(loc[:-1])
+            near = did_you_mean(str(loc[-1]), keys)
+            return near or f"known keys: {', '.join(keys)}"
         if loc == ("provider", "type"):
             if self._document.node(loc) is None:
                 return f"write {either(f'type: {name}' for name in PROVIDERS)}"
             near = did_you_mean(value, PROVIDERS) if isinstance(value, str) else ""
-            return near or f"built in this version: {', '.join(PROVIDERS)}"
+            return near or f"the providers of this version: {', '.join(PROVIDERS)}"
         if kind in {"string_type", "path_type"} and isinstance(value, bool | int | float):
             return "put it in quotes"
         return _HINTS_BY_KEY.get(loc, "")
 
 
 def _mapping_in(annotation: Any) -> Any:
-    """The model, or the mapping of names, that an annotation such as ``tuple[Partition, ...]`` is about."""
+    """Return the model or the mapping inside an annotation such as ``tuple[Partition, ...]``."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if get_origin(annotation) is Mapping:
         return annotation
-    return next((found for part in get_args(annotation) if (found := _mapping_in(part))), None)
+    return next((model for part in get_args(annotation) if (model := _mapping_in(part))), None)
 
 
 def path_text(loc: Loc) -> str:
-    """A dotted path fit for one line of a message, even where a key is not."""
+    """Return the dotted path of a location on a single line, with long or unprintable keys abbreviated."""
     is_plain = [isinstance(part, int) or (part.isprintable() and len(part) <= 40) for part in loc]  # noqa: PLR2004
     return dotted(tuple(p if plain else shown(p) for p, plain in zip(loc, is_plain, strict=True))) or "spec"

@@ -1,4 +1,4 @@
-"""Sweeps: the values that each task of a job's array is started with."""
+"""Sweeps: job arrays whose tasks run the program with different values."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ from clusterctl.errors import BadValueError
 from clusterctl.spec.base import UNKNOWN, Model
 from clusterctl.spec.units import shown
 
-MAX_TASKS: Final = 1000  # Slurm's MaxArraySize is 1001, if nobody changed it
+# Slurm's default MaxArraySize is 1001.
+MAX_TASKS: Final = 1000
 _KEY: Final = re.compile(r"[A-Za-z][\w.-]{0,63}")
 _RANGE: Final = re.compile(r"(log\s+)?(\S+?)\.\.(\S+)")
-# Metrics of which more is better, by the words of their names; of others, less is.
+# Words in the names of metrics for which higher is better. For all other metrics, lower is better.
 _MORE: Final = re.compile(
     r"(?:^|[/_. -])(?:acc|accuracy|f1|auc|bleu|rouge\w*|precision|recall|reward|score|map|m?iou|psnr|r2|ndcg|"
     r"throughput|per_s)(?=$|[/_. @-]|\d)",
     re.IGNORECASE,
 )
 
-Values = Mapping[str, str]  # key -> value, of one task
+# The values of a task, by key.
+Values = Mapping[str, str]
 
 
 class Goal(StrEnum):
-    """Which values of the metric are the best."""
+    """Whether the lowest or the highest values of the metric are the best."""
 
     MIN = "min"
     MAX = "max"
@@ -42,21 +44,21 @@ def _key(name: str) -> str:
     if not _KEY.fullmatch(name):
         raise BadValueError(
             "not-an-option-name",
-            f"{shown(name)} is no name of an option: letters, digits, and _ . - after a letter",
+            f"{shown(name)} is not an option name: use a letter, then letters, digits, _ . or -",
         )
     return name
 
 
 def _texts(value: object) -> object:
-    """One value, a list of them, or a range of whole numbers such as ``0..2``, as a list."""
+    """Turn a value, a list of values, or a range of whole numbers such as ``0..2`` into a tuple."""
     values = value if isinstance(value, list | tuple) else [value]
-    found: list[str] = []
-    for one in values:
-        if not isinstance(one, str):
-            raise BadValueError("sweep-value", f"{shown(one)} is no single value")
-        match = _RANGE.fullmatch(one)
-        found += _whole_numbers(one, match) if match else [one]
-    return tuple(found)
+    texts: list[str] = []
+    for entry in values:
+        if not isinstance(entry, str):
+            raise BadValueError("sweep-value", f"{shown(entry)} is not a single value")
+        match = _RANGE.fullmatch(entry)
+        texts += _whole_numbers(entry, match) if match else [entry]
+    return tuple(texts)
 
 
 def _whole_numbers(text: str, match: re.Match[str]) -> list[str]:
@@ -66,14 +68,14 @@ def _whole_numbers(text: str, match: re.Match[str]) -> list[str]:
         return [text]
     if match[1] or not 0 <= last - first < MAX_TASKS:
         raise BadValueError(
-            "sweep-range", f"{shown(text)} is no range of up to {MAX_TASKS} whole numbers, such as 0..2"
+            "sweep-range", f"{shown(text)} is not a range of up to {MAX_TASKS} whole numbers, such as 0..2"
         )
     return [str(number) for number in range(first, last + 1)]
 
 
 def _drawn_from(value: object) -> object:
-    """A list to choose from, or a range such as ``0.1..0.5``, ``1..8`` or ``log 1e-5..1e-2``."""
-    if isinstance(value, list | tuple) and value and all(isinstance(one, str) for one in value):
+    """Accept a list to choose from, or a range such as ``0.1..0.5``, ``1..8`` or ``log 1e-5..1e-2``."""
+    if isinstance(value, list | tuple) and value and all(isinstance(entry, str) for entry in value):
         return tuple(value)
     match = _RANGE.fullmatch(value) if isinstance(value, str) else None
     try:
@@ -88,7 +90,7 @@ def _drawn_from(value: object) -> object:
 
 
 def as_grid(value: object) -> object:
-    """``["lr=1e-4,3e-4", "seed=0..2"]``, as flags say it, as a grid."""
+    """Turn flags such as ``["lr=1e-4,3e-4", "seed=0..2"]`` into a grid."""
     if not isinstance(value, list | tuple):
         return value
     grid: dict[str, list[str]] = {}
@@ -100,7 +102,7 @@ def as_grid(value: object) -> object:
             )
         if name in grid:
             raise BadValueError(
-                "option-twice", f"{shown(name)} is given twice; write all its values in one list"
+                "option-twice", f"{shown(name)} is given twice; write all its values in a single list"
             )
         grid[name] = texts.split(",")
     return {"grid": grid}
@@ -123,7 +125,7 @@ _Random = Annotated[
 
 
 class Sweep(Model):
-    """The values of each task: every combination of ``list``, ``grid`` and ``trials`` of ``random``."""
+    """A sweep. Its tasks are all combinations of ``list``, ``grid`` and the ``trials`` of ``random``."""
 
     grid: Mapping[Key, _Several] = Field(
         {},
@@ -133,61 +135,63 @@ class Sweep(Model):
     cases: tuple[_Fixed, ...] = Field((), alias="list", description="these combinations of values")
     random: Mapping[Key, _Random] = Field(
         {},
-        description="values that are drawn for each trial: from a list, or from a range, of whole numbers, "
-        "uniform, or uniform in their logarithm",
+        description="values to draw for each trial: from a list, or from a range of whole numbers, a uniform "
+        "range, or a range that is uniform in the logarithm",
         examples=[{"lr": "log 1e-5..1e-2", "layers": "1..8", "dropout": "0.0..0.5"}],
     )
     trials: Annotated[int, Field(ge=1, le=MAX_TASKS, strict=True)] | None = Field(
-        None, description="how often values are drawn"
+        None, description="number of random trials"
     )
-    seed: Annotated[int, Field(ge=0, strict=True)] = Field(0, description="of the random numbers")
-    exclude: tuple[_Fixed, ...] = Field((), description="combinations that are left out")
+    seed: Annotated[int, Field(ge=0, strict=True)] = Field(0, description="seed of the random numbers")
+    exclude: tuple[_Fixed, ...] = Field((), description="combinations to leave out")
     when: Mapping[Key, Mapping[Key, _Several]] = Field(
         {},
-        description="a key is given only where others have these values",
+        description="pass a key only if other keys have these values",
         examples=[{"momentum": {"optimizer": "sgd"}}],
     )
     parallel: Annotated[int, Field(ge=1, le=MAX_TASKS, strict=True)] | None = Field(
-        None, description="tasks that run at the same time, at most"
+        None, description="maximum number of tasks that run at the same time"
     )
     metric: str | None = Field(None, description="the metric that ranks the tasks", examples=["eval_loss"])
     goal: Goal | None = Field(
-        None, description="whether less or more of the metric is better; default: by its name"
+        None, description="whether the metric's minimum or maximum is best; default: judged by its name"
     )
 
     @model_validator(mode="after")
     def _has_tasks(self) -> Self:
-        if UNKNOWN in vars(self).values():  # what is wrong with it has been said
+        # A field already reported its mistake.
+        if UNKNOWN in vars(self).values():
             return self
         if bool(self.random) != (self.trials is not None):
             raise BadValueError(
-                "random-needs-trials", "random and trials go together: say how many trials to draw"
+                "random-needs-trials", "random and trials belong together: set both, or remove both"
             )
         if not (self.grid or self.cases or self.random):
             raise BadValueError("sweep-empty", "a sweep needs a grid, a list, or random values")
         names = [*self.grid, *self.random, *{name for case in self.cases for name in case}]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise BadValueError(
-                "option-twice", f"{shown(twice)} has values in more than one of grid, list and random"
+                "option-twice", f"{shown(twice)} has values in several of grid, list and random"
             )
-        for name in {*self.when, *(key for one in (*self.exclude, *self.when.values()) for key in one)}:
+        conditions = (*self.exclude, *self.when.values())
+        for name in {*self.when, *(key for condition in conditions for key in condition)}:
             if name not in names:
                 raise BadValueError("sweep-without-values", f"{shown(name)} has no values in this sweep")
         sizes = (max(len(self.cases), 1), self.trials or 1, *map(len, self.grid.values()))
         if math.prod(sizes) > 100 * MAX_TASKS or not 1 <= len(self.tasks) <= MAX_TASKS:
-            raise BadValueError("sweep-too-large", f"a sweep has 1 to {MAX_TASKS} tasks")
+            raise BadValueError("sweep-too-large", f"a sweep must have 1 to {MAX_TASKS} tasks")
         return self
 
     @cached_property
     def tasks(self) -> tuple[Values, ...]:
-        """The values of each task, in the order of the array's indices; no two are the same."""
-        found: dict[tuple[tuple[str, str], ...], None] = {}
+        """The values of each task, without duplicates, in the order of the array's indices."""
+        tasks: dict[tuple[tuple[str, str], ...], None] = {}
         for values in self._combinations():
-            if any(one.items() <= values.items() for one in self.exclude):
+            if any(combination.items() <= values.items() for combination in self.exclude):
                 continue
-            given = tuple((key, value) for key, value in values.items() if self._holds(key, values))
-            found[given] = None
-        return tuple(map(dict, found))
+            task = tuple((key, value) for key, value in values.items() if self._holds(key, values))
+            tasks[task] = None
+        return tuple(map(dict, tasks))
 
     def _combinations(self) -> Iterator[dict[str, str]]:
         drawn = list(self._drawn())
@@ -202,22 +206,22 @@ class Sweep(Model):
             yield {key: _draw(rng, choice) for key, choice in self.random.items()}
 
     def _holds(self, key: str, values: Values) -> bool:
-        return all(values.get(other) in wanted for other, wanted in self.when.get(key, {}).items())
+        return all(values.get(other) in allowed for other, allowed in self.when.get(key, {}).items())
 
     @property
     def record(self) -> dict[str, Any]:
-        """The content of sweep-tasks.json: the values of each task, and what ranks them."""
+        """The content of sweep-tasks.json: the values of each task, and the metric that ranks the tasks."""
         goal = self.goal or (goal_of(self.metric) if self.metric else None)
         return {"version": 1, "metric": self.metric, "goal": goal, "keys": self.keys, "tasks": self.tasks}
 
     @property
     def keys(self) -> list[str]:
-        """The keys that have a value in any task."""
+        """The keys with a value in any task."""
         return list(dict.fromkeys(key for values in self.tasks for key in values))
 
     @property
     def array(self) -> str:
-        """The indices of its array, as sbatch reads them."""
+        """The indices of its job array, in the format of sbatch."""
         most = f"%{self.parallel}" if self.parallel else ""
         return f"0-{len(self.tasks) - 1}{most}"
 
@@ -235,5 +239,5 @@ def _draw(rng: random.Random, choice: tuple[str, ...] | str) -> str:
 
 
 def goal_of(metric: str) -> Goal:
-    """Whether less or more of a metric is better, by its name."""
+    """Judge by a metric's name whether its lowest or its highest value is best."""
     return Goal.MAX if _MORE.search(metric) and "loss" not in metric.lower() else Goal.MIN

@@ -1,7 +1,7 @@
-"""Sizes and durations as people write them: ``50GiB``, ``1h30m``; and as Slurm's own flags take them.
+"""Parse and format sizes and durations: ``50GiB``, ``1h30m``, and the formats of Slurm's flags.
 
-Strict on purpose: digits are ASCII, numbers without a unit are refused in a spec, and what no machine has
-(more than 1024TiB, more than ten years) is a slip of the keyboard.
+Parsing is strict: digits must be ASCII, numbers in a spec need a unit, and absurd values (more than 1024TiB
+    or ten years) are rejected as typing errors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SHOWN_LENGTH: Final = 60
 
 
 def shown(value: object) -> str:
-    """A value as a message quotes it: short, on one line, in YAML's words rather than Python's."""
+    """Format a value for a message: short, on a single line, in YAML's notation instead of Python's."""
     if value is None:
         return "empty"
     if isinstance(value, bool):
@@ -47,12 +47,12 @@ def shown(value: object) -> str:
 
 
 def parse_size_mib(value: object) -> int:
-    """MiB of a size such as ``512MiB``, ``50GiB``, ``1.5T``, rounded down.
+    """Parse a size such as ``512MiB``, ``50GiB``, ``1.5T``. Return MiB, rounded down.
 
-    ``K``, ``M``, ``G``, ``T`` mean binary units, as they do in Slurm.
+    ``K``, ``M``, ``G``, ``T`` are binary units, as in Slurm.
 
     Raises:
-        ValueError: not a size, less than one MiB, or more than ``MAX_SIZE_MIB``.
+        ValueError: not a size, less than 1 MiB, or more than ``MAX_SIZE_MIB``.
     """
     if isinstance(value, str) and (match := _SIZE.fullmatch(value)):
         number, unit = match.groups()
@@ -65,7 +65,7 @@ def parse_size_mib(value: object) -> int:
 
 
 def parse_duration_s(value: object) -> int:
-    """Seconds of a duration such as ``45s``, ``1h30m``, ``2d``.
+    """Parse a duration such as ``45s``, ``1h30m``, ``2d``. Return seconds.
 
     Raises:
         ValueError: not a duration, zero, or longer than ``MAX_DURATION_S``.
@@ -79,12 +79,12 @@ def parse_duration_s(value: object) -> int:
 
 
 def parse_slurm_time_s(value: object) -> int:
-    """Seconds of a job's time limit: a duration such as ``1h30m``, or any of Slurm's forms.
+    """Parse a job's time limit: a duration such as ``1h30m``, or any of Slurm's formats. Return seconds.
 
-    Those are minutes, ``MM:SS``, ``HH:MM:SS``, ``D-HH``, ``D-HH:MM`` and ``D-HH:MM:SS``.
+    Slurm's formats are minutes, ``MM:SS``, ``HH:MM:SS``, ``D-HH``, ``D-HH:MM`` and ``D-HH:MM:SS``.
 
     Raises:
-        ValueError: neither, zero, or longer than ``MAX_DURATION_S``.
+        ValueError: not a time limit, zero, or longer than ``MAX_DURATION_S``.
     """
     text = _spelled(value)
     if _DIGITS.fullmatch(text):
@@ -101,10 +101,10 @@ def parse_slurm_time_s(value: object) -> int:
 
 
 def parse_slurm_memory_mib(value: object) -> int:
-    """MiB of a job's memory: a size such as ``4G`` or ``4GiB``, or Slurm's bare number of MB.
+    """Parse a job's memory: a size such as ``4G`` or ``4GiB``, or Slurm's bare number of MB. Return MiB.
 
     Raises:
-        ValueError: neither, zero, or more than ``MAX_SIZE_MIB``.
+        ValueError: not a size, zero, or more than ``MAX_SIZE_MIB``.
     """
     text = _spelled(value)
     if _DIGITS.fullmatch(text):
@@ -117,7 +117,7 @@ def parse_slurm_memory_mib(value: object) -> int:
 
 
 def format_size(mib: int) -> str:
-    """The shortest exact spelling of a size in MiB: ``51200`` is ``50GiB``."""
+    """Format a size in MiB as its shortest exact text: ``51200`` is ``50GiB``."""
     for unit, factor in (("TiB", 1024**2), ("GiB", 1024)):
         if mib % factor == 0:
             return f"{mib // factor}{unit}"
@@ -125,12 +125,12 @@ def format_size(mib: int) -> str:
 
 
 def shown_memory(mib: int) -> str:
-    """A node's memory for people, in GiB wherever it is shown: ``11540`` is ``11.3GiB``."""
+    """Format a node's memory for display, rounded to 0.1 GiB: ``11540`` is ``11.3GiB``."""
     return f"{mib / GIB_MIB:.1f}".removesuffix(".0") + "GiB" if mib >= GIB_MIB else f"{mib}MiB"
 
 
 def format_duration(seconds: int) -> str:
-    """The shortest exact spelling of a duration in seconds: ``5400`` is ``1h30m``."""
+    """Format a duration in seconds as its shortest exact text: ``5400`` is ``1h30m``."""
     parts = []
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
         count, seconds = divmod(seconds, length)
@@ -140,7 +140,7 @@ def format_duration(seconds: int) -> str:
 
 
 def _spelled(value: object) -> str:
-    """A bare number is one in a job file, and text on the command line."""
+    """Return a value as text. Bare numbers are int in a job file, and text on the command line."""
     return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
 
 
@@ -155,7 +155,7 @@ def _size_in_range(text: str, mib: int) -> int:
 def _duration_in_range(text: str, days: int, hours: int, minutes: int, seconds: int) -> int:
     total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     if total < 1:
-        raise BadValueError("duration-zero", f"{shown(text)} is no time at all")
+        raise BadValueError("duration-zero", f"{shown(text)} is zero; it must be at least 1s")
     if total > MAX_DURATION_S:
         raise BadValueError(
             "duration-too-long", f"{shown(text)} is longer than {format_duration(MAX_DURATION_S)}"
