@@ -52,9 +52,9 @@ def layer(lower: tuple[Path, ...], folder: Path, request: Request) -> Path:
     root = system.mount_overlay(lower, folder)
     password = shlex.quote(f"{request.user}:{request.password}")
     script = _USER.format(user=request.user, password=password, key=shlex.quote(request.public_key))
-    run(["chroot", str(root), "sh", "-ec", script], what="making the user")
+    run(["chroot", str(root), "sh", "-ec", script], action="making the user")
     shape(root, request.kind)
-    run(["umount", str(root)], what="unmounting a layer")
+    run(["umount", str(root)], action="unmounting a layer")
     return folder / "upper"
 
 
@@ -69,7 +69,9 @@ def machine(root: Path, box: Box, addresses: Mapping[str, str], services: Servic
         text = f"[Match]\nName={link}\n\n[Network]\nAddress={address}/24\nLinkLocalAddressing=no\n"
         (root / f"etc/systemd/network/10-{link}.network").write_text(text)
     key = root / "etc/ssh/ssh_host_ed25519_key"
-    run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", box.name, "-f", str(key)], what="making a key")
+    run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", box.name, "-f", str(key)], action="making a key"
+    )
     rights = {"free": "NOPASSWD: ALL", "password": "ALL"}.get(box.sudo)
     if rights and request.user != "root":
         sudoers = root / "etc/sudoers.d/90-user"
@@ -117,7 +119,7 @@ def shape(root: Path, kind: str) -> None:
     elif version == "10":
         says = {root / "etc" / name: (root / "etc" / name).read_text() for name in _SAYS}
         swap = "rpm -e --nodeps rocky-release; rpm -i --force-debian /usr/share/rocky-release10.rpm"
-        run(["chroot", str(root), "sh", "-ec", swap], what="making it Rocky Linux 10")
+        run(["chroot", str(root), "sh", "-ec", swap], action="making it Rocky Linux 10")
         for path, said in says.items():
             path.write_text(_NINE.sub(lambda found: _TENS[found[0]], said))
     if version in {"24.04", "10"}:
@@ -133,7 +135,7 @@ def _add_python(root: Path) -> None:
         shutil.copy(library, root / "usr/lib" / library.name)
     left = shutil.ignore_patterns("test", "site-packages", "__pycache__", "config-*", "idlelib", "*.a")
     shutil.copytree(prefix / "lib/python3.12", root / "usr/lib/python3.12", ignore=left, dirs_exist_ok=True)
-    run(["chroot", str(root), "ldconfig"], what="finding its library")
+    run(["chroot", str(root), "ldconfig"], action="finding its library")
 
 
 def _python() -> Path:

@@ -93,12 +93,14 @@ class Keeper:
         ip = ["ip", "-n", netns_name(own)]
         bridges = {bridge_name(own): self._front}
         if self._request.gate:
-            run([*ip, *"link add back type bridge forward_delay 0".split()], what="making the second bridge")
-            run([*ip, *"link set back up".split()], what="starting the second bridge")
+            run(
+                [*ip, *"link add back type bridge forward_delay 0".split()], action="making the second bridge"
+            )
+            run([*ip, *"link set back up".split()], action="starting the second bridge")
             bridges["back"] = self._back
         for bridge, subnet in bridges.items():
             add = ["addr", "add", f"{subnet[_SERVICES]}/{subnet.prefixlen}", "dev", bridge]
-            run([*ip, *add], what="addressing a bridge")
+            run([*ip, *add], action="addressing a bridge")
 
     def _is_behind(self, box: Box) -> bool:
         return self._request.gate and box.name != GATE
@@ -149,8 +151,8 @@ class Keeper:
     def _plug_gate(self) -> None:
         """The gate's second cable is there once its systemd-nspawn runs."""
         ip = ["ip", "-n", netns_name(self._request.id)]
-        eventually(lambda: "gate-back" in run([*ip, "link", "show"], what="reading links"), _BOOT_TIMEOUT_S)
-        run([*ip, *"link set gate-back master back up".split()], what="plugging the gate's second cable")
+        eventually(lambda: "gate-back" in run([*ip, "link", "show"], action="reading links"), _BOOT_TIMEOUT_S)
+        run([*ip, *"link set gate-back master back up".split()], action="plugging the gate's second cable")
 
     def _answers(self, own: str) -> bool:
         """Asked from the bridges, to which also the machines behind a gate are near."""

@@ -1,4 +1,4 @@
-"""The share of this machine that each node gets, and what becomes of nodes that have another one."""
+"""Dividing this machine's cores and memory among local nodes, and comparing that with existing nodes."""
 
 from __future__ import annotations
 
@@ -20,45 +20,46 @@ from clusterctl.state.inventory import Host
 def compare(
     spec: ClusterSpec,
     nodes: Sequence[Share],
-    found: layout.Existing,
+    existing: layout.Existing,
     hosts: Mapping[str, Host],
     recreated: Collection[str] = (),
 ) -> Iterator[HostChange]:
-    """Yield what becomes of each machine. ``hosts``: as `up` left them."""
-    prices: dict[str | None, float | None] = {one.name: one.price_per_hour for one in spec.partitions}
-    yield _change(spec.controller_host, "the controller", found)
+    """Yield the planned change of each node. ``hosts``: the hosts as the last `up` recorded them."""
+    prices: dict[str | None, float | None] = {p.name: p.price_per_hour for p in spec.partitions}
+    yield _change(spec.controller_host, "the controller", existing)
     for share in nodes:
-        was, price = Size.of(hosts.get(share.host)), prices[share.partition]
-        before = str(was) if was and was != share.size else ""
-        is_replaced = share.host in recreated or found.nodes.get(share.host) != share.size.disk_mib
-        yield _change(share.host, str(share.size), found, price, before=before, is_replaced=is_replaced)
-    for name in sorted(found.nodes.keys() - {spec.controller_host, *(share.host for share in nodes)}):
+        previous_size, price = Size.of(hosts.get(share.host)), prices[share.partition]
+        previous = str(previous_size) if previous_size and previous_size != share.size else ""
+        is_replaced = share.host in recreated or existing.nodes.get(share.host) != share.size.disk_mib
+        yield _change(
+            share.host, str(share.size), existing, price, previous=previous, is_replaced=is_replaced
+        )
+    for name in sorted(existing.nodes.keys() - {spec.controller_host, *(share.host for share in nodes)}):
         host = hosts.get(name)
         price = prices.get(host.partition) if host else None
-        yield HostChange(
-            name, "remove", str(Size.of(host) or "a node"), "the spec has no place for it", price
-        )
+        yield HostChange(name, "remove", str(Size.of(host) or "a node"), "no longer in the spec", price)
 
 
 def _change(
     name: str,
-    what: str,
-    found: layout.Existing,
+    title: str,
+    existing: layout.Existing,
     price: float | None = None,
     *,
-    before: str = "",
+    previous: str = "",
     is_replaced: bool = False,
 ) -> HostChange:
-    if name not in found.nodes:
-        return HostChange(name, "make", what, usd_per_hour=price)
-    off = name not in found.running
-    why = "; ".join(["it is off"] * off + [f"{before} until now"] * bool(before))
+    if name not in existing.nodes:
+        return HostChange(name, "make", title, usd_per_hour=price)
+    is_off = name not in existing.running
+    reason = "; ".join(["it is off"] * is_off + [f"was {previous}"] * bool(previous))
     if is_replaced:
-        return HostChange(name, "replace", what, why, price)
-    return HostChange(name, "change" if why else "keep", what, why, price, off=off)
+        return HostChange(name, "replace", title, reason, price)
+    return HostChange(name, "change" if reason else "keep", title, reason, price, off=is_off)
 
 
-_RESERVE_MIB = 1024  # for this machine itself and the controller's daemons
+# Left for this machine itself and the controller's daemons.
+_RESERVE_MIB = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +72,14 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """This machine's usable cores and memory."""
+    """The usable cores and the memory of this machine."""
 
     cores: tuple[int, ...]
     memory_mib: int
 
     @classmethod
     def here(cls) -> Hardware:
-        """Read from the kernel: the cores we may run on, and the memory in all."""
+        """Read the cores that this process may use, and the total memory, from the kernel."""
         lines = Path("/proc/meminfo").read_text().splitlines()
         total_kib = next(int(line.split()[1]) for line in lines if line.startswith("MemTotal:"))
         return cls(tuple(sorted(os.sched_getaffinity(0))), total_kib // 1024)
@@ -87,9 +88,9 @@ class Hardware:
 def divide(
     spec: ClusterSpec, hardware: Hardware, keep: Mapping[str, Size] | None = None
 ) -> tuple[tuple[Share, ...], tuple[str, ...]]:
-    """The share of each compute node, and what the user should be told about it.
+    """Divide the hardware among the compute nodes. Return the shares, and notes for the user.
 
-    Nodes in ``keep`` have the cpus and the memory that are said there.
+    keep: nodes that keep these CPUs and this memory. Empty: all nodes are sized anew.
     """
     count = sum(p.nodes for p in spec.partitions)
     cpus_each = max(1, len(hardware.cores) // count)
@@ -109,13 +110,13 @@ def divide(
 
 
 def shares_here(spec: ClusterSpec, keep: Sizes) -> tuple[tuple[Share, ...], tuple[str, ...]]:
-    """The shares of this very machine, and all that is to be said of them."""
+    """Divide this machine among the compute nodes. Return the shares, and notes for the user."""
     shares, notes = divide(spec, Hardware.here(), keep)
     return shares, notes + tuple(same_uids(spec.users))
 
 
 def is_oversubscribed(nodes: Sequence[Share]) -> bool:
-    """Whether some core is in the share of more than one node."""
+    """Return whether a core belongs to more than one node."""
     return sum(share.size.cpus for share in nodes) > len({core for share in nodes for core in share.cores})
 
 
@@ -125,7 +126,7 @@ def _notes(nodes: tuple[Share, ...], hardware: Hardware) -> tuple[str, ...]:
     if cpus > len(hardware.cores):
         notes.append(
             f"oversubscribed: the nodes have {cpus} cores together, this machine has {len(hardware.cores)}; "
-            "they share them, so timings mean little"
+            "nodes share cores, so timings mean little"
         )
     memory = sum(share.size.memory_mib for share in nodes)
     if memory > hardware.memory_mib:
@@ -137,14 +138,14 @@ def _notes(nodes: tuple[Share, ...], hardware: Hardware) -> tuple[str, ...]:
 
 
 def same_uids(users: Iterable[User]) -> Iterator[str]:
-    """Notes on the accounts of this machine that have the uid of another account on the nodes.
+    """Yield a note for each account of this machine that shares its uid with another account on the nodes.
 
-    Processes of nodes are this machine's: its kernel knows them by their uid.
+    The nodes' processes run on this machine's kernel, which knows accounts by their uid alone.
     """
     for user in users:
         with suppress(KeyError):
             if (name := pwd.getpwuid(user.uid).pw_name) != user.name:
                 yield (
-                    f"uid {user.uid} is {name}'s on this machine: {name} can read and end what runs as "
-                    f"{user.name} on the nodes; `users` of the spec gives {user.name} another `uid`"
+                    f"uid {user.uid} belongs to {name} on this machine: {name} can read and kill the "
+                    f"processes of {user.name} on the nodes; to avoid this, set another `uid` under `users`"
                 )

@@ -1,4 +1,4 @@
-"""The way to the helper: requests to a process that runs as root, and what it answers."""
+"""The client of the root helper: starts the process, sends requests and reads its answers."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ _MODULE = "clusterctl.providers.local.helper"
 _NO_RIGHT, _HERE = "no right to start nodes", "this machine"
 _ERRORS = {kind.__name__: kind for kind in (DiskError, LockedError, MachineError)}
 
-_idle: list[subprocess.Popen[str]] = []  # these wait for a request
+# Helpers that wait for a request.
+_idle: list[subprocess.Popen[str]] = []
 
 
 @dataclass(slots=True)
 class Exchange:
-    """A request that the helper works on. ``goes_on``: whether the helper takes another request."""
+    """A request that the helper works on. ``goes_on``: whether the helper accepts a request after it."""
 
     process: subprocess.Popen[str]
     report: ProgressReporter
@@ -36,9 +37,9 @@ class Exchange:
     _result: dict[str, Any] | None = None
 
     def ready(self) -> dict[str, Any] | None:
-        """Return what the helper is ready for and waits for a reply to; None once it has a result.
+        """Return the helper's question, to be answered with ``send``; None once there is a result.
 
-        It is ready while an image that is baked answers SSH, and when new nodes have addresses.
+        The helper asks when an image being baked answers SSH, and when new nodes have addresses.
         """
         assert self.process.stdout is not None  # noqa: S101 - for the type checker: it is a pipe
         for line in self.process.stdout:
@@ -57,11 +58,11 @@ class Exchange:
                 return None
         raise _died(self.process)
 
-    def send(self, said: object) -> None:
-        """Send a request, or the reply to what the helper is ready for."""
+    def send(self, message: object) -> None:
+        """Send a request, or the reply to the helper's question."""
         assert self.process.stdin is not None  # noqa: S101
         try:
-            self.process.stdin.write(json.dumps(said) + "\n")
+            self.process.stdin.write(json.dumps(message) + "\n")
             self.process.stdin.flush()
         except BrokenPipeError:
             raise _died(self.process) from None
@@ -74,9 +75,9 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Helper:
-    """The process that works as root, started with ``sudo -n`` if we are not root.
+    """The connection to the process that works as root, started with ``sudo -n`` if needed.
 
-    A helper that has answered serves the next request, too: starting one takes 0.15 s. It ends when we do.
+    A helper serves several requests, because starting it takes 0.15 s. It ends with this process.
     """
 
     report: ProgressReporter = SILENT.progress
@@ -87,17 +88,17 @@ class Helper:
 
     @contextmanager
     def asking(self, verb: str, request: Mapping[str, Any]) -> Iterator[Exchange]:
-        """A request while the helper works on it. If the body raises, it stops and cleans up."""
+        """Send a request and yield the exchange. If the body raises, the helper stops and cleans up."""
         exchange: Exchange | None = None
-        # In a thread: Ctrl-C reaches the main one, and must not come between the fork and our knowing of it.
+        # In a thread, because Ctrl-C interrupts the main thread, perhaps before it has the process to end.
         with ThreadPoolExecutor(max_workers=1) as pool:
-            taking = pool.submit(_take)
+            future = pool.submit(_take)
             try:
-                exchange = Exchange(taking.result(), self.report)
+                exchange = Exchange(future.result(), self.report)
                 exchange.send({"verb": verb, "request": request})
                 yield exchange
             finally:
-                process = taking.result()
+                process = future.result()
                 if exchange and exchange.goes_on:
                     _idle.append(process)
                 else:
@@ -105,8 +106,9 @@ class Helper:
 
 
 def start_ahead() -> None:
-    """Start a helper for the first call."""
-    with suppress(MachineError, OSError):  # the call will say so
+    """Start a helper in advance, so that the first call need not wait for it."""
+    # The first call reports the error.
+    with suppress(MachineError, OSError):
         _idle.append(_take())
 
 
@@ -122,19 +124,20 @@ def _take() -> subprocess.Popen[str]:
             return process
         _end(process)
     return subprocess.Popen(
-        # -B: bytecode that root wrote into a user's own installation is what they could not remove
+        # -B: root must not write bytecode into a user's installation, because the user could not delete it.
         [*elevation(sys.platform), sys.executable, "-I", "-B", "-m", _MODULE, "serve"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd="/",
-        process_group=0,  # Ctrl-C is ours; but the session stays, so that sudo finds its ticket
+        # Ctrl-C must not reach the helper. The session stays the same, so that sudo finds its credentials.
+        process_group=0,
     )
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Closing stdin tells a helper that is still at work to stop and clean up."""
+    """Close the helper's stdin, which makes it stop and clean up, and wait for its end."""
     for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
         with suppress(BrokenPipeError):
             pipe.close()
@@ -142,35 +145,36 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def refuse_other_machines(system: str) -> None:
-    """Refuse a machine that can't carry local nodes; ``system`` is its ``sys.platform``."""
+    """Raise if local nodes can't run on this machine. ``system``: its ``sys.platform``."""
     if system != "linux":
-        what, here = "the local provider needs Linux", f"this machine runs {system}"
-        raise MachineError(what, code="needs-linux", where=here, fix="run clusterctl on a Linux machine")
+        summary, here = "the local provider needs Linux", f"this machine runs {system}"
+        raise MachineError(summary, code="needs-linux", where=here, fix="run clusterctl on a Linux machine")
     if platform.machine() != ARCHITECTURE:
-        what = f"local nodes are built for {ARCHITECTURE}"
+        summary = f"local nodes are built for {ARCHITECTURE}"
         fix = f"run clusterctl on an {ARCHITECTURE} machine"
-        raise MachineError(what, code="architecture", where=f"this machine is {platform.machine()}", fix=fix)
+        here = f"this machine is {platform.machine()}"
+        raise MachineError(summary, code="architecture", where=here, fix=fix)
 
 
 def elevation(system: str) -> list[str]:
-    """What starts a command as root here; nothing when we are."""
+    """Return the command prefix that runs a command as root; empty if this process is root."""
     refuse_other_machines(system)
     if os.geteuid() == 0:
         return []
     if shutil.which("sudo") is None:
-        why = "you are not root, and there is no sudo"
+        reason = "you are not root, and sudo is not installed"
         fix = "run clusterctl as root, or install sudo and allow yourself to use it"
-        raise MachineError(_NO_RIGHT, code="no-right-to-start-nodes", where=_HERE, why=why, fix=fix)
+        raise MachineError(_NO_RIGHT, code="no-right-to-start-nodes", where=_HERE, why=reason, fix=fix)
     return ["sudo", "-n", "--"]
 
 
 def _died(process: subprocess.Popen[str]) -> MachineError | ProvisionError:
-    said = process.stderr.read().strip() if process.stderr else ""
-    lines = said.splitlines()
-    # sudo may warn first, of a host name that does not resolve for one, and then goes on.
+    stderr = process.stderr.read().strip() if process.stderr else ""
+    lines = stderr.splitlines()
+    # sudo may print a warning and continue, for example about a host name that does not resolve.
     if lines and all(line.startswith("sudo:") for line in lines):
         fix = "run `sudo -v` first, or run clusterctl as root, or allow sudo without a password"
         return MachineError(_NO_RIGHT, code="no-right-to-start-nodes", where=_HERE, why=lines[-1], fix=fix)
     return ProvisionError(
-        "the machine helper ended without an answer", code="ended-without-answer", why=said[-1500:]
+        "the machine helper ended without an answer", code="ended-without-answer", why=stderr[-1500:]
     )

@@ -1,9 +1,9 @@
-"""The one part that runs as root: ``python -I -B -m clusterctl.providers.local.helper serve``.
+"""The only part that runs as root: ``python -I -B -m clusterctl.providers.local.helper serve``.
 
-A request is one JSON line on stdin, ``{"verb": …, "request": …}``. Answers are JSON lines on stdout: any
-number of ``{"progress": …}``, ``{"waiting": …}`` or ``{"ready": …}``, then ``{"result": …, "goes_on": …}``,
-which tells whether another request is taken, or ``{"error": …}``, after which none is. When stdin closes
-before an image is baked, the caller is gone: what was started is ended and removed.
+A request is a JSON line on stdin, ``{"verb": …, "request": …}``. Answers are JSON lines on stdout: any number
+of ``{"progress": …}``, ``{"waiting": …}`` and ``{"ready": …}``, then ``{"result": …, "goes_on": …}``, where
+``goes_on`` tells whether another request is accepted, or ``{"error": …}``, after which the helper ends. If
+stdin closes while an image is being baked, the caller is gone: the helper removes the unfinished image.
 """
 
 from __future__ import annotations
@@ -41,9 +41,11 @@ TOOLS = {
     "mount": "mount",
     "ssh-keygen": "openssh-client",
 }
-DNF_NAMES = {"ip": "iproute", "mount": "util-linux", "ssh-keygen": "openssh"}  # where dnf's differ
-DONE = json.dumps("done")  # what the caller replies once an image is baked
-_PARALLEL = 8  # nodes that are made ready; what each needs is mostly waited for
+# Names of dnf packages that differ from apt's.
+DNF_NAMES = {"ip": "iproute", "mount": "util-linux", "ssh-keygen": "openssh"}
+DONE = json.dumps("done")
+# Nodes that are prepared at the same time. More than the cores, because most of the time is waiting.
+_PARALLEL = 8
 
 
 def _check_tools(*, disks: bool = False) -> None:
@@ -53,78 +55,78 @@ def _check_tools(*, disks: bool = False) -> None:
     missing = {tool: pkg for tool, pkg in tools.items() if not shutil.which(tool, path=TOOL_ENV["PATH"])}
     if missing:
         packages = " ".join(sorted(set(missing.values())))
-        what = f"missing tool{'s' if len(missing) > 1 else ''}: {', '.join(missing)}"
-        why = "the local provider boots its nodes with systemd-nspawn from an image made by " + maker
+        summary = f"missing tool{'s' if len(missing) > 1 else ''}: {', '.join(missing)}"
+        reason = "the local provider boots its nodes with systemd-nspawn from an image built with " + maker
         fix = f"{'dnf' if has_dnf() else 'apt-get'} install {packages}"
-        raise MachineError(what, code="tool-missing", where="this machine", why=why, fix=fix)
+        raise MachineError(summary, code="tool-missing", where="this machine", why=reason, fix=fix)
 
 
-def bake(request: dict[str, Any]) -> dict[str, Any]:
-    """Make an image unless it is cached; the caller runs install.yml on it between `ready` and its `done`.
+def bake(message: dict[str, Any]) -> dict[str, Any]:
+    """Bake an image unless it is cached. The caller runs install.yml on it between `ready` and its reply.
 
-    Nodes of a cluster that is there stay what they were made from; for another one, this machine is checked.
+    Does nothing for an existing cluster, because its nodes keep their image.
     """
-    wanted = layout.BakeRequest.model_validate(request)
-    if wanted.id and layout.state_file(wanted.id).exists():
+    request = layout.BakeRequest.model_validate(message)
+    if request.id and layout.state_file(request.id).exists():
         return {}
     _check_tools()
     with state_lock("up"):
         for place in (layout.STATE, layout.CACHE):
             system.check_overlay(place)
-    _have({"image": (lambda: image.cached(wanted.key) or None, lambda: image.baking(wanted))})
+    _bake_missing({"image": (lambda: image.cached(request.key) or None, lambda: image.baking(request))})
     return {}
 
 
-def bake_class(request: dict[str, Any]) -> dict[str, Any]:
-    """Make the layers of classes that are not there; the caller runs class.yml on them, as in ``bake``.
+def bake_class(message: dict[str, Any]) -> dict[str, Any]:
+    """Bake the node templates that are not cached. Return the key of each group's template.
 
-    The answer has the key of each group's.
+    The caller runs class.yml on the templates, as in ``bake``.
     """
-    wanted = layout.ClassRequest.model_validate(request)
-    over = wanted.image
+    request = layout.ClassRequest.model_validate(message)
+    image_key = request.image
     with suppress(FileNotFoundError):
-        over = layout.ClusterState.model_validate_json(layout.state_file(wanted.id).read_bytes()).image
-    keys = {group: image.class_key(over, inputs) for group, inputs in wanted.inputs.items()}
+        image_key = layout.ClusterState.model_validate_json(layout.state_file(request.id).read_bytes()).image
+    keys = {group: image.class_key(image_key, inputs) for group, inputs in request.inputs.items()}
     missing: dict[str, _Cached] = {}
     for group, key in keys.items():
         try:
-            os.utime(layout.class_folder(key))  # which of them are used
+            os.utime(layout.class_folder(key))
         except FileNotFoundError:
-            making = partial(image.class_baking, key, over, wanted.admin_key)
+            making = partial(image.class_baking, key, image_key, request.admin_key)
             missing[group] = layout.class_folder(key).is_dir, making
     if missing:
-        _have(missing)
+        _bake_missing(missing)
         with image.cache_lock("up"), state_lock("up"):
             image.erase_old_classes()
     return keys
 
 
-# Whether it is in the cache; and what makes it while the body runs: (port, host key) answer SSH.
+# How to tell whether a thing is cached, and a context manager that bakes it: yields SSH port and host key.
 _Cached = tuple[Callable[[], object], Callable[[], AbstractContextManager[tuple[int, str]]]]
 
 
-def _have(wanted: Mapping[str, _Cached]) -> None:
-    """Have all of it in the cache: what is missing is baked at once, and the caller told of it by name."""
-    if all(found() for found, _ in wanted.values()):
+def _bake_missing(items: Mapping[str, _Cached]) -> None:
+    """Bake all items that are not cached, in parallel, and tell the caller their SSH ports and host keys."""
+    if all(is_cached() for is_cached, _ in items.values()):
         return
-    watch = _Caller.reading or _Caller()
-    watch.has_begun = False
+    caller = _Caller.reading or _Caller()
+    caller.has_begun = False
     with image.cache_lock("up"), ExitStack() as stack:
-        watch.has_begun = True
-        missing = {name: baking for name, (found, baking) in wanted.items() if not found()}
+        caller.has_begun = True
+        missing = {name: baking for name, (is_cached, baking) in items.items() if not is_cached()}
         if missing:
-            watch.check()
+            caller.check()
             answering = {name: stack.enter_context(baking()) for name, baking in missing.items()}
-            system.answer(
-                {"ready": {n: {"port": port, "host_key": key} for n, (port, key) in answering.items()}}
-            )
-            watch.wait()
+            ready = {name: {"port": port, "host_key": key} for name, (port, key) in answering.items()}
+            system.answer({"ready": ready})
+            caller.wait()
 
 
 class _Caller:
-    """Watches the caller's end of stdin while something is being built on its behalf."""
+    """Watches stdin while an image is being built, to notice the end of the caller."""
 
-    reading: _Caller | None = None  # who takes what the caller says next for the end of that
+    # The instance whose thread reads stdin now; it takes the next line as the caller's reply.
+    reading: _Caller | None = None
 
     def __init__(self) -> None:
         self.has_begun = False
@@ -138,7 +140,7 @@ class _Caller:
         _Caller.reading = None
         if self._word != DONE:
             if not self.has_begun:
-                # Another clusterctl builds, perhaps for minutes, and this process only waits for its lock.
+                # This process only waits for the lock of another build, so nothing needs cleaning up.
                 os._exit(1)
             end_children()
         self._done.set()
@@ -148,202 +150,203 @@ class _Caller:
         self.check()
 
     def check(self) -> None:
-        """That it has not gone away."""
+        """Raise if the caller is gone."""
         if self._done.is_set() and self._word != DONE:
             raise ProvisionError(
-                "the image was not finished", code="image-not-finished", why="clusterctl went away or gave up"
+                "the image was not finished", code="image-not-finished", why="clusterctl ended or failed"
             )
 
 
-def _refuse_to_go_on_alone() -> None:
-    """In long work: that the caller, who has nothing more to say, has not gone away."""
-    said, _, _ = select.select([0], [], [], 0)
-    if said and not os.read(0, 1):
-        raise ProvisionError("the work was not finished", code="caller-gone", why="clusterctl went away")
+def _check_caller() -> None:
+    """Raise if the caller is gone. Called between steps of long work."""
+    readable, _, _ = select.select([0], [], [], 0)
+    if readable and not os.read(0, 1):
+        raise ProvisionError("the work was not finished", code="caller-gone", why="clusterctl has ended")
 
 
 @contextmanager
 def state_lock(verb: str, *, wait_s: float = WAIT_S) -> Iterator[None]:
-    """One clusterctl at a time changes what is local clusters' on this machine."""
+    """Hold the lock for changes to this machine's local clusters."""
     for folder in (layout.RUN, layout.STATE):
         layout.make_private(folder)
     with hold(layout.RUN / "lock", verb, what="this machine", wait_s=wait_s, waiting=system.waiting):
         yield
 
 
-def up(request: dict[str, Any]) -> dict[str, Any]:
-    """Make what is missing of a cluster, remove nodes that are no longer named."""
-    wanted = layout.ClusterRequest.model_validate(request)
-    _check_tools(disks=any(node.disk_mib for node in wanted.nodes))
+def up(message: dict[str, Any]) -> dict[str, Any]:
+    """Create the missing parts of a cluster, and remove nodes that the request does not name."""
+    request = layout.ClusterRequest.model_validate(message)
+    _check_tools(disks=any(node.disk_mib for node in request.nodes))
     with state_lock("up"):
         system.erase_doomed(layout.STATE)
-        state = _state(wanted)
-        lower = image.layers(state.image)  # without its image nothing is begun
-        notes = _prepare_this_machine(wanted, state)
-        notes += tuple(state.kept(wanted.subnet, wanted.image, wanted.distribution, wanted.slurm))
-        anew, removed = _remove_nodes(wanted, state)
-        notes += (f"made anew: {', '.join(anew)}",) if anew else ()
-        state = _number(state, wanted)
-        told = state.model_dump(include={"subnet", "distribution", "slurm"})
-        answer = layout.MadeCluster(nodes=(), removed=removed, notes=notes, **told)
-        nodes = _raise_nodes(wanted, state, answer, lower)
+        state = _load_state(request)
+        lower = image.layers(state.image)
+        notes = _prepare_this_machine(request, state)
+        notes += tuple(state.kept(request.subnet, request.image, request.distribution, request.slurm))
+        recreated, removed = _remove_nodes(request, state)
+        notes += (f"recreated: {', '.join(recreated)}",) if recreated else ()
+        state = _assign_numbers(state, request)
+        facts = state.model_dump(include={"subnet", "distribution", "slurm"})
+        answer = layout.MadeCluster(nodes=(), removed=removed, notes=notes, **facts)
+        nodes = _start_nodes(request, state, answer, lower)
     return answer.model_copy(update={"nodes": nodes}).model_dump(mode="json")
 
 
-def _prepare_this_machine(wanted: layout.ClusterRequest, state: layout.ClusterState) -> tuple[str, ...]:
-    """Make the cluster's network, and change settings of this machine; returns what was changed."""
-    system.create_network(wanted.id, state.subnet)
-    notes = system.close_network(wanted.id, state.subnet)
+def _prepare_this_machine(request: layout.ClusterRequest, state: layout.ClusterState) -> tuple[str, ...]:
+    """Create the cluster's network and adapt kernel settings. Return notes about the changes."""
+    system.create_network(request.id, state.subnet)
+    notes = system.close_network(request.id, state.subnet)
     alive = machine.alive()
-    others = len(alive) - len(_machines_of(wanted.id, alive))
-    notes += system.raise_kernel_limits(others + len(wanted.nodes))
+    other_machines = len(alive) - len(_machines_of(request.id, alive))
+    notes += system.raise_kernel_limits(other_machines + len(request.nodes))
     return notes if machine.booted_with_systemd() else notes + system.disable_autogroup()
 
 
-def _raise_nodes(
-    wanted: layout.ClusterRequest,
+def _start_nodes(
+    request: layout.ClusterRequest,
     state: layout.ClusterState,
     answer: layout.MadeCluster,
     lower: tuple[Path, ...],
 ) -> tuple[layout.MadeNode, ...]:
-    """Make and start the nodes that do not run, over ``lower``. The caller has the own files of new ones."""
-    shared, running = _shared(wanted), machine.alive()
-    machines = [Machine(wanted.id, node, state.numbers[node.name]) for node in wanted.nodes]
-    new = frozenset(one.node.name for one in machines if not one.folder.is_dir())
-    classes = {one: key for one in machines if one.node.name in new and (key := wanted.class_of(one.node))}
+    """Create and start the nodes that do not run, over ``lower``. The caller sends the files of new nodes."""
+    shared, running = _prepare_shared_folder(request), machine.alive()
+    machines = [Machine(request.id, node, state.numbers[node.name]) for node in request.nodes]
+    new = frozenset(guest.node.name for guest in machines if not guest.folder.is_dir())
+    classes = {g: key for g in machines if g.node.name in new and (key := request.class_of(g.node))}
     files: dict[str, list[layout.PlacedFile]] = {}
     if classes:
         for key in {*classes.values()}:
-            image.class_layer(key)  # it may have been pruned: then nothing is begun
-        planned = tuple(_made(one, state, running, new) for one in machines)
-        files = _files_of_each(answer.model_copy(update={"nodes": planned}))
-        if any(not one.node.cores for one in classes) and not any(shared.iterdir()):
-            machine.make_homes(wanted, shared, lower)
+            image.class_layer(key)
+        planned = tuple(_made_node(guest, state, running, new) for guest in machines)
+        files = _ask_for_files(answer.model_copy(update={"nodes": planned}))
+        if any(not guest.node.cores for guest in classes) and not any(shared.iterdir()):
+            machine.make_homes(request, shared, lower)
 
-    def raise_node(one: Machine) -> None:
-        _refuse_to_go_on_alone()
-        if one.name in running:
-            if one.node.cores:
-                machine.pin(one, running[one.name])
+    def start_node(guest: Machine) -> None:
+        _check_caller()
+        if guest.name in running:
+            if guest.node.cores:
+                machine.pin(guest, running[guest.name])
             return
-        note, own = layout.class_note(one.folder), files.get(one.node.name, ()) if one in classes else ()
-        if one in classes:
-            one.folder.mkdir(parents=True)
-            write_atomic(note, classes[one])
+        note, own = layout.class_note(guest.folder), files.get(guest.node.name, ())
+        if guest in classes:
+            guest.folder.mkdir(parents=True)
+            write_atomic(note, classes[guest])
         layers = (image.class_layer(note.read_text()), *lower) if note.exists() else lower
-        machine.prepare(one, layers, state.subnet, wanted.admin_key, own)
+        machine.prepare(guest, layers, state.subnet, request.admin_key, own)
         release = state.distribution
-        machine.start(one, shared, image.boot_words(release), image.boot_environment(release))
+        machine.start(guest, shared, image.boot_words(release), image.boot_environment(release))
 
-    parallel_map(machines, raise_node, most=_PARALLEL)
-    if started := [one for one in machines if one.name not in running]:
+    parallel_map(machines, start_node, most=_PARALLEL)
+    if started := [guest for guest in machines if guest.name not in running]:
         machine.check_started(started)
-    return tuple(_made(one, state, running, new) for one in machines)
+    return tuple(_made_node(guest, state, running, new) for guest in machines)
 
 
-def _made(
-    one: Machine, state: layout.ClusterState, running: Container[str], new: Container[str]
+def _made_node(
+    guest: Machine, state: layout.ClusterState, running: Container[str], new: Container[str]
 ) -> layout.MadeNode:
-    key = one.folder / "host_key"
+    key = guest.folder / "host_key"
     return layout.MadeNode(
-        name=one.node.name,
-        address=layout.address(state.subnet, one.number),
+        name=guest.node.name,
+        address=layout.address(state.subnet, guest.number),
         host_key=machine.public_key(key) if key.exists() else "",
-        started=one.name not in running,
-        made=one.node.name in new,
+        started=guest.name not in running,
+        made=guest.node.name in new,
     )
 
 
-def _files_of_each(answer: layout.MadeCluster) -> dict[str, list[layout.PlacedFile]]:
-    """Ask the caller for the own files of new nodes, now that all have addresses."""
+def _ask_for_files(answer: layout.MadeCluster) -> dict[str, list[layout.PlacedFile]]:
+    """Ask the caller for the node-specific files of new nodes, because all nodes have addresses now."""
     system.answer({"ready": answer.model_dump(mode="json")})
-    if not (said := sys.stdin.readline()):
-        raise ProvisionError("the work was not finished", code="caller-gone", why="clusterctl went away")
+    if not (line := sys.stdin.readline()):
+        raise ProvisionError("the work was not finished", code="caller-gone", why="clusterctl has ended")
+    files_by_host = json.loads(line)
     return {
-        host: [layout.PlacedFile.model_validate(file) for file in files]
-        for host, files in json.loads(said).items()
+        host: [layout.PlacedFile.model_validate(f) for f in files] for host, files in files_by_host.items()
     }
 
 
-def _shared(wanted: layout.ClusterRequest) -> Path:
-    """The folder that nodes have as /shared: kept from an earlier cluster, or a new one."""
-    shared = layout.shared_folder(wanted.id)
-    layout.storage_file(wanted.id).unlink(missing_ok=True)
-    is_new = not shared.exists() or not any(shared.iterdir())  # made by an `up` that was ended just then
-    if wanted.storage is not None and is_new:
-        before = next((one for one in _kept_folders() if one.id == wanted.storage), None)
-        if before is None or before.owner != wanted.owner:
-            what = "the kept storage is gone"
-            raise ProvisionError(what, code="storage-gone", where=str(layout.shared_folder(wanted.storage)))
-        layout.shared_folder(before.id).rename(shared)
-        system.erase(layout.cluster_dir(before.id))
+def _prepare_shared_folder(request: layout.ClusterRequest) -> Path:
+    """Create the folder that nodes mount as /shared, or take over the kept folder of an earlier cluster."""
+    shared = layout.shared_folder(request.id)
+    layout.storage_file(request.id).unlink(missing_ok=True)
+    # An empty folder comes from an interrupted `up`.
+    is_new = not shared.exists() or not any(shared.iterdir())
+    if request.storage is not None and is_new:
+        kept = next((folder for folder in _kept_folders() if folder.id == request.storage), None)
+        if kept is None or kept.owner != request.owner:
+            where = str(layout.shared_folder(request.storage))
+            raise ProvisionError("the kept storage no longer exists", code="storage-gone", where=where)
+        layout.shared_folder(kept.id).rename(shared)
+        system.erase(layout.cluster_dir(kept.id))
     shared.mkdir(exist_ok=True, mode=0o755)
     return shared
 
 
-def _state(wanted: layout.ClusterRequest) -> layout.ClusterState:
-    """The cluster's record, written before anything of it exists. Its image stays as it was first made."""
-    path = layout.state_file(wanted.id)
+def _load_state(request: layout.ClusterRequest) -> layout.ClusterState:
+    """Read the cluster's record, or write it before anything else is created. Its image never changes."""
+    path = layout.state_file(request.id)
     if path.exists():
         return layout.ClusterState.model_validate_json(path.read_bytes())
-    image.layers(wanted.image)  # it may have been pruned since it was baked
-    others = [s.subnet for s in image.states()]
-    subnet = system.choose_subnet(wanted.id, [*system.used_networks(), *others], wanted.subnet)
-    keep = wanted.keep_storage or layout.storage_file(wanted.id).exists()  # of a `down` that was ended midway
-    asked = wanted.model_dump() | {"subnet": subnet, "keep_storage": keep}
-    state = layout.ClusterState.model_validate(asked)
+    image.layers(request.image)
+    other_subnets = [s.subnet for s in image.states()]
+    subnet = system.choose_subnet(request.id, [*system.used_networks(), *other_subnets], request.subnet)
+    # A storage file without a record is left by an interrupted `down`.
+    keep = request.keep_storage or layout.storage_file(request.id).exists()
+    own = {"subnet": subnet, "keep_storage": keep}
+    state = layout.ClusterState.model_validate(request.model_dump() | own)
     layout.make_private(path.parent)
     write_atomic(path, state.model_dump_json())
     return state
 
 
-def _number(state: layout.ClusterState, wanted: layout.ClusterRequest) -> layout.ClusterState:
-    """The state with a number for each node, written down before one that is new is started."""
-    numbers = layout.numbered((node.name for node in wanted.nodes), state.numbers)
-    keep = state.keep_storage or wanted.keep_storage  # until a `down` that has looked says otherwise
+def _assign_numbers(state: layout.ClusterState, request: layout.ClusterRequest) -> layout.ClusterState:
+    """Give each node a number, and save the state before new nodes start. Return the state."""
+    numbers = layout.numbered((node.name for node in request.nodes), state.numbers)
+    # Once set, this stays until a `down` decides otherwise.
+    keep = state.keep_storage or request.keep_storage
     state = state.model_copy(update={"numbers": numbers, "keep_storage": keep})
-    write_atomic(layout.state_file(wanted.id), state.model_dump_json())
+    write_atomic(layout.state_file(request.id), state.model_dump_json())
     return state
 
 
 def _remove_nodes(
-    wanted: layout.ClusterRequest, state: layout.ClusterState
+    request: layout.ClusterRequest, state: layout.ClusterState
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Remove nodes that are to be made anew, also since their disk has another size, and those not named."""
-    nodes = layout.cluster_dir(wanted.id) / "nodes"
+    """Remove the nodes to recreate, as asked or for another disk size, and nodes that are not named."""
+    nodes = layout.cluster_dir(request.id) / "nodes"
     nodes.mkdir(exist_ok=True)
     system.erase_doomed(nodes)
-    there = {path.name for path in nodes.iterdir()}
-    disks = {node.name: node.disk_mib for node in wanted.nodes}
-    anew = [
-        name
-        for name in disks
-        if name in there and (name in wanted.anew or system.disk_mib(nodes / name) != disks[name])
-    ]
-    surplus = sorted(there - disks.keys())
-    going = {*anew, *surplus, *(state.numbers.keys() - disks.keys())}
-    gone = {layout.machine_name(wanted.id, state.numbers[name]) for name in going if name in state.numbers}
-    if gone:  # to look for nothing would take a while, too, on a busy machine
-        machine.stop([name for name in machine.alive() if name in gone])
-    for name in (*anew, *surplus):
+    existing_nodes = {path.name for path in nodes.iterdir()}
+    disks = {node.name: node.disk_mib for node in request.nodes}
+    present = [name for name in disks if name in existing_nodes]
+    recreated = [n for n in present if n in request.anew or system.disk_mib(nodes / n) != disks[n]]
+    surplus = sorted(existing_nodes - disks.keys())
+    leaving = {*recreated, *surplus, *(state.numbers.keys() - disks.keys())}
+    names = {layout.machine_name(request.id, state.numbers[n]) for n in leaving if n in state.numbers}
+    # On a busy machine even the search for machines takes a while.
+    if names:
+        machine.stop([name for name in machine.alive() if name in names])
+    for name in (*recreated, *surplus):
         system.erase(nodes / name)
-    return tuple(anew), tuple(surplus)
+    return tuple(recreated), tuple(surplus)
 
 
-def down(request: dict[str, Any]) -> dict[str, Any]:
-    """Remove everything of a cluster; done twice it does nothing the second time."""
-    asked = layout.ClusterQuery.model_validate(request)
-    cluster_id = asked.id
+def down(message: dict[str, Any]) -> dict[str, Any]:
+    """Remove everything that belongs to a cluster. A repeated call changes nothing."""
+    query = layout.ClusterQuery.model_validate(message)
+    cluster_id = query.id
     with state_lock("down"):
         machine.stop(_machines_of(cluster_id, machine.alive()))
         machine.end_rooted(layout.cluster_dir(cluster_id))
-        machine.remove_cgroups(f"c{cluster_id}-")  # of machines that died by themselves
+        machine.remove_cgroups(f"c{cluster_id}-")
         system.remove_network(cluster_id)
-        if not _keep_shared(cluster_id, asked=asked.keep_storage):
+        if not _keep_shared(cluster_id, wish=query.keep_storage):
             system.erase(layout.cluster_dir(cluster_id))
         system.erase_doomed(layout.STATE)
         for place in (layout.STATE, layout.CACHE):
-            system.erase(place / system.CHECK)  # of a check that was ended midway
+            system.erase(place / system.CHECK)
         if not image.states():
             system.restore_kernel_settings()
             system.remove_netns_folder()
@@ -351,21 +354,22 @@ def down(request: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _keep_shared(cluster_id: str, *, asked: bool | None) -> bool:
-    """Where that is asked for, now or (None) by an earlier `up`, keep the shared folder, with a note of
-    whose it is.
+def _keep_shared(cluster_id: str, *, wish: bool | None) -> bool:
+    """Keep the shared folder, with a record of its owner, if asked to. Return whether it is kept.
+
+    wish: whether to keep it. None: as the last `up` asked.
     """
     folder, record = layout.cluster_dir(cluster_id), layout.state_file(cluster_id)
     shared, note = layout.shared_folder(cluster_id), layout.storage_file(cluster_id)
     if not record.exists():
-        return note.exists()  # done already
+        return note.exists()
     state = layout.ClusterState.model_validate_json(record.read_bytes())
-    keep = state.keep_storage if asked is None else asked
+    keep = state.keep_storage if wish is None else wish
     if not (keep and shared.exists()):
         return False
     system.progress("measuring the shared folder")
-    size_mib = int(system.run(["du", "-sm", str(shared)], what="measuring the shared folder").split()[0])
-    with suppress(OSError):  # the next cluster makes its own
+    size_mib = int(system.run(["du", "-sm", str(shared)], action="measuring the shared folder").split()[0])
+    with suppress(OSError):
         (shared / "home" / f".clusterctl-{cluster_id}").rmdir()
     kept = layout.KeptFolder(**state.model_dump(), since=time.time(), size_mib=size_mib)
     write_atomic(note, kept.model_dump_json())
@@ -377,24 +381,25 @@ def _keep_shared(cluster_id: str, *, asked: bool | None) -> bool:
 
 
 def _kept_folders() -> tuple[layout.KeptFolder, ...]:
-    """The shared folders that clusters left; the caller holds the lock."""
-    found = []
+    """Return the kept shared folders. The caller must hold the lock."""
+    folders = []
     for note in sorted(layout.STATE.glob("[!.]*/storage.json")):
         kept = layout.KeptFolder.model_validate_json(note.read_bytes())
         shared = layout.shared_folder(kept.id)
-        if layout.state_file(kept.id).exists():  # its `down` did not end
+        # Skip a folder whose `down` has not finished, and delete the remains of a reused folder.
+        if layout.state_file(kept.id).exists():
             continue
-        if not shared.exists():  # taken up, by an `up` that was ended then
+        if not shared.exists():
             system.erase(note.parent)
             continue
         homes = {path.name: path.lstat().st_uid for path in (shared / "home").glob("[!.]*")}
-        found.append(kept.model_copy(update={"homes": homes}))
-    return tuple(found)
+        folders.append(kept.model_copy(update={"homes": homes}))
+    return tuple(folders)
 
 
-def storage(request: dict[str, Any]) -> dict[str, Any]:
-    """The kept shared folders, without those that are removed now."""
-    remove = layout.StorageQuery.model_validate(request).remove
+def storage(message: dict[str, Any]) -> dict[str, Any]:
+    """Remove the kept shared folders that the request names, and list the remaining folders."""
+    remove = layout.StorageQuery.model_validate(message).remove
     with state_lock("down" if remove else "list"):
         for kept in _kept_folders():
             if kept.id in remove:
@@ -406,49 +411,49 @@ def _machines_of(cluster_id: str, names: Iterable[str]) -> list[str]:
     return [name for name in names if name.startswith(f"c{cluster_id}-")]
 
 
-def existing(request: dict[str, Any]) -> dict[str, Any]:
-    cluster_id = layout.ClusterQuery.model_validate(request).id
-    found = layout.Existing(machines=tuple(_machines_of(cluster_id, machine.alive())))
+def existing(message: dict[str, Any]) -> dict[str, Any]:
+    cluster_id = layout.ClusterQuery.model_validate(message).id
+    answer = layout.Existing(machines=tuple(_machines_of(cluster_id, machine.alive())))
     with suppress(FileNotFoundError):
         state = layout.ClusterState.model_validate_json(layout.state_file(cluster_id).read_bytes())
-        folders = sorted((layout.cluster_dir(cluster_id) / "nodes").glob("[!.]*"))  # hidden: being removed
+        folders = sorted((layout.cluster_dir(cluster_id) / "nodes").glob("[!.]*"))
         numbers = {layout.machine_name(cluster_id, number): name for name, number in state.numbers.items()}
         disks = {folder.name: system.disk_mib(folder) for folder in folders}
-        running = frozenset(numbers[name] for name in found.machines if name in numbers)
-        found = found.model_copy(update={"state": state, "nodes": disks, "running": running})
-    return found.model_dump(mode="json")
+        running = frozenset(numbers[name] for name in answer.machines if name in numbers)
+        answer = answer.model_copy(update={"state": state, "nodes": disks, "running": running})
+    return answer.model_dump(mode="json")
 
 
-def look(request: dict[str, Any]) -> dict[str, Any]:
-    """Everything of a cluster that is still there, a line each; nothing when it is gone."""
-    cluster_id = layout.ClusterQuery.model_validate(request).id
+def look(message: dict[str, Any]) -> dict[str, Any]:
+    """List everything that still exists of a cluster, a line per thing. Empty once all is removed."""
+    cluster_id = layout.ClusterQuery.model_validate(message).id
     folder = layout.cluster_dir(cluster_id)
     alive, netns = machine.alive(), layout.netns_name(cluster_id)
-    found = [f"machine {name} (pid {alive[name][0]})" for name in _machines_of(cluster_id, alive)]
-    found += [f"process {pid} in {netns}" for pid in system.in_network(system.NETNS_DIR / netns)]
-    found += [f"process {pid} on a node's file system" for pid in system.rooted_under(folder)]
-    found += [f"mount {point}" for point in system.mounted_under(folder)]
+    residue = [f"machine {name} (pid {alive[name][0]})" for name in _machines_of(cluster_id, alive)]
+    residue += [f"process {pid} in {netns}" for pid in system.in_network(system.NETNS_DIR / netns)]
+    residue += [f"process {pid} on a node's file system" for pid in system.rooted_under(folder)]
+    residue += [f"mount {point}" for point in system.mounted_under(folder)]
     for place in (folder, system.doomed(folder)):
-        found += [f"loop device {name}" for name in system.loops_under(place)]
+        residue += [f"loop device {name}" for name in system.loops_under(place)]
     names = {netns, layout.bridge_name(cluster_id)}
     links = [path.name for path in Path("/sys/class/net").iterdir()]
-    found += [f"link {name}" for name in links if name in names or f"c{cluster_id}-" in name]
-    found += [f"control group {group}" for group in machine.cgroups(f"c{cluster_id}-")]
+    residue += [f"link {name}" for name in links if name in names or f"c{cluster_id}-" in name]
+    residue += [f"control group {group}" for group in machine.cgroups(f"c{cluster_id}-")]
     if (system.NETNS_DIR / netns).exists():
-        found.append(f"network namespace {netns}")
+        residue.append(f"network namespace {netns}")
     is_kept = layout.storage_file(cluster_id).exists() and not layout.state_file(cluster_id).exists()
     folders = (system.doomed(folder), *(() if is_kept else (folder,)))
-    found += [f"folder {path}" for path in folders if path.exists()]
-    return {"residue": found}
+    residue += [f"folder {path}" for path in folders if path.exists()]
+    return {"residue": residue}
 
 
 def clusters(_: dict[str, Any]) -> dict[str, Any]:
     return {"clusters": [state.model_dump(mode="json") for state in image.states()]}
 
 
-def cache(request: dict[str, Any]) -> dict[str, Any]:
-    """List the image cache, or prune it: then nobody bakes, and no cluster is made from what goes."""
-    if request.get("prune"):
+def cache(message: dict[str, Any]) -> dict[str, Any]:
+    """List the image cache, or prune it under the locks, so that no pruned image is being used."""
+    if message.get("prune"):
         with image.cache_lock("cache prune"), state_lock("cache prune"):
             images = image.prune()
     else:
@@ -457,14 +462,12 @@ def cache(request: dict[str, Any]) -> dict[str, Any]:
     return {"images": [i.model_dump() for i in images]}
 
 
-VERBS = {
-    verb.__name__: verb for verb in (bake, bake_class, up, down, existing, look, clusters, storage, cache)
-}
-_TOLD = ("code", "what", "where", "why", "fix")  # of an error, besides its kind
+VERBS = {v.__name__: v for v in (bake, bake_class, up, down, existing, look, clusters, storage, cache)}
+_FIELDS = ("code", "what", "where", "why", "fix")
 
 
 def main() -> int:
-    # The terminal's Ctrl-C is for the caller; we notice that it is gone when stdin closes.
+    # Ctrl-C in the terminal is meant for the caller. The helper notices the caller's end when stdin closes.
     for name in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(name, signal.SIG_IGN)
     os.umask(0o022)
@@ -474,23 +477,20 @@ def main() -> int:
     return 0 if goes_on else 1
 
 
-def _serve(asked: dict[str, Any]) -> bool:
-    """Answer a request; whether another one can be read."""
+def _serve(message: dict[str, Any]) -> bool:
+    """Answer a request. Return whether another request can be read."""
     try:
-        result = VERBS[asked["verb"]](asked["request"])
+        result = VERBS[message["verb"]](message["request"])
         goes_on = _Caller.reading is None
         system.answer({"result": result, "goes_on": goes_on})
         return goes_on
     except ClusterctlError as exc:
         error = exc
     except OSError as exc:
-        why = f"{exc.strerror}: {exc.filename}" if exc.filename else str(exc)
-        error = (
-            disk_error(exc)
-            if exc.errno in REFUSALS
-            else ProvisionError("machine work failed", code="machine-work-failed", why=why)
-        )
-    system.answer({"error": {"kind": type(error).__name__} | {key: getattr(error, key) for key in _TOLD}})
+        reason = f"{exc.strerror}: {exc.filename}" if exc.filename else str(exc)
+        failed = ProvisionError("work on this machine failed", code="machine-work-failed", why=reason)
+        error = disk_error(exc) if exc.errno in REFUSALS else failed
+    system.answer({"error": {"kind": type(error).__name__} | {key: getattr(error, key) for key in _FIELDS}})
     return False
 
 

@@ -1,7 +1,7 @@
-"""The node image: a base made by mmdebstrap or dnf, and over it what the install roles add.
+"""The node image: a base built by mmdebstrap or dnf, and a layer with the changes of the install roles.
 
-Both are kept in the cache under the hash of their inputs, so they are made once. While it is baked, the image
-shares this machine's network and answers SSH on loopback: no masquerade rule is ever needed.
+Both are cached under the hash of their inputs, so they are built only once. While it is baked, the image
+shares this machine's network and answers SSH on loopback, so no masquerading is needed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DEFAULT_MIRROR = "http://deb.debian.org/debian"
 
 
 class Base(BaseModel):
-    """What the base of an image has: a table of images.toml."""
+    """The contents of an image's base: a table of images.toml."""
 
     packages: tuple[str, ...]
     masked: tuple[str, ...]
@@ -60,14 +60,17 @@ _MMDEBSTRAP: Final = (
     *(f"--dpkgopt=path-exclude=/usr/share/{part}/*" for part in ("man", "doc", "locale")),
 )
 _DNF: Final = ("install_weak_deps=False", "tsflags=nodocs", "keepcache=False")
-_BAKE = "clusterctl-bake-"  # how the machine is called that an image is baked in
+# Prefix of the name of a machine in which an image is baked.
+_BAKE = "clusterctl-bake-"
 _BAKE_TIMEOUT_S = 10.0
-_KEPT_CLASSES = 12  # that no cluster uses; a controller's has 70 MB
-_MADE_ANEW: Final = (
-    "`clusterctl up` makes it anew; nodes that were made from it need a `clusterctl down` first"
+# Number of unused node templates to keep. A controller's template takes 70 MB.
+_KEPT_CLASSES = 12
+_FIX_REBUILD: Final = (
+    "`clusterctl up` rebuilds it; nodes that were built from it need a `clusterctl down` first"
 )
-_BUILDS_S = 3600.0  # to wait for others that build an image, each for minutes
-# apt and dpkg start sessions of their own: in a pid namespace all of them end with the first, and it with us.
+# How long to wait for other processes that build images, for some minutes each.
+_BUILDS_S = 3600.0
+# apt and dpkg start their own sessions. In a pid namespace, all processes end with the first, and it with us.
 _OWN_PROCESSES = (
     *("setpriv", "--pdeathsig", "KILL", "--"),
     *("unshare", "--fork", "--pid", "--mount-proc", "--kill-child", "--"),
@@ -75,7 +78,7 @@ _OWN_PROCESSES = (
 
 
 def base_inputs(release: str) -> tuple[str, ...]:
-    """What decides how the base of that distribution looks, besides the mirror: hashed into its key."""
+    """Return the inputs that determine a distribution's base, except the mirror, for its cache key."""
     base, options = (DEBIAN, _MMDEBSTRAP) if release in DEBIAN.suites else (REDHAT, _DNF)
     at_boot = {"unused", "tmp_in_memory"}
     table_of = base.model_dump_json(exclude={"suites", *at_boot})
@@ -84,15 +87,15 @@ def base_inputs(release: str) -> tuple[str, ...]:
 
 
 def boot_words(release: str | None) -> tuple[str, ...]:
-    """What is said to the systemd of a node of that distribution at each boot."""
+    """Return the boot parameters for the systemd of a node with this distribution."""
     base = DEBIAN if release in DEBIAN.suites else REDHAT
     return tuple(f"systemd.mask={unit}" for unit in base.unused)
 
 
 def boot_environment(release: str | None) -> tuple[str, ...]:
-    """The command that gives systemd-nspawn its environment for a node of that distribution.
+    """Return the command prefix that sets systemd-nspawn's environment for a node with this distribution.
 
-    By itself it mounts a tmpfs on /tmp.
+    Without it, systemd-nspawn mounts a tmpfs on /tmp.
     """
     in_memory = release in (*DEBIAN.tmp_in_memory, *REDHAT.tmp_in_memory)
     return () if in_memory else ("env", "SYSTEMD_NSPAWN_TMPFS_TMP=0")
@@ -103,18 +106,18 @@ def image_dir(key: str) -> Path:
 
 
 def layers(key: str) -> tuple[Path, ...]:
-    """The overlay's lower layers of an image, topmost first."""
+    """Return the image's layers, topmost first, as lower layers of an overlay."""
     try:
         meta = json.loads((image_dir(key) / "image.json").read_text())
     except FileNotFoundError as exc:
-        what = "the node image is not in the cache"
+        summary = "the node image is not in the cache"
         where = str(image_dir(key))
-        raise ProvisionError(what, code="image-not-cached", where=where, fix=_MADE_ANEW) from exc
+        raise ProvisionError(summary, code="image-not-cached", where=where, fix=_FIX_REBUILD) from exc
     return (image_dir(key) / "upper", layout.CACHE / f"base-{meta['base']}" / "root")
 
 
 def cached(key: str) -> bool:
-    """Whether the image and its base are whole in the cache: each appears there by one rename."""
+    """Return whether the image and its base are cached. A single rename adds each of them, complete."""
     try:
         return all(layer.is_dir() for layer in layers(key))
     except ProvisionError:
@@ -123,12 +126,12 @@ def cached(key: str) -> bool:
 
 @contextmanager
 def cache_lock(verb: str, *, wait_s: float = _BUILDS_S) -> Iterator[None]:
-    """One builder at a time on this machine; what a builder left that was killed is removed."""
+    """Hold the lock of the image cache, and remove the remains of builders that were killed."""
     for folder in (layout.RUN, layout.CACHE):
         layout.make_private(folder)
-    what = "the cache of node images"
-    with hold(layout.RUN / "cache.lock", verb, what=what, wait_s=wait_s, waiting=system.waiting):
-        # Nobody else builds now: what there is was left by a builder that was killed.
+    title = "the cache of node images"
+    with hold(layout.RUN / "cache.lock", verb, what=title, wait_s=wait_s, waiting=system.waiting):
+        # Nothing else is being built now, so all of this was left by a builder that was killed.
         machine.stop([name for name in machine.running() if name.startswith(_BAKE)])
         machine.remove_cgroups(_BAKE)
         for folder in layout.CACHE.glob(".building-*"):
@@ -138,14 +141,14 @@ def cache_lock(verb: str, *, wait_s: float = _BUILDS_S) -> Iterator[None]:
 
 
 def remove_unfinished() -> None:
-    """Remove what a builder left that was killed, machines that run too; nothing while another one builds."""
+    """Remove the remains of killed builders, such as running machines, unless an image is being built."""
     if any(layout.CACHE.glob(".building-*")):
         with suppress(LockedError), cache_lock("down", wait_s=0):
             pass
 
 
 def build_base(request: layout.BakeRequest) -> Path:
-    """The base tree, made if it is not there yet (about 20 s)."""
+    """Return the root of the base, building it (about 20 s) if it is not cached."""
     final = layout.CACHE / f"base-{request.base_key}"
     if final.is_dir():
         return final / "root"
@@ -159,12 +162,13 @@ def build_base(request: layout.BakeRequest) -> Path:
         if suite:
             debootstrap(root, request.mirror, base.packages, suite)
             lists = root / "var/lib/apt/lists"
-            os.utime(lists, (0, 0))  # emptied by mmdebstrap, so not as fresh as they look
+            # mmdebstrap empties the lists, so they must not look fresh.
+            os.utime(lists, (0, 0))
         else:
             dnf_install(root, request.distribution, through=_OWN_PROCESSES)
         words = (str(ADMIN_ID), " ".join(base.masked), *base.enabled)
         argv = ["chroot", str(root), "sh", "-s", "--", *words]
-        run(argv, stdin=_FURNISH.read_text(), what="furnishing the base image")
+        run(argv, stdin=_FURNISH.read_text(), action="furnishing the base image")
         (root / "etc/fstab").write_text(base.fstab)
         building.rename(final)
     finally:
@@ -175,70 +179,71 @@ def build_base(request: layout.BakeRequest) -> Path:
 
 def debootstrap(root: Path, mirror: str, packages: Sequence[str], suite: str) -> None:
     argv = ["mmdebstrap", *_MMDEBSTRAP, f"--include={','.join(packages)}"]
-    fix = f"check that this machine reaches {mirror}; provider.mirror names another Debian mirror"
+    fix = f"check that this machine reaches {mirror}; or set another Debian mirror as provider.mirror"
     if _KEYRING.exists():
         argv.append(f"--keyring={_KEYRING}")
     else:
-        fix = f"apt-get install {_KEYRING.stem}, which Debian's signatures are checked with; or {fix}"
+        fix = f"apt-get install {_KEYRING.stem}, which has the keys of Debian's signatures; or {fix}"
     sources = None
     if mirror != DEFAULT_MIRROR:
         sources = "".join(f"deb {mirror} {part} main\n" for part in (suite, f"{suite}-updates"))
-    # All accounts see command lines: no proxy and no mirror stands there, whose address may hold a password.
+    # Command lines are visible to all accounts, and the addresses of proxy and mirror may contain a password.
     with tempfile.NamedTemporaryFile("w", prefix="clusterctl-") as settings:
         settings.write(f"{apt_proxy()}\n")
         settings.flush()
         argv += [f"--aptopt={settings.name}", suite, str(root), *(["-"] if sources else [])]
-        what = "building the base image"
-        run([*_OWN_PROCESSES, *argv], what=what, where=mirror, fix=fix, stdin=sources)
-    (root / "etc/apt/apt.conf.d/99mmdebstrap").write_text(f"{_RETRIES};\n")  # the proxy is not for nodes
+        summary = "building the base image"
+        run([*_OWN_PROCESSES, *argv], action=summary, where=mirror, fix=fix, stdin=sources)
+    # Nodes must not use this machine's proxy.
+    (root / "etc/apt/apt.conf.d/99mmdebstrap").write_text(f"{_RETRIES};\n")
 
 
 def apt_proxy() -> str:
-    """This machine's apt proxy as one line of apt configuration, or nothing."""
+    """Return this machine's apt proxy as a line of apt configuration; empty without a proxy."""
     if not shutil.which("apt-config", path=TOOL_ENV["PATH"]):
         return ""
     argv = ["apt-config", "dump", "--no-empty", "--format", '%f "%v";%n', "Acquire::http::Proxy"]
-    return run(argv, what="reading apt's proxy").strip()
+    return run(argv, action="reading apt's proxy").strip()
 
 
 def baking(request: layout.BakeRequest) -> AbstractContextManager[tuple[int, str]]:
-    """A new image that answers SSH on loopback while the body runs; see ``_baked_over``."""
+    """Bake a new image, which answers SSH on loopback while the body runs; see ``_baked_over``."""
     base = build_base(request)
     return _baked_over((base,), image_dir(request.key), request.base_key, request.admin_key)
 
 
 def class_key(image_key: str, inputs: str) -> str:
-    """What the cache calls what the hosts of a class have in common: a layer over their image.
+    """Return the cache key of a node template: a layer over the image, shared by hosts of a class.
 
-    It holds what `class.yml` configures, and so nothing of any cluster's: names, addresses and secrets are
-    files that each node gets for itself.
+    It holds the configuration of `class.yml` and nothing specific to a cluster: names, addresses and secrets
+    are files of each node.
     """
     return digest(image_key, inputs)
 
 
 def class_layer(key: str) -> Path:
-    """The overlay's layer of a class.
+    """Return the overlay layer of a node template.
 
     Raises:
-        ProvisionError: it is not in the cache.
+        ProvisionError: the template is not cached.
     """
     folder = layout.class_folder(key)
     if not folder.is_dir():
-        what = "what the nodes have in common is not in the cache"
-        raise ProvisionError(what, code="class-not-cached", where=str(folder), fix=_MADE_ANEW)
+        summary = "the node template is not in the cache"
+        raise ProvisionError(summary, code="class-not-cached", where=str(folder), fix=_FIX_REBUILD)
     return folder / "upper"
 
 
 def class_baking(key: str, image_key: str, admin_key: str) -> AbstractContextManager[tuple[int, str]]:
-    """A new layer of a class that answers SSH while the body runs; see ``_baked_over``."""
+    """Bake a new node template, which answers SSH while the body runs; see ``_baked_over``."""
     return _baked_over(layers(image_key), layout.class_folder(key), image_key, admin_key)
 
 
 @contextmanager
 def _baked_over(lower: tuple[Path, ...], final: Path, base: str, admin_key: str) -> Iterator[tuple[int, str]]:
-    """A new layer that answers SSH on loopback while the body runs; yields (port, host key).
+    """Bake a new layer, which answers SSH on loopback while the body runs. Yield the port and the host key.
 
-    It enters the cache as ``final`` when the body ends well, and vanishes otherwise.
+    The layer enters the cache as ``final`` if the body succeeds; otherwise it is deleted.
     """
     building = layout.CACHE / f".building-{final.name}"
     building.mkdir()
@@ -253,7 +258,7 @@ def _baked_over(lower: tuple[Path, ...], final: Path, base: str, admin_key: str)
             _end(process)
             machine.remove_cgroups(name)
         _close_after_baking(root)
-        run(["umount", str(root)], what="unmounting the image")
+        run(["umount", str(root)], action="unmounting the image")
         shutil.rmtree(building / "work")
         root.rmdir()
         (building / "image.json").write_text(json.dumps({"base": base, "made": time.time()}))
@@ -265,7 +270,8 @@ def _baked_over(lower: tuple[Path, ...], final: Path, base: str, admin_key: str)
 
 def _open_for_baking(root: Path, admin_key: str) -> str:
     policy = root / "usr/sbin/policy-rc.d"
-    policy.write_text("#!/bin/sh\nexit 101\n")  # packages must not start their services in here
+    # Packages must not start their services in the image.
+    policy.write_text("#!/bin/sh\nexit 101\n")
     policy.chmod(0o755)
     (root / "home/clusterctl/.ssh/authorized_keys").write_text(f"{admin_key}\n")
     if proxy := apt_proxy():
@@ -282,7 +288,8 @@ def _serve_ssh(root: Path, name: str) -> tuple[subprocess.Popen[bytes], int]:
     inside = [] if machine.booted_with_systemd() else machine.enter_cgroup(name)
     nspawn = ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--as-pid2", "--timezone=off"]
     nspawn += [f"--directory={root}", f"--machine={name}", "--resolv-conf=copy-host"]
-    nspawn += ["--capability=CAP_NET_ADMIN"]  # slurmdbd has a network of its own: accounting.sh
+    # accounting.sh gives slurmdbd its own network.
+    nspawn += ["--capability=CAP_NET_ADMIN"]
     process = machine.spawn([*inside, *nspawn, "--", "/bin/sh", "-c", sshd], subprocess.DEVNULL)
     deadline = time.monotonic() + _BAKE_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
@@ -316,72 +323,72 @@ def _close_after_baking(root: Path) -> None:
 
 
 def states() -> tuple[layout.ClusterState, ...]:
-    """The clusters that this machine knows of, but for those that are being removed."""
+    """Return the records of this machine's local clusters, except clusters that are being removed."""
     paths = sorted(layout.STATE.glob("[!.]*/cluster.json"))
     return tuple(layout.ClusterState.model_validate_json(path.read_bytes()) for path in paths)
 
 
 def classes_of(cluster_id: str) -> frozenset[str]:
-    """The classes of a cluster's nodes, as their folders in the cache are called."""
+    """Return the cache folder names of the templates that a cluster's nodes use."""
     notes = map(layout.class_note, (layout.cluster_dir(cluster_id) / "nodes").glob("[!.]*"))
     return frozenset(layout.class_folder(note.read_text()).name for note in notes if note.exists())
 
 
 def cache_list() -> tuple[layout.CachedImage, ...]:
-    """Images in the cache, what classes of nodes add to them, then the bases, each with its own size."""
+    """List the cached images, node templates and bases, each with its own size."""
     clusters, images = states(), []
     classes = {state.id: classes_of(state.id) for state in clusters}
     kinds = (sorted(layout.CACHE.glob(f"{kind}-*")) for kind in ("image", "class", "base"))
     for folder in itertools.chain.from_iterable(kinds):
         key = folder.name.removeprefix("image-")
-        size_mib = int(run(["du", "-sm", str(folder)], what="measuring the cache").split()[0])
+        size_mib = int(run(["du", "-sm", str(folder)], action="measuring the cache").split()[0])
         used_by = tuple(state.name for state in clusters if key in (state.image, *classes[state.id]))
         images.append(layout.CachedImage(key=key, size_mib=size_mib, used_by=used_by))
     return tuple(images)
 
 
 def erase_old_classes() -> None:
-    """Keep a few of the classes that no cluster uses, those used last: each name of a cluster has its own."""
+    """Delete unused node templates except the last few, because each cluster name has its own."""
     used = {key for state in states() for key in classes_of(state.id)}
     folders = [folder for folder in layout.CACHE.glob("class-*") if folder.name not in used]
-    for folder in sorted(folders, key=lambda one: one.stat().st_mtime, reverse=True)[_KEPT_CLASSES:]:
+    for folder in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)[_KEPT_CLASSES:]:
         system.erase(folder)
 
 
 def prune() -> tuple[layout.CachedImage, ...]:
-    """Remove every image and class that no cluster uses, then every base that no image uses."""
+    """Delete all images and templates that no cluster uses, then all bases that no image uses."""
     images = cache_list()
     removed = [i for i in images if not i.used_by and not i.key.startswith("base-")]
-    for gone in removed:
-        system.erase(layout.CACHE / gone.key if gone.key.startswith("class-") else image_dir(gone.key))
+    for image_ in removed:
+        system.erase(layout.CACHE / image_.key if image_.key.startswith("class-") else image_dir(image_.key))
     bases = {f"base-{json.loads(p.read_text())['base']}" for p in layout.CACHE.glob("image-*/image.json")}
     stale = [i for i in images if i.key.startswith("base-") and i.key not in bases]
-    for gone in stale:
-        system.erase(layout.CACHE / gone.key)
+    for image_ in stale:
+        system.erase(layout.CACHE / image_.key)
     return tuple(removed + stale)
 
 
-# What decides where packages come from; the image has the same as this machine.
+# Settings of this machine's package sources. The image gets the same.
 _REPOSITORIES: Final = ("etc/dnf/vars", "etc/pki/rpm-gpg", "etc/yum.repos.d")
 _DNF_CONF: Final = "etc/dnf/dnf.conf"
 HOST_ROOT: Final = Path("/")
 
 
 def dnf_install(root: Path, name: str, *, through: tuple[str, ...] = ()) -> None:
-    """A minimal tree of this machine's distribution, and its repositories in it."""
+    """Install a minimal system of this machine's distribution, with its repositories, into ``root``."""
     root.mkdir(parents=True)
-    # Which package says what a machine is differs: rocky-release, redhat-release...
-    ask = ["rpm", "--query", "--whatprovides", "--queryformat=%{NAME}\n", "system-release"]
-    says_so = run(ask, what="asking for the package that says which distribution this is").split()[0]
+    # The package that identifies the distribution has different names: rocky-release, redhat-release...
+    query = ["rpm", "--query", "--whatprovides", "--queryformat=%{NAME}\n", "system-release"]
+    package = run(query, action="finding the package that identifies the distribution").split()[0]
     release = name.rpartition("-")[2]
     argv = ["dnf", "--quiet", "--assumeyes", f"--installroot={root}", f"--releasever={release}"]
     argv += [f"--config=/{_DNF_CONF}", "--setopt=reposdir=/etc/yum.repos.d", "--setopt=varsdir=/etc/dnf/vars"]
     argv += [f"--setopt={option}" for option in _DNF]
     run(
-        [*through, *argv, "install", says_so, *REDHAT.packages],
-        what="building the base image",
+        [*through, *argv, "install", package, *REDHAT.packages],
+        action="building the base image",
         where="dnf, with the repositories of this machine",
-        fix="check that `dnf makecache` works here, then run it again",
+        fix="check that `dnf makecache` works on this machine, then run the command again",
     )
     for folder in _REPOSITORIES:
         if (HOST_ROOT / folder).is_dir():

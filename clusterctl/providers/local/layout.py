@@ -1,7 +1,7 @@
-"""Where the helper keeps things, what the kernel objects are called, and the requests the two sides exchange.
+"""Paths, names of kernel objects, and the messages between the local provider and its root helper.
 
-All kernel names derive from the random cluster id, so that two clusters of one name in two homes never meet,
-and stay within the 15 characters that Linux allows for a link.
+All kernel names derive from the random cluster id, so that clusters of the same name in two homes do not
+collide. They fit in the 15 characters that Linux allows for a link.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from clusterctl.spec.models import MAX_LOCAL_HOSTS
 
 STATE = Path("/var/lib/clusterctl")
 CACHE = Path("/var/cache/clusterctl")
-RUN = Path("/run/clusterctl")  # lock files
+# Lock files.
+RUN = Path("/run/clusterctl")
 
 ClusterId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{6}$")]
 HostName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,62}$")]
@@ -31,9 +32,9 @@ AdminKey = Annotated[str, StringConstraints(pattern=r"^ssh-ed25519 [A-Za-z0-9+/=
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder of root's that other accounts reach nothing in; one that they could read is closed.
+    """Create root's folder without access for other accounts, or close an existing folder to them.
 
-    Nodes hold setuid programs, of which root of a node may make any: no other account may start one here.
+    The nodes' file systems contain setuid programs, which no other account of this machine may run.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder.chmod(0o700)
@@ -44,32 +45,32 @@ def cluster_dir(cluster_id: str) -> Path:
 
 
 def state_file(cluster_id: str) -> Path:
-    """What root's side keeps of a cluster: there from before anything is made."""
+    """Return the path of the helper's record of a cluster, written before anything else is created."""
     return cluster_dir(cluster_id) / "cluster.json"
 
 
 def shared_folder(cluster_id: str) -> Path:
-    """What nodes have as /shared; it stays there when the cluster is down and its storage is kept."""
+    """Return the folder that nodes mount as /shared. Kept storage stays in it after `down`."""
     return cluster_dir(cluster_id) / "shared"
 
 
 def class_folder(key: str) -> Path:
-    """What nodes of a class have in common, in the cache."""
+    """Return the cache folder of a node template: the layer that nodes of a class have in common."""
     return CACHE / f"class-{key}"
 
 
 def class_note(node: Path) -> Path:
-    """Which class a node is of: a file of its folder, with the key; there is none where it is of none."""
+    """Return the file with the key of the node's template; it does not exist for a node without one."""
     return node / "class"
 
 
 def storage_file(cluster_id: str) -> Path:
-    """Whose a kept shared folder is."""
+    """Return the path of the record of a kept shared folder."""
     return cluster_dir(cluster_id) / "storage.json"
 
 
 def netns_name(cluster_id: str) -> str:
-    """The network namespace that holds the cluster's bridge, and this machine's end of the cable into it."""
+    """Return the name of the cluster's network namespace, and of this machine's veth end into it."""
     return f"cc{cluster_id}"
 
 
@@ -78,7 +79,7 @@ def bridge_name(cluster_id: str) -> str:
 
 
 def machine_name(cluster_id: str, number: int) -> str:
-    """At most 12 characters, so that nspawn's ``vb-<machine>`` is not cut and hashed."""
+    """Return the machine's name, at most 12 characters: nspawn then does not shorten ``vb-<machine>``."""
     return f"c{cluster_id}-{number:03d}"
 
 
@@ -87,17 +88,17 @@ class _Message(BaseModel):
 
 
 class Node(_Message):
-    """One machine as the helper is asked to make it."""
+    """A node to create."""
 
     name: HostName
-    cores: tuple[int, ...] = Field((), description="host cores it may run on; empty: all")
+    cores: tuple[int, ...] = Field((), description="cores of this machine that the node may use; empty: all")
     disk_mib: Annotated[int, Field(ge=LEAST_DISK_MIB)] | None = Field(
-        None, description="size of the file system that takes its changes; none: this machine's own"
+        None, description="size of the file system for its changes; none: use this machine's disk"
     )
 
 
 class Home(_Message):
-    """A home on the shared folder. ``keys``: lines of the keys that may log in."""
+    """A home on the shared folder. ``keys``: lines for authorized_keys."""
 
     name: UnixName
     uid: Annotated[int, Field(gt=0)]
@@ -105,7 +106,7 @@ class Home(_Message):
 
 
 class _OfCluster(BaseModel):
-    """What is known of a cluster: ``owner`` is the uid of the caller, who may see and remove it."""
+    """The identity of a cluster. ``owner``: the uid of the account that may see and remove it."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -116,7 +117,7 @@ class _OfCluster(BaseModel):
 
 
 class _Installed(_OfCluster):
-    """A cluster with its image, and what is in that; ``keep_storage``: `down` leaves the shared folder."""
+    """A cluster with its image and release of Slurm. ``keep_storage``: `down` keeps the shared folder."""
 
     image: ImageKey
     slurm: SlurmRelease | None = None
@@ -124,29 +125,29 @@ class _Installed(_OfCluster):
 
 
 class ClusterRequest(_Installed):
-    """The whole of a cluster: the helper makes what is missing and removes nodes that are not named."""
+    """A whole cluster. The helper creates missing parts and removes nodes that are not named."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     distribution: Release
     admin_key: AdminKey
     subnet: IPv4Network | None = None
-    storage: ClusterId | None = Field(None, description="the cluster whose kept shared folder is taken up")
-    node_class: ImageKey | None = Field(None, description="the class that new nodes with cores are of")
-    controller_class: ImageKey | None = Field(None, description="the class that a new controller is of")
-    homes: tuple[Home, ...] = Field((), description="those that a controller of a class finds on /shared")
+    storage: ClusterId | None = Field(None, description="the cluster whose kept shared folder is reused")
+    node_class: ImageKey | None = Field(None, description="the template of new compute nodes")
+    controller_class: ImageKey | None = Field(None, description="the template of a new controller")
+    homes: tuple[Home, ...] = Field((), description="homes to create on a new /shared if there are templates")
     nodes: Annotated[tuple[Node, ...], Field(max_length=MAX_LOCAL_HOSTS)]
-    anew: tuple[HostName, ...] = Field((), description="nodes that are removed first, if they are there")
+    anew: tuple[HostName, ...] = Field((), description="nodes to recreate: existing ones are removed first")
 
     def class_of(self, node: Node) -> str | None:
-        """The class that a node is of if it is new."""
+        """Return the key of a new node's template; None if it has none."""
         return self.node_class if node.cores else self.controller_class
 
 
 class PlacedFile(_Message):
-    """A file that a new node has for itself; ``data`` is base64. ``owner`` is its uid and gid.
+    """A file that only one new node gets. ``data`` is base64, ``owner`` the uid and gid.
 
-    edges: the lines around ``data``, if it is a part of a file that the node has already.
+    edges: the lines around ``data`` if it is a block of an existing file.
     """
 
     path: Annotated[str, StringConstraints(pattern=r"^/(etc|opt)(/[A-Za-z0-9][\w.-]*)+$")]
@@ -157,9 +158,9 @@ class PlacedFile(_Message):
 
 
 class ClassRequest(_Message):
-    """What hosts of each group have in common: layers over ``image``, or that of the cluster, if it is there.
+    """The node templates to bake, as layers over ``image``, or over the image of an existing cluster.
 
-    ``inputs`` is the hash of all that the caller configures in it, by group.
+    inputs: by group, the hash of everything that the caller configures in the template.
     """
 
     id: ClusterId
@@ -169,9 +170,9 @@ class ClassRequest(_Message):
 
 
 class ClusterQuery(_Message):
-    """A cluster that is to be looked at, or removed; ``keep_storage``: but for the shared folder.
+    """A cluster to examine or remove.
 
-    None is for a caller that has not looked at what is in there: it stays if an `up` was to keep it.
+    keep_storage: whether `down` keeps the shared folder. None: as the last `up` asked.
     """
 
     id: ClusterId
@@ -179,9 +180,9 @@ class ClusterQuery(_Message):
 
 
 class ClusterState(_Installed):
-    """What the helper keeps of a cluster, as `cluster.json`; another version's keys are passed over.
+    """The helper's record of a cluster, `cluster.json`. Unknown keys of other versions are ignored.
 
-    ``numbers`` (by node) fix addresses and machine names. A node keeps its own as long as it lives.
+    numbers: by node name. A node's number fixes its address and machine name, and never changes.
     """
 
     distribution: Release | None = None
@@ -191,12 +192,12 @@ class ClusterState(_Installed):
     def kept(
         self, subnet: IPv4Network | None, image: str, distribution: str, slurm: str | None
     ) -> Iterator[str]:
-        """Yield what of a wish a cluster that is up does not get, in words for the user."""
+        """Yield a note for each changed setting that does not apply to existing nodes."""
         if subnet not in (None, self.subnet):
-            yield f"the nodes stay in {self.subnet}; `down` and `up` moves them to {subnet}"
+            yield f"the nodes keep the subnet {self.subnet}; `down` and `up` change it to {subnet}"
         is_alike = self.distribution in (None, distribution) and self.slurm in (None, slurm)
         if image != self.image and is_alike:
-            yield "the nodes keep the older image they were made from; `down` and `up` gives them the new one"
+            yield "the nodes keep the older image they started from; `down` and `up` switch to the new image"
 
 
 class KeptFolder(_OfCluster):
@@ -208,15 +209,15 @@ class KeptFolder(_OfCluster):
 
 
 class StorageQuery(_Message):
-    """Kept shared folders are asked for, after those that are to be removed are."""
+    """A request to list the kept shared folders, after removing the folders of these clusters."""
 
     remove: tuple[ClusterId, ...] = ()
 
 
 class Existing(_Message):
-    """What this machine has of a cluster: its nodes with the sizes of their disks, and those that run.
+    """The parts of a cluster that this machine has: nodes with the sizes of their disks, and running nodes.
 
-    ``machines`` are all that run, known as nodes or not.
+    machines: all machines that run, including machines that are no node of the record.
     """
 
     state: ClusterState | None = None
@@ -229,8 +230,8 @@ class MadeNode(_Message):
     name: HostName
     address: str
     host_key: str
-    started: bool = Field(description="False: it ran already")
-    made: bool = Field(description="False: it has been there before, and has what was done to it")
+    started: bool = Field(description="False: it was already running")
+    made: bool = Field(description="False: it existed before, with its configuration")
 
 
 class MadeCluster(_Message):
@@ -245,9 +246,9 @@ class MadeCluster(_Message):
 
 
 class BakeRequest(_Message):
-    """An image: a base of Debian, or of this machine's own distribution, plus what ``install.yml`` adds.
+    """An image: a base of Debian or of this machine's distribution, plus the changes of ``install.yml``.
 
-    ``key`` is the hash of all that goes in, ``id`` the cluster whose nodes are to be made from it.
+    key: hash of all inputs. id: the cluster whose nodes will use the image.
     """
 
     id: ClusterId | None = None
@@ -265,7 +266,7 @@ class CachedImage(_Message):
 
 
 def numbered(names: Iterable[str], kept: Mapping[str, int]) -> dict[str, int]:
-    """A number for each node, from 1: the one that it has, else the lowest that is free."""
+    """Return a number from 1 for each node: its number in ``kept``, or else the lowest free number."""
     names = tuple(names)
     taken = {number for name, number in kept.items() if name in names}
     free = (number for number in count(1) if number not in taken)

@@ -1,11 +1,11 @@
-"""One node: an overlay on the image, booted by systemd-nspawn in a control group of its own.
+"""One node: an overlay on the image, booted by systemd-nspawn in its own control group.
 
-Whether a node runs is always read from the process table, never from a file of ours, so that the truth
-survives crashes, reboots and hand-made changes.
+Whether a node runs is always read from the process table, never from a file, so that the answer stays true
+after crashes, reboots and manual changes.
 
-`systemd-nspawn --keep-unit` puts a machine below the control group that it was started in. Started from one
-shell, all machines would share one: their systemds would then write into each other's `system.slice`. So each
-gets a group of its own where no systemd of the host gives it one.
+`systemd-nspawn --keep-unit` puts a machine below the control group that starts it. Machines started from one
+shell would share a group, and their systemds would write into each other's `system.slice`. So each machine
+gets its own group, unless the host's systemd creates one.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ from clusterctl.providers.local.system import TOOL_ENV, mount_disk, mount_overla
 from clusterctl.spec.common import ADMIN_ID
 from clusterctl.state.workspace import has_content
 
-STOP_TIMEOUT_S = 45.0  # of a machine with much else to do
+# Long, because this machine may be busy.
+STOP_TIMEOUT_S = 45.0
 _EARLY_S = 0.1
-# All accounts of the host reach a node's sshd.
+# Every account of this machine can connect to a node's sshd.
 _SSHD = "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A node's place on this machine."""
+    """A node as a systemd-nspawn machine."""
 
     cluster_id: str
     node: layout.Node
@@ -59,33 +60,33 @@ class Machine:
 
 
 def booted_with_systemd() -> bool:
-    """As sd_booted(3) tells: then nodes are registered with machined and live in units of their own."""
+    """Return whether systemd has booted this machine (sd_booted(3)). Then each node gets its own unit."""
     return Path("/run/systemd/system").is_dir()
 
 
 def running() -> Mapping[str, int]:
-    """Machine name -> pid of the systemd-nspawn process, of all nspawn machines here.
+    """Return the pids of all systemd-nspawn processes here, by machine name.
 
-    Not of those that a container here runs, whose image may be baked in one of the same name.
+    Processes inside containers are left out: an image baked in a container may have the same name.
     """
-    here, option, found = Path("/proc/self/ns/pid").readlink(), "--machine=", {}
+    own_namespace, option, pids = Path("/proc/self/ns/pid").readlink(), "--machine=", {}
     for process, line in system.read_processes("cmdline"):
         program, *words = line.split("\0")
         names = [word.removeprefix(option) for word in words if word.startswith(option)]
         if names and Path(program).name == "systemd-nspawn":
             with suppress(OSError):
-                if (process / "ns/pid").readlink() == here:
-                    found[names[-1]] = int(process.name)
-    return found
+                if (process / "ns/pid").readlink() == own_namespace:
+                    pids[names[-1]] = int(process.name)
+    return pids
 
 
 def alive() -> Mapping[str, tuple[int, ...]]:
-    """Machine name -> pids, its nspawn process first. A machine outlives an nspawn that was killed."""
-    found: dict[str, list[int]] = {name: [pid] for name, pid in running().items()}
+    """Return the pids of all machines by name, nspawn first. A machine survives the kill of its nspawn."""
+    pids_by_name: dict[str, list[int]] = {name: [pid] for name, pid in running().items()}
     for pid, name in cgroup_members():
-        if pid not in found.setdefault(name, []):
-            found[name].append(pid)
-    return {name: tuple(pids) for name, pids in found.items()}
+        if pid not in pids_by_name.setdefault(name, []):
+            pids_by_name[name].append(pid)
+    return {name: tuple(pids) for name, pids in pids_by_name.items()}
 
 
 def prepare(
@@ -95,22 +96,22 @@ def prepare(
     admin_key: str,
     files: Sequence[layout.PlacedFile] = (),
 ) -> None:
-    """Lay out the own files of a node that does not run, ``files`` among them.
+    """Mount the root of a node that does not run, and write the node's own files, including ``files``.
 
-    What root in the node left there is not followed.
+    Links that root in the node may have created are not followed.
     """
     size_mib = machine.node.disk_mib
     changes = mount_disk(machine.folder, size_mib) if size_mib else machine.folder
     root = mount_overlay(lower, machine.folder, changes)
-    name, own = machine.node.name, layout.address(subnet, machine.number)
+    name, address = machine.node.name, layout.address(subnet, machine.number)
     _place(root, "etc/hostname", f"{name}\n")
-    # Numbered below systemd's own 80-container-host0.network, which would ask for DHCP.
+    # The number must be lower than that of systemd's 80-container-host0.network, which uses DHCP.
     network_file = (
-        f"[Match]\nName=host0\n\n[Network]\nAddress={own}/{subnet.prefixlen}\nLinkLocalAddressing=no\n"
+        f"[Match]\nName=host0\n\n[Network]\nAddress={address}/{subnet.prefixlen}\nLinkLocalAddressing=no\n"
     )
     _place(root, "etc/systemd/network/10-host0.network", network_file)
     if not (changes / "upper/etc/hosts").is_file():
-        _place(root, "etc/hosts", f"127.0.0.1 localhost\n{own} {name}\n")
+        _place(root, "etc/hosts", f"127.0.0.1 localhost\n{address} {name}\n")
     for file in files:
         path, data = file.path.lstrip("/"), b64decode(file.data)
         if file.edges:
@@ -126,33 +127,34 @@ def prepare(
 
 
 def make_host_key(file: Path, comment: str) -> str:
-    """Make an SSH host key; its public half."""
+    """Create an SSH host key and return its public half."""
     keygen = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(file)]
-    run(keygen, what="making a host key")
+    run(keygen, action="making a host key")
     return public_key(file)
 
 
 def public_key(file: Path) -> str:
-    """The public half of a host key, without its comment."""
+    """Return the public half of a host key, without its comment."""
     return " ".join(file.with_suffix(".pub").read_text().split()[:2])
 
 
-def make_homes(wanted: layout.ClusterRequest, shared: Path, lower: Sequence[Path]) -> None:
-    """Make the homes of a new cluster's users on its empty shared folder: all appear there at once."""
+def make_homes(request: layout.ClusterRequest, shared: Path, lower: Sequence[Path]) -> None:
+    """Create the users' homes on a new cluster's empty shared folder, with a single rename."""
     top = shared.with_name("homes")
-    if top.exists():  # an `up` was ended
+    # An interrupted `up` leaves this folder.
+    if top.exists():
         system.erase(top)
-    (top / f".clusterctl-{wanted.id}").mkdir(parents=True)
-    for one in wanted.homes:
-        home = top / one.name
+    (top / f".clusterctl-{request.id}").mkdir(parents=True)
+    for user in request.homes:
+        home = top / user.name
         for layer in reversed(lower):
             if (layer / "etc/skel").is_dir():
                 shutil.copytree(layer / "etc/skel", home, symlinks=True, dirs_exist_ok=True)
-        _place(home, ".ssh/authorized_keys", "".join(f"{key}\n" for key in one.keys), mode=0o600)
+        _place(home, ".ssh/authorized_keys", "".join(f"{key}\n" for key in user.keys), mode=0o600)
         for folder in (home / ".ssh", home):
             folder.chmod(0o700)
         for path in (home, *home.rglob("*")):
-            os.lchown(path, one.uid, one.uid)
+            os.lchown(path, user.uid, user.uid)
     top.rename(shared / "home")
 
 
@@ -165,26 +167,29 @@ def _place(root: Path, name: str, text: str | bytes, *, mode: int = 0o644) -> Pa
             )
     path.parent.mkdir(parents=True, exist_ok=True)
     data = text.encode() if isinstance(text, str) else text
-    # What is right is not written again, so that a node whose disk is full can be started.
+    # An unchanged file is not written again, so that a node can start even if its disk is full.
     if not has_content(path, data, mode):
-        path.unlink(missing_ok=True)  # a link is replaced, not followed
+        # Removing the file first replaces a link instead of following it.
+        path.unlink(missing_ok=True)
         path.touch(mode=mode)
         path.write_bytes(data)
     return path
 
 
 def pin(machine: Machine, pids: Collection[int]) -> None:
-    """Move all threads of a node that runs to its cores; they change when the cluster grows or shrinks."""
+    """Move all threads of a running node to its cores, which change when the cluster grows or shrinks."""
     for pid in pids:
-        with suppress(OSError):  # it ended meanwhile
+        # The process may have ended.
+        with suppress(OSError):
             for thread in Path(f"/proc/{pid}/task").iterdir():
                 os.sched_setaffinity(int(thread.name), machine.node.cores)
 
 
 def start(machine: Machine, shared: Path, words: Sequence[str] = (), environment: Sequence[str] = ()) -> None:
-    """Boot a node and return at once; it lives on when the helper is gone.
+    """Boot a node and return at once. The node keeps running when the helper ends.
 
-    ``words`` are for its systemd, ``environment`` is the command that gives systemd-nspawn its own.
+    words: boot parameters for the node's systemd.
+    environment: command prefix that sets the environment of systemd-nspawn.
     """
     nspawn = ["systemd-nspawn", "--quiet", "--boot", "--keep-unit", f"--directory={machine.root}"]
     nspawn += [f"--machine={machine.name}", f"--hostname={machine.node.name}", f"--bind={shared}:/shared"]
@@ -200,23 +205,24 @@ def start(machine: Machine, shared: Path, words: Sequence[str] = (), environment
 def launch(
     name: str, inside: Sequence[str], nspawn: Sequence[str], console: Path, words: Sequence[str] = ()
 ) -> None:
-    """Start systemd-nspawn through ``inside``, in a unit or control group of its own, and return at once.
+    """Start systemd-nspawn in its own unit or control group, and return at once.
 
-    ``words`` are what it starts, or is said to the systemd that it boots.
+    inside: command prefix for systemd-nspawn. words: the command to run, or parameters of the booted systemd.
     """
     if booted_with_systemd():
-        # As systemd's own systemd-nspawn@.service. Exit status 1: `stop` ended it.
+        # The settings of systemd's systemd-nspawn@.service. Exit status 1 is normal: `stop` kills the
+        # machine.
         settings = ("KillMode=mixed", "Delegate=yes", "TasksMax=16384", "SuccessExitStatus=1 133")
         unit = ["systemd-run", "--quiet", "--collect", f"--unit=clusterctl-{name}", "--slice=machine.slice"]
         unit += ["--service-type=exec", *(f"--property={setting}" for setting in settings), "--"]
-        run([*unit, *inside, *nspawn, *words], what=f"starting {name}")
+        run([*unit, *inside, *nspawn, *words], action=f"starting {name}")
         return
     with console.open("ab") as output:
         spawn([*enter_cgroup(name), *inside, *nspawn, "--register=no", *words], output)
 
 
 def spawn(argv: Sequence[str], output: int | IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start a program without a terminal, in a session of its own; it outlives its caller."""
+    """Start a program without a terminal, in its own session, so that it outlives its caller."""
     return subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,
@@ -229,46 +235,46 @@ def spawn(argv: Sequence[str], output: int | IO[bytes]) -> subprocess.Popen[byte
 
 
 def check_started(machines: Collection[Machine]) -> None:
-    """Find machines that did not live to boot, while their reason is at hand."""
+    """Raise, with the console's output, if machines ended right after their start."""
     time.sleep(_EARLY_S)
-    there = alive()
-    if dead := [machine for machine in machines if machine.name not in there]:
+    running_names = alive()
+    if dead := [machine for machine in machines if machine.name not in running_names]:
         console = dead[0].folder / "console.log"
-        said = console.read_text(errors="replace").strip()[-1000:] if console.exists() else ""
+        output = console.read_text(errors="replace").strip()[-1000:] if console.exists() else ""
         raise ProvisionError(
             f"nodes did not start: {', '.join(machine.node.name for machine in dead)}",
             code="nodes-did-not-start",
-            why=said or f"see `journalctl -u clusterctl-{dead[0].name}`",
+            why=output or f"see `journalctl -u clusterctl-{dead[0].name}`",
         )
 
 
 def stop(names: Collection[str]) -> None:
-    """End machines at once and wait until they are gone: one that is still going keeps its link's name."""
+    """Kill machines and wait for their end, because a machine that is ending still holds its link's name."""
     supervisors = {pid for name, pid in running().items() if name in names}
     _kill(supervisors, signal.SIGTERM)
 
     until = time.monotonic() + STOP_TIMEOUT_S
-    while left := {name: pids for name, pids in alive().items() if name in names}:
-        # A supervisor ends by itself once its machine has: killed, it would leave its links for later.
-        _kill({pid for pids in left.values() for pid in pids} - supervisors, signal.SIGKILL)
-        _pause(until, "nodes could not be stopped", left, fix="look at `ps` for systemd-nspawn")
+    while remaining := {name: pids for name, pids in alive().items() if name in names}:
+        # A supervisor ends after its machine. Killing the supervisor would leave its links behind.
+        _kill({pid for pids in remaining.values() for pid in pids} - supervisors, signal.SIGKILL)
+        _pause(until, "nodes could not be stopped", remaining, fix="look at `ps` for systemd-nspawn")
     for name in names:
         remove_cgroups(name)
 
 
 def end_rooted(folder: Path) -> None:
-    """End whatever lives on the file systems of nodes below a folder and belongs to no machine we know."""
+    """Kill all processes on nodes' file systems below a folder, even processes of unknown machines."""
 
     until = time.monotonic() + STOP_TIMEOUT_S
-    while left := rooted_under(folder):
-        _kill(left, signal.SIGKILL)
-        _pause(until, "processes of nodes could not be ended", left)
+    while remaining := rooted_under(folder):
+        _kill(remaining, signal.SIGKILL)
+        _pause(until, "processes of nodes could not be ended", remaining)
 
 
-def _pause(until: float, what: str, left: Iterable[object], *, fix: str = "") -> None:
-    """Wait a moment for what is still there; raise if the time is up."""
+def _pause(until: float, summary: str, remaining: Iterable[object], *, fix: str = "") -> None:
+    """Wait a moment. Raise, and list the remaining items, if the time is up."""
     if time.monotonic() > until:
-        raise ProvisionError(what, code="nodes-not-removed", why=", ".join(map(str, left)), fix=fix)
+        raise ProvisionError(summary, code="nodes-not-removed", why=", ".join(map(str, remaining)), fix=fix)
     time.sleep(0.02)
 
 
@@ -283,54 +289,54 @@ _IN_CGROUP = re.compile(rf"/{_CGROUP_PREFIX}(c[0-9a-f]{{6}}-\d{{3}})\b")
 
 
 def enter_cgroup(machine: str) -> list[str]:
-    """Make the machine's groups; returns the start of a command line that enters them and goes on."""
+    """Create the machine's control groups. Return a command prefix that runs a command in them."""
     cgroups = [root / f"{_CGROUP_PREFIX}{machine}" for root in _hierarchies()]
     try:
         for group in cgroups:
             group.mkdir(exist_ok=True)
     except OSError as exc:
         raise ProvisionError(
-            "control groups can't be made here",
+            "control groups can't be created on this machine",
             code="no-control-groups",
             where=str(exc.filename),
             why=exc.strerror or str(exc),
-            fix="in a container, run it with a writable /sys/fs/cgroup",
+            fix="run the container with a writable /sys/fs/cgroup",
         ) from exc
     script = 'until [ "$1" = -- ]; do echo $$ >"$1/cgroup.procs" || exit 1; shift; done; shift; exec "$@"'
     return ["sh", "-c", script, "sh", *map(str, cgroups), "--"]
 
 
 def remove_cgroups(machine: str) -> None:
-    """Remove the groups of a machine that has ended, deepest first; the kernel may need a moment."""
+    """Remove the control groups of a machine that has ended, deepest first. The kernel may need a moment."""
     until = time.monotonic() + STOP_TIMEOUT_S
-    left = cgroups(machine)
-    while left:
-        for group in left:
+    remaining = cgroups(machine)
+    while remaining:
+        for group in remaining:
             with suppress(ProvisionError):
-                run(["find", str(group), "-depth", "-type", "d", "-delete"], what=f"removing {group}")
-        if left := cgroups(machine):
-            _pause(until, "control groups could not be removed", left)
+                run(["find", str(group), "-depth", "-type", "d", "-delete"], action=f"removing {group}")
+        if remaining := cgroups(machine):
+            _pause(until, "control groups could not be removed", remaining)
 
 
 def cgroups(machines: str) -> tuple[Path, ...]:
-    """The groups there are of machines whose name begins so."""
+    """Return the control groups of the machines with this name prefix."""
     return tuple(
         group for root in _hierarchies() for group in sorted(root.glob(f"{_CGROUP_PREFIX}{machines}*"))
     )
 
 
 def cgroup_members() -> Iterator[tuple[int, str]]:
-    """The processes of all machines here, as (pid, machine), by our groups or systemd's units for them."""
+    """Yield all machines' processes as (pid, machine name), found by their control group or systemd unit."""
 
     for process, groups in system.read_processes("cgroup"):
-        # A zombie has no command line, and is gone for us.
+        # A zombie has no command line and counts as ended.
         with suppress(OSError):
-            if (found := _IN_CGROUP.search(groups)) and (process / "cmdline").read_bytes():
-                yield int(process.name), found[1]
+            if (match := _IN_CGROUP.search(groups)) and (process / "cmdline").read_bytes():
+                yield int(process.name), match[1]
 
 
 def _hierarchies() -> Iterator[Path]:
-    """Where systemd keeps its tree: the unified hierarchy, and version 1's named one where it is used."""
+    """Yield the mount points of systemd's control groups: version 2, and version 1's `name=systemd`."""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields = line.split()
         kind, _, options = fields[fields.index("-") + 1 :][:3]

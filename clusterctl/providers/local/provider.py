@@ -1,4 +1,4 @@
-"""The local provider: ClusterSpec -> machines on this one -> Inventory."""
+"""The local provider: creates systemd-nspawn nodes on this machine and describes them as an Inventory."""
 
 from __future__ import annotations
 
@@ -52,13 +52,11 @@ from clusterctl.util.progress import ProgressReporter
 
 _SHARED = "/shared"
 _KEEP_IMAGE: Final = (
-    "nodes keep the image that they were made from: `up` upgrades neither their distribution nor their Slurm "
-    "in place"
+    "nodes keep the image they were built from: `up` can't upgrade their distribution or their Slurm in place"
 )
 _DOWN_AND_UP: Final = (
-    "`clusterctl down`, then `clusterctl up`: what `collect` brought home stays, and with "
-    "`storage: {keep: true}` the shared folder; accounts come from the spec; submit waiting jobs again; the "
-    "accounting's history is lost"
+    "run `clusterctl down`, then `clusterctl up`: collected runs stay, and with `storage: {keep: true}` the "
+    "shared folder; accounts come from the spec; submit waiting jobs again; the accounting history is lost"
 )
 
 
@@ -68,27 +66,28 @@ class LocalProvider(Provider):
     def __init__(self, settings: LocalSettings, prompts: Prompts = NO_PROMPTS) -> None:
         self._settings = settings
         self._helper = Helper(prompts.reporter.progress)
-        if settings.release in DEBIAN.suites:  # its package of MariaDB makes the files of databases
+        # MariaDB's package on Debian creates the database files, so a controller's template can hold them.
+        if settings.release in DEBIAN.suites:
             self.class_groups = (COMPUTE, CONTROLLER)
 
     def check(self, spec: ClusterSpec) -> None:  # noqa: ARG002
         refuse_other_machines(sys.platform)
         if (release := distributions.redhat_release()) and release.startswith("rhel"):
-            what = "local nodes are not made on Red Hat Enterprise Linux"
-            why = "its packages come by a subscription that is the machine's own, and no image has it"
-            fix = "make this machine itself a cluster: provider: {type: onprem} and address: localhost"
-            raise UsageError(what, code="rhel-without-images", where="provider.type", why=why, fix=fix)
+            summary = "local nodes are not supported on Red Hat Enterprise Linux"
+            reason = "its packages need a subscription, which belongs to this machine and not to an image"
+            fix = "use this machine itself as the cluster: provider: {type: onprem} and address: localhost"
+            raise UsageError(summary, code="rhel-without-images", where="provider.type", why=reason, fix=fix)
         of_debian = {
             "provider.mirror": self._settings.mirror != DEFAULT_MIRROR,
             "provider.distribution": self._settings.distribution is not None,
         }
         if where := ", ".join(key for key, is_set in of_debian.items() if is_set and release):
             raise UsageError(
-                "local nodes have the distribution of this machine here",
+                "on this machine, local nodes always have the machine's own distribution",
                 code="distribution-of-this-machine",
                 where=where,
-                why=f"this machine is {release}: dnf makes the node image, from its own repositories",
-                fix=f"remove {where}; a mirror of your own belongs into /etc/yum.repos.d",
+                why=f"this machine runs {release}: dnf builds the node image from the machine's repositories",
+                fix=f"remove {where}; configure your own mirror in /etc/yum.repos.d",
             )
 
     def start_ahead(self) -> None:
@@ -143,45 +142,50 @@ class LocalProvider(Provider):
         refuse_other_machines(sys.platform)
         shares, notes = shares_here(spec, keep)
         hosts = hosts_as_raised(workspace)
-        found, kept = layout.Existing(), tuple[KeptStorage, ...]()
+        existing, kept = layout.Existing(), tuple[KeptStorage, ...]()
         try:
             if cluster_id := workspace.known_id():
-                found = self._existing(cluster_id)
+                existing = self._existing(cluster_id)
             if spec.storage.keep:
                 kept = self.kept_storage(spec.name, ())
-        except MachineError as exc:  # to see a plan takes no right
+        # Showing a plan needs no root rights.
+        except MachineError as exc:
             disks = {host.name: host.disk_mib for host in hosts.values()}
-            found = layout.Existing(nodes=disks, running=frozenset(disks))
-            notes += (f"the nodes and kept storage are taken to be as `up` left them: {exc.cause}",)
-        if found.state is not None:
-            notes += self._notes_on(found.state, spec)
-        notes += _storage_notes(spec, kept, found)
-        return HostPlan(tuple(compare(spec, shares, found, hosts, recreated)), notes=notes)
+            existing = layout.Existing(nodes=disks, running=frozenset(disks))
+            notes += (
+                f"nodes and kept storage are shown as `up` left them; they could not be checked: {exc.cause}",
+            )
+        if existing.state is not None:
+            notes += self._notes_on(existing.state, spec)
+        notes += _storage_notes(spec, kept, existing)
+        return HostPlan(tuple(compare(spec, shares, existing, hosts, recreated)), notes=notes)
 
     def _notes_on(self, state: layout.ClusterState, spec: ClusterSpec) -> tuple[str, ...]:
-        """Return the settings that a cluster that is up does not take over.
+        """Return notes about settings that do not apply to an existing cluster.
 
         Raises:
-            UsageError: its nodes have another distribution than the spec names, or another release of Slurm.
+            UsageError: the spec names another distribution or another release of Slurm than the nodes have.
         """
-        what, why = f"the nodes of cluster {state.name!r} run", _KEEP_IMAGE
-        runs, wanted = state.distribution, self._settings.distribution
-        if runs and wanted and runs != wanted:
-            has, asked = (distributions.distribution_of(name).title for name in (runs, wanted))
+        subject, reason = f"the nodes of cluster {state.name!r} run", _KEEP_IMAGE
+        runs, requested = state.distribution, self._settings.distribution
+        if runs and requested and runs != requested:
+            current_title, requested_title = (
+                distributions.distribution_of(name).title for name in (runs, requested)
+            )
             raise UsageError(
-                f"{what} {has}, and the spec asks for {asked}",
+                f"{subject} {current_title}, but the spec asks for {requested_title}",
                 code="distribution-changed",
                 where="provider.distribution",
-                why=why,
+                why=reason,
                 fix=f"write distribution: {runs}; or {_DOWN_AND_UP}",
             )
         slurm, version = state.slurm, spec.slurm.version
         if slurm and version and slurm != version:
             raise UsageError(
-                f"{what} Slurm {slurm}, and the spec asks for {version}",
+                f"{subject} Slurm {slurm}, but the spec asks for {version}",
                 code="slurm-changed",
                 where="slurm.version",
-                why=why,
+                why=reason,
                 fix=f'write slurm: {{version: "{slurm}"}}; or {_DOWN_AND_UP}',
             )
         new_slurm = _slurm_of_new_nodes(self._settings, spec)
@@ -202,7 +206,7 @@ class LocalProvider(Provider):
         request = self._request(spec, workspace, shares, kept, node_class.keys if node_class else {})
         request = request.model_copy(update={"anew": tuple(recreated)})
         classed: tuple[str, ...] = ()
-        self._helper.report(f"starting {len(request.nodes)} machines")
+        self._helper.report(f"starting {len(request.nodes)} nodes")
         with self._helper.asking("up", request.model_dump(mode="json")) as exchange:
             if (answer := exchange.ready()) is not None:
                 planned = layout.MadeCluster.model_validate(answer)
@@ -231,7 +235,7 @@ class LocalProvider(Provider):
         classes: Mapping[str, str],
     ) -> layout.ClusterRequest:
         image = _image(self._settings, spec, workspace)
-        homes = (layout.Home(name=one.name, uid=one.uid, keys=(image.admin_key,)) for one in spec.users)
+        homes = (layout.Home(name=user.name, uid=user.uid, keys=(image.admin_key,)) for user in spec.users)
         nodes = (layout.Node(name=s.host, cores=s.cores, disk_mib=s.size.disk_mib) for s in sizes)
         return layout.ClusterRequest(
             id=workspace.cluster_id(),
@@ -271,28 +275,28 @@ class LocalProvider(Provider):
         return tuple(c.id for c in mine if is_orphan(c))
 
     def kept_storage(self, name: str, users: Sequence[str]) -> tuple[KeptStorage, ...]:  # noqa: ARG002
-        # The helper lists those of all accounts.
-        found = map(layout.KeptFolder.model_validate, self._helper.call("storage", {})["kept"])
-        return tuple(_kept(one) for one in found if one.name == name and _is_ours(one))
+        # The helper lists the kept folders of all accounts.
+        folders = map(layout.KeptFolder.model_validate, self._helper.call("storage", {})["kept"])
+        return tuple(_kept(folder) for folder in folders if folder.name == name and _is_ours(folder))
 
     def remove_storage(self, kept: KeptStorage) -> None:
         self._helper.call("storage", {"remove": [kept.id]})
 
 
 def _storage_notes(
-    spec: ClusterSpec, storages: Sequence[KeptStorage], found: layout.Existing
+    spec: ClusterSpec, storages: Sequence[KeptStorage], existing: layout.Existing
 ) -> tuple[str, ...]:
     kept = to_take_up(spec, storages)
-    if kept and found.nodes:
-        what = f"cluster {spec.name!r} has another shared folder than the one that is kept"
-        why = f"it was raised without `keep: true`, and so did not take this up: {kept}"
-        fix = "take it down as it was raised, then run `clusterctl up` with `keep: true`"
-        raise UsageError(what, code="storage-keep-changed", where="storage.keep", why=why, fix=fix)
+    if kept and existing.nodes:
+        summary = f"cluster {spec.name!r} uses a new shared folder, not the kept one"
+        reason = f"it was created without `keep: true`, so it did not reuse this: {kept}"
+        fix = "run `clusterctl down` with the spec as it was, then `clusterctl up` with `keep: true`"
+        raise UsageError(summary, code="storage-keep-changed", where="storage.keep", why=reason, fix=fix)
     return (taken_up_note(kept),) if kept else ()
 
 
 def is_orphan(cluster: layout.ClusterState) -> bool:
-    """Whether no workspace knows it any more: else it is that of another home, however it is called."""
+    """Return whether the cluster's workspace no longer exists or has the id of another cluster."""
     try:
         return (Path(cluster.workspace) / "id").read_text().strip() != cluster.id
     except (FileNotFoundError, NotADirectoryError):
@@ -300,9 +304,9 @@ def is_orphan(cluster: layout.ClusterState) -> bool:
 
 
 def image_keys(settings: LocalSettings, slurm: str | None = None) -> tuple[str, str]:
-    """Return what the cache calls the base and the image over it: hashes of what goes in.
+    """Return the cache keys of the base and of the image over it: hashes of all inputs.
 
-    ``slurm``: the release of Slurm. None, or the distribution's own: the packages of the distribution.
+    slurm: the release of Slurm. None, or the distribution's own release: the distribution's packages.
     """
     base_key = digest(settings.mirror, *base_inputs(settings.release))
     is_newer = slurm in distributions.distribution_of(settings.release).newer_slurm
@@ -326,7 +330,7 @@ def _image(settings: LocalSettings, spec: ClusterSpec, workspace: Workspace) -> 
 
 
 def clusters() -> tuple[layout.ClusterState, ...]:
-    """The clusters that live on this machine, whoever's they are."""
+    """Return the local clusters of all accounts on this machine."""
     answer = Helper().call("clusters", {})
     return tuple(layout.ClusterState.model_validate(state) for state in answer["clusters"])
 
@@ -337,20 +341,20 @@ def _placed(path: str, file: NodeFile) -> dict[str, Any]:
     return placed.model_dump(mode="json")
 
 
-def _is_ours(one: layout.KeptFolder) -> bool:
-    """Whether it was left by a cluster of the caller's state folder, or of one that is gone."""
-    folder = Path(one.workspace).parent
-    return one.owner == os.getuid() and (folder == state_home() or not folder.exists())
+def _is_ours(kept: layout.KeptFolder) -> bool:
+    """Return whether the caller owns the folder, and its cluster's state folder is the caller's or gone."""
+    folder = Path(kept.workspace).parent
+    return kept.owner == os.getuid() and (folder == state_home() or not folder.exists())
 
 
-def _kept(one: layout.KeptFolder) -> KeptStorage:
-    where = f"folder {layout.shared_folder(one.id)}"
-    said = {key: getattr(one, key) for key in ("id", "size_mib", "since", "homes")}
-    return KeptStorage(cluster=one.name, what=where, usd_per_month=0.0, **said)
+def _kept(kept: layout.KeptFolder) -> KeptStorage:
+    description = f"folder {layout.shared_folder(kept.id)}"
+    fields = {key: getattr(kept, key) for key in ("id", "size_mib", "since", "homes")}
+    return KeptStorage(cluster=kept.name, what=description, usd_per_month=0.0, **fields)
 
 
 def cached_images(*, prune: bool = False, report: ProgressReporter) -> tuple[layout.CachedImage, ...]:
-    """The image cache, or what was removed from it."""
+    """List the image cache, or prune it and list the removed images."""
     answer = Helper(report).call("cache", {"prune": prune})
     return tuple(layout.CachedImage.model_validate(image) for image in answer["images"])
 
@@ -379,7 +383,7 @@ def _inventory(
 
 
 def _host(node: layout.MadeNode, share: Share | None, release: str) -> Host:
-    """A compute node, or the controller, which has no share."""
+    """Return the inventory entry of a compute node, or of the controller, which has no share."""
     return Host(
         name=node.name,
         address=node.address,
@@ -392,11 +396,11 @@ def _host(node: layout.MadeNode, share: Share | None, release: str) -> Host:
 
 
 def _unused_gpus() -> tuple[str, ...]:
-    """A GPU of this machine that the nodes do not see is worth a word."""
+    """Return a note if this machine has GPUs, because local nodes can't use them."""
     gpus = sorted(Path("/dev").glob("nvidia[0-9]*"))
     if not gpus:
         return ()
     return (
-        f"this machine has {len(gpus)} NVIDIA GPU{'s' if len(gpus) > 1 else ''} that local nodes do not see; "
-        "the training program uses them when it is run here by hand (see docs/local.md)",
+        f"this machine has {len(gpus)} NVIDIA GPU{'s' if len(gpus) > 1 else ''} that local nodes can't use; "
+        "run the training program directly on this machine to use them (see docs/local.md)",
     )

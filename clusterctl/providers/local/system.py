@@ -1,9 +1,9 @@
-"""The operating system under local nodes: its tools, processes, mounts, settings and networks.
+"""The operating system below local nodes: its tools, processes, mounts, settings and networks.
 
-A cluster's bridge lives in a network namespace of its own, with one cable from this machine into it: no
-firewall of this machine (Docker's FORWARD DROP with br_netfilter, firewalld) ever sees traffic between nodes.
-This machine has the first address of the subnet; nodes have no route out. They send this machine nothing but
-answers to what it asks them: what leaves their namespace by the cable is sorted in there, by a qdisc.
+A cluster's bridge is in its own network namespace, connected to this machine by one veth pair. So no firewall
+of this machine (Docker's FORWARD DROP with br_netfilter, firewalld) sees traffic between nodes. This machine
+has the first address of the subnet. Nodes have no route to other networks, and can only answer this machine:
+a qdisc at the namespace's end of the pair drops everything else.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from clusterctl.errors import MachineError, ProvisionError
 from clusterctl.providers.local.layout import bridge_name, netns_name
 from clusterctl.state.workspace import write_atomic
 
-# sudo's secure_path, or a user's PATH, may lack the places where ip, sshd and mount live.
+# sudo's secure_path, or a user's PATH, may lack the folders of ip, sshd and mount.
 TOOL_ENV = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "LC_ALL": "C.UTF-8",
@@ -35,8 +35,8 @@ TOOL_ENV = {
 _running: set[subprocess.Popen[str]] = set()
 
 
-def run(argv: Sequence[str], *, what: str, stdin: str | None = None, where: str = "", fix: str = "") -> str:
-    """Run a tool to its end and return its stdout. ``where`` and ``fix`` are for the error."""
+def run(argv: Sequence[str], *, action: str, stdin: str | None = None, where: str = "", fix: str = "") -> str:
+    """Run a tool and return its stdout. ``action``, ``where`` and ``fix`` are for the error message."""
     process = subprocess.Popen(
         argv,
         stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
@@ -53,21 +53,21 @@ def run(argv: Sequence[str], *, what: str, stdin: str | None = None, where: str 
     finally:
         _running.discard(process)
     if process.returncode != 0:
-        said = (stderr or stdout).strip()[-1500:]
-        if os.strerror(errno.ENOSPC) in said:
-            fix = "make room on this machine: `df -h` and `df -i` show which disk is full"
+        output = (stderr or stdout).strip()[-1500:]
+        if os.strerror(errno.ENOSPC) in output:
+            fix = "free disk space on this machine: `df -h` and `df -i` show the full disk"
         raise ProvisionError(
-            f"{what} failed",
+            f"{action} failed",
             code="machine-command-failed",
             where=where or " ".join(argv[:3]),
-            why=said or f"exit {process.returncode}",
+            why=output or f"exit {process.returncode}",
             fix=fix,
         )
     return stdout
 
 
 def end_children() -> None:
-    """End the tools that still run, with everything they started: the caller is gone."""
+    """Kill the tools that still run, with their child processes, because the caller is gone."""
     for process in list(_running):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -87,9 +87,9 @@ def answer(message: dict[str, Any]) -> None:
 
 
 def read_processes(name: str) -> Iterator[tuple[Path, str]]:
-    """The folder below /proc of each process, with the text of a file in it.
+    """Yield each process's folder below /proc, with the text of a file in it.
 
-    A process that ends meanwhile, or that we may not look into, is passed over.
+    Processes that end meanwhile, or that are not accessible, are left out.
     """
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -98,7 +98,8 @@ def read_processes(name: str) -> Iterator[tuple[Path, str]]:
 
 
 _DOOMED = ".removed-"
-CHECK = ".check"  # a folder to try a mount in
+# Name of the folder in which a mount is tried.
+CHECK = ".check"
 
 
 def mounted_under(folder: Path) -> tuple[Path, ...]:
@@ -113,9 +114,9 @@ def mounted_under(folder: Path) -> tuple[Path, ...]:
 
 
 def mount_disk(folder: Path, size_mib: int) -> Path:
-    """Mount ``folder/disk``, a file system of that size in a sparse file, made if it is not there yet.
+    """Mount ``folder/disk``, a file system of this size in a sparse file. Create it if it does not exist.
 
-    Only the blocks that are in use take room on this machine.
+    Only used blocks take space on this machine.
     """
     image, point = folder / "disk.img", folder / "disk"
     point.mkdir(parents=True, exist_ok=True)
@@ -123,33 +124,34 @@ def mount_disk(folder: Path, size_mib: int) -> Path:
         unfinished = image.with_suffix(".new")
         with unfinished.open("wb") as file:
             file.truncate(size_mib << 20)
-        run(["mkfs.ext4", "-q", "-F", "-m", "0", str(unfinished)], what="making a node's disk")
+        run(["mkfs.ext4", "-q", "-F", "-m", "0", str(unfinished)], action="making a node's disk")
         unfinished.rename(image)
     if not mounted_under(point):
-        run(["mount", "-o", "loop,discard", str(image), str(point)], what="mounting a node's disk")
+        run(["mount", "-o", "loop,discard", str(image), str(point)], action="mounting a node's disk")
     return point
 
 
 def disk_mib(folder: Path) -> int | None:
-    """The size of the disk that ``mount_disk`` made there; None if there is none."""
+    """Return the size of the disk that ``mount_disk`` created in a folder; None without a disk."""
     image = folder / "disk.img"
     return image.stat().st_size >> 20 if image.exists() else None
 
 
 def loops_under(folder: Path) -> tuple[str, ...]:
-    """Loop devices whose file lies below a folder, removed already or not."""
-    found = []
+    """Return the loop devices with a file below this folder, even if the file is deleted."""
+    devices = []
     for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
-        with suppress(OSError):  # it was just given back
+        # The device may have just been detached.
+        with suppress(OSError):
             if backing.read_text().startswith(f"{folder}/"):
-                found.append(backing.parts[3])
-    return tuple(found)
+                devices.append(backing.parts[3])
+    return tuple(devices)
 
 
 def mount_overlay(lower: tuple[Path, ...], folder: Path, changes: Path | None = None) -> Path:
-    """Mount ``folder/root`` over the lower layers, topmost first; `upper` in ``changes`` takes the changes.
+    """Mount ``folder/root`` over the lower layers, topmost first. ``changes/upper`` gets the changes.
 
-    ``changes`` is ``folder`` itself unless it is given.
+    changes: default: ``folder``.
     """
     changes = changes or folder
     root, upper, work = folder / "root", changes / "upper", changes / "work"
@@ -158,12 +160,12 @@ def mount_overlay(lower: tuple[Path, ...], folder: Path, changes: Path | None = 
     for part in (root, upper, work):
         part.mkdir(parents=True, exist_ok=True)
     options = f"lowerdir={':'.join(map(str, lower))},upperdir={upper},workdir={work}"
-    run(["mount", "-t", "overlay", "clusterctl", "-o", options, str(root)], what="mounting the overlay")
+    run(["mount", "-t", "overlay", "clusterctl", "-o", options, str(root)], action="mounting the overlay")
     return root
 
 
 def check_overlay(place: Path) -> None:
-    """Refuse a folder in which no overlay can be mounted."""
+    """Raise if no overlay can be mounted in a folder."""
     folder = place / CHECK
     lower = folder / "lower"
     try:
@@ -171,7 +173,7 @@ def check_overlay(place: Path) -> None:
         mount_overlay((lower,), folder)
     except (OSError, ProvisionError) as exc:
         raise MachineError(
-            "overlay filesystems can't be mounted here",
+            "overlay file systems can't be mounted on this machine",
             code="no-overlayfs",
             where=str(place),
             why=exc.why if isinstance(exc, ProvisionError) else str(exc),
@@ -183,12 +185,12 @@ def check_overlay(place: Path) -> None:
 
 
 def erase(folder: Path) -> None:
-    """Unmount and delete a node's or a cluster's folder. Never walks into something still mounted.
+    """Unmount and delete the folder of a node or a cluster. Never descend into a mounted file system.
 
-    Whatever ends this midway leaves the folder whole or gone: a node that lacks some files would start.
+    An interruption leaves the folder complete or gone: a node with some files missing would still start.
     """
     for point in mounted_under(folder):
-        run(["umount", str(point)], what=f"unmounting {point}")
+        run(["umount", str(point)], action=f"unmounting {point}")
     gone = doomed(folder)
     if gone.exists():
         delete(gone)
@@ -197,133 +199,138 @@ def erase(folder: Path) -> None:
 
 
 def doomed(folder: Path) -> Path:
-    """What a folder is called while it is deleted. One that is hidden is never taken for whole."""
+    """Return a folder's name during its deletion. It is hidden, and hidden folders are never used."""
     return folder if folder.name.startswith(".") else folder.with_name(f"{_DOOMED}{folder.name}")
 
 
 def erase_doomed(place: Path) -> None:
-    """Delete what an ``erase`` that was ended midway has left in there."""
+    """Delete the remains of interrupted ``erase`` calls in a folder."""
     for folder in place.glob(f"{_DOOMED}*"):
         delete(folder)
 
 
 def delete(folder: Path) -> None:
-    """Delete a folder with `rm`: a job can nest folders deeper than Python's recursion, or a path, may go."""
-    run(["rm", "-rf", "--one-file-system", "--", str(folder)], what=f"deleting {folder}")
+    """Delete a folder with `rm`, because jobs can nest folders too deep for Python's recursion or a path."""
+    run(["rm", "-rf", "--one-file-system", "--", str(folder)], action=f"deleting {folder}")
 
 
 def rooted_under(folder: Path) -> tuple[int, ...]:
-    """Processes whose root is an overlay with its changes below the folder, still mounted here or not."""
-    own = f"upperdir={folder}/"
+    """Return processes with an overlay below this folder as root, even if it is no longer mounted here."""
+    option = f"upperdir={folder}/"
     return tuple(
         int(process.name)
         for process, mounts in read_processes("mountinfo")
-        if any(line.split()[4] == "/" and own in line for line in mounts.splitlines())
+        if any(line.split()[4] == "/" and option in line for line in mounts.splitlines())
     )
 
 
 def in_network(namespace: Path) -> tuple[int, ...]:
-    """Processes in a network namespace."""
-    found = []
+    """Return the processes in a network namespace."""
+    pids = []
     for process in Path("/proc").iterdir():
         with suppress(OSError):
             if process.name.isdigit() and (process / "ns/net").samefile(namespace):
-                found.append(int(process.name))
-    return tuple(found)
+                pids.append(int(process.name))
+    return tuple(pids)
 
 
 NODES_IN_DEFAULT_LIMITS = 16
-# About 25 systemds fit in the default of 128 inotify instances. The neighbours of all machines, n times n of
-# them, share one table of 1,024: from 32 nodes on, MPI's connections fail.
+# The default of 128 inotify instances suffices for about 25 systemds. All machines share a neighbour table of
+# 1,024 entries, with n² entries for n machines: from 32 nodes on, MPI's connections fail.
 _KERNEL_LIMITS = {
     "fs/inotify/max_user_instances": 8192,
     "fs/inotify/max_user_watches": 524288,
     "net/ipv4/neigh/default/gc_thresh2": 32768,
     "net/ipv4/neigh/default/gc_thresh3": 65536,
 }
-# Linux 6.18 gives a session (autogroup) all of a CPU for minutes while its threads wake each other there:
-# nodes neither boot nor answer. Where systemd has booted the machine, nodes are in control groups instead.
+# With autogroup, Linux 6.18 may give one session all of a CPU for minutes while its threads wake each other,
+# so that nodes neither boot nor answer. If systemd booted this machine, nodes are in control groups instead.
 _AUTOGROUP = "kernel/sched_autogroup_enabled"
 _SYS = Path("/proc/sys")
-_SETTINGS_RECORD = Path("/run/clusterctl-limits.json")  # a reboot forgets it, and the limits too
+# In /run, because a reboot resets the limits too.
+_SETTINGS_RECORD = Path("/run/clusterctl-limits.json")
 
 
 def raise_kernel_limits(nodes: int) -> tuple[str, ...]:
-    """Raise what is too low for so many nodes; returns what was changed, in words."""
+    """Raise the kernel limits that are too low for this number of nodes. Return notes about the changes."""
     if nodes <= NODES_IN_DEFAULT_LIMITS:
         return ()
-    said = []
-    for name, wanted in _KERNEL_LIMITS.items():
-        now = int((_SYS / name).read_text())
-        if now < wanted:
-            _set(name, now, wanted)
-            said.append(
-                f"raised {name.replace('/', '.')} from {now} to {wanted} until the last cluster is down"
+    notes = []
+    for name, target in _KERNEL_LIMITS.items():
+        current = int((_SYS / name).read_text())
+        if current < target:
+            _set(name, current, target)
+            notes.append(
+                f"raised {name.replace('/', '.')} from {current} to {target} until the last cluster is down"
             )
-    return tuple(said)
+    return tuple(notes)
 
 
 def disable_autogroup() -> tuple[str, ...]:
-    """Have processes share the CPUs, not sessions, where that can be chosen; returns what was changed."""
-    with suppress(OSError):  # not in every kernel, nor for a container to write: nodes run all the same
-        if now := int((_SYS / _AUTOGROUP).read_text()):
-            _set(_AUTOGROUP, now, 0)
-            return (f"set {_AUTOGROUP.replace('/', '.')} from {now} to 0 until the last cluster is down",)
+    """Turn off autogroup, so that processes share the CPUs, not sessions. Return notes about the change."""
+    # Some kernels lack the setting, and containers can't write it. Nodes can run with autogroup too.
+    with suppress(OSError):
+        if current := int((_SYS / _AUTOGROUP).read_text()):
+            _set(_AUTOGROUP, current, 0)
+            return (f"set {_AUTOGROUP.replace('/', '.')} from {current} to 0 until the last cluster is down",)
     return ()
 
 
-def _set(name: str, now: int, wanted: int) -> None:
+def _set(name: str, current: int, target: int) -> None:
     original = json.loads(_SETTINGS_RECORD.read_text()) if _SETTINGS_RECORD.exists() else {}
-    write_atomic(_SETTINGS_RECORD, json.dumps({name: now} | original))
-    (_SYS / name).write_text(str(wanted))
+    write_atomic(_SETTINGS_RECORD, json.dumps({name: current} | original))
+    (_SYS / name).write_text(str(target))
 
 
 def restore_kernel_settings() -> None:
     if _SETTINGS_RECORD.exists():
         for name, value in json.loads(_SETTINGS_RECORD.read_text()).items():
-            with suppress(OSError):  # not ours to write after all
+            # A container may be unable to write the setting.
+            with suppress(OSError):
                 (_SYS / name).write_text(str(value))
         _SETTINGS_RECORD.unlink()
 
 
 def has_dnf() -> bool:
-    """Whether packages of this machine are dnf's, whatever image it can make."""
+    """Return whether this machine installs packages with dnf, regardless of the images it can build."""
     return shutil.which("dnf") is not None and shutil.which("apt-get") is None
 
 
 NETNS_DIR = Path("/run/netns")
 _CANDIDATES = (IPv4Network("10.0.0.0/8"), IPv4Network("172.16.0.0/12"), IPv4Network("192.168.0.0/16"))
 _TRIES = 4096
-_CABLE = "up0"  # its end in the cluster's network
-_OPEN = "nodes reach services of this machine that listen on all addresses"
+# Name of the veth end in the cluster's namespace.
+_CABLE = "up0"
+_OPEN = "nodes can reach services of this machine that listen on all addresses"
 
 
 def used_networks() -> tuple[IPv4Network, ...]:
-    """Every IPv4 network that this machine routes or holds an address in, but for default routes.
+    """Return all IPv4 networks that this machine has routes to or addresses in, except default routes.
 
-    VPNs split the default route in two (0.0.0.0/1 and 128.0.0.0/1): anything wider than /8 counts as default.
+    VPNs split the default route in two (0.0.0.0/1 and 128.0.0.0/1), so networks wider than /8 count as
+    default.
     """
-    routes = json.loads(_ip("-j", "-4", "route", "show", "table", "all", what="reading routes") or "[]")
-    links = json.loads(_ip("-j", "-4", "addr", "show", what="reading addresses") or "[]")
+    routes = json.loads(_ip("-j", "-4", "route", "show", "table", "all", action="reading routes") or "[]")
+    links = json.loads(_ip("-j", "-4", "addr", "show", action="reading addresses") or "[]")
     destinations = [route["dst"] for route in routes if route.get("dst", "default") != "default"]
     addresses = [info for link in links for info in link.get("addr_info", ())]
-    found = [IPv4Network(destination, strict=False) for destination in destinations]
-    found += [IPv4Interface(f"{info['local']}/{info['prefixlen']}").network for info in addresses]
-    return tuple(network for network in found if network.prefixlen >= 8)  # noqa: PLR2004
+    networks = [IPv4Network(destination, strict=False) for destination in destinations]
+    networks += [IPv4Interface(f"{info['local']}/{info['prefixlen']}").network for info in addresses]
+    return tuple(network for network in networks if network.prefixlen >= 8)  # noqa: PLR2004
 
 
 def choose_subnet(
-    cluster_id: str, used: Iterable[IPv4Network], wanted: IPv4Network | None = None
+    cluster_id: str, used: Iterable[IPv4Network], requested: IPv4Network | None = None
 ) -> IPv4Network:
-    """A private /24 that nothing uses. The id decides where the search starts: clusters spread out."""
+    """Return a free private /24, or check the requested network. The id decides where the search starts."""
     taken = tuple(used)
-    if wanted is not None:
-        if clash := next((network for network in taken if network.overlaps(wanted)), None):
-            what = f"subnet {wanted} is in use on this machine"
-            why = f"it overlaps {clash}"
-            fix = "choose another private /24, or leave provider.subnet out"
-            raise MachineError(what, code="subnet-in-use", where="provider.subnet", why=why, fix=fix)
-        return wanted
+    if requested is not None:
+        if clash := next((network for network in taken if network.overlaps(requested)), None):
+            summary = f"subnet {requested} is in use on this machine"
+            reason = f"it overlaps {clash}"
+            fix = "choose another private /24, or remove provider.subnet from the spec"
+            raise MachineError(summary, code="subnet-in-use", where="provider.subnet", why=reason, fix=fix)
+        return requested
     seed = zlib.crc32(cluster_id.encode())
     for block in _CANDIDATES:
         count, base = 2 ** (24 - block.prefixlen), int(block.network_address)
@@ -331,95 +338,109 @@ def choose_subnet(
             candidate = IPv4Network((base + ((seed + i) % count << 8), 24))
             if not any(candidate.overlaps(network) for network in taken):
                 return candidate
-    why = "this machine's routes cover all private address ranges"
-    fix = "name a private /24 that may be used as provider.subnet"
-    raise MachineError("no free subnet for the nodes", code="no-free-subnet", why=why, fix=fix)
+    reason = "this machine's routes cover all private address ranges"
+    fix = "set provider.subnet to a private /24 that may be used"
+    raise MachineError("no free subnet for the nodes", code="no-free-subnet", why=reason, fix=fix)
 
 
 def create_network(cluster_id: str, subnet: IPv4Network) -> None:
-    """Make the namespace, the bridge and the cable, or whatever of them is missing."""
+    """Create the missing parts of a cluster's network: namespace, bridge and veth pair."""
     netns, bridge = netns_name(cluster_id), bridge_name(cluster_id)
     link, inside = netns, ("-n", netns)
     if not (NETNS_DIR / netns).exists():
-        _ip("netns", "add", netns, what="making the network namespace")
+        _ip("netns", "add", netns, action="creating the network namespace")
     if not _has_link(bridge, *inside):
-        _ip(*inside, *"link set lo up".split(), what="starting loopback")
-        _ip(*inside, *f"link add {bridge} type bridge forward_delay 0".split(), what="making the bridge")
-        _ip(*inside, *f"link set {bridge} up".split(), what="starting the bridge")
+        _ip(*inside, *"link set lo up".split(), action="starting loopback")
+        _ip(*inside, *f"link add {bridge} type bridge forward_delay 0".split(), action="creating the bridge")
+        _ip(*inside, *f"link set {bridge} up".split(), action="starting the bridge")
     if not _has_link(link):
         cable = f"link add {link} type veth peer name {_CABLE} netns {netns}"
-        _ip(*cable.split(), what="laying the cable into the cluster's network")
-    _ip(*inside, *f"link set {_CABLE} master {bridge} up".split(), what="plugging the cable in")
-    _ip(*f"addr replace {subnet[1]}/{subnet.prefixlen} dev {link}".split(), what="addressing the cable")
-    _ip("link", "set", link, "up", what="starting the cable")
+        _ip(*cable.split(), action="creating the veth pair")
+    _ip(
+        *inside,
+        *f"link set {_CABLE} master {bridge} up".split(),
+        action="attaching the veth pair to the bridge",
+    )
+    _ip(
+        *f"addr replace {subnet[1]}/{subnet.prefixlen} dev {link}".split(),
+        action="assigning an address to the veth pair",
+    )
+    _ip("link", "set", link, "up", action="starting the veth pair")
 
 
 def close_network(cluster_id: str, subnet: IPv4Network) -> tuple[str, ...]:
-    """Let nothing but answers through the cable to this machine; says so where that can't be done."""
+    """Let only answers from nodes reach this machine. Return a note if that is not possible."""
     if shutil.which("tc", path=TOOL_ENV["PATH"]) is None:
-        return (f"{_OPEN}: there is no `tc`, of the package {'iproute-tc' if has_dnf() else 'iproute2'}",)
+        return (f"{_OPEN}: `tc` is missing; install {'iproute-tc' if has_dnf() else 'iproute2'}",)
     tc, lines = ["tc", "-n", netns_name(cluster_id)], sorting(subnet)
-    made = sum(line.startswith("filter ") for line in lines)
-    if run([*tc, "filter", "show", "dev", _CABLE], what="reading filters").count("flowid 1:") == made:
+    filters = sum(line.startswith("filter ") for line in lines)
+    if run([*tc, "filter", "show", "dev", _CABLE], action="reading filters").count("flowid 1:") == filters:
         return ()
     remove_half_made = [*tc, "qdisc", "delete", "dev", _CABLE, "root"]
-    with suppress(ProvisionError):  # there is none, as a rule
-        run(remove_half_made, what="removing filters")
+    # Usually there is no qdisc to remove.
+    with suppress(ProvisionError):
+        run(remove_half_made, action="removing filters")
     try:
-        run([*tc, "-batch", "-"], stdin="\n".join(lines) + "\n", what="sorting what nodes send here")
+        run(
+            [*tc, "-batch", "-"],
+            stdin="\n".join(lines) + "\n",
+            action="creating the filters for nodes' packets",
+        )
     except ProvisionError as exc:
         with suppress(ProvisionError):
-            run(remove_half_made, what="removing filters")
+            run(remove_half_made, action="removing filters")
         return (f"{_OPEN}: {exc.why}",)
     return ()
 
 
 def sorting(subnet: IPv4Network) -> tuple[str, ...]:
-    """The lines for ``tc -batch`` that sort what leaves the cluster's network by the cable.
+    """Return the ``tc -batch`` lines that filter the packets leaving the cluster's network.
 
-    An answer goes HTB's direct way, 1:0; all else into the class whose qdisc drops it. No classifier's action
-    is used, which some kernels lack. TCP is an answer with ACK or RST set: nothing connects by these.
+    Answers take HTB's direct class 1:0; all other packets go to a class with a qdisc that drops them. No
+    classifier actions are used, because some kernels lack them. A TCP packet with ACK or RST counts as an
+    answer, because such packets open no connection.
     """
-    # IPv4 without options, no fragment, from a node to this machine's address in the subnet.
-    ours = (
+    # IPv4 without options or fragments, from a node to this machine's address in the subnet.
+    from_nodes = (
         f"match u8 0x45 0xff at 0 match u16 0 0x3fff at 6 match ip src {subnet} match ip dst {subnet[1]}/32"
     )
     answers = [f"match ip protocol 6 0xff match u8 {bit} {bit} at 33" for bit in ("0x10", "0x04")]
-    # Echo reply, destination unreachable, echo request, time exceeded; no redirect.
+    # Echo reply, destination unreachable, echo request and time exceeded, but no redirect.
     answers += [f"match ip protocol 1 0xff match u8 {kind} 0xff at 20" for kind in (0, 3, 8, 11)]
-    to = f"add dev {_CABLE} parent 1:"
+    parent = f"add dev {_CABLE} parent 1:"
     return (
         f"qdisc add dev {_CABLE} root handle 1: htb default 2",
-        f"class {to} classid 1:2 htb rate 8bit quantum 1514",
+        f"class {parent} classid 1:2 htb rate 8bit quantum 1514",
         f"qdisc add dev {_CABLE} parent 1:2 handle 2: blackhole",
-        f"filter {to} protocol arp pref 1 u32 match u32 0 0 flowid 1:0",
-        *(f"filter {to} protocol ip pref 2 u32 {ours} {answer} flowid 1:0" for answer in answers),
+        f"filter {parent} protocol arp pref 1 u32 match u32 0 0 flowid 1:0",
+        *(f"filter {parent} protocol ip pref 2 u32 {from_nodes} {answer} flowid 1:0" for answer in answers),
     )
 
 
 def remove_network(cluster_id: str) -> None:
-    """Take the network away; the namespace takes its links along."""
+    """Remove a cluster's network. Deleting the namespace removes its links."""
     name = netns_name(cluster_id)
     if _has_link(name):
-        _ip("link", "delete", name, what="removing the cable")
+        _ip("link", "delete", name, action="removing the veth pair")
     if (NETNS_DIR / name).exists():
-        _ip("netns", "delete", name, what="removing the network namespace")
+        _ip("netns", "delete", name, action="removing the network namespace")
 
 
 def remove_netns_folder() -> None:
-    """`ip netns` mounts its folder at first use and leaves it; take it away once it is empty."""
+    """Remove the folder of network namespaces, which `ip netns` mounts at first use, if it is empty."""
     if not NETNS_DIR.is_dir() or any(NETNS_DIR.iterdir()):
         return
-    with suppress(ProvisionError, OSError):  # somebody makes one right now, so it is theirs
+    # If another process is just creating a namespace, the folder stays.
+    with suppress(ProvisionError, OSError):
         for point in mounted_under(NETNS_DIR):
-            run(["umount", str(point)], what="unmounting the folder of network namespaces")
+            run(["umount", str(point)], action="unmounting the folder of network namespaces")
         NETNS_DIR.rmdir()
 
 
 def _has_link(name: str, *inside: str) -> bool:
-    shown = json.loads(_ip(*inside, "-j", "link", "show", what="reading links") or "[]")
+    shown = json.loads(_ip(*inside, "-j", "link", "show", action="reading links") or "[]")
     return any(link.get("ifname") == name for link in shown)
 
 
-def _ip(*words: str, what: str) -> str:
-    return run(["ip", *words], what=what)
+def _ip(*words: str, action: str) -> str:
+    return run(["ip", *words], action=action)

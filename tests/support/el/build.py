@@ -39,7 +39,7 @@ def build(base: Path, folder: Path) -> None:
         quarry, tree = root / "quarry", root / "quarry/tree"
         contents = [(package, stage(package, quarry, tree)) for package in every]
         (quarry / "all.spec").write_text(spec(contents))
-        run(["chroot", str(root), *_RPMBUILD, "/quarry/all.spec"], what="building the packages")
+        run(["chroot", str(root), *_RPMBUILD, "/quarry/all.spec"], action="building the packages")
         publish(root, quarry / "rpms", every, web)
         index(root, web)
         for place in ("dl.rockylinux.org/pub/rocky", "dl.fedoraproject.org/pub/epel"):
@@ -54,13 +54,13 @@ def build(base: Path, folder: Path) -> None:
     finally:
         machine.end_rooted(folder)  # gpg's agent
         for point in system.mounted_under(root):
-            run(["umount", str(point)], what="unmounting the tree")
+            run(["umount", str(point)], action="unmounting the tree")
     shutil.rmtree(folder / "work")
 
 
 def _install(root: Path) -> None:
     """The tools, and Debian's programs in the quarry."""
-    run(["mount", "-t", "proc", "proc", str(root / "proc")], what="mounting /proc")
+    run(["mount", "-t", "proc", "proc", str(root / "proc")], action="mounting /proc")
     (root / "etc/resolv.conf").write_text(Path("/etc/resolv.conf").read_text())
     policy = root / "usr/sbin/policy-rc.d"
     policy.write_text("#!/bin/sh\nexit 101\n")  # packages must not start their services in here
@@ -103,7 +103,7 @@ def _script(root: Path, name: str, *argv: str) -> None:
     inside = root / "quarry" / name
     inside.parent.mkdir(exist_ok=True)
     shutil.copyfile(DATA / name, inside)
-    run(["chroot", str(root), "sh", "-e", f"/quarry/{name}", *argv], what=name)
+    run(["chroot", str(root), "sh", "-e", f"/quarry/{name}", *argv], action=name)
 
 
 # Where each repository lies, and who signs it.
@@ -142,9 +142,9 @@ def make_keys(root: Path, web: Path) -> None:
     (root / "quarry/keys").mkdir()
     for signer, place in _KEYS.items():
         new = ["--passphrase", "", "--quick-generate-key", f"{signer} (test)", "rsa2048", "sign", "never"]
-        run([*chroot, *_GPG, *new], what=f"making the key of {signer}")
+        run([*chroot, *_GPG, *new], action=f"making the key of {signer}")
         export = [*_GPG, "--armor", "--export", f"{signer} (test)"]
-        public = run([*chroot, *export], what=f"writing the key of {signer}")
+        public = run([*chroot, *export], action=f"writing the key of {signer}")
         (root / "quarry/keys" / signer).write_text(public)
         (web / place).parent.mkdir(parents=True, exist_ok=True)
         (web / place).write_text(public)
@@ -159,7 +159,7 @@ def publish(root: Path, built: Path, packages: Sequence[Package], web: Path) -> 
             name += ["--define", "__gpg /usr/bin/gpg"]
             inside = [f"/{file.relative_to(root)}" for file in files]
             sign = ["chroot", str(root), "rpmsign", *name, "--addsign", *inside]
-            run(sign, what=f"signing the packages of {repo}")
+            run(sign, action=f"signing the packages of {repo}")
         folder = web / place
         (folder / "Packages").mkdir(parents=True)
         for file in files:
@@ -171,9 +171,9 @@ def index(root: Path, web: Path) -> None:
     for place, _ in _PLACES.values():
         inside = f"/{(web / place).relative_to(root)}"
         argv = ["chroot", str(root), "/quarry/usr/bin/createrepo_c", "--quiet", "--general-compress-type=gz"]
-        run([*argv, inside], what=f"indexing {place}")
+        run([*argv, inside], action=f"indexing {place}")
     modules = DATA / "nvidia-driver.modules.yaml"
     shutil.copyfile(modules, root / "quarry" / "modules.yaml")
     repodata = f"/{(web / _PLACES['cuda'][0]).relative_to(root)}/repodata"
     modify = ["chroot", str(root), "/quarry/usr/bin/modifyrepo_c", "--mdtype=modules", "/quarry/modules.yaml"]
-    run([*modify, repodata], what="adding the modules of NVIDIA's driver")
+    run([*modify, repodata], action="adding the modules of NVIDIA's driver")

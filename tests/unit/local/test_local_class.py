@@ -174,7 +174,7 @@ def test_of_those_that_no_cluster_uses_the_last_used_stay(
 
 def test_a_class_that_is_made_ends_an_older_one(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image, "_KEPT_CLASSES", 1)
-    monkeypatch.setattr(helper, "_have", lambda _: bake())
+    monkeypatch.setattr(helper, "_bake_missing", lambda _: bake())
     (cache / "class-old").mkdir()
     os.utime(cache / "class-old", (0, 0))
     assert helper.bake_class(REQUEST)["compute"]
@@ -226,7 +226,7 @@ def test_a_node_keeps_its_class_and_its_own_files_when_it_is_started_again(cache
             assert secret.read_text() == "secret"
             assert (secret.stat().st_mode & 0o777, secret.stat().st_uid) == (0o400, 1234)
             assert (number.root / "etc/conf").read_text() == "configured"
-            system.run(["umount", str(number.root)], what="stopping")
+            system.run(["umount", str(number.root)], action="stopping")
     finally:
         system.erase(number.folder)
     assert not (image.class_layer(CLASS) / "etc/secret").exists()

@@ -26,9 +26,11 @@ def test_another_system_than_linux_is_refused(platform: str) -> None:
 def test_a_tool_that_finds_the_disk_full_is_no_matter_of_the_network() -> None:
     with refused("machine-command-failed", ProvisionError) as caught:
         run(
-            ["sh", "-c", "echo 'tar: x: No space left on device' >&2; exit 1"], what="making it", fix="mirror"
+            ["sh", "-c", "echo 'tar: x: No space left on device' >&2; exit 1"],
+            action="making it",
+            fix="mirror",
         )
-    assert "make room" in caught.value.fix
+    assert "free disk space" in caught.value.fix
 
 
 @pytest.mark.parametrize("kind", [DiskError, MachineError, ProvisionError])

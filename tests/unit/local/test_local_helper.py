@@ -21,10 +21,10 @@ from clusterctl.errors import ProvisionError
 from clusterctl.providers.local import helper, image
 sys.stdin.readline()
 try:
-    helper._refuse_to_go_on_alone()
+    helper._check_caller()
     print("goes on", flush=True)
     select.select([0], [], [], 30)
-    helper._refuse_to_go_on_alone()
+    helper._check_caller()
 except ProvisionError as exc:
     print(exc.why, flush=True)
 """
@@ -39,7 +39,7 @@ def test_it_notices_between_two_nodes() -> None:
         helper.stdin.flush()
         assert helper.stdout.readline() == "goes on\n"
         helper.stdin.close()
-        assert helper.stdout.readline() == "clusterctl went away\n"
+        assert helper.stdout.readline() == "clusterctl has ended\n"
 
 
 WAITS = """
@@ -47,7 +47,7 @@ import sys
 from pathlib import Path
 from clusterctl.providers.local import helper, layout
 layout.RUN = layout.CACHE = Path(sys.argv[1])
-helper._have({"image": (lambda: None, None)})
+helper._bake_missing({"image": (lambda: None, None)})
 """
 
 
@@ -120,7 +120,7 @@ def test_up_tells_what_of_the_spec_its_nodes_do_not_get(
     monkeypatch.setattr(helper, "_check_tools", lambda **_: None)
     monkeypatch.setattr(helper, "_prepare_this_machine", lambda *_: begun.append("network") or ())
     monkeypatch.setattr(helper, "_remove_nodes", lambda *_: begun.append("removal") or ((), ()))
-    monkeypatch.setattr(helper, "_raise_nodes", lambda *_: ())
+    monkeypatch.setattr(helper, "_start_nodes", lambda *_: ())
     asked = {
         key: getattr(state, key) for key in ("id", "name", "owner", "workspace", "distribution", "slurm")
     }

@@ -68,8 +68,8 @@ def test_what_is_off_will_be_started() -> None:
 def test_another_share_changes_a_node_in_place() -> None:
     changes = look(spec(cpus=1, memory="2GiB"), there(ONE, TWO), node(ONE), node(TWO, cpus=1))
     assert [(c.name, c.action, c.why) for c in changes] == [
-        (ONE, "change", "2 CPUs, 4GiB of memory until now"),
-        (TWO, "change", "1 CPU, 4GiB of memory until now"),
+        (ONE, "change", "was 2 CPUs, 4GiB of memory"),
+        (TWO, "change", "was 1 CPU, 4GiB of memory"),
     ]
     assert not any(change.destroys for change in changes)
 
@@ -77,9 +77,9 @@ def test_another_share_changes_a_node_in_place() -> None:
 @pytest.mark.parametrize(
     ("now", "then", "why"),
     [
-        (None, "1GiB", "2 CPUs, 4GiB of memory until now"),
-        (2048, "1GiB", "2 CPUs, 4GiB of memory, 2GiB of disk until now"),
-        (2048, None, "2 CPUs, 4GiB of memory, 2GiB of disk until now"),
+        (None, "1GiB", "was 2 CPUs, 4GiB of memory"),
+        (2048, "1GiB", "was 2 CPUs, 4GiB of memory, 2GiB of disk"),
+        (2048, None, "was 2 CPUs, 4GiB of memory, 2GiB of disk"),
     ],
 )
 def test_another_disk_replaces_a_node(now: int | None, then: str | None, why: str) -> None:

@@ -146,7 +146,7 @@ def test_what_is_missing_is_named_as_dnf_calls_it(
         helper._check_tools(disks=True)
     wanted = "dnf install dnf e2fsprogs iproute openssh systemd-container util-linux"
     assert missing.value.fix == wanted
-    assert missing.value.why.endswith("made by dnf")
+    assert missing.value.why.endswith("built with dnf")
 
 
 @pytest.mark.parametrize(

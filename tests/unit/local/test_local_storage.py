@@ -155,8 +155,8 @@ def test_a_down_that_ended_late_and_an_up_without_keep_lose_nothing(state: Path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(image, "layers", lambda _: ())
         patch.setattr(system, "choose_subnet", lambda *_: "10.9.0.0/24")
-        helper._state(wanted)
-    helper._shared(wanted)
+        helper._load_state(wanted)
+    helper._prepare_shared_folder(wanted)
     helper.down({"id": OLD})
     assert [one.id for one in kept_here()] == [OLD]
 
@@ -164,7 +164,7 @@ def test_a_down_that_ended_late_and_an_up_without_keep_lose_nothing(state: Path)
 def test_an_up_without_keep_forgets_no_earlier_one_with_it(state: Path) -> None:
     raised(OLD)
     wanted = request(None).model_copy(update={"id": OLD, "keep_storage": False})
-    helper._number(helper._state(wanted), wanted)
+    helper._assign_numbers(helper._load_state(wanted), wanted)
     helper.down({"id": OLD})
     assert [one.id for one in kept_here()] == [OLD]
 
@@ -194,12 +194,12 @@ def test_a_down_that_ends_midway_loses_nothing(
 def test_the_next_cluster_has_it(state: Path, made: str) -> None:
     leave_behind(OLD)
     (state / made).mkdir(parents=True)
-    shared = helper._shared(request(OLD))
+    shared = helper._prepare_shared_folder(request(OLD))
     assert shared == state / NEW / "shared"
     assert (shared / "home/ada/weights").read_text() == "0.5"
     assert [path.name for path in state.iterdir()] == [NEW]
     # An `up` that goes on.
-    assert helper._shared(request(OLD)) == shared
+    assert helper._prepare_shared_folder(request(OLD)) == shared
 
 
 def test_an_up_that_ended_as_it_took_it_leaves_no_folder(state: Path) -> None:
@@ -214,7 +214,7 @@ def test_what_is_gone_or_anothers_is_not_taken(state: Path, wanted: ClusterReque
     leave_behind(OLD)
     (state / NEW).mkdir()
     with refused("storage-gone", ProvisionError):
-        helper._shared(wanted)
+        helper._prepare_shared_folder(wanted)
     assert (state / OLD / "shared/home/ada/weights").exists()
 
 

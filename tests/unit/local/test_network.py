@@ -40,7 +40,7 @@ def test_a_vpn_that_halves_the_default_route_takes_nothing(monkeypatch: pytest.M
     routes = [{"dst": dst} for dst in ("default", "0.0.0.0/1", "128.0.0.0/1", "10.0.0.0/8")]
     links = [{"addr_info": [{"local": "172.17.0.1", "prefixlen": 16}]}]
     said = {"route": routes, "addr": links}
-    monkeypatch.setattr(system, "_ip", lambda *argv, what: json.dumps(said[argv[2]]))  # noqa: ARG005
+    monkeypatch.setattr(system, "_ip", lambda *argv, action: json.dumps(said[argv[2]]))  # noqa: ARG005
     assert system.used_networks() == networks("10.0.0.0/8", "172.17.0.0/16")
 
 
