@@ -1,11 +1,11 @@
-"""What a provider does: make the hosts of a spec, and remove them again.
+"""The interface of providers, which create and delete the hosts of a spec, and the types that they share.
 
-A machine that left a cluster before it could be released to its owner is a pending release. Each has a
-small workspace of its own inside the cluster's: its host entry, how to log in, the admin key. By that it is
-released later, once it answers again; no spec is needed.
+A pending release is a machine of the user's own that left the cluster but could not be restored yet. It has
+a small workspace inside the cluster's, with its host entry, its login settings and the admin key. With these
+the machine is restored later, as soon as it answers again, without a spec.
 """
 
-# ruff: noqa: ARG002 - what a provider need not do is here in full
+# ruff: noqa: ARG002 - the optional methods ignore their arguments
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from clusterctl.hosts.checks import DoctorReport
     from clusterctl.providers.storage import KeptStorage
 
-Bake = Callable[[Host], None]  # runs ``install.yml`` on an image under construction that answers SSH
-BakeClass = Callable[[Inventory], None]  # likewise ``class.yml``, after ``install.yml`` if that is not done
+# Called with an image under construction, once it answers SSH. Runs ``install.yml`` on it.
+Bake = Callable[[Host], None]
+# Called like ``Bake``. Runs ``class.yml``, and before it ``install.yml`` unless that was run.
+BakeClass = Callable[[Inventory], None]
 
 REPLACED: Final = "another machine takes its place"
 _NOTE: Final = "pending.json"
@@ -41,22 +43,22 @@ _NOTE: Final = "pending.json"
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a compute host has, where the provider decides that."""
+    """The size of a compute host, if its provider sets it. ``disk_mib`` is None if the disk has no limit."""
 
     cpus: int
     memory_mib: int
-    disk_mib: int | None = None  # None: no limit of its own
+    disk_mib: int | None = None
 
     @classmethod
     def of(cls, host: Host | None) -> Size | None:
-        """That of a host whose provider decides it."""
+        """Return the size of a host; None if its provider does not set it."""
         if host is None or host.cpus is None or host.memory_mib is None:
             return None
         return cls(host.cpus, host.memory_mib, host.disk_mib)
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """``2 CPUs`` and ``4GiB of memory``, and its disk."""
+        """The size in words, such as `2 CPUs`, `4GiB of memory`, and the disk if it is limited."""
         cpus = f"{self.cpus} CPU{'s' if self.cpus > 1 else ''}"
         disk = () if self.disk_mib is None else (f"{format_size(self.disk_mib)} of disk",)
         return (cpus, f"{shown_memory(self.memory_mib)} of memory", *disk)
@@ -70,10 +72,11 @@ Sizes = Mapping[str, Size]  # by host
 
 @dataclass(frozen=True, slots=True)
 class Provisioned:
-    """Hosts that exist, and what the user should know about how.
+    """The hosts of a cluster after ``apply``, and notes for the user.
 
-    ``made`` ones are new; ``started`` ones were there, but did not run. ``classed`` are those of ``made``
-    that came with the files of a class and their own.
+    made: new hosts.
+    started: existing hosts that were off.
+    classed: new hosts that were created from a node image and already have their files.
     """
 
     inventory: Inventory
@@ -88,11 +91,14 @@ Action = Literal["make", "change", "replace", "remove", "keep"]
 
 @dataclass(frozen=True, slots=True)
 class HostChange:
-    """What becomes of one host, in the user's words: ``what`` it is, and ``why`` it does not stay as it is.
+    """The planned change of one host, in the user's words.
 
-    ``change`` leaves it what it is in the main, ``replace`` makes it anew: what was on it is gone.
-    ``usd_per_hour`` is what it will cost, of one that is removed what it does cost; ``was_usd_per_hour``
-    what it costs now, where that is something else. None: not known, or nothing.
+    action: ``change`` keeps the host and its data; ``replace`` deletes and recreates it, with its data.
+    what: the kind of machine, such as `g2-standard-8, spot`. why: the reason for the change.
+    usd_per_hour: the future cost, or the present cost of a host that is removed. None if not known or free.
+    was_usd_per_hour: the present cost, if it differs.
+    restarts: the change stops the host and its jobs. off: the host does not run now.
+    released: the user's own machine is restored instead of deleted.
     """
 
     name: str
@@ -101,19 +107,19 @@ class HostChange:
     why: str = ""
     usd_per_hour: float | None = None
     was_usd_per_hour: float | None = None
-    restarts: bool = False  # a ``change`` for which it is stopped, and its jobs with it
-    off: bool = False  # it does not run as it is
-    released: bool = False  # one that is replaced or removed goes to its owner, as it was
+    restarts: bool = False
+    off: bool = False
+    released: bool = False
 
     @property
     def destroys(self) -> bool:
-        """Whether what is on the host is lost."""
+        """Whether the data on the host are lost."""
         return self.action in {"replace", "remove"} and not self.released
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """USD an hour, ``now`` and ``then``; what is ``unpriced`` is not in it."""
+    """The cost of a cluster in USD an hour, ``now`` and ``then``, without the resources in ``unpriced``."""
 
     now: float
     then: float
@@ -122,12 +128,13 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class HostPlan:
-    """What an ``apply`` would do: to each host of before and after, and to what is no host (``other``).
+    """The changes that ``apply`` would make.
 
-    priced_on: the date of the prices, if a table has them.
-    other_usd_per_hour: the cost of all that is no host, now and then; without ``other_unpriced``.
-    other_lost: what goes, or is made anew, with all that it holds.
-    images: those to be made before new nodes, whether or not there are any, with what each takes.
+    hosts: existing and future hosts. other: changes of other resources, such as networks and disks.
+    priced_on: the date of the price table. None without a table.
+    other_usd_per_hour: the cost of other resources, now and then, without ``other_unpriced``.
+    other_lost: other resources that are deleted or recreated with their data.
+    images: node images still to be built, each with its machine, cost and time; also if no node is new.
     """
 
     hosts: tuple[HostChange, ...]
@@ -153,12 +160,12 @@ class HostPlan:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """What all of it will cost; None where the price of something is not known."""
+        """The future cost of the cluster; None if a price is not known."""
         return self.cost.then if self.cost and not self.cost.unpriced else None
 
     @property
     def may_cost_more(self) -> bool:
-        """Whether it is dearer than what is there, or makes what nobody knows the price of."""
+        """Whether the cost rises, or a resource without a known price is created."""
         if self.cost is None:
             return False
         unknown = any(host.usd_per_hour is None for host in self.changes if host.action != "remove")
@@ -167,7 +174,7 @@ class HostPlan:
 
     @property
     def cost(self) -> Cost | None:
-        """What all of it costs; None where nothing has a price, and no table says that it has none."""
+        """The cost of the cluster; None if nothing has a price and there is no price table."""
         now, then = self.other_usd_per_hour
         unpriced = [host.name for host in self.hosts if host.usd_per_hour is None]
         for host in self.hosts:
@@ -182,7 +189,7 @@ class HostPlan:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Something of a cluster that is still there, and what it costs an hour, if that is known."""
+    """A resource of a cluster that still exists (``what``), and its cost. None if not known."""
 
     what: str
     usd_per_hour: float | None = None
@@ -193,33 +200,33 @@ class Leftover:
 
 
 class Provider(Protocol):
-    """The hosts of one kind of cluster. It is made with its settings, and with ``Prompts``.
+    """A way to create the hosts of a cluster. Constructed with its settings and ``Prompts``.
 
-    ``known_shared`` is where hosts have the shared folder, of a provider whose new nodes can be of a class;
-    ``class_groups`` are the groups of hosts for which there are such.
+    known_shared: path of the shared folder on the hosts. None if the provider has no node images.
+    class_groups: groups of hosts that can start from a node image.
     """
 
     known_shared: str | None = None
     class_groups: tuple[str, ...] = (COMPUTE,)
 
     def start_ahead(self) -> None:
-        """Start what takes a while to start: the other methods will need it. Calling none of them is fine."""
+        """Start slow helpers that the other methods use, so that they are ready in time."""
         return
 
     def check(self, spec: ClusterSpec) -> None:
-        """Refuse what can't become a cluster, before anything is asked, ended or made.
+        """Reject a spec that this provider can't realize, without contacting any host.
 
         Raises:
-            MachineError: this machine lacks something.
-            UsageError: the spec asks for what can't be done.
+            MachineError: this machine lacks a tool or a login.
+            UsageError: the spec asks for something unsupported.
         """
 
     def examine(
         self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]
     ) -> DoctorReport | None:
-        """Look at hosts that are there before the first `up`; None where the provider makes them.
+        """Check existing machines before the first `up`; None if the provider creates its hosts.
 
-        With ``hosts`` only at these.
+        hosts: names of the hosts to check. Empty: all of them.
 
         Raises:
             UsageError: the spec has no such host.
@@ -227,19 +234,19 @@ class Provider(Protocol):
         return None
 
     def preflight(self, spec: ClusterSpec, workspace: Workspace) -> DoctorReport | None:
-        """Everything that keeps ``apply`` from making the hosts, found by looking alone; None: see ``check``.
+        """Report every obstacle to ``apply`` without changing anything; None if ``check`` finds them all.
 
         Raises:
-            ClusterctlError: it can't be looked at.
+            ClusterctlError: the checks could not be run.
         """
         return None
 
     def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake) -> None:
-        """Check that it can be done here, and bake the image unless it is cached.
+        """Check this machine, and build the base image of the hosts unless it is cached.
 
         Raises:
-            MachineError: this machine can't do it.
-            ProvisionError: the image could not be made.
+            MachineError: this machine can't run the hosts.
+            ProvisionError: the image could not be built.
         """
         return
 
@@ -251,17 +258,18 @@ class Provider(Protocol):
         *,
         bake: BakeClass,
     ) -> Mapping[str, str]:
-        """Have what new hosts of each group share, made of ``inputs`` (a hash each) and their image.
+        """Build the node image that new hosts of each group start from, unless it is cached.
 
-        ``bake`` makes one. Returns the key of each group's.
+        inputs: group -> hash of the configuration in its image. Returns group -> key of its image.
+        bake: called with a machine for each image to be built. Raise to abort.
 
         Raises:
-            ProvisionError: it could not be made.
+            ProvisionError: an image could not be built.
         """
         return {}
 
     def sizes(self, spec: ClusterSpec) -> Sizes:
-        """Compute host -> its size by this spec; without those whose own hardware decides."""
+        """Return compute host -> its size by this spec, without hosts sized by their hardware."""
         return {}
 
     def plan(
@@ -273,14 +281,16 @@ class Provider(Protocol):
         inputs: str = "",
         recreated: Collection[str] = (),
     ) -> HostPlan:
-        """What ``apply`` would do. Nothing is made; where nothing is up, ``workspace`` may be a fresh one.
+        """Return the changes that ``apply`` would make, without making them.
 
-        inputs: those of the class of new compute nodes, if they are of one.
-        recreated: hosts that are removed and created again.
+        workspace: an empty one if the cluster is not up.
+        keep: sizes of hosts that are not resized.
+        inputs: hash of the configuration in the image of new compute nodes. Empty without such an image.
+        recreated: hosts that are deleted and created again.
 
         Raises:
-            MachineError: this machine can't do it.
-            ProvisionError: it can't be told.
+            MachineError: this machine can't run the hosts.
+            ProvisionError: the changes could not be determined.
         """
 
     def apply(
@@ -292,79 +302,67 @@ class Provider(Protocol):
         node_class: NodeClass | None = None,
         recreated: Collection[str] = (),
     ) -> Provisioned:
-        """Make what is missing, remove what is no longer named; doing it again changes nothing.
+        """Create missing hosts and remove hosts that the spec no longer names.
 
-        Hosts in ``keep`` stay as large as they are said to be there. After a ``plan``, nothing is done that
-        it did not show. New hosts are of the ``node_class``, if it has their group.
-        Hosts in ``recreated`` are removed and created again.
+        Idempotent. After a ``plan``, make only the changes that it showed.
+        keep: sizes of hosts that are not resized.
+        node_class: the images of new hosts, by group. None: new hosts start from the base image.
+        recreated: hosts that are deleted and created again.
 
         Raises:
-            ProvisionError: it was tried and failed.
+            ProvisionError: a change failed.
         """
 
     def alive(self, cluster_id: str) -> bool:
-        """Whether any host of the cluster runs, whatever it answers."""
+        """Return whether any host of the cluster runs, even if it does not answer."""
 
     def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:
-        """Remove everything of the cluster, also where its ``workspace`` was lost.
-
-        Raises:
-            ProvisionError: something could not be removed.
-        """
+        """Delete all resources of the cluster. Without a ``workspace``, find them by the cluster's id."""
 
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
-        """What an independent look at the world finds of the cluster; empty when it is gone."""
+        """Return the resources of the cluster that still exist, found without its workspace."""
 
     def orphans(self, name: str) -> tuple[str, ...]:
-        """Ids of the caller's clusters of that name whose workspace was lost."""
+        """Return ids of the caller's clusters of that name whose workspace was lost."""
 
     def kept_storage(self, name: str, users: Sequence[str]) -> tuple[KeptStorage, ...]:
-        """The shared folders that the caller's clusters of that name left when they went down.
+        """Return the shared folders that the caller's clusters of that name, with these users, left."""
 
-        ``users`` are those of their spec; where nothing else says whose they are, the first of them does.
-        """
-
-    def refuse_used(self, kept: KeptStorage) -> None:  # only where others may have it
-        """See that no cluster and no other machine has it.
-
-        Raises:
-            UsageError: one does.
-        """
+    def refuse_used(self, kept: KeptStorage) -> None:
+        """Reject kept storage that a cluster or another machine uses, with a UsageError."""
         return
 
     def remove_storage(self, kept: KeptStorage) -> None:
-        """Remove kept storage with all that is on it; what is gone already is fine.
-
-        Raises:
-            ProvisionError: it could not be removed.
-            UsageError: as of ``refuse_used``.
-        """
+        """Delete kept storage and its data, unless it is in use (UsageError). It may be gone already."""
 
 
 def inventory_as_raised(workspace: Workspace) -> Inventory | None:
-    """The cluster as the last `up` left it, with the hosts that an `up` was about to join."""
-    found: Inventory | None = None
+    """Return the inventory of the last `up`, with the hosts that an unfinished `up` was adding."""
+    inventory: Inventory | None = None
     hosts: dict[str, Host] = {}
     for path in (workspace.joining, workspace.inventory):
         with suppress(FileNotFoundError, ValidationError):
-            found = Inventory.model_validate_json(path.read_bytes())
-            hosts |= {host.name: host for host in found.hosts}
-    return found and found.model_copy(update={"hosts": tuple(hosts.values())})
+            inventory = Inventory.model_validate_json(path.read_bytes())
+            hosts |= {host.name: host for host in inventory.hosts}
+    return inventory and inventory.model_copy(update={"hosts": tuple(hosts.values())})
 
 
 def hosts_as_raised(workspace: Workspace) -> Mapping[str, Host]:
-    found = inventory_as_raised(workspace)
-    return {host.name: host for host in found.hosts} if found else {}
+    inventory = inventory_as_raised(workspace)
+    return {host.name: host for host in inventory.hosts} if inventory else {}
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedKey:
-    """A host key that a machine shows and that is not confirmed yet. ``title`` is its name in known_hosts."""
+    """A machine's host key that the user has not confirmed yet.
+
+    title: the machine's name in known_hosts. key: `ssh-ed25519 AAAA...`. fingerprint: `SHA256:...`.
+    """
 
     title: str
     address: str
-    key: str  # as `ssh-ed25519 AAAA...`
-    fingerprint: str  # as `SHA256:...`
+    key: str
+    fingerprint: str
 
     @property
     def kind(self) -> str:
@@ -372,40 +370,39 @@ class OfferedKey:
 
     @property
     def failure(self) -> Failure:
-        """The refusal of the machine until its key is confirmed."""
+        """The error of a machine whose key is not confirmed."""
         file = f"/etc/ssh/ssh_host_{self.kind.removeprefix('ssh-').split('-')[0]}_key.pub"
         return Failure(
             HostKeyError.code,
             f"its host key is not confirmed yet: {self.kind} {self.fingerprint}",
             self.title,
             "plan",
-            f"compare it with the output of `ssh-keygen -lf {file}` there",
+            f"compare it with the output of `ssh-keygen -lf {file}` on that machine",
         )
 
 
-Confirm = Callable[[Sequence[OfferedKey]], None]  # returns if all of them are right
-# Restores the configuration of these hosts; what was left on each of them, and why.
+# Called with unknown host keys. Returns if the user confirms all of them; raises otherwise.
+Confirm = Callable[[Sequence[OfferedKey]], None]
+# Restores the original configuration of these hosts. Returns host -> items not restored, with the reasons.
 Restore = Callable[[Inventory, Collection[str], Workspace, Reporter], Mapping[str, tuple[str, ...]]]
 
 
 def refuse_unknown_keys(offered: Sequence[OfferedKey]) -> None:
-    """Refuse all unknown keys, for verbs that change nothing.
-
-    Raises:
-        ProvisionError: one failure a key.
-    """
-    then = "`clusterctl up` shows them and asks"
+    """Raise a ProvisionError with a failure for each unknown host key, for verbs that change nothing."""
+    then = "`clusterctl up` shows the keys and asks you to confirm them"
     raise ProvisionError.of_hosts(
-        "unknown host keys: {hosts}", [one.failure for one in offered], code="host-keys-unknown", then=then
+        "unknown host keys: {hosts}", [key.failure for key in offered], code="host-keys-unknown", then=then
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """``confirm`` is shown unknown host keys, ``accepted`` has fingerprints that were confirmed before.
+    """The callbacks and answers that a provider needs from the user.
 
-    password: for sudo, on machines that want one; it is never shown.
-    reporter: gets progress and notes.
+    confirm: called with unknown host keys. Raise to reject them.
+    accepted: fingerprints that the user confirmed before.
+    password: the sudo password, for machines that ask for one. Never shown.
+    restore: called with hosts that leave the cluster. reporter: receives progress and notes.
     """
 
     confirm: Confirm = refuse_unknown_keys
@@ -420,9 +417,9 @@ NO_PROMPTS: Final = Prompts()
 
 @dataclass(frozen=True, slots=True)
 class PendingRelease:
-    """One machine: its workspace, ``since`` when it is due (Unix time), and ``why`` it was not released.
+    """A machine that left the cluster and is still to be restored for its owner.
 
-    ``machine`` says how its owner logs in.
+    machine: how its owner logs in. since: when it left (Unix time). why: why it was not restored then.
     """
 
     workspace: Workspace
@@ -437,56 +434,60 @@ class PendingRelease:
 
     @property
     def title(self) -> str:
-        """Its name and address: its name may be another machine's by now."""
+        """The machine's name and address; another machine may have its name by now."""
         return f"{self.host.name} ({self.address})"
 
     @property
     def fix(self) -> str:
-        """What to do about it while the cluster is up."""
+        """The remedy while the cluster is up."""
         return (
-            "have it answer: `clusterctl up` then releases it; or, if it is gone for good: "
+            "make the machine reachable: `clusterctl up` then restores it; or, if it is gone for good: "
             f"`clusterctl node forget {self.host.name}`"
         )
 
     @property
     def failure(self) -> Failure:
-        """The failure of a `down` that could not release it."""
-        fix = f"have it answer; or, if it is gone for good: `clusterctl down --forget {self.host.name}`"
+        """The failure of a `down` that could not restore the machine."""
+        command = f"`clusterctl down --forget {self.host.name}`"
+        fix = f"make the machine reachable; or, if it is gone for good: {command}"
         return Failure("pending-release", str(self), self.host.name, "destroy", fix)
 
     def __str__(self) -> str:
-        return f"{self.title} is not released yet: {self.why}"
+        return f"{self.title} is not restored yet: {self.why}"
 
     def as_dict(self) -> dict[str, Any]:
-        """The machine as `-o json` shows it."""
+        """Return the machine as `-o json` shows it."""
         return {"host": self.host.name, "address": self.address, "since": self.since, "why": self.why}
 
     def save(self) -> PendingRelease:
-        """Write its note; from here on it counts."""
+        """Write the note that makes the release pending."""
         machine = self.machine.model_dump(mode="json")
-        note = json.dumps({"since": self.since, "why": self.why, "machine": machine})
-        write_atomic(self.workspace.root / _NOTE, f"{note}\n")
+        content = json.dumps({"since": self.since, "why": self.why, "machine": machine})
+        write_atomic(self.workspace.root / _NOTE, f"{content}\n")
         return self
 
     def remove(self) -> None:
-        """Remove its workspace: it is released, or forgotten."""
+        """Delete the workspace of a machine that is restored or forgotten."""
         root = Path(self.workspace.root)
-        (root / _NOTE).unlink(missing_ok=True)  # first: half of it counts for nothing
+        # Without its note, a half-deleted workspace is ignored.
+        (root / _NOTE).unlink(missing_ok=True)
         shutil.rmtree(root, ignore_errors=True)
-        with suppress(OSError):  # there are others
+        # The parent is not empty if other releases are pending.
+        with suppress(OSError):
             root.parent.rmdir()
 
 
 def pending_releases(workspace: Workspace) -> tuple[PendingRelease, ...]:
-    found = []
-    for note in sorted(workspace.releases.glob(f"*/{_NOTE}")):
-        one = Workspace(note.parent)
+    pending = []
+    for path in sorted(workspace.releases.glob(f"*/{_NOTE}")):
+        workspace_of_host = Workspace(path.parent)
         with suppress(FileNotFoundError, ValidationError, ValueError, KeyError):
-            said = json.loads(note.read_bytes())
-            host = Inventory.model_validate_json(one.inventory.read_bytes()).hosts[0]
-            machine = OnpremHost.model_validate(said["machine"])
-            found.append(PendingRelease(one, host, machine, float(said["since"]), str(said["why"])))
-    return tuple(found)
+            content = json.loads(path.read_bytes())
+            host = Inventory.model_validate_json(workspace_of_host.inventory.read_bytes()).hosts[0]
+            machine = OnpremHost.model_validate(content["machine"])
+            since, reason = float(content["since"]), str(content["why"])
+            pending.append(PendingRelease(workspace_of_host, host, machine, since, reason))
+    return tuple(pending)
 
 
 def address_of(host: Host) -> str:
@@ -494,5 +495,5 @@ def address_of(host: Host) -> str:
 
 
 def host_port(host: str, port: int) -> str:
-    """An address and a port, as known_hosts has them."""
-    return host if port == 22 else f"[{host}]:{port}"  # noqa: PLR2004 - ssh's own
+    """Return a host and port as known_hosts writes them."""
+    return host if port == 22 else f"[{host}]:{port}"  # noqa: PLR2004 - ssh's default port

@@ -1,4 +1,4 @@
-"""A class of hosts: what those share that a spec makes equal, and what each of them has for itself."""
+"""Node classes: hosts that start from a common image and differ only in a few files."""
 
 from __future__ import annotations
 
@@ -11,26 +11,30 @@ from clusterctl.state.inventory import Inventory
 
 @dataclass(frozen=True, slots=True)
 class NodeFile:
-    """A file that a node has for itself."""
+    """A file that is specific to a node.
+
+    owner: uid, and gid. edges: the lines that enclose ``data``, if clusterctl owns only a part of the file.
+    """
 
     data: bytes
     mode: int = 0o644
-    owner: int = 0  # uid and gid
-    edges: tuple[str, str] | None = None  # the lines around ``data``, if other lines of the file are not ours
+    owner: int = 0
+    edges: tuple[str, str] | None = None
 
     @property
     def mark(self) -> str:
-        """As the probe of a host tells it."""
+        """The fingerprint of the file, in the format of the host probe."""
         content = hashlib.sha256(self.data).hexdigest()[:16]
         return content if self.edges else f"{content} {self.mode:o} {self.owner}:{self.owner}"
 
 
-NodeFiles = Mapping[str, Mapping[str, NodeFile]]  # host -> path
+# Host -> path of a file -> file.
+NodeFiles = Mapping[str, Mapping[str, NodeFile]]
 
 
 @dataclass(frozen=True, slots=True)
 class KeptImage:
-    """An image of what nodes have in common that is kept where it costs; None: the price is not known."""
+    """A node image that is stored in the cloud and billed. ``usd_per_month`` is None if not known."""
 
     name: str
     size_mib: int
@@ -43,9 +47,9 @@ class KeptImage:
 
 @dataclass(frozen=True, slots=True)
 class NodeClass:
-    """The key of what new hosts of each group share, and the ``files`` that each of them has besides.
+    """The images of new hosts, and the files that differ between the hosts.
 
-    Which these are is known once all hosts have addresses.
+    keys: group -> key of its image. files: called once all hosts have addresses; returns the files.
     """
 
     keys: Mapping[str, str]

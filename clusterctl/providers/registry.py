@@ -1,8 +1,8 @@
-"""The registered providers: the only way to one from outside this subpackage.
+"""The registry of providers, and the only access to them from outside this package.
 
-Each is found by its type: `provider: {type: local}` is ``LocalProvider`` of ``local/provider.py``, and the
-prices of a cloud are in its ``costs.py``. A provider is imported when it is needed: most commands are about
-one, and Google's libraries load slowly.
+A provider is found by its type: `provider: {type: local}` is ``LocalProvider`` of ``local/provider.py``. The
+prices of a cloud are in its ``costs.py``. Providers are imported on demand, because Google's libraries load
+slowly.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Provider:
-    """The provider with these settings; ``prompts`` are for hosts that the user owns."""
+    """Return the provider with these settings. ``prompts`` are for machines that the user owns."""
     kind = getattr(_module(settings, "provider"), f"{settings.type.title()}Provider")
     provider: Provider = kind(settings, prompts)
     return provider
@@ -35,36 +35,39 @@ def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Pr
 def record_pending(
     host: Host, inventory: Inventory, spec: ClusterSpec, workspace: Workspace, *, why: str
 ) -> PendingRelease:
-    """Record a host of the cluster, whose applied spec is ``spec``, as one that is still to be released."""
+    """Record that a machine of the user's own left the cluster and is still to be restored.
+
+    spec: the applied spec of the cluster. why: why the machine was not restored at once.
+    """
     from clusterctl.providers.onprem import release  # noqa: PLC0415
 
     return release.record_pending(host, inventory, own_machines(spec.provider), workspace, why=why)
 
 
 def node_price(spec: ClusterSpec, partition: str) -> float | None:
-    """A node of that partition with its disks, in USD an hour; None where it is not known.
+    """Return the price of a partition's node with its disks, in USD an hour; None if not known.
 
-    The partition's `price_per_hour` comes before what a cloud asks for.
+    The partition's `price_per_hour` overrides the cloud's price.
     """
-    found = next((p for p in spec.partitions if p.name == partition), None)
-    if found is None or found.price_per_hour is not None:
-        return found.price_per_hour if found else None
+    partition_spec = next((p for p in spec.partitions if p.name == partition), None)
+    if partition_spec is None or partition_spec.price_per_hour is not None:
+        return partition_spec.price_per_hour if partition_spec else None
     if not spec.provider.is_cloud:
         return None
-    price: float | None = _module(spec.provider, "costs").node_price(spec, found)
+    price: float | None = _module(spec.provider, "costs").node_price(spec, partition_spec)
     return price
 
 
 def recorded_cost(spec: ClusterSpec, workspace: Workspace) -> float | None:
-    """What is recorded of a cluster that is not finished, in USD an hour; None where it is not known."""
+    """Return the cost of an unfinished cluster's recorded resources, in USD an hour; None if not known."""
     if not spec.provider.is_cloud:
         return None
-    cost: float | None = _module(spec.provider, "costs").recorded(spec, workspace.terraform)
+    cost: float | None = _module(spec.provider, "costs").recorded_cost(spec, workspace.terraform)
     return cost
 
 
 def kept_images(settings: ProviderSettings, *, prune: bool = False) -> tuple[KeptImage, ...]:
-    """The images of nodes that are kept where they cost, or those that were removed; none where none are."""
+    """Return the node images that are stored in the cloud, or with ``prune`` delete and return them."""
     if not settings.is_cloud:
         return ()
     kept: tuple[KeptImage, ...] = _module(settings, "images").kept(settings, prune=prune)
@@ -72,19 +75,19 @@ def kept_images(settings: ProviderSettings, *, prune: bool = False) -> tuple[Kep
 
 
 def cached_images(*, prune: bool = False, report: ProgressReporter) -> tuple[CachedImage, ...]:
-    """The cache of node images on this machine, or what was removed from it."""
+    """Return the node images cached on this machine, or with ``prune`` the images that were removed."""
     from clusterctl.providers.local import provider  # noqa: PLC0415
 
     return provider.cached_images(prune=prune, report=report)
 
 
 def clusters_on_this_machine() -> tuple[tuple[ClusterState, bool], ...]:
-    """The caller's local clusters on this machine, each with whether it is an orphan."""
+    """Return the caller's local clusters on this machine, and for each whether it is an orphan."""
     from clusterctl.providers.local import provider  # noqa: PLC0415
 
-    # Another account's workspace can't be read, so nothing is known of its clusters.
-    mine = (one for one in provider.clusters() if one.owner == os.getuid())
-    return tuple((one, provider.is_orphan(one)) for one in mine)
+    # The workspaces of other accounts can't be read, so that their clusters can't be judged.
+    clusters = (cluster for cluster in provider.clusters() if cluster.owner == os.getuid())
+    return tuple((cluster, provider.is_orphan(cluster)) for cluster in clusters)
 
 
 def _module(settings: ProviderSettings, name: str) -> Any:

@@ -1,6 +1,7 @@
-"""Kept storage: the shared folder of a cluster that is down, with all that is on it (`storage.keep: true`).
+"""Kept storage: the shared folder of a cluster that is down, with its data (`storage.keep: true`).
 
-Its provider finds it by itself. A record beside the workspaces has what `list` shows of it, and whom to ask.
+Providers find kept storage by themselves. A record beside the workspaces holds the details that `list` shows
+and the provider to ask.
 """
 
 from __future__ import annotations
@@ -21,16 +22,18 @@ from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.spec.units import format_size
 from clusterctl.state.workspace import state_home, write_atomic
 
-_RECORD: Final = ".storage.json"  # after the cluster's name, which has no dot
+# The suffix of a record. The cluster's name before it has no dot.
+_RECORD: Final = ".storage.json"
 REMOVE: Final = "clusterctl storage remove {name}"
 
 
 class KeptStorage(BaseModel):
-    """The shared folder that a cluster left, ``what`` and where it is, such as `disk demo-a1b2c3-shared`.
+    """The shared folder that a cluster left.
 
-    ``id`` is how its provider knows it, ``kind`` its type where there are several; ``since`` is when its
-    cluster went down (Unix time), where that is known. ``homes`` are the accounts that have one there, with
-    their uid.
+    id: the provider's id. what: a description with the place, such as `disk demo-a1b2c3-shared in ZONE`.
+    kind: the type of disk or file server. Empty if the provider has one type only.
+    since: when the cluster went down (Unix time), if known.
+    homes: accounts with a home folder on the storage -> uid.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -45,7 +48,7 @@ class KeptStorage(BaseModel):
     homes: Mapping[str, int] = Field(default_factory=dict)
 
     def __str__(self) -> str:
-        """``disk demo-a1b2c3-shared in us-central1-a (100GiB, 10.00 USD a month)``."""
+        """Return text such as ``disk demo-a1b2c3-shared in us-central1-a (100GiB, 10.00 USD a month)``."""
         size = "" if self.size_mib is None else format_size(self.size_mib)
         cost = f"{self.usd_per_month:.2f} USD a month" if self.usd_per_month else ""
         more = ", ".join(filter(None, (size, cost)))
@@ -53,38 +56,38 @@ class KeptStorage(BaseModel):
 
     @property
     def dated(self) -> str:
-        """The same, and since when it has been kept."""
+        """The text of ``str``, with the date since which the storage has been kept."""
         return str(self) + (
             time.strftime(", kept since %F %R", time.localtime(self.since)) if self.since else ""
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """The storage as `-o json` shows it."""
+        """Return the storage as `-o json` shows it."""
         return self.model_dump(mode="json", exclude={"id", "kind", "homes"})
 
 
-def to_take_up(spec: Cluster, found: Sequence[KeptStorage]) -> KeptStorage | None:
-    """The kept storage that `up` takes up; None where there is none, or the spec does not keep any.
+def to_take_up(spec: Cluster, storages: Sequence[KeptStorage]) -> KeptStorage | None:
+    """Return the kept storage that `up` reuses; None if there is none, or `storage.keep` is off.
 
     Raises:
-        UsageError: there are several, or its files are those of accounts that the spec has otherwise.
+        UsageError: several storages qualify, or the owners of the files differ from the users of the spec.
     """
-    if not spec.storage.keep or not found:
+    if not spec.storage.keep or not storages:
         return None
     remove = REMOVE.format(name=spec.name)
-    if len(found) > 1:
-        what = f"there are {len(found)} kept storages of clusters called {spec.name!r}"
-        why = "; ".join(map(str, found))
-        fix = f"name the cluster otherwise, or remove them: `{remove}` lists them and asks"
-        raise UsageError(what, code="storage-name-ambiguous", where="storage.keep", why=why, fix=fix)
-    (kept,) = found
-    if wrong := "; ".join(_others_files(spec, kept)):
+    if len(storages) > 1:
+        message = f"{len(storages)} kept storages belong to clusters called {spec.name!r}"
+        reason = "; ".join(map(str, storages))
+        fix = f"rename the cluster, or remove storages: `{remove}` lists them and asks for confirmation"
+        raise UsageError(message, code="storage-name-ambiguous", where="storage.keep", why=reason, fix=fix)
+    (kept,) = storages
+    if conflicts := "; ".join(_others_files(spec, kept)):
         raise UsageError(
-            f"the users of the spec are not those of the kept storage, {kept.what}",
+            f"the users of the spec differ from those of the kept storage, {kept.what}",
             code="storage-users-differ",
             where="users",
-            why=wrong,
-            fix="give each account the uid that it had, name the cluster otherwise, or remove what was kept: "
+            why=conflicts,
+            fix="give each account its former uid, rename the cluster, or remove the kept storage: "
             f"`{remove}`",
         )
     return kept
@@ -94,36 +97,38 @@ def _others_files(spec: Cluster, kept: KeptStorage) -> Iterator[str]:
     names = {uid: name for name, uid in kept.homes.items()}
     for user in spec.users:
         if (uid := kept.homes.get(user.name, user.uid)) != user.uid:
-            yield f"{user.name} has uid {user.uid} in the spec, and files there belong to uid {uid}"
+            yield f"{user.name} has uid {user.uid} in the spec, but uid {uid} owns the files in the storage"
         elif (name := names.get(user.uid, user.name)) != user.name:
-            yield f"uid {user.uid} is {user.name}'s in the spec, and {name}'s there"
+            yield f"uid {user.uid} belongs to {user.name} in the spec, but to {name} in the storage"
 
 
 def storage_left_alone(spec: ClusterSpec) -> tuple[str, ...]:
-    """What to say of kept storage that a spec does not ask for.
+    """Return notes about kept storage of this name that `up` does not use.
 
     Raises:
-        UsageError: the spec keeps storage, and what is kept of its name is in another place.
+        UsageError: the spec keeps storage, but the kept storage of its name belongs to another provider.
     """
-    noted = recorded(spec.name)
-    if noted is None:
+    saved = recorded(spec.name)
+    if saved is None:
         return ()
     if not spec.storage.keep:
-        return tuple(f"this is not taken up, for storage.keep is false: {one}" for one in noted.kept)
-    if noted.place != record_of(spec.provider, spec.users).place:
-        what = f"there is kept storage of a cluster {spec.name!r} in another place"
-        why = "; ".join(one.dated for one in noted.kept)
-        fix = f"name the cluster otherwise, or remove it: `{REMOVE.format(name=spec.name)}`"
-        raise UsageError(what, code="storage-elsewhere", where="storage.keep", why=why, fix=fix)
+        return tuple(
+            f"kept storage is not reused because storage.keep is false: {storage}" for storage in saved.kept
+        )
+    if saved.place != record_of(spec.provider, spec.users).place:
+        message = f"the kept storage of cluster {spec.name!r} is with another provider or project"
+        reason = "; ".join(storage.dated for storage in saved.kept)
+        fix = f"rename the cluster, or remove the kept storage: `{REMOVE.format(name=spec.name)}`"
+        raise UsageError(message, code="storage-elsewhere", where="storage.keep", why=reason, fix=fix)
     return ()
 
 
 def taken_up_note(kept: KeptStorage) -> str:
-    return f"the kept storage of this name is taken up, with all that is on it: {kept}"
+    return f"the kept storage of this name is reused, with its data: {kept}"
 
 
 class Record(BaseModel):
-    """What is noted of a name: whom to ask, and what it kept; ``users`` are those of its spec."""
+    """The record of kept storage for a cluster name: its provider, the users of its spec, the storages."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -133,13 +138,13 @@ class Record(BaseModel):
 
     @property
     def place(self) -> tuple[str | None, ...]:
-        """Where its provider looks for kept storage of a name; Google's looks for that of the first user."""
+        """The place where the provider searches. On Google Cloud: the project and the first user."""
         project = getattr(self.provider, "project", None)
         return (self.provider.type, project, *(self.users[:1] if project else ()))
 
 
 def record_of(settings: ProviderSettings, users: Iterable[User]) -> Record:
-    """The record of a cluster with this provider and these users, before anything is kept."""
+    """Return a record of this provider and these users, without any kept storage."""
     return Record.model_validate({"provider": settings, "users": [user.name for user in users], "kept": ()})
 
 
@@ -147,30 +152,33 @@ def _file(name: str) -> Path:
     return state_home() / f"{name}{_RECORD}"
 
 
-def record(name: str, left: Record | None) -> None:
-    """Note what a cluster of this name left; with nothing left, note nothing any more of that place."""
-    noted = recorded(name)
-    if left is not None and left.kept:
-        write_atomic(_file(name), left.model_dump_json(indent=2) + "\n")
-    elif left is None or noted is None or noted.place == left.place:
+def record(name: str, record: Record | None) -> None:
+    """Write the record of a cluster name.
+
+    A record without storages deletes the saved record if both are of the same place; None always does.
+    """
+    saved = recorded(name)
+    if record is not None and record.kept:
+        write_atomic(_file(name), record.model_dump_json(indent=2) + "\n")
+    elif record is None or saved is None or saved.place == record.place:
         _file(name).unlink(missing_ok=True)
 
 
 def recorded(name: str) -> Record | None:
-    """What is noted of this name; None where nothing is, or it is damaged."""
+    """Return the record of this name; None if it is missing or damaged."""
     with suppress(FileNotFoundError, ValidationError):
         return Record.model_validate_json(_file(name).read_bytes())
     return None
 
 
 def all_recorded() -> Iterator[KeptStorage]:
-    """All that is noted in this state folder."""
+    """Yield the kept storages of all records in this state folder."""
     for path in sorted(state_home().glob(f"*{_RECORD}")):
-        if found := recorded(path.name.removesuffix(_RECORD)):
-            yield from found.kept
+        if saved := recorded(path.name.removesuffix(_RECORD)):
+            yield from saved.kept
 
 
 def damaged_records() -> tuple[Path, ...]:
-    """The records of this state folder that can't be read."""
-    found = sorted(state_home().glob(f"*{_RECORD}"))
-    return tuple(path for path in found if recorded(path.name.removesuffix(_RECORD)) is None)
+    """Return the paths of unreadable records in this state folder."""
+    paths = sorted(state_home().glob(f"*{_RECORD}"))
+    return tuple(path for path in paths if recorded(path.name.removesuffix(_RECORD)) is None)

@@ -360,7 +360,7 @@ def test_storage_that_is_kept_is_listed_taken_up_and_removed(gcp: Gcp) -> None:
     (kept,) = gcp.json("list")["storage"]
     assert (kept["size_mib"], kept["usd_per_month"]) == (100 * 1024, pytest.approx(10.0, rel=0.1))
     planned = gcp.json("plan")
-    assert any("is taken up" in note and kept["what"] in note for note in planned["notes"])
+    assert any("is reused" in note and kept["what"] in note for note in planned["notes"])
     refused = gcp.runner("-f", gcp.spec, "storage", "remove", "--yes", rc=1).stderr
     # Nobody can look at it.
     assert f"{kept['what']} (100GiB, 10.00 USD a month)" in refused

@@ -1,8 +1,8 @@
-"""Google's REST APIs: the few calls that clusterctl makes itself, as the user who is logged in.
+"""The client of Google's REST APIs, for the few calls that clusterctl makes without Terraform.
 
-Who calls is found by google-auth (Application Default Credentials). All calls count on the cluster's project,
-whichever quota project the login names: another one may lack the APIs, or the right to use them. Refusals
-become typed errors here, and only here. ``CLUSTERCTL_GCP_ENDPOINT`` replaces
+google-auth finds the user's login (Application Default Credentials). All calls are counted on the cluster's
+project, even if the login names another quota project, which may lack the APIs or the permission to use them.
+This module alone turns Google's refusals into typed errors. ``CLUSTERCTL_GCP_ENDPOINT`` replaces
 `https://{service}.googleapis.com`, for private access.
 """
 
@@ -54,10 +54,12 @@ _DELAY_S = 0.5
 _OPERATION_POLL_S = 2.0
 _LONGEST_DELAY_S = 20.0
 _CONNECT_S = 10.0
-_LONGEST_ANSWER_S = 150.0  # an operation is waited for by up to two minutes
+# The method `wait` of an operation answers after up to two minutes.
+_LONGEST_ANSWER_S = 150.0
 _NOT_FOUND = 404
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
-_TOO_FAST = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})  # with status 403
+# Reasons for status 403 if calls come too fast.
+_TOO_FAST = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})
 _API_OFF = frozenset({"SERVICE_DISABLED", "accessNotConfigured"})
 _NO_RIGHT: Final = "permission"
 _ZONE = re.compile(r"/zones/([^/]+)")
@@ -66,18 +68,18 @@ _PERMISSION = re.compile(r"'([a-z]+\.[A-Za-z.]+)'|\b(serviceusage\.services\.use
 
 @dataclass(frozen=True, kw_only=True)
 class Rule(assets.Rule):
-    """One entry of diagnoses.yaml. ``transient``: it goes away by itself, and is waited for."""
+    """An entry of diagnoses.yaml. A ``transient`` error disappears by itself, so the call is repeated."""
 
     transient: bool = False
 
 
 def rules() -> tuple[Rule, ...]:
-    """What the refusals of Google's APIs mean, whoever was refused: we or Terraform."""
+    """Return the explanations of Google's refusals, for calls of clusterctl and of Terraform."""
     return table(Path(__file__).with_name("data") / "diagnoses.yaml", tuple[Rule, ...])
 
 
 class _BusyError(Exception):
-    """Asking again may help; else it is this error."""
+    """A refusal after which the call is repeated. ``error`` is raised after the last try."""
 
     def __init__(self, error: CloudError, response: requests.Response | None = None) -> None:
         super().__init__(error)
@@ -86,10 +88,10 @@ class _BusyError(Exception):
 
 @dataclass
 class Api:
-    """The APIs of one project. Paths lack the service's own prefix: `projects/p/global/networks`.
+    """The APIs of a project. Paths lack the service's own prefix: `projects/p/global/networks`.
 
-    answer_s: how long an answer may take. tries: how often a busy or silent Google is asked.
-    session: makes the calls. Default: as the user who is logged in.
+    answer_s: timeout of a call. tries: number of attempts if Google is busy or does not answer.
+    session: HTTP session of the calls. Default: with the user's login.
     """
 
     project: str
@@ -100,36 +102,41 @@ class Api:
     session: requests.Session | None = None
 
     def get(self, service: str, path: str, **query: str) -> Json:
-        """One resource.
+        """Return a resource.
 
         Raises:
-            CloudError: it was refused, is not there (``status`` 404), or Google does not answer.
+            CloudError: Google refuses or does not answer, or the resource does not exist (``status`` 404).
         """
         return self._call("GET", service, path, query)
 
     def find(self, service: str, path: str, **query: str) -> Json | None:
-        """What is at a path, or None where there is nothing; other errors as of ``get``."""
+        """Return a resource, or None if it does not exist; raise other errors like ``get``."""
         return self._unless_missing("GET", service, path, query)
 
     def pages(self, service: str, path: str, **query: str) -> Iterator[Json]:
-        """Every page of a list; a CloudError also when a part of the cloud could not be asked."""
+        """Yield the pages of a list; raise a CloudError if a zone or region could not be searched."""
         token: dict[str, str] = {}
         while True:
             page = self._call("GET", service, path, query | token)
-            if missed := page.get("unreachables") or page.get("unreachable"):
-                what, why = "Google could not look everywhere", ", ".join(missed)
-                raise CloudError(what, code="cloud-incomplete", where=path, why=why, fix="try again later")
+            if unreachable := page.get("unreachables") or page.get("unreachable"):
+                raise CloudError(
+                    "Google could not search all zones and regions",
+                    code="cloud-incomplete",
+                    where=path,
+                    why=f"not searched: {', '.join(unreachable)}",
+                    fix="try again later",
+                )
             yield page
             if not page.get("nextPageToken"):
                 return
             token = {"pageToken": str(page["nextPageToken"])}
 
     def post(self, service: str, path: str, body: Json | None = None, **query: str) -> Json:
-        """A method, with the body that it takes, if any; errors as of ``get``."""
+        """Call a method with this body, if any; raise errors like ``get``."""
         return self._call("POST", service, path, query, body)
 
     def delete(self, service: str, path: str) -> Json | None:
-        """Delete a resource: the operation that does it, or None where it was not there any more."""
+        """Start to delete a resource and return the operation; None if the resource does not exist."""
         return self._unless_missing("DELETE", service, path, {})
 
     def _unless_missing(self, verb: str, service: str, path: str, query: Mapping[str, str]) -> Json | None:
@@ -141,9 +148,9 @@ class Api:
             raise
 
     def is_off(self, service: str) -> bool:
-        """Whether an API is off in this very project, which then has nothing of it.
+        """Return whether an API is disabled in this project, so that it can't have resources of that API.
 
-        Only Service Usage can say so: a refusal may be about a project on which the call was counted.
+        Ask Service Usage, because the refusal of a call may concern another project, its quota project.
         """
         path = f"projects/{self.project}/services/{service}.googleapis.com"
         return self.get("serviceusage", path).get("state") == "DISABLED"
@@ -151,7 +158,7 @@ class Api:
     def _call(
         self, verb: str, service: str, path: str, query: Mapping[str, str], body: Json | None = None
     ) -> Json:
-        """Ask, and again with growing patience while Google is busy."""
+        """Make a call. While Google is busy, repeat it with growing delays."""
         for attempt in itertools.count():
             try:
                 return self._once(verb, service, path, query, body)
@@ -171,13 +178,11 @@ class Api:
         except RefreshError as exc:
             raise CredentialsError("the login has expired", why=_first_line(exc), fix=LOG_IN) from exc
         except (requests.ConnectionError, requests.Timeout, TransportError) as exc:
-            silent = CloudError(
-                "Google does not answer", code="cloud-silent", where=url, why=_first_line(exc)
-            )
-            raise _BusyError(silent) from exc
+            error = CloudError("Google does not answer", code="cloud-silent", where=url, why=_first_line(exc))
+            raise _BusyError(error) from exc
         except (GoogleAuthError, requests.RequestException) as exc:
-            what, why = "Google could not be asked", _first_line(exc)
-            raise CloudError(what, code="cloud-unreachable", where=url, why=why) from exc
+            message, reason = "the call to Google failed", _first_line(exc)
+            raise CloudError(message, code="cloud-unreachable", where=url, why=reason) from exc
         if response.ok:
             return _json(response)
         refusal = self._refusal(service, verb, path, response)
@@ -187,40 +192,40 @@ class Api:
         raise refusal
 
     def _refusal(self, service: str, verb: str, path: str, response: requests.Response) -> CloudError:
-        """A refusal as one of our errors."""
+        """Return the error that describes a refusal of Google's."""
         status, (reasons, message) = response.status_code, _refused(_json(response))
-        why = f"{(message or response.reason or '').strip()} (HTTP {status})"
-        said: dict[str, Any] = {"where": path, "why": why}
-        if "quota project" in why:
-            fix = f"name one: `gcloud auth application-default set-quota-project {self.project}`"
-            return CredentialsError("the login names no project to count calls on", fix=fix, **said)
+        reason = f"{(message or response.reason or '').strip()} (HTTP {status})"
+        context: dict[str, Any] = {"where": path, "why": reason}
+        if "quota project" in reason:
+            fix = f"set it: `gcloud auth application-default set-quota-project {self.project}`"
+            return CredentialsError("the login has no quota project", fix=fix, **context)
         if status == requests.codes.unauthorized:
-            return CredentialsError("Google does not take the login", fix=LOG_IN, **said)
+            return CredentialsError("Google rejected the login", fix=LOG_IN, **context)
         if reasons & _API_OFF:
             name = f"{service}.googleapis.com"
-            fix = f"`gcloud services enable {name} --project {self.project}`, and wait a minute"
-            return ApiOffError(f"the API {name} is off", fix=fix, **said)
-        known = first_rule(rules(), " ".join([f"Error {status}:", *message.split(), *sorted(reasons)]))
-        if status == requests.codes.forbidden and (known is None or known[0].code == _NO_RIGHT):
-            found = _PERMISSION.search(why)
-            right = found[1] or found[2] if found else "a right"
-            fix = f"ask an owner of {self.project} for a role with it; docs/gcp.md lists them"
-            return PermissionDeniedError(f"the login lacks {right}", fix=fix, **said)
-        return self._known(known, path, f"Google refused to {_VERBS[verb]} something", why)
+            fix = f"`gcloud services enable {name} --project {self.project}`, then wait a minute"
+            return ApiOffError(f"the API {name} is not enabled", fix=fix, **context)
+        match = first_rule(rules(), " ".join([f"Error {status}:", *message.split(), *sorted(reasons)]))
+        if status == requests.codes.forbidden and (match is None or match[0].code == _NO_RIGHT):
+            permission = _PERMISSION.search(reason)
+            missing = f"the permission {permission[1] or permission[2]}" if permission else "a permission"
+            fix = f"ask an owner of {self.project} for a role that has it; docs/gcp.md lists the roles"
+            return PermissionDeniedError(f"the login lacks {missing}", fix=fix, **context)
+        return self._error(match, path, f"Google refused the request to {_VERBS[verb]} a resource", reason)
 
     def finish(self, service: str, scope: str, operation: Json, *, timeout_s: float) -> None:
         """Wait for the end of an operation.
 
-        scope: what an operation of Compute Engine is below: `projects/p/global`.
+        scope: the parent path of an operation of Compute Engine: `projects/p/global`.
 
         Raises:
-            CloudError: it failed, or does not end.
+            CloudError: the operation failed, or did not end in time.
         """
-        until, name = self.clock.now() + timeout_s, str(operation.get("name", ""))
+        deadline, name = self.clock.now() + timeout_s, str(operation.get("name", ""))
         while not _is_done(operation):
-            if self.clock.now() >= until:
-                what = "Google is not done in time"
-                raise CloudError(what, code="cloud-slow", where=scope, why=f"within {timeout_s:.0f} s")
+            if self.clock.now() >= deadline:
+                message = "an operation of Google's took too long"
+                raise CloudError(message, code="cloud-slow", where=scope, why=f"more than {timeout_s:.0f} s")
             if service == "compute":
                 operation = self.post(service, f"{scope}/operations/{name}/wait")
             else:
@@ -229,36 +234,37 @@ class Api:
         self._check(scope, operation)
 
     def _check(self, path: str, operation: Json) -> None:
-        """That an operation, of whichever API, did not end in an error; CloudError if it did."""
+        """Raise a CloudError if an operation, of any API, ended with an error."""
         error = operation.get("error") or {}
         if errors := error.get("errors", [error] if error else []):
-            why = "; ".join(f"{one.get('code')}: {one.get('message')}" for one in errors)
-            raise self._known(first_rule(rules(), why), path, "Google began, and failed", why)
+            reason = "; ".join(f"{row.get('code')}: {row.get('message')}" for row in errors)
+            raise self._error(first_rule(rules(), reason), path, "an operation of Google's failed", reason)
 
-    def _known(
-        self, known: tuple[Rule, Mapping[str, str]] | None, path: str, what: str, why: str
+    def _error(
+        self, match: tuple[Rule, Mapping[str, str]] | None, path: str, message: str, reason: str
     ) -> CloudError:
-        """The error that an entry of the table of diagnoses makes of it; without one, ``what`` it is."""
-        if known is None:
-            return CloudError(what, code="cloud-refused", where=path, why=why)
-        place = _ZONE.search(path)
-        words = {"project": self.project, "zone": place[1] if place else "ZONE", **known[1]}
-        failure = known[0].failure(
+        """Return an error with the cause and fix of the matching diagnosis, or else with ``message``."""
+        if match is None:
+            return CloudError(message, code="cloud-refused", where=path, why=reason)
+        zone = _ZONE.search(path)
+        words = {"project": self.project, "zone": zone[1] if zone else "ZONE", **match[1]}
+        failure = match[0].failure(
             {"region": words["zone"].rsplit("-", 1)[0], **words}, host=None, phase="provision"
         )
         return CloudError(
-            failure.cause, code=failure.code, fix=failure.fix, failures=(failure,), where=path, why=why
+            failure.cause, code=failure.code, fix=failure.fix, failures=(failure,), where=path, why=reason
         )
 
 
-_VERBS = {"GET": "show", "POST": "do", "DELETE": "delete"}
+_VERBS = {"GET": "read", "POST": "change", "DELETE": "delete"}
 
 
 def _session(project: str) -> requests.Session:
-    """Who calls, with this project as the one that calls are counted on."""
+    """Return an HTTP session with the user's login and this project as its quota project."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a login without a quota project: it gets one below
+            # google-auth warns of a missing quota project, which is set below.
+            warnings.simplefilter("ignore")
             credentials, _ = google.auth.default(scopes=[_SCOPE])
     except DefaultCredentialsError as exc:
         raise CredentialsError("no login to Google Cloud", why=_first_line(exc), fix=LOG_IN) from exc
@@ -268,18 +274,21 @@ def _session(project: str) -> requests.Session:
 
 
 def _is_done(operation: Json) -> bool:
-    """Compute Engine says ``status``, Filestore ``done``; IAM and Cloud Storage answer with nothing."""
+    """Return whether an operation has ended.
+
+    Compute Engine answers with ``status``, Filestore with ``done``, IAM and Cloud Storage without a name.
+    """
     return not operation.get("name") or operation.get("status") == "DONE" or operation.get("done") is True
 
 
 def _delay(attempt: int, response: requests.Response | None = None) -> float:
-    asked = response.headers.get("Retry-After", "") if response is not None else ""
-    wanted = float(asked) if asked.isdigit() else _DELAY_S * 2**attempt
-    return min(wanted, _LONGEST_DELAY_S)
+    retry_after = response.headers.get("Retry-After", "") if response is not None else ""
+    delay_s = float(retry_after) if retry_after.isdigit() else _DELAY_S * 2**attempt
+    return min(delay_s, _LONGEST_DELAY_S)
 
 
 def _refused(answer: Json) -> tuple[set[str], str]:
-    """Why Google refuses, in its words for programs and for people."""
+    """Return the reason codes and the message of a refusal."""
     error = answer.get("error")
     error = error if isinstance(error, dict) else {}
     rows = [*error.get("errors", ()), *error.get("details", ())]
@@ -290,7 +299,8 @@ def _refused(answer: Json) -> tuple[set[str], str]:
 def _json(response: requests.Response) -> Json:
     try:
         answer = response.json() if response.content else {}
-    except ValueError:  # a proxy's page
+    except ValueError:
+        # A proxy answered with a web page.
         return {}
     return answer if isinstance(answer, dict) else {}
 
@@ -300,13 +310,13 @@ def _first_line(exc: BaseException) -> str:
 
 
 def org_policy(api: Api, constraint: str) -> Json:
-    """The policy of the organization, such as `compute.requireOsLogin`, that holds in the project.
+    """Return the effective policy for a constraint, such as `compute.requireOsLogin`, in the project.
 
-    Only the Organization Policy API knows a managed constraint, such as `compute.managed.requireOsLogin`
+    Only the Organization Policy API knows managed constraints, such as `compute.managed.requireOsLogin`
     (github.com/terraform-google-modules/terraform-google-org-policy/issues/183).
 
     Raises:
-        CloudError: it can't be told; the login may lack `orgpolicy.policy.get`.
+        CloudError: the policy can't be read; the login may lack `orgpolicy.policy.get`.
     """
     if _MANAGED in constraint:
         return api.get("orgpolicy", f"projects/{api.project}/policies/{constraint}:getEffectivePolicy")
@@ -315,9 +325,9 @@ def org_policy(api: Api, constraint: str) -> Json:
 
 
 def enforces(policy: Mapping[str, Any]) -> bool:
-    """Whether it is a boolean policy that is on, or a managed one that is on for resources without tags."""
+    """Return whether a boolean policy is on, or a managed policy is on for resources without tags."""
     managed = any(
-        one.get("enforce") and not one.get("condition") for one in policy.get("spec", {}).get("rules", ())
+        rule.get("enforce") and not rule.get("condition") for rule in policy.get("spec", {}).get("rules", ())
     )
     return managed or policy.get("booleanPolicy", {}).get("enforced") is True
 
@@ -325,34 +335,36 @@ def enforces(policy: Mapping[str, Any]) -> bool:
 KIND = "ssh-ed25519"
 _MANAGED: Final = ".managed."
 _HIDES_KEYS: Final = ("compute.disableGuestAttributesAccess", "compute.managed.disableGuestAttributesAccess")
-WAIT_S = 600.0  # the largest machines take minutes before their system starts
+# The largest machines take minutes before their system starts.
+WAIT_S = 600.0
 _LOOK_EVERY_S = 3.0
 _KEY = re.compile(r"AAAAC3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/=]+")
 
 
 def host_keys(api: Api, zone: str, names: Iterable[str], *, timeout_s: float = WAIT_S) -> dict[str, str]:
-    """Host -> its public key, as `ssh-ed25519 AAAA...`; waits for instances that have just started.
+    """Return host -> public host key, as `ssh-ed25519 AAAA...`. Wait for instances that have just started.
 
     Raises:
-        ProvisionError: some did not publish theirs in time; ``failures`` names each.
+        ProvisionError: an instance did not publish its key in time. ``failures`` names each of them.
     """
     missing = list(dict.fromkeys(names))
-    found: dict[str, str] = {}
+    keys: dict[str, str] = {}
     for _ in api.clock.polls(timeout_s, first_s=_LOOK_EVERY_S, longest_s=_LOOK_EVERY_S):
         for name in missing:
             if key := _published(api, zone, name):
-                found[name] = f"{KIND} {key}"
-        missing = [name for name in missing if name not in found]
+                keys[name] = f"{KIND} {key}"
+        missing = [name for name in missing if name not in keys]
         if not missing:
-            return found
-        of = len(missing) + len(found)
-        api.reporter.progress(f"waiting for the host keys of {len(missing)} of {of} hosts")
+            return keys
+        total = len(missing) + len(keys)
+        api.reporter.progress(f"waiting for the host keys of {len(missing)} of {total} hosts")
     raise _silent(api.project, zone, missing, timeout_s)
 
 
 def _published(api: Api, zone: str, name: str) -> str | None:
     path = f"projects/{api.project}/zones/{zone}/instances/{name}/getGuestAttributes"
-    answer = api.find("compute", path, queryPath="hostkeys/") or {}  # it may have published nothing yet
+    # The answer is empty until the instance publishes its keys.
+    answer = api.find("compute", path, queryPath="hostkeys/") or {}
     items = answer.get("queryValue", {}).get("items", [])
     key = next((str(item["value"]) for item in items if item.get("key") == KIND), "")
     return key if _KEY.fullmatch(key) else None
@@ -369,8 +381,8 @@ def _silent(project: str, zone: str, names: list[str], timeout_s: float) -> Prov
         code="host-keys-late",
         where=zone,
         why=failures[0].cause,
-        fix=f"look at what it said while it started, {failures[0].fix}, then run `clusterctl up` again; "
-        f"or a policy of your organization hides the keys ({' or '.join(_HIDES_KEYS)})",
+        fix=f"read the messages of its start with {failures[0].fix}, then run `clusterctl up` again; "
+        f"or check whether a policy of your organization hides the keys ({' or '.join(_HIDES_KEYS)})",
         failures=tuple(failures),
     )
 
@@ -382,7 +394,7 @@ _INSTALL: Final = (
 
 
 def iap_tunnel(instance: str, *, project: str, zone: str) -> tuple[str, ...]:
-    """The program that leads to an instance's SSH port; `%p` is that port."""
+    """Return the ProxyCommand that connects to an instance's SSH port, which ssh fills in for `%p`."""
     return (
         *("gcloud", "compute", "start-iap-tunnel", instance, "%p", "--listen-on-stdin"),
         *(f"--project={project}", f"--zone={zone}", "--verbosity=error"),
@@ -390,21 +402,21 @@ def iap_tunnel(instance: str, *, project: str, zone: str) -> tuple[str, ...]:
 
 
 def check_gcloud() -> None:
-    """That `gcloud` is installed and logged in.
+    """Check that `gcloud` is installed and logged in.
 
     Raises:
-        MachineError: it is not; no host could be reached.
+        MachineError: it is not, so that no host could be reached.
     """
-    why = "it carries SSH to hosts without a public address"
+    reason = "clusterctl reaches hosts without a public address through gcloud"
     if shutil.which("gcloud") is None:
-        raise MachineError("missing tool: gcloud", code="tool-missing", why=why, fix=_INSTALL)
+        raise MachineError("gcloud is not installed", code="tool-missing", why=reason, fix=_INSTALL)
     argv = ["gcloud", "auth", "list", "--filter=status:ACTIVE", "--format=value(account)"]
     try:
-        done = run(argv, timeout_s=_ANSWER_S)
+        result = run(argv, timeout_s=_ANSWER_S)
     except (OSError, subprocess.TimeoutExpired) as exc:
-        done = Result(1, "", str(exc))
-    if done.rc != 0:
-        raise MachineError("gcloud does not run", code="gcloud-broken", why=done.reason, fix=_INSTALL)
-    if not done.stdout.strip():
+        result = Result(1, "", str(exc))
+    if result.rc != 0:
+        raise MachineError("gcloud fails", code="gcloud-broken", why=result.reason, fix=_INSTALL)
+    if not result.stdout.strip():
         fix = "log in: gcloud auth login"
-        raise MachineError("gcloud is not logged in", code="gcloud-login", why=why, fix=fix)
+        raise MachineError("gcloud is not logged in", code="gcloud-login", why=reason, fix=fix)

@@ -1,11 +1,9 @@
-"""Terraform plans on Google Cloud: what they do and why they fail in a user's terms, and their application.
+"""Terraform plans on Google Cloud: their application, and their changes and errors in a user's terms.
 
-Transient errors are retried; what an earlier run left there is imported.
-
-A machine that was made while Terraform, its provider or clusterctl was killed is not in the state: making it
-again says that it already exists. If it is this cluster's, by its label or by the id in its name, it is
-imported into the state by the plan that goes on from there; what is somebody else's is left alone. Quota and
-stock-out are not waited for: the user decides.
+Transient errors are retried. Terraform does not record a machine that was created while Terraform, its
+provider or clusterctl was killed. The next run then fails because the machine already exists. If the machine
+belongs to this cluster, by its label or by the id in its name, it is imported into the state; otherwise it is
+left alone. Errors of quota and stock-out are not retried, because the user has to decide.
 """
 
 from __future__ import annotations
@@ -32,36 +30,37 @@ from clusterctl.providers.gcp.costs import INSTANCE, OFF, HostPrices
 from clusterctl.providers.gcp.orphans import cluster_id_of
 from clusterctl.providers.gcp.terraform import Action as TerraformAction
 from clusterctl.providers.gcp.terraform import Plan, ResourceChange, Terraform
-from clusterctl.providers.gcp.terraform_run import Diagnostic, Resource, first_of
+from clusterctl.providers.gcp.terraform_run import Diagnostic, Resource, shorten_list
 from clusterctl.spec import gcp_nodes
 from clusterctl.util.assets import first_rule, table
 from clusterctl.util.progress import Clock
 
 WAITS_S: Final = (5, 10, 20, 40, 60, 60)
 _DATA: Final = Path(__file__).with_name("data")
-_LAYERS: Final = 12  # of what depends on each other, taken over one after the other
+# How often existing resources are imported. Each import can reveal resources that depend on it.
+_LAYERS: Final = 12
 _NAMES: Final = ("name", "account_id", "role_id")
 _CLOCK: Final = Clock()
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The cluster, by its id.
+    """The cluster that owns resources.
 
-    storage: what it takes up of an earlier cluster, by the id that Terraform imports it with.
+    storage: Terraform's import id of the kept storage that the cluster reuses. Empty: none.
     """
 
     cluster_id: str
     storage: str = ""
 
     def owns(self, change: ResourceChange) -> bool:
-        """Whether what is there is this cluster's: by label, by description, by name where it has neither."""
-        there = change.before or {}
+        """Return whether an existing resource belongs to this cluster, by label, description or name."""
+        resource = change.before or {}
         if change.adopts and change.adopts == self.storage:
             return True
-        if (marked := cluster_id_of(there)) is not None:
-            return marked == self.cluster_id
-        parts = {part for name in _NAMES for part in str(there.get(name)).replace("_", "-").split("-")}
+        if (owner_id := cluster_id_of(resource)) is not None:
+            return owner_id == self.cluster_id
+        parts = {part for name in _NAMES for part in str(resource.get(name)).replace("_", "-").split("-")}
         return self.cluster_id in parts
 
 
@@ -72,63 +71,71 @@ def apply_plan(
     *,
     clock: Clock = _CLOCK,
 ) -> None:
+    """Apply a plan. Retry transient errors, and import resources that exist and belong to ``owner``.
+
+    Raises:
+        TerraformError: an error lasts, or an existing resource belongs to another owner.
+    """
     waits, layers = iter(WAITS_S), iter(range(_LAYERS))
-    adopt: Mapping[str, str] = MappingProxyType({})
+    imports: Mapping[str, str] = MappingProxyType({})
     failed: TerraformError | None = None
     while True:
         try:
-            left = plan if failed is None else terraform.rest_of(plan, adopt=adopt)
-            if all(owner.owns(change) for change in left.changes if change.adopts):
-                return terraform.apply(left)
+            remaining = plan if failed is None else terraform.plan_remaining(plan, adopt=imports)
+            if all(owner.owns(change) for change in remaining.changes if change.adopts):
+                return terraform.apply(remaining)
         except TerraformError as error:
-            failed, adopt = error, {}
+            failed, imports = error, {}
             if error.already_exists and next(layers, None) is not None:
-                adopt = error.already_exists
-                names = ", ".join(identity.rpartition("/")[2] for identity in adopt.values())
-                terraform.reporter.progress(f"there already: {names}; looking whether it is this cluster's")
+                imports = error.already_exists
+                names = ", ".join(identity.rpartition("/")[2] for identity in imports.values())
+                terraform.reporter.progress(f"already exists: {names}; checking whether it is this cluster's")
             elif error.transient and (seconds := next(waits, None)) is not None:
                 terraform.reporter.progress(
-                    f"{'; '.join(dict.fromkeys(f.cause for f in error.failures))}; going on in {seconds} s"
+                    f"{'; '.join(dict.fromkeys(f.cause for f in error.failures))}; retrying in {seconds} s"
                 )
                 clock.sleep(seconds)
             else:
                 raise
         else:
-            assert failed is not None  # noqa: S101  # only then is something taken over
-            raise failed  # what is there is another's
+            # An existing resource belongs to another owner. Imports follow a failure only.
+            assert failed is not None  # noqa: S101
+            raise failed
 
 
 _COSTS: Final = ("google_compute_", "google_filestore_")
 
 
-def refuse_another(plan: Plan, cluster_id: str) -> None:
-    """That nothing in the state bears another cluster's id, as where two share a bucket for their states."""
-    ids = {found for there in _there(plan) if (found := cluster_id_of(there)) not in (None, cluster_id)}
+def reject_foreign_state(plan: Plan, cluster_id: str) -> None:
+    """Reject a state with another cluster's id, as when two clusters share a bucket and prefix."""
+    ids = {cluster_id_of(resource) for resource in _existing(plan)} - {None, cluster_id}
     if ids:
         raise ProvisionError(
-            f"Terraform's state is that of another cluster: {', '.join(sorted(map(str, ids)))}",
+            f"Terraform's state belongs to another cluster: {', '.join(sorted(map(str, ids)))}",
             code="state-of-other-cluster",
             where="provider.state",
-            why=f"this one is {cluster_id}; the other would be taken to pieces",
-            fix="give this cluster another name, or its state another prefix; if the other was yours and its "
-            "workspace was lost, remove it first: `clusterctl orphans remove`",
+            why=f"this cluster has the id {cluster_id}; applying its plan would delete the other cluster",
+            fix="rename this cluster or change the prefix of its state; if the other cluster was yours and "
+            "its workspace was lost, remove it first: `clusterctl orphans remove`",
         )
 
 
-def refuse_moved(plan: Plan, project: str) -> None:
-    """Refuse a cluster that is in another project than the spec's: `down` looks in one project alone."""
-    projects = {str(there["project"]) for there in _there(plan, _COSTS) if there.get("project")} - {project}
+def reject_other_project(plan: Plan, project: str) -> None:
+    """Reject a cluster that exists in another project, because `down` searches only the spec's project."""
+    projects = {str(resource.get("project") or project) for resource in _existing(plan, _COSTS)} - {project}
     if projects:
-        what = f"the cluster is in the project {', '.join(sorted(projects))} already"
-        fix = "put provider.project back; or take the cluster down first, which is done where it is"
-        raise UsageError(what, code="cluster-in-other-project", where="provider.project", fix=fix)
+        message = f"the cluster exists in the project {', '.join(sorted(projects))}"
+        fix = "restore provider.project; or take the cluster down first: `clusterctl down`"
+        where = "provider.project"
+        raise UsageError(message, code="cluster-in-other-project", where=where, fix=fix)
 
 
-def _there(plan: Plan, types: tuple[str, ...] = ("google_",)) -> Iterator[Mapping[str, Any]]:
+def _existing(plan: Plan, types: tuple[str, ...] = ("google_",)) -> Iterator[Mapping[str, Any]]:
     return (change.before for change in plan.changes if change.before and change.type.startswith(types))
 
 
-_BENEATH_NODES: Final = ("module.network", "module.iam")  # with what they need that they do not name
+# The modules that nodes need without referring to them.
+_BENEATH_NODES: Final = ("module.network", "module.iam")
 
 
 def _address(name: str) -> str:
@@ -136,12 +143,12 @@ def _address(name: str) -> str:
 
 
 def has_node(plan: Plan, name: str) -> bool:
-    """Whether the state that was planned from has anything of that node."""
-    return any(one.before and one.address.startswith(_address(name)) for one in plan.changes)
+    """Return whether the state before the plan has a resource of that node."""
+    return any(change.before and change.address.startswith(_address(name)) for change in plan.changes)
 
 
 def remove_node(terraform: Terraform, name: str, owner: Owner) -> None:
-    """Remove what the state has of a node, and nothing else."""
+    """Delete the resources of a node, and nothing else."""
     plan = terraform.plan(destroy=True, targets=[_address(name)])
     if not plan.is_empty:
         apply_plan(terraform, plan, owner)
@@ -149,37 +156,40 @@ def remove_node(terraform: Terraform, name: str, owner: Owner) -> None:
 
 @contextmanager
 def extra_node(terraform: Terraform, name: str, owner: Owner, shown: Plan | None) -> Iterator[None]:
-    """A node that is there while the body runs, and what is beneath nodes; the node is then removed.
+    """Create a node, with the network and accounts that it needs, and delete it after the body.
 
-    Nothing else is done that was not ``shown``. The module names the node already.
+    shown: the plan that the user has seen. Other changes that are not in it are rejected. None: no limit.
+    The variables of the module must already name the node.
 
     Raises:
-        StalePlanError: something else would have to be done.
+        StalePlanError: other changes would be necessary.
     """
-    remove_node(terraform, name, owner)  # one that an earlier run has left, half made
+    # An earlier run may have left the node half built.
+    remove_node(terraform, name, owner)
     error: BaseException | None = None
     try:
         plan = terraform.plan(targets=[*_BENEATH_NODES, _address(name)])
         if shown:
-            shown.refuse_more(plan, but=_address(name))
+            shown.reject_additions(plan, except_for=_address(name))
         apply_plan(terraform, plan, owner)
         yield
     except BaseException as exc:
         error = exc
         raise
     finally:
-        terraform.reporter.progress(f"removing {name}, which costs while it is there")
+        terraform.reporter.progress(f"deleting {name}, which is billed while it exists")
         try:
             remove_node(terraform, name, owner)
         except ClusterctlError as exc:
-            what = f"{name} may still be there, and is billed"
-            fix = "`clusterctl up` or `clusterctl down` removes it"
+            message = f"{name} was not deleted and is billed"
+            fix = "`clusterctl up` or `clusterctl down` deletes it"
             failed = error or exc
             if isinstance(failed, ClusterctlError):
-                failed.also(Failure("not-removed", what, name, "provision", fix, retryable=True))
-                failed.fix = "\n".join(filter(None, (failed.fix, f"{what}: {fix}")))
-            else:  # such as an interrupt, which tells nothing of it
-                terraform.reporter.note(f"{what}: {fix}")
+                failed.also(Failure("not-removed", message, name, "provision", fix, retryable=True))
+                failed.fix = "\n".join(filter(None, (failed.fix, f"{message}: {fix}")))
+            else:
+                # The message of an interrupt, for example, does not mention the node.
+                terraform.reporter.note(f"{message}: {fix}")
             if error is None:
                 raise
 
@@ -188,17 +198,22 @@ _NODE: Final = re.compile(r'^module\.nodes\.module\.node\["([^"]+)"\]\.')
 _CONTROLLER: Final = "module.controller."
 _UNKNOWN: Final = "terraform"
 _TAKEN: Final = "name-taken"
-_NAMED: Final = 5  # hosts of one cause
+# How many hosts are named for the same cause.
+_NAMED: Final = 5
 _OWN_ACCOUNT: Final = "projects/{project}/serviceAccounts/{account}@{project}.iam.gserviceaccount.com"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a cluster is. ``enables_apis``: an API that is off is one that was just switched on."""
+    """The location of a cluster.
+
+    controller: name of its host. enables_apis: whether `up` enables APIs, so that an API that Google reports
+    as disabled was enabled a moment ago.
+    """
 
     project: str
     zone: str
-    controller: str  # its host's name
+    controller: str
     enables_apis: bool = False
 
     @property
@@ -206,41 +221,41 @@ class Place:
         return self.zone.rsplit("-", 1)[0]
 
     def host_of(self, address: str) -> str | None:
-        """The host that a resource of our module belongs to."""
+        """Return the host to which a resource of the module belongs; None if it belongs to no host."""
         if node := _NODE.match(address):
             return node.group(1)
         return self.controller if address.startswith(_CONTROLLER) else None
 
-    def explain(self, what: str, diagnostics: tuple[Diagnostic, ...]) -> TerraformError:
-        """Return the error of what was being done, by Terraform's diagnostics."""
+    def explain(self, action: str, diagnostics: tuple[Diagnostic, ...]) -> TerraformError:
+        """Return the error for a failed action, such as "Terraform could not make a plan"."""
         findings = [(diagnostic.address, diagnose(diagnostic, self)) for diagnostic in diagnostics]
         failures = tuple(dict.fromkeys(finding.failure for _, finding in findings))
-        first, *others = _causes(failures) or [""]
+        first, *other_causes = _causes(failures) or [""]
         error = TerraformError(
-            f"{what}: {first}" if first else what,
+            f"{action}: {first}" if first else action,
             where=f"project {self.project}, {self.zone}",
-            why="; ".join(others),
+            why="; ".join(other_causes),
             fix="; ".join(dict.fromkeys(failure.fix for failure in failures)),
             failures=failures,
         )
         error.transient = bool(findings) and all(finding.transient for _, finding in findings)
         error.already_exists = {
-            address: found.import_id for address, found in findings if address and found.import_id
+            address: finding.import_id for address, finding in findings if address and finding.import_id
         }
         return error
 
     def name(self, resource: Resource) -> str:
-        """Return a host's name, or what a person calls another resource; "" if it is not worth a word."""
-        host, word = self.host_of(resource.address), words_for(resource.type)
+        """Return a host's name, or the common name of another resource; "" if it is not worth mentioning."""
+        host, word = self.host_of(resource.address), label_for(resource.type)
         if resource.type == INSTANCE and host:
             return host
-        of = host or (resource.key if isinstance(resource.key, str) else "")
-        return f"{word} ({of})" if word and of else word
+        owner = host or (resource.key if isinstance(resource.key, str) else "")
+        return f"{word} ({owner})" if word and owner else word
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one diagnostic means; ``import_id`` is that of what already exists."""
+    """The meaning of a diagnostic. ``import_id`` is Terraform's id of a resource that already exists."""
 
     failure: Failure
     transient: bool = False
@@ -248,13 +263,13 @@ class Finding:
 
 
 def diagnose(diagnostic: Diagnostic, place: Place) -> Finding:
-    """The meaning of one; what no rule knows is shown whole."""
+    """Return the meaning of a diagnostic. If no rule matches, its full text is the cause."""
     host = place.host_of(diagnostic.address)
-    if (found := first_rule(rules(), " ".join(diagnostic.text.split()))) is None:
-        where = f" ({diagnostic.address})" if diagnostic.address else ""
-        fix = "look up what Google's provider says; what was made stays, and the next run goes on from there"
-        return Finding(Failure(_UNKNOWN, f"{diagnostic.text.strip()}{where}", host, "provision", fix))
-    rule, groups = found
+    if (match := first_rule(rules(), " ".join(diagnostic.text.split()))) is None:
+        location = f" ({diagnostic.address})" if diagnostic.address else ""
+        fix = "look up the message of Google's provider; created resources stay, and the next run continues"
+        return Finding(Failure(_UNKNOWN, f"{diagnostic.text.strip()}{location}", host, "provision", fix))
+    rule, groups = match
     words = {"project": place.project, "zone": place.zone, "region": place.region, **groups}
     transient = rule.transient or (rule.code == "api-off" and place.enables_apis)
     failure = rule.failure(words, host=host, phase="provision")
@@ -263,7 +278,7 @@ def diagnose(diagnostic: Diagnostic, place: Place) -> Finding:
 
 
 def _import_id(groups: Mapping[str, str], place: Place) -> str:
-    """The id by which Terraform imports what is there already; empty where the text does not say it."""
+    """Return Terraform's import id of a resource that exists; empty if the text does not name it."""
     if "account" in groups:
         return _OWN_ACCOUNT.format_map({"project": place.project, **groups})
     if "role" in groups:
@@ -272,11 +287,11 @@ def _import_id(groups: Mapping[str, str], place: Place) -> str:
 
 
 def _causes(failures: Iterable[Failure]) -> list[str]:
-    """Each cause once, after the hosts that it is the cause of."""
+    """Return each cause once, preceded by its hosts."""
     hosts: dict[str, list[str]] = {}
     for failure in failures:
         hosts.setdefault(failure.cause, []).extend([failure.host] if failure.host else [])
-    return [f"{first_of(named, _NAMED)}: {cause}" if named else cause for cause, named in hosts.items()]
+    return [f"{shorten_list(named, _NAMED)}: {cause}" if named else cause for cause, named in hosts.items()]
 
 
 _SHAPE: Final = "terraform_data.shape"
@@ -288,15 +303,14 @@ _ACTIONS: Final[Mapping[TerraformAction, Action]] = {
     "no-op": "keep",
 }
 _STOPPED_FOR: Final = frozenset({"machine_type", "service_account", "shielded_instance_config"})
-_HOLDING: Final = frozenset({"google_filestore_instance", "google_compute_disk"})  # users' files
-_UNTOLD: Final = frozenset(
-    {"effective_labels", "terraform_labels"}  # labels, said once
-    | {"desired_status", "current_status"}  # "it is off"
-)
+# Resources with users' files.
+_HOLDING: Final = frozenset({"google_filestore_instance", "google_compute_disk"})
+# Copies of `labels`, and attributes that are shown as "it is off".
+_UNTOLD: Final = frozenset({"effective_labels", "terraform_labels", "desired_status", "current_status"})
 
 
 def host_changes(plan: Plan, prices: HostPrices | None = None) -> tuple[HostChange, ...]:
-    """What becomes of each host, in the order of their names."""
+    """Return the change of each host, sorted by name."""
     shapes = {change.address: change for change in plan.changes}
     instances = [change for change in plan.changes if change.type == INSTANCE]
     changes = (_host(change, shapes, prices) for change in instances)
@@ -304,27 +318,29 @@ def host_changes(plan: Plan, prices: HostPrices | None = None) -> tuple[HostChan
 
 
 def other_changes(plan: Plan) -> tuple[str, ...]:
-    """What is done to all else, in few words: `make a network, 2 service accounts`."""
+    """Return the changes of other resources, as `make a network, 2 service accounts`."""
     lines = []
     for action, verb in _ACTIONS.items():
         changes = (change for change in plan.real_changes if change.action == action != "no-op")
-        found = Counter(change.type for change in changes if change.type != INSTANCE)
-        if words := [words_for(kind, count) for kind, count in found.items() if words_for(kind)]:
+        counts = Counter(change.type for change in changes if change.type != INSTANCE)
+        if words := [label_for(kind, count) for kind, count in counts.items() if label_for(kind)]:
             lines.append(f"{verb} {', '.join(words)}")
     return tuple(lines)
 
 
-def lost(plan: Plan) -> tuple[str, ...]:
-    """What holds files, is no host, and goes or is made anew: `a Filestore instance (demo-shared)`."""
-    gone = (c for c in plan.changes if c.type in _HOLDING and c.action in ("delete", "replace"))
-    return tuple(f"{words_for(change.type)} ({(change.before or {}).get('name')})" for change in gone)
+def lost_data(plan: Plan) -> tuple[str, ...]:
+    """Return disks and file servers that are deleted or recreated: `a Filestore instance (demo-shared)`."""
+    holding = (change for change in plan.changes if change.type in _HOLDING)
+    changes = (change for change in holding if change.action in ("delete", "replace"))
+    return tuple(f"{label_for(change.type)} ({(change.before or {}).get('name')})" for change in changes)
 
 
-def words_for(kind: str, count: int = 1) -> str:
-    """What a person calls so many of a type of resource; "" where it is not worth a word."""
+def label_for(kind: str, count: int = 1) -> str:
+    """Return the common name for resources of a type, with their number; "" if not worth mentioning."""
     plain = kind.removeprefix("google_").replace("_", " ")
-    one, many = table(_DATA / "resources.yaml", dict[str, tuple[str, str]]).get(kind, (plain, f"{plain}s"))
-    return one if count == 1 else f"{count} {many}"
+    labels = table(_DATA / "resources.yaml", dict[str, tuple[str, str]])
+    singular, plural = labels.get(kind, (plain, f"{plain}s"))
+    return singular if count == 1 else f"{count} {plural}"
 
 
 def _host(
@@ -332,29 +348,30 @@ def _host(
     by_address: Mapping[str, ResourceChange],
     prices: HostPrices | None,
 ) -> HostChange:
-    there = change.after or change.before or {}
-    why = _why(change, by_address.get(change.address.replace(f"{INSTANCE}.host", _SHAPE)))
+    attributes = change.after or change.before or {}
+    reason = _why(change, by_address.get(change.address.replace(f"{INSTANCE}.host", _SHAPE)))
     off = change.action == "update" and (change.before or {}).get("current_status") in OFF
-    was = prices.of(change.before) if prices and change.before else None
-    cost = prices.of({**there, "current_status": "RUNNING"}) if prices and change.after else was
+    old_cost = prices.of(change.before) if prices and change.before else None
+    cost = prices.of({**attributes, "current_status": "RUNNING"}) if prices and change.after else old_cost
     return HostChange(
-        name=str(there["name"]),
+        name=str(attributes["name"]),
         action=_ACTIONS[change.action],
-        what=_what(there),
-        why="; ".join(filter(None, ("it is off" if off else "", why))),
+        what=_what(attributes),
+        why="; ".join(filter(None, ("it is off" if off else "", reason))),
         usd_per_hour=cost,
-        was_usd_per_hour=was if change.action in ("update", "replace") and was != cost else None,
+        was_usd_per_hour=old_cost if change.action in ("update", "replace") and old_cost != cost else None,
         restarts=change.action == "update" and not off and bool(_STOPPED_FOR & set(_differing(change))),
         off=off,
     )
 
 
 def _what(instance: Mapping[str, Any]) -> str:
-    """`g2-standard-8, 1 x l4, spot`."""
+    """Describe an instance, as `g2-standard-8, 1 x l4, spot`."""
     words = [str(instance.get("machine_type"))]
     machine = gcp_nodes.machines().get(words[0])
     added = instance.get("guest_accelerator") or ()
-    if machine is not None and machine.gpu is not None:  # of its own, which Google names among the added, too
+    # Google lists the GPUs of a GPU machine type among the added accelerators.
+    if machine is not None and machine.gpu is not None:
         words.append(f"{machine.gpu.count} x {machine.gpu.type}")
         added = ()
     for gpu in added:
@@ -369,17 +386,17 @@ def _why(change: ResourceChange, shape: ResourceChange | None) -> str:
         return _list(_differing(change))
     if change.action != "replace":
         return ", ".join(change.why_replaced)
-    asked = _differing(shape, "input") if shape is not None and shape.action != "no-op" else ()
+    changed_inputs = _differing(shape, "input") if shape is not None and shape.action != "no-op" else ()
     paths = [path.split(".")[0] for path in change.why_replaced if " " not in path]
-    return _list([*asked, *paths]) or ", ".join(change.why_replaced)
+    return _list([*changed_inputs, *paths]) or ", ".join(change.why_replaced)
 
 
-def _differing(change: ResourceChange, inside: str | None = None) -> tuple[str, ...]:
-    """The attributes that get another value."""
+def _differing(change: ResourceChange, key: str | None = None) -> tuple[str, ...]:
+    """Return the attributes whose values change."""
     before: Mapping[str, Any] = change.before or {}
     after: Mapping[str, Any] = change.after or {}
-    if inside is not None:
-        before, after = before.get(inside) or {}, after.get(inside) or {}
+    if key is not None:
+        before, after = before.get(key) or {}, after.get(key) or {}
     return tuple(name for name in after if before.get(name) != after[name] and name not in _UNTOLD)
 
 

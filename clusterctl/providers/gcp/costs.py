@@ -1,4 +1,4 @@
-"""Prices of Google Cloud in USD an hour, by a dated table. An unknown price is None, never a guess."""
+"""Prices of Google Cloud in USD an hour, from a dated table. An unknown price is None, never a guess."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import GIB_MIB
 from clusterctl.util.assets import table as read_table
 
-HOURS_A_MONTH: Final = 730.0  # as Google counts
+# Google's definition of a month.
+HOURS_A_MONTH: Final = 730.0
 LOCAL_SSD_GIB: Final = 375
 
 
 def table() -> dict[str, Any]:
-    """The prices of one region on one day, as prices.yaml explains them."""
+    """Return the price table: list prices of a region at a date. prices.yaml explains its format."""
     return read_table(Path(__file__).with_name("data") / "prices.yaml", dict[str, Any])
 
 
 def caveat(region: str) -> str:
-    """What must be known of its prices in this region; "" if nothing."""
-    known = table()["region"]
-    return "" if region == known else f"prices are Google's list prices of {known}; those of {region} differ"
+    """Return a warning about prices in this region; "" if the table has its prices."""
+    priced_region = table()["region"]
+    if region == priced_region:
+        return ""
+    return f"prices are Google's list prices for {priced_region}; prices in {region} differ"
 
 
 def of_disk(kind: str, gib: float) -> float | None:
@@ -37,46 +40,48 @@ def of_disk(kind: str, gib: float) -> float | None:
 
 
 def of_nat(hosts: int) -> float:
-    """Cloud NAT for this many hosts, with the one address that it takes."""
+    """Return the price of Cloud NAT for this many hosts, with its IP address."""
     nat: dict[str, float] = table()["nat"]
     return min(hosts, nat["machines"]) * nat["machine"] + float(table()["address"])
 
 
 def of_gib(usd_a_month: float | None, gib: float) -> float | None:
-    """An hour of what is charged by GiB and month."""
+    """Return the hourly price of capacity that Google charges for by GiB and month."""
     return None if usd_a_month is None else usd_a_month * gib / HOURS_A_MONTH
 
 
 def total(parts: Iterable[float | None]) -> float | None:
-    """The sum; not known as soon as one part is not."""
-    known = tuple(parts)
-    return None if None in known else sum(filter(None, known))
+    """Return the sum; None if a part is not known."""
+    costs = tuple(parts)
+    return None if None in costs else sum(filter(None, costs))
 
 
 def of_machine(
-    name: str, gpus: Mapping[str, int], *, spot: bool, own: Mapping[str, float] = MappingProxyType({})
+    name: str, gpus: Mapping[str, int], *, spot: bool, own_prices: Mapping[str, float] = MappingProxyType({})
 ) -> float | None:
-    """A machine without its disks. ``gpus``: those that are added to it, by Google's name; ``own`` prices of
-    machine types, which have their GPUs in them, come before the table's.
+    """Return the price of a machine without its disks.
+
+    gpus: Google's name of an added GPU -> count.
+    own_prices: the user's prices of machine types, GPUs included, which override the table.
     """
-    known, machine = table(), gcp_nodes.machines().get(name)
-    if name in own:
-        return own[name]
-    if not spot and name in known["machines"]:
-        return float(known["machines"][name])
-    family = known["families"].get(machine.family, {}) if machine else {}
-    each_of = family.get("spot") if spot else family
-    if machine is None or not each_of:
+    prices, machine = table(), gcp_nodes.machines().get(name)
+    if name in own_prices:
+        return own_prices[name]
+    if not spot and name in prices["machines"]:
+        return float(prices["machines"][name])
+    family = prices["families"].get(machine.family, {}) if machine else {}
+    price_per_unit = family.get("spot") if spot else family
+    if machine is None or not price_per_unit:
         return None
     bundled = {machine.accelerator: machine.gpu.count} if machine.gpu and machine.accelerator else {}
-    each = {kind: gpu.get("spot" if spot else "each") for kind, gpu in known["gpus"].items()}
-    added = ((each.get(kind), count) for kind, count in {**bundled, **gpus}.items())
-    parts = [machine.vcpus * each_of["vcpu"], machine.memory_mib / GIB_MIB * each_of["gib"]]
+    price_of_gpu = {kind: gpu.get("spot" if spot else "each") for kind, gpu in prices["gpus"].items()}
+    added = ((price_of_gpu.get(kind), count) for kind, count in {**bundled, **gpus}.items())
+    parts = [machine.vcpus * price_per_unit["vcpu"], machine.memory_mib / GIB_MIB * price_per_unit["gib"]]
     return total([*parts, *(usd and usd * count for usd, count in added)])
 
 
 def of_local_ssds(count: int, *, spot: bool) -> float | None:
-    """Local disks that are added to a machine; what they cost with a spot machine is in no table."""
+    """Return the price of local disks that are added to a machine; None for spot machines."""
     if count == 0:
         return 0.0
     return None if spot else of_gib(table()["local_ssd"], count * LOCAL_SSD_GIB)
@@ -89,9 +94,9 @@ Attributes = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class HostPrices:
-    """What instances of a cluster cost: by partition first, then by machine type, then by the built-in table.
+    """Prices of a cluster's instances: by partition, else by machine type, else from the built-in table.
 
-    cluster: its name, with which its nodes' names begin.
+    cluster: name of the cluster, with which the names of its nodes begin.
     """
 
     cluster: str
@@ -100,11 +105,11 @@ class HostPrices:
 
     @classmethod
     def by(cls, spec: ClusterSpec) -> HostPrices:
-        given = {p.name: p.price_per_hour for p in spec.partitions if p.price_per_hour is not None}
-        return cls(spec.name, given, gcp.settings_of(spec).prices)
+        partition_prices = {p.name: p.price_per_hour for p in spec.partitions if p.price_per_hour is not None}
+        return cls(spec.name, partition_prices, gcp.settings_of(spec).prices)
 
     def of(self, instance: Attributes) -> float | None:
-        """Return what an instance of Terraform's costs, with its boot disk and local disks."""
+        """Return the price of an instance in Terraform's state, with its boot disk and local disks."""
         node = re.fullmatch(rf"{re.escape(self.cluster)}-(.+)-[0-9]+", str(instance.get("name")))
         if node and node[1] in self.partitions and instance.get("current_status") not in OFF:
             return self.partitions[node[1]]
@@ -112,7 +117,7 @@ class HostPrices:
 
 
 def node_price(spec: ClusterSpec, partition: Partition) -> float | None:
-    """What the machine, the GPUs and the disks of a partition's node cost."""
+    """Return the price of a partition's node: machine, GPUs and disks."""
     settings, machine = gcp.settings_of(spec), gcp.machine_of(spec, partition)
     nodes = settings.nodes_of(partition.name)
     added = machine.gpu if machine.guest_accelerator else None
@@ -121,54 +126,57 @@ def node_price(spec: ClusterSpec, partition: Partition) -> float | None:
     disks = ((gcp_nodes.disk_type(nodes.boot_disk, machine.boot_disks), nodes.boot_disk.size), *extra)
     return total(
         [
-            of_machine(machine.name, gpus, spot=nodes.spot, own=settings.prices),
+            of_machine(machine.name, gpus, spot=nodes.spot, own_prices=settings.prices),
             of_local_ssds(nodes.local_ssds, spot=nodes.spot),
             *(of_disk(kind, mib / GIB_MIB) for kind, mib in disks),
         ]
     )
 
 
-def others(resources: Iterable[tuple[str, Attributes]]) -> tuple[float, tuple[str, ...]]:
-    """What all of Terraform's resources that are no instance cost together, and those of unknown price."""
-    known, unknown = 0.0, []
+def other_costs(resources: Iterable[tuple[str, Attributes]]) -> tuple[float, tuple[str, ...]]:
+    """Return the total price of Terraform's resources except instances, and names without a known price."""
+    total_cost, unpriced = 0.0, []
     resources = tuple(resources)
     hosts = sum(kind == INSTANCE for kind, _ in resources)
     for kind, attributes in resources:
         price = _of_other(kind, attributes, hosts)
         if price is None:
-            unknown.append(str(attributes.get("name")))
-        known += price or 0.0
-    return known, tuple(unknown)
+            unpriced.append(str(attributes.get("name")))
+        total_cost += price or 0.0
+    return total_cost, tuple(unpriced)
 
 
-def recorded(spec: ClusterSpec, folder: Path) -> float | None:
-    """What Terraform's state in its folder costs; None without one, or where a price in it is unknown."""
+def recorded_cost(spec: ClusterSpec, folder: Path) -> float | None:
+    """Return the price of the resources in the state in ``folder``; None without a state or a known price."""
     try:
         state = json.loads((folder / STATE_FILE).read_bytes())
     except (OSError, ValueError):
         return None
-    made = [one for one in state.get("resources", ()) if one["mode"] == "managed"]
-    found = [(one["type"], each["attributes"]) for one in made for each in one["instances"]]
-    prices, (known, unpriced) = HostPrices.by(spec), others(found)
-    hosts = [prices.of(attributes) for kind, attributes in found if kind == INSTANCE]
-    return None if unpriced else total([known, *hosts])
+    managed = [entry for entry in state.get("resources", ()) if entry["mode"] == "managed"]
+    instances = ((entry["type"], instance) for entry in managed for instance in entry["instances"])
+    resources = [(kind, instance["attributes"]) for kind, instance in instances]
+    prices, (total_cost, unpriced) = HostPrices.by(spec), other_costs(resources)
+    hosts = [prices.of(attributes) for kind, attributes in resources if kind == INSTANCE]
+    return None if unpriced else total([total_cost, *hosts])
 
 
 def of_row(kind: str, row: Attributes) -> float | None:
-    """What something that the REST API shows costs; 0 for what Google does not charge for by the hour."""
+    """Return the price of a resource of the REST API; 0 if Google does not charge for it by the hour."""
     match kind:
         case "instance":
             added = row.get("guestAccelerators", ())
             gpus = {_last_part(gpu["acceleratorType"]): gpu["acceleratorCount"] for gpu in added}
             spot = row.get("scheduling", {}).get("provisioningModel") == "SPOT"
             price = of_machine(_last_part(row.get("machineType", "")), gpus, spot=spot)
-            return 0.0 if row.get("status") in OFF else price  # its disks are shown by themselves
+            # The disks are rows of their own.
+            return 0.0 if row.get("status") in OFF else price
         case "disk":
             return of_disk(_last_part(row["type"]), float(row["sizeGb"]))
         case "shared folder":
             gib = sum(float(share["capacityGb"]) for share in row.get("fileShares", ()))
             return of_gib(table()["filestore"].get(str(row.get("tier", ""))), gib)
-        case "address" | "router":  # Cloud NAT is charged for by machines, which go first, and by its address
+        case "address" | "router":
+            # Cloud NAT costs by machine, and machines are deleted first, and for its address.
             return float(table()["address"])
         case "bucket":
             return None
@@ -176,15 +184,15 @@ def of_row(kind: str, row: Attributes) -> float | None:
             return 0.0
 
 
-def _of_instance(instance: Attributes, own: Mapping[str, float]) -> float | None:
+def _of_instance(instance: Attributes, own_prices: Mapping[str, float]) -> float | None:
     name = str(instance.get("machine_type"))
     spot = any(each.get("provisioning_model") == "SPOT" for each in instance.get("scheduling") or ())
     accelerators = instance.get("guest_accelerator") or ()
     gpus = {_last_part(str(gpu["type"])): int(gpu["count"]) for gpu in accelerators}
-    known = gcp_nodes.machines().get(name)
-    added = max(len(instance.get("scratch_disk") or ()) - (known.bundled_ssds if known else 0), 0)
+    machine = gcp_nodes.machines().get(name)
+    added = max(len(instance.get("scratch_disk") or ()) - (machine.bundled_ssds if machine else 0), 0)
     off = instance.get("current_status") in OFF
-    running = [of_machine(name, gpus, spot=spot, own=own), of_local_ssds(added, spot=spot)]
+    running = [of_machine(name, gpus, spot=spot, own_prices=own_prices), of_local_ssds(added, spot=spot)]
     boot = [p for disk in instance.get("boot_disk") or () for p in disk.get("initialize_params") or ()]
     disks = (of_disk(str(disk.get("type")), float(disk.get("size") or 0)) for disk in boot)
     return total([*([] if off else running), *disks])

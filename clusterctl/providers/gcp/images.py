@@ -1,7 +1,7 @@
-"""Images of the project that nodes start from, with all that they have in common installed and configured.
+"""Node images in the user's project, with the common software and configuration of nodes.
 
-An image is made of a machine that exists for it alone, and named by a hash of all that went in: another
-configuration is another image. Images belong to no cluster, and stay when one goes down: they are a cache.
+An image is built from a temporary machine, and named by a hash of its inputs, so that another configuration
+is another image. Images belong to no cluster and stay when a cluster goes down: they are a cache.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from clusterctl.util.assets import digest, install_inputs
 
 SHARED: Final = "/shared"
 LABEL: Final = "clusterctl-image"
-_MINUTES: Final = "5 to 20 minutes"  # packages of the distribution by NAT, then the copy of the disk
-_SMALL: Final = "e2-standard-2"  # installs packages, and has no job to run
+# The time to install packages through Cloud NAT and to copy the disk.
+_MINUTES: Final = "5 to 20 minutes"
+# The machine type for a build: it installs packages and runs no jobs.
+_SMALL: Final = "e2-standard-2"
 _WAIT_S: Final = 1800.0
 _LONGEST_NAME: Final = 63
 _BYTES_A_GIB: Final = 1 << 30
@@ -33,7 +35,7 @@ _BYTES_A_GIB: Final = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class HostGroup:
-    """Hosts that are made alike: the controller, or the nodes of a partition that do not exist yet."""
+    """Hosts of the same kind: the controller, or the missing nodes of a partition."""
 
     name: str
     nodes: GcpNodes
@@ -42,15 +44,16 @@ class HostGroup:
     count: int
 
     @property
-    def who(self) -> str:
+    def title(self) -> str:
         return f"partition {self.name}" if self.name else "controller"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeImage:
-    """An image by its name, and the machine that it is made of: ``nodes`` on ``machine`` from ``base``.
+    """A node image.
 
-    By the ``family`` people find it; its name alone decides whether it is used.
+    name: decides alone whether the image is used. family: for people who look for the image.
+    base, nodes, machine: the image, settings and type of the machine that it is built on.
     """
 
     name: str
@@ -61,96 +64,99 @@ class NodeImage:
 
 
 def machine_name(spec: ClusterSpec) -> str:
-    """The machine that an image is made of. No node is called so: theirs end with a number."""
+    """Return the name of the temporary machine. Names of nodes differ, because they end with a number."""
     return f"{spec.name}-image"
 
 
-def machines_of(spec: ClusterSpec) -> Iterator[HostGroup]:
-    """What the image of each partition is made of: a small one, but for a driver's installation."""
+def image_machines(spec: ClusterSpec) -> Iterator[HostGroup]:
+    """Yield the machine on which the image of each partition is built.
+
+    It is small, unless an NVIDIA driver is installed: then it is a machine of the partition.
+    """
     settings = gcp.settings_of(spec)
     for partition in spec.partitions:
         nodes, machine = settings.nodes_of(partition.name), gcp.machine_of(spec, partition)
         disk = nodes.boot_disk.model_copy(update={"type": None})
-        own = GcpNodes(boot_disk=disk, gvnic=nodes.gvnic)
-        small = machines()[_SMALL]
+        nodes_of_builder = GcpNodes(boot_disk=disk, gvnic=nodes.gvnic)
+        builder = machines()[_SMALL]
         if spec.software.nvidia.has_driver and machine.gpu:
-            small, same = machine, {"spot": nodes.spot, "reservation": nodes.reservation}
-            own = own.model_copy(update=same)
-        yield HostGroup(partition.name, own, small, image_of(nodes, machine), 1)
+            builder, options = machine, {"spot": nodes.spot, "reservation": nodes.reservation}
+            nodes_of_builder = nodes_of_builder.model_copy(update=options)
+        yield HostGroup(partition.name, nodes_of_builder, builder, image_of(nodes, machine), 1)
 
 
 def images_of(api: Api, spec: ClusterSpec, inputs: str) -> dict[str, NodeImage]:
-    """Partition -> the image of its nodes, made of ``inputs``; a family counts as its newest image.
+    """Return partition -> image of its nodes, for the configuration with the hash ``inputs``.
 
-    Left out are partitions whose family has no image any more: nodes that are there need none.
+    A partition whose image family is empty by now is left out; its existing nodes need no image.
 
     Raises:
-        CloudError: a family can't be looked at.
+        CloudError: an image family can't be read.
     """
     disks, settings = _local_disks(spec), gcp.settings_of(spec)
     kinds = (settings.filestore is not None, settings.bucket is not None, any(disks.values()))
     installed = digest(*install_inputs(), spec.software.model_dump_json(), *map(str, kinds))
     return {
-        one.name: _named(one, newest, inputs, installed, str(disks[one.name] > 0))
-        for one in machines_of(spec)
-        if (newest := _newest(api, one.image))
+        group.name: _named(group, newest, inputs, installed, str(disks[group.name] > 0))
+        for group in image_machines(spec)
+        if (newest := _newest(api, group.image))
     }
 
 
-def without_base(spec: ClusterSpec, chosen: Mapping[str, NodeImage]) -> Iterator[str]:
-    """The partitions without an image to make one of, each in a sentence."""
-    for one in machines_of(spec):
-        if one.name not in chosen:
+def partitions_without_base(spec: ClusterSpec, chosen: Mapping[str, NodeImage]) -> Iterator[str]:
+    """Yield a message for each partition whose base image no longer exists."""
+    for group in image_machines(spec):
+        if group.name not in chosen:
+            name = group.name
             yield (
-                f"{one.image.project} has no image {one.image.family} any more: new nodes of the partition "
-                f"{one.name} need another provider.partitions.{one.name}.image"
+                f"project {group.image.project} no longer has an image of the family {group.image.family}; "
+                f"for new nodes of partition {name}, set another provider.partitions.{name}.image"
             )
 
 
 def _local_disks(spec: ClusterSpec) -> dict[str, int]:
-    """Partition -> the local disks of its nodes."""
-    settings = gcp.settings_of(spec)
-    return {
-        one.name: settings.nodes_of(one.name).local_ssds + gcp.machine_of(spec, one).bundled_ssds
-        for one in spec.partitions
-    }
+    """Return partition -> number of local disks of a node."""
+    settings, partitions = gcp.settings_of(spec), spec.partitions
+    bundled = {partition.name: gcp.machine_of(spec, partition).bundled_ssds for partition in partitions}
+    return {name: settings.nodes_of(name).local_ssds + count for name, count in bundled.items()}
 
 
 def _newest(api: Api, image: Image) -> str | None:
-    """The name of an image; None for a family all of whose images are deleted or deprecated."""
+    """Return the name of an image, or of a family's newest image; None if the family has no usable image."""
     if image.family is None:
         return image.name
-    found = api.find("compute", f"projects/{image.project}/global/images/family/{image.family}")
-    return str(found["name"]) if found else None
+    newest = api.find("compute", f"projects/{image.project}/global/images/family/{image.family}")
+    return str(newest["name"]) if newest else None
 
 
 def _named(group: HostGroup, newest: str, *inputs: str) -> NodeImage:
-    size = str(group.nodes.boot_disk.size)  # no node's disk may be smaller than its image
+    # A node's disk may not be smaller than its image, so the size is part of the key.
+    size = str(group.nodes.boot_disk.size)
     key = digest(*inputs, group.image.project, newest, size, group.machine.name)
     family = f"clusterctl-{group.image.family or newest}"[:_LONGEST_NAME].rstrip("-")
     base = Image(project=group.image.project, name=newest)
     return NodeImage(f"clusterctl-{key}", family, base, group.nodes, group.machine)
 
 
-def to_make(api: Api, spec: ClusterSpec, chosen: Mapping[str, NodeImage]) -> Iterator[str]:
-    """The images that are not there yet, each with the machine and the time that it takes."""
-    for image in {one.name: one for one in chosen.values()}.values():
-        found = api.find("compute", path_of(api, image.name)) or {}
-        if found.get("status") not in {"READY", "PENDING"}:
+def describe_missing(api: Api, spec: ClusterSpec, chosen: Mapping[str, NodeImage]) -> Iterator[str]:
+    """Yield a message for each image that must be built, with its machine, price and time."""
+    for image in {image.name: image for image in chosen.values()}.values():
+        resource = api.find("compute", path_of(api, image.name)) or {}
+        if resource.get("status") not in {"READY", "PENDING"}:
             gpu = image.machine.gpu if image.machine.guest_accelerator else None
             added = {str(image.machine.accelerator): gpu.count} if gpu else {}
             usd = costs.of_machine(image.machine.name, added, spot=image.nodes.spot)
             price = f", {usd:.2f} USD an hour" if usd else ""
             yield (
-                f"clusterctl makes the image {image.name} of the nodes first, once: about {_MINUTES} more, "
-                f"on {machine_name(spec)} ({image.machine.name}{price}), which is removed then"
+                f"clusterctl first builds the node image {image.name}, once. This takes about {_MINUTES} on "
+                f"{machine_name(spec)} ({image.machine.name}{price}), which is deleted afterwards"
             )
 
 
 def machine_inventory(
     spec: ClusterSpec, cluster_id: str, image: NodeImage, chosen: Mapping[str, NodeImage], key: str
 ) -> Inventory:
-    """The machine of an image, with its host ``key``, beside a controller, as of a cluster."""
+    """Return an inventory of the temporary machine, with its host ``key``, and a controller."""
     settings, disks = gcp.settings_of(spec), _local_disks(spec)
 
     def host(name: str, role: str, local_ssds: Iterable[int]) -> Host:
@@ -164,14 +170,15 @@ def machine_inventory(
             local_ssds=max(local_ssds),
         )
 
-    of_image = (disks[partition] for partition, one in chosen.items() if one.name == image.name)
+    partitions = (partition for partition, candidate in chosen.items() if candidate.name == image.name)
+    ssd_counts = (disks[partition] for partition in partitions)
     return Inventory(
         cluster=spec.name,
         cluster_id=cluster_id,
         provider=settings.type,
         hosts=(
             host(spec.controller_host, CONTROLLER, disks.values()),
-            host(machine_name(spec), COMPUTE, of_image),
+            host(machine_name(spec), COMPUTE, ssd_counts),
         ),
         network=str(settings.network.cidr),
         shared=SHARED,
@@ -186,11 +193,11 @@ def path_of(api: Api, name: str) -> str:
     return f"projects/{api.project}/global/images/{name}"
 
 
-def ready(api: Api, name: str) -> bool:
-    """Whether it is there and whole. One that is being made is waited for; one that failed is deleted."""
+def wait_until_ready(api: Api, name: str) -> bool:
+    """Return whether the image exists. Wait while it is being built, and delete it if its build failed."""
     for _ in api.clock.polls(_WAIT_S, first_s=2.0, longest_s=10.0):
-        found = api.find("compute", path_of(api, name))
-        match found and found.get("status"):
+        resource = api.find("compute", path_of(api, name))
+        match resource and resource.get("status"):
             case "READY":
                 return True
             case "FAILED":
@@ -198,28 +205,29 @@ def ready(api: Api, name: str) -> bool:
                 continue
             case None:
                 return False
-        api.reporter.progress(f"waiting for the image {name}, which is being made, or deleted")
-    what = f"the image {name} is not ready after {_WAIT_S / 60:.0f} minutes"
-    fix = f"delete it: `gcloud compute images delete {name} --project {api.project}`; then run it again"
-    raise ProvisionError(what, code="image-not-ready", where=path_of(api, name), fix=fix)
+        api.reporter.progress(f"waiting for the image {name}, which is being built or deleted")
+    message = f"the image {name} is not ready after {_WAIT_S / 60:.0f} minutes"
+    command = f"`gcloud compute images delete {name} --project {api.project}`"
+    fix = f"delete it: {command}; then run the same clusterctl command again"
+    raise ProvisionError(message, code="image-not-ready", where=path_of(api, name), fix=fix)
 
 
-def make(api: Api, image: NodeImage, host: str, settings: gcp.GcpSettings) -> None:
-    """Stop the machine, and make the image of its disk.
+def build(api: Api, image: NodeImage, host: str, settings: gcp.GcpSettings) -> None:
+    """Stop the temporary machine ``host`` and create the image from its disk.
 
     Raises:
-        ProvisionError: Google refused.
+        ProvisionError: Google refused, or the image was not created.
     """
     zone = f"zones/{settings.zone}"
     api.reporter.progress(f"stopping {host}")
     discard = {"discardLocalSsd": "true"} if image.machine.bundled_ssds else {}
     path = f"projects/{api.project}/{zone}/instances/{host}/stop"
     _wait(api, zone, api.post("compute", path, None, **discard))
-    api.reporter.progress(f"making the image {image.name}")
+    api.reporter.progress(f"creating the image {image.name}")
     body: Json = {
         "name": image.name,
         "family": image.family,
-        "description": "What nodes of clusterctl have in common. It can be deleted at any time.",
+        "description": "Common software and configuration of clusterctl's nodes. Can be deleted at any time.",
         "labels": {**settings.labels, LABEL: image.name.removeprefix("clusterctl-")},
         "sourceDisk": f"projects/{api.project}/{zone}/disks/{host}",
         "storageLocations": [settings.region_name],
@@ -230,10 +238,11 @@ def make(api: Api, image: NodeImage, host: str, settings: gcp.GcpSettings) -> No
         _wait(api, "global", api.post("compute", f"projects/{api.project}/global/images", body))
     except CloudError as exc:
         if not any(failure.code == "name-taken" for failure in exc.failures):
-            raise  # else another `up` has made the same, or is about to
-    if not ready(api, image.name):
+            raise
+    # If the name is taken, another `up` creates the same image.
+    if not wait_until_ready(api, image.name):
         raise ProvisionError(
-            f"the image {image.name} was not made", code="image-not-made", where=path_of(api, image.name)
+            f"the image {image.name} was not created", code="image-not-made", where=path_of(api, image.name)
         )
 
 
@@ -242,7 +251,7 @@ def _wait(api: Api, scope: str, operation: Json) -> None:
 
 
 def kept(settings: gcp.GcpSettings, *, prune: bool = False) -> tuple[KeptImage, ...]:
-    """The images of the project that clusterctl made, of whichever cluster; ``prune`` removes them."""
+    """Return clusterctl's images in the project, for all clusters. ``prune`` deletes them."""
     api = Api(settings.project)
     pages = api.pages("compute", f"projects/{api.project}/global/images", filter=f"labels.{LABEL}:*")
     rows = (row for page in pages for row in page.get("items", ()) if LABEL in row.get("labels", {}))

@@ -1,7 +1,7 @@
-"""The cluster's resources at Google, found through the API itself by labels, not from any state.
+"""The cluster's resources on Google Cloud, found by their labels through the API, without Terraform's state.
 
-What can't carry labels has them as words in its description, and a name that begins with `<cluster>-<id>`.
-All else is left alone.
+Resources that can't carry labels have them as text in their description, and a name that begins with
+`<cluster>-<id>`. All other resources are left alone.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from clusterctl.providers.gcp.api import Api, Json
 
 CLUSTER_LABEL: Final = "clusterctl-cluster"
 ID_LABEL: Final = "clusterctl-id"
-_TERRAFORMS: Final = ("effective_labels", "terraform_labels")
+_TERRAFORM_LABELS: Final = ("effective_labels", "terraform_labels")
 _WORDS = re.compile(rf"\b({CLUSTER_LABEL}|{ID_LABEL})=([a-z0-9-]+)")
 
 
 def read_labels(resource: Mapping[str, Any]) -> dict[str, str]:
-    """The labels of a resource of the REST API, or what its description says instead."""
+    """Return the labels of a resource of the REST API, or the labels in its description."""
     return resource.get("labels") or dict(_WORDS.findall(resource.get("description") or ""))
 
 
 def cluster_id_of(resource: Mapping[str, Any]) -> str | None:
-    """Whose a resource of Terraform's is, by label or description; None where it bears neither."""
-    for found in [*(resource.get(name) for name in _TERRAFORMS), read_labels(resource)]:
-        if found and ID_LABEL in found:
-            return str(found[ID_LABEL])
+    """Return the cluster id in the labels or description of a Terraform resource; None without an id."""
+    for labels in [*(resource.get(name) for name in _TERRAFORM_LABELS), read_labels(resource)]:
+        if labels and ID_LABEL in labels:
+            return str(labels[ID_LABEL])
     return None
 
 
@@ -43,10 +43,11 @@ _PLACE = re.compile(r"/(?:zones|regions|locations)/([^/]+)/")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Something of a cluster. ``path`` is its REST path; ``usd_per_hour`` is None where it is not known.
+class CloudResource:
+    """A resource of a cluster.
 
-    ``kept`` says why `down` leaves it where it is; "" for what has to go.
+    path: its REST path. usd_per_hour: None if not known.
+    kept: why `down` keeps the resource. Empty: `down` deletes it.
     """
 
     kind: str
@@ -60,18 +61,18 @@ class Found:
 
     @property
     def what(self) -> str:
-        """In words: `instance demo-train-1 in us-central1-a`."""
+        """The resource in words: `instance demo-train-1 in us-central1-a`."""
         return f"{self.kind} {self.name}" + (f" in {self.where}" if self.where else "")
 
     @property
-    def priced(self) -> Leftover:
-        """What `down` tells of it: with its cost."""
+    def leftover(self) -> Leftover:
+        """The resource with its cost, as `down` shows it."""
         return Leftover(self.what, self.usd_per_hour)
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """One label and its value, and how the names of what can't carry it look."""
+class _LabelQuery:
+    """A search for a label and its value. ``name`` matches names of resources that can't carry labels."""
 
     label: str
     value: str
@@ -83,7 +84,7 @@ class _Wanted:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What one list of an API has; what is ``named`` can't carry labels."""
+    """A kind of resource, with the list of the API that has it. ``named`` kinds can't carry labels."""
 
     word: str
     service: str
@@ -91,7 +92,8 @@ class _Kind:
     named: bool = False
 
 
-_KINDS: Final = (  # in the order in which they can be deleted
+# In the order in which resources can be deleted.
+_KINDS: Final = (
     _Kind("instance", "compute", "aggregated/instances"),
     _Kind("disk", "compute", "aggregated/disks"),
     _Kind("shared folder", "file", "locations/-/instances"),
@@ -106,114 +108,129 @@ _KINDS: Final = (  # in the order in which they can be deleted
 )
 
 
-def _of_cluster(cluster_id: str) -> _Wanted:
-    return _Wanted(ID_LABEL, cluster_id, f"{_CLUSTER}-{cluster_id}(-.*)?")
+def _query_for(cluster_id: str) -> _LabelQuery:
+    return _LabelQuery(ID_LABEL, cluster_id, f"{_CLUSTER}-{cluster_id}(-.*)?")
 
 
-def find_resources(api: Api, cluster_id: str) -> tuple[Found, ...]:
-    """Everything of this cluster, in the order in which it can be deleted."""
-    return tuple(_look(api, _of_cluster(cluster_id)))
+def find_resources(api: Api, cluster_id: str) -> tuple[CloudResource, ...]:
+    """Return all resources of a cluster, in the order in which they can be deleted."""
+    return tuple(_search(api, _query_for(cluster_id)))
 
 
-def labelled(api: Api, label: str, value: str, kinds: Collection[str]) -> Iterator[tuple[str, str, Json]]:
-    """Whatever of these kinds bears a label: its kind, its path, and the resource."""
-    wanted = _Wanted(label, value, "")
-    for kind in (one for one in _KINDS if one.word in kinds):
-        found = ((f"{folder}{row['name']}", row) for folder, row in _rows(api, kind, wanted))
-        yield from ((kind.word, path, row) for path, row in found if wanted.is_on(row))
+def find_labelled(
+    api: Api, label: str, value: str, kinds: Collection[str]
+) -> Iterator[tuple[str, str, Json]]:
+    """Yield the resources of these kinds with a label, each as kind, path and REST resource."""
+    query = _LabelQuery(label, value, "")
+    for kind in (candidate for candidate in _KINDS if candidate.word in kinds):
+        rows = ((f"{folder}{row['name']}", row) for folder, row in _rows(api, kind, query))
+        yield from ((kind.word, path, row) for path, row in rows if query.is_on(row))
 
 
-def any_runs(api: Api, cluster_id: str) -> bool:
-    """Whether an instance of this cluster runs, in whichever zone."""
-    wanted = _of_cluster(cluster_id)
-    rows = (row for _, row in _rows(api, _KINDS[0], wanted) if wanted.is_on(row))
+def has_running_instance(api: Api, cluster_id: str) -> bool:
+    """Return whether an instance of this cluster runs in any zone."""
+    query = _query_for(cluster_id)
+    rows = (row for _, row in _rows(api, _KINDS[0], query) if query.is_on(row))
     return any(row["status"] not in costs.OFF for row in rows)
 
 
 def orphan_ids(api: Api, cluster: str) -> tuple[str, ...]:
-    """The ids of all clusters of that name in the project, whoever made them."""
-    found = _look(api, _Wanted(CLUSTER_LABEL, cluster, f"{cluster}-{_ID}(-.*)?"))
-    return tuple(sorted({one.cluster_id for one in found if one.cluster_id}))
+    """Return the ids of all clusters of that name in the project, of all users."""
+    resources = _search(api, _LabelQuery(CLUSTER_LABEL, cluster, f"{cluster}-{_ID}(-.*)?"))
+    return tuple(sorted({resource.cluster_id for resource in resources if resource.cluster_id}))
 
 
-def remove_resources(api: Api, found: Iterable[Found], *, timeout_s: float = WAIT_S) -> None:
-    """Delete what was found; what is gone already is fine. One kind after the other, each waited for."""
-    going = [one for one in found if not one.kept]
+def remove_resources(api: Api, resources: Iterable[CloudResource], *, timeout_s: float = WAIT_S) -> None:
+    """Delete resources kind by kind, and wait for each kind. Ignore resources that are gone already.
+
+    Raises:
+        ProvisionError: resources could not be deleted. ``failures`` names each of them.
+    """
+    to_delete = [resource for resource in resources if not resource.kept]
     failures: list[Failure] = []
     for kind in _KINDS:
-        if stage := [one for one in going if one.kind == kind.word]:
-            api.reporter.progress(f"deleting {len(stage)} x {kind.word}")
-            failures += _delete(api, stage, timeout_s)
+        if batch := [resource for resource in to_delete if resource.kind == kind.word]:
+            api.reporter.progress(f"deleting {len(batch)} x {kind.word}")
+            failures += _delete(api, batch, timeout_s)
     if failures:
-        what = f"{len(failures)} of {len(going)} things of the cluster could not be deleted"
-        why = "; ".join(failure.cause for failure in failures)
-        fix = failures[0].fix or "run `clusterctl down` again"
-        raise ProvisionError(what, code="orphans-not-deleted", why=why, fix=fix, failures=tuple(failures))
+        raise ProvisionError(
+            f"{len(failures)} of {len(to_delete)} resources of the cluster could not be deleted",
+            code="orphans-not-deleted",
+            why="; ".join(failure.cause for failure in failures),
+            fix=failures[0].fix or "run `clusterctl down` again",
+            failures=tuple(failures),
+        )
 
 
-def _delete(api: Api, stage: Iterable[Found], timeout_s: float) -> Iterator[Failure]:
-    """Delete things of one kind, all at once, and wait for each."""
-    begun: list[tuple[Found, Json]] = []
-    until = api.clock.now() + timeout_s
-    for one in stage:
+def _delete(api: Api, batch: Iterable[CloudResource], timeout_s: float) -> Iterator[Failure]:
+    """Delete resources of the same kind at once, and wait for each. Yield the failures."""
+    operations: list[tuple[CloudResource, Json]] = []
+    deadline = api.clock.now() + timeout_s
+    for resource in batch:
         try:
-            begun.append((one, api.delete(one.service, one.path) or {}))
+            operations.append((resource, api.delete(resource.service, resource.path) or {}))
         except CloudError as exc:
-            yield _failure(one, exc)
-    for one, operation in begun:
+            yield _failure(resource, exc)
+    for resource, operation in operations:
         try:
-            rest_s = max(0.0, until - api.clock.now())
-            api.finish(one.service, one.path.rsplit("/", 2)[0], operation, timeout_s=rest_s)
+            remaining_s = max(0.0, deadline - api.clock.now())
+            api.finish(resource.service, resource.path.rsplit("/", 2)[0], operation, timeout_s=remaining_s)
         except CloudError as exc:
-            yield _failure(one, exc)
+            yield _failure(resource, exc)
 
 
-def _failure(one: Found, exc: CloudError) -> Failure:
-    return Failure(exc.failures[0].code, f"{one.priced}: {exc.why}", fix=exc.fix, retryable=True)
+def _failure(resource: CloudResource, exc: CloudError) -> Failure:
+    return Failure(exc.failures[0].code, f"{resource.leftover}: {exc.why}", fix=exc.fix, retryable=True)
 
 
-def _look(api: Api, wanted: _Wanted) -> list[Found]:
-    return [one for kind in _KINDS for one in sorted(_of_kind(api, kind, wanted), key=lambda one: one.name)]
+def _search(api: Api, query: _LabelQuery) -> list[CloudResource]:
+    resources = (resource for kind in _KINDS for resource in _resources_of_kind(api, kind, query))
+    order = {kind.word: position for position, kind in enumerate(_KINDS)}
+    return sorted(resources, key=lambda resource: (order[resource.kind], resource.name))
 
 
-def _of_kind(api: Api, kind: _Kind, wanted: _Wanted) -> Iterator[Found]:
-    for folder, row in _rows(api, kind, wanted):
-        # Looked at again here: a filter that Google reads in another way must not cost a stranger's disk.
-        if not wanted.is_on(row) or (kind.named and not re.fullmatch(wanted.name, row["name"])):
+def _resources_of_kind(api: Api, kind: _Kind, query: _LabelQuery) -> Iterator[CloudResource]:
+    for folder, row in _rows(api, kind, query):
+        # Check the label again, so that a filter that Google interprets differently can't delete another
+        # user's disk.
+        if not query.is_on(row) or (kind.named and not re.fullmatch(query.name, row["name"])):
             continue
         path = f"{folder}{row['name']}"
-        holds = kind.service == "storage" and api.get("storage", f"{path}/o", maxResults="1").get("items")
-        yield Found(
+        is_bucket = kind.service == "storage"
+        has_objects = is_bucket and api.get("storage", f"{path}/o", maxResults="1").get("items")
+        yield CloudResource(
             kind=kind.word,
             name=path.rpartition("/")[2].partition("@")[0],
-            where=place[1] if (place := _PLACE.search(path)) else "",
+            where=zone[1] if (zone := _PLACE.search(path)) else "",
             service=kind.service,
             path=path,
             cluster_id=read_labels(row).get(ID_LABEL, ""),
             usd_per_hour=costs.of_row(kind.word, row),
-            kept="it holds something" if holds else "",
+            kept="it contains objects" if has_objects else "",
         )
 
 
-def _rows(api: Api, kind: _Kind, wanted: _Wanted) -> Iterator[tuple[str, Json]]:
-    """The rows of all pages, and what is before their names in their paths; none where the API is off."""
+def _rows(api: Api, kind: _Kind, query: _LabelQuery) -> Iterator[tuple[str, Json]]:
+    """Yield the folder and the REST resource of all rows of a list; nothing if the API is disabled."""
     project, collection = f"projects/{api.project}", kind.path.rpartition("/")[2]
     try:
         if kind.service == "storage":
             pages = api.pages("storage", kind.path, project=api.project)
             yield from (("b/", row) for page in pages for row in page.get("items", ()))
-        elif kind.service != "compute":  # there a name is a path
+        elif kind.service != "compute":
+            # The name of such a resource is its path.
             pages, key = api.pages(kind.service, f"{project}/{kind.path}"), _ROWS[kind.service]
             yield from (("", row) for page in pages for row in page.get(key, ()))
         else:
-            query = {} if kind.named else {"filter": f'labels.{wanted.label}="{wanted.value}"'}
-            for page in api.pages("compute", f"{project}/{kind.path}", **query):
+            search = {} if kind.named else {"filter": f'labels.{query.label}="{query.value}"'}
+            for page in api.pages("compute", f"{project}/{kind.path}", **search):
                 items: Any = page.get("items", ())
                 scopes = items if isinstance(items, dict) else {"global": {collection: items}}
-                for scope, found in scopes.items():  # an aggregated list, or one of what is global
+                for scope, collections in scopes.items():
                     yield from (
-                        (f"{project}/{scope}/{collection}/", row) for row in found.get(collection, ())
+                        (f"{project}/{scope}/{collection}/", row) for row in collections.get(collection, ())
                     )
     except ApiOffError:
-        if not api.is_off(kind.service):  # of another project: what is there could not be looked at
+        # If the API is disabled in another project only, the resources of this project are not known.
+        if not api.is_off(kind.service):
             raise

@@ -1,8 +1,8 @@
-"""Find what stands in the way of a cluster on Google Cloud, all at once, before anything is made or billed.
+"""Checks that find all obstacles to a cluster on Google Cloud before anything is created or billed.
 
-Only reads. A finding has the code and the fix that Terraform's refusal would have, from diagnoses.yaml. A
-question that Google does not answer is a warning: if there is an obstacle, Terraform finds it. The rights and
-policies that are looked at are those of preflight.yaml.
+The checks only read. A finding has the code and the fix of the corresponding Terraform error, from
+diagnoses.yaml. If Google does not answer a call, the finding is a warning, because Terraform would find an
+obstacle later. preflight.yaml lists the permissions and policies that are checked.
 """
 
 from __future__ import annotations
@@ -56,23 +56,23 @@ Check = tuple[str, Callable[[], Iterable[Finding]]]
 def preflight(
     spec: ClusterSpec, cluster_id: str | None, services: Collection[str], *, api: Api | None = None
 ) -> tuple[Finding, ...]:
-    """Return everything that keeps the missing hosts from being made, each with what to do.
+    """Return every obstacle to the creation of the missing hosts, with its fix.
 
-    ``cluster_id`` is that of a cluster that an earlier `up` began; ``services`` are the APIs that it needs.
-    What Google does not answer in time is a warning.
+    cluster_id: id of a cluster that an earlier `up` began. None: a new cluster. services: required APIs.
+    A call that Google does not answer in time yields a warning.
     """
     settings = gcp.settings_of(spec)
     api = api or Api(settings.project, answer_s=_ANSWER_S, tries=_TRIES)
-    # A finding of several places is reported once.
+    # The same finding at several places is reported once.
     places: dict[Finding, list[str]] = {}
-    for finding in _Look(spec, settings, api, cluster_id).findings(services):
+    for finding in _Checks(spec, settings, api, cluster_id).findings(services):
         places.setdefault(replace(finding, host=""), []).append(finding.host)
     return tuple(replace(finding, host=", ".join(dict.fromkeys(hosts))) for finding, hosts in places.items())
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """The checks of a spec. Each yields what it finds, or raises Google's refusal."""
+class _Checks:
+    """The checks of a spec. Each check yields findings, or raises Google's refusal."""
 
     spec: ClusterSpec
     settings: GcpSettings
@@ -86,17 +86,17 @@ class _Look:
             return (self._refused("instances", exc),)
         if not groups:
             return ()
-        # Without the project all other calls are refused, too.
-        if found := self._all([("project", self.project)]):
-            return found
-        found = self._all((name, partial(self.service, name)) for name in services)
-        off = {finding.host for finding in found if finding.code == ApiOffError.code}
-        return found + self._all(self.checks(groups, off=off))
+        # If the project is missing, Google refuses all other calls.
+        if blockers := self._all([("project", self.project)]):
+            return blockers
+        findings = self._all((name, partial(self.service, name)) for name in services)
+        disabled = {finding.host for finding in findings if finding.code == ApiOffError.code}
+        return findings + self._all(self.checks(groups, disabled=disabled))
 
     def groups(self) -> tuple[HostGroup, ...]:
-        """Return the hosts that are to be made, by what they are."""
+        """Return the hosts that are missing, grouped by kind."""
         existing: set[str] = set()
-        # The check of the APIs names one that is off.
+        # Another check reports disabled APIs.
         with suppress(ApiOffError):
             if self.cluster_id:
                 search = f'labels.{ID_LABEL}="{self.cluster_id}"'
@@ -113,32 +113,32 @@ class _Look:
             if (missing := {*hosts} - existing)
         )
 
-    def checks(self, groups: Collection[HostGroup], *, off: Collection[str]) -> Iterator[Check]:
-        """Yield the checks that ask none of the APIs that are ``off``."""
-        if "cloudresourcemanager.googleapis.com" not in off:
+    def checks(self, groups: Collection[HostGroup], *, disabled: Collection[str]) -> Iterator[Check]:
+        """Yield the checks that use none of the ``disabled`` APIs."""
+        if "cloudresourcemanager.googleapis.com" not in disabled:
             yield "roles", self.permissions
-            for name, why in _data()["constraints"].items():
+            for name, reason in _data()["constraints"].items():
                 if name != "compute.requireShieldedVm" or not self.settings.secure_boot:
-                    yield f"policy {name}", partial(self.policy, name, why)
-        if "compute.googleapis.com" not in off:
+                    yield f"policy {name}", partial(self.policy, name, reason)
+        if "compute.googleapis.com" not in disabled:
             yield "quotas", partial(self.quotas, groups)
             for group in groups:
-                yield f"image of {group.who}", partial(self.image, group)
+                yield f"image of {group.title}", partial(self.image, group)
         for code, where, path in self._named(groups):
-            if "compute.googleapis.com" not in off or path.startswith("b/"):
+            if "compute.googleapis.com" not in disabled or path.startswith("b/"):
                 yield f"{path.rpartition('/')[2]} of {where}", partial(self.exists, code, where, path)
 
     def _named(self, groups: Collection[HostGroup]) -> Iterator[tuple[str, str, str]]:
-        """Yield what hosts need by its name: the code if it is missing, where it is asked for, its path."""
+        """Yield resources that the spec names: the code if missing, the place in the spec, the path."""
         zone, network, region = self._zone, self.settings.network, self.settings.region_name
         yield "bad-zone", "provider.zone", zone
         for group in groups:
-            yield "machine-type-unavailable", group.who, f"{zone}/machineTypes/{group.machine.name}"
+            yield "machine-type-unavailable", group.title, f"{zone}/machineTypes/{group.machine.name}"
             if group.machine.accelerator:
                 path = f"{zone}/acceleratorTypes/{group.machine.accelerator}"
-                yield "machine-type-unavailable", group.who, path
+                yield "machine-type-unavailable", group.title, path
             if group.nodes.reservation:
-                yield "reservation", group.who, f"{zone}/reservations/{group.nodes.reservation}"
+                yield "reservation", group.title, f"{zone}/reservations/{group.nodes.reservation}"
         if network.network:
             subnetwork = f"{self._project}/regions/{region}/subnetworks/{network.subnetwork}"
             yield "network-missing", "provider.network", f"{self._project}/global/networks/{network.network}"
@@ -149,12 +149,12 @@ class _Look:
             yield "bucket-missing", "provider.state", f"b/{state.bucket}"
 
     def _all(self, checks: Iterable[Check]) -> tuple[Finding, ...]:
-        """Return what these checks find, several at once."""
+        """Run the checks in parallel and return their findings."""
 
         def ask(check: Check) -> tuple[Finding, ...]:
-            name, look = check
+            name, find_problems = check
             try:
-                return tuple(look())
+                return tuple(find_problems())
             except CloudError as exc:
                 return (self._refused(name, exc),)
 
@@ -162,19 +162,19 @@ class _Look:
         return tuple(finding for answer in answers for finding in answer)
 
     def _refused(self, name: str, exc: CloudError) -> Finding:
-        """Return Google's refusal; if it is none that lasts, a warning that ``name`` was not looked at."""
+        """Return a finding for Google's refusal: a warning about check ``name`` if it may be temporary."""
         code, fix = exc.failures[0].code, exc.fix or "run the same command again"
-        lasting = {rule.code for rule in rules() if not (rule.transient or rule.retryable)}
-        if code in {*lasting, ApiOffError.code}:
+        lasting_codes = {rule.code for rule in rules() if not (rule.transient or rule.retryable)}
+        if code in {*lasting_codes, ApiOffError.code}:
             return Finding(self.settings.project, "error", code, exc.what, exc.why, fix)
         return Finding(name, "warning", code, exc.what, exc.why, fix)
 
-    def _found(self, code: str, where: str, what: str, why: str = "", **words: str) -> Finding:
-        """Return an error with the fix, and without a ``why`` the cause, of that code in diagnoses.yaml."""
+    def _error(self, code: str, where: str, message: str, reason: str = "", **words: str) -> Finding:
+        """Return an error with the fix of a code in diagnoses.yaml. Default ``reason``: its cause there."""
         rule = next(rule for rule in rules() if rule.code == code)
-        place = {**self.settings.location, "region": self.settings.region_name}
-        failure = rule.failure({**place, **words}, host=None, phase="plan")
-        return Finding(where, "error", code, what, why or failure.cause, failure.fix)
+        location = {**self.settings.location, "region": self.settings.region_name}
+        failure = rule.failure({**location, **words}, host=None, phase="plan")
+        return Finding(where, "error", code, message, reason or failure.cause, failure.fix)
 
     @property
     def _project(self) -> str:
@@ -190,91 +190,94 @@ class _Look:
         except ApiOffError:
             return
         except CloudError as exc:
-            # Google tells nobody whether a project exists that they may not see.
+            # Google hides whether a project exists from users without access to it.
             is_hidden = isinstance(exc, PermissionDeniedError) and _COUNTED not in exc.why
             if exc.status != _NOT_FOUND and not is_hidden:
                 raise
-            what = f"there is no project {self.settings.project}, or the login may not see it"
-            yield self._found("project-missing", self.settings.project, what, exc.why)
+            message = f"the project {self.settings.project} does not exist, or the login may not see it"
+            yield self._error("project-missing", self.settings.project, message, exc.why)
 
     def service(self, name: str) -> Iterator[Finding]:
-        """Yield an API that is off, as the host of the finding; `up` enables it if the spec lets it."""
+        """Yield a finding if an API is disabled: a warning if `enable_apis` lets `up` enable it."""
         if self.api.get("serviceusage", f"{self._project}/services/{name}").get("state") != "ENABLED":
-            off = self._found("api-off", name, "an API is off", service=name)
-            why = "`up` enables it; until then what the project may have of it can't be looked at"
-            yield replace(off, level="warning", why=why) if self.settings.enable_apis else off
+            finding = self._error("api-off", name, "the API is not enabled", service=name)
+            reason = "`up` enables it; until then, its quotas and resources can't be checked"
+            yield replace(finding, level="warning", why=reason) if self.settings.enable_apis else finding
 
     def permissions(self) -> Iterator[Finding]:
-        # An earlier `up` that got past these checks had the rights to make the network and the accounts.
+        # An earlier `up` that passed these checks was allowed to create the network and the accounts.
         is_new, has_network = self.cluster_id is None, self.settings.network.network is not None
         needed = {"always": True, "new_cluster": is_new, "new_network": is_new and not has_network}
-        wanted = defaultdict[str, list[str]](list)
-        for when, roles in _data()["rights"].items():
-            if needed.get(when) or getattr(self.settings, when, False):
+        permissions = defaultdict[str, list[str]](list)
+        for condition, roles in _data()["rights"].items():
+            if needed.get(condition) or getattr(self.settings, condition, False):
                 for role, names in roles.items():
-                    wanted[role] += names
-        body = {"permissions": [name for names in wanted.values() for name in names]}
+                    permissions[role] += names
+        body = {"permissions": [name for names in permissions.values() for name in names]}
         answer = self.api.post("cloudresourcemanager", f"{self._project}:testIamPermissions", body)
-        for role, names in wanted.items():
+        for role, names in permissions.items():
             if missing := [name for name in names if name not in answer.get("permissions", ())]:
-                unseen = _data()["unseen"].get(role)
-                why = "; ".join(filter(None, (f"the login lacks {', '.join(missing)}", unseen)))
-                finding = self._found(
-                    "permission", self.settings.project, f"{role} is missing", why, role=role
+                hint = _data()["unseen"].get(role)
+                reason = "; ".join(filter(None, (f"the login lacks {', '.join(missing)}", hint)))
+                finding = self._error(
+                    "permission", self.settings.project, f"the role {role} is missing", reason, role=role
                 )
-                yield replace(finding, level="warning") if unseen else finding
+                yield replace(finding, level="warning") if hint else finding
 
-    def policy(self, name: str, why: str) -> Iterator[Finding]:
-        # A project in no organization has no policies, and few others have the API of managed ones on.
+    def policy(self, name: str, reason: str) -> Iterator[Finding]:
+        # A project outside organizations has no policies, and the Organization Policy API is rarely enabled.
         with suppress(ApiOffError, PermissionDeniedError):
             if enforces(org_policy(self.api, name)):
-                what = f"a policy of the organization: {name}"
-                yield self._found("org-policy", self.settings.project, what, why, constraint=name)
+                message = f"a policy of the organization is in the way: {name}"
+                yield self._error("org-policy", self.settings.project, message, reason, constraint=name)
 
     def exists(self, code: str, where: str, path: str) -> Iterator[Finding]:
-        """Look for something that the spec names. A login that may not look may be able to use it."""
+        """Yield an error if a resource that the spec names is missing.
+
+        A login that may not read the resource may be able to use it, so a refusal is no error.
+        """
         kind, _, name = path.removeprefix(f"{self._project}/").rpartition("/")
         with suppress(PermissionDeniedError):
             if self.api.find("storage" if kind == "b" else "compute", path) is None:
-                # Each of these codes has its own word for the name.
+                # Each error code has its own placeholder for the name.
                 words = dict.fromkeys(("bad", "machine", "reservation", "network", "bucket"), name)
                 place = "Cloud Storage" if kind == "b" else kind
-                yield self._found(code, where, f"there is no {name} in {place}", **words)
+                yield self._error(code, where, f"{name} does not exist in {place}", **words)
 
     def image(self, group: HostGroup) -> Iterator[Finding]:
         image, project = group.image, group.image.project
         name, folder = image.family or image.name or "", "family/" if image.family else ""
-        found = self.api.find("compute", f"projects/{project}/global/images/{folder}{name}")
-        if found is None or found.get("deprecated", {}).get("state") in ("OBSOLETE", "DELETED"):
-            what = f"{project} has no image {name} that can be used"
-            yield self._found("image-missing", group.who, what, image=name)
+        resource = self.api.find("compute", f"projects/{project}/global/images/{folder}{name}")
+        if resource is None or resource.get("deprecated", {}).get("state") in ("OBSOLETE", "DELETED"):
+            message = f"the project {project} has no usable image {name}"
+            yield self._error("image-missing", group.title, message, image=name)
             return
         has_driver = self.spec.software.nvidia.has_driver or _DRIVER_IN.search(f"{project} {name}")
         if group.machine.gpu and release_of(image) and not has_driver:
-            why = f"{name} has no driver of NVIDIA's, and software.nvidia installs none"
-            fix = "write software: {nvidia: {driver: open}}, or name an image with a driver, or none"
-            yield Finding(group.who, "error", "image-driver", "GPUs without a driver", why, fix)
-        yield from unlinked(self.spec, group.who, group.machine)
+            reason = f"{name} has no NVIDIA driver, and software.nvidia does not install a driver"
+            fix = "set software: {nvidia: {driver: open}}, or use the default image or an image with a driver"
+            yield Finding(group.title, "error", "image-driver", "GPUs without a driver", reason, fix)
+        yield from fabric_manager_warning(self.spec, group.title, group.machine)
 
     def quotas(self, groups: Collection[HostGroup]) -> Iterator[Finding]:
         region = self.settings.region_name
         regional, everywhere = _demand(groups)
-        # A network that an earlier `up` made counts already.
+        # Google already counts a network that an earlier `up` created.
         if not (self.cluster_id or self.settings.network.network):
             everywhere.update(("NETWORKS", "SUBNETWORKS", "ROUTERS"))
-        for path, place, wanted in (
+        for path, place, demand in (
             (f"{self._project}/regions/{region}", region, regional),
             (self._project, self.settings.project, everywhere),
         ):
             quotas = {row["metric"]: row for row in self.api.get("compute", path).get("quotas", ())}
-            for metric, count in wanted.items():
+            for metric, count in demand.items():
                 yield from self._quota(metric, count, quotas.get(metric), place)
 
     def _quota(self, metric: str, count: int, quota: Json | None, place: str) -> Iterator[Finding]:
         if quota is None:
             if metric.endswith("_GPUS"):
-                what, why = f"the quota {metric} can't be looked at", "Google counts these GPUs by family"
-                yield replace(self._found("quota", place, what, why, metric=metric), level="warning")
+                message, reason = f"the quota {metric} can't be checked", "Google counts these GPUs by family"
+                yield replace(self._error("quota", place, message, reason, metric=metric), level="warning")
             return
         limit, used = float(quota.get("limit", inf)), float(quota.get("usage", 0))
         if count > limit - used:
@@ -283,8 +286,8 @@ class _Look:
             if place == self.settings.region_name:
                 words["quota_id"] += "-region"
                 words["dimension"] = f" --dimensions=region={place}"
-            why = f"{count} are needed, {max(0, limit - used):g} of {limit:g} are left"
-            yield self._found("quota", place, f"too little quota {metric}", why, **words)
+            reason = f"the cluster needs {count}, but only {max(0, limit - used):g} of {limit:g} are left"
+            yield self._error("quota", place, f"the quota {metric} is too small", reason, **words)
 
 
 def _data() -> dict[str, Any]:
@@ -292,14 +295,14 @@ def _data() -> dict[str, Any]:
 
 
 def _demand(groups: Collection[HostGroup]) -> tuple[Counter[str], Counter[str]]:
-    """Return how much of each quota these hosts need: of the region's, and of the whole project's."""
+    """Return how much of each quota the hosts need: quotas of the region, and of the project."""
     regional, everywhere = Counter[str](), Counter[str]()
     for group in groups:
         machine, nodes, count = group.machine, group.nodes, group.count
         extra = ((disk, machine.extra_disks) for disk in nodes.extra_disks)
         for disk, types in ((nodes.boot_disk, machine.boot_disks), *extra):
             regional[_DISKS.get(disk_type(disk, types), _DISKS_OF_FLASH)] += disk.size // GIB_MIB * count
-        # The processors and GPUs of a reservation count already.
+        # Google already counts the processors and GPUs of a reservation.
         if nodes.reservation:
             continue
         regional["INSTANCES"] += count
@@ -323,53 +326,56 @@ class _JobsData(Model):
 
 
 def notes(spec: ClusterSpec) -> tuple[str, ...]:
-    """What `plan` and `up` say of a cluster."""
+    """Return the notes of `plan` and `up` on a cluster."""
     partitions = (gcp.machine_of(spec, partition) for partition in spec.partitions)
-    found = [*map(network_note, (gcp.controller_machine(spec), *partitions))]
+    messages = [*map(network_note, (gcp.controller_machine(spec), *partitions))]
     if gcp.settings_of(spec).shared_disk and not gcp.shared_disk(spec):
-        found.append("provider.shared_disk is not used: it is for storage.keep, without filestore")
+        messages.append("provider.shared_disk is ignored, because it requires storage.keep and no filestore")
     if gcp.settings_of(spec).bucket and spec.provider.expected_release(spec) == "rocky-10":
-        found.append(
-            "/bucket may fail on Rocky Linux 10, which refuses the key that gcsfuse was signed with in 2025 "
-            "(github.com/GoogleCloudPlatform/gcsfuse/issues/3874): take images of Rocky Linux 9 if it does"
+        messages.append(
+            "/bucket may fail on Rocky Linux 10, which rejects the key that signs gcsfuse since 2025 "
+            "(github.com/GoogleCloudPlatform/gcsfuse/issues/3874); if it fails, use images of Rocky Linux 9"
         )
-    return tuple(dict.fromkeys(filter(None, found)))
+    return tuple(dict.fromkeys(filter(None, messages)))
 
 
-def ahead(spec: ClusterSpec, made: Collection[str]) -> Iterator[str]:
-    """What `plan` says of the hosts that are to be made, and `up` once it has looked at them."""
+def host_warnings(spec: ClusterSpec, made: Collection[str]) -> Iterator[str]:
+    """Yield warnings about hosts that `plan` or `up` is going to create."""
     release = spec.provider.expected_release(spec)
     if made and spec.scheduler == "slurm" and release and not distribution_of(release).cgroup_v2:
         yield str(no_cgroups("the nodes"))
     for partition in spec.partitions:
         if not set(spec.node_names(partition)).isdisjoint(made):
             machine = gcp.machine_of(spec, partition)
-            yield from map(str, unlinked(spec, f"partition {partition.name}", machine))
+            yield from map(str, fabric_manager_warning(spec, f"partition {partition.name}", machine))
 
 
-def unlinked(spec: ClusterSpec, who: str, machine: Machine) -> Iterator[Finding]:
-    """GPUs that may need a fabric manager, which then is left to their image."""
+def fabric_manager_warning(spec: ClusterSpec, host: str, machine: Machine) -> Iterator[Finding]:
+    """Yield a warning about GPUs that may need a fabric manager, if clusterctl does not install it."""
     if machine.has_nvswitches and not spec.software.nvidia.has_driver:
-        why = (
-            f"NVSwitches link those of {machine.name}. Where instances see these, programs end with CUDA "
-            "error 802, unless the image has a fabric manager of its driver's version"
+        reason = (
+            f"NVSwitches link the GPUs of {machine.name}. If instances see the switches, programs fail with "
+            "CUDA error 802, unless the image has a fabric manager of the same version as its driver"
         )
-        fix = "write software: {nvidia: {driver: open}}, which adds one where it is needed; or try one node"
-        yield Finding(who, "warning", "fabric-manager", "GPUs may need a fabric manager", why, fix)
+        fix = (
+            "set software: {nvidia: {driver: open}}, which installs a fabric manager if necessary; "
+            "or test the image on a single node"
+        )
+        yield Finding(host, "warning", "fabric-manager", "GPUs may need a fabric manager", reason, fix)
 
 
 def job_environment(machine: Machine, *, gvnic: bool) -> dict[str, str]:
-    """The variables of all jobs on such a machine; none where there is no GPU."""
+    """Return environment variables of jobs on a machine; empty without a GPU."""
     if machine.gpu is None:
         return {}
     return {**_jobs_data().gpu, **(_jobs_data().gvnic if gvnic else {})}
 
 
 def network_note(machine: Machine) -> str | None:
-    """What its network could do beyond plain sockets, and what that takes."""
+    """Return a note on network features of a machine family that jobs don't use; None without a note."""
     family = "-".join(machine.name.split("-")[:_NAME_PARTS])
-    said = _jobs_data().notes.get(family)
-    return f"{family}: jobs talk over gVNIC's sockets; {said} (docs/gcp.md)" if said else None
+    note = _jobs_data().notes.get(family)
+    return f"{family}: jobs communicate through gVNIC's sockets; {note} (docs/gcp.md)" if note else None
 
 
 def _jobs_data() -> _JobsData:

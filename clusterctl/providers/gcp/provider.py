@@ -1,4 +1,4 @@
-"""GPU nodes on Google Cloud: ClusterSpec -> Terraform -> Inventory."""
+"""The provider of GPU nodes on Google Cloud: ClusterSpec -> Terraform -> Inventory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from clusterctl.providers.base import (
 from clusterctl.providers.gcp import apply, costs, images, orphans, storage
 from clusterctl.providers.gcp.api import Api, check_gcloud, host_keys, iap_tunnel
 from clusterctl.providers.gcp.images import SHARED
-from clusterctl.providers.gcp.preflight import ahead, job_environment, notes, preflight
+from clusterctl.providers.gcp.preflight import host_warnings, job_environment, notes, preflight
 from clusterctl.providers.gcp.storage import VARIABLES
 from clusterctl.providers.gcp.terraform import BACKEND_FILE, Plan, Terraform
 from clusterctl.providers.node_class import NodeClass
@@ -47,10 +47,13 @@ class GcpProvider(Provider):
         self._settings = settings
         self._api = Api(settings.project, reporter=prompts.reporter)
         self.known_shared = SHARED if settings.bakes else None
-        self._shown: tuple[str, Plan] | None = None  # the variables' digest, and what was shown of them
-        self._is_done = False  # what was shown
-        self._inputs = ""  # of the class of new nodes
-        self._images: Mapping[str, images.NodeImage] = {}  # partition -> what they start from
+        # The digest of Terraform's variables, and the plan that the user saw for them.
+        self._shown: tuple[str, Plan] | None = None
+        # Whether the plan that the user saw was applied.
+        self._is_done = False
+        # The hash of the configuration in the images, and partition -> image.
+        self._inputs = ""
+        self._images: Mapping[str, images.NodeImage] = {}
 
     def check(self, spec: ClusterSpec) -> None:
         if refused := gcp.refusal(spec):
@@ -70,13 +73,13 @@ class GcpProvider(Provider):
     ) -> Mapping[str, str]:
         self._use_images(spec, inputs[COMPUTE])
         if not self._images:
-            what = "no image of these nodes can be made"
-            raise ProvisionError(what, code="no-image-possible", why="\n".join(images.without_base(spec, {})))
+            reason = "\n".join(images.partitions_without_base(spec, {}))
+            raise ProvisionError("no node image can be built", code="no-image-possible", why=reason)
         if self._shown and apply.has_node(self._shown[1], name := images.machine_name(spec)):
             terraform = self._terraform(workspace, spec.controller_host)
             apply.remove_node(terraform, name, apply.Owner(workspace.cluster_id()))
-        for image in {one.name: one for one in self._images.values()}.values():
-            if not images.ready(self._api, image.name):
+        for image in {image.name: image for image in self._images.values()}.values():
+            if not images.wait_until_ready(self._api, image.name):
                 self._make_image(spec, workspace, image, bake)
         return {COMPUTE: inputs[COMPUTE]}
 
@@ -91,7 +94,7 @@ class GcpProvider(Provider):
         image: images.NodeImage,
         bake: BakeClass,
     ) -> None:
-        """Have Terraform make a machine, bake it, make the image of its disk, and have it removed again."""
+        """Build a node image: create a machine, configure it, copy its disk, delete the machine."""
         name, owner = images.machine_name(spec), apply.Owner(workspace.cluster_id())
         machine = {**_host(image.nodes, image.machine), "role": "compute", "partition": "image"}
         machine["image"] = image.base.model_dump(mode="json")
@@ -103,8 +106,9 @@ class GcpProvider(Provider):
             with apply.extra_node(terraform, name, owner, self._shown and self._shown[1]):
                 key = host_keys(self._api, self._settings.zone, [name])[name]
                 bake(images.machine_inventory(spec, workspace.cluster_id(), image, self._images, key))
-                images.make(self._api, image, name, self._settings)
-        finally:  # so that plain `terraform` does not make the machine again
+                images.build(self._api, image, name, self._settings)
+        finally:
+            # The user may run plain `terraform`, which must not create the machine again.
             self._write_module(spec, workspace, kept)
 
     def plan(
@@ -119,36 +123,38 @@ class GcpProvider(Provider):
         del recreated, keep
         self._use_images(spec, inputs)
         kept = self._to_take_up(spec)
-        asked = self._write_module(spec, workspace, kept)
+        variables_digest = self._write_module(spec, workspace, kept)
         terraform = self._terraform(workspace, spec.controller_host)
         terraform.init()
         plan = terraform.plan()
-        apply.refuse_another(plan, workspace.cluster_id())
-        apply.refuse_moved(plan, self._settings.project)
-        self._shown = (asked, plan)
-        order = {name: place for place, name in enumerate(_names(spec))}
+        apply.reject_foreign_state(plan, workspace.cluster_id())
+        apply.reject_other_project(plan, self._settings.project)
+        self._shown = (variables_digest, plan)
+        order = {name: position for position, name in enumerate(_names(spec))}
         hosts = apply.host_changes(plan, costs.HostPrices.by(spec))
-        left = [host for host in hosts if host.name == images.machine_name(spec)]
-        now, _ = costs.others((c.type, c.before) for c in plan.changes if c.before is not None)
-        then, unknown = costs.others((c.type, c.after) for c in plan.changes if c.after is not None)
-        to_make = tuple(images.to_make(self._api, spec, self._images))
-        made = {one.name for one in hosts if one.action in {"make", "replace"}} - {spec.controller_host}
+        builder_hosts = [host for host in hosts if host.name == images.machine_name(spec)]
+        now, _ = costs.other_costs((c.type, c.before) for c in plan.changes if c.before is not None)
+        then, unpriced = costs.other_costs((c.type, c.after) for c in plan.changes if c.after is not None)
+        to_build = tuple(images.describe_missing(self._api, spec, self._images))
+        created = {host.name for host in hosts if host.action in {"make", "replace"}}
+        new_nodes = created - {spec.controller_host}
+        removals = [f"remove {host.name}, left by the build of an image" for host in builder_hosts]
         return HostPlan(
-            tuple(sorted(set(hosts) - set(left), key=lambda host: order.get(host.name, len(order)))),
-            (*apply.other_changes(plan), *(f"remove {one.name}, which an image was made of" for one in left)),
+            tuple(sorted(set(hosts) - set(builder_hosts), key=lambda host: order.get(host.name, len(order)))),
+            (*apply.other_changes(plan), *removals),
             priced_on=costs.table()["date"],
             other_usd_per_hour=(now, then),
-            other_unpriced=unknown,
-            other_lost=apply.lost(plan),
+            other_unpriced=unpriced,
+            other_lost=apply.lost_data(plan),
             notes=(
                 *notes(spec),
-                *ahead(spec, made),
+                *host_warnings(spec, new_nodes),
                 *_taken_up(plan, kept),
-                *(images.without_base(spec, self._images) if inputs else ()),
-                *(to_make if made else ()),
+                *(images.partitions_without_base(spec, self._images) if inputs else ()),
+                *(to_build if new_nodes else ()),
                 *filter(None, [costs.caveat(self._settings.region_name)]),
             ),
-            images=to_make,
+            images=to_build,
         )
 
     def apply(
@@ -162,12 +168,13 @@ class GcpProvider(Provider):
     ) -> Provisioned:
         self._use_images(spec, node_class.keys[COMPUTE] if node_class else "")
         kept = self._to_take_up(spec)
-        asked = self._write_module(spec, workspace, kept)
+        variables_digest = self._write_module(spec, workspace, kept)
         terraform = self._terraform(workspace, spec.controller_host)
         terraform.init()
-        shown_for, plan = self._shown or (asked, self._since_shown(terraform))
-        if shown_for != asked:
-            plan = terraform.rest_of(plan)  # which refuses to go beyond what was shown
+        digest_of_shown, plan = self._shown or (variables_digest, self._since_shown(terraform))
+        if digest_of_shown != variables_digest:
+            # Rejects changes that the user has not seen.
+            plan = terraform.plan_remaining(plan)
         if not plan.is_empty:
             owner = apply.Owner(workspace.cluster_id(), storage=kept.id if kept else "")
             apply.apply_plan(terraform, plan, owner)
@@ -177,39 +184,43 @@ class GcpProvider(Provider):
         return Provisioned(inventory, (*notes(spec), *_taken_up(plan, kept)), made, started)
 
     def _since_shown(self, terraform: Terraform) -> Plan:
-        """What there is to do where nothing was shown, or all of that is done: hosts that went down since."""
+        """Return a new plan, if the user saw no plan or if that plan was applied.
+
+        Raises:
+            StalePlanError: a plan was applied before, and the new plan would delete hosts or files.
+        """
         plan = terraform.plan()
-        gone = [host.name for host in apply.host_changes(plan) if host.destroys]
-        if self._is_done and (gone or apply.lost(plan)):
+        lost_hosts = [host.name for host in apply.host_changes(plan) if host.destroys]
+        if self._is_done and (lost_hosts or apply.lost_data(plan)):
             raise StalePlanError(
-                "what there is to do has changed since it was shown",
-                why=f"this would go, or be made anew: {', '.join([*gone, *apply.lost(plan)])}",
-                fix="run the same command again: it starts from how things are now",
+                "the plan has changed since it was shown",
+                why=f"it would now delete or recreate: {', '.join([*lost_hosts, *apply.lost_data(plan)])}",
+                fix="run the same command again, which makes a new plan",
             )
         return plan
 
     def alive(self, cluster_id: str) -> bool:
-        return orphans.any_runs(self._api, cluster_id)
+        return orphans.has_running_instance(self._api, cluster_id)
 
     def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:
         has_state = workspace is not None and has_module(workspace.terraform)
         if workspace and has_state and not self._is_destroyed(cluster_id, workspace):
-            # What is not in the state may have kept the rest from being removed.
+            # Resources outside the state may have blocked the deletion of others.
             self._remove_found(cluster_id)
             self._is_destroyed(cluster_id, workspace)
         self._remove_found(cluster_id)
 
     def _is_destroyed(self, cluster_id: str, workspace: Workspace) -> bool:
-        """Have Terraform remove what its state has; return whether it did."""
+        """Delete the resources in Terraform's state, and return whether that succeeded."""
         terraform = self._terraform(workspace, controller_of(workspace.terraform))
         try:
-            _count_on(self._settings.project, workspace.terraform)
+            _set_project(self._settings.project, workspace.terraform)
             terraform.init()
             storage.write_imports(workspace.terraform, None)
-            if storage.storage_of(workspace.terraform):
+            if storage.read_storage(workspace.terraform):
                 terraform.forget(storage.MODULE)
             plan = terraform.plan(destroy=True)
-            apply.refuse_another(plan, cluster_id)
+            apply.reject_foreign_state(plan, cluster_id)
             apply.apply_plan(terraform, plan, apply.Owner(cluster_id))
         except LockedError:
             raise
@@ -219,7 +230,8 @@ class GcpProvider(Provider):
         return True
 
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
-        return tuple(one.priced for one in orphans.find_resources(self._api, cluster_id) if not one.kept)
+        resources = orphans.find_resources(self._api, cluster_id)
+        return tuple(resource.leftover for resource in resources if not resource.kept)
 
     def orphans(self, name: str) -> tuple[str, ...]:
         return orphans.orphan_ids(self._api, name)
@@ -228,27 +240,27 @@ class GcpProvider(Provider):
         return storage.find(self._api, name, users[0]) if users else ()
 
     def refuse_used(self, kept: KeptStorage) -> None:
-        storage.refuse_used(self._api, kept)
+        storage.reject_in_use(self._api, kept)
 
     def remove_storage(self, kept: KeptStorage) -> None:
         self.refuse_used(kept)
-        orphans.remove_resources(self._api, [storage.as_found(kept)])
+        orphans.remove_resources(self._api, [storage.as_resource(kept)])
 
     def _to_take_up(self, spec: ClusterSpec) -> KeptStorage | None:
-        """The cluster's own shared folder, or the one that an earlier cluster of its name left."""
-        found = self.kept_storage(spec.name, [spec.job_user.name]) if spec.storage.keep else ()
-        kept = to_take_up(spec, found)
+        """Return the kept storage of this cluster or of an earlier cluster of its name, if any."""
+        storages = self.kept_storage(spec.name, [spec.job_user.name]) if spec.storage.keep else ()
+        kept = to_take_up(spec, storages)
         if kept is not None:
-            storage.refuse_another(spec, kept)
+            storage.reject_mismatch(spec, kept)
         return kept
 
     def _remove_found(self, cluster_id: str) -> None:
-        """Remove what the API shows of the cluster, whatever Terraform knows."""
-        found = orphans.find_resources(self._api, cluster_id)
-        orphans.remove_resources(self._api, found)
-        for one in found:
-            if one.kept:
-                self._api.reporter.progress(f"kept: {one.what}: {one.kept}")
+        """Delete the resources that the API finds by the cluster's label, without Terraform's state."""
+        resources = orphans.find_resources(self._api, cluster_id)
+        orphans.remove_resources(self._api, resources)
+        for resource in resources:
+            if resource.kept:
+                self._api.reporter.progress(f"kept: {resource.what}: {resource.kept}")
 
     def _write_module(
         self,
@@ -257,13 +269,18 @@ class GcpProvider(Provider):
         kept: KeptStorage | None,
         more_hosts: Mapping[str, Variables] = MappingProxyType({}),
     ) -> str:
-        """Bring the folder of Terraform up to date; a digest of what is asked for."""
-        asked = variables(spec, workspace.cluster_id(), workspace.public_key.read_text(), kept)
-        boot = {name: {"boot_image": images.path_of(self._api, i.name)} for name, i in self._images.items()}
-        hosts = {name: one | boot.get(one.get("partition", ""), {}) for name, one in asked["hosts"].items()}
-        asked["hosts"] = {**hosts, **more_hosts}
-        storage.refuse_moved(workspace.terraform, asked)
-        write_module(workspace.terraform, asked, self._settings.state, cluster=spec.name)
+        """Update Terraform's folder, and return a digest of the variables.
+
+        more_hosts: hosts besides those of the spec.
+        """
+        module_variables = variables(spec, workspace.cluster_id(), workspace.public_key.read_text(), kept)
+        paths = {partition: images.path_of(self._api, i.name) for partition, i in self._images.items()}
+        boot = {partition: {"boot_image": path} for partition, path in paths.items()}
+        hosts = module_variables["hosts"].items()
+        hosts = {name: host | boot.get(host.get("partition", ""), {}) for name, host in hosts}
+        module_variables["hosts"] = {**hosts, **more_hosts}
+        storage.reject_move(workspace.terraform, module_variables)
+        write_module(workspace.terraform, module_variables, self._settings.state, cluster=spec.name)
         storage.write_imports(workspace.terraform, kept)
         return digest((workspace.terraform / VARIABLES).read_bytes())
 
@@ -274,16 +291,20 @@ class GcpProvider(Provider):
 
     def _inventory(self, spec: ClusterSpec, workspace: Workspace, outputs: Mapping[str, Any]) -> Inventory:
         names, hosts = _names(spec), outputs["hosts"]
-        before = ((host, hosts.get(host.name)) for host in hosts_as_raised(workspace).values())
-        same = {host.name: host for host, now in before if now and now["instance_id"] == host.instance_id}
-        keys = {name: host.host_key for name, host in same.items()}
+        # A host with another instance id was recreated and has a new host key.
+        ids = {name: output["instance_id"] for name, output in hosts.items()}
+        recorded_hosts = hosts_as_raised(workspace).items()
+        unchanged = {name: host for name, host in recorded_hosts if ids.get(name, "") == host.instance_id}
+        keys = {name: host.host_key for name, host in unchanged.items()}
         if missing := [name for name in names if name not in keys]:
             keys |= host_keys(self._api, self._settings.zone, missing)
         return Inventory(
             cluster=spec.name,
             cluster_id=workspace.cluster_id(),
             provider=self._settings.type,
-            hosts=tuple(self._host(spec, name, hosts[name], keys[name], same.get(name)) for name in names),
+            hosts=tuple(
+                self._host(spec, name, hosts[name], keys[name], unchanged.get(name)) for name in names
+            ),
             network=outputs.get("network_cidr") or self._subnetwork_cidr(),
             shared=SHARED,
             shared_folder=SharedFolder.model_validate(outputs["shared"]),
@@ -305,7 +326,8 @@ class GcpProvider(Provider):
             host_key=host_key,
             distribution=before.distribution if before else UNSEEN,
             instance_id=output["instance_id"],
-            cpus=output.get("cpus"),  # these two only by an override of the module
+            # The user's overrides of the module may set the size.
+            cpus=output.get("cpus"),
             memory_mib=output.get("memory_mib"),
             proxy_command=iap_tunnel(name, project=self._settings.project, zone=self._settings.zone),
             job_environment=job_environment(machine, gvnic=nodes.gvnic or machine.gvnic_only),
@@ -313,7 +335,7 @@ class GcpProvider(Provider):
         )
 
     def _subnetwork_cidr(self) -> str:
-        """The addresses of a subnetwork that was there before."""
+        """Return the address range of the user's own subnetwork."""
         region, name = self._settings.region_name, self._settings.network.subnetwork
         path = f"projects/{self._settings.project}/regions/{region}/subnetworks/{name}"
         return str(IPv4Network(self._api.get("compute", path)["ipCidrRange"]))
@@ -325,16 +347,17 @@ def _taken_up(plan: Plan, kept: KeptStorage | None) -> tuple[str, ...]:
 
 
 def _names(spec: ClusterSpec) -> tuple[str, ...]:
-    """All hosts, the controller first."""
+    """Return the names of all hosts, the controller first."""
     return (spec.controller_host, *(name for p in spec.partitions for name in spec.node_names(p)))
 
 
 def _new_hosts(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The hosts that a plan makes, and those that were there and did not run."""
+    """Return the hosts that a plan creates, and existing hosts that are off."""
     instances = [change for change in plan.changes if change.type == costs.INSTANCE]
-    found = {(change.after or change.before or {})["name"]: change for change in instances}
-    made = tuple(name for name, change in found.items() if change.action in ("create", "replace"))
-    off = (name for name, change in found.items() if (change.before or {}).get("current_status") in costs.OFF)
+    changes = {(change.after or change.before or {})["name"]: change for change in instances}
+    made = tuple(name for name, change in changes.items() if change.action in ("create", "replace"))
+    statuses = {name: (change.before or {}).get("current_status") for name, change in changes.items()}
+    off = (name for name, status in statuses.items() if status in costs.OFF)
     return made, tuple(name for name in off if name not in made)
 
 
@@ -346,7 +369,7 @@ Variables = dict[str, Any]
 def variables(
     spec: ClusterSpec, cluster_id: str, public_key: str, kept: KeptStorage | None = None
 ) -> Variables:
-    """The variables of the root module, as JSON has them. The spec's provider is Google Cloud."""
+    """Return the variables of Terraform's root module, ready for JSON. The spec's provider is `gcp`."""
     settings = gcp.settings_of(spec)
     share, hosts = None if spec.storage.keep else settings.filestore, _hosts(spec, settings, cluster_id)
     common = {"project", "zone", "labels", "enable_apis", "kms_key", "secure_boot", "bucket"}
@@ -368,13 +391,13 @@ def variables(
 
 
 def services(settings: GcpSettings) -> list[str]:
-    """Google's services that the cluster needs, in the order in which they are named to the user."""
-    wanted = [*_SERVICES]
+    """Return the Google APIs that the cluster needs, in the order in which the user sees them."""
+    names = [*_SERVICES]
     if settings.bucket or settings.state:
-        wanted.append("storage")
+        names.append("storage")
     if settings.filestore:
-        wanted.append("file")
-    return [f"{name}.googleapis.com" for name in wanted]
+        names.append("file")
+    return [f"{name}.googleapis.com" for name in names]
 
 
 def _hosts(spec: ClusterSpec, settings: GcpSettings, cluster_id: str) -> dict[str, Variables]:
@@ -390,56 +413,58 @@ def _hosts(spec: ClusterSpec, settings: GcpSettings, cluster_id: str) -> dict[st
 
 
 def _host(nodes: GcpNodes, machine: Machine) -> Variables:
-    added = machine.gpu if machine.guest_accelerator else None
-    asked = {"local_ssds", "spot", "termination_action", "tier_1", "reservation"}
+    gpu = machine.gpu if machine.guest_accelerator else None
+    fields = {"local_ssds", "spot", "termination_action", "tier_1", "reservation"}
     return {
-        **nodes.model_dump(mode="json", include=asked),
+        **nodes.model_dump(mode="json", include=fields),
         "machine_type": machine.name,
         "image": image_of(nodes, machine).model_dump(mode="json"),
         "boot_disk": _disk(nodes.boot_disk, machine.boot_disks),
         "extra_disks": [_disk(disk, machine.extra_disks) for disk in nodes.extra_disks],
-        "guest_accelerator": {"type": machine.accelerator, "count": added.count} if added else None,
+        "guest_accelerator": {"type": machine.accelerator, "count": gpu.count} if gpu else None,
         "has_gpu": machine.gpu is not None,
         "reservation_bound": machine.reservation_bound and nodes.reservation is not None,
         "nic_type": "GVNIC" if nodes.gvnic or machine.gvnic_only else "VIRTIO_NET",
     }
 
 
-def _disk(disk: GcpDisk, known: Sequence[str]) -> Variables:
-    return {"size_gib": disk.size // GIB_MIB, "type": gcp_nodes.disk_type(disk, known)}
+def _disk(disk: GcpDisk, allowed_types: Sequence[str]) -> Variables:
+    return {"size_gib": disk.size // GIB_MIB, "type": gcp_nodes.disk_type(disk, allowed_types)}
 
 
 _BACKEND: Final = "clusterctl_backend.tf.json"
 
 
 def has_module(folder: Path) -> bool:
-    """Whether there is a module in it, and perhaps a state."""
+    """Return whether a folder contains clusterctl's Terraform module, and so perhaps a state."""
     return (folder / "main.tf").is_file()
 
 
 def controller_of(folder: Path) -> str:
-    """The name of the controller that was asked for last; "" if that can't be read."""
-    hosts = storage.asked_of(folder).get("hosts", {})
+    """Return the controller's name in the variables last written; "" if they can't be read."""
+    hosts = storage.read_variables(folder).get("hosts", {})
     return next((name for name, host in hosts.items() if host["role"] == CONTROLLER), "")
 
 
-def _count_on(project: str, folder: Path) -> None:
-    """Name the cluster's project, on which calls count, again: a refused plan may have named another one."""
-    if asked := storage.asked_of(folder):
-        _write(folder / VARIABLES, (json.dumps(asked | {"project": project}, indent=2) + "\n").encode())
+def _set_project(project: str, folder: Path) -> None:
+    """Write the cluster's project to the variables again. A rejected plan may have left another project."""
+    if last_variables := storage.read_variables(folder):
+        text = json.dumps(last_variables | {"project": project}, indent=2)
+        _write(folder / VARIABLES, f"{text}\n".encode())
 
 
 def write_module(folder: Path, variables: Mapping[str, Any], state: GcsState | None, *, cluster: str) -> None:
-    """Bring our files up to date; `*_override.tf` are the user's, others are Terraform's."""
+    """Update clusterctl's files in Terraform's folder. Files `*_override.tf` belong to the user."""
     folder.mkdir(mode=0o700, exist_ok=True)
     backend = _backend(state, cluster)
     _refuse_moved_state(folder, backend)
     source = asset("terraform") / "gcp"
-    wanted = {path.relative_to(source): path.read_bytes() for path in tree_files(source)}
+    files = {path.relative_to(source): path.read_bytes() for path in tree_files(source)}
     for path in [*folder.glob("*.tf"), *folder.glob("modules/**/*.tf")]:
-        if path.relative_to(folder) not in wanted and not path.name.endswith("_override.tf"):
-            path.unlink()  # of an older module
-    for inner, content in wanted.items():
+        if path.relative_to(folder) not in files and not path.name.endswith("_override.tf"):
+            # The file belongs to an older version of the module.
+            path.unlink()
+    for inner, content in files.items():
         _write(folder / inner, content)
     for name, text in backend.items():
         _write(folder / name, text.encode())
@@ -449,22 +474,22 @@ def write_module(folder: Path, variables: Mapping[str, Any], state: GcsState | N
 def _backend(state: GcsState | None, cluster: str) -> dict[str, str]:
     if state is None:
         return {}
-    where = {"bucket": state.bucket, "prefix": f"{state.prefix}/{cluster}"}
-    lines = [f"{name} = {json.dumps(value)}\n" for name, value in where.items()]
+    location = {"bucket": state.bucket, "prefix": f"{state.prefix}/{cluster}"}
+    lines = [f"{name} = {json.dumps(value)}\n" for name, value in location.items()]
     return {BACKEND_FILE: "".join(lines), _BACKEND: '{"terraform": {"backend": {"gcs": {}}}}\n'}
 
 
 def _refuse_moved_state(folder: Path, backend: Mapping[str, str]) -> None:
-    """With a state that it does not find, Terraform would make everything a second time."""
+    """Reject a new location of the state: Terraform would find no state and create everything again."""
     if not has_module(folder):
         return
     path = folder / BACKEND_FILE
-    before = path.read_text() if path.is_file() else None
-    if before != backend.get(BACKEND_FILE):
-        what = "the state of a cluster that is up is not moved"
-        why = f"it is {f'where {path} says' if before else f'in {folder}'}"
-        fix = "put provider.state back, or take the cluster down first"
-        raise UsageError(what, code="state-not-moved", where="provider.state", why=why, fix=fix)
+    recorded_backend = path.read_text() if path.is_file() else None
+    if recorded_backend != backend.get(BACKEND_FILE):
+        message = "provider.state can't be changed while the cluster is up"
+        reason = f"the state is {f'in the bucket named in {path}' if recorded_backend else f'in {folder}'}"
+        fix = "restore provider.state, or take the cluster down first"
+        raise UsageError(message, code="state-not-moved", where="provider.state", why=reason, fix=fix)
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -1,8 +1,8 @@
-"""The shared folder that outlives its cluster: a disk or a Filestore instance, known by its own labels.
+"""Kept storage on Google Cloud: a disk or a Filestore instance with labels of its own.
 
-It lacks the label of a cluster's id, so nothing that removes a cluster finds it. Terraform's state has it
-while the cluster is up: ``write_imports`` takes it in, ``Terraform.forget`` leaves it out before all else is
-destroyed.
+It lacks the label of a cluster's id, so that deleting a cluster never finds it. While the cluster is up,
+Terraform's state contains it: ``write_imports`` adds it, and ``Terraform.forget`` removes it from the state
+before the other resources are destroyed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import GIB_MIB, format_size
 from clusterctl.state.workspace import write_atomic
 
-LABEL: Final = "clusterctl-storage"  # the cluster's name
-USER_LABEL: Final = "clusterctl-user"  # of the first user, who with the name says whose it is
+# The labels of kept storage: the cluster's name, and the name and uid of the first user. Cluster and user
+# together identify the owner.
+LABEL: Final = "clusterctl-storage"
+USER_LABEL: Final = "clusterctl-user"
 UID_LABEL: Final = "clusterctl-uid"
 MODULE: Final = "module.storage"
 _ADDRESSES: Final = {
@@ -35,7 +37,7 @@ VARIABLES: Final = "clusterctl.auto.tfvars.json"
 
 
 def variable(spec: ClusterSpec, cluster_id: str, kept: KeptStorage | None) -> dict[str, Any] | None:
-    """The module's variable `storage`: what is kept already, or a new one; None where nothing is kept."""
+    """Return Terraform's variable `storage`: ``kept``, or new storage. None if `storage.keep` is off."""
     if not spec.storage.keep:
         return None
     disk, share = gcp.shared_disk(spec), gcp.settings_of(spec).filestore
@@ -53,13 +55,14 @@ def variable(spec: ClusterSpec, cluster_id: str, kept: KeptStorage | None) -> di
 
 
 def find(api: Api, name: str, user: str) -> tuple[KeptStorage, ...]:
-    """That of clusters of this name, whose first user is ``user``."""
-    found = orphans.labelled(api, LABEL, name, _ADDRESSES)
-    return tuple(_kept(name, *one) for one in found if orphans.read_labels(one[2]).get(USER_LABEL) == user)
+    """Return the kept storage of clusters of this name whose first user is ``user``."""
+    resources = orphans.find_labelled(api, LABEL, name, _ADDRESSES)
+    users = ((orphans.read_labels(resource[2]).get(USER_LABEL), resource) for resource in resources)
+    return tuple(_kept(name, *resource) for owner, resource in users if owner == user)
 
 
 def _kept(name: str, kind: str, path: str, row: Json) -> KeptStorage:
-    labels, month = orphans.read_labels(row), costs.of_row(kind, row)
+    labels, usd_per_month = orphans.read_labels(row), costs.of_row(kind, row)
     gib = [row["sizeGb"]] if "sizeGb" in row else [share["capacityGb"] for share in row["fileShares"]]
     uid = labels.get(UID_LABEL, "")
     return KeptStorage(
@@ -68,47 +71,47 @@ def _kept(name: str, kind: str, path: str, row: Json) -> KeptStorage:
         what=f"{kind} {path.rpartition('/')[2]} in {_place(path)}",
         kind=str(row["type"]).rpartition("/")[2] if "type" in row else str(row["tier"]),
         size_mib=sum(map(int, gib)) * GIB_MIB,
-        usd_per_month=None if month is None else month * costs.HOURS_A_MONTH,
+        usd_per_month=None if usd_per_month is None else usd_per_month * costs.HOURS_A_MONTH,
         homes={labels[USER_LABEL]: int(uid)} if uid.isdigit() else {},
     )
 
 
 def _place(path: str) -> str:
-    """The zone or region of `projects/P/zones/ZONE/disks/NAME`."""
+    """Return the zone or region in a path such as `projects/P/zones/ZONE/disks/NAME`."""
     return path.split("/")[3]
 
 
-def as_found(kept: KeptStorage) -> orphans.Found:
-    """What is to be deleted."""
+def as_resource(kept: KeptStorage) -> orphans.CloudResource:
+    """Return kept storage as a resource that can be deleted."""
     kind, service = ("disk", "compute") if "/disks/" in kept.id else ("shared folder", "file")
-    return orphans.Found(kind, kept.id.rpartition("/")[2], "", service, kept.id, "")
+    return orphans.CloudResource(kind, kept.id.rpartition("/")[2], "", service, kept.id, "")
 
 
-def refuse_used(api: Api, kept: KeptStorage) -> None:
-    """Refuse to remove what a cluster has: Google deletes a Filestore instance that is mounted.
+def reject_in_use(api: Api, kept: KeptStorage) -> None:
+    """Reject kept storage in use, because Google would delete a Filestore instance that is mounted.
 
     Raises:
-        UsageError: an instance has the disk, or one of a cluster of that name may have mounted the share.
+        UsageError: an instance uses the disk, or an instance of the cluster may have mounted the share.
     """
-    if as_found(kept).kind == "disk":
-        disks = orphans.labelled(api, LABEL, kept.cluster, ["disk"])
+    if as_resource(kept).kind == "disk":
+        disks = orphans.find_labelled(api, LABEL, kept.cluster, ["disk"])
         users = [url for _, path, row in disks if path == kept.id for url in row.get("users", ())]
     else:
-        instances = orphans.labelled(api, orphans.CLUSTER_LABEL, kept.cluster, ["instance"])
+        instances = orphans.find_labelled(api, orphans.CLUSTER_LABEL, kept.cluster, ["instance"])
         zones = ((path, _place(path)) for _, path, _ in instances)
         users = [path for path, zone in zones if _place(kept.id) in {zone, zone.rpartition("-")[0]}]
     if users:
-        what = f"a cluster {kept.cluster!r} has the kept storage, {kept.what}"
-        names = sorted({f"instance {one.rpartition('/')[2]}" for one in users})
-        fix = "take it down first, where its workspace is; without one: `clusterctl orphans remove`"
-        raise UsageError(what, code="storage-in-use", why=f"there is {', '.join(names)}", fix=fix)
+        message = f"a cluster {kept.cluster!r} uses the kept storage, {kept.what}"
+        names = sorted({f"instance {path.rpartition('/')[2]}" for path in users})
+        fix = "take that cluster down first; if its workspace is lost: `clusterctl orphans remove`"
+        raise UsageError(message, code="storage-in-use", why=f"used by {', '.join(names)}", fix=fix)
 
 
-def refuse_another(spec: ClusterSpec, kept: KeptStorage) -> None:
-    """That the spec asks for what is there: nothing of it can be changed but that a disk grows.
+def reject_mismatch(spec: ClusterSpec, kept: KeptStorage) -> None:
+    """Reject a spec that does not match the kept storage. The only possible change is a larger disk.
 
     Raises:
-        UsageError: it asks for another kind, place, type or for less room.
+        UsageError: the spec asks for another kind, zone or type, or for less space.
     """
     settings, disk, share = gcp.settings_of(spec), gcp.shared_disk(spec), gcp.settings_of(spec).filestore
     place, size_mib, kind = settings.zone, 0, ""
@@ -120,12 +123,12 @@ def refuse_another(spec: ClusterSpec, kept: KeptStorage) -> None:
     is_smaller = size_mib < (kept.size_mib or 0)
     if (kind, place) != (kept.kind, _place(kept.id)) or is_smaller:
         raise UsageError(
-            f"the spec does not fit the kept storage, {kept.what}",
+            f"the spec does not match the kept storage, {kept.what}",
             code="storage-unfit",
             where="storage.keep",
-            why=f"it is {_shown(kept.kind, _place(kept.id), kept.size_mib)}; the spec asks for "
-            f"{_shown(kind, place, size_mib)}, and only a disk can grow",
-            fix="write what it is, name the cluster otherwise, or remove what was kept: "
+            why=f"the storage is {_shown(kept.kind, _place(kept.id), kept.size_mib)}; the spec asks for "
+            f"{_shown(kind, place, size_mib)}; the only possible change is a larger disk",
+            fix="adapt the spec, rename the cluster, or remove the kept storage: "
             f"`{REMOVE.format(name=spec.name)}`",
         )
 
@@ -135,36 +138,37 @@ def _shown(kind: str, place: str, size_mib: int | None) -> str:
 
 
 def write_imports(folder: Path, kept: KeptStorage | None) -> None:
-    """The file by which Terraform takes it into the state, unless that has it already."""
+    """Write the file that makes Terraform import the kept storage, or delete it if ``kept`` is None."""
     path = folder / _IMPORTS
     if kept is None:
         path.unlink(missing_ok=True)
         return
-    found = as_found(kept)
-    write_atomic(path, json.dumps({"import": [{"to": _ADDRESSES[found.kind], "id": found.path}]}) + "\n")
+    resource = as_resource(kept)
+    block = {"to": _ADDRESSES[resource.kind], "id": resource.path}
+    write_atomic(path, json.dumps({"import": [block]}) + "\n")
 
 
-def refuse_moved(folder: Path, wanted: Mapping[str, Any]) -> None:
-    """Refuse to put the shared folder of a cluster that is up elsewhere: its files would not be there."""
-    before = storage_of(folder)
+def reject_move(folder: Path, variables: Mapping[str, Any]) -> None:
+    """Reject a changed `storage.keep` while the cluster is up, because files are not moved."""
+    previous_storage = read_storage(folder)
     if not (folder / STATE_FILE).exists() and not (folder / BACKEND_FILE).exists():
         return
-    if (before is None) != (wanted["storage"] is None):
-        was, first = ("true", "") if before else ("false", "bring home what is there, and ")
-        what = "storage.keep can't be changed while the cluster is up"
-        why = f"it was `keep: {was}` at the first `up`, and the shared folder is not moved to another disk"
-        fix = f"write `keep: {was}`, or {first}take the cluster down before you change it"
-        raise UsageError(what, code="storage-keep-changed", where="storage.keep", why=why, fix=fix)
+    if (previous_storage is None) != (variables["storage"] is None):
+        old_value, copy_first = ("true", "") if previous_storage else ("false", "copy your files home, and ")
+        message = "storage.keep can't be changed while the cluster is up"
+        reason = f"it was {old_value} at the first `up`, and the shared folder is not moved to another disk"
+        fix = f"set `keep: {old_value}`, or {copy_first}take the cluster down before you change it"
+        raise UsageError(message, code="storage-keep-changed", where="storage.keep", why=reason, fix=fix)
 
 
-def storage_of(folder: Path) -> Mapping[str, Any] | None:
-    """The module's variable `storage` as it was last asked for; None where nothing is kept."""
-    storage: Mapping[str, Any] | None = asked_of(folder).get("storage")
+def read_storage(folder: Path) -> Mapping[str, Any] | None:
+    """Return Terraform's variable `storage` as last written; None if `storage.keep` was off."""
+    storage: Mapping[str, Any] | None = read_variables(folder).get("storage")
     return storage
 
 
-def asked_of(folder: Path) -> dict[str, Any]:
-    """The module's variables as they were last asked for; empty if they can't be read."""
+def read_variables(folder: Path) -> dict[str, Any]:
+    """Return Terraform's variables as last written; empty if they can't be read."""
     try:
         return dict(json.loads((folder / VARIABLES).read_bytes()))
     except (OSError, ValueError):

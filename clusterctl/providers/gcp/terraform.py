@@ -1,7 +1,7 @@
-"""Terraform on one folder: init, plan, apply the very plan that was shown, outputs, destroy.
+"""Terraform in a working folder: init, plan, apply of exactly the plan that was shown, outputs, destroy.
 
-Providers are downloaded once: Google's is some 100 MB. Users with a Terraform configuration of their own have
-their own mirrors and caches, which we leave alone.
+Terraform's providers are downloaded once and shared, because Google's has about 100 MB. If the user has a
+Terraform CLI configuration, with mirrors and caches of its own, it is used instead.
 """
 
 from __future__ import annotations
@@ -24,45 +24,50 @@ from clusterctl.state.workspace import cache_home, hold, write_atomic
 from clusterctl.util.assets import file_sha256
 from clusterctl.util.progress import Waiting
 
+# Called with a description of the failed action, and Terraform's diagnostics. Returns the error to raise.
 Explain = Callable[[str, tuple[Diagnostic, ...]], ProvisionError]
 
 PLAN_FILE: Final = "plan.tfplan"
 STATE_FILE: Final = "terraform.tfstate"
-ERRORED_FILE: Final = "errored.tfstate"  # written by Terraform where it could not write the state
+# Terraform writes this file if it can't write the state.
+ERRORED_FILE: Final = "errored.tfstate"
 BACKEND_FILE: Final = "backend.tfbackend"
 _IMPORTS: Final = "clusterctl-adopt.tf.json"
 _PLUGIN_CACHE: Final = "TF_PLUGIN_CACHE_DIR"
 _CONFIGURATIONS: Final = ("TF_CLI_CONFIG_FILE", "TERRAFORM_CONFIG")
-_CHANGES: Final = 2  # exit code of a plan that has some
-_PARALLEL: Final = 30  # what is made at once; most of the time is waiting
+# The exit code of `terraform plan -detailed-exitcode` if there are changes.
+_CHANGES: Final = 2
+# Resources created at once. Most of the time is waiting.
+_PARALLEL: Final = 30
 _LOCK_TIMEOUT: Final = "20s"
 _STALE: Final = ("Saved plan is stale", "Saved plan does not match the given state")
 
 
 @dataclass(slots=True)
 class Terraform(Runner):
-    """Terraform's working folder: a module, ``*.auto.tfvars.json``, and the state unless a backend has it.
+    """Terraform in its working folder: a module, ``*.auto.tfvars.json``, and the state unless it is remote.
 
-    ``explain`` makes an error of what was being done and Terraform's diagnostics; ``names`` says what a
-    person calls a resource. Every method raises what ``explain`` makes, MachineError where there is no
-    Terraform, and LockedError while another one is at work in the folder.
+    explain: called after a failure. names: called with a resource of a progress event; returns its common
+    name. program: the executable. Default: found at the first use.
+    Every method raises the error of ``explain``, MachineError without Terraform, and LockedError while
+    another Terraform runs in the folder.
     """
 
     explain: Explain
     names: Callable[[terraform_run.Resource], str]
-    program: Program | None = None  # found when it is needed
+    program: Program | None = None
 
     def init(self) -> None:
-        """Fetch the providers and set up the backend; versions stay as the lock file has them."""
+        """Download Terraform's providers, in the versions of the lock file, and set up the backend."""
         self._restore_torn_state()
         backend = BACKEND_FILE if (self.folder / BACKEND_FILE).is_file() else None
         with self.shared_providers() as env:
-            what = "Terraform could not be set up"
-            self._printing(what, "init", env=env, input=False, reconfigure=FLAG, backend_config=backend)
-        if (left := self.folder / ERRORED_FILE).is_file():
-            self.reporter.progress("writing the state that an earlier run could not write")
-            self._printing(f"the state in {left} could not be written", "state push", ERRORED_FILE)
-            left.unlink()
+            options = {"input": False, "reconfigure": FLAG, "backend_config": backend}
+            self._run_for_text("Terraform could not be set up", "init", env=env, **options)
+        if (errored := self.folder / ERRORED_FILE).is_file():
+            self.reporter.progress("writing the state that an earlier run failed to write")
+            self._run_for_text(f"the state in {errored} could not be written", "state push", ERRORED_FILE)
+            errored.unlink()
 
     def plan(
         self,
@@ -71,14 +76,15 @@ class Terraform(Runner):
         adopt: Mapping[str, str] = MappingProxyType({}),
         targets: Sequence[str] = (),
     ) -> Plan:
-        """Look at the world and save what there is to do; with ``destroy``, to remove all.
+        """Compare the resources with the module and save the plan.
 
-        ``adopt``, address -> id, is there already, and is taken into the state by this plan. ``targets`` are
-        the only addresses that it is about, with what they need.
+        destroy: plan to delete all resources.
+        adopt: address -> import id of existing resources that the plan imports into the state.
+        targets: the only addresses to plan, with their dependencies. Empty: all.
         """
         self._restore_torn_state()
         with _import_blocks(self.folder, adopt):
-            code, found = self._events(
+            code, diagnostics = self._run_for_events(
                 "plan",
                 out=PLAN_FILE,
                 input=False,
@@ -87,154 +93,166 @@ class Terraform(Runner):
                 detailed_exitcode=FLAG,
                 lock_timeout=_LOCK_TIMEOUT,
             )
-        what = "Terraform could not make a plan"
+        message = "Terraform could not make a plan"
         if code not in (0, _CHANGES):
-            raise self.explain(what, found)
+            raise self.explain(message, diagnostics)
         path = self.folder / PLAN_FILE
-        digest, shown = file_sha256(path), self._answer(what, "show", PLAN_FILE)
+        digest, shown = file_sha256(path), self._run_for_json(message, "show", PLAN_FILE)
         return Plan(path, digest, read_changes(shown), destroy, outputs_change(shown), tuple(targets))
 
     def apply(self, plan: Plan) -> None:
-        """Apply this very plan; if it is stale, what is left of it, and nothing that it does not show.
+        """Apply a saved plan. If it is stale, apply its remaining changes, and no others.
 
         Raises:
-            StalePlanError: something else would have to be done by now.
+            StalePlanError: other changes would be necessary by now.
         """
         is_saved = plan.path.is_file() and file_sha256(plan.path) == plan.digest
-        if is_saved and self._applied(plan):
+        if is_saved and self._try_apply(plan):
             return
-        left = self.rest_of(plan)
-        if not left.is_empty and not self._applied(left):
-            fix = "let others end what they do to this cluster, then run the same command again"
-            raise StalePlanError("the state changes while it is worked on", where=str(self.folder), fix=fix)
+        remaining = self.plan_remaining(plan)
+        if not remaining.is_empty and not self._try_apply(remaining):
+            fix = "wait until other users have finished with this cluster, then run the same command again"
+            raise StalePlanError("another process keeps changing the state", where=str(self.folder), fix=fix)
 
-    def rest_of(self, plan: Plan, *, adopt: Mapping[str, str] = MappingProxyType({})) -> Plan:
-        """What is left to do of ``plan``, planned anew; see ``plan`` for ``adopt``.
+    def plan_remaining(self, plan: Plan, *, adopt: Mapping[str, str] = MappingProxyType({})) -> Plan:
+        """Return a new plan of the changes of an earlier plan that are not done yet.
+
+        adopt: as for ``plan``.
 
         Raises:
-            StalePlanError: it would do something that ``plan`` does not show.
+            StalePlanError: the new plan would make changes that the earlier plan does not show.
         """
-        left = self.plan(destroy=plan.destroys, adopt=adopt, targets=plan.targets)
-        plan.refuse_more(left)
-        return left
+        remaining = self.plan(destroy=plan.destroys, adopt=adopt, targets=plan.targets)
+        plan.reject_additions(remaining)
+        return remaining
 
     def forget(self, module: str) -> None:
-        """Take all of a module out of the state: no run of Terraform touches it from then on."""
-        what = f"{module} can't be taken out of the state"
-        listed = self._printing(what, "state list").split("\n")
-        if inside := [one for one in listed if one.startswith((f"{module}.", f"{module}["))]:
-            self._printing(what, "state rm", *inside)
+        """Remove a module's resources from the state, so that Terraform no longer touches them."""
+        message, prefixes = f"{module} could not be removed from the state", (f"{module}.", f"{module}[")
+        addresses = self._run_for_text(message, "state list").split("\n")
+        if to_forget := [address for address in addresses if address.startswith(prefixes)]:
+            self._run_for_text(message, "state rm", *to_forget)
 
     def outputs(self) -> Mapping[str, Any]:
-        """The values of the outputs by name, without sensitive ones."""
-        answer = self._answer("Terraform's outputs can't be read", "output")
+        """Return the outputs, name -> value, without sensitive outputs."""
+        answer = self._run_for_json("Terraform's outputs could not be read", "output")
         return {name: output["value"] for name, output in answer.items() if not output["sensitive"]}
 
-    def _applied(self, plan: Plan) -> bool:
-        """Apply a plan file; False if it is stale, and nothing was done."""
-        code, found = self._events(
+    def _try_apply(self, plan: Plan) -> bool:
+        """Apply a plan file. Return False, with nothing changed, if the plan is stale."""
+        code, diagnostics = self._run_for_events(
             "apply", plan.path.name, parallelism=_PARALLEL, input=False, lock_timeout=_LOCK_TIMEOUT
         )
-        if code != 0 and any(d.summary in _STALE for d in found):
+        if code != 0 and any(d.summary in _STALE for d in diagnostics):
             return False
         if code != 0:
-            what = "not all could be removed" if plan.destroys else "not all could be made"
-            raise self.explain(what, found)
+            action = "deleted" if plan.destroys else "created or changed"
+            message = f"some resources could not be {action}"
+            raise self.explain(message, diagnostics)
         return True
 
-    def _events(self, verb: str, *words: str, **options: object) -> tuple[int, tuple[Diagnostic, ...]]:
-        """Run it with -json and tell its progress; its exit code, and its errors if it failed."""
-        found: list[Diagnostic] = []
-        other: list[str] = []
-        began = time.time()
+    def _run_for_events(
+        self, verb: str, *words: str, **options: object
+    ) -> tuple[int, tuple[Diagnostic, ...]]:
+        """Run Terraform with -json and report its progress. Return the exit code, and errors if it failed."""
+        diagnostics: list[Diagnostic] = []
+        plain_lines: list[str] = []
+        started_at = time.time()
         with self.run(self._argv(verb, *words, json=FLAG, **options)) as run:
             for line in run.lines():
                 if (event := terraform_run.parse_event(line)) is None:
-                    other.append(line)
+                    plain_lines.append(line)
                 elif event.get("type") == "diagnostic":
-                    found.append(Diagnostic.of(event["diagnostic"]))
-                elif (told := terraform_run.progress_of(event)) and (name := self.names(told[0])):
-                    self.reporter.progress(f"{name}: {told[1]}")
+                    diagnostics.append(Diagnostic.of(event["diagnostic"]))
+                elif (progress := terraform_run.progress_text(event)) and (name := self.names(progress[0])):
+                    self.reporter.progress(f"{name}: {progress[1]}")
         if run.code in (0, _CHANGES):
-            terraform_run.forget_runs(self.folder)  # it had the lock: no killed run has left one
+            # The run had the lock, so that no killed run can have left a lock.
+            terraform_run.forget_runs(self.folder)
             return run.code, ()
-        printed = "".join(other) + run.stderr
-        failed = terraform_run.errors_in(found) or (terraform_run.printed_error(printed, code=run.code),)
-        if self._unlocked(failed, began):
-            return self._events(verb, *words, **options)
-        return run.code, failed
+        printed = "".join(plain_lines) + run.stderr
+        errors = terraform_run.errors_in(diagnostics)
+        errors = errors or (terraform_run.printed_error(printed, code=run.code),)
+        if self._release_stale_lock(errors, started_at):
+            return self._run_for_events(verb, *words, **options)
+        return run.code, errors
 
-    def _unlocked(self, failed: tuple[Diagnostic, ...], began: float) -> bool:
-        """Whether it failed for a lock that a Terraform of ours left behind, and that is released now."""
-        if (held := terraform_run.stale_lock(failed, self.folder, before=began)) is None:
+    def _release_stale_lock(self, errors: tuple[Diagnostic, ...], started_at: float) -> bool:
+        """Release the state lock if a killed run of clusterctl's left it. Return whether that was so.
+
+        errors: errors of a failed run. started_at: when that run began (Unix time).
+        """
+        if (lock := terraform_run.stale_lock(errors, self.folder, before=started_at)) is None:
             return False
-        lock_id, created = held
-        self.reporter.progress(
-            f"releasing the state lock that a Terraform left behind which was killed ({created})"
-        )
-        self._printing("the state could not be unlocked", "force-unlock", lock_id, force=FLAG)
+        lock_id, created = lock
+        self.reporter.progress(f"releasing the state lock of a Terraform process that was killed ({created})")
+        self._run_for_text("the state could not be unlocked", "force-unlock", lock_id, force=FLAG)
         terraform_run.forget_runs(self.folder)
         return True
 
-    def _printing(
+    def _run_for_text(
         self,
-        what: str,
+        message: str,
         verb: str,
         *words: str,
         env: Mapping[str, str] = MappingProxyType({}),
         **options: object,
     ) -> str:
-        """Run what tells no events: what it prints; its failure is explained after ``what``."""
+        """Run a command without -json events and return its output. ``message`` describes its failure."""
         with self.run(self._argv(verb, *words, **options), env) as run:
             printed = "".join(run.lines())
         if run.code != 0:
-            raise self.explain(what, (terraform_run.printed_error(printed + run.stderr, code=run.code),))
+            raise self.explain(message, (terraform_run.printed_error(printed + run.stderr, code=run.code),))
         return printed
 
-    def _answer(self, what: str, verb: str, *words: str) -> Event:
-        if (answer := terraform_run.parse_event(self._printing(what, verb, *words, json=FLAG))) is None:
-            raise self.explain(what, ())
+    def _run_for_json(self, message: str, verb: str, *words: str) -> Event:
+        printed = self._run_for_text(message, verb, *words, json=FLAG)
+        if (answer := terraform_run.parse_event(printed)) is None:
+            raise self.explain(message, ())
         return answer
 
     def _argv(self, verb: str, *words: str, **options: object) -> list[str]:
         if self.program is None:
-            self.reporter.progress("looking for Terraform, which is fetched once if there is none")
+            self.reporter.progress("looking for Terraform (it is downloaded once if it is not installed)")
             self.program = find()
         return command_line(self.program, verb, *words, **options)
 
     @contextmanager
     def shared_providers(self) -> Iterator[Mapping[str, str]]:
-        """The variables with which `init` shares its downloads; one `init` at a time, as Terraform asks."""
-        named = [Path(os.environ[name]) for name in _CONFIGURATIONS if name in os.environ]
-        own = any(path.is_file() for path in (named or [Path.home() / ".terraformrc"]))
-        if own or _PLUGIN_CACHE in os.environ:
+        """Yield the environment variables that make `init` share its downloads.
+
+        Only a single `init` may run at a time, as Terraform demands. The cache is locked until the body ends.
+        """
+        files = [Path(os.environ[name]) for name in _CONFIGURATIONS if name in os.environ]
+        has_configuration = any(path.is_file() for path in (files or [Path.home() / ".terraformrc"]))
+        if has_configuration or _PLUGIN_CACHE in os.environ:
             yield {}
             return
-        home = cache_home() / "terraform" / "providers"
-        home.mkdir(parents=True, exist_ok=True)
+        cache = cache_home() / "terraform" / "providers"
+        cache.mkdir(parents=True, exist_ok=True)
 
         def waiting(text: str) -> None:
             self.reporter.progress(Waiting(text))
 
-        with hold(home / ".lock", "up", what="Terraform's cache of providers", waiting=waiting):
-            # Else a provider is taken from there only if the folder's lock file knows its checksum.
-            yield {_PLUGIN_CACHE: str(home), "TF_PLUGIN_CACHE_MAY_BREAK_DEPENDENCY_LOCK_FILE": "1"}
+        with hold(cache / ".lock", "up", what="Terraform's cache of providers", waiting=waiting):
+            # Without the second variable, `init` uses the cache only for checksums in the folder's lock file.
+            yield {_PLUGIN_CACHE: str(cache), "TF_PLUGIN_CACHE_MAY_BREAK_DEPENDENCY_LOCK_FILE": "1"}
 
     def _restore_torn_state(self) -> None:
-        """Put the state of the run before in place of a local state that is torn.
+        """Replace a truncated local state file by its backup, or remove it if there is no backup.
 
-        Terraform writes the file in place: killed in that moment, it leaves an empty file, which it then
-        takes for no state at all; on a full disk a part, which it refuses. Where there is no state before,
-        none is put in its place. What was made since is found by its name when it is to be made again.
+        Terraform writes the file in place. If it is killed meanwhile, it leaves an empty file, which it then
+        takes for an empty state; on a full disk it leaves a part, which it rejects. Resources created since
+        the backup are found when Terraform tries to create them again.
         """
         path = self.folder / STATE_FILE
         backup, errored = self.folder / f"{STATE_FILE}.backup", self.folder / ERRORED_FILE
-        if errored.is_file() and not _is_whole(errored):
+        if errored.is_file() and not _is_json_object(errored):
             errored.unlink()
-        has_backup = _is_whole(backup)
-        if not path.is_file() or _is_whole(path) or not (has_backup or path.stat().st_size):
+        has_backup = _is_json_object(backup)
+        if not path.is_file() or _is_json_object(path) or not (has_backup or path.stat().st_size):
             return
-        self.reporter.progress("the state was torn when Terraform wrote it: going on from the one before")
+        self.reporter.progress("the state file is truncated; continuing from its backup")
         path.rename(self.folder / f"{STATE_FILE}.torn-{time.strftime('%Y%m%dT%H%M%S')}")
         if has_backup:
             write_atomic(path, backup.read_bytes())
@@ -242,7 +260,7 @@ class Terraform(Runner):
 
 @contextmanager
 def _import_blocks(folder: Path, adopt: Mapping[str, str]) -> Iterator[None]:
-    """Have them in the module while a plan is made; the plan file has them then."""
+    """Add import blocks to the module while a plan is made. The plan file then contains the imports."""
     path = folder / _IMPORTS
     if adopt:
         blocks = [{"to": address, "id": identity} for address, identity in adopt.items()]
@@ -253,7 +271,7 @@ def _import_blocks(folder: Path, adopt: Mapping[str, str]) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def _is_whole(path: Path) -> bool:
+def _is_json_object(path: Path) -> bool:
     try:
         return isinstance(json.loads(path.read_bytes()), dict)
     except (OSError, ValueError):
@@ -271,12 +289,13 @@ _ACTIONS: Final[Mapping[tuple[str, ...], Action]] = {
     ("create", "delete"): "replace",
 }
 _REASONS: Final = {
-    "replace_because_tainted": "it was not made to the end",
-    "replace_by_request": "it was asked for",
-    "replace_by_triggers": "what it depends on changes",
+    "replace_because_tainted": "its creation failed half-way",
+    "replace_by_request": "its replacement was requested",
+    "replace_by_triggers": "a resource that it depends on changes",
 }
-# What may come instead of what was shown, when part of it was done: Terraform makes anew what is half made.
-_INSTEAD: Final[Mapping[Action, tuple[Action, ...]]] = {
+# The actions that are allowed instead of a shown action, after a part of the plan was done. Terraform
+# recreates a resource that is half built.
+_ALLOWED_INSTEAD: Final[Mapping[Action, tuple[Action, ...]]] = {
     "create": ("create", "replace", "update", "no-op"),
     "replace": ("replace", "create", "no-op"),
     "update": ("update", "no-op"),
@@ -287,11 +306,12 @@ _INSTEAD: Final[Mapping[Action, tuple[Action, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class ResourceChange:
-    """What happens to one resource.
+    """The planned change of a resource.
 
-    ``before`` and ``after`` are its attributes, None where it is not there. ``why_replaced`` names the
-    attributes that can't be changed in place, as paths such as ``boot_disk.0.initialize_params``, or says why
-    in words.
+    before, after: its attributes. None: the resource does not exist then.
+    why_replaced: paths of attributes that can't be changed in place, as ``boot_disk.0.initialize_params``, or
+    a reason in words.
+    adopts: import id, if the resource exists and is imported into the state.
     """
 
     address: str
@@ -301,14 +321,15 @@ class ResourceChange:
     before: Mapping[str, Any] | None
     after: Mapping[str, Any] | None
     why_replaced: tuple[str, ...] = ()
-    adopts: str = ""  # the id of what is there already, and is taken into the state
+    adopts: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A saved plan: ``path`` is the file that ``apply`` takes, ``digest`` its SHA-256.
+    """A saved plan: ``path`` is the file for ``apply``, ``digest`` its SHA-256.
 
-    ``changes`` has what Terraform would leave as it is, too; ``destroys``: it was made to remove all.
+    changes: all resources, also unchanged ones. destroys: the plan deletes all resources.
+    targets: the only addresses in the plan. Empty: all.
     """
 
     path: Path
@@ -316,7 +337,7 @@ class Plan:
     changes: tuple[ResourceChange, ...]
     destroys: bool = False
     outputs_change: bool = False
-    targets: tuple[str, ...] = ()  # it is about these alone
+    targets: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -324,30 +345,30 @@ class Plan:
 
     @property
     def real_changes(self) -> tuple[ResourceChange, ...]:
-        """Those that are more than `no-op`."""
+        """The changes of resources that are modified or imported."""
         return tuple(change for change in self.changes if change.action != "no-op" or change.adopts)
 
-    def refuse_more(self, other: Plan, *, but: str | None = None) -> None:
-        """Refuse another plan that changes what this one leaves, or changes it in another way.
+    def reject_additions(self, other: Plan, *, except_for: str | None = None) -> None:
+        """Reject another plan with changes that are not in this plan.
 
-        but: what the addresses begin with of which it may do anything. Default: no address.
+        except_for: prefix of addresses that the other plan may change at will. None: no addresses.
 
         Raises:
-            StalePlanError: names these changes.
+            StalePlanError: the other plan has such changes. The error lists them.
         """
-        shown = {change.address: _INSTEAD[change.action] for change in self.real_changes}
-        more = (one for one in other.real_changes if one.action not in shown.get(one.address, ()))
-        beyond = [f"{o.action} {o.address}" for o in more if but is None or not o.address.startswith(but)]
-        if beyond:
+        allowed = {change.address: _ALLOWED_INSTEAD[change.action] for change in self.real_changes}
+        added = (c for c in other.real_changes if c.action not in allowed.get(c.address, ()))
+        rejected = (c for c in added if except_for is None or not c.address.startswith(except_for))
+        if reason := "; ".join(f"{change.action} {change.address}" for change in rejected):
             raise StalePlanError(
-                "what there is to do has changed since it was shown",
-                why="; ".join(beyond),
-                fix="see it with `clusterctl plan`, then run the same command again",
+                "the plan has changed since it was shown",
+                why=f"it would now also {reason}",
+                fix="see the new plan with `clusterctl plan`, then run the same command again",
             )
 
 
 def read_changes(shown: Mapping[str, Any]) -> tuple[ResourceChange, ...]:
-    """The changes in `terraform show -json PLAN`. What a data source reads is none."""
+    """Return the changes in the output of `terraform show -json PLAN`, without data sources."""
     raws: Iterable[Mapping[str, Any]] = shown.get("resource_changes") or ()
     return tuple(_change(raw) for raw in raws if raw.get("mode") != "data")
 
@@ -376,19 +397,20 @@ def _change(raw: Mapping[str, Any]) -> ResourceChange:
 
 def _why(raw: Mapping[str, Any], change: Mapping[str, Any]) -> tuple[str, ...]:
     paths: Sequence[Sequence[str | int]] = change.get("replace_paths") or ()
-    said = raw.get("action_reason", "")
-    reason = "it is no longer asked for" if said.startswith("delete_because") else _REASONS.get(said)
+    action_reason = raw.get("action_reason", "")
+    is_unnamed = action_reason.startswith("delete_because")
+    reason = "it is no longer in the spec" if is_unnamed else _REASONS.get(action_reason)
     return tuple(".".join(map(str, path)) for path in paths) or ((reason,) if reason else ())
 
 
 def _unknown(value: Any, unknown: Any) -> Any:
-    """The value, with a word for each part that only applying will tell."""
+    """Return the value with a placeholder for each part that is known after the apply only."""
     if unknown is True:
         return UNKNOWN
     if isinstance(unknown, dict) and isinstance(value, dict | None):
-        known = value or {}
-        inner = {key: _unknown(known.get(key), mark) for key, mark in unknown.items() if mark}
-        return {**known, **inner} if value is not None or inner else value
+        attributes = value or {}
+        inner = {key: _unknown(attributes.get(key), mark) for key, mark in unknown.items() if mark}
+        return {**attributes, **inner} if value is not None or inner else value
     if isinstance(unknown, list) and isinstance(value, list):
         marks = [*unknown, *[False] * (len(value) - len(unknown))]
         return [_unknown(inner, mark) for inner, mark in zip(value, marks, strict=False)]

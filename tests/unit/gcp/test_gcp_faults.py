@@ -65,7 +65,7 @@ def test_refused_hosts_are_named_and_only_those_are_made_later(
     cluster.cloud.forget_log()
     cluster.up()
     assert made(cluster) == {"demo-train-1", "demo-train-2"}
-    assert any("there already: demo-train-3" in line for line in cluster.said)
+    assert any("already exists: demo-train-3" in line for line in cluster.said)
     assert set(cluster.cloud.instances) == ALL
     assert cluster.terraform.plan().is_empty
 
@@ -79,7 +79,7 @@ def test_new_accounts_are_waited_for_and_all_goes_at_the_end(
     cluster.up()
     assert set(cluster.cloud.instances) == {"demo-ctl", "demo-train-1"}
     assert cluster.waited == [5]
-    (line,) = (line for line in cluster.said if "; going on in" in line)
+    (line,) = (line for line in cluster.said if "; retrying in" in line)
     assert shows(line, "api-off")
     assert shows(line, "iam-propagation")
     cluster.down()

@@ -120,7 +120,7 @@ def _assert_that_each_change_is_said(planned: dict[str, Any]) -> None:
         "whole-c": ("keep", ""),
         "whole-ctl": ("change", "machine type changes"),
         "whole-d": ("change", "attached disk and metadata change"),
-        "whole-e": ("remove", "it is no longer asked for"),
+        "whole-e": ("remove", "it is no longer in the spec"),
         "whole-f": ("make", ""),
         "whole-g": ("make", ""),
     }

@@ -177,7 +177,7 @@ class TestRemoving:
             state["filled"] = ["demo-results"]
         remove_resources(api, find_resources(api, OURS))
         (bucket,) = find_resources(api, OURS)
-        assert (bucket.what, bucket.kept) == ("bucket demo-results", "it holds something")
+        assert (bucket.what, bucket.kept) == ("bucket demo-results", "it contains objects")
 
     @pytest.mark.parametrize(
         ("play", "said"),

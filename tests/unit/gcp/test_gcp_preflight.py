@@ -12,7 +12,7 @@ from google.auth.exceptions import RefreshError
 
 from clusterctl.hosts.checks import Finding
 from clusterctl.providers.gcp.api import Api
-from clusterctl.providers.gcp.preflight import ahead, preflight
+from clusterctl.providers.gcp.preflight import host_warnings, preflight
 from clusterctl.providers.gcp.provider import services
 from clusterctl.spec.gcp import settings_of
 from clusterctl.spec.load import parse_spec
@@ -392,8 +392,8 @@ def test_gpus_behind_nvswitches_are_told_of_where_their_fabric_manager_is_left_t
         ("partition train", "warning", code) for code in codes
     ]
     spec = parse_spec(text, "cluster.yaml")
-    assert [*ahead(spec, ["demo-train-2"])] == [*map(str, findings)]
-    assert not [*ahead(spec, ["demo-ctl"])]
+    assert [*host_warnings(spec, ["demo-train-2"])] == [*map(str, findings)]
+    assert not [*host_warnings(spec, ["demo-ctl"])]
 
 
 @pytest.mark.parametrize(("release", "said"), [("2204", True), ("2404", False)])
@@ -402,8 +402,8 @@ def test_nodes_whose_slurm_will_do_without_control_groups_are_told_of(release: s
     nodes = f"controller: {{image: {image}}}, partitions: {{train: {{image: {image}}}}}, zone:"
     text = PLAIN.replace("zone:", nodes).replace(", gpus: {type: l4}", "")
     spec = parse_spec(text, "cluster.yaml")
-    notes = [*ahead(spec, ["demo-train-1"])]
+    notes = [*host_warnings(spec, ["demo-train-1"])]
     assert [shows(note, "no-cgroups") for note in notes] == [True] * said
-    assert not [*ahead(spec, [])]
+    assert not [*host_warnings(spec, [])]
     without = spec.model_copy(update={"scheduler": "none"})
-    assert not [*ahead(without, ["demo-train-1"])]
+    assert not [*host_warnings(without, ["demo-train-1"])]

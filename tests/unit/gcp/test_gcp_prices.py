@@ -31,7 +31,7 @@ PUBLISHED = {
 
 
 def of(name: str, gpus: dict[str, int] | None = None, *, spot: bool = False, **own: float) -> float | None:
-    return costs.of_machine(name, gpus or {}, spot=spot, own=own)
+    return costs.of_machine(name, gpus or {}, spot=spot, own_prices=own)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -202,7 +202,7 @@ def as_instance(name: str, host: dict[str, Any]) -> dict[str, Any]:
 
 def test_what_is_no_host_is_paid_for_too() -> None:
     share = {"tier": "ZONAL", "file_shares": [{"capacity_gb": 1024}], "name": "demo-shared"}
-    known, unknown = costs.others(
+    known, unknown = costs.other_costs(
         [
             ("google_compute_instance", instance()),
             ("google_compute_instance", instance("demo-train-2")),

@@ -189,9 +189,9 @@ def test_every_rule_that_the_stand_in_plays_is_understood(name: str) -> None:
 def test_hosts_with_one_cause_are_told_in_one_breath() -> None:
     quota = "Error waiting for instance to create: Quota 'NVIDIA_L4_GPUS' exceeded.  Limit: 2.0 in region x."
     found = tuple(Diagnostic("error", quota, "", at(f"demo-train-{n}")) for n in range(3, 10))
-    error = PLACE.explain("not all could be made", found)
+    error = PLACE.explain("some resources could not be created or changed", found)
     assert error.what == (
-        "not all could be made: "
+        "some resources could not be created or changed: "
         "demo-train-3, demo-train-4, demo-train-5, demo-train-6, demo-train-7 and 2 more: "
         "the quota NVIDIA_L4_GPUS of project my-project is used up (limit: 2)"
     )

@@ -229,10 +229,10 @@ def test_a_filestore_is_used_from_its_zone_or_region(
     monkeypatch: pytest.MonkeyPatch, place: str, zone: str, is_used: bool
 ) -> None:
     rows = [("instance", f"projects/{PROJECT}/zones/{zone}/instances/one", {})]
-    monkeypatch.setattr(storage.orphans, "labelled", lambda *_: rows)
+    monkeypatch.setattr(storage.orphans, "find_labelled", lambda *_: rows)
     share = KeptStorage(cluster="demo", id=f"projects/{PROJECT}/locations/{place}/instances/s", what="share")
     with refused("storage-in-use", UsageError) if is_used else nullcontext():
-        storage.refuse_used(cast("Any", None), share)
+        storage.reject_in_use(cast("Any", None), share)
 
 
 def test_storage_remove_stops_at_what_nobody_can_look_at(google: Google, tmp_path: Path) -> None:

