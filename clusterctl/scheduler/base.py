@@ -306,7 +306,7 @@ def state_counts(tasks: Sequence[JobInfo]) -> str:
     return ", ".join(f"{count} {state}" for state, count in Counter(job.state.value for job in tasks).items())
 
 
-def patiently(clock: Clock, patience_s: float, ask: Callable[[], _T]) -> _T:
+def retry(clock: Clock, patience_s: float, ask: Callable[[], _T]) -> _T:
     """Return the result of ``ask``. It is called again, for up to ``patience_s``, after retryable errors."""
     for _ in clock.polls(patience_s, first_s=0.5, longest_s=5.0):
         try:
@@ -318,7 +318,7 @@ def patiently(clock: Clock, patience_s: float, ask: Callable[[], _T]) -> _T:
     raise last
 
 
-def lost_job(scheduler: Jobs, request: JobRequest, cause: ClusterctlError) -> str:
+def find_lost_job(scheduler: Jobs, request: JobRequest, cause: ClusterctlError) -> str:
     """Return the id of a job if the scheduler has it although the submission got no answer.
 
     Raises:

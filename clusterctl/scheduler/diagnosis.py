@@ -21,7 +21,7 @@ from clusterctl.scheduler.base import JobInfo, JobState, Outcome, StepInfo
 from clusterctl.scheduler.failed_rank import Failed, first_failed
 from clusterctl.spec.units import format_duration
 from clusterctl.transport.tree import shown_size
-from clusterctl.util.assets import filled
+from clusterctl.util.assets import fill_in
 from clusterctl.util.terminal import plain_line
 
 _DATA: Final = Path(__file__).with_name("data") / "causes.toml"
@@ -152,8 +152,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         state=job.state.value,
         reason=job.reason,
         code=cause.code,
-        cause=filled(cause.cause, words),
-        fix=filled(cause.fix, words),
+        cause=fill_in(cause.cause, words),
+        fix=fill_in(cause.fix, words),
         rank=failed.rank,
         host=failed.host,
         exit_code=failed.exit_code,
@@ -184,12 +184,14 @@ class _Case:
 
     @classmethod
     def of(cls, evidence: Evidence) -> _Case:
-        raw = _readable(evidence.log)
+        raw = _without_long_lines(evidence.log)
         failed = first_failed(
             raw, evidence.job, evidence.tasks_per_node, ranks=evidence.ranks or {}, ends=evidence.ends
         )
         rank_log = (evidence.ranks or {}).get(failed.rank) if failed.rank is not None else None
-        error = _error(None if rank_log is None else _readable(rank_log), raw, show_noise=failed.rank is None)
+        error = _find_error(
+            None if rank_log is None else _without_long_lines(rank_log), raw, show_noise=failed.rank is None
+        )
         words = _words(evidence, failed) | {"traceback": "1" if error.is_traceback else ""}
         return cls(evidence, failed, raw, error, words)
 
@@ -302,7 +304,7 @@ class _Error:
         return tuple(_shown_lines(rest.split("\n")))[:_TAIL_LINES]
 
 
-def _error(rank_log: str | None, job_log: str, *, show_noise: bool) -> _Error:
+def _find_error(rank_log: str | None, job_log: str, *, show_noise: bool) -> _Error:
     """Return the last traceback that is not only about the end of another rank, or the end of the log.
 
     rank_log: log of the rank that failed first. It is searched before the complete ``job_log``. If there is
@@ -354,7 +356,7 @@ def _shown_lines(lines: list[str]) -> Iterator[str]:
     return (plain_line(line)[-_COLUMNS:] for line in lines)
 
 
-def _readable(text: str) -> str:
+def _without_long_lines(text: str) -> str:
     """Return the text without PyTorch's ``[rank0]: `` labels and without the middle of very long lines.
 
     Regular expressions would take hours for a line of megabytes.

@@ -26,8 +26,8 @@ from clusterctl.scheduler.base import (
     JobState,
     NodeInfo,
     comment_of,
-    lost_job,
-    patiently,
+    find_lost_job,
+    retry,
 )
 from clusterctl.scheduler.script import VERIFICATION_PER_NODE_S, Environment, verification_argv
 from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory, inventory_of
@@ -75,7 +75,7 @@ class MpirunClient(Jobs):
         try:
             return self._start(first, request)
         except TransportError as exc:
-            return lost_job(self, request, exc)
+            return find_lost_job(self, request, exc)
 
     def _start(self, first: str, request: JobRequest) -> str:
         # This also records lost jobs, so that they no longer block other jobs.
@@ -122,7 +122,7 @@ class MpirunClient(Jobs):
         records = self._ask(self.inventory.controller.name, {"do": "list"})["jobs"]
         jobs = {job.id: job for job in (job_info(record, self.user) for record in records)}
         for job in [job for job in jobs.values() if not job.ended and job.nodes]:
-            jobs[job.id] = self._settled(job)
+            jobs[job.id] = self._current_state(job)
         return tuple(jobs.values())
 
     def all_jobs(self) -> tuple[JobInfo, ...]:
@@ -163,7 +163,7 @@ class MpirunClient(Jobs):
         ]
         return self.to(hosts[0]).run(argv, timeout_s=limit_s + 30, check=False)
 
-    def _settled(self, job: JobInfo) -> JobInfo:
+    def _current_state(self, job: JobInfo) -> JobInfo:
         """Return an active job's current state from its first node."""
         first = job.nodes[0]
         if self.inventory.host(first) is None:
@@ -200,7 +200,7 @@ class MpirunClient(Jobs):
 
     def _ask(self, host: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a host's answer to a request. Repeat the request while the host is briefly unreachable."""
-        return patiently(self.clock, self.patience_s, lambda: self._ask_once(host, request))
+        return retry(self.clock, self.patience_s, lambda: self._ask_once(host, request))
 
     def _ask_once(self, host: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
         request_text = json.dumps({"user": self.user, **request})

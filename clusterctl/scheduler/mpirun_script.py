@@ -13,7 +13,7 @@ from clusterctl.scheduler.script import (
     UserScript,
     Words,
     common_words,
-    exports,
+    mpirun_exports,
     partition_of,
     program,
 )
@@ -32,7 +32,7 @@ def with_nodes(request: JobRequest, facts: ClusterFacts, job: JobSpec) -> JobReq
     Raises:
         UsageError: the job needs Slurm, or more than the partition has.
     """
-    _refuse_slurms(job)
+    _reject_slurm_options(job)
     partition = partition_of(facts, job)
     nodes, limit_s = partition.nodes[: job.nodes], job.time or partition.max_time or 0
     return replace(request, partition=partition.name, nodes=nodes, limit_s=limit_s)
@@ -76,10 +76,10 @@ def _launcher(job: JobSpec, nodes: int) -> tuple[str, ...]:
     else:
         spread = f"--map-by ppr:{job.tasks_per_node}:node{f':PE={job.cpus}' if job.cpus else ''}"
         ranks = job.tasks
-    return f"mpirun -np {ranks} --hostfile hostfile {spread}", exports(job)
+    return f"mpirun -np {ranks} --hostfile hostfile {spread}", mpirun_exports(job)
 
 
-def _refuse_slurms(job: JobSpec) -> None:
+def _reject_slurm_options(job: JobSpec) -> None:
     options = [field for field in _SLURMS if getattr(job, field)]
     if "launcher" in job.model_fields_set and job.launcher is Launcher.SRUN:
         options.append("launcher srun")

@@ -62,7 +62,7 @@ class User:
         self.registry = Path(self.account.pw_dir, REGISTRY)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Lock the user's registry of jobs, for starting a job or recording a lost job."""
         with acting(self.account):
             self.registry.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ class User:
         """Return the record of a job. If job.json is not valid, only its id and its end."""
         folder = self.registry / name
         return {
-            **understood(read(folder / "job.json")),
+            **valid_record(read(folder / "job.json")),
             "id": name,
             "end": read(folder / "end.json"),
             "cancelled": (folder / "cancelled").exists(),
@@ -130,7 +130,7 @@ def read(path: Path) -> Record | None:
     return record if isinstance(record, dict) else None
 
 
-def understood(job: Record | None) -> Record:
+def valid_record(job: Record | None) -> Record:
     """Return the record of a job, or {} if clusterctl did not write it."""
     if job is None or not all(isinstance(job.get(name), kind) for name, kind in FIELDS.items()):
         return {}
@@ -141,7 +141,7 @@ def unit(name: str) -> str:
     return f"clusterctl-job-{name}.service"
 
 
-def is_there(name: str) -> bool:
+def unit_exists(name: str) -> bool:
     """Return whether systemd still has the job's unit: starting, running or stopping."""
     argv = ["systemctl", "show", "--property=ActiveState", "--value", unit(name)]
     result = subprocess.run(argv, capture_output=True, text=True, timeout=ASK_S, check=True)
@@ -150,7 +150,7 @@ def is_there(name: str) -> bool:
 
 def submit(user: User, request: Record) -> Record:
     """Start a job, unless another job is active. A known token returns the id of its job."""
-    with user.alone():
+    with user.locked():
         for job in user.jobs():
             if job.get("token") == request["job"]["token"]:
                 return {"id": job["id"]}
@@ -190,12 +190,12 @@ def systemd_run(user: User, name: str, request: Record) -> list[str]:
     ]
 
 
-def settle(user: User, request: Record) -> Record:
+def record_lost_jobs(user: User, request: Record) -> Record:
     """Return the records of these jobs. If a job's unit has disappeared without an end, record it as lost."""
-    with user.alone():
+    with user.locked():
         for job in user.jobs():
             # Check the unit after the record: a unit writes its end before it disappears.
-            if job["id"] in request["ids"] and job["end"] is None and not is_there(job["id"]):
+            if job["id"] in request["ids"] and job["end"] is None and not unit_exists(job["id"]):
                 with acting(user.account):
                     has_end = read(user.registry / job["id"] / "end.json") is not None
                 if not has_end:
@@ -215,8 +215,9 @@ def cancel(user: User, request: Record) -> Record:
     return {}
 
 
-def main(request: str) -> None:
-    asked = json.loads(request)
-    user = User(asked["user"])
-    verbs = {"submit": submit, "settle": settle, "cancel": cancel, "list": lambda *_: {"jobs": user.jobs()}}
-    json.dump(verbs[asked["do"]](user, asked), sys.stdout)
+def main(text: str) -> None:
+    request = json.loads(text)
+    user = User(request["user"])
+    verbs = {"submit": submit, "settle": record_lost_jobs, "cancel": cancel}
+    verbs["list"] = lambda *_: {"jobs": user.jobs()}
+    json.dump(verbs[request["do"]](user, request), sys.stdout)

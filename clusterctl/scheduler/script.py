@@ -131,7 +131,7 @@ class UserScript:
                 why=exc.strerror or str(exc),
                 fix="use a bundled job (see `clusterctl submit --help`), or the path of an existing script",
             ) from exc
-        _refuse_unusable(path, content)
+        _reject_unusable(path, content)
         lines = content.decode(errors="surrogateescape").splitlines()
         shebang = lines[0].removeprefix("#!") if lines and lines[0].startswith("#!") else "/bin/bash"
         # The kernel splits off at most one argument.
@@ -139,7 +139,7 @@ class UserScript:
         return cls(path.name, interpreter, _directives(path, lines), is_python(path))
 
 
-def _refuse_unusable(path: Path, content: bytes) -> None:
+def _reject_unusable(path: Path, content: bytes) -> None:
     reason = ""
     if len(content) > MAX_BYTES:
         reason = f"it is larger than {MAX_BYTES >> 20} MiB, Slurm's limit"
@@ -256,7 +256,7 @@ def _command(job: JobSpec, script: UserScript | None, python: str, folder: str) 
     return " ".join([interpreter, f"{folder}/{shlex.quote(script.name)}", *map(shlex.quote, job.args)])
 
 
-def exports(job: JobSpec) -> str:
+def mpirun_exports(job: JobSpec) -> str:
     """Return the options of mpirun that pass environment variables to the ranks."""
     swept = map(sweep_variable, job.sweep.keys) if job.sweep is not None else ()
     bundled = ("PYTHONPATH",) if job.bundled else ()
@@ -427,10 +427,10 @@ def _options(job: JobSpec, script: UserScript | None) -> list[str]:
     # This overrides the script's own line. Without such a line it is not needed.
     overrides = script is not None and script.asks_for("--gpus-per-node") and "gpus" in job.model_fields_set
     no_gpus = ["--gpus-per-node=0"] if overrides and not job.gpus else []
-    return log_options + resource_options(job, given) + no_gpus + array + _ending(job, script)
+    return log_options + resource_options(job, given) + no_gpus + array + _signal_options(job, script)
 
 
-def _ending(job: JobSpec, script: UserScript | None) -> list[str]:
+def _signal_options(job: JobSpec, script: UserScript | None) -> list[str]:
     """Return the options for the warning signal before the time limit, and for requeueing."""
     own_signal = script is not None and script.asks_for("--signal")
     signal = job.signal or (_SIGNAL if job.requeue and not own_signal else None)
@@ -467,7 +467,7 @@ def _launcher(job: JobSpec) -> tuple[str, ...]:
         tasks = f'--nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 {cpus}'
         return "srun --mpi=none --kill-on-bad-exit=1 --export=ALL", tasks
     spread = '--map-by "ppr:$slots:node${SLURM_CPUS_PER_TASK:+:PE=$SLURM_CPUS_PER_TASK}"'
-    return f'env SLURM_EXPORT_ENV=ALL mpirun -np "$ranks" --hostfile hostfile {spread}', exports(job)
+    return f'env SLURM_EXPORT_ENV=ALL mpirun -np "$ranks" --hostfile hostfile {spread}', mpirun_exports(job)
 
 
 # Seconds per node in the time limit of the verification job: many local nodes start their ranks on few cores.

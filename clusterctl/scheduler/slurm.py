@@ -31,8 +31,8 @@ from clusterctl.scheduler.base import (
     NodeInfo,
     StepInfo,
     comment_of,
-    lost_job,
-    patiently,
+    find_lost_job,
+    retry,
 )
 from clusterctl.spec.names import SLURMCTLD_PORT
 from clusterctl.transport.base import Transport
@@ -169,12 +169,12 @@ class SlurmClient(Jobs):
                 was_not_sent = _NOT_SENT.search(exc.why) and not _ON_ITS_WAY.search(exc.why)
                 # Unless the request was certainly not sent, sbatch may still be working on it.
                 if not isinstance(exc, SlurmAwayError) or not was_not_sent:
-                    return lost_job(self, request, exc)
-                if not tries_left or not self._answers_soon():
+                    return find_lost_job(self, request, exc)
+                if not tries_left or not self._wait_for_slurmctld():
                     raise self._not_submitted(exc) from exc
         raise AssertionError("the last try returns")
 
-    def _answers_soon(self) -> bool:
+    def _wait_for_slurmctld(self) -> bool:
         """Wait a few seconds for slurmctld to answer. Return whether it does."""
         for _ in self.clock.polls(_BACK_SOON_S, first_s=0.5, longest_s=5.0):
             with suppress(TransportError):
@@ -281,7 +281,7 @@ class SlurmClient(Jobs):
                 f"{command} failed with exit status {result.rc}", code="slurm-command-failed", why=reason
             ) from failed
 
-        return patiently(self.clock, self.patience_s, ask)
+        return retry(self.clock, self.patience_s, ask)
 
     def _run(self, argv: Sequence[str], env: Mapping[str, str], name: str) -> Result:
         """Run a command. After a timeout, ping slurmctld first: if it is stopped, the ping fails at once."""

@@ -106,7 +106,7 @@ def needs_facts(inventory: Inventory, host: Host) -> bool:
     return inventory.has_slurm and host.cpus is None
 
 
-def timeouts(nodes: int) -> Settings:
+def fault_timeouts(nodes: int) -> Settings:
     """Return settings that decide how soon a fault is noticed and its job runs again.
 
     Slurm's defaults are for thousands of nodes: a lost node is noticed after five minutes, and a requeued job
@@ -188,7 +188,7 @@ def _slurm_conf(spec: ClusterSpec, inventory: Inventory, nodes: tuple[Node, ...]
         # Sets host variables and CUDA_VISIBLE_DEVICES for tasks, and tells jobs that there is no PMIx.
         task_prolog=TASK_PROLOG if inventory.has_task_prolog or counted_otherwise else None,
         prolog=CONTROLLER_PROLOG,
-        timeouts=_line(timeouts(len(nodes)), "\n"),
+        timeouts=_line(fault_timeouts(len(nodes)), "\n"),
         health=HEALTH_PROGRAM,
         health_interval=spec.monitoring.health.interval,
         # If cgroups enforce the memory limit, Slurm rejects OverMemoryKill.
@@ -312,7 +312,7 @@ def slurmd_file(files: Mapping[str, str], inventory: Inventory) -> str:
     """
     reconfigures = takes_nodes_by_reconfigure(inventory)
     reloaded_keys = (
-        ("NodeName=", "PartitionName=", *(f"{key}=" for key in timeouts(0))) if reconfigures else ()
+        ("NodeName=", "PartitionName=", *(f"{key}=" for key in fault_timeouts(0))) if reconfigures else ()
     )
     node_lines: dict[str, list[str]] = {}
     common = [files["cgroup.conf"], "" if reconfigures else files["topology.conf"]]

@@ -56,7 +56,7 @@ class Query(Generic[_T]):
         """
         *values, remainder = text.split(separator)
         if remainder.strip() or len(values) % len(self.fields):
-            raise _odd(self.argv[0], text)
+            raise _parse_error(self.argv[0], text)
         rows = (values[start : start + len(self.fields)] for start in range(0, len(values), len(self.fields)))
         # The previous record ended with a newline; ids and node names contain no newlines.
         records = ([first.rpartition("\n")[2], *remaining] for first, *remaining in rows)
@@ -76,7 +76,7 @@ def parse_version(text: str) -> str:
     """
     if match := re.search(r"\d+\.\d+\S*", text):
         return match.group()
-    raise _odd("sinfo --version", text)
+    raise _parse_error("sinfo --version", text)
 
 
 def _is_number(text: str) -> bool:
@@ -212,12 +212,12 @@ def _jobs(command: str, read: str, records: Iterator[_Record]) -> Iterator[JobIn
                 partition=record["Partition"],
                 state=JobState.UNKNOWN,
                 nodes=nodes,
-                reason=_not_understood(command, exc),
+                reason=_parse_message(command, exc),
                 comment=_text(record, "Comment"),
             )
 
 
-def _not_understood(command: str, cause: ValueError) -> str:
+def _parse_message(command: str, cause: ValueError) -> str:
     return f"clusterctl can't parse the output of {command}: {cause}"
 
 
@@ -247,7 +247,7 @@ def _nodes(records: Iterator[_Record]) -> Iterator[NodeInfo]:
             cpus, memory_mib = _number(record, "CPUs"), _number(record, "Memory")
             reason = "" if record["Reason"] == "none" else _text(record, "Reason")
         except ValueError as exc:
-            cpus, memory_mib, reason = 0, 0, _not_understood("sinfo", exc)
+            cpus, memory_mib, reason = 0, 0, _parse_message("sinfo", exc)
         # Only the short form of the state has the star of a node that is not responding.
         mute = "*" if record["StateLong"].endswith("*") and "*" not in record["StateComplete"] else ""
         nodes[name] = NodeInfo(
@@ -290,7 +290,7 @@ SINFO: Final = Query(
 )
 
 
-def _odd(command: str, answer: str) -> SlurmError:
+def _parse_error(command: str, answer: str) -> SlurmError:
     return SlurmError(
         f"clusterctl can't parse the output of {command}",
         code="slurm-answer-garbled",

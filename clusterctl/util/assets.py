@@ -192,11 +192,11 @@ class Rule:
 
     def failure(self, words: Mapping[str, str], *, host: str | None, phase: str) -> Failure:
         """Return the failure for this rule. words: values for its texts."""
-        cause, fix = filled(self.cause, words), filled(self.fix, words)
+        cause, fix = fill_in(self.cause, words), fill_in(self.fix, words)
         return Failure(self.code, cause, host, phase, fix, self.retryable)
 
 
-def filled(text: str, words: Mapping[str, str]) -> str:
+def fill_in(text: str, words: Mapping[str, str]) -> str:
     """Return the text with ``words`` inserted for `{name}` and `{name:text if there is no such word}`."""
     return text.format_map(_Words({name: _Word(value) for name, value in words.items()}))
 

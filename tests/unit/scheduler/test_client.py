@@ -1,4 +1,4 @@
-"""SlurmClient by a script of what is asked and answered."""
+"""Tests of SlurmClient with scripted commands and answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AWAY = "squeue: error: Unable to contact slurm controller (connect failure)"
 
 
 class Ticks:
-    """Time that passes only by sleeping."""
+    """Clock whose time passes only by sleeping."""
 
     def __init__(self) -> None:
         self.slept: list[float] = []
@@ -57,7 +57,7 @@ def test_the_accounting_is_asked_for_what_the_queue_forgot():
     found = slurm.jobs(["1", "15"])
     assert transport.calls[1].argv[-1] == "--jobs=1"
     assert {"1", "15"} <= {job.id for job in found}
-    # It may answer more than it was asked.
+    # Slurm may return more jobs than requested.
     assert [job.id for job in slurm.jobs(["1", "4_5"])] == ["1", "4_5"]
 
 
@@ -157,7 +157,7 @@ def test_the_wait_for_the_controller_has_a_bound(step: Step, code: str, error: t
     assert sum(ticks.slept) <= 20
     assert caught.value.failures[0].retryable
     assert step is LOST or "20" in str(caught.value)
-    # Another failure is not tried again.
+    # Other failures are not tried again.
     slurm, _, _ = client(Step(("squeue", "..."), stderr="squeue: error: Invalid user", rc=1))
     with rejected("slurm-command-failed", SlurmError):
         slurm.own_jobs()
@@ -171,7 +171,7 @@ def test_sbatch_runs_in_the_folder():
 
 @pytest.mark.parametrize("listens", [True, False])
 def test_a_slurmctld_that_listens_is_not_asked_before_sbatch(cluster: PlayedCluster, listens: bool) -> None:
-    """Where none listens, a ping says whether it is stopped, for which sbatch itself would wait long."""
+    """If no process listens on its port, a ping checks slurmctld first, because sbatch would wait long."""
     grep = f'case "$*" in *:1AA1*) exit {int(not listens)} ;; esac; exec {shutil.which("grep")} "$@"'
     for name, text in {"grep": grep, "scontrol": "echo Slurmctld is DOWN", "sbatch": "echo 7"}.items():
         (cluster.root / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
@@ -199,7 +199,7 @@ def test_sbatch_that_says_no_id():
     ("steps", "token", "job_id"), [([QUEUE], "abc", "15"), ([NO_QUEUE, ACCOUNTS], "tok1", "1")]
 )
 def test_a_job_is_found_by_its_comment(steps: list[Step], token: str, job_id: str):
-    """In the queue, or in the accounting."""
+    """The job is in the queue or in the accounting."""
     found = client(*steps)[0].by_token(token, time.time())
     assert found is not None
     assert found.id == job_id
@@ -262,7 +262,7 @@ def test_nodes_and_jobs_are_one_round_trip(
 def test_why_slurmctld_refuses_its_configuration_its_log_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each daemon would go on with the former one. What was logged before is not the cause."""
+    """Daemons would keep the previous configuration. Earlier lines of the log are not the cause."""
     log = tmp_path / "slurmctld.log"
     log.write_text("[2026-11-25T02:00:00.000] error: an older one\n")
     programs = {

@@ -1,4 +1,4 @@
-"""Why a job failed: what programs, launchers and Slurm really wrote -> the cause that is named."""
+"""Tests of diagnoses, with recorded output of programs, launchers and Slurm."""
 
 # ruff: noqa: E501 - recorded lines
 
@@ -30,7 +30,7 @@ MPIRUN = (
     f"{'-' * 74}\nPrimary job  terminated normally, but 1 process returned\n"
     f"a non-zero exit code. Per user-direction, the job has been aborted.\n{'-' * 74}\n"
 )
-# What torchrun 2.x writes at its end.
+# Last output of torchrun 2.x.
 TORCHRUN = """\
 E1122 21:00:00.000000 55 torch/distributed/elastic/multiprocessing/api.py:842] failed (exitcode: 1) local_rank: 1
 Traceback (most recent call last):
@@ -57,7 +57,7 @@ Root Cause (first observed failure):
 """
 
 
-# What Open MPI 5 writes of a peer that is gone; UCX, of a signal of its own rank; prterun, at its end.
+# Messages of Open MPI 5 about a lost peer, of UCX about a signal in its rank, and the last lines of prterun.
 PEER_GONE = f"""\
 {"-" * 74}
 An MPI communication peer process has unexpectedly disconnected.  This
@@ -258,7 +258,7 @@ def test_memory_is_told_with_its_peak_and_its_limit() -> None:
     found = diagnose(Evidence(job=job, steps=steps))
     assert (found.code, MEASURED(found.cause)) == ("out-of-memory", ["n2", "3.9 GiB", "4.0 GiB"])
     assert "--mem" in found.fix
-    # What Slurm saw seconds before is no peak.
+    # A sample that Slurm took seconds before the end is not the peak.
     found = diagnose(Evidence(job=job, steps=steps[1:]))
     assert MEASURED(found.cause) == ["4.0 GiB"]
     # Without a scheduler there is no --mem.
@@ -266,7 +266,7 @@ def test_memory_is_told_with_its_peak_and_its_limit() -> None:
 
 
 def test_slurms_own_words_tell_peak_and_limit() -> None:
-    """What slurmstepd says where Slurm itself watches the memory; the state is FAILED then."""
+    """slurmstepd's message if Slurm itself enforces the memory limit; the job's state is then FAILED."""
     log = (
         "slurmstepd-n2: error: StepId=12.0 exceeded memory limit (4724464025 > 4294967296), being killed\n"
         "srun: error: n2: task 1: Killed\n"
@@ -362,7 +362,7 @@ def test_what_others_say_of_a_silent_ranks_end_is_not_its_cause() -> None:
 
 
 def test_an_exception_without_its_frames_is_the_cause() -> None:
-    """Under sys.tracebacklimit = 0; the launcher says only that MPI_Abort was called."""
+    """With sys.tracebacklimit = 0; the launcher only reports that MPI_Abort was called."""
     rule = "-" * 74
     abort = (
         f"{rule}\nMPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\nwith errorcode 1.\n{rule}\n"
@@ -460,7 +460,7 @@ def test_the_catalogue() -> None:
 )
 @pytest.mark.parametrize(("end", "how"), [(135, "SIGBUS"), (137, "SIGKILL"), (3, "")])
 def test_a_rank_that_lost_another_is_not_the_first_that_failed(launcher: str, end: int, how: str) -> None:
-    """It tells its launcher sooner. Ranks that the launcher ended, and records that a job wrote, say nothing."""
+    """It reports to its launcher sooner. Ranks ended by the launcher, and records written by a job, are ignored."""
     ends = {0: "5.0 14 n1", 1: f"7.5 {end} n2", 2: "8.0 143 n2", 3: "x", 4: "1 2 3 4", 5: "x 1 n1"}
     ranks = {0: PEER_GONE.rpartition("-\n")[2], 1: "", 2: ""}  # Open MPI sends the rest to its launcher
     found = diagnose(Evidence(job=JOB, log=PEER_GONE + launcher, ranks=ranks, ends=ends))
@@ -477,7 +477,7 @@ def test_a_rank_that_lost_another_is_not_the_first_that_failed(launcher: str, en
     ("record", "how"), [("5.0 134 n2", "SIGABRT"), ("5.0 137 n2", "SIGKILL"), ("", "SIGKILL")]
 )
 def test_a_rank_that_silently_lost_another_is_not_the_first(record: str, how: str) -> None:
-    """As Open MPI 5 under load: exit code 14 without a word, and the killed rank may lack a record of its end."""
+    """As Open MPI 5 under load: exit code 14 without a message, and the killed rank may have no record of its end."""
     log = (
         "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
         "srun: error: n1: task 0: Exited with exit code 14\n"
@@ -490,7 +490,7 @@ def test_a_rank_that_silently_lost_another_is_not_the_first(record: str, how: st
 @pytest.mark.parametrize(("end", "how"), [(139, "SIGSEGV"), (137, "SIGKILL")])
 @pytest.mark.parametrize("first", [0, 1])
 def test_the_first_rank_is_known_where_srun_killed_all(first: int, end: int, how: str) -> None:
-    """As slurmstepd has it do, whose PMIx server sees a rank go: the shell can't say how its program ended."""
+    """slurmstepd kills all ranks when its PMIx server loses a rank, and the shell can't record how its program ended."""
     killed = [f"srun: error: n{rank + 1}: task {rank}: Killed\n" for rank in (first, 1 - first)]
     ended = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n" + "".join(killed)
     ranks, ends = {0: "", 1: ""}, {1: f"5.0 {end} n2"}
@@ -503,5 +503,5 @@ def test_the_first_rank_is_known_where_srun_killed_all(first: int, end: int, how
     torn = diagnose(Evidence(job=JOB, log=ended, ranks=ranks, ends={1: ""}))
     assert (torn.rank, torn.host, torn.signal) == (1, "n2", "SIGKILL")
     named = diagnose(Evidence(job=JOB, log=killed[0] + ended, ranks=ranks, ends={1: "5.0 7 n2"}))
-    # One that is killed has not failed first.
+    # A killed rank has not failed first.
     assert (named.rank, named.exit_code) == (1, 7)

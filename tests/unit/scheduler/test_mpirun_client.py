@@ -1,4 +1,4 @@
-"""Jobs without a scheduler: states, ids and refusals, by what hosts say."""
+"""Tests of jobs without a scheduler: states, ids and refusals, with scripted answers of hosts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def noted(
 
 
 def request(call: Call) -> Any:
-    """What a host was asked."""
+    """Return the request that a host received."""
     (text,) = json.loads(call.argv[-1])
     return json.loads(text)
 
@@ -50,7 +50,7 @@ def ended(result: str, code: str = "exited", status: str = "0") -> dict[str, Any
 
 
 def client(**steps: list[Step]) -> tuple[MpirunClient, dict[str, ScriptedTransport]]:
-    """``ctl`` and ``one``: what the controller and the first node are asked."""
+    """Return a client with the scripted steps of the controller (``ctl``) and the first node (``one``)."""
     hosts = {
         "d-ctl": ScriptedTransport(steps.get("ctl", [])),
         "d-train-1": ScriptedTransport(steps.get("one", [])),
@@ -122,7 +122,7 @@ def test_a_second_job_is_refused_with_who_runs_and_since_when():
     with refused("busy", SchedulerError, "m1", "1970-01-01", "clusterctl cancel m1"):
         mpirun.submit(START)
     assert [request(call)["do"] for call in hosts["d-train-1"].calls] == ["settle"]
-    # Or with who was faster.
+    # Or another user's job was faster.
     mpirun, _ = client(ctl=[said(jobs=[])], one=[health(), said(busy=noted("m4"))])
     with refused("busy", SchedulerError, "m4"):
         mpirun.submit(START)
@@ -133,7 +133,7 @@ NO_CHECK = Step(HEALTH, stderr="sudo: /opt/clusterctl/health: command not found"
 
 @pytest.mark.parametrize("checked", [health(), NO_CHECK])
 def test_a_job_starts_on_the_first_of_its_nodes(checked):
-    """Also if that has no health check yet."""
+    """Also if the node has no health check yet."""
     mpirun, hosts = client(ctl=[said(jobs=[])], one=[checked, said(id="m1")])
     assert mpirun.submit(START) == "m1"
     asked = request(hosts["d-train-1"].calls[1])
@@ -193,7 +193,7 @@ def test_a_record_that_makes_no_sense_spoils_itself_alone(job, job_id):
     assert (spoilt.id, spoilt.state.value, spoilt.nodes) == (job_id, "UNKNOWN", ())
     assert "record is damaged" in spoilt.reason
     assert (other.id, other.state.value) == ("m2", "COMPLETED")
-    # It is in the way of no other.
+    # It does not block other jobs.
     assert mpirun.submit(START) == "m3"
     if job_id == "m1":
         with refused("job-hosts-unknown", SchedulerError, "m1"):
@@ -218,11 +218,11 @@ def test_anything_may_stand_in_place_of_a_jobs_record(tmp_path):
 
 def test_only_a_record_that_we_wrote_counts():
     good = {key: value for key, value in noted().items() if key not in {"id", "end", "cancelled"}}
-    assert remote_jobs.understood(good) == good
+    assert remote_jobs.valid_record(good) == good
     for bad in (None, {}, *({**good, "nodes": nodes} for nodes in ([], "d-train-1", [1]))):
-        assert remote_jobs.understood(bad) == {}
+        assert remote_jobs.valid_record(bad) == {}
     for key in good:
-        assert remote_jobs.understood({**good, key: None}) == {}
+        assert remote_jobs.valid_record({**good, key: None}) == {}
 
 
 def test_nodes_are_idle_allocated_or_down():
@@ -236,7 +236,7 @@ def test_nodes_are_idle_allocated_or_down():
 
 
 def test_a_job_with_a_spoilt_record_ends_with_its_unit() -> None:
-    """`submit --wait` waited for it without end."""
+    """Otherwise `submit --wait` would wait for it forever."""
     spoilt = {"id": "m3", "cancelled": False}
     assert job_info({**spoilt, "end": ended("success")}, "u").state.value == "COMPLETED"
     assert job_info({**spoilt, "end": {"result": []}}, "u").state.value == "UNKNOWN"
@@ -249,7 +249,7 @@ def test_a_lock_that_a_job_holds_is_named(
     account = pwd.getpwuid(os.getuid())
     monkeypatch.setattr(pwd, "getpwnam", lambda _: pwd.struct_passwd((*account[:5], str(tmp_path), "")))
     user = remote_jobs.User("me")
-    with user.alone(), pytest.raises(SystemExit) as caught, user.alone():
+    with user.locked(), pytest.raises(SystemExit) as caught, user.locked():
         pass
     assert caught.value.code == 68
     assert "/mpirun/.lock' is still locked after 0.2 s" in capsys.readouterr().err

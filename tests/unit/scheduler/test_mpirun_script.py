@@ -1,4 +1,4 @@
-"""The script of a job without a scheduler: run with bash, with mpirun and ssh played by what they say."""
+"""Tests of job scripts without a scheduler, run with bash and with stand-ins for mpirun and ssh."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def own(folder: Path, name: str, content: str, **fields: Any) -> JobSpec:
 
 
 def run(folder: Path, job: JobSpec) -> subprocess.CompletedProcess[str]:
-    """Run the script in ``folder``; mpirun runs its last words, as one rank would."""
+    """Run the script in ``folder``. mpirun's stand-in runs the command as a single rank."""
     tools = folder / "tools"
     tools.mkdir()
     play(tools / "mpirun", f'while [[ $1 != {sys.executable} ]]; do shift; done\n"$@"')
@@ -139,7 +139,7 @@ def test_nodes_and_time_are_those_of_the_partition() -> None:
 
 
 def gpu(tmp_path: Path, rank: int, size: int, *devices: str, **more: str) -> str:
-    """What a rank finds in CUDA_VISIBLE_DEVICES on a node with these devices."""
+    """Return a rank's CUDA_VISIBLE_DEVICES on a node with these devices."""
     (tmp_path / "gpus").write_text("".join(f"{device}\n" for device in devices))
     place_payload(tmp_path / "payload", tmp_path)
     base = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}

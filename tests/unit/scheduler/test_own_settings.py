@@ -1,4 +1,4 @@
-"""What of Slurm's settings starts which slurmd anew."""
+"""Tests of which changes of Slurm's settings restart which slurmd."""
 
 from __future__ import annotations
 

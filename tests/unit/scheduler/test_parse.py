@@ -1,4 +1,4 @@
-"""Parsers on what Slurm 22.05.8 really said."""
+"""Tests of parsers with recorded output of Slurm 22.05.8."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CAPTURES = Path(__file__).parent / "captures"
 
 
 def capture(name: str) -> str:
-    """As a transport hands it on."""
+    """Return a capture as a transport returns it."""
     return (CAPTURES / f"{name}.txt").read_bytes().decode(errors="replace")  # no newline translation
 
 
@@ -35,7 +35,7 @@ def sinfo(text: str) -> tuple[NodeInfo, ...]:
 
 
 def with_field(command: str, name: str, value: str) -> str:
-    """The first record of a capture, with another value in a field."""
+    """Return the first record of a capture, with another value in a field."""
     queries = {"squeue": slurm_parse.SQUEUE, "sacct": slurm_parse.SACCT, "sinfo": slurm_parse.SINFO}
     names = queries[command].fields
     fields = capture(command).split(CAPTURED)[: len(names)]
@@ -59,7 +59,7 @@ def test_a_running_job_of_two_nodes():
     ("limit", "seconds"),
     [
         *(("1-00:00:00", 86400), ("5:00", 300)),
-        # The accounting has the last always; squeue of 24.11 for some jobs, for others UNLIMITED.
+        # sacct always prints the last form; squeue of 24.11 prints it, or UNLIMITED.
         *((word, None) for word in ("UNLIMITED", "Partition_Limit", "NOT_SET", "365-00:00:00")),
     ],
 )
@@ -127,7 +127,7 @@ def test_a_waiting_job_has_slurms_estimate_of_its_start():
 
 
 def test_jobs_that_ended_in_the_accounting():
-    """Who cancelled is no part of the state; tasks that never started are one line."""
+    """The canceller is not part of the state; tasks that never started share a line."""
     failed = ACCOUNTED["1"]
     assert (failed.exit_code, failed.signal, failed.outcome) == (3, 0, Outcome.FAILED)
     assert [ACCOUNTED[job_id].state for job_id in ("2", "3_0", "3_1", "3_2")] == [JobState.CANCELLED] * 4
@@ -213,7 +213,7 @@ def test_a_garbled_record_spoils_itself_alone(command, field, value, job_id):
 
 @pytest.mark.parametrize(("command", "field"), [("squeue", "exit_code"), ("sacct", "ExitCode")])
 def test_a_garbled_record_keeps_who_is_at_work_where(command, field):
-    """A node with such a job is not idle: it is neither rebooted nor removed without a word."""
+    """A node with such a job is not idle, so it is not rebooted or removed without a warning."""
     parser = {"squeue": squeue, "sacct": sacct}[command]
     (sound,), (spoilt,) = (
         parser(with_field(command, name, value)) for name, value in (("QOS", "any"), (field, "three"))

@@ -1,4 +1,4 @@
-"""slurm.conf and its companions, against golden files and the rules that they must keep."""
+"""Tests of Slurm's configuration files, against golden files and Slurm's rules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from clusterctl.errors import SlurmError
 from clusterctl.hosts.gpus import Gpu
 from clusterctl.hosts.probe import NodeFacts
-from clusterctl.scheduler.slurm_conf import render_files, timeouts
+from clusterctl.scheduler.slurm_conf import fault_timeouts, render_files
 from clusterctl.spec.common import OWNED_SLURM_KEYS
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import CONTROLLER, Inventory
@@ -28,7 +28,7 @@ def make_spec(*partitions: dict[str, Any], **more: Any) -> ClusterSpec:
 
 
 def make_inventory(spec: ClusterSpec, **share: int | None) -> Inventory:
-    """Hosts of the spec; ``share`` is what each compute node gets of a machine."""
+    """Return the inventory of a spec. share: each compute node's share of a machine."""
     hosts = [host_of("demo-ctl", CONTROLLER, address="10.1.2.10")]
     for partition in spec.partitions:
         for name in spec.node_names(partition):
@@ -43,12 +43,12 @@ def on_metal(spec: ClusterSpec, facts: NodeFacts = METAL) -> dict[str, str]:
 
 
 def settings(text: str) -> Mapping[str, str]:
-    """The `Key=value` lines that hold one setting each."""
+    """Return the settings of the `Key=value` lines."""
     return dict(re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE))
 
 
 def lines(text: str, key: str) -> list[dict[str, str]]:
-    """The lines that start with a key, each as a mapping."""
+    """Return the lines that start with a key, each as a mapping."""
     return [
         dict(word.split("=", 1) for word in line.split())
         for line in text.splitlines()
@@ -78,14 +78,14 @@ def test_golden(case: str, golden: Golden) -> None:
     files = CASES[case]()
     for name, text in files.items():
         golden(f"{case}/{name}", text)
-    # No setting stands twice.
+    # No setting occurs twice.
     keys = re.findall(r"^(\w+)=", files["slurm.conf"], re.MULTILINE)
     once = [key for key in keys if key not in ("NodeName", "PartitionName")]
     assert len(once) == len(set(once))
 
 
 def test_where_no_control_groups_can_be_made_slurm_does_without() -> None:
-    """In a container, say. It watches memory itself then."""
+    """For example in a container. Slurm then enforces memory limits itself."""
     spec = make_spec()
     whole = make_inventory(spec)
     last = whole.hosts[-1].model_copy(update={"cgroups": False})
@@ -112,7 +112,7 @@ def test_missing_facts_are_an_error_that_names_the_host() -> None:
 
 @pytest.mark.parametrize("key", ["SlurmdTimeout", "SlurmctldTimeout", "MessageTimeout"])
 def test_larger_clusters_wait_longer(key: str) -> None:
-    waits = [int(timeouts(nodes)[key]) for nodes in (1, 2, 16, 64, 250)]
+    waits = [int(fault_timeouts(nodes)[key]) for nodes in (1, 2, 16, 64, 250)]
     assert waits == sorted(waits)
     assert waits[-1] > waits[0]
 

@@ -1,4 +1,4 @@
-"""Facts are parsed from what real hosts printed."""
+"""Tests of facts, parsed from recorded output of real hosts."""
 
 from __future__ import annotations
 

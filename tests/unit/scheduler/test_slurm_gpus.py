@@ -1,4 +1,4 @@
-"""GPUs as nvidia-smi shows them, read by the script that runs on hosts; nvidia-smi is a stand-in."""
+"""Tests of GPUs as the script on hosts reads them, with a stand-in for nvidia-smi."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _SLURMD = (
 
 
 def facts_of(folder: Path, machine: machines.Machine) -> NodeFacts:
-    """What a host of that kind is to Slurm."""
+    """Return the facts about a host of that kind."""
     facts, _ = read_node(said_by(folder, machine))
     assert facts is not None
     return facts
 
 
 def driver_of(folder: Path, *cards: machines.Machine) -> Driver:
-    """What the driver of a host with these cards shows."""
+    """Return the driver of a host with these cards."""
     return read_node(said_by(folder, {"gpus": list(cards)}))[1]
 
 
 def said_by(folder: Path, machine: machines.Machine) -> str:
-    """What the script finds on a host of that kind."""
+    """Return the output of the script on a host of that kind."""
     environment = machines.install(folder, machine, cpus=machines.lscpu())
     (folder / "slurmd").write_text(f"#!/bin/sh\necho '{_SLURMD}'\n")
     (folder / "slurmd").chmod(0o755)
@@ -44,7 +44,7 @@ def said_by(folder: Path, machine: machines.Machine) -> str:
 
 
 def gres_of(facts: NodeFacts) -> tuple[str, list[dict[str, str]]]:
-    """``Gres=`` of the node, and its lines in gres.conf."""
+    """Return the node's ``Gres=``, and its lines in gres.conf."""
     files = on_metal(make_spec({"name": "train", "nodes": 1}), facts)
     return lines(files["slurm.conf"], "NodeName")[0]["Gres"], lines(files["gres.conf"], "NodeName")
 
@@ -97,14 +97,14 @@ def test_a_driver_that_does_not_answer_is_quoted(tmp_path: Path) -> None:
 
 
 def test_cuda_is_told_uuids_where_slurm_counts_otherwise(tmp_path: Path) -> None:
-    """A real Slurm counted so: by type as in `Gres=`, parts too, whatever the device files are called."""
+    """A real Slurm counts by type, as in `Gres=`, including MIG parts, and not by device files."""
     card, cut = (machines.h100_node(parts=2)["gpus"][index] for index in (0, 7))
     whole, parts = card["uuid"], [part["uuid"] for part in cut["parts"]]
     assert driver_of(tmp_path, card, {**cut, "index": 1}).uuids == (*parts, whole)
     assert driver_of(tmp_path, {**cut, "index": 0}).uuids == tuple(parts)
     t4, a100 = machines.gpu(0, "Tesla T4"), machines.gpu(1, "NVIDIA A100-SXM4-80GB")
     assert driver_of(tmp_path, t4, a100).uuids == (a100["uuid"], t4["uuid"])
-    # A card that is to be cut is given to nobody, but CUDA counts it.
+    # Slurm does not allocate a card in MIG mode without parts, but CUDA counts it.
     assert driver_of(tmp_path, {**t4, "mig_mode": "Enabled"}, machines.gpu(1, "Tesla T4")).uuids
     assert driver_of(tmp_path, a100 | {"index": 0}, t4 | {"index": 1, "minor": 0}).uuids == ()
     assert driver_of(tmp_path, *machines.h100_node()["gpus"]).uuids == ()

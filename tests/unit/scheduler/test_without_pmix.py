@@ -1,4 +1,4 @@
-"""A Slurm that has no plugin for PMIx, as Debian's 26.05: mpirun starts ranks, and scripts are looked at."""
+"""Tests of clusters on which Slurm has no PMIx plugin, as in Debian's 26.05: mpirun starts the ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real sshd on loopback as the current user; a home on the cluster; a folder with all that is hard."""
+"""Fixtures: an sshd on loopback as the current user, a home on the cluster, a folder of difficult files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Sshd:
     process: subprocess.Popen[bytes]
 
     def config(self, *, known: str | None = None, port: int | None = None, where: Path | None = None) -> Path:
-        """Write an ssh_config and its known_hosts; by default the ones that are right for this sshd."""
+        """Write an ssh_config and known_hosts. Default: the correct values for this sshd."""
         where = where or self.folder / f"client-{len(list(self.folder.iterdir()))}"
         where.mkdir(exist_ok=True)
         known_hosts = where / "known hosts"
@@ -107,7 +107,7 @@ Reach = Callable[..., Transport]
 
 @pytest.fixture
 def reach() -> Iterator[Reach]:
-    """Makes transports to hosts, and ends their connections."""
+    """Makes transports to hosts, and closes their connections at the end."""
     made: list[tuple[Transport, Path]] = []
 
     def make(host: str, config: Path, **settings: Any) -> Transport:

@@ -1,4 +1,4 @@
-"""Connections that ssh keeps: whose they are, when they end, and what happens without one."""
+"""Tests of shared ssh connections: their owner, their end, and commands without a shared connection."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def config(sshd) -> Iterator[Path]:
 
 
 def masters(config: Path) -> list[int]:
-    """The pids of the ssh that keep connections."""
+    """Return the pids of the ssh processes that keep connections."""
     found = []
     for proc in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -58,7 +58,7 @@ def sockets(config: Path) -> list[Path]:
 
 
 def is_shared(config: Path, me: str) -> bool:
-    """A verb asks for something; return whether it leaves its connection open."""
+    """Run a command in another process; return whether it leaves its connection open."""
     with closing(SSHTransport("node", config, user=me, stays=True)) as node:
         assert node.run(["echo", "there"]).stdout == "there\n"
     return bool(masters(config))
@@ -73,7 +73,7 @@ def test_verbs_one_after_the_other_share_a_connection(sshd, me, config) -> None:
             check=False,
             timeout=60,
         )
-        # What reads our output would wait for its end, if ssh held that open.
+        # If ssh held our stdout open, a reader of our output would wait for ssh to exit.
         assert done.stdout == "there\n False\n", done.stderr
     assert len(sshd.connections()) == len(masters(config)) == 1
     assert os.getsid(masters(config)[0]) != os.getsid(0)  # Ctrl-C is not for it
@@ -98,7 +98,7 @@ def test_the_socket_of_a_killed_ssh_is_replaced(sshd, me, config) -> None:
 
 
 def test_a_connection_that_died_while_idle_is_opened_again(sshd, me, config, monkeypatch) -> None:
-    """The command is run once: it is never sent over the connection that does not answer."""
+    """The command runs once, because it is not sent over the connection that does not answer."""
     monkeypatch.setattr(ssh, "FRESH_S", 0.0)
     monkeypatch.setattr(ssh, "_ANSWER_S", 0.5)
     # As after a laptop's sleep, ssh itself has not noticed yet.
@@ -123,7 +123,7 @@ def test_a_connection_that_dies_under_a_verb_is_replaced(sshd, me, config) -> No
         node.run(["true"])
         for pid in (served := sshd.connections()):
             os.kill(pid, signal.SIGSTOP)
-        # ssh notices that the host does not answer, and connects anew: the command was not sent.
+        # ssh notices that the host does not answer before it sends the command, and connects again.
         assert node.run(["echo", "there"]).stdout == "there\n"
         for pid in served:
             os.kill(pid, signal.SIGKILL)
@@ -188,7 +188,7 @@ def test_ssh_files_stay_until_either_says_something_else(tmp_path: Path) -> None
 
 
 def test_no_connection_stays_if_the_cluster_is_to_end(me, config) -> None:
-    """Somebody who is connected keeps an idle cluster up."""
+    """An open connection would keep an idle cluster from removing itself."""
     workspace = Workspace(config.parent)
     workspace.spec.write_text("provider: {type: gcp, auto_down: 1h}\n")
     assert not is_shared(config, me)
@@ -260,7 +260,7 @@ LOGIN_SHELLS = {
 @pytest.mark.parametrize("kind", LOGIN_SHELLS)
 def test_run_any_login_shell_output_of_the_shell_is_dropped(sshd, me, config, kind) -> None:
     shell = sshd.folder / kind
-    # A forced command takes the part of the account's shell, as which no test can log in.
+    # A forced command replaces the account's login shell, which a test can't change.
     shell.write_text(f'#!/bin/bash\nset -- -c "$SSH_ORIGINAL_COMMAND"\n{LOGIN_SHELLS[kind]}\nexec sh "$@"\n')
     shell.chmod(0o755)
     keys = sshd.folder / "authorized_keys"

@@ -1,4 +1,4 @@
-"""Talking with a command on a host."""
+"""Tests of conversations with a command on a host."""
 
 from __future__ import annotations
 

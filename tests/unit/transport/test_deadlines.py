@@ -1,4 +1,4 @@
-"""No command is waited for without end, and none goes on when nobody waits for it."""
+"""Tests of time limits: no command is waited for forever, and abandoned commands end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clusterctl.transport.ssh import SSHTransport, end_all
 from tests.support.messages import refused
 from tests.support.processes import gone, noted
 
-# A program of ours that is busy and says nothing.
+# A busy clusterctl program that prints nothing.
 BUSY = """
 import os, time
 def main():

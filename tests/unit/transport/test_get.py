@@ -1,4 +1,4 @@
-"""Files from the cluster: each once, checked, gone on with where it stopped; nothing it says is trusted."""
+"""Tests of downloads: files are sent once, checked and resumed, and the cluster's list is not trusted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def theirs(home: Path, data: Path) -> Path:
-    """The same folder with all that is hard, on the cluster."""
+    """The folder of difficult files, on the cluster."""
     return data.rename(home / "data")
 
 
@@ -59,7 +59,7 @@ def test_what_is_here_is_not_fetched_again(theirs, here):
 
 @contextmanager
 def as_anybody() -> Iterator[None]:
-    """Modes of files count for root, too: in this thread, not in what it executes."""
+    """Make file modes count for root as well, in this thread but not in the programs that it executes."""
     libc = ctypes.CDLL(None, use_errno=True)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # capabilities(7), of this thread
     before = (ctypes.c_uint32 * 6)()
@@ -84,7 +84,7 @@ def test_fetch_local_file_without_permissions_is_replaced(theirs, here):
 
 
 def test_folders_above_need_not_be_readable(theirs):
-    """Where many have their homes in one folder, they may pass it, and often not list it."""
+    """Users may often enter the parent folder of all homes, but not list it."""
     theirs.parent.chmod(0o300)
     with as_anybody():
         os.close(open_file(b"/", os.fsencode(theirs / "large").lstrip(b"/")))
@@ -125,7 +125,7 @@ def test_a_damaged_beginning_is_noticed(theirs, here):
 
 
 def test_a_file_system_without_unnamed_files(theirs, here, monkeypatch):
-    """NFS has none, for one."""
+    """For example NFS."""
     opened, refused = os.open, []
 
     def refuse(path, flags, *more, **options):
@@ -224,7 +224,7 @@ def test_fetch_disk_too_small_fails_before_the_transfer(here):
 
 @pytest.mark.parametrize("name", ["sub", "large"])
 def test_a_link_of_ours_is_not_followed(theirs, here, tmp_path, name):
-    """An earlier answer of the cluster may have made it, to write elsewhere with the next one."""
+    """A malicious cluster may have made the link in an earlier answer, to write through it."""
     (here / "data").mkdir(parents=True)
     (tmp_path / "elsewhere").mkdir()
     (here / "data" / name).symlink_to(tmp_path / "elsewhere" / ("" if name == "sub" else "x"))

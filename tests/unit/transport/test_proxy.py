@@ -1,4 +1,4 @@
-"""To a real sshd behind a program, as through an IAP tunnel."""
+"""Tests of connections to a real sshd through a ProxyCommand, such as an IAP tunnel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clusterctl.transport.ssh import SSHTransport, end_all
 from tests.support.inventories import inventory_of
 from tests.support.processes import gone
 
-# Carries its streams to a port of this machine, as gcloud does; it notes who it is.
+# ProxyCommand that connects its streams to a local port, as gcloud does, and records its pid.
 CARRIER = """\
 import os, socket, sys, threading
 notes, port, mode = sys.argv[1], int(sys.argv[2]), sys.argv[3]
@@ -46,7 +46,7 @@ if mode == "stubborn":
 
 @pytest.fixture
 def behind(sshd, me, tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
-    """Writes the ssh_config of a host that a program leads to; also tells where that notes its pids."""
+    """Write the ssh_config of a host behind a ProxyCommand. Return it and the file of pids."""
 
     def write(mode: str = "plain") -> tuple[Path, Path]:
         folder = tmp_path / 'it\'s "a" $HOME; folder'
@@ -112,7 +112,7 @@ def test_a_program_that_is_not_there_is_said(behind):
 
 
 def test_a_program_is_heard_that_ends_before_ssh_writes_to_it(behind, tmp_path, monkeypatch):
-    """OpenSSH 9.2 says nothing then of a connection that stays: about one of six tries on two busy cores."""
+    """OpenSSH 9.2 then prints nothing for a persistent connection in one of six runs on busy cores."""
     config, _ = behind()
     ssh = tmp_path / "ssh"
     ssh.write_text(
@@ -159,7 +159,7 @@ def test_a_program_that_never_answers_is_given_up(behind):
 
 
 def test_proxied_connection_that_stays_outlives_its_verb(behind):
-    """The program belongs to the connection: it does not end with the verb that opened it."""
+    """The ProxyCommand belongs to the connection and does not end with the command that opened it."""
     config, notes = behind()
     code = (
         "import sys; from pathlib import Path; from clusterctl.transport.ssh import SSHTransport\n"

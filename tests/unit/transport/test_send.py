@@ -1,4 +1,4 @@
-"""Files to the cluster: each once, whole or not at all, gone on with where it stopped."""
+"""Tests of uploads: files are sent once, appear complete or not at all, and are resumed."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_a_damaged_store_is_noticed_and_mended(home, data):
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # nothing but the content tells
     with rejected("files-unwritable", TransferError) as caught:
         make(data, "jobs/two")
-    # The large one is seen to be short and is sent again at once; the empty one is what it was.
+    # The truncated large file is sent again at once; the empty file is unchanged.
     assert f"{len(stored_before) - 2}" in caught.value.why
     make(data, "jobs/two")
     assert not list((home / "jobs").glob(".*"))
@@ -273,7 +273,7 @@ def test_send_stored_file_touched_is_not_sent_again(home, data):
     assert (after.st_mode, after.st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
 
 
-# what jobs do to the store's own files; they run as the same user:
+# damage that jobs, which run as the same user, do to the store's files:
 
 
 class Hasty(LocalTransport):
@@ -375,7 +375,7 @@ def test_an_archive_is_unpacked_once_and_kept_for_a_year(home, data, tmp_path):
             os.utime(path, (at, at))
         make(data, f"jobs/{days}")
         assert (archive / "mark").exists() is stays
-    # What is no folder is replaced.
+    # A file in the place of a folder is replaced.
     shutil.rmtree(archive)
     archive.symlink_to(tmp_path)
     make(data, "jobs/last")
@@ -424,7 +424,7 @@ def test_many_at_once(home, data):
 
 
 def test_open_partial_file_renamed_meanwhile_is_not_reused(home, monkeypatch):
-    """Two send one content: the second opens the partial file just before the first gives it its place."""
+    """Two transfers of equal content: the second opens the partial file just before the first renames it."""
     partial, final = home / "partial", home / "final"
     partial.write_bytes(b"whole and right")
     lock = fcntl.flock
@@ -439,7 +439,7 @@ def test_open_partial_file_renamed_meanwhile_is_not_reused(home, monkeypatch):
 
 
 def test_hash_of_file_shortened_meanwhile_does_not_match(tmp_path, monkeypatch):
-    """A job wrote it anew while the cluster looked whether we have it: zeros filled what was missing."""
+    """A job rewrote the file while the cluster hashed it, and zeros filled the missing bytes."""
     path, size, real = tmp_path / "log", 4096, remote_content.hash_of
     path.write_bytes(b"x" * size)
 
@@ -511,7 +511,7 @@ def test_hashes_are_remembered_until_a_file_changes(home, data, monkeypatch):
     item = Item.of("large", large, large.lstat())
 
     def hashed() -> tuple[str, int]:
-        """The hash, and in how many pieces the file was looked at: one if it was not read."""
+        """Return the hash, and in how many pieces the file was read: 1 if it was not read."""
         told: list[tuple[str, int, int]] = []
         found = hash_items([item], progress=lambda *said: told.append(said))
         assert told[-1] == ("hashing", 3 * MIB, 3 * MIB)
@@ -555,7 +555,7 @@ def test_what_vanished_is_named(home, data):
 
 
 def test_the_remote_half_runs_on_plain_python(home, data):
-    """Nothing of this environment may be needed on the cluster."""
+    """The remote programs may not need packages of this environment."""
     argv = remote_argv("clusterctl.transport.remote_receive", STORE, "")
     done = subprocess.run(
         [sys.executable, "-I", "-S", *argv[1:]], input=b"\n", capture_output=True, check=True
@@ -605,7 +605,7 @@ def test_a_shell_that_greets_is_one_clear_error(home, data):
 
 
 class Answering(LocalTransport):
-    """A cluster that reads all and says this."""
+    """A cluster that reads all input and prints this answer."""
 
     def __init__(self, said: str) -> None:
         self._said = said

@@ -1,4 +1,4 @@
-"""A host over SSH, a real sshd."""
+"""Tests of the SSH transport with a real sshd."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_run_connection_killed_fails_and_next_run_connects(node, sshd, tmp_path)
 
 @contextlib.contextmanager
 def frozen(sshd):
-    """The processes that serve connections stand still; the kernel goes on to acknowledge what they get."""
+    """Stop the processes that serve connections; the kernel still acknowledges their packets."""
     pids = sshd.connections()
     pids += [child for pid in pids for child in children(pid)]
     for pid in pids:
@@ -206,7 +206,7 @@ def test_the_file_names_the_user_unless_overridden(sshd, reach):
 
 
 class Booting(paramiko.ServerInterface):
-    """Hangs up on whoever logs in, as sshd does while PAM lets nobody in yet."""
+    """Server that hangs up at each login, as sshd does while PAM refuses logins during boot."""
 
     def __init__(self, transport: paramiko.Transport) -> None:
         self._transport = transport
@@ -228,7 +228,7 @@ def test_connect_host_hangs_up_at_login_is_retryable(sshd, me, reach):
                     with contextlib.closing(paramiko.Transport(server.accept()[0])) as transport:
                         key = paramiko.Ed25519Key.from_private_key_file(str(sshd.folder / "host"))
                         transport.add_server_key(key)
-                        # Without an event it may raise what it has heard since: that the connection is over.
+                        # Without an event, start_server may raise the error of the ended connection.
                         transport.start_server(event=threading.Event(), server=Booting(transport))
                         transport.join(10)
 

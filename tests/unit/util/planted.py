@@ -1,4 +1,4 @@
-"""Secrets as logs, specs and records of a cluster contain them, and ordinary facts that look alike.
+"""Secrets as they occur in logs, specs and records, and ordinary facts that look similar.
 
 The secrets are made up, in the form that the named programs give them.
 """
@@ -25,7 +25,7 @@ DOCKER: Final = base64.b64encode(b"$oauthtoken:of-docker").decode()
 AWS: Final = _random(30)  # as long as a secret access key
 MUNGE_LINE: Final = _random(57)
 
-# Secret -> a text of a log, a spec or a record that it stands in.
+# Secret -> text of a log, a spec or a record that contains it.
 PLANTED: Final = {
     # names and their values
     "hunter2-of-slurm": "AccountingStoragePass=hunter2-of-slurm",
@@ -149,7 +149,7 @@ PLANTED: Final = {
     MUNGE_LINE: f"# base64 /etc/munge/munge.key\n{MUNGE_LINE}",
 }
 
-# What a reader needs, as the named programs print it.
+# Ordinary facts that must not be removed, as the named programs print them.
 FACTS: Final = """\
 fatal: [demo-train-1]: FAILED! => {'msg': 'No package matching slurm-slurmd found', 'rc': 100}
 ok: [demo-ctl] => {"changed": false, "checksum": "da39a3ee5e6b4b0d3255bfef95601890afd80709", "mode": "0644"}

@@ -1,4 +1,4 @@
-"""State folders on disks that take nothing more: one clear error, nothing torn, and `down` works."""
+"""Tests of state folders on full or unwritable disks: a clear error, no truncated files, and `down` works."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_without_a_cluster_there_is_nothing_to_lock(disk: SmallDisk, fault: str)
 
 
 def test_a_submission_is_written_whole_or_refused(disk: SmallDisk, workspace: Workspace) -> None:
-    """A disk takes the part of a line that fits, and says so only of the next write."""
+    """A disk accepts the part of a line that fits, and fails only at the next write."""
     ledger, written = Ledger(workspace.jobs), []
     disk.fill(but=8192)
     with refused("disk", DiskError):
@@ -187,7 +187,7 @@ def test_where_temporary_files_find_no_room_memory_has_it(options: str) -> None:
         "from clusterctl.util.process import roomiest, sweep, temporary_folder\nsweep()\n"
         "with temporary_folder(roomiest()) as folder: print(folder.parent)"
     )
-    # This checkout may lie in one of the folders itself.
+    # This checkout may be in one of these folders.
     mount = (
         "[ -d $place ] || continue; mount -t tmpfs none $place\n"
         'case $here in $place/*) mkdir -p "$here"; mount -c --bind /proc/self/fd/9 "$here";; esac\n'

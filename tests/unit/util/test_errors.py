@@ -1,4 +1,4 @@
-"""The error of several hosts: who, why on each, and what to do, each said once."""
+"""Tests of errors about several hosts: hosts, causes and fixes are each listed once."""
 
 from __future__ import annotations
 

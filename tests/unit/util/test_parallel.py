@@ -1,4 +1,4 @@
-"""Calls at the same time: how many there are, and what happens when one fails."""
+"""Tests of parallel calls: their number, and the failure of a call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from clusterctl.util.process import parallel_map
 
 
 def test_after_the_first_error_nothing_goes_on() -> None:
-    """A caller releases its lock then: what still runs is waited for, and nothing more starts."""
+    """The caller then releases its lock, so running calls are waited for and no further call starts."""
     begun, ended, before = threading.Event(), [], threading.active_count()
 
     def call(number: int) -> None:

@@ -1,4 +1,4 @@
-"""What does not outlive a clusterctl that is killed."""
+"""Tests of programs and folders that must not outlive a killed clusterctl."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ with temporary_folder(sys.argv[1]) as folder:
     print(folder, flush=True)
     sys.stdin.read()
 """
-# A program whose own child leads a session of its own, and says both pids.
+# A program that prints its pid and that of its child, which has its own session.
 SHELL = 'setsid sleep 60 >/dev/null & echo $$ $!; exec sleep "$0"'
 STARTS = f"""
 import subprocess, sys
@@ -109,8 +109,8 @@ def test_a_program_ends_as_it_ends(script: str, code: int) -> None:
 
 
 def test_a_program_gets_its_words_and_signals_as_they_are() -> None:
-    """Also in the background of a script, and by nohup: how would it be interrupted there?"""
-    # Not a shell, which clears its mask as it starts.
+    """Also in the background of a script and under nohup, where SIGINT is ignored by default."""
+    # Not a shell, because a shell clears its signal mask at its start.
     program = "import sys; print(sys.argv[1:]); print(open('/proc/self/status').read())"
     argv = [
         "env",
@@ -126,7 +126,7 @@ def test_a_program_gets_its_words_and_signals_as_they_are() -> None:
         assert not int(status[masked], 16) & sum(1 << number - 1 for number in ours)
 
 
-# A program that says its pid, and ends a moment after it was interrupted.
+# A program that prints its pid, and exits a moment after SIGINT.
 GRACEFUL = 'trap "sleep $1; echo whole > $0; exit 3" INT; echo $$; while :; do sleep 0.05; done'
 STARTS_WITH_GRACE = f"""
 import subprocess, sys
@@ -168,7 +168,7 @@ def test_a_hangup_cuts_grace_short_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_what_else_is_passed_on_stays_with_the_reaper(tmp_path: Path) -> None:
-    """So a lock is held as long as the reaper lives, whatever its program leaves behind."""
+    """So a lock is held as long as the subreaper runs, even if its program leaves children behind."""
     with (tmp_path / "lock").open("w") as lock:
         argv = under_subreaper(["sh", "-c", "ls -l /proc/self/fd; exec sleep 60"])
         fcntl.flock(lock, fcntl.LOCK_EX)

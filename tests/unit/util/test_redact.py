@@ -1,4 +1,4 @@
-"""What is taken out of text as a secret, in which notation it may stand, and what stays."""
+"""Tests of redaction: the secrets and notations that are removed, and the text that stays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clusterctl.util.assets import yaml_text
 from clusterctl.util.redact import HIDDEN, patterns, redactor
 from tests.unit.util.planted import FACTS, PLANTED, PORTS
 
-# The ways in which logs, specs and command lines write a password; 7777 stands beside it.
+# Notations of a password in logs, specs and command lines, beside the ordinary number 7777.
 NOTATIONS: Final[dict[str, Callable[[str], str]]] = {
     "YAML": lambda word: yaml_text({"db": {"password": word, "port": 7777}}),
     "YAML, single quotes": lambda word: "password: '{}'\nport: 7777".format(word.replace("'", "''")),

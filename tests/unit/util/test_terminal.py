@@ -1,4 +1,4 @@
-"""What hosts and jobs write can't make a terminal do anything but show text and colors."""
+"""Tests that output of hosts and jobs can't make a terminal do anything but show text and colors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clusterctl.util.terminal import LogFilter, plain_line
 SGR = re.compile(r"\x1b\[[0-9;:]*m")
 ACTS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
-# What a terminal does with each is said where it is not plain.
+# Comments explain a terminal's reaction if it is not obvious.
 HOSTILE = {
     "title": b"\x1b]0;owned\x07",
     "title that ends with ST": b"\x1b]2;owned\x1b\\",
@@ -64,7 +64,7 @@ def shown(*pieces: bytes) -> bytes:
 
 
 def is_harmless(data: bytes) -> bool:
-    """Only text, newlines, tabs, carriage returns and colors, and all of it UTF-8."""
+    """Return whether the output is UTF-8 with only text, newlines, tabs, carriage returns and colors."""
     return ACTS.search(SGR.sub("", data.decode())) is None
 
 
@@ -108,7 +108,7 @@ def test_pieces_make_no_difference_and_nothing_acts(pieces: list[bytes]) -> None
     assert shown(*pieces) == whole
     assert is_harmless(whole)
     colors = SGR.findall(whole.decode())
-    # No color goes on after the end.
+    # No color continues after the end.
     assert not colors or not colors[-1].strip("\x1b[0m")
 
 
@@ -173,7 +173,7 @@ def test_a_color_that_is_cut_off_is_shown_as_text() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """Of a sequence that never ends, and of one that begins again and again."""
+    """For a sequence that never ends, and for a sequence that begins again and again."""
     stream = LogFilter()
     piece = b"1;" * 32768
     tracemalloc.start()
@@ -195,7 +195,7 @@ def test_plain_line_drops_colors_and_overwritten_text() -> None:
 
 
 def asked_of_a_terminal(data: bytes) -> set[str]:
-    """What a terminal is asked to do besides showing text and colors."""
+    """Return the actions that output requests of a terminal, besides text and colors."""
     log = io.StringIO()
     pyte.ByteStream(pyte.DebugScreen(log)).feed(data)
     asked = {json.loads(line)[0] for line in log.getvalue().splitlines()}
@@ -206,7 +206,7 @@ EVERYTHING = b"\r\n".join(HOSTILE.values())
 
 
 def test_a_terminal_is_asked_for_nothing_but_text_and_color() -> None:
-    """Unfiltered it is asked for much."""
+    """The unfiltered output requests many actions."""
     assert {"set_title", "erase_in_display", "cursor_position", "set_mode", "reset"} <= asked_of_a_terminal(
         EVERYTHING
     )
