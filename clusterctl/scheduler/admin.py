@@ -44,8 +44,7 @@ exit 1"""
 class SlurmNodes(SlurmClient, Nodes):
     """Slurm, used by its administrator, the user of ``transport``.
 
-    has_pmix: whether Slurm has the PMIx plugin. Without it, mpirun starts the ranks of MPI programs.
-    root: folder on the hosts with the Python and the profile of jobs.
+    has_pmix: whether Slurm has the PMIx plugin; otherwise mpirun starts ranks. root: folder of jobs' Python.
     """
 
     has_pmix: bool = True
@@ -100,8 +99,7 @@ class SlurmNodes(SlurmClient, Nodes):
     def release_held_jobs(self) -> tuple[str, ...]:
         released = []
         for job_id in (job.id for job in self.all_jobs() if job.failed_to_launch):
-            # CommandError: the job was cancelled in the meantime.
-            with suppress(CommandError):
+            with suppress(CommandError):  # already cancelled
                 self.transport.run(["scontrol", "release", job_id])
                 released.append(job_id)
         return tuple(released)

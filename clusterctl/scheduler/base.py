@@ -111,8 +111,7 @@ def shown_exit(exit_code: int | None, number: int | None) -> str:
         return "" if exit_code is None else str(exit_code)
     try:
         return signal.Signals(number).name
-    except ValueError:
-        # A real-time signal, or a signal that this system does not have.
+    except ValueError:  # real-time signal
         return f"signal {number}"
 
 
@@ -122,8 +121,7 @@ class JobInfo:
 
     Times are Unix seconds, None if unknown. ``signal`` is 0 if no signal ended the job. ``exit_code`` and
     ``signal`` are None while the job is active. ``time_limit_s`` is None without a limit.
-    number: 0 if the job's record is too damaged to read it.
-    expected_start: Slurm's estimate for a pending job.
+    number: 0 if the record is damaged. expected_start: Slurm's estimate for a pending job.
     tres: resources allocated or requested, as Slurm writes them: ``cpu=2,mem=200M,node=1``.
     prefix: first part of the id: "m" on clusters without a scheduler.
     """
@@ -222,9 +220,8 @@ def _in_utc(timestamp: int | None) -> str | None:
 class NodeInfo:
     """A node.
 
-    shown: its state as sinfo prints it: ``idle+drain*``.
+    shown: its state as sinfo prints it, ``idle+drain*``. allocated_mib: memory allocated to jobs.
     reason_by: account that set the reason; Slurm's daemons use slurm or root.
-    allocated_mib: memory allocated to jobs.
     """
 
     name: str
@@ -258,8 +255,7 @@ class NodeInfo:
 class StepInfo:
     """A job step in the accounting; the first step stands for the job.
 
-    peak: largest memory of a task, in bytes, on ``peak_host``.
-    cancelled_by: uid of the user who cancelled it.
+    peak: largest memory of a task, in bytes, on ``peak_host``. cancelled_by: uid, if a user cancelled it.
     """
 
     id: str

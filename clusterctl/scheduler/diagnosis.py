@@ -340,8 +340,7 @@ def _chains(text: str) -> Iterator[list[re.Match[str]]]:
     """Yield lists of tracebacks. Exceptions raised while another was handled are in the same list."""
     chain: list[re.Match[str]] = []
     for match in _TRACEBACK.finditer(text):
-        if match["message"] is None:
-            # Frames without an exception.
+        if match["message"] is None:  # no exception
             continue
         between = text[chain[-1].end() : match.start()] if chain else ""
         if chain and not _CHAINED.fullmatch(between):

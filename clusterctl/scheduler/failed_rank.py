@@ -11,12 +11,10 @@ from typing import Any, Final
 
 from clusterctl.scheduler.base import JobInfo
 
-# Signals by which launchers end ranks.
 _BY_LAUNCHER: Final = frozenset({"SIGTERM", "SIGKILL"})
 # Exit code of ranks that Open MPI ends because they lost another rank.
 _LOST_PEER: Final = 14
-# Exit codes of a shell above this number tell the signal that ended its program.
-_FROM_SHELL = 128
+_FROM_SHELL = 128  # plus the signal
 _NAMES: Final = {number.value: number.name for number in signal.Signals}
 _SIGNALS: Final = {signal.strsignal(number): number.name for number in signal.Signals}
 
@@ -77,9 +75,8 @@ def first_failed(
     If Open MPI or srun ended ranks because another rank was lost, and the launcher does not name that rank:
     the first failed rank by ``ends``, otherwise a rank that caught a signal by ``ranks``.
 
-    ranks: log of each rank.
-    ends: record of each failed rank's end: Unix seconds, exit code of its shell, host. "" if the rank was
-        killed while it wrote its record.
+    ranks: log of each rank. ends: record of each failed rank's end: Unix seconds, exit code of its shell,
+        host; "" if the rank was killed while it wrote its record.
     """
     failed = _of_torchrun(log) or _of_mpi_abort(log) or _of_srun(log) or _of_mpirun(log)
     # Without a message from a launcher, use the job's own exit code or signal.
@@ -106,8 +103,7 @@ def _first_recorded(ranks: Mapping[int, str], ends: Mapping[int, str], log: str)
             failed = _signalled_rank({rank: ranks.get(rank, "")}) or next(ends_by_srun, Failed(rank=rank))
             candidates.append((1, 0.0, rank, failed))
             continue
-        # ValueError: a job may write anything into its records.
-        with suppress(ValueError):
+        with suppress(ValueError):  # invalid record
             when, code, host = record.split()
             if not _PEER_GONE.search(ranks.get(rank, "")):
                 has_lost_peer = int(code) == _LOST_PEER

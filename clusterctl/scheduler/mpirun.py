@@ -174,7 +174,6 @@ class MpirunClient(Jobs):
             except UnreachableError:
                 self._away[first] = self.clock.now()
             else:
-                # A job may have removed its own record.
                 return job_info(records[0], self.user) if records else job
         return replace(job, reason=f"{first} does not answer")
 
@@ -261,8 +260,7 @@ def job_info(record: Mapping[str, Any], user: str) -> JobInfo:
             submit_time=int(record["time"]),
             start_time=int(record["time"]),
             end_time=None if end is None else int(end["time"]),
-            # Older records have no limit.
-            time_limit_s=int(record.get("limit_s", 0)) or None,
+            time_limit_s=int(record.get("limit_s", 0)) or None,  # optional in records
             tres=f"node={len(record['nodes'])}",
             work_dir=str(record["folder"]),
             comment=comment_of(record["token"]),

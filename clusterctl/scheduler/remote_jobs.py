@@ -4,8 +4,7 @@
 
 REQUEST and the answer are JSON objects. A job's records are in its user's home, which all hosts share:
 `~/clusterctl/mpirun/m1/` holds `job.json`, `end.json` (written by the job's unit at its end) and `cancelled`.
-They are opened with the user's rights, because root may have no rights there and must not follow a job's
-links.
+They are opened with the user's rights: root may have no rights there, and must not follow a job's links.
 """
 
 from __future__ import annotations

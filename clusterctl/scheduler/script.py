@@ -37,10 +37,8 @@ _ALONE: Final = {
     "LOCAL_WORLD_SIZE": "1",
     "NODE_RANK": "0",
 }
-# Slurm's own limit for a batch script (max_script_size).
-MAX_BYTES: Final = 4 << 20
-# File names in a job's folder that clusterctl uses.
-TAKEN_NAMES: Final = SENT_FILES | WRITTEN_FILES | ADDED_FILES
+MAX_BYTES: Final = 4 << 20  # Slurm's max_script_size
+TAKEN_NAMES: Final = SENT_FILES | WRITTEN_FILES | ADDED_FILES  # in job folders
 _HETEROGENEOUS: Final = re.compile(r"#SBATCH\s+(hetjob|packjob)\b")
 # Bundled jobs without GPUs: the probe tests the network between ranks, and export copies files.
 _ON_THE_CPU: Final = ("probe", "export")
@@ -178,8 +176,7 @@ def _directives(path: Path, lines: list[str]) -> tuple[str, ...]:
 def _words(directive: str) -> list[str]:
     try:
         return shlex.split(directive.removeprefix("#SBATCH"), comments=True)
-    except ValueError:
-        # An open quote, which sbatch will report.
+    except ValueError:  # an open quote
         return directive.split()
 
 
@@ -436,8 +433,7 @@ def _signal_options(job: JobSpec, script: UserScript | None) -> list[str]:
     signal = job.signal or (_SIGNAL if job.requeue and not own_signal else None)
     return [
         *(["--requeue"] if job.requeue else []),
-        # B: the signal goes to the batch script, which passes it on.
-        *([f"--signal=B:{signal}"] if signal else []),
+        *([f"--signal=B:{signal}"] if signal else []),  # B: batch script
     ]
 
 

@@ -33,8 +33,7 @@ _DISABLES_CGROUPS = "24.11"
 # From 23.11, `scontrol reconfigure` makes the daemons re-execute themselves: scontrol(1). Before 23.11.8 that
 # could lose credentials and crash slurmctld (Slurm's CHANGELOG/slurm-23.11.md), and Ubuntu 24.04 has 23.11.4.
 _RECONFIGURES = "24.05"
-# With more nodes, slurmd forwards messages in more than one step.
-_TREE_WIDTH = 128
+_TREE_WIDTH = 128  # nodes
 _PROOF_PRIORITY_TIER = 1000
 _PROOF_MAX_MINUTES = 10
 
@@ -110,21 +109,18 @@ def fault_timeouts(nodes: int) -> Settings:
     """Return settings that decide how soon a fault is noticed and its job runs again.
 
     Slurm's defaults are for thousands of nodes: a lost node is noticed after five minutes, and a requeued job
-    waits until credentials expire (120 s). Small clusters get shorter limits, growing with the number of
-    nodes. Even the shortest tolerate a machine that is busy for half a minute, because a node taken for dead
-    loses its jobs.
+    waits until credentials expire (120 s). Limits of small clusters are shorter, and grow with the number of
+    nodes. All limits tolerate a machine that is busy for half a minute: a node taken for dead loses its jobs.
     """
     extra_s = nodes // 8
     return {
         "SlurmdTimeout": str(min(60 + extra_s, 300)),
         "SlurmctldTimeout": str(min(60 + extra_s, 120)),
         "MessageTimeout": str(min(15 + extra_s, 60)),
-        # The prologue's pause counts.
-        "BatchStartTimeout": "60",
+        "BatchStartTimeout": "60",  # includes the prologue
         "AuthInfo": f"cred_expire={min(10 + extra_s, 120)}",
         # Slurm's default, for programs that save their work on SIGTERM.
         "KillWait": "30",
-        # Start jobs at once.
         "SchedulerParameters": "batch_sched_delay=0,sched_interval=5,bf_interval=5",
         "TreeWidth": str(max(2, min(nodes, _TREE_WIDTH))),
     }

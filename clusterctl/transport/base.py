@@ -19,8 +19,7 @@ from clusterctl.util.process import Result
 LONGEST_LINE = 1 << 20  # bytes
 # Bytes of a pipe that carries much data. Linux lets any user have up to 1 MiB.
 PIPE = 1 << 18
-# Exit status reported for a command that a signal ended.
-ENDED_BY_SIGNAL = -1
+ENDED_BY_SIGNAL = -1  # exit status
 SILENCE_S = 120.0
 
 # Each command on a host begins with this line, which every login shell accepts, csh included. The command's
@@ -160,7 +159,7 @@ Connect = Callable[[str], Transport]
 
 def enlarge(pipe: int) -> None:
     """Enlarge a pipe's buffer from 64 KiB, to reduce context switches when much data passes through it."""
-    # OSError: the user may not enlarge it. AttributeError: not Linux.
+    # OSError: the user may not enlarge pipes. AttributeError: not Linux.
     with suppress(OSError, AttributeError):
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE)
 

@@ -24,8 +24,7 @@ from clusterctl.util.disk import append_line, read_rows
 class Copies:
     """A file or folder ``top`` on a host that also exists on this machine as ``directory``.
 
-    host: name of the host. "": the shared file system.
-    names: the files of the folder that were copied. None: all files.
+    host: "" for the shared file system. names: the copied files of the folder. None: all files.
     sent: whether the files were sent to the host. They may then lie on the shared file system as well.
     renamed: ending that the local names have and the names on the host have not.
     """
@@ -77,8 +76,7 @@ def note(workspace: Workspace, copies: Iterable[Copies]) -> None:
     """Append these copies to the cluster's record.
 
     Raises:
-        MachineError: the record can't be written; `down` then takes the files on the cluster for the only
-        copy.
+        MachineError: the record can't be written; `down` will consider the cluster's files the only copies.
     """
     rows = [{key: value for key, value in asdict(copy).items() if value not in (None, "")} for copy in copies]
     if rows:
@@ -88,8 +86,7 @@ def note(workspace: Workspace, copies: Iterable[Copies]) -> None:
 def read_copies(workspace: Workspace) -> Iterator[Copies]:
     """Yield the copies written by ``note``, including those of earlier clusters with the same name."""
     for row in read_rows(workspace.copies):
-        # KeyError, TypeError: the row is damaged.
-        with suppress(KeyError, TypeError):
+        with suppress(KeyError, TypeError):  # damaged row
             host, top, directory, names = row.get("host", ""), row["top"], row["directory"], row.get("names")
             strings = (host, top, directory, renamed := row.get("renamed", ""), *(names or ()))
             if all(isinstance(text, str) and "\0" not in text for text in strings):

@@ -31,8 +31,7 @@ from clusterctl.util.disk import reason
 
 _AGAIN = "run the command again: files that have arrived are kept"
 _MAX_NAME = 255  # bytes
-# Sizes in bytes and times in nanoseconds are below this number.
-_MOST = 1 << 63
+_MOST = 1 << 63  # bytes or nanoseconds
 # Bytes of a bounded list. The host's program prints at most 16 MiB.
 _MOST_BYTES = 1 << 28
 
@@ -249,8 +248,7 @@ def parse_listing(
                 continue
             entry = Entry(line, len(entries) + len(left))
             if entry.kind == LEFT:
-                # The path "." is the listed folder itself.
-                if entry.path != b".":
+                if entry.path != b".":  # the listed folder
                     _parts(entry.path)
                 if not (0 <= entry.size < _MOST and 0 <= entry.space < _MOST):
                     raise ValueError("no file has such a size")

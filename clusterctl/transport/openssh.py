@@ -37,13 +37,10 @@ if TYPE_CHECKING:
 # ssh options for a connection without a terminal that does not use the shared connection.
 ALONE = ("-T", "-o", "ControlPath=none")
 _SIGNALLED = 128
-# Exit status of ssh if the connection failed or broke.
-NO_CONNECTION = 255
+NO_CONNECTION = 255  # ssh's exit status
 _STDERR_TAIL = 1 << 16
-# Exit status of a shell for a command that does not exist.
-_NOT_FOUND = 127
-# Bytes that a login shell's startup files may print.
-_MOST_NOISE = 1 << 20
+_NOT_FOUND = 127  # shell's exit status
+_MOST_NOISE = 1 << 20  # bytes
 _PAUSE_MS = 50
 
 
@@ -340,10 +337,7 @@ class OpenSSH:
 
 
 def write_ssh_files(inventory: Inventory, workspace: Workspace) -> None:
-    """Write the cluster's known_hosts and `ssh_config`, unless they are unchanged.
-
-    Open connections depend on the identity of the `ssh_config` file, so an unchanged file is not replaced.
-    """
+    """Write known_hosts and `ssh_config`. Unchanged files stay, because open connections depend on them."""
     changed = write_atomic(workspace.known_hosts, inventory.known_hosts())
     ssh_config = inventory.ssh_config(key=workspace.key, known_hosts=workspace.known_hosts)
     write_atomic(workspace.ssh_config, ssh_config, anew=changed)

@@ -125,10 +125,7 @@ def _converse(
     *,
     ours: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Sent:
-    """Send the list of files, then the files that the cluster requests. Return the cluster's final answer.
-
-    hashes: sha256 of each file. None: a file is hashed only if the cluster has a file in its place.
-    """
+    """Send the list of files, then the requested files. hashes: None to hash only files that exist there."""
     try:
         with transport.converse(argv) as talk:
             answers = _answers(talk)

@@ -42,8 +42,7 @@ CHUNK = 1 << 20
 # Bytes read from a pipe at once. For more, glibc would map and clear the memory for each read.
 READ = 120_000
 ZEROS = bytes(CHUNK)
-# Bytes of the buffer for small pieces. Large pieces bypass it.
-BUFFER = 1 << 16
+BUFFER = 1 << 16  # bytes
 HEADER = struct.Struct(">q")
 BLOCK = 512  # bytes of st_blocks
 UNREADABLE, SAME, ALIVE = -1, -2, -3
@@ -80,7 +79,7 @@ def data_at(fd: int, offset: int, size: int) -> int:
     try:
         return min(os.lseek(fd, offset, os.SEEK_HOLE), size) - offset
     except OSError:
-        # The file became shorter, or the file system does not report holes.
+        # The file has become shorter, or the file system does not report holes.
         return size - offset
 
 

@@ -176,9 +176,8 @@ class Entry:
     """A line of the list of files.
 
     local: path below the target folder: ``path``, unless a run's collection renames it.
-    final: full path; partial: full path of the file while it arrives.
-    is_new: its folder has just been made, so nothing is in its place.
-    known: hash of a file of the same size in its place, if any.
+    final, partial: full path of the complete file, and of the arriving file.
+    is_new: its folder has just been made. known: hash of a file of the same size in its place, if any.
     fd: descriptor of the open partial file, which has ``have`` bytes.
     """
 

@@ -28,8 +28,7 @@ ON_THE_WAY = FOLDER | getattr(os, "O_PATH", 0)
 CONTAINERS = 1 << 18
 # Mode of clusterctl's own files: only the owner may read and write them.
 OWNERS = 0o600
-# Exit status of a program that gave up waiting for a lock.
-HELD = 68
+HELD = 68  # exit status
 RETRY_S = 0.1
 ALIVE_S = 1.0
 

@@ -83,10 +83,8 @@ class Kind(StrEnum):
 class Item:
     """A file, folder, link or archive to send.
 
-    path: path below the target folder. Names that are not UTF-8 are as `os.fsdecode` returns them.
-    origin: local path.
-    size: in bytes, for files.
-    target: for links.
+    path: below the target folder. Names that are not UTF-8 are as `os.fsdecode` returns them.
+    origin: local path. size: of a file, in bytes. target: of a link.
     """
 
     path: str
@@ -245,8 +243,7 @@ class _Hashing:
 def _hash_cache(*, used: bool) -> Iterator[_HashCache]:
     """Yield the cache of hashes, and save the hashes that the body has added.
 
-    used: whether the body uses the cache. If not, it is empty and is not saved.
-    A damaged or unwritable cache file is ignored: the files are hashed again.
+    used: whether the body needs the cache. A damaged or unwritable cache file is ignored.
     """
     if not used:
         yield {}

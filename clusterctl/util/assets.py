@@ -103,9 +103,8 @@ def gpu_lock() -> Path:
 def install_inputs() -> tuple[bytes, ...]:
     """Return the contents that determine a host's installation: install files of roles, and requirements.
 
-    Files that only `configure.yml` reads (tasks, handlers, templates) are left out, so that a change to them
-    does not install anything again. Roles without install.yml install nothing. If a role only installs, all
-    its tasks count.
+    Files that only `configure.yml` reads (tasks, handlers, templates) do not count, so that changing them
+    installs nothing again. Roles without install.yml install nothing; others without configure.yml count fully.
     """
     ansible = asset("ansible")
     files = [ansible / "install.yml", job_lock()]
@@ -178,8 +177,7 @@ def yaml_text(document: Mapping[str, Any], *, offset: int = 0) -> str:
 class Rule:
     """Meaning of a text that matches one of the patterns ``match``.
 
-    Groups of the patterns can be used in ``cause`` and ``fix``: `{name}`, `{name:text if the group is
-    empty}`.
+    Groups of the patterns can be used in ``cause`` and ``fix``: `{name}`, `{name:text for an empty group}`.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}

@@ -73,9 +73,7 @@ def run(
     timeout_s: float | None = None,
     cwd: Path | None = None,
 ) -> Result:
-    """Run a program and wait for it. It is ended if this process ends.
-
-    env: replaces the environment. Default: this process's environment.
+    """Run a program that ends with this process, and wait for it. ``env`` replaces the environment.
 
     Raises:
         OSError: the program does not exist.
@@ -150,7 +148,7 @@ def temporary_folder(place: str | Path | None = None, *, prefix: str = PREFIX) -
     sweep(parent, prefix=prefix)
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-        # FileNotFoundError: a concurrent sweep has removed the new folder before it was locked.
+        # Another clusterctl may have removed the new folder before it was locked.
         with suppress(FileNotFoundError):
             if (lock_fd := _locked(folder)) is not None:
                 if folder.exists():
@@ -167,7 +165,7 @@ def sweep(place: str | Path | None = None, *, prefix: str = PREFIX) -> None:
     """Remove folders of killed processes below ``place``. Default: all places for temporary files."""
     places = {Path(place)} if place else {_temporary_place(), SHORT, _MEMORY}
     for folder in [folder_path for parent in places for folder_path in parent.glob(f"{prefix}*")]:
-        # OSError: another user's folder, or already removed.
+        # The folder may belong to another user, or be removed already.
         with suppress(OSError):
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():
                 continue
@@ -186,8 +184,7 @@ def _temporary_place() -> Path:
     """Return the folder for temporary files: in memory if no disk is writable, so that `down` still works."""
     try:
         return Path(tempfile.gettempdir())
-    except FileNotFoundError:
-        # tempfile could not write to any of its folders.
+    except FileNotFoundError:  # no writable folder
         if not _MEMORY.is_dir():
             raise
         tempfile.tempdir = str(_MEMORY)
@@ -247,8 +244,7 @@ def parallel_map(items: Sequence[T], function: Callable[[T], R], *, most: int = 
                 return
             try:
                 results[number] = function(items[number])
-            except BaseException as exc:
-                # Raised again in the caller.
+            except BaseException as exc:  # re-raised in caller
                 failed.append(exc)
 
     threads = [threading.Thread(target=work, daemon=True) for _ in range(min(most, len(items)))]
@@ -264,7 +260,6 @@ def parallel_map(items: Sequence[T], function: Callable[[T], R], *, most: int = 
         raise
     if failed:
         raise failed[0]
-    # Complete here: every call has returned.
     return results  # type: ignore[return-value]
 
 
@@ -279,8 +274,7 @@ def started(call: Callable[[], R]) -> Callable[..., R]:
     def work() -> None:
         try:
             done.put((call(), None))
-        except BaseException as exc:
-            # Raised again in the caller.
+        except BaseException as exc:  # re-raised in caller
             done.put((None, exc))
 
     def result(limit: Limit | None = None) -> R:

@@ -32,7 +32,6 @@ class Waiting(str):
     __slots__ = ()
 
 
-# Called with each message of a phase.
 ProgressReporter = Callable[[str | HostStep], None]
 # Called with messages that do not concern a single host.
 LineReporter = Callable[[str], None]

@@ -33,8 +33,7 @@ _KINDS: Final = {letter: kind for kind in (ascii_lowercase, ascii_uppercase, dig
 # From this length, in letters, a word counts as secret whatever its letters.
 _ANY: Final = 100
 _ORDINARY: Final = re.compile(r"[0-9a-f]{128}|.*[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # SHA512, UUID
-# Groups of the patterns that hold the secret.
-_SECRET: Final = ("secret", "several", "items", "heredoc", "json")
+_SECRET: Final = ("secret", "several", "items", "heredoc", "json")  # groups of patterns
 # Share of neighbouring characters that differ in kind (lower, upper, digit). Base64: 0.6; paths: 0.1.
 _CHANGES: Final = 0.3
 _LEAST_LINE: Final = 16  # letters

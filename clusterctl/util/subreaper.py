@@ -22,7 +22,6 @@ from contextlib import suppress
 from pathlib import Path
 
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
-# SIGHUP: our terminal was closed.
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _SIGNALLED = 128
 _DAY_S = 86400
@@ -42,7 +41,7 @@ def main(parent: int, grace_s: int, argv: list[str]) -> int:
     if os.getppid() != parent:
         return _SIGNALLED + signal.SIGTERM
     for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
-        # OSError: the descriptor of the directory listing.
+        # The descriptor of the listing itself is closed already.
         with suppress(OSError):
             os.set_inheritable(descriptor, descriptor <= _STDERR)
     try:
@@ -78,8 +77,7 @@ def _end_children() -> None:
     Children under sudo can't be killed by us. They end because their input or output is closed.
     """
     children = Path(f"/proc/self/task/{os.getpid()}/children")
-    # ChildProcessError: wait(2) has no children left.
-    with suppress(ChildProcessError):
+    with suppress(ChildProcessError):  # no children left
         while [child for child in children.read_text().split() if _killed(int(child))]:
             os.wait()
 

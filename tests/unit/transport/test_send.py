@@ -456,9 +456,9 @@ def test_hash_of_file_shortened_meanwhile_does_not_match(tmp_path, monkeypatch):
     monkeypatch.undo()
     out.seek(0)
     coming = Incoming(iter([out.read()]))
-    assert coming.read_header(size, known=True) == size
+    assert coming.read_header(size, has_hash=True) == size
     with (tmp_path / "here").open("w+b") as here:
-        assert not coming.is_complete(coming.rest(here.fileno(), 0, size))
+        assert not coming.is_complete(coming.receive_rest(here.fileno(), 0, size))
 
 
 @pytest.mark.parametrize("stored", [True, False])
