@@ -104,7 +104,7 @@ def install_inputs() -> tuple[bytes, ...]:
     """Return the contents that determine a host's installation: install files of roles, and requirements.
 
     Files that only `configure.yml` reads (tasks, handlers, templates) do not count, so that changing them
-    installs nothing again. Roles without install.yml install nothing; others without configure.yml count fully.
+    installs nothing again. Roles without install.yml do not count; roles with install.yml alone count fully.
     """
     ansible = asset("ansible")
     files = [ansible / "install.yml", job_lock()]
