@@ -119,8 +119,8 @@ def shown_exit(exit_code: int | None, number: int | None) -> str:
 class JobInfo:
     """A job, or a task of a job array.
 
-    Times are Unix seconds, None if unknown. ``signal`` is 0 if no signal ended the job. ``exit_code`` and
-    ``signal`` are None while the job is active. ``time_limit_s`` is None without a limit.
+    Times are Unix seconds. Fields without a value, such as the exit code of an active job, are None.
+    ``signal`` is 0 if no signal ended the job.
     number: 0 if the record is damaged. expected_start: Slurm's estimate for a pending job.
     tres: resources allocated or requested, as Slurm writes them: ``cpu=2,mem=200M,node=1``.
     prefix: first part of the id: "m" on clusters without a scheduler.
@@ -210,7 +210,7 @@ class JobInfo:
 
 @lru_cache
 def _in_utc(timestamp: int | None) -> str | None:
-    """Return a time in ISO 8601, or None if it is out of range, as in a damaged record."""
+    """Return a time in ISO 8601, or None if it is unknown or, in a damaged record, out of range."""
     with suppress(OverflowError, ValueError, OSError):
         return None if timestamp is None else f"{datetime.fromtimestamp(timestamp, UTC):%Y-%m-%dT%H:%M:%SZ}"
     return None
@@ -386,7 +386,7 @@ class Jobs(Protocol):
         """Return all nodes that this user may see."""
 
     def nodes_and_jobs(self) -> tuple[tuple[NodeInfo, ...], tuple[JobInfo, ...]]:
-        """Return the results of ``nodes`` and ``all_jobs``, with Slurm in one round trip."""
+        """Return the results of ``nodes`` and ``all_jobs``. Slurm is asked in a single round trip."""
         return self.nodes(), self.all_jobs()
 
     def by_token(self, token: str, submitted_at: float) -> JobInfo | None:

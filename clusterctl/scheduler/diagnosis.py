@@ -1,8 +1,8 @@
 """Diagnosis of a job: why it failed or waits, from the scheduler's answers and the job's logs.
 
 ``diagnose`` is a pure function. The possible causes are in data/causes.toml; the first match is the
-diagnosis. If several ranks failed, usually one failed first and the others as a consequence. The launcher's
-messages tell which, and the error is read from that rank's own log if there is one.
+diagnosis. Usually a single rank fails first, and other ranks as a consequence. The launcher's messages tell
+which, and the error is read from that rank's own log, if it exists.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class _Case:
         return cls(evidence, failed, raw, error, words)
 
     def words_of(self, cause: Cause) -> dict[str, str] | None:
-        """Return the values for the texts of a cause, or None unless all of its conditions hold."""
+        """Return the values for the texts of a cause if all of its conditions hold, otherwise None."""
         job, failed, words = self.evidence.job, self.failed, dict(self.words)
         code = failed.exit_code or 0
         if cause.state not in ("", job.state) or cause.signal not in ("", failed.signal):
@@ -307,8 +307,8 @@ class _Error:
 def _find_error(rank_log: str | None, job_log: str, *, show_noise: bool) -> _Error:
     """Return the last traceback that is not only about the end of another rank, or the end of the log.
 
-    rank_log: log of the rank that failed first. It is searched before the complete ``job_log``. If there is
-        one, messages of other ranks about this rank's end are ignored.
+    rank_log: log of the rank that failed first, if it exists. It is searched before the complete ``job_log``,
+        and messages of other ranks about this rank's end are ignored.
     show_noise: use the launcher's messages if there is nothing else.
     """
     consequence = re.compile("|".join(catalogue().consequence))

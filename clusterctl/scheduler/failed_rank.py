@@ -161,7 +161,7 @@ def _ends_by_srun(log: str) -> list[Failed]:
 
 
 def _of_srun(log: str) -> Failed | None:
-    """Return the first rank reported before srun ended the others, otherwise a rank not ended by srun."""
+    """Return the first rank reported before srun ended other ranks, otherwise a rank not ended by srun."""
     end = _SRUN_ENDS.search(log)
     if end is not None and (ends_before := _ends_by_srun(log[: end.start()])):
         return ends_before[0]

@@ -121,7 +121,7 @@ def open_new(path: Path) -> TextIO:
 
 
 def read(path: Path) -> Record | None:
-    """Return the JSON object in a file; None if it has none, because jobs can put anything there."""
+    """Return the JSON object in a file, or None for other content, which a job may have written."""
     try:
         record = read_json(os.fsencode(path.parent), os.fsencode(path.name), MOST_BYTES)
     except (OSError, ValueError):

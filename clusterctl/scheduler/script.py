@@ -311,7 +311,7 @@ def with_gpus(facts: ClusterFacts, job: JobSpec) -> JobSpec:
     """Return the job with defaults for its GPUs and ranks, from its partition's number of GPUs per node.
 
     Default: all GPUs of a node with one rank each. If only GPUs or ranks are given: as many of the other.
-    Jobs of a single rank get one GPU. Users' scripts, jobs with ``--device cpu``, and jobs in partitions
+    Jobs of a single rank get a single GPU. Users' scripts, jobs with ``--device cpu``, and jobs in partitions
     without GPUs are unchanged.
     """
     facts_by_name = {partition.name: partition for partition in facts.partitions}

@@ -261,7 +261,7 @@ class SlurmClient(Jobs):
         nothing: re.Pattern[str] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[str]:
-        """Run several commands in one round trip, until one fails. Return the stdout of each."""
+        """Run several commands in a single round trip, until a command fails. Return the stdout of each."""
         boundary = slurm_parse.new_separator()
         line = f" && printf %s {shlex.quote(boundary)} && ".join(map(shlex.join, commands))
         argv = commands[0] if len(commands) == 1 else ["sh", "-c", line]

@@ -3,7 +3,7 @@
 A job's name, comment and folder may hold every byte but NUL, including newlines. So each field is followed by
 a separator that is random for each command, and a record is a fixed number of fields. A record that can't be
 parsed becomes a job or node with the error as its reason; other records are not affected. Times are Unix
-seconds, and array tasks are listed one by one.
+seconds, and each task of an array has its own job.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _text(record: _Record, name: str) -> str:
 
 
 def _time(text: str) -> int | None:
-    """Return a time; None for N/A, NONE, None, Unknown."""
+    """Return a time, or None for a word such as N/A or Unknown."""
     return int(text) if _is_number(text) else None
 
 
@@ -271,7 +271,7 @@ SQUEUE: Final = Query(
     "SubmitTime StartTime EndTime TimeLimit tres-alloc WorkDir Comment RestartCnt".split(),
     partial(_jobs, "squeue", "ArrayJobID"),
 )
-# sacct has one record for all tasks of an array that never started; the parser yields one job for each.
+# sacct has a single record for all tasks of an array that never started; the parser yields a job for each.
 SACCT: Final = Query(
     ("sacct", "--noheader", "--allocations", "--parsable"),
     "JobID JobIDRaw JobName User Partition Account QOS State Reason ExitCode NodeList Submit Start End "
