@@ -310,8 +310,8 @@ def retry(clock: Clock, patience_s: float, ask: Callable[[], _T]) -> _T:
         except ClusterctlError as exc:
             if not exc.retryable:
                 raise
-            last = exc
-    raise last
+            error = exc
+    raise error
 
 
 def find_lost_job(scheduler: Jobs, request: JobRequest, cause: ClusterctlError) -> str:

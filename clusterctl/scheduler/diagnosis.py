@@ -216,8 +216,8 @@ class _Case:
                     name: plain_line(value)[:_WORD_COLUMNS] for name, value in match.groupdict("").items()
                 }
         packages, module = catalogue().packages, words.get("module", "")
-        top = module.partition(".")[0]
-        words["package"] = packages.get(module) or packages.get(top) or top
+        top_module = module.partition(".")[0]
+        words["package"] = packages.get(module) or packages.get(top_module) or top_module
         if "peak" in words:
             words["used"] = f": {shown_size(int(words['peak']))} used of {shown_size(int(words['most']))}"
         if "home" in cause.when:

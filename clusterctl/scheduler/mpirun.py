@@ -71,25 +71,25 @@ class MpirunClient(Jobs):
 
     def submit(self, request: JobRequest) -> str:
         """Start a job. Refused if another job runs, or if a node is unhealthy (with a failure per node)."""
-        first = request.nodes[0]
+        first_node = request.nodes[0]
         try:
-            return self._start(first, request)
+            return self._start(first_node, request)
         except TransportError as exc:
             return find_lost_job(self, request, exc)
 
-    def _start(self, first: str, request: JobRequest) -> str:
+    def _start(self, first_node: str, request: JobRequest) -> str:
         # This also records lost jobs, so that they no longer block other jobs.
         self.reject_if_busy()
         self._reject_unhealthy(request.nodes)
         names = ("token", "name", "folder", "partition", "nodes", "limit_s")
         record = {name: getattr(request, name) for name in names}
         start = {"do": "submit", "job": record, "script": request.script, "limit_s": request.limit_s}
-        answer = self._ask_once(first, start)
+        answer = self._ask_once(first_node, start)
         if "busy" in answer:
             raise _busy(job_info(answer["busy"], self.user))
         if "failed" in answer:
             raise SchedulerError(
-                f"{first} could not start the job",
+                f"{first_node} could not start the job",
                 code="job-not-started",
                 where="systemd-run",
                 why=str(answer["failed"]),
@@ -165,17 +165,17 @@ class MpirunClient(Jobs):
 
     def _current_state(self, job: JobInfo) -> JobInfo:
         """Return an active job's current state from its first node."""
-        first = job.nodes[0]
-        if self.inventory.host(first) is None:
-            return replace(job, reason=f"{first} is not a host of this cluster any more")
-        if not self._is_away(first):
+        first_node = job.nodes[0]
+        if self.inventory.host(first_node) is None:
+            return replace(job, reason=f"{first_node} is not a host of this cluster any more")
+        if not self._is_away(first_node):
             try:
-                records = self._ask_once(first, {"do": "settle", "ids": [job.id]})["jobs"]
+                records = self._ask_once(first_node, {"do": "settle", "ids": [job.id]})["jobs"]
             except UnreachableError:
-                self._away[first] = self.clock.now()
+                self._away[first_node] = self.clock.now()
             else:
                 return job_info(records[0], self.user) if records else job
-        return replace(job, reason=f"{first} does not answer")
+        return replace(job, reason=f"{first_node} does not answer")
 
     def _is_away(self, host: str) -> bool:
         """Return whether the host did not answer a moment ago. Asking it again would take a timeout."""

@@ -44,21 +44,21 @@ def end_of(folder: str, path: str, most: int) -> str:
 
 def ends(folder: str, task: str) -> dict[str, Any]:
     """Return the ends of all logs of a job, as described above."""
-    own = f"-{task}" if task else ""
-    below = (f"task-{task}/" if task else "") + "rank-logs"
+    suffix = f"-{task}" if task else ""
+    ranks_folder = (f"task-{task}/" if task else "") + "rank-logs"
     try:
-        with os.scandir(os.path.join(folder, below)) as entries:  # noqa: PTH118
+        with os.scandir(os.path.join(folder, ranks_folder)) as entries:  # noqa: PTH118
             names = [entry.name for entry in islice(entries, 2 * MOST_RANKS)]
     except OSError:
         names = []
     logs = sorted(filter(None, map(RANK_LOG.fullmatch, names)), key=lambda match: int(match[1]))
     most = RANKS_END // max(16, len(logs))
     return {
-        "stderr": end_of(folder, f"stderr{own}.log", END),
-        "stdout": end_of(folder, f"stdout{own}.log", END),
-        "ranks": {log[1]: end_of(folder, f"{below}/{log[0]}", most) for log in logs},
+        "stderr": end_of(folder, f"stderr{suffix}.log", END),
+        "stdout": end_of(folder, f"stdout{suffix}.log", END),
+        "ranks": {log[1]: end_of(folder, f"{ranks_folder}/{log[0]}", most) for log in logs},
         "ends": {
-            record[1]: end_of(folder, f"{below}/{record[0]}", RECORD)
+            record[1]: end_of(folder, f"{ranks_folder}/{record[0]}", RECORD)
             for record in map(RANK_END.fullmatch, names)
             if record
         },

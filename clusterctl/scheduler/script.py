@@ -418,13 +418,13 @@ def _options(job: JobSpec, script: UserScript | None) -> list[str]:
     If the script has #SBATCH lines, only flags given on the command line are written, not the defaults.
     """
     task = "-%a" if _is_array(job, script) else ""
-    given = job.model_fields_set if script is not None and script.directives else set(JOB_FIELDS)
+    fields = job.model_fields_set if script is not None and script.directives else set(JOB_FIELDS)
     log_options = [f"--job-name={job.name}", f"--output=stdout{task}.log", f"--error=stderr{task}.log"]
     array = [f"--array={job.array}"] if job.array is not None else []
     # This overrides the script's own line. Without such a line it is not needed.
     overrides = script is not None and script.asks_for("--gpus-per-node") and "gpus" in job.model_fields_set
     no_gpus = ["--gpus-per-node=0"] if overrides and not job.gpus else []
-    return log_options + resource_options(job, given) + no_gpus + array + _signal_options(job, script)
+    return log_options + resource_options(job, fields) + no_gpus + array + _signal_options(job, script)
 
 
 def _signal_options(job: JobSpec, script: UserScript | None) -> list[str]:

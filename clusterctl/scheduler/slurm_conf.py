@@ -181,7 +181,7 @@ def _slurm_conf(spec: ClusterSpec, inventory: Inventory, nodes: tuple[Node, ...]
         switches=spec.provider.switches,
         tasks=_line(_tasks(has_shares=has_shares, cgroups=inventory.cgroups), "\n"),
         mpi="pmix" if inventory.pmix else "none",
-        # Sets host variables and CUDA_VISIBLE_DEVICES for tasks, and tells jobs that there is no PMIx.
+        # Sets the host's variables, CUDA_VISIBLE_DEVICES, and a variable that marks a Slurm without PMIx.
         task_prolog=TASK_PROLOG if inventory.has_task_prolog or counted_otherwise else None,
         prolog=CONTROLLER_PROLOG,
         timeouts=_line(fault_timeouts(len(nodes)), "\n"),
@@ -199,8 +199,8 @@ def _with_extra(text: str, extra: tuple[str, ...]) -> str:
     """Add the user's lines. They replace generated lines with the same key, which Slurm rejects twice."""
     if not extra:
         return text
-    taken = {match.group(1).lower() for line in extra if (match := re.match(r"\s*(\w+)", line))}
-    ours = (line for line in text.splitlines() if line.partition("=")[0].lower() not in taken)
+    user_keys = {match.group(1).lower() for line in extra if (match := re.match(r"\s*(\w+)", line))}
+    ours = (line for line in text.splitlines() if line.partition("=")[0].lower() not in user_keys)
     return "\n".join([*ours, "", "# slurm.extra of the spec", *extra, ""])
 
 

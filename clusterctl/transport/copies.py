@@ -58,10 +58,10 @@ class Copies:
         for parent, _, names in os.walk(root):
             for name in names:
                 local = b"%s/%s" % (parent, name)
-                first, slash, rest = local[len(root) + 1 :].partition(b"/")
-                while ending and first.endswith(ending):
-                    first = first[: -len(ending)]
-                yield local, b"%s/%s%s%s" % (top, first, slash, rest)
+                head, slash, tail = local[len(root) + 1 :].partition(b"/")
+                while ending and head.endswith(ending):
+                    head = head[: -len(ending)]
+                yield local, b"%s/%s%s%s" % (top, head, slash, tail)
 
 
 def _is_same_file(remote: bytes, status: os.stat_result) -> bool:

@@ -113,7 +113,7 @@ def ending_with_us() -> int:
 
 @cache
 def _leader(_owner: int) -> subprocess.Popen[bytes]:
-    """Start the leader of that process group. The argument, our pid, prevents sharing it after a fork."""
+    """Start the leader of a process group that ends with this process. The pid is the key of the cache."""
     # Programs do not inherit the writing end, so the kernel closes it when this process ends.
     reading, _ = os.pipe()
     nothing = subprocess.DEVNULL
@@ -358,5 +358,5 @@ def attached(argv: Sequence[str]) -> int:
 
 def captured(argv: Sequence[str]) -> Result:
     """Run a program with this process's stdin and return its exit status and output."""
-    done = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False)
-    return Result(done.returncode, done.stdout, done.stderr)
+    result = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False)
+    return Result(result.returncode, result.stdout, result.stderr)

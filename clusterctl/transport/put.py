@@ -269,13 +269,13 @@ def _result(items: Sequence[Item], line: bytes, total: int, host: str) -> Sent:
     try:
         answer = json.loads(line)
         folder = os.fsdecode(base64.b64decode(answer["folder"]))
-        wrong, at = [items[index] for index in answer["wrong"]], tuple(map(str, answer["at"]))
+        wrong, store_paths = [items[index] for index in answer["wrong"]], tuple(map(str, answer["at"]))
     except (LookupError, TypeError, ValueError, RecursionError) as exc:
         raise _not_understood(line, host) from exc
     if wrong:
         raise _changed_error(wrong)
     size = sum(item.size for item in items)
-    return Sent(folder, sum(item.kind is Kind.FILE for item in items), size, total, at)
+    return Sent(folder, sum(item.kind is Kind.FILE for item in items), size, total, store_paths)
 
 
 def _not_understood(answer: bytes, host: str) -> TransportError:

@@ -126,13 +126,13 @@ def send_file(out: BinaryIO, fd: int, have: int, size: int, sha256: str = "") ->
     if sha256 and hash_of(fd, size, beat).hexdigest() == sha256:
         out.write(HEADER.pack(SAME))
         return
-    have, last = 0 if sha256 else have, b""
+    have, trailer = 0 if sha256 else have, b""
     out.write(HEADER.pack(size - have))
     send_content(out, fd, have, size)
     # A log that only grew still begins with the bytes that were sent, so the receiver compares hashes.
     if have or not held_still(fd, before):
-        last = hash_of(fd, size, beat).digest()
-    out.write(HEADER.pack(len(last)) + last)
+        trailer = hash_of(fd, size, beat).digest()
+    out.write(HEADER.pack(len(trailer)) + trailer)
 
 
 def parse_request(line: bytes) -> tuple[int, int, int, str]:

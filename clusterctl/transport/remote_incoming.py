@@ -137,8 +137,8 @@ class Incoming:
             if abs(length) > remaining:
                 raise UnexpectedError
             remaining -= abs(length)
-            for done in range(0, -length, len(ZEROS)):
-                sha.update(ZEROS[: -length - done])
+            for offset in range(0, -length, len(ZEROS)):
+                sha.update(ZEROS[: -length - offset])
             if length < 0:
                 os.lseek(fd, -length, os.SEEK_CUR)
             for piece in self.chunks(max(0, length)):
@@ -229,18 +229,18 @@ def make_places(into: bytes, entries: Iterable[Entry], *, follow: bool, own: boo
 
 def find_existing(files: Iterable[Entry], beat: Beat = SILENT) -> None:
     """Find a file in the place of each entry and hash it, or open its partial file."""
-    begun: set[bytes] = set()
+    open_paths: set[bytes] = set()
     for entry in files:
         if entry.is_new or entry.kind != "file":
             continue
         # If the list has the file's hash, the caller has compared it already.
         entry.known = "" if entry.payload else entry.known or hash_in_place(entry, beat)
-        if entry.known or entry.partial in begun or len(begun) == MAX_OPEN:
+        if entry.known or entry.partial in open_paths or len(open_paths) == MAX_OPEN:
             continue
         if os.path.lexists(entry.partial):
             entry.fd = open_partial(entry.partial)
             if entry.fd is not None:
-                begun.add(entry.partial)
+                open_paths.add(entry.partial)
                 entry.have = min(os.fstat(entry.fd).st_size, entry.size)
 
 
@@ -271,12 +271,12 @@ def reject_small_disk(folder: bytes, files: Sequence[Entry]) -> None:
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
     status = os.statvfs(folder)
-    rest = {entry.path: max(0, entry.space - entry.have) for entry in files if not entry.known}
-    free, needed = status.f_bavail * status.f_frsize, sum(rest.values()) + SPARE
-    if rest and needed > free:
-        largest = max(rest, key=lambda path: rest[path])
+    missing = {entry.path: max(0, entry.space - entry.have) for entry in files if not entry.known}
+    free, needed = status.f_bavail * status.f_frsize, sum(missing.values()) + SPARE
+    if missing and needed > free:
+        largest = max(missing, key=lambda path: missing[path])
         details = f"{needed >> 20} MiB are needed, and {free >> 20} MiB are free; the largest file is "
-        details += f"{os.fsdecode(largest)!r} with {rest[largest] >> 20} MiB"
+        details += f"{os.fsdecode(largest)!r} with {missing[largest] >> 20} MiB"
         raise NoRoomError(errno.ENOSPC, details, folder)
 
 
@@ -425,7 +425,7 @@ def finish_places(entries: Iterable[Entry]) -> None:
             finish(entry.final, entry)
 
 
-def finish(place: bytes | int, entry: Entry) -> None:
+def finish(target: bytes | int, entry: Entry) -> None:
     """Set the mode and modification time of a file or folder. Its access time becomes now."""
-    os.chmod(place, entry.mode)
-    os.utime(place, ns=(time.time_ns(), entry.mtime_ns))
+    os.chmod(target, entry.mode)
+    os.utime(target, ns=(time.time_ns(), entry.mtime_ns))

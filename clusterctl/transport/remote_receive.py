@@ -169,13 +169,13 @@ def open_store(store: bytes, jobs: bytes, wait_s: float) -> int:
     with contextlib.suppress(FileNotFoundError):
         is_due = time.time() - os.lstat(swept).st_mtime > SWEEP_EVERY_S
     if is_due:
-        held = open_own(path)
+        lock_fd = open_own(path)
         with contextlib.suppress(BlockingIOError):
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             sweep(store, jobs, beat)
             os.close(open_own(swept))
             os.utime(swept)
-        os.close(held)
+        os.close(lock_fd)
     return lock(path, fcntl.LOCK_SH, wait_s, beat)
 
 
@@ -222,7 +222,7 @@ def place_in_store(store: bytes, entries: list[Entry]) -> list[Entry]:
 def receive_into_store(
     store: bytes, into: bytes, entries: list[Entry], wait_s: float
 ) -> tuple[list[int], list[str]]:
-    held, beat = open_store(store, os.path.dirname(into), wait_s), alive()
+    lock_fd, beat = open_store(store, os.path.dirname(into), wait_s), alive()
     stored = place_in_store(store, entries)
     # Files of equal content are sent once.
     by_place = {entry.final: entry for entry in reversed(stored)}
@@ -230,7 +230,7 @@ def receive_into_store(
     wrong = receive_all(sorted(lacking, key=lambda entry: entry.index), os.path.abspath(store), stored=True)
     if into and not wrong:
         make_new_folder(into, entries)
-    os.close(held)
+    os.close(lock_fd)
     return wrong, [] if into else [os.path.abspath(entry.final).decode() for entry in stored]
 
 
@@ -309,18 +309,18 @@ def make_entry(path: bytes, entry: Entry) -> bool:
 
 
 def main(store: str, into: str, wait_s: float = LOCK_WAIT_S) -> None:
-    place = os.fsencode(into)
-    at: list[str] = []
+    target = os.fsencode(into)
+    store_paths: list[str] = []
     try:
         if store:
             os.umask(0o077)
         os.chdir(os.path.expanduser("~"))
         entries = read_entries()
         if store:
-            wrong, at = receive_into_store(os.fsencode(store), place, entries, wait_s)
+            wrong, store_paths = receive_into_store(os.fsencode(store), target, entries, wait_s)
         else:
-            wrong = receive_below(place, entries)
+            wrong = receive_below(target, entries)
     except (TruncatedError, UnexpectedError):
         sys.exit("the connection ended before all files had arrived")
-    folder = base64.b64encode(os.path.realpath(place)).decode("ascii")
-    sys.stdout.write(json.dumps({"folder": folder, "wrong": wrong, "at": at}) + "\n")
+    folder = base64.b64encode(os.path.realpath(target)).decode("ascii")
+    sys.stdout.write(json.dumps({"folder": folder, "wrong": wrong, "at": store_paths}) + "\n")

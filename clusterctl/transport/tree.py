@@ -142,8 +142,8 @@ def walk(roots: Sequence[Path]) -> tuple[tuple[Item, ...], tuple[Path, ...]]:
                 continue
             items.append(item)
             if item.kind is Kind.FOLDER:
-                below = sorted(entry.name for entry in os.scandir(origin))
-                pending += [(f"{path}/{name}", origin / name) for name in reversed(below)]
+                child_names = sorted(entry.name for entry in os.scandir(origin))
+                pending += [(f"{path}/{name}", origin / name) for name in reversed(child_names)]
         except OSError as exc:
             unreadable.append(exc)
     if unreadable:

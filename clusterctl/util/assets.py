@@ -112,8 +112,8 @@ def install_inputs() -> tuple[bytes, ...]:
     configuring = {path.parents[1].name for path in ansible.glob("roles/*/tasks/configure.yml")}
     for path in sorted(ansible.glob("roles/*/**/*")):
         _, role, inner, *_ = path.relative_to(ansible).parts
-        whole = role not in configuring and inner == "tasks"
-        counts = whole or inner in {"vars", "defaults", "files"} or path.name.startswith("install")
+        is_install_task = role not in configuring and inner == "tasks"
+        counts = is_install_task or inner in {"vars", "defaults", "files"} or path.name.startswith("install")
         if path.is_file() and role in installing and counts:
             files.append(path)
     return tuple(part for path in files for part in (path.name.encode(), path.read_bytes()))

@@ -49,8 +49,8 @@ def disk_error(exc: OSError, path: Path | None = None, *, what: str = "") -> Dis
     if path is None and isinstance(exc.filename, str):
         path = Path(exc.filename)
     unknown = "the full or unwritable disk (`df -h` and `df -i` show it)"
-    place = unknown if path is None else _mount_point(path)
-    fix = f"{_FIXES[exc.errno or errno.EIO].format(place=place)}, then run the command again"
+    mount_point = unknown if path is None else _mount_point(path)
+    fix = f"{_FIXES[exc.errno or errno.EIO].format(place=mount_point)}, then run the command again"
     if path is None:
         return DiskError(what or "a file can't be written", why=exc.strerror or str(exc), fix=fix)
     return DiskError(what or f"{path.name} can't be written", where=str(path), why=reason(exc, path), fix=fix)
@@ -61,10 +61,10 @@ def reason(exc: OSError, path: Path) -> str:
     cause = exc.strerror or str(exc)
     if exc.errno not in REFUSALS:
         return cause
-    place = _mount_point(path)
+    mount_point = _mount_point(path)
     status = os.statvfs(_existing(path))
     is_out = exc.errno == errno.ENOSPC and status.f_files > 0 and status.f_favail == 0
-    return f"{cause}: {place} has no inodes left" if is_out else f"{cause}: {place}"
+    return f"{cause}: {mount_point} has no inodes left" if is_out else f"{cause}: {mount_point}"
 
 
 def append_line(path: Path, line: str) -> None:

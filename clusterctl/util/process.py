@@ -269,18 +269,18 @@ def started(call: Callable[[], R]) -> Callable[..., R]:
     That function takes a ``Limit``, and raises TimeoutError once the limit has passed. The process may exit
     before the call has returned.
     """
-    done: queue.SimpleQueue[tuple[R | None, BaseException | None]] = queue.SimpleQueue()
+    results: queue.SimpleQueue[tuple[R | None, BaseException | None]] = queue.SimpleQueue()
 
     def work() -> None:
         try:
-            done.put((call(), None))
+            results.put((call(), None))
         except BaseException as exc:  # re-raised in caller
-            done.put((None, exc))
+            results.put((None, exc))
 
     def result(limit: Limit | None = None) -> R:
         while limit is None or limit.rest_s > 0:
             with suppress(queue.Empty):
-                value, error = done.get(timeout=_INTERRUPTIBLE_S)
+                value, error = results.get(timeout=_INTERRUPTIBLE_S)
                 if error is not None:
                     raise error
                 return value  # type: ignore[return-value]

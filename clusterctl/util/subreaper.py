@@ -72,9 +72,9 @@ def _exit_code(program: int, ending: Collection[int], until: float = math.inf) -
 
 
 def _end_children() -> None:
-    """Kill all children. Each dead child leaves its own children to us, so repeat until there are none.
+    """Kill all children. This process inherits the children of killed children, so repeat until all are dead.
 
-    Children under sudo can't be killed by us. They end because their input or output is closed.
+    Children under sudo belong to root and can't be killed. They end because their input or output is closed.
     """
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     with suppress(ChildProcessError):  # no children left

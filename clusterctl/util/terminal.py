@@ -53,8 +53,8 @@ class LogFilter:
 
     def feed(self, data: bytes) -> bytes:
         text = self._held + self._decoder.decode(data)
-        begun = _BEGUN_SGR.search(text, max(0, len(text) - _LONGEST_SGR - 2))
-        cut = begun.start() if begun else len(text)
+        incomplete = _BEGUN_SGR.search(text, max(0, len(text) - _LONGEST_SGR - 2))
+        cut = incomplete.start() if incomplete else len(text)
         self._held = text[cut:]
         return self._shown(text[:cut])
 
@@ -75,8 +75,8 @@ class LogFilter:
 
     def _shown(self, text: str) -> bytes:
         shown = _COLOR_OR_ACTS.sub(self._replaced, text)
-        if last := _COLOR.sub("", shown[-_LAST:]):
-            self._in_line = last[-1] != "\n"
+        if end_of_text := _COLOR.sub("", shown[-_LAST:]):
+            self._in_line = end_of_text[-1] != "\n"
         return shown.encode()
 
     def _replaced(self, match: re.Match[str]) -> str:
