@@ -106,7 +106,8 @@ class MpirunClient(Jobs):
             if result.rc == 1 and result.stdout.strip()
         )
         if failures:
-            raise SchedulerError.of_hosts("the job was not started: {hosts}", failures, code="unhealthy")
+            message = "the job was not started, because {hosts} failed the health check"
+            raise SchedulerError.of_hosts(message, failures, code="unhealthy")
 
     def reject_if_busy(self) -> None:
         for job in self.own_jobs():

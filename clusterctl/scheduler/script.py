@@ -299,7 +299,7 @@ def partition_of(facts: ClusterFacts, job: JobSpec) -> PartitionFacts:
     unit = 60 if facts.has_slurm else 1
     if job.time is not None and longest is not None and -(-job.time // unit) > -(-longest // unit):
         raise UsageError(
-            f"the job asks for {format_duration(job.time)}",
+            f"the job asks for a time limit of {format_duration(job.time)}",
             code="time-above-limit",
             why=f"the time limit (max_time) of partition {partition.name} is {format_duration(longest)}",
             fix="use a shorter --time, or another partition",

@@ -125,7 +125,7 @@ def walk(roots: Sequence[Path]) -> tuple[tuple[Item, ...], tuple[Path, ...]]:
         name = root.resolve().name if root.name in {"", ".."} else root.name
         if not name or name in names:
             raise UsageError(
-                f"{printable(str(root))} has no name"
+                f"the path {printable(str(root))} has no file name"
                 if not name
                 else f"two of the files are called {printable(name)}",
                 code="name-twice",
