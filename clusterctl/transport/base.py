@@ -157,14 +157,14 @@ class Transport(Protocol):
 Connect = Callable[[str], Transport]
 
 
-def enlarge(pipe: int) -> None:
+def enlarge_pipe(pipe: int) -> None:
     """Enlarge a pipe's buffer from 64 KiB, to reduce context switches when much data passes through it."""
     # OSError: the user may not enlarge pipes. AttributeError: not Linux.
     with suppress(OSError, AttributeError):
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE)
 
 
-def sendable(argv: Sequence[str]) -> Sequence[str]:
+def checked_argv(argv: Sequence[str]) -> Sequence[str]:
     """Return the command unchanged; raise TransportError if an argument holds a NUL character."""
     if any("\0" in word for word in argv):
         raise TransportError(
@@ -188,7 +188,7 @@ def wrapped(
     """
     words = ["env", *(f"{key}={value}" for key, value in env.items()), *argv] if env else list(argv)
     begin = "" if reads else f"{_END_WITH_CHANNEL}; "
-    script = os.fsencode(f"{{ {begin}exec {shlex.join(sendable(words))}\n}}")
+    script = os.fsencode(f"{{ {begin}exec {shlex.join(checked_argv(words))}\n}}")
     return _WRAPPER.format(size=len(script)), script
 
 
@@ -206,7 +206,7 @@ def failed(host: str, argv: Sequence[str], rc: int, stderr: str) -> CommandError
     )
 
 
-def unreachable(
+def unreachable_error(
     host: str, config: Path, problem: str, cause: Exception | str | None = None
 ) -> UnreachableError:
     """Return the error for a host without a connection; ``config`` is the `ssh_config` with its address."""

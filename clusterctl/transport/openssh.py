@@ -22,10 +22,10 @@ from clusterctl.transport.base import (
     ENDED_BY_SIGNAL,
     MARK,
     Conversation,
-    enlarge,
+    checked_argv,
+    enlarge_pipe,
     failed,
     no_answer,
-    sendable,
     shown,
 )
 from clusterctl.transport.remote_content import READ
@@ -59,7 +59,7 @@ def talking(
     script: the first part of stdin, for a command line made by ``wrapped``.
     """
     host, argv = remote or ("localhost", words)
-    with running(words, stdin=stdin, is_ssh=remote is not None) as process:
+    with start_program(words, stdin=stdin, is_ssh=remote is not None) as process:
         talk = Talk(host, argv, process, silence_s, is_ssh=remote is not None, is_wrapped=bool(script))
         if script:
             talk.send(script)
@@ -67,7 +67,7 @@ def talking(
 
 
 @contextmanager
-def running(
+def start_program(
     words: Sequence[str], *, stdin: int = subprocess.PIPE, cwd: Path | None = None, is_ssh: bool = False
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start a program with pipes. Leaving the ``with`` kills the program and its children.
@@ -85,7 +85,7 @@ def running(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=cwd,
-            process_group=ending_with_us() if is_ssh else 0,
+            process_group=process_group_ending_with_us() if is_ssh else 0,
         )
     except OSError as exc:
         raise CommandError(
@@ -93,7 +93,7 @@ def running(
         ) from exc
     with process:
         for pipe in filter(None, (process.stdin, process.stdout)):
-            enlarge(pipe.fileno())
+            enlarge_pipe(pipe.fileno())
         if process.stdin is not None:
             os.set_blocking(process.stdin.fileno(), False)
         try:
@@ -106,7 +106,7 @@ def running(
                     os.killpg(process.pid, signal.SIGKILL)
 
 
-def ending_with_us() -> int:
+def process_group_ending_with_us() -> int:
     """Return a process group that is killed as soon as this process has ended, even by SIGKILL."""
     return _leader(os.getpid()).pid
 
@@ -331,9 +331,9 @@ class OpenSSH:
             words += ["-l", self.user]
         words += ["--", host]
         if isinstance(command, str):
-            (command,) = sendable([command])
+            (command,) = checked_argv([command])
             return [*words, command]
-        return [*words, shlex.join(sendable(command))] if command else words
+        return [*words, shlex.join(checked_argv(command))] if command else words
 
 
 def write_ssh_files(inventory: Inventory, workspace: Workspace) -> None:

@@ -33,10 +33,10 @@ from clusterctl.transport.base import (
     Transport,
     failed,
     shown,
-    unreachable,
+    unreachable_error,
     wrapped,
 )
-from clusterctl.transport.openssh import ALONE, NO_CONNECTION, OpenSSH, Talk, running
+from clusterctl.transport.openssh import ALONE, NO_CONNECTION, OpenSSH, Talk, start_program
 from clusterctl.util.process import Result
 
 IDLE_S = 300
@@ -125,7 +125,7 @@ def open_master(
         if not stderr or "kex_exchange_identification" in stderr:
             # A persistent ssh discards its ProxyCommand's messages, so repeat the attempt with a plain ssh.
             _, stderr = _run_ssh(ssh.argv(host, "true", *ALONE, "-o", "BatchMode=yes"), folder, _START_S)
-        raise refusal(host, config, stderr, user)
+        raise connection_error(host, config, stderr, user)
     try:
         return Master(folder, name, _connect(folder, name), stays)
     except OSError:
@@ -140,7 +140,7 @@ def end_all(config: Path) -> None:
             _end_connection(folder, socket_file.name)
 
 
-def refusal(host: str, config: Path, stderr: str, user: str | None = None) -> TransportError:
+def connection_error(host: str, config: Path, stderr: str, user: str | None = None) -> TransportError:
     """Return the error for a host that ssh could not connect to, by the messages of ssh."""
     lines = [line.rstrip("\r") for line in stderr.strip().split("\n")]
     reason = "\n".join(line for line in lines if not line.startswith("@"))
@@ -168,7 +168,7 @@ def refusal(host: str, config: Path, stderr: str, user: str | None = None) -> Tr
             fix="run `clusterctl up`, which writes it",
             host=host,
         )
-    return unreachable(host, config, "no SSH connection", reason)
+    return unreachable_error(host, config, "no SSH connection", reason)
 
 
 def _run_ssh(words: list[str], folder: Path, limit_s: float) -> tuple[int | None, str]:
@@ -324,7 +324,7 @@ class SSHTransport:
         # If the host refuses more sessions over the shared connection, ssh opens its own.
         options = ("-S", f"./{master.name}" if master else "none", "-T", "-o", "BatchMode=yes")
         words = OpenSSH(self.config, self.user).argv(self.host, line, *options)
-        with running(words, cwd=master.folder if master else None, is_ssh=True) as process:
+        with start_program(words, cwd=master.folder if master else None, is_ssh=True) as process:
             self._running.add(process)
             try:
                 yield _Command(self.host, argv, process, silence_s, is_wrapped=True, ssh=self, master=master)
@@ -360,10 +360,10 @@ class _Command(Talk):
             return rc
         if self.is_wrapped:
             # The command has not started, so the message is from ssh.
-            raise refusal(self.host, self.ssh.config, self.stderr_tail(), self.ssh.user)
+            raise connection_error(self.host, self.ssh.config, self.stderr_tail(), self.ssh.user)
         if ended_here or self.master is None or self.master.has_ended(_SETTLE_S):
             problem = f"the connection broke during `{shown(self.argv)}`"
-            raise unreachable(self.host, self.ssh.config, problem, self.stderr_tail())
+            raise unreachable_error(self.host, self.ssh.config, problem, self.stderr_tail())
         return ENDED_BY_SIGNAL
 
 
