@@ -161,7 +161,7 @@ def _accounted_id(record: _Record) -> tuple[int, Sequence[int | None]]:
 
 
 def _job(record: _Record, columns: str, **fields: Any) -> JobInfo:
-    """Return the job of a record. ``columns``: this command's names for the fields named differently."""
+    """Return the job in a record. columns: names of the fields that squeue and sacct call differently."""
     name, user, submit, start, end, exit_code, limit = columns.split()
     state, (code, signal) = _state(record), _exit(record, exit_code)
     started = _time(record[start])

@@ -1,4 +1,4 @@
-"""Standing of nodes: ready, busy, drained by an administrator, or taken out of service by Slurm."""
+"""Availability of nodes: ready, busy, drained by an administrator, or taken out of service by Slurm."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _AT_SERVICE = {"IDLE": Standing.READY, **dict.fromkeys(("ALLOCATED", "MIXED", "C
 
 
 def standing(node: NodeInfo) -> Standing:
-    """Return the standing of a node, by its state, flags and reason."""
+    """Return the availability of a node, by its state, flags and reason."""
     states = {node.state, *node.flags}
     is_drained = bool(states & _DRAINED)
     by_slurm = node.reason_by == _SLURM or node.reason.startswith((_OUR_WORDS, *_SLURMDS_WORDS))
@@ -45,7 +45,7 @@ def standing(node: NodeInfo) -> Standing:
 
 
 def by_standing(nodes: Iterable[NodeInfo]) -> dict[Standing, list[NodeInfo]]:
-    """Return the nodes in each standing."""
+    """Return the nodes in each state of availability."""
     nodes_by_standing: dict[Standing, list[NodeInfo]] = {key: [] for key in Standing}
     for node in nodes:
         nodes_by_standing[standing(node)].append(node)
