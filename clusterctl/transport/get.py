@@ -266,7 +266,7 @@ def parse_listing(
 
 
 def _sensible(entry: Entry, previous: Mapping[bytes, Entry]) -> Entry:
-    """Return an entry of the list; raise ValueError or LookupError if it is invalid after ``previous`` entries."""
+    """Return an entry of the list; raise ValueError or LookupError if it contradicts ``previous``."""
     parent, slash, name = entry.path.rpartition(b"/")
     _parts(name)
     Kind(entry.kind)
