@@ -218,7 +218,7 @@ def _in_utc(timestamp: int | None) -> str | None:
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """A node.
+    """A node of the cluster, as the scheduler reports it.
 
     shown: its state as sinfo prints it, ``idle+drain*``. allocated_mib: memory allocated to jobs.
     reason_by: account that set the reason; Slurm's daemons use slurm or root.
@@ -315,7 +315,7 @@ def retry(clock: Clock, patience_s: float, ask: Callable[[], _T]) -> _T:
 
 
 def find_lost_job(scheduler: Jobs, request: JobRequest, cause: ClusterctlError) -> str:
-    """Return the id of a job if the scheduler has it although the submission got no answer.
+    """Return the id of a job whose submission got no answer, if the scheduler has the job.
 
     Raises:
         AnswerLostError: the scheduler does not have the job, or does not answer.

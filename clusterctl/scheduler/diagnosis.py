@@ -121,7 +121,7 @@ class Diagnosis:
 
     @property
     def details(self) -> str:
-        """State, and how the first failed rank ended: ``FAILED, rank 1 on n2, exit code 1``."""
+        """State of the job, and end of its first failed rank: ``FAILED, rank 1 on n2, exit code 1``."""
         reason = "" if self.reason in {"", "None", "NonZeroExitCode", "JobLaunchFailure"} else self.reason
         code = f"exit code {self.exit_code}" if self.exit_code else ""
         rank_and_host = str(Failed(rank=self.rank, host=self.host))
@@ -174,7 +174,7 @@ def waiting(jobs: Iterable[JobInfo]) -> list[Diagnosis]:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """Values in which a job's cause is looked for. raw: the job's complete log."""
+    """Facts about a job, prepared for the search of its cause. raw: the job's complete log."""
 
     evidence: Evidence
     failed: Failed

@@ -128,7 +128,7 @@ def _ended(code: int, **fields: Any) -> Failed:
 
 
 def _of_torchrun(log: str) -> Failed | None:
-    """Return the first failed rank by torchrun's messages. Each node's torchrun names its own first rank."""
+    """Return the first failed rank by torchrun's messages: the earliest of those of all nodes."""
     if not (matches := sorted(_TORCHRUN.finditer(log), key=lambda match: match["time"])):
         return None
     return _ended(int(matches[0]["code"]), rank=int(matches[0]["rank"]), host=matches[0]["host"])

@@ -98,7 +98,7 @@ def session(
 
 @contextmanager
 def open_session(chosen: ChosenCluster, *, patience_s: float = PATIENCE_S) -> Iterator[Session]:
-    """Open a session of the chosen cluster, with its applied spec.
+    """Open a session with the chosen cluster, using the spec that `up` was last given.
 
     patience_s: how long to wait for the scheduler, in seconds.
 

@@ -43,13 +43,13 @@ class Query(Generic[_T]):
     read: Callable[[Iterator[_Record]], Iterable[_T]]
 
     def command(self, separator: str) -> list[str]:
-        """Return the command line that prints the fields in full length, each followed by the separator."""
+        """Return the query's command line. It prints each field in full length, followed by the separator."""
         if self.argv[0] == "sacct":
             return [*self.argv, f"--delimiter={separator}", f"--format={','.join(self.fields)}"]
         return [*self.argv, "--Format=" + ",".join(f"{field}:{separator}" for field in self.fields)]
 
     def parse(self, text: str, separator: str) -> tuple[_T, ...]:
-        """Return the objects in the command's output.
+        """Parse the command's output into jobs, nodes or steps.
 
         Raises:
             SlurmError: the output is truncated, or has another format.

@@ -232,7 +232,7 @@ def archive_of(folder: Path) -> bytes:
 
 @dataclass(slots=True)
 class _Outgoing:
-    """A writable file that sends to a conversation, in large pieces.
+    """Buffered writer that sends data to the program on the cluster, and shows the progress.
 
     total: bytes of all files, for ``progress``. None: not known yet, so no progress is shown.
     """

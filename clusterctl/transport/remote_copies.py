@@ -70,7 +70,7 @@ NETWORK = frozenset(b"nfs nfs4 cifs smb3 9p ceph lustre beegfs gpfs autofs fuse"
 
 
 def digest(host: bytes, path: bytes, size: int, mtime_ns: int) -> int:
-    """Return a number for a file's state, with its time in seconds. host: b"" for the shared file system."""
+    """Return a hash of a file's path, size and time (in seconds). host: b"" for the shared file system."""
     text = b"%s\0%s\0%d\0%d" % (host, path, size, mtime_ns // 1_000_000_000)
     return int.from_bytes(hashlib.blake2b(text, digest_size=DIGEST).digest(), "little")
 

@@ -39,7 +39,7 @@ DIGEST = 32  # bytes
 
 
 class HashLater:
-    """Replaces the running hash of an arriving file: if the hash is needed, the file is read again."""
+    """Stand-in for the running hash of an arriving file. If its digest is needed, the file is read again."""
 
     def __init__(self, fd: int, size: int, beat: Beat) -> None:
         self.fd, self.size, self.beat = fd, size, beat
@@ -245,7 +245,7 @@ def find_existing(files: Iterable[Entry], beat: Beat = SILENT) -> None:
 
 
 def hash_in_place(entry: Entry, beat: Beat) -> str:
-    """Return the hash of the file in an entry's place. "": no readable file of the entry's size is there."""
+    """Return the hash of the file at an entry's path, or "" if its size differs or it can't be read."""
     try:
         status = os.lstat(entry.final)
         if not stat.S_ISREG(status.st_mode) or status.st_size != entry.size:

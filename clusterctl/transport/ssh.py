@@ -73,7 +73,7 @@ class Master:
         return bool(poll.poll(within_s * 1000))
 
     def close(self) -> None:
-        """Leave the connection to the next clusterctl command, or end it unless it ``stays``. Repeatable."""
+        """Leave the connection open if it ``stays``, otherwise end it. It may be called twice."""
         self.watch.close()
         if not self.stays:
             _end_connection(self.folder, self.name)

@@ -41,7 +41,7 @@ _LEAST_LINE: Final = 16  # letters
 
 @cache
 def patterns() -> Mapping[str, re.Pattern[str]]:
-    """Return the patterns of data/secrets.toml by name, in the order in which they are applied."""
+    """Return the patterns of secrets in data/secrets.toml by name, in the order of their application."""
     return {name: re.compile(_filled(text)) for name, text in _data()["patterns"].items()}
 
 
