@@ -1,7 +1,7 @@
-"""Bundled jobs: the arguments of their programs, and the trained models that they use.
+"""Bundled jobs: checks of their programs' arguments, and the trained models that they use.
 
-A program's arguments are checked by its own parser. The model of a run is found here or on the cluster, given
-to a job, or used on this machine.
+The program's own parser checks the arguments. The model of a run is looked up on this machine and on the
+cluster, passed to a job, or used on this machine.
 """
 
 from __future__ import annotations
@@ -28,62 +28,64 @@ from clusterctl.util.assets import asset, file_sha256
 from clusterctl.util.process import Result, run, run_streamed
 
 _HELP: Final = frozenset({"-h", "--help"})
-_LAUNCHERS: Final = ("SLURM_", "OMPI_", "PMI_", "PMIX_")  # variables of a job that we may be called from
+# Variables of a job in which clusterctl itself may be running.
+_LAUNCHERS: Final = ("SLURM_", "OMPI_", "PMI_", "PMIX_")
 MODEL: Final = "model"
 RECORD: Final = "model.json"
-_SETTINGS: Final = "config.toml"  # the run's, which says on what data it was trained
+# The run's settings, which name the training data.
+_SETTINGS: Final = "config.toml"
 MODEL_FLAG: Final = "--model-folder"
-# Job -> its own options that name a model, or a checkpoint.
+# Options that name a model or a checkpoint, by job.
 _NAMING: Final = {"eval": (MODEL_FLAG, "--out", "--resume"), "export": (MODEL_FLAG, "--checkpoint")}
-# The message leaves the rank out: there is only one.
+# The rank is left out of the message because there is only one rank.
 _ERROR: Final = re.compile(r"payload: error: (?:\[(?P<code>[\w-]*)\] )?(?:rank 0 on \S+: )?(?P<what>.*)")
 
 
 def reject_missing(session: Session, job: JobSpec) -> None:
-    """Refuse a replay of what only the cluster of the original had: an image, or a model.
+    """Reject a replay if the image or the model of the original job is not on this cluster.
 
     Raises:
-        UsageError: the cluster lacks one.
+        UsageError: the image or the model is missing.
     """
     model = next((value for flag, value in pairwise(job.args) if flag == MODEL_FLAG), "")
-    send_image = "`clusterctl submit SCRIPT --container IMAGE` sends one that is here"
-    send_model = "`clusterctl submit JOB --run RUN` sends that of a collected run"
-    for what, path, fix in (
+    send_image = "`clusterctl submit SCRIPT --container IMAGE` sends a local image"
+    send_model = "`clusterctl submit JOB --run RUN` sends the model of a collected run"
+    for subject, path, fix in (
         ("the image", job.container or "", send_image),
         ("the model", model and f"{model}/{RECORD}", send_model),
     ):
-        if not path.startswith(("/", "~/")) or (what == "the image" and os.path.isfile(path)):  # noqa: PTH113
+        if not path.startswith(("/", "~/")) or (subject == "the image" and os.path.isfile(path)):  # noqa: PTH113
             continue
-        # The command begins in the home.
+        # The command starts in the home folder.
         if session.transport.run(["test", "-e", path.removeprefix("~/")], check=False).rc:
             raise UsageError(
-                f"{what} of the run is not on this cluster", code="not-on-cluster", where=path, fix=fix
+                f"{subject} of the run is not on this cluster", code="not-on-cluster", where=path, fix=fix
             )
 
 
 def reject_wrong(jobs: Sequence[JobSpec], chosen: ChosenModel | None) -> None:
-    """Refuse jobs without the model that they need, and arguments that a bundled job's program would refuse.
+    """Reject jobs without a model that they need, and arguments that a bundled job's program would reject.
 
-    What only the run tells is not known here: files of the cluster, among them one after --config, and what
-    depends on the number of ranks or on a GPU.
+    Files on the cluster (such as that of --config) and limits that depend on the number of ranks or on a GPU
+    can't be checked here.
 
     Raises:
         UsageError: a job has no model; or an argument is unknown, has a wrong value, or contradicts another.
     """
     reject_unless_fitting(jobs, chosen)
-    before = model_arguments(MODEL, chosen) if chosen else ()
+    model_args = model_arguments(MODEL, chosen) if chosen else ()
     tasks: list[JobSpec] = []
     lines: list[list[str]] = []
     for job in jobs:
-        if job.bundled and (before or job.args or job.sweep or job.bundled in MODEL_JOBS):
+        if job.bundled and (model_args or job.args or job.sweep or job.bundled in MODEL_JOBS):
             for values in job.sweep.tasks if job.sweep is not None else [{}]:
                 tasks.append(job)
-                lines.append([job.bundled, *before, *job.args, *sweep_arguments(values)])
+                lines.append([job.bundled, *model_args, *job.args, *sweep_arguments(values)])
     answers = json.loads(_payload(["payload.cli.arguments"], json.dumps(lines)).stdout) if lines else []
-    for job, said in zip(tasks, answers, strict=True):
-        if said:
+    for job, problem in zip(tasks, answers, strict=True):
+        if problem:
             raise UsageError(
-                f"{job.bundled}: {said}",
+                f"{job.bundled}: {problem}",
                 code="program-arguments",
                 where=job.name if len(jobs) > 1 else "",
                 fix=f"`clusterctl submit {job.bundled} -- --help` lists its arguments",
@@ -91,50 +93,50 @@ def reject_wrong(jobs: Sequence[JobSpec], chosen: ChosenModel | None) -> None:
 
 
 def help_wanted(jobs: Sequence[JobSpec]) -> str | None:
-    """The bundled job among these whose arguments ask for the program's help."""
+    """Return the first bundled job with --help among its arguments; None if there is none."""
     return next((job.bundled for job in jobs if job.bundled and not _HELP.isdisjoint(job.args)), None)
 
 
 def help_of(bundled: str) -> str:
-    """The help of a bundled job's program, with the command that it is submitted by."""
+    """Return the help of a bundled job's program, with the `clusterctl submit` command in it."""
     columns = str(shutil.get_terminal_size().columns)
     done = _payload(["payload", bundled, "--help"], COLUMNS=columns)
     text = done.stdout.replace(f"python -m payload {bundled}", f"clusterctl submit {bundled} --", 1)
     if bundled in MODEL_JOBS:
-        text += f"\n`clusterctl submit {bundled} --run RUN` gives --model-folder and --weights.\n"
+        text += f"\n`clusterctl submit {bundled} --run RUN` sets --model-folder and --weights.\n"
     return text
 
 
-def _surroundings() -> dict[str, str]:
-    """The environment of a program that runs alone on this machine, on all cores, whoever called us."""
+def _local_variables() -> dict[str, str]:
+    """Return environment variables for a program that runs on this machine, on all cores, outside any job."""
     env = {name: text for name, text in os.environ.items() if not name.startswith(_LAUNCHERS)}
     cores = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     return {"OMP_NUM_THREADS": cores, **env, "PYTHONPATH": str(asset("payload").parent)}
 
 
 def _payload(program: Sequence[str], stdin: str = "", **variables: str) -> Result:
-    """Run a part of the payload that needs the standard library only: without site, that is quick."""
-    env = {**_surroundings(), **variables}
-    done = run([sys.executable, "-P", "-S", "-m", *program], stdin=stdin, env=env)
-    if done.rc:
-        why = (done.stderr.strip().splitlines() or [f"it ended with {done.rc}"])[-1]
+    """Run a part of the payload that needs only the standard library. Without `site` it starts fast."""
+    env = {**_local_variables(), **variables}
+    result = run([sys.executable, "-P", "-S", "-m", *program], stdin=stdin, env=env)
+    if result.rc:
+        reason = (result.stderr.strip().splitlines() or [f"it ended with {result.rc}"])[-1]
         raise ClusterctlError(
-            "the bundled program can't be asked for its arguments", code="program-not-asked", why=why
+            "the bundled program could not check its arguments", code="program-not-asked", why=reason
         )
-    return done
+    return result
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenModel:
-    """``run`` is a collected run's folder, its name below ./runs, or a job's id."""
+    """The model of a run. ``run`` is a run's folder, its name below ./runs, or a job id."""
 
     run: str
     weights: Weights
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """Where the model of a run is: its folder here, and where the ledger says that the cluster has it."""
+class _ModelLocation:
+    """The local folder of a run's model, and its folder on the cluster according to the ledger."""
 
     here: Path | None
     remote: str | None
@@ -143,14 +145,14 @@ class _Found:
 def reject_unless_fitting(jobs: Sequence[JobSpec], chosen: ChosenModel | None) -> None:
     """
     Raises:
-        UsageError: a model is chosen for a job that uses none, or none for one that needs it.
+        UsageError: a model is given for a job that does not use models, or missing for a job that needs one.
     """
     for job in jobs:
         if chosen is not None and (job.bundled not in MODEL_JOBS or len(jobs) > 1):
             raise UsageError(
-                f"--run chooses the model of one of {', '.join(MODEL_JOBS)}",
+                f"--run chooses the model for a single job: {', '.join(MODEL_JOBS)}",
                 code="option-needs-option",
-                fix="leave it out, or name that job",
+                fix="leave it out, or submit such a job",
             )
         naming = _NAMING.get(job.bundled or "", (MODEL_FLAG,))
         named = chosen or any(word.partition("=")[0] in naming for word in job.args)
@@ -159,20 +161,20 @@ def reject_unless_fitting(jobs: Sequence[JobSpec], chosen: ChosenModel | None) -
             raise UsageError(
                 f"{job.bundled} needs a trained model: clusterctl submit {job.bundled} --run RUN",
                 code="needs-trained-model",
-                fix=f"RUN is a collected run's folder, its name below ./runs, or a job's id{checkpoint}",
+                fix=f"RUN is a collected run's folder, its name below ./runs, or a job id{checkpoint}",
             )
 
 
 def folder_of_run(run: str) -> Path | None:
-    """The folder on this machine that is called so, from here or from ./runs on."""
-    places = (Path(os.path.abspath(path)) for path in (run, RUNS / run))  # noqa: PTH100  # . and .. have no name
-    return next((path for path in places if os.path.isdir(path)), None) if run else None  # noqa: PTH112  # any name
+    """Return the folder of this name in the current folder or in ./runs; None if it does not exist."""
+    places = (Path(os.path.abspath(path)) for path in (run, RUNS / run))  # noqa: PTH100 - gives `.` a name
+    return next((path for path in places if os.path.isdir(path)), None) if run else None  # noqa: PTH112 - any name
 
 
-def _find(run: str, entries: Sequence[JobEntry]) -> _Found:
+def _find(run: str, entries: Sequence[JobEntry]) -> _ModelLocation:
     """
     Raises:
-        UsageError: there is no such run, or it is home without a model.
+        UsageError: there is no such run, or it is collected and has no model.
     """
     homes = (Path(e.run_dir) for e in entries if e.run_dir and Path(e.run_dir).name == run)
     folder = folder_of_run(run) or next((path for path in homes if path.is_dir()), None)
@@ -180,30 +182,32 @@ def _find(run: str, entries: Sequence[JobEntry]) -> _Found:
         here = _model_of(folder)
         if here is None:
             raise _no_model(run, f"there is no {MODEL}/{RECORD} in {folder}")
-        entry = _entry_of(folder, entries)
-        return _Found(here, _remote(entry.remote_dir if entry else None))
+        submission = _entry_of(folder, entries)
+        return _ModelLocation(here, _remote(submission.remote_dir if submission else None))
     number, _, task = run.partition("_")
     inner = f"task-{task}" if task else ""
     if not number.isdecimal():
         raise _no_run(run)
-    entry = next((entry for entry in reversed(entries) if entry.job_id == number), None)
-    home = Path(entry.run_dir) if entry and entry.run_dir else None
-    return _Found(home and _model_of(home / inner), _remote(entry.remote_dir if entry else None, inner))
+    submission = next((submission for submission in reversed(entries) if submission.job_id == number), None)
+    home = Path(submission.run_dir) if submission and submission.run_dir else None
+    return _ModelLocation(
+        home and _model_of(home / inner), _remote(submission.remote_dir if submission else None, inner)
+    )
 
 
 def _model_of(run: Path) -> Path | None:
-    """The model's folder of a run's folder, or of itself."""
+    """Return the model folder in a run's folder, or the folder itself if it is a model folder."""
     return next((folder for folder in (run / MODEL, run) if (folder / RECORD).is_file()), None)
 
 
 def _entry_of(run: Path, entries: Sequence[JobEntry]) -> JobEntry | None:
-    """The submission that a collected run is of, if it was made from here."""
+    """Return the submission of a collected run; None if it was submitted from another machine."""
     token = token_of_run(run)
     return next((entry for entry in entries if entry.token == token), None)
 
 
 def _remote(folder: str | None, inner: str = "") -> str | None:
-    """Where the cluster has, or had, the model of a job with this folder."""
+    """Return the path on the cluster of the model of a job with this folder."""
     return "/".join(filter(None, (folder, inner, MODEL))) if folder else None
 
 
@@ -213,45 +217,49 @@ def with_model(
     entries: Sequence[JobEntry],
     session: Session | None = None,
 ) -> tuple[Sequence[JobSpec], Source | None]:
-    """The job with the model that is chosen for it, and what is sent with it. Without a choice, all as it is.
+    """Return the job with arguments for its chosen model, and the model's files if they must be sent.
 
-    A model on storage that the hosts share is used where it lies. ``entries`` are the ledger's. Without a
-    ``session`` they are believed.
+    A model in the shared folder of the cluster is used in place. Without a chosen model, nothing changes.
+
+    entries: the entries of the ledger.
+    session: used to check the model on the cluster. None: the ledger is trusted.
 
     Raises:
-        UsageError: neither the cluster nor this machine has it.
+        UsageError: neither the cluster nor this machine has the model.
         TransportError: the cluster can't be reached.
     """
     if chosen is None:
         return jobs, None
-    found = _find(chosen.run, entries)
-    remote = found.remote if session is None else _shared(session, found)
-    if remote is None and found.here is None:
-        raise _not_there(chosen.run, found)
+    location = _find(chosen.run, entries)
+    remote = location.remote if session is None else _shared_path(session, location)
+    if remote is None and location.here is None:
+        raise _missing_model(chosen.run, location)
     (job,) = jobs
-    arguments = (*model_arguments(remote or MODEL, chosen), *job.args)
-    sent = _sent(found.here, chosen.weights) if found.here is not None and remote is None else None
-    return (job.model_copy(update={"args": arguments}),), sent
+    args = (*model_arguments(remote or MODEL, chosen), *job.args)
+    sent = (
+        _model_files(location.here, chosen.weights) if location.here is not None and remote is None else None
+    )
+    return (job.model_copy(update={"args": args}),), sent
 
 
 def model_arguments(folder: str, chosen: ChosenModel) -> tuple[str, ...]:
-    """Of the program that uses the model in this folder."""
+    """Return the arguments that make a program use the model in this folder."""
     return (MODEL_FLAG, folder, "--weights", chosen.weights.value)
 
 
-def _shared(session: Session, found: _Found) -> str | None:
-    """Where all hosts of the cluster see the model; None if they don't, or if it is not the one here."""
-    if session.unshared_nodes or found.remote is None:
+def _shared_path(session: Session, location: _ModelLocation) -> str | None:
+    """Return the model's path in the shared folder; None if missing or different from the local model."""
+    if session.unshared_nodes or location.remote is None:
         return None
-    looked = session.transport.run(["sha256sum", "--", f"{found.remote}/{RECORD}"], check=False)
-    is_same = found.here is None or looked.stdout.startswith(file_sha256(found.here / RECORD))
-    return found.remote if looked.rc == 0 and is_same else None
+    looked = session.transport.run(["sha256sum", "--", f"{location.remote}/{RECORD}"], check=False)
+    is_same = location.here is None or looked.stdout.startswith(file_sha256(location.here / RECORD))
+    return location.remote if looked.rc == 0 and is_same else None
 
 
-def _sent(model: Path, weights: Weights) -> Source:
-    """The model as it goes into a job's folder, without weights that are not asked for."""
-    others = {_weights_file(model, one) for one in Weights} - {_weights_file(model, weights)}
-    items = [item for item in walk([model])[0] if Path(item.path).name not in others]
+def _model_files(model: Path, weights: Weights) -> Source:
+    """Return the model's files to send with a job, without unused weights."""
+    unused_weights = {_weights_file(model, kind) for kind in Weights} - {_weights_file(model, weights)}
+    items = [item for item in walk([model])[0] if Path(item.path).name not in unused_weights]
     items = [replace(item, path=f"{MODEL}{item.path.removeprefix(model.name)}") for item in items]
     settings = model.parent / _SETTINGS
     return Source(model.parent, (*items, *(walk([settings])[0] if settings.is_file() else ())))
@@ -260,7 +268,8 @@ def _sent(model: Path, weights: Weights) -> Source:
 def _weights_file(model: Path, weights: Weights) -> str | None:
     try:
         return str(json.loads((model / RECORD).read_bytes())["files"][weights.value]["file"])
-    except (OSError, ValueError, LookupError, TypeError):  # the program says what is wrong with it
+    except (OSError, ValueError, LookupError, TypeError):
+        # The program reports a damaged model.
         return None
 
 
@@ -272,29 +281,31 @@ def use_here(
     *,
     as_json: bool = False,
 ) -> None:
-    """Use a model on this machine, without a cluster; ``heard`` gets what the program prints, as it comes.
+    """Run a bundled job's program with a model on this machine, without a cluster.
+
+    heard: called with the program's output as it arrives.
 
     Raises:
-        UsageError: the run is not here, or the program was asked for what it can't do.
-        ClusterctlError: it failed.
+        UsageError: the run is not on this machine, or the program rejects its arguments.
+        ClusterctlError: the program failed.
     """
     model = _find(chosen.run, entries).here
     if model is None:
         raise UsageError(
             f"the model of run {chosen.run} is not on this machine",
             code="run-not-collected",
-            why="--local uses a run that was collected",
+            why="--local needs a collected run",
             fix=f"`clusterctl collect {chosen.run}`, or leave out --local to use it on the cluster",
         )
-    as_wanted = ("--output", "json") if as_json and job.bundled in {"sample", "predict"} else ()
-    arguments = (*model_arguments(str(model), chosen), *as_wanted, *job.args)
+    output_option = ("--output", "json") if as_json and job.bundled in {"sample", "predict"} else ()
+    arguments = (*model_arguments(str(model), chosen), *output_option, *job.args)
     program = [sys.executable, "-P", "-m", "payload", str(job.bundled), *arguments]
-    done = run_streamed(program, heard, env={**_surroundings(), "PAYLOAD_ERROR_CODES": "1"})
-    if done.rc:
-        said = (done.stderr.strip().splitlines() or [f"the program ended with {done.rc}"])[-1]
-        error = _ERROR.fullmatch(said)
-        kind = UsageError if done.rc == UsageError.exit_code else ClusterctlError
-        raise kind(error["what"] if error else said, code=(error and error["code"]) or "")
+    result = run_streamed(program, heard, env={**_local_variables(), "PAYLOAD_ERROR_CODES": "1"})
+    if result.rc:
+        last_line = (result.stderr.strip().splitlines() or [f"the program ended with {result.rc}"])[-1]
+        error = _ERROR.fullmatch(last_line)
+        kind = UsageError if result.rc == UsageError.exit_code else ClusterctlError
+        raise kind(error["what"] if error else last_line, code=(error and error["code"]) or "")
 
 
 def _no_run(run: str) -> UsageError:
@@ -302,26 +313,26 @@ def _no_run(run: str) -> UsageError:
     return UsageError(
         f"there is no run {run!r}",
         code="unknown-run",
-        why="it is no folder, no name below ./runs, and no job's id",
+        why="it is neither a folder, nor a name below ./runs, nor a job id",
         fix=did_you_mean(run, names) or "`clusterctl jobs` lists the jobs, `clusterctl collect` copies runs",
     )
 
 
-def _no_model(run: str, why: str, fix: str = "") -> UsageError:
+def _no_model(run: str, reason: str, fix: str = "") -> UsageError:
     return UsageError(
         f"run {run} has no model",
         code="run-without-model",
-        why=why,
-        fix=f"{fix}name a run of `train`, which leaves one when it ends",
+        why=reason,
+        fix=f"{fix}use a run of `train`, which saves a model when it ends",
     )
 
 
-def _not_there(run: str, found: _Found) -> UsageError:
-    if found.remote is None:
+def _missing_model(run: str, location: _ModelLocation) -> UsageError:
+    if location.remote is None:
         return UsageError(
             f"there is no job {run} with a model",
             code="unknown-job",
-            fix="`clusterctl jobs` lists those submitted from here",
+            fix="`clusterctl jobs` lists the jobs submitted from this machine",
         )
-    why = f"neither this machine nor storage that all hosts share has {found.remote}/{RECORD}"
-    return _no_model(run, why, f"`clusterctl collect {run}` first; or ")
+    reason = f"neither this machine nor the cluster's shared folder has {location.remote}/{RECORD}"
+    return _no_model(run, reason, f"`clusterctl collect {run}` first; or ")

@@ -1,4 +1,4 @@
-"""The Python environment that jobs ask for: resolved here, built once on the cluster, shared by its nodes."""
+"""The Python environments of jobs: resolved on this machine, built on the cluster, shared by its nodes."""
 
 from __future__ import annotations
 
@@ -40,29 +40,31 @@ if TYPE_CHECKING:
     from clusterctl.spec.job_options import JobOptions
 
 _LOCK: Final = f"{ENVIRONMENTS}/.lock"
-_BUILD_S: Final = 3600.0  # pip says nothing
-_WAIT_S: Final = 1800.0  # for another one's build, which says nothing either
+# Longest silence of pip during a build, and longest wait for a build by another clusterctl.
+_BUILD_S: Final = 3600.0
+_WAIT_S: Final = 1800.0
 _BUILD: Final = (Path(__file__).parent / "remote_build.sh").read_text(encoding="utf-8")
 _FETCH: Final = (Path(__file__).parent / "remote_fetch.sh").read_text(encoding="utf-8")
-_LARGE: Final = 1 << 20  # bytes of a wheel that are sent more slowly than pip starts
+# Sending a larger wheel takes longer than starting pip on the host.
+_LARGE: Final = 1 << 20  # bytes
 
 
 def distribution_of_hosts(workspace: Workspace, spec: ClusterSpec | None = None) -> Distribution:
-    """Return the distribution that the hosts have or will have. Default for ``spec``: the applied spec."""
+    """Return the distribution that the hosts have or will have. Default of ``spec``: the applied spec."""
     return distribution_ahead(spec or applied_spec(workspace), workspace) or distribution_of(DEFAULT)
 
 
 def unbuilt(spec: ClusterSpec, distribution: Distribution, transport: Transport) -> str:
-    """Return what `up` has yet to do for the spec's requirements, by a look at the cluster; "" if nothing.
+    """Return the change that `up` will make for the spec's requirements, such as "2 packages are installed".
 
-    ``transport``: the job user's.
+    Returns "" if the environment is on the cluster already. ``transport`` must be the job user's.
     """
     if spec.software.python.requirements is None:
         return ""
     files, node = (spec.software.python.requirements,), NodePlatform.of(distribution)
     lock = cached_lock(Requirements(files, job_lock(), node=node, gpus=has_gpus(spec)))
     if lock is None:
-        return "its packages are chosen anew"
+        return "its packages are resolved again"
     if not lock.wheels or _is_there(transport, lock):
         return ""
     count = len(lock.wheels)
@@ -73,8 +75,10 @@ def unbuilt(spec: ClusterSpec, distribution: Distribution, transport: Transport)
 class Environments:
     """Resolves requirements on this machine, and builds environments on the cluster.
 
-    report: called with each line about that. heard: called with each line that pip prints. progress: called
-    as wheels are sent. wait_s: how long the build of another clusterctl is waited for, in seconds.
+    report: called with each line about the progress.
+    heard: called with each line that pip prints.
+    progress: called while wheels are sent.
+    wait_s: maximum wait for a build by another clusterctl, in seconds.
     """
 
     report: LineReporter
@@ -89,13 +93,14 @@ class Environments:
         job: JobOptions | JobSpec | None = None,
         replayed: str | None = None,
     ) -> Environment:
-        """Return the environment of a cluster's requirements, and those of a job on top. Nothing is sent.
+        """Return the environment for the requirements of a cluster and a job. Nothing is sent.
 
-        replayed: the text of a lock that takes the place of the cluster's requirements, "" for no packages.
+        job: a job with further requirements. None: only the cluster's requirements count.
+        replayed: the text of a lock that replaces the cluster's requirements. "" means no packages.
 
         Raises:
-            UsageError: they can't be met.
-            MachineError: wheels can't be kept here.
+            UsageError: the requirements can't be met.
+            MachineError: wheels can't be stored on this machine.
         """
         base, node, lock = job_lock(), NodePlatform.of(distribution), None
         files = () if facts.requirements is None else (Path(facts.requirements),)
@@ -109,15 +114,15 @@ class Environments:
             lock = self._resolve(Requirements((*files, job.requirements), base, held, node, gpus))
         return Environment(lock if lock is not None and lock.wheels else None, facts.root)
 
-    def _resolve(self, asked: Requirements) -> Lock:
-        return resolve(asked, report=self.report, heard=self.heard)
+    def _resolve(self, requirements: Requirements) -> Lock:
+        return resolve(requirements, report=self.report, heard=self.heard)
 
     def _replayed(self, text: str, node: NodePlatform) -> Lock:
-        """Return the lock of an earlier job; on nodes with another Python, the same versions for that."""
+        """Return the lock of an earlier job. For another Python or platform, lock the same versions again."""
         if (lock := locked(text, job_lock(), node, report=self.report, heard=self.heard)) is not None:
             return lock
-        was = text.partition("\n")[0].strip("# ")
-        note = f"note: the packages were for {was}: now they are for {node}"
+        earlier_platform = text.partition("\n")[0].strip("# ")
+        note = f"note: the packages were for {earlier_platform}; now they are for {node}"
         self.report(Notice("packages-for-another-python", note))
         with temporary_folder() as folder:
             file = folder / "requirements.txt"
@@ -126,14 +131,15 @@ class Environments:
             return self._resolve(Requirements((file,), job_lock(), node=node))
 
     def build(self, transport: Transport, environment: Environment, *, rented: bool = False) -> bool:
-        """Have the environment on the cluster, whole; whether it had to be built.
+        """Build the environment on the cluster unless it exists. Return whether it had to be built.
 
-        ``transport``: the job user's. A ``rented`` host is reached through a slow tunnel: it fetches large
-        wheels itself if it can. The build of another clusterctl is waited for. After a build that was killed
-        at any moment, the next one builds anew.
+        If another clusterctl is building, wait for it. After an interrupted build, the next call starts over.
+
+        transport: the job user's.
+        rented: the host is in a cloud, behind a slow tunnel, so it downloads large wheels itself if it can.
 
         Raises:
-            TransportError: it can't be built, or the connection broke.
+            TransportError: the environment can't be built, or the connection was lost.
             TransferError, UsageError, MachineError: the wheels can't be sent; see ``send_to_store``.
         """
         if environment.lock is None or _is_there(transport, environment.lock):
@@ -148,7 +154,7 @@ class Environments:
                 talk.send(sent)
                 for line in _lines_of(talk):
                     if line == b"waiting":
-                        self.report("waiting for another clusterctl that builds an environment")
+                        self.report("waiting for another clusterctl that is building an environment")
                     elif line == b"building":
                         self.report("building the environment")
                         built = True
@@ -158,7 +164,7 @@ class Environments:
         return built
 
     def build_for(self, session: Session, environment: Environment, partition: str | None) -> None:
-        """Build the environment on the controller, and on nodes that share no folder with it; see ``build``.
+        """Build the environment on the controller, and on nodes without the shared folder; see ``build``.
 
         partition: the partition of these nodes. None: all partitions.
         """
@@ -172,43 +178,43 @@ class Environments:
             code="environment-locked",
             where=transport.host,
             why=f"~/{_LOCK} is still locked after {self.wait_s:g} s",
-            fix="let the other build end; if there is none, end the process that holds the lock: "
-            "`clusterctl ssh lslocks` names it, or where homes are shared, the same on another node",
+            fix="wait for the other build; if there is none, end the process that holds the lock: "
+            "`clusterctl ssh lslocks` shows it, on this host or, if homes are shared, on another node",
             host=transport.host,
         )
 
     def _fetch(self, transport: Transport, lock: Lock, base: str) -> frozenset[str]:
-        """Have the host download large wheels from a package index into its store; their hashes."""
+        """Make the host download large wheels from a package index into its store. Return their hashes."""
         sizes = {wheel: size for wheel in lock.wheels if (size := _size(wheel)) >= _LARGE}
         if not sizes:
             return frozenset()
-        self.report(f"{transport.host} fetches {len(sizes)} wheels, {shown_size(sum(sizes.values()))}")
+        self.report(f"{transport.host} is downloading {len(sizes)} wheels, {shown_size(sum(sizes.values()))}")
         more = ["--extra-index-url", cpu_index()] if any("+cpu" in wheel.version for wheel in sizes) else []
         argv = ["sh", "-c", _FETCH, "fetch", base, STORE, *more]
-        found: list[bytes] = []
+        lines: list[bytes] = []
         with suppress(CommandError), transport.converse(argv, silence_s=_BUILD_S) as talk:
             talk.send("".join([*(f"{wheel}\n" for wheel in sizes), "\n"]).encode())
-            found += _lines_of(talk)
+            lines += _lines_of(talk)
             talk.finish()
-        return frozenset(line.decode(errors="replace") for line in found)
+        return frozenset(line.decode(errors="replace") for line in lines)
 
     def _send(self, transport: Transport, lock: Lock, fetched: frozenset[str] | None) -> bytes:
-        """Have the wheels and the lock in the store; what the build reads of them."""
+        """Send the wheels and the lock to the store. Return the list of their paths for the build."""
         if sizes := [_size(wheel) for wheel in lock.wheels if wheel.sha256 not in (fetched or ())]:
-            why = ": no package index that the host reaches has the large ones"
+            reason = ": the host can't download the large wheels from a package index"
             is_slow = fetched is not None and max(sizes) >= _LARGE
             size = shown_size(sum(sizes))
-            self.report(f"sending {len(sizes)} wheels, {size}{why if is_slow else ''}")
+            self.report(f"sending {len(sizes)} wheels, {size}{reason if is_slow else ''}")
         with temporary_folder() as folder:
             text = folder / "requirements.lock"
             text.write_text(lock.text)
             files = [*map(wheel_path, lock.wheels), text]
-            there = send_to_store(transport, files, progress=self.progress)
-        return "".join([*(f"{path.name} {at}\n" for path, at in there.items()), "\n"]).encode()
+            remote_paths = send_to_store(transport, files, progress=self.progress)
+        return "".join([*(f"{path.name} {target}\n" for path, target in remote_paths.items()), "\n"]).encode()
 
 
 def _partition_name(facts: ClusterFacts, job: JobOptions | JobSpec) -> str | None:
-    """The partition that a job goes to; None where its script may name another."""
+    """Return the partition of a job; None if its script may choose another partition."""
     if isinstance(job, JobSpec):
         return partition_name(facts, job)
     return job.partition or facts.partitions[0].name
@@ -224,7 +230,7 @@ def _not_built(transport: Transport, cause: CommandError) -> TransportError:
         code="environment-failed",
         where=transport.host,
         why=cause.why,
-        fix="see whether the home of the job user is there and has room (`clusterctl ssh`)",
+        fix="check that the job user's home folder exists and has free space (`clusterctl ssh`)",
         host=transport.host,
     )
 

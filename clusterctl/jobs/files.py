@@ -1,4 +1,4 @@
-"""Files and folders of a user: put on the cluster, and got from it."""
+"""Copy a user's files and folders to the cluster (`put`) and from it (`get`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from clusterctl.transport.tree import Progress, walk
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Files that are on the cluster. ``skipped`` were not sent, because they are no files."""
+    """The result of `put`. ``skipped`` paths were not sent because they are neither files nor folders."""
 
     sent: Sent
     skipped: tuple[Path, ...]
@@ -28,16 +28,16 @@ class Put:
 def put(chosen: ChosenCluster, paths: Sequence[str], *, progress: Progress = lambda *_: None) -> Put:
     """Copy files and folders to a folder on the cluster.
 
-    paths: those here, then the folder there. If there is a single path, it goes to the home.
+    paths: local paths, then the folder on the cluster. A single path is copied to the home folder.
 
     Raises:
-        UsageError: a path is empty, or the last one is a file here.
-        TransferError: they can't be sent, or changed meanwhile.
+        UsageError: a path is empty, or the last path is a local file.
+        TransferError: the files can't be sent, or changed during the transfer.
         TransportError: the cluster can't be reached.
     """
     _reject_empty(paths)
     local, remote = _split(paths)
-    items, others = walk([Path(path) for path in local])
+    items, skipped = walk([Path(path) for path in local])
     with open_session(chosen) as session:
         sent = send_into(session.transport, items, remote, progress=progress)
         copies = [
@@ -47,19 +47,20 @@ def put(chosen: ChosenCluster, paths: Sequence[str], *, progress: Progress = lam
             for item in items
             if "/" not in item.path
         ]
-        with suppress(MachineError):  # a full disk: then `down` takes them for the only copies
+        # If the disk is full, `down` takes the files on the cluster for the only copies.
+        with suppress(MachineError):
             note(session.ledger.workspace, copies)
-    return Put(sent, tuple(others))
+    return Put(sent, tuple(skipped))
 
 
 def get(chosen: ChosenCluster, paths: Sequence[str], *, progress: Progress = lambda *_: None) -> Fetched:
-    """Copy files and folders from the cluster to a folder here.
+    """Copy files and folders from the cluster to a local folder.
 
-    paths: those there, then the folder here. If there is a single path, it goes to the current folder.
+    paths: remote paths, then the local folder. A single path is copied to the current folder.
 
     Raises:
         UsageError: a path is empty.
-        TransferError: they can't be fetched.
+        TransferError: the files can't be fetched.
         TransportError: the cluster can't be reached.
     """
     _reject_empty(paths)
@@ -71,27 +72,27 @@ def get(chosen: ChosenCluster, paths: Sequence[str], *, progress: Progress = lam
 
 
 def _reject_empty(paths: Sequence[str]) -> None:
-    """Reject an empty path: it is a variable that was not set, and would name the whole folder."""
+    """Reject an empty path. It probably comes from an unset variable, and would mean the whole folder."""
     if "" in paths:
         raise UsageError(
-            "a path is empty", code="path-empty", fix="name a file or a folder; the whole folder is `.`"
+            "a path is empty", code="path-empty", fix="use the path of a file or folder, or `.` for all"
         )
 
 
 def _split(paths: Sequence[str]) -> tuple[Sequence[str], str]:
-    """Return which paths go, and where they go to. A file here may well be meant to go, too."""
+    """Return the local paths and the remote folder. Reject a local file as the folder."""
     if len(paths) == 1:
         return paths, "."
     *local, remote = paths
     if Path(remote).is_file() and not remote.endswith("/"):
         raise UsageError(
-            f"{remote} is a file here, and the last argument names the folder on the cluster",
+            f"{remote} is a local file, but the last argument must be a folder on the cluster",
             code="target-is-local-file",
-            fix=f"to send it, end with a folder (`.` is the home there); if {remote} is one, say {remote}/",
+            fix=f"to send it, add a folder (`.` is your home); if {remote} is the folder, write {remote}/",
         )
     return local, _below_home(remote)
 
 
 def _below_home(path: str) -> str:
-    """Return a path as the cluster reads it: what begins with ~/ is below the home there."""
+    """Return a path for the cluster, with ~/ as the home folder there."""
     return os.path.normpath(path.removeprefix("~/")) if path != "~" else "."

@@ -1,4 +1,4 @@
-"""What jobs write, as text: whole lines, lines after their rank, and what is kept of a log for an answer."""
+"""Job logs as text: whole lines, lines labelled with their rank, and a limited copy for JSON answers."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Final, Literal
 
 from clusterctl.jobs.watch import LogChunk, OnOutput
 
-# Bytes of logs in one answer. As JSON, each may take six.
+# Bytes of logs in a JSON answer, where each byte may take up to six characters.
 _MOST_KEPT: Final = 8 << 20
 _LONGEST_LINE: Final = 1 << 20
 
 
 @contextmanager
 def whole_lines(show: OnOutput) -> Iterator[OnOutput]:
-    """Yield a function that passes ``show`` whole lines only, one or more at a time.
+    """Yield a function that passes only whole lines to ``show``, one or more at a time.
 
-    At the end, the rest of each stream is passed as a line.
+    At the end, an unfinished line of each stream is passed as a line.
     """
     begun: dict[LogChunk, bytes] = {}
 
@@ -39,7 +39,7 @@ def whole_lines(show: OnOutput) -> Iterator[OnOutput]:
 
 @contextmanager
 def labelled(show: OnOutput) -> Iterator[OnOutput]:
-    """Yield a function that passes ``show`` whole lines, each after its rank, and its task in an array."""
+    """Yield a function that passes whole lines to ``show``, each prefixed with its rank and array task."""
 
     def show_labelled(chunk: LogChunk) -> None:
         task = "" if chunk.task is None else f"{chunk.task}/"
@@ -53,9 +53,9 @@ def labelled(show: OnOutput) -> Iterator[OnOutput]:
 
 @dataclass(frozen=True, slots=True)
 class LogText:
-    """What a job, or a task of an array, wrote to a stream, or one of its ranks to both.
+    """The output of a job or array task to a stream, or the output of a rank to both streams.
 
-    truncated: whether the beginning is left out.
+    truncated: whether the beginning is missing.
     """
 
     stream: Literal["stdout", "stderr"]
@@ -66,7 +66,7 @@ class LogText:
 
 
 class KeptLogs:
-    """Keeps what a job writes, up to a number of bytes: beyond it, the longest log loses its beginning."""
+    """Keeps the output of a job up to a number of bytes. Beyond it, the longest log loses its beginning."""
 
     def __init__(self, most: int = _MOST_KEPT) -> None:
         self._most = most
@@ -85,7 +85,7 @@ class KeptLogs:
             self._size = sum(map(len, self._bytes.values()))
 
     def texts(self) -> list[LogText]:
-        """Return what was kept of each log."""
+        """Return the kept text of each log."""
         return [
             LogText(log.stream, log.task, log.rank, data.decode(errors="replace"), log in self._cut)
             for log, data in self._bytes.items()

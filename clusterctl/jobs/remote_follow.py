@@ -1,14 +1,14 @@
-"""Tells what is added to a job's logs. Runs on the cluster: standard library only, Python 3.9.
+"""Sends new output from a job's logs. Runs on the cluster: standard library only, Python 3.9.
 
     main(FOLDER, HOW, OFFSETS, TASK, RANK)
 
-``OFFSETS`` is a JSON object, log name -> bytes already told. ``TASK`` is the number of an array's task whose
-logs alone are told, or empty. With RANK, the log of that rank is told instead, or those of ``all``; where
-none are recorded, the job's logs are those of rank 0. Each answer is a JSON object a line:
-``{"log": name, "at": offset, "data": base64}``, and ``{}`` now and then as a sign of life. ``HOW`` is
-``follow`` (until it is ended) or ``once`` (all there is).
-``{"gone": 1}`` says that the folder is not there. A log that is not there yet, is no file, or became shorter
-(a requeue), is no error.
+``HOW`` is ``once`` or ``follow``, which runs until it is ended. ``OFFSETS`` is a JSON object with the bytes
+of each log that were sent before. ``TASK`` selects a task of an array; empty: all. ``RANK`` selects the log
+of a rank, or of ``all`` ranks, instead of the job's logs, which count as rank 0 if no ranks are recorded.
+
+Each line of output is a JSON object: ``{"log": name, "at": offset, "data": base64}``, ``{}`` as a keep-alive,
+or ``{"gone": 1}`` if the folder does not exist. A log that does not exist yet, is not a file, or has become
+shorter (a requeue) is not an error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RANK_LOGS = "rank-logs"
 CHUNK = 1 << 16
 MOST_LOGS = 5000
 PAUSE_S = 0.2
-ALIVE_EVERY = 5  # looks
+ALIVE_EVERY = 5  # rounds
 
 
 def emit(answer: dict[str, str | int]) -> None:
@@ -37,11 +37,10 @@ def emit(answer: dict[str, str | int]) -> None:
     sys.stdout.flush()
 
 
-def tell_new(folder: str, name: str, offset: int) -> int:
-    """Tell what a log holds now from ``offset`` on; returns the new offset.
+def send_new(folder: str, name: str, offset: int) -> int:
+    """Send the bytes of a log from ``offset`` on. Return the new offset.
 
-    What is added meanwhile waits for the next look: other logs have their turn, also beside one that grows
-    faster than it is read.
+    Bytes that are added meanwhile wait for the next round, so that a fast-growing log does not delay others.
     """
     try:
         fd = open_file(os.fsencode(folder), os.fsencode(name))
@@ -59,24 +58,24 @@ def tell_new(folder: str, name: str, offset: int) -> int:
         os.close(fd)
 
 
-def names_of(folder: str, task: str, rank: str) -> list[str]:
-    """The names of the logs to tell, at most so many."""
+def select_logs(folder: str, task: str, rank: str) -> list[str]:
+    """Return the names of the selected logs, at most ``MOST_LOGS``."""
     with os.scandir(folder) as entries:
         names = sorted(entry.name for entry in entries)
     logs = {name: match[2] or "" for name in names if (match := LOG.fullmatch(name))}
-    found: list[str] = []
+    paths: list[str] = []
     folders = [("", RANK_LOGS)] + [(m[1], f"{m[0]}/{RANK_LOGS}") for m in map(TASK.fullmatch, names) if m]
-    for of_task, path in folders if rank else ():
-        if task in ("", of_task) and (ranks := ranks_in(folder, path)) is not None:
-            logs = {name: number for name, number in logs.items() if number != of_task}
-            found += [f"{path}/{one}.log" for one in ranks if rank in ("all", one)]
+    for task_of_folder, path in folders if rank else ():
+        if task in ("", task_of_folder) and (ranks := ranks_in(folder, path)) is not None:
+            logs = {name: number for name, number in logs.items() if number != task_of_folder}
+            paths += [f"{path}/{number}.log" for number in ranks if rank in ("all", number)]
     if rank in ("", "all", "0"):
-        found += [name for name, number in logs.items() if task in ("", number)]
-    return found[:MOST_LOGS]
+        paths += [name for name, number in logs.items() if task in ("", number)]
+    return paths[:MOST_LOGS]
 
 
 def ranks_in(folder: str, path: str) -> list[str] | None:
-    """The ranks whose output is recorded there; None if that folder is not there."""
+    """Return the ranks with logs in a folder; None if the folder does not exist."""
     try:
         fd = open_folder(os.fsencode(folder), os.fsencode(path))
     except OSError:
@@ -89,20 +88,20 @@ def ranks_in(folder: str, path: str) -> list[str] | None:
 
 def main(folder: str, how: str, begun: str, task: str, rank: str = "") -> None:
     offsets: dict[str, int] = json.loads(begun)
-    looks = 0
+    rounds = 0
     while True:
         try:
-            names = names_of(folder, task, rank)
+            names = select_logs(folder, task, rank)
         except FileNotFoundError:
             names = []
             emit({"gone": 1})
         except OSError:
             names = []
         for name in names:
-            offsets[name] = tell_new(folder, name, offsets.get(name, 0))
+            offsets[name] = send_new(folder, name, offsets.get(name, 0))
         if how == "once":
             return
-        if looks % ALIVE_EVERY == 0:
+        if rounds % ALIVE_EVERY == 0:
             emit({})
-        looks += 1
+        rounds += 1
         time.sleep(PAUSE_S)

@@ -1,8 +1,8 @@
 """Interactive allocations of nodes, shells and commands inside them, and forwarded ports.
 
-The allocation lives by a lease. salloc runs on the controller behind an ssh connection of its own and goes on
-for as long as that connection brings a sign of life. However clusterctl ends (done, Ctrl-C, SIGKILL, a lost
-network), the signs stop, salloc takes back its request or gives up the nodes, and nothing is left held.
+The allocation is a lease. salloc runs on the controller over its own ssh connection and keeps running as
+long as keep-alives arrive. When clusterctl ends in any way (normally, by Ctrl-C or SIGKILL, or with a lost
+network), the keep-alives stop, and salloc withdraws its request or releases the nodes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from clusterctl.transport.base import MARK, wrapped
 from clusterctl.transport.openssh import ALONE, OpenSSH, talking
 
 _SIGN_OF_LIFE_S = 10.0
-_SILENCE_S = 60  # after which the controller gives up on us
+# Without a keep-alive for this long, the controller releases the nodes.
+_SILENCE_S = 60
 _PATIENCE_S = 15.0
 
 _HOLD = (Path(__file__).parent / "remote_hold.sh").read_text(encoding="utf-8")
@@ -39,12 +40,13 @@ _GRANTED = "granted"
 _HERE = "127.0.0.1"
 _SYNTAX = re.compile(r"(?:([0-9]{1,5}):)?([0-9]{1,5})", re.ASCII)
 _LAST_PORT = 65_535
-_OPEN_S = 120.0  # until all ports are open
+# Longest wait until all ports are open.
+_OPEN_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Nodes that are ours, first to last."""
+    """Nodes that Slurm has allocated to the user."""
 
     job_id: str
     nodes: tuple[str, ...]
@@ -53,10 +55,12 @@ class Allocation:
     _controller: str
 
     def argv(self, command: Sequence[str], environment: Environment, *, terminal: bool) -> list[str]:
-        """The local command line that runs ``command`` on the first node; a shell if it is empty.
+        """Return the local command line that runs ``command``, or a shell if empty, on the first node.
 
-        ``environment`` is the Python that they find; it must be on the cluster.
-        It is Slurm's interactive step: job steps that are started in it get all of the allocation.
+        The command runs in Slurm's interactive step, so job steps started in it can use the whole allocation.
+
+        environment: the Python environment of the command. It must be on the cluster already.
+        terminal: whether the command gets a terminal.
         """
         settings = [f"{name}={value}" for name, value in self._environment.items()]
         step = ["srun", "--interactive", "--preserve-env", "--nodes=1", "--ntasks=1", "--quiet"]
@@ -70,14 +74,15 @@ class Allocation:
 
 @contextmanager
 def asking(session: Session, ssh: OpenSSH, words: JobOptions) -> Iterator[Lease]:
-    """Ask Slurm for nodes. They are given back, or the request is taken back, at the end of the ``with``.
+    """Request nodes from Slurm. At the end of the ``with``, release them or withdraw the request.
 
-    ``ssh`` is the job user's.
+    ``ssh`` must be the job user's.
 
     Raises:
-        UsageError: this cluster has no Slurm; nothing was started.
+        UsageError: the cluster has no Slurm. Nothing was started.
     """
-    _ = session.slurm  # without it nothing can be allocated
+    # Raises without Slurm.
+    _ = session.slurm
     controller = session.transport.host
     options = ["--job-name=shell", *resource_options(words, JobOptions.model_fields)]
     hold = ["bash", "-c", _HOLD, "hold", str(_SILENCE_S), *options]
@@ -90,10 +95,10 @@ def asking(session: Session, ssh: OpenSSH, words: JobOptions) -> Iterator[Lease]
 
 
 class Lease:
-    """The connection that holds an allocation. It is its own process session: Ctrl-C is ours to handle."""
+    """The connection that holds an allocation. It is a process session, so Ctrl-C does not reach it."""
 
     def __init__(self, session: Session, ssh: OpenSSH, argv: Sequence[str], script: bytes) -> None:
-        """Start ssh, whose command reads ``script`` first; see ``wrapped``."""
+        """Start ssh. Its command reads ``script`` first; see ``wrapped``."""
         self._session, self._ssh = session, ssh
         self._over = threading.Event()
         pipe = subprocess.PIPE
@@ -104,15 +109,15 @@ class Lease:
         self._input, self._output = self._process.stdin, self._process.stdout
         with suppress(BrokenPipeError):
             self._input.write(script)
-        threading.Thread(target=self._live, daemon=True).start()
-        self._lines = self._said()
+        threading.Thread(target=self._keep_alive, daemon=True).start()
+        self._lines = self._salloc_lines()
 
     def allocation(self) -> str | Allocation:
-        """Wait for the nodes. If they are not free, the id of the job that waits for them; ask again then.
+        """Wait for the nodes. If they are not free, return the id of the pending job; then call again.
 
         Raises:
-            SlurmError: Slurm refused; says its words, and the valid choices where they are known.
-            UnreachableError: the connection to the controller broke.
+            SlurmError: Slurm rejected the request. The error has its message and the valid choices.
+            UnreachableError: the connection to the controller was lost.
         """
         controller, refusal = self._session.transport.host, list[str]()
         for line in self._lines:
@@ -121,41 +126,42 @@ class Lease:
             if pending := _PENDING.match(line):
                 return pending[1]
             if line == _GRANTED:
-                found = dict(iter(lambda: next(self._lines, "").partition("=")[::2], ("", "")))
-                nodes = expand_nodes(found["SLURM_JOB_NODELIST"])
-                return Allocation(found["SLURM_JOB_ID"], nodes, found, self._ssh, controller)
+                variables = dict(iter(lambda: next(self._lines, "").partition("=")[::2], ("", "")))
+                nodes = expand_nodes(variables["SLURM_JOB_NODELIST"])
+                return Allocation(variables["SLURM_JOB_ID"], nodes, variables, self._ssh, controller)
             if line.startswith(_COMPLAINT):
                 refusal.append(line.removeprefix(_COMPLAINT))
         if refusal:
-            why = "; ".join(refusal)
-            what = "Slurm did not give the nodes"
-            raise SlurmError(what, code="allocation-refused", why=why, fix=fix_of(why))
+            reason = "; ".join(refusal)
+            message = "Slurm did not allocate the nodes"
+            raise SlurmError(message, code="allocation-refused", why=reason, fix=fix_of(reason))
         assert self._process.stderr  # noqa: S101 - a pipe was asked for
         raise UnreachableError(
-            f"{controller}: the connection ended before Slurm gave the nodes",
+            f"{controller}: the connection ended before Slurm allocated the nodes",
             why=self._process.stderr.read().decode(errors="replace").strip(),
-            fix="see how the cluster is with `clusterctl status`; `clusterctl up` repairs it",
+            fix="check the cluster with `clusterctl status`; `clusterctl up` repairs it",
             host=controller,
         )
 
     def was_revoked(self) -> bool:
-        """Return whether Slurm has taken the nodes back: the time limit, or a cancel."""
+        """Return whether Slurm has revoked the allocation, by its time limit or because it was cancelled."""
         os.set_blocking(self._output.fileno(), False)
         return _REVOKED.search(self._output.read() or b"") is not None
 
     def release(self) -> None:
-        """Give the nodes back, or take back the request; waits for Slurm to hear of it, within bounds."""
+        """Release the nodes or withdraw the request. Wait a limited time for Slurm to confirm."""
         self._over.set()
         with suppress(OSError):
             self._input.close()
         try:
             self._process.wait(_PATIENCE_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()  # the controller notices the silence
+            # The controller notices the missing keep-alives.
+            self._process.kill()
             self._process.wait()
 
-    def _said(self) -> Iterator[str]:
-        """Yield the lines of salloc, which follow those of the login shell, until the connection ends."""
+    def _salloc_lines(self) -> Iterator[str]:
+        """Yield the output lines of salloc, without those of the login shell, until the connection ends."""
         lines = iter(self._output.readline, b"")
         for line in lines:
             if line.endswith(MARK):
@@ -163,25 +169,26 @@ class Lease:
         for line in lines:
             yield line.decode(errors="replace").rstrip("\n")
 
-    def _live(self) -> None:
-        with suppress(OSError, ValueError):  # the connection ended, or is being closed
+    def _keep_alive(self) -> None:
+        # The connection has ended or is being closed.
+        with suppress(OSError, ValueError):
             while not self._over.wait(_SIGN_OF_LIFE_S):
                 self._input.write(b"\n")
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """``local`` on this machine's loopback leads to ``remote`` on the node."""
+    """A forwarded port: ``local`` on this machine's loopback leads to ``remote`` on the node."""
 
     local: int
     remote: int
 
 
 def parse_forwards(texts: Sequence[str]) -> tuple[Forward, ...]:
-    """``8888`` or ``LOCAL:REMOTE``, each, with local ports that are free.
+    """Parse ports such as ``8888`` or ``LOCAL:REMOTE``, and check that the local ports are free.
 
     Raises:
-        UsageError: one is neither, or its local port is taken.
+        UsageError: a text is malformed, or its local port is in use.
     """
     forwards: dict[int, Forward] = {}
     for text in texts:
@@ -191,11 +198,11 @@ def parse_forwards(texts: Sequence[str]) -> tuple[Forward, ...]:
             raise UsageError(
                 f"--forward {text!r} is not a port",
                 code="not-a-port",
-                fix="say --forward 8888, or --forward LOCAL:REMOTE such as 9000:8888",
+                fix="use --forward 8888, or --forward LOCAL:REMOTE such as 9000:8888",
             )
         forward = Forward(*ports)
         if forward.local in forwards:
-            raise UsageError(f"--forward names the local port {forward.local} twice", code="port-twice")
+            raise UsageError(f"--forward uses the local port {forward.local} twice", code="port-twice")
         _check_free(forward)
         forwards[forward.local] = forward
     return tuple(forwards.values())
@@ -203,16 +210,16 @@ def parse_forwards(texts: Sequence[str]) -> tuple[Forward, ...]:
 
 @contextmanager
 def forwarded(ssh: OpenSSH, node: str, forwards: Sequence[Forward]) -> Iterator[None]:
-    """Open the ports until the end of the ``with``. They lead to the node's own loopback too.
+    """Forward ports to the node's loopback until the end of the ``with``.
 
     Raises:
-        UnreachableError: the node can't be reached, or a port was taken meanwhile.
+        UnreachableError: the node can't be reached, or a port is in use by now.
     """
     if not forwards:
         yield
         return
     ports = [word for f in forwards for word in ("-L", f"{_HERE}:{f.local}:localhost:{f.remote}")]
-    # `cat` ends when its input does: however we end, the ports are closed. It answers once all are open.
+    # `cat` ends with its input, so the ports close when clusterctl ends. It answers once all ports are open.
     line, script = wrapped(["cat"])
     argv = ssh.argv(node, line, *ALONE, "-o", "ExitOnForwardFailure=yes", *ports)
     with ExitStack() as stack:
@@ -221,15 +228,17 @@ def forwarded(ssh: OpenSSH, node: str, forwards: Sequence[Forward]) -> Iterator[
             talk = stack.enter_context(talking(argv, silence_s=_OPEN_S, remote=remote, script=script))
             talk.send(b"\n")
             if talk.receive() != b"\n":
-                talk.finish()  # which says why
+                # Raises the error with the cause.
+                talk.finish()
         except TransportError as exc:
-            raise UnreachableError(f"{node}: no port could be forwarded", why=exc.why, host=node) from exc
+            raise UnreachableError(f"{node}: forwarding ports failed", why=exc.why, host=node) from exc
         yield
 
 
 def _check_free(forward: Forward) -> None:
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as ssh does
+        # ssh sets this option too.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((_HERE, forward.local))
         except OSError as exc:
@@ -237,5 +246,5 @@ def _check_free(forward: Forward) -> None:
                 f"port {forward.local} of this machine can't be forwarded",
                 code="port-unusable",
                 why=exc.strerror or str(exc),
-                fix=f"take another: --forward LOCAL:{forward.remote}",
+                fix=f"use another local port: --forward LOCAL:{forward.remote}",
             ) from exc

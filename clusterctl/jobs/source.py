@@ -1,4 +1,4 @@
-"""The folder of a user's script: what of it travels with the job."""
+"""The folder of a user's script, and the files in it that are sent with the job."""
 
 from __future__ import annotations
 
@@ -27,20 +27,22 @@ if TYPE_CHECKING:
 
 MAX_BYTES, MAX_FILES = 10 << 30, 100_000
 LARGE_BYTES, LARGE_FILES = 100 << 20, 5_000
-_NEVER = ".git"  # not even looked into
+# Never sent nor searched.
+_NEVER = ".git"
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", ".ipynb_checkpoints"})
 _NUMBERED = re.compile(r"(stdout|stderr)-[0-9]+\.log|task-[0-9]+")
-_LEAVE_OUT = "leave things out with --exclude or a .gitignore, or bring data with `clusterctl put` once"
-_MOST_RECORD = 16 << 20  # bytes of run.json
+_LEAVE_OUT = "exclude files with --exclude or a .gitignore, or copy data once with `clusterctl put`"
+# Bytes of run.json.
+_MOST_RECORD = 16 << 20
 _TOKEN = re.compile(r"[0-9a-f]{8}")
 GITIGNORE = ".gitignore"
-# `x/**` is what lies below x, not x itself, which pathspec would leave out with it.
+# `x/**` excludes the files below x. pathspec would exclude x itself as well.
 _BELOW = re.compile(r"/\*\*(\s*)$")
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What is sent of a script's folder. ``notes`` are worth saying to the user."""
+    """The files of a script's folder that are sent. ``notes`` are messages for the user."""
 
     folder: Path
     items: tuple[Item, ...]
@@ -56,24 +58,25 @@ class Source:
 
 
 def source_of(job: JobSpec) -> Source | None:
-    """What travels with a job's script: its folder but for what is ignored; None with a bundled job.
+    """Return the files to send with a job: the script's folder without ignored files; None for a bundled job.
 
     Raises:
-        UsageError: something can't be read, leads out, has a name that is ours, or it is too much; or a
-            pattern of --outputs can't be understood.
+        UsageError: a file can't be read, a link leads outside, a name is reserved for clusterctl, the folder
+            is too large, or a pattern is malformed.
     """
-    patterns("--outputs", job.outputs, Path())  # says which can't be understood
+    # Only to reject malformed patterns.
+    patterns("--outputs", job.outputs, Path())
     if job.script is None:
         if job.include or job.exclude:
             raise UsageError(
-                "--include and --exclude are about the folder of a script",
+                "--include and --exclude apply to the folder of a script",
                 code="bundled-job-without-folder",
-                why=f"{job.bundled} is a bundled job, and no folder is sent with it",
+                why=f"{job.bundled} is a bundled job, which is submitted without a folder",
             )
         return None
     folder = job.script.parent
-    why_alone = _why_no_project(folder) if job.folder else "not wanted"
-    if not why_alone:
+    obstacle = _project_obstacle(folder) if job.folder else "excluded by --no-folder"
+    if not obstacle:
         walk = FolderWalk(
             folder,
             job.script,
@@ -84,24 +87,24 @@ def source_of(job: JobSpec) -> Source | None:
         return Source(folder, tuple(walk.items), walk.notes())
     if job.include:
         raise UsageError(
-            f"--include is about the script's folder, and {folder} is {why_alone}",
+            f"--include applies to the script's folder, but {folder} is {obstacle}",
             code="script-alone",
-            fix="put the script and what it needs into a folder of their own",
+            fix="move the script and the files it needs into a separate folder",
         )
     try:
         item = Item.of(job.script.name, job.script, job.script.stat())
     except OSError as exc:
         raise not_readable([exc]) from exc
-    note = Notice("script-sent-alone", f"only the script is sent: its folder, {folder}, is {why_alone}")
+    note = Notice("script-sent-alone", f"only the script is sent: its folder, {folder}, is {obstacle}")
     return Source(folder, (item,) if item else (), (note,) if job.folder else ())
 
 
 def source_hash(items: Sequence[Item], hashes: Mapping[Path, str]) -> str:
-    """The sha256 of what a job was given: names, contents, targets of links, and what can be run."""
+    """Return the sha256 of a job's files: names, contents, targets of links, and executable bits."""
     sha = hashlib.sha256()
     for item in sorted(items, key=lambda item: item.path):
-        said = hashes[item.origin] if item.kind is Kind.FILE else item.target
-        for part in (item.kind, item.path, said, "x" if _is_executable(item) else ""):
+        content = hashes[item.origin] if item.kind is Kind.FILE else item.target
+        for part in (item.kind, item.path, content, "x" if _is_executable(item) else ""):
             raw = os.fsencode(part)
             sha.update(len(raw).to_bytes(8, "little"))
             sha.update(raw)
@@ -109,7 +112,7 @@ def source_hash(items: Sequence[Item], hashes: Mapping[Path, str]) -> str:
 
 
 def manifest(items: Sequence[Item], hashes: Mapping[Path, str]) -> bytes:
-    """The content of source.json: what the job was given. Names that are not UTF-8 have lone surrogates."""
+    """Return source.json, which lists the job's files. Names that are not UTF-8 have lone surrogates."""
     files, links = [], []
     folders = [item.path for item in items if item.kind is Kind.FOLDER]
     for item in items:
@@ -118,13 +121,13 @@ def manifest(items: Sequence[Item], hashes: Mapping[Path, str]) -> bytes:
             files.append({"path": item.path, **facts})
         elif item.kind is Kind.LINK:
             links.append({"path": item.path, "target": item.target})
-    found = {"files": files, "links": links, "folders": folders}
-    document = {"version": 1, "hash": source_hash(items, hashes), **found}
+    lists = {"files": files, "links": links, "folders": folders}
+    document = {"version": 1, "hash": source_hash(items, hashes), **lists}
     return (json.dumps(document, indent=1) + "\n").encode()
 
 
 def is_taken(path: str) -> bool:
-    """Whether clusterctl itself writes a file of this path into a job's folder."""
+    """Return whether clusterctl itself writes a file with this path into a job's folder."""
     return path in TAKEN_NAMES or _NUMBERED.fullmatch(path) is not None
 
 
@@ -132,25 +135,21 @@ def _is_executable(item: Item) -> bool:
     return item.kind is Kind.FILE and bool(item.mode & stat.S_IXUSR)
 
 
-def _why_no_project(folder: Path) -> str:
-    """Why a folder is not one program's, or ""."""
+def _project_obstacle(folder: Path) -> str:
+    """Return why a folder can't be the project folder of a script; "" if it can."""
     if folder == folder.parent:
         return "the root of the file system"
-    home = Path(os.path.expanduser("~"))  # noqa: PTH111  # it never raises
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - unlike Path.home, it never raises
     if folder.resolve() == home.resolve():
         return "your home folder"
     if folder.stat().st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH | stat.S_ISVTX:
-        return "everybody's folder"
+        return "a folder that all users share"
     return ""
 
 
 @dataclass(slots=True)
 class FolderWalk:
-    """One walk through a folder, for what of it is sent.
-
-    Raises:
-        UsageError: something in it can't be sent.
-    """
+    """A walk through a folder that collects the files to send."""
 
     folder: Path
     script: Path
@@ -164,48 +163,48 @@ class FolderWalk:
 
     def run(self) -> None:
         try:
-            left = [(self.folder, rules_above(self.folder), False)]
-            while left:
-                folder, rules, out = left.pop()
-                own = read_gitignore(folder / GITIGNORE, folder)
-                rules = (*rules, own) if own else rules
+            pending = [(self.folder, rules_above(self.folder), False)]
+            while pending:
+                folder, rules, ignored = pending.pop()
+                own_rules = read_gitignore(folder / GITIGNORE, folder)
+                rules = (*rules, own_rules) if own_rules else rules
                 entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-                below = [found for entry in entries if (found := self._entry(entry, rules, out=out))]
-                left += reversed(below)
+                subfolders = [child for entry in entries if (child := self._entry(entry, rules, out=ignored))]
+                pending += reversed(subfolders)
         except OSError as exc:
             raise not_readable([exc], fix="make it readable, or leave it out: --exclude NAME") from exc
         if self.ours:
             raise UsageError(
-                f"clusterctl writes into a job's folder what is in the script's: {', '.join(self.ours)}",
+                f"these names are reserved for clusterctl's own files: {', '.join(self.ours)}",
                 code="reserved-file-names",
                 where=str(self.folder),
-                fix="; ".join(f"--exclude /{name}" for name in self.ours[:3]) + ", or give it another name",
+                fix="; ".join(f"--exclude /{name}" for name in self.ours[:3]) + ", or rename the file",
             )
 
     def _entry(
         self, entry: os.DirEntry[str], rules: tuple[Ignore, ...], *, out: bool
     ) -> tuple[Path, tuple[Ignore, ...], bool] | None:
-        """Take one thing of a folder, or leave it out; a folder that is to be walked is returned."""
+        """Add an entry of a folder unless it is excluded. Return it if it is a folder to walk through."""
         path = Path(entry.path)
         is_folder = entry.is_dir(follow_symlinks=False)
-        goes = self._goes(path, rules, is_folder=is_folder, out=out)
-        if goes and (item := self._item(path, entry)) is not None:
+        is_sent = self._is_included(path, rules, is_folder=is_folder, out=out)
+        if is_sent and (item := self._item(path, entry)) is not None:
             self._add(item)
-        # What is left out may hold something that --include wants.
-        wanted = is_folder and entry.name != _NEVER and (goes or self.include.spec is not None)
-        excluded = wanted and self.exclude.says(path, is_folder=True) is True
-        return (path, rules, not goes) if wanted and not excluded else None
+        # An excluded folder may contain files that --include selects.
+        is_searched = is_folder and entry.name != _NEVER and (is_sent or self.include.spec is not None)
+        excluded = is_searched and self.exclude.decide(path, is_folder=True) is True
+        return (path, rules, not is_sent) if is_searched and not excluded else None
 
-    def _goes(self, path: Path, rules: tuple[Ignore, ...], *, is_folder: bool, out: bool) -> bool:
+    def _is_included(self, path: Path, rules: tuple[Ignore, ...], *, is_folder: bool, out: bool) -> bool:
         if path == self.script:
             return True
-        if path.name == _NEVER or self.exclude.says(path, is_folder=is_folder):
+        if path.name == _NEVER or self.exclude.decide(path, is_folder=is_folder):
             return False
-        if self.include.says(path, is_folder=is_folder):
+        if self.include.decide(path, is_folder=is_folder):
             return True
         if out or is_ignored(rules, path, is_folder=is_folder):
             return False
-        return not (_is_no_source(path) if is_folder else path.suffix == ".pyc")
+        return not (_holds_no_source(path) if is_folder else path.suffix == ".pyc")
 
     def _item(self, path: Path, entry: os.DirEntry[str]) -> Item | None:
         name = str(path.relative_to(self.folder))
@@ -215,11 +214,12 @@ class FolderWalk:
         return self._link(item) if item is not None and item.kind is Kind.LINK else item
 
     def _link(self, item: Item) -> Item | None:
-        """A link that stays in the folder, or leads nowhere; of one to a file outside, the file."""
+        """Return the item to send for a link: the link itself, or the file if that is outside the folder."""
         root = self.folder.resolve()
         try:
             end = item.origin.resolve(strict=True)
-        except (OSError, RuntimeError):  # RuntimeError: pathlib's word for a ring of links
+        except (OSError, RuntimeError):
+            # pathlib raises RuntimeError for a cycle of links.
             return item
         if end.is_relative_to(root):
             text = os.path.normpath(Path(item.path).parent / item.target)
@@ -233,7 +233,7 @@ class FolderWalk:
                 f"a link leads to a folder outside of {self.folder}",
                 code="links-lead-outside",
                 why=printable(f"{item.path} -> {item.target}"),
-                fix="leave it out (--exclude NAME) and bring the data with `clusterctl put`",
+                fix="exclude it (--exclude NAME) and copy the data with `clusterctl put`",
             )
         return Item.of(item.path, item.origin, status)
 
@@ -241,7 +241,8 @@ class FolderWalk:
         if is_taken(item.path):
             self.ours.append(item.path)
         for parent in map(str, reversed(item.origin.relative_to(self.folder).parents[:-1])):
-            if parent not in self.folders:  # left out itself, but something in it was wanted
+            # The parent folder may be excluded although a file in it is included.
+            if parent not in self.folders:
                 self.folders.add(parent)
                 origin = self.folder / parent
                 self.items += [made] if (made := Item.of(parent, origin, origin.lstat())) else []
@@ -251,35 +252,36 @@ class FolderWalk:
         self.files += item.kind is Kind.FILE
         self.bytes += item.size
         if self.files > MAX_FILES or self.bytes > MAX_BYTES:
-            much = f"{MAX_FILES:,} files" if self.files > MAX_FILES else shown_size(MAX_BYTES)
+            limit = f"{MAX_FILES:,} files" if self.files > MAX_FILES else shown_size(MAX_BYTES)
             raise UsageError(
-                f"the script's folder is too large to be sent with a job: more than {much}",
+                f"the script's folder is too large to be sent with a job: more than {limit}",
                 code="folder-too-large",
                 where=str(self.folder),
-                why=f"of what was seen so far, the most is in {self._largest()}",
-                fix=f"{_LEAVE_OUT}; --no-folder sends the script alone",
+                why=f"the largest entries so far are {self._largest()}",
+                fix=f"{_LEAVE_OUT}; --no-folder sends only the script",
             )
 
     def notes(self) -> tuple[str, ...]:
-        """A note if the folder is large."""
+        """Return a note if the folder is large."""
         if self.bytes <= LARGE_BYTES and self.files <= LARGE_FILES:
             return ()
-        size = f"{shown_size(self.bytes)} in {self.files:,} files, the most in {self._largest()}"
+        size = f"{shown_size(self.bytes)} in {self.files:,} files, most of it in {self._largest()}"
         return (Notice("folder-large", f"the script's folder is large: {size}; {_LEAVE_OUT}"),)
 
     def _largest(self) -> str:
-        """The three entries of the folder that hold the most bytes."""
+        """Return names and sizes of the three largest entries of the folder."""
         sizes: Counter[str] = Counter()
         for item in self.items:
             sizes[item.path.partition("/")[0]] += item.size
         return ", ".join(f"{printable(name)} ({shown_size(size)})" for name, size in sizes.most_common(3))
 
 
-def _is_no_source(folder: Path) -> bool:
-    """Whether a folder holds what was installed, cached or brought home, not what someone wrote."""
+def _holds_no_source(folder: Path) -> bool:
+    """Return whether a folder contains installed, cached or collected files rather than source files."""
     if folder.name in _LEFT_OUT or (folder / "pyvenv.cfg").is_file():
         return True
-    if folder.name.startswith(".") and folder.name.endswith(".incomplete"):  # a run that is being collected
+    # A run that is being collected.
+    if folder.name.startswith(".") and folder.name.endswith(".incomplete"):
         return True
     return token_of_run(folder) is not None or folder.resolve() in {
         state_home().resolve(),
@@ -288,7 +290,7 @@ def _is_no_source(folder: Path) -> bool:
 
 
 def token_of_run(folder: Path) -> str | None:
-    """The token of the job whose collected run a folder is; None if it is no run's."""
+    """Return the job token of a collected run's folder; None if the folder is not a collected run."""
     try:
         token = read_json(os.fsencode(folder), RUN_FILE.encode(), _MOST_RECORD)["token"]
     except (OSError, ValueError, LookupError, TypeError):
@@ -298,13 +300,13 @@ def token_of_run(folder: Path) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Ignore:
-    """The rules of one .gitignore-like list. ``folder`` is where it lies, below which it counts."""
+    """The patterns of a .gitignore or a flag, which apply below ``folder``. ``spec`` is None if empty."""
 
     folder: Path
-    spec: GitIgnoreSpec | None  # None: no line counts
+    spec: GitIgnoreSpec | None
 
-    def says(self, path: Path, *, is_folder: bool) -> bool | None:
-        """Whether a path is ignored; None where no line is about it."""
+    def decide(self, path: Path, *, is_folder: bool) -> bool | None:
+        """Return whether a path is ignored; None if no pattern matches."""
         if self.spec is None:
             return None
         name = f"{path.relative_to(self.folder)}{'/' if is_folder else ''}"
@@ -312,10 +314,10 @@ class Ignore:
 
 
 def patterns(flag: str, lines: Sequence[str], folder: Path) -> Ignore:
-    """The patterns of a flag, which count from ``folder``.
+    """Return the patterns of a flag, which apply below ``folder``.
 
     Raises:
-        UsageError: one can't be understood.
+        UsageError: a pattern is malformed.
     """
     for line in lines:
         if _spec([line]) is None:
@@ -328,12 +330,12 @@ def patterns(flag: str, lines: Sequence[str], folder: Path) -> Ignore:
 
 
 def read_gitignore(file: Path, folder: Path) -> Ignore | None:
-    """The rules of a file, counting from ``folder``; None if there is no such file.
+    """Return the patterns of a .gitignore, which apply below ``folder``; None if the file does not exist.
 
-    A line that can't be understood counts for nothing, as in git.
+    A malformed line is ignored, as in git.
 
     Raises:
-        OSError: it can't be read.
+        OSError: the file can't be read.
     """
     try:
         lines = file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
@@ -346,41 +348,46 @@ def read_gitignore(file: Path, folder: Path) -> Ignore | None:
 
 
 def rules_above(folder: Path) -> tuple[Ignore, ...]:
-    """What the repository around ``folder`` says of it, the outermost first; () if it ignores it whole."""
+    """Return the patterns of the git repository around ``folder``, outermost first.
+
+    Returns () if the repository ignores the folder itself, so that its files are sent anyway.
+    """
     root = next((path for path in (folder, *folder.parents) if (path / ".git").exists()), None)
     if root is None:
         return ()
     git = root / ".git"
-    if git.is_file():  # it names the folder of a submodule, or of a worktree, below that of its repository
+    # In a submodule or worktree, .git is a file with the path of the git folder.
+    if git.is_file():
         lead = git.read_text(encoding="utf-8", errors="surrogateescape").removeprefix("gitdir:").strip()
         git = root / lead
         git = git.parents[1] if git.parent.name == "worktrees" else git
     exclude = read_gitignore(git / "info" / "exclude", root)
-    found = [] if exclude is None else [exclude]
-    way = [path for path in folder.parents if path.is_relative_to(root)]
-    found += [rules for path in reversed(way) if (rules := read_gitignore(path / GITIGNORE, path))]
-    whole = (*reversed(way), folder)[1:]
-    ignored = any(is_ignored(found, path, is_folder=True) for path in whole)
-    return () if ignored else tuple(found)
+    inherited = [] if exclude is None else [exclude]
+    ancestors = [path for path in folder.parents if path.is_relative_to(root)]
+    inherited += [rules for path in reversed(ancestors) if (rules := read_gitignore(path / GITIGNORE, path))]
+    checked = (*reversed(ancestors), folder)[1:]
+    ignored = any(is_ignored(inherited, path, is_folder=True) for path in checked)
+    return () if ignored else tuple(inherited)
 
 
 def is_ignored(rules: Sequence[Ignore], path: Path, *, is_folder: bool) -> bool:
-    """Whether a path is ignored: the innermost rule that is about it counts."""
-    for one in reversed(rules):
-        if path.is_relative_to(one.folder) and path != one.folder:
-            said = one.says(path, is_folder=is_folder)
-            if said is not None:
-                return said
+    """Return whether a path is ignored. The innermost rules with a match decide."""
+    for rule in reversed(rules):
+        if path.is_relative_to(rule.folder) and path != rule.folder:
+            verdict = rule.decide(path, is_folder=is_folder)
+            if verdict is not None:
+                return verdict
     return False
 
 
 def _spec(lines: Sequence[str]) -> GitIgnoreSpec | None:
-    """None where there are no lines, or one can't be understood."""
+    """Return the compiled patterns; None if there are no lines or a line is malformed."""
     if not lines:
         return None
     from pathspec import GitIgnoreSpec  # noqa: PLC0415 - slow, and most folders have no such file
 
-    with warnings.catch_warnings():  # of brackets in what pathspec makes of patterns such as a[[:alpha:]]
+    # `re` warns about the brackets that pathspec makes of patterns such as a[[:alpha:]].
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         try:
             return GitIgnoreSpec.from_lines(_BELOW.sub(r"/**/*\1", line) for line in lines)

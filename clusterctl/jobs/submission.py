@@ -1,4 +1,4 @@
-"""The jobs of one `submit`: read, checked, prepared with their files and packages, and submitted."""
+"""Read the jobs of a `submit` command, check them, prepare their files and packages, and submit them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from clusterctl.jobs.submit import (
     PreparedJob,
     Submitted,
     Submitter,
-    begin,
-    reject_files_of_here,
+    reject_local_files,
     script_of,
+    start_receiver,
 )
 from clusterctl.scheduler.script import Environment, reject_pmix, with_gpus, with_launcher
 from clusterctl.scheduler.session import Session
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """The jobs that one `submit` or `replay` asks for.
+    """The jobs of a `submit` or `replay` command.
 
-    jobs: several only of a job file.
-    model: the trained model that the job uses. None: it uses none, or its arguments name it.
-    replay: the replay whose job it is. None: it is none.
+    jobs: one job, or several from a job file.
+    model: the trained model to use. None: the job needs no model, or its arguments name the model.
+    replay: the replay that the job belongs to. None: it was not replayed.
     """
 
     jobs: Sequence[JobSpec]
@@ -49,18 +49,18 @@ class Submission:
 
 
 def read_jobs(target: str, given: Mapping[str, object], variants: Sequence[str] = ()) -> tuple[JobSpec, ...]:
-    """Return the jobs that a user names.
+    """Return the jobs for a target of `submit`.
 
-    target: a bundled job, the path of a script, or of a job file.
-    given: options of the jobs by the names of JobOptions' fields. They win over a job file's.
-    variants: the variants of the job file. Empty: the file as it is, with all of its variants.
+    target: the name of a bundled job, or the path of a script or a job file.
+    given: options by field name of JobOptions. They override those in a job file.
+    variants: names of variants of the job file. Empty: all variants.
 
     Raises:
         UsageError: there is no such job, or an option is wrong.
         SpecError: the job file is wrong.
     """
     if is_job_file(target):
-        # A job file is read by models, whose import takes longer than all else of `submit`.
+        # Importing the models for job files takes longer than the rest of `submit`.
         from clusterctl.spec.job_file import jobs_of_file  # noqa: PLC0415
 
         return jobs_of_file(Path(target), given, variants)
@@ -68,7 +68,7 @@ def read_jobs(target: str, given: Mapping[str, object], variants: Sequence[str] 
         raise UsageError(
             f"{target} has no variants",
             code="no-variants",
-            why="only a job file has",
+            why="only a job file has variants",
             fix="leave out --variant",
         )
     return (job_spec(target, given),)
@@ -76,9 +76,9 @@ def read_jobs(target: str, given: Mapping[str, object], variants: Sequence[str] 
 
 @dataclass(frozen=True, slots=True)
 class Preparer:
-    """Finds what is sent with each job and its Python environment, and rejects jobs that can't run.
+    """Finds the files and the Python environment of each job, and rejects jobs that can't run.
 
-    note: called with each line about a job that the user should read.
+    note: called with each line about a job for the user.
     detail: called with each line that pip prints.
     """
 
@@ -86,7 +86,7 @@ class Preparer:
     detail: LineReporter = SILENT.note
 
     def render(self, submission: Submission, spec: ClusterSpec) -> tuple[PreparedJob, ...]:
-        """Prepare jobs for the cluster of this spec, which is not asked for anything. Nothing is sent.
+        """Prepare jobs for the cluster of a spec without connecting to it.
 
         Raises:
             UsageError: a job can't run there.
@@ -106,16 +106,16 @@ class Preparer:
             UsageError: a job can't run on the cluster.
             TransportError: the cluster can't be reached.
         """
-        # What receives the folder of the first job is started first: it gets ready while we look.
-        token = begin(session, submission.jobs[0].name)
-        reject_files_of_here(session, submission.jobs)
-        first, *others = self._prepared(submission, session.facts, session.ledger, session)
+        # The receiver of the first job's folder starts while the jobs are being checked.
+        token = start_receiver(session, submission.jobs[0].name)
+        reject_local_files(session, submission.jobs)
+        first, *remaining = self._prepared(submission, session.facts, session.ledger, session)
         if submission.replay is not None:
             reject_missing(session, first.job)
-        return replace(first, token=token), *others
+        return replace(first, token=token), *remaining
 
     def environment(self, session: Session, job: JobOptions) -> Environment:
-        """Return the Python environment that the spec and the options of an allocation ask for.
+        """Return the Python environment for the requirements of the spec and of an allocation's options.
 
         Raises:
             UsageError: the requirements can't be met.
@@ -130,25 +130,25 @@ class Preparer:
         session: Session | None = None,
         spec: ClusterSpec | None = None,
     ) -> tuple[PreparedJob, ...]:
-        """Prepare jobs. Without a session the cluster is not asked, and the ledger is believed."""
+        """Prepare jobs. Without a session, the cluster is not contacted and the ledger is trusted."""
         replay = submission.replay
         jobs, model = with_model(submission.jobs, submission.model, ledger.entries(), session)
         for job in jobs if not facts.pmix else ():
             if "launcher" in job.model_fields_set and job.launcher == "srun":
-                self.note(f"note: {job.name}: mpirun starts the ranks, for Slurm has no plugin for PMIx here")
+                self.note(f"note: {job.name}: mpirun starts the ranks because Slurm has no PMIx plugin here")
             reject_pmix(job)
         jobs = [with_launcher(with_gpus(facts, job), has_pmix=facts.pmix) for job in jobs]
-        # A job that can't run is rejected before packages of any are looked for, or any is sent.
+        # All jobs are checked before packages are resolved or a job is sent.
         scripts = [script_of(facts, job) for job in jobs]
         sources = [replay.source if replay else source_of(job) or model for job in jobs]
         for note in dict.fromkeys(note for source in sources if source for note in source.notes):
             self.note(f"note: {note}")
-        prepared, known = [], replay.known if replay else {}
+        prepared, extra_facts = [], replay.known if replay else {}
         for job, script, source in zip(jobs, scripts, sources, strict=True):
             lock = replay.lock if replay else None
             environment = self._environment(facts, ledger.workspace, job, spec=spec, lock=lock)
             text = script_of(facts, job, environment) if environment.lock else script
-            prepared.append(PreparedJob(job, text, source, environment, known=known))
+            prepared.append(PreparedJob(job, text, source, environment, extra_facts=extra_facts))
         return tuple(prepared)
 
     def _environment(
@@ -165,15 +165,15 @@ class Preparer:
         if isinstance(job, JobSpec) and (job.bundled or job.container):
             if job.requirements is not None:
                 raise UsageError(
-                    f"{'a container' if job.container else f'the bundled job {job.bundled}'} takes no "
-                    "requirements",
+                    f"--requirements does not apply to "
+                    f"{'a container' if job.container else f'the bundled job {job.bundled}'}",
                     code="no-requirements-here",
-                    why="it runs with a Python of its own",
-                    fix="leave --requirements out, or submit a script of yours",
+                    why="it has its own Python environment",
+                    fix="leave --requirements out, or submit your own script",
                 )
             return environment
         if facts.requirements or job.requirements or lock:
-            # It needs the models of specs and wheels, as few jobs do.
+            # This import is slow, and few jobs need it.
             from clusterctl.jobs.environment import Environments, distribution_of_hosts  # noqa: PLC0415
 
             distribution = distribution_of_hosts(workspace, spec)
@@ -182,15 +182,15 @@ class Preparer:
         by_torch = isinstance(job, JobSpec) and job.launcher is Launcher.TORCHRUN
         if by_torch and not any(wheel.name == "torch" for wheel in wheels):
             raise UsageError(
-                "torchrun comes with torch, which the job's Python does not have",
+                "torchrun is part of torch, which is not in the job's Python environment",
                 code="torchrun-without-torch",
-                fix="say --requirements FILE with a line that says torch",
+                fix="use --requirements FILE with a line `torch`",
             )
         return environment
 
 
 def submit_prepared(submitter: Submitter, jobs: Sequence[PreparedJob]) -> Iterator[Submitted]:
-    """Submit jobs, one after the other. Each is returned as soon as the scheduler has it.
+    """Submit jobs in turn. Yield each job as soon as the scheduler has accepted it.
 
     Raises:
         ClusterctlError: a job was not submitted. See ``Submitter.submit``.
@@ -203,7 +203,7 @@ def submit_prepared(submitter: Submitter, jobs: Sequence[PreparedJob]) -> Iterat
 
 @contextmanager
 def jobs_are_submitted(some: bool = True) -> Iterator[None]:
-    """Mark errors of the body as raised once jobs were submitted: they are no reason to submit again."""
+    """Mark errors of the body as raised after jobs were submitted, so that callers don't submit again."""
     try:
         yield
     except ClusterctlError as exc:

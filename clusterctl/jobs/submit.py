@@ -1,4 +1,4 @@
-"""Stage a job's folder on the cluster and hand it over, once, whatever becomes of the connection."""
+"""Upload a job's folder and submit the job. A submission is not repeated even if the connection is lost."""
 
 from __future__ import annotations
 
@@ -49,10 +49,12 @@ from clusterctl.util.assets import asset, payload_hash
 from clusterctl.util.process import parallel_map
 from clusterctl.util.progress import SILENT, LineReporter
 
-JOBS_FOLDER = "clusterctl/jobs"  # in the job user's home
+# Relative to the job user's home folder.
+JOBS_FOLDER = "clusterctl/jobs"
 MAX_DIFF = 1 << 20
-PATIENCE_S = 15.0  # a submission does not wait long for what is good to know
-# Of bundled jobs: flags that name a file to read, some of them behind its kind, as in idx:DIR.
+# A submission does not wait longer for optional facts such as the git commit.
+PATIENCE_S = 15.0
+# Flags of bundled jobs that name an input file; for some, the path follows a kind, as in idx:DIR.
 _READ = frozenset({"--init", "--resume", "--checkpoint", "--config"})
 _READ_BY_KIND = frozenset({"--data", "--tokenizer"})
 _SPECIAL, _ESCAPED = re.compile(r"([\\*?\[\]!# ])"), r"\\\1"
@@ -60,11 +62,13 @@ _SPECIAL, _ESCAPED = re.compile(r"([\\*?\[\]!# ])"), r"\\\1"
 
 @dataclass(frozen=True, slots=True)
 class PreparedJob:
-    """A job of which nothing is wrong as far as this machine and the cluster can tell.
+    """A job that has passed all checks and is ready to be submitted.
 
-    script: the text of its script. source: the files that are sent with it. environment: its Python.
-    token: its token, if its folder on the cluster is being made already; see ``begin``.
-    known: more facts to record, of a replay those of the original.
+    script: the text of the job script.
+    source: the files to send with the job.
+    environment: the job's Python environment.
+    token: the job's token, if a receiver for its folder was started; see ``start_receiver``.
+    extra_facts: more facts to record. For a replay, those of the original job.
     """
 
     job: JobSpec
@@ -72,12 +76,12 @@ class PreparedJob:
     source: Source | None = None
     environment: Environment = PLAIN
     token: str = ""
-    known: Mapping[str, Any] = field(default_factory=dict)
+    extra_facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class SentSource:
-    """What of a script's folder a job was given; ``sent_bytes`` of it were not on the cluster yet."""
+    """The files that were submitted with a job. ``sent_bytes`` were not on the cluster yet."""
 
     files: int
     bytes: int
@@ -87,7 +91,7 @@ class SentSource:
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A job that was taken. ``script`` is the text of its script."""
+    """A submitted job. ``script`` is the text of its job script."""
 
     job_id: str
     name: str
@@ -98,7 +102,7 @@ class Submitted:
 
 
 def script_of(facts: ClusterFacts, job: JobSpec, environment: Environment | None = None) -> str:
-    """The text of a job's script, for plain sbatch, or for bash without a scheduler."""
+    """Return the text of a job script, for sbatch, or for bash on a cluster without a scheduler."""
     environment = environment or Environment(root=facts.root)
     if not facts.has_slurm:
         return render_mpirun_script(facts, job, payload_hash=payload_hash(), environment=environment)
@@ -107,8 +111,11 @@ def script_of(facts: ClusterFacts, job: JobSpec, environment: Environment | None
     return render_script(job, payload_hash=payload_hash(), interval_s=interval_s, environment=environment)
 
 
-def begin(session: Session, name: str) -> str:
-    """Start what receives a job's folder on the cluster, which is prepared meanwhile. Its token."""
+def start_receiver(session: Session, name: str) -> str:
+    """Start the program on the cluster that will receive a job's folder. Return the job's new token.
+
+    It starts while the job is being prepared, which saves time.
+    """
     token = _new_token()
     begin_new_folder(session.transport, f"{JOBS_FOLDER}/{name}-{token}")
     return token
@@ -118,41 +125,41 @@ def _new_token() -> str:
     return os.urandom(4).hex()
 
 
-def reject_files_of_here(session: Session, jobs: Sequence[JobSpec]) -> None:
-    """Refuse a bundled job that is to read a file which only this machine has.
+def reject_local_files(session: Session, jobs: Sequence[JobSpec]) -> None:
+    """Reject bundled jobs with an input file that exists on this machine but not on the cluster.
 
-    Files outside of the home folder are not looked for: each node may have them on a disk of its own.
+    Absolute paths outside the home folder are not checked, as each node may have them on its own disk.
 
     Raises:
-        UsageError: there is such a job.
+        UsageError: a job has such a file.
         TransportError: the controller can't be reached.
     """
-    home = os.path.expanduser("~")  # noqa: PTH111  # it never raises
-    for flag, kind, path in (found for job in jobs if job.bundled for found in _files_read(job)):
-        here = Path(os.path.abspath(path))  # noqa: PTH100  # . and .. have no name
+    home = os.path.expanduser("~")  # noqa: PTH111 - unlike Path.home, it never raises
+    for flag, kind, path in (file for job in jobs if job.bundled for file in _files_read(job)):
+        local_path = Path(os.path.abspath(path))  # noqa: PTH100 - gives `.` and `..` a name
         is_absolute = os.path.isabs(path)  # noqa: PTH117
-        if not os.path.exists(path) or (is_absolute and not here.is_relative_to(home)):  # noqa: PTH110
+        if not os.path.exists(path) or (is_absolute and not local_path.is_relative_to(home)):  # noqa: PTH110
             continue
-        # A relative path is one in the job's folder, to which a bundled job brings no files.
+        # A relative path starts in the job's folder, and a bundled job brings no files there.
         if is_absolute and not session.transport.run(["test", "-e", path], check=False).rc:
             continue
-        there = " ".join(filter(None, (flag, shlex.quote(f"{kind}~/{here.name}"))))
+        arguments = " ".join(filter(None, (flag, shlex.quote(f"{kind}~/{local_path.name}"))))
         raise UsageError(
-            f"{path} is on this machine, and not on the cluster",
+            f"{path} exists on this machine but not on the cluster",
             code="file-only-here",
             where=flag or "a file to predict",
-            why="a job reads files of the cluster",
-            fix=f"`clusterctl put {shlex.quote(path)}`, then say {there}",
+            why="jobs read files on the cluster",
+            fix=f"`clusterctl put {shlex.quote(path)}`, then use {arguments}",
         )
 
 
 def _files_read(job: JobSpec) -> Iterator[tuple[str, str, str]]:
-    """What the job is told to read: the flag, the kind with its colon, and the path."""
+    """Yield the input files in a job's arguments: the flag, the kind with its colon, and the path."""
     words = list(job.args)
     while words:
         flag, equals, text = (word := words.pop(0)).partition("=")
         if flag.startswith("--"):
-            # A switch has no value; predict, whose files follow no flag, has no switches.
+            # A switch has no value. Only predict has files without a flag, and it has no switches.
             text = text if equals else words.pop(0) if words and not words[0].startswith("--") else ""
             kind, colon, path = text.partition(":")
             if flag in _READ_BY_KIND and colon:
@@ -167,7 +174,8 @@ def _files_read(job: JobSpec) -> Iterator[tuple[str, str, str]]:
 class Submitter:
     """Submits jobs to the cluster of a session.
 
-    report: called with each line about an environment that is built. progress: called as files are sent.
+    report: called with each line about the build of an environment.
+    progress: called while files are sent.
     """
 
     session: Session
@@ -175,31 +183,31 @@ class Submitter:
     progress: Progress = lambda *_: None
 
     def submit(self, prepared: PreparedJob) -> Submitted:
-        """Stage and submit a job; before that, build the environment that it needs.
+        """Build the job's environment, upload its folder, and submit it.
 
         Raises:
-            UsageError: the job asks for what the cluster does not have.
-            MachineError: it can't be written down here; it was not submitted.
-            TransferError: the folder changed meanwhile, or can't be made on the cluster.
-            SchedulerError: it was refused; of Slurm its words, and the valid choices where they are known.
-            TransportError: the controller can't be reached, or the submission is unresolved: a job that was
-                taken all the same is found by its token when jobs are next listed or collected.
+            UsageError: the job requests resources that the cluster does not have.
+            MachineError: the ledger on this machine can't be written. The job was not submitted.
+            TransferError: the folder changed during the upload, or can't be created on the cluster.
+            SchedulerError: the scheduler rejected the job. The error has its message and the valid choices.
+            TransportError: the controller can't be reached, or it is unknown whether the job was submitted.
+                If it was, it is found by its token when jobs are next listed or collected.
         """
         session, facts = self.session, self.session.facts
         session.scheduler.reject_if_busy()
         partition = partition_name(facts, prepared.job)
-        others = session.transports_of_partition(partition)
-        prepared = self._with_image(prepared, others)
+        nodes = session.transports_of_partition(partition)
+        prepared = self._with_image(prepared, nodes)
         job = prepared.job
-        ours = self._files(prepared)
+        own_files = self._files(prepared)
         if prepared.environment.lock is not None:
-            # It needs the models of specs and wheels, as few jobs do.
+            # This import is slow, and few jobs need it.
             from clusterctl.jobs.environment import Environments  # noqa: PLC0415
 
             environments = Environments(self.report, progress=self.progress)
             environments.build_for(session, prepared.environment, partition)
         token = prepared.token or _new_token()
-        remote_dir, source, ours = self._stage(f"{job.name}-{token}", prepared.source, ours, others)
+        remote_dir, source, own_files = self._stage(f"{job.name}-{token}", prepared.source, own_files, nodes)
         entry = JobEntry(
             token=token,
             name=job.name,
@@ -210,86 +218,95 @@ class Submitter:
         try:
             if prepared.source is not None:
                 note(session.workspace, _copies(session.transport.host, remote_dir, prepared.source))
-            session.ledger.keep(token, ours)
-            session.ledger.add(entry)  # before it is handed over: from here on, the token finds the job
+            session.ledger.keep(token, own_files)
+            # The entry is written before the submission, so that the token identifies the job in any case.
+            session.ledger.add(entry)
         except MachineError:
-            remove_folder((session.transport, *others), remote_dir)
+            remove_folder((session.transport, *nodes), remote_dir)
             raise
-        job_id = self._hand_over(job, entry)
+        job_id = self._submit(job, entry)
         return Submitted(job_id, job.name, prepared.script, remote_dir, token, source)
 
-    def _with_image(self, prepared: PreparedJob, others: Sequence[Transport]) -> PreparedJob:
-        """Send the image of this machine that a job runs in, and return the job with the path there."""
+    def _with_image(self, prepared: PreparedJob, nodes: Sequence[Transport]) -> PreparedJob:
+        """Send the job's local container image, if any. Return the job with the image's remote path."""
         job = prepared.job
-        # Not Path.is_file: what we may not look at, or can't be a name here, is the cluster's.
+        # Unlike Path.is_file, this does not raise. An unreadable or invalid path must be on the cluster.
         if job.container is None or not os.path.isfile(job.container):  # noqa: PTH113
             return prepared
         image = Path(job.container)
-        there = [
+        remote_images = [
             send_to_store(transport, [image], progress=self.progress)[image]
-            for transport in (self.session.transport, *others)
+            for transport in (self.session.transport, *nodes)
         ]
-        job = job.model_copy(update={"container": there[0]})
+        job = job.model_copy(update={"container": remote_images[0]})
         script = script_of(self.session.facts, job, prepared.environment)
-        return replace(prepared, job=job, script=script, known={"image": str(image), **prepared.known})
+        return replace(
+            prepared, job=job, script=script, extra_facts={"image": str(image), **prepared.extra_facts}
+        )
 
     def _files(self, prepared: PreparedJob) -> dict[str, bytes]:
-        """The content of our own files in a job's folder, by name."""
+        """Return the content of clusterctl's own files in a job's folder, by name."""
         job, source = prepared.job, prepared.source
         folder = job.script.parent if job.script is not None else Path.cwd()
-        known = {"folder": str(source.folder) if source is not None else None, **prepared.known}
-        told = client_facts(job, prepared.environment, folder=folder, known=known)
-        ours = {
+        extra_facts = {"folder": str(source.folder) if source is not None else None, **prepared.extra_facts}
+        facts = client_facts(job, prepared.environment, folder=folder, known=extra_facts)
+        own_files = {
             **outputs_file(job),
             self.session.scheduler.script_name: prepared.script.encode(errors="surrogateescape"),
             SPEC_FILE: applied_text(self.session.workspace),
-            CLIENT_FACTS: (json.dumps(told, indent=2) + "\n").encode(errors="replace"),
+            CLIENT_FACTS: (json.dumps(facts, indent=2) + "\n").encode(errors="replace"),
         }
         if job.sweep is not None:
-            ours[SWEEP_FILE] = (json.dumps(job.sweep.record, indent=1) + "\n").encode()
-        return ours
+            own_files[SWEEP_FILE] = (json.dumps(job.sweep.record, indent=1) + "\n").encode()
+        return own_files
 
     def _stage(
-        self, name: str, source: Source | None, ours: dict[str, bytes], others: Sequence[Transport]
+        self,
+        name: str,
+        source: Source | None,
+        own_files: dict[str, bytes],
+        node_transports: Sequence[Transport],
     ) -> tuple[str, SentSource | None, dict[str, bytes]]:
-        """Make the folder of a job on the hosts that need one, whole or not at all.
+        """Create the job's folder on all hosts that need it, completely or not at all.
 
-        Hosts that lack the payload get that before. Returns where the folder is, what of a script's folder
-        was sent, and all files of ours in it.
+        Hosts without the payload get it first. Returns the folder's path, the submitted files of the script's
+        folder, and the content of clusterctl's own files.
         """
         items = source.items if source is not None else ()
         hashes = hash_items(source.files if source is not None else (), progress=self.progress)
         if source is not None:
-            ours = {**ours, SOURCE_FILE: manifest(items, hashes)}
+            own_files = {**own_files, SOURCE_FILE: manifest(items, hashes)}
         payload = Item(payload_hash(), Kind.ARCHIVE, asset("payload"), mode=0, mtime_ns=0)
         folder, progress = f"{JOBS_FOLDER}/{name}", self.progress
 
         def send(to: Transport) -> Sent:
-            shown = progress if to is self.session.transport else lambda *_: None
-            return send_new_folder(to, (*items, payload), hashes, folder, ours=ours, progress=shown)
+            reported = progress if to is self.session.transport else lambda *_: None
+            return send_new_folder(to, (*items, payload), hashes, folder, ours=own_files, progress=reported)
 
         sent = send(self.session.transport)
         try:
-            parallel_map(others, send)
+            parallel_map(node_transports, send)
         except ClusterctlError:
-            remove_folder((self.session.transport, *others), sent.folder)
+            remove_folder((self.session.transport, *node_transports), sent.folder)
             raise
         if source is None:
-            return sent.folder, None, ours
-        what = SentSource(sent.files, sent.bytes, sent.sent_bytes, source_hash(items, hashes))
-        return sent.folder, what, ours
+            return sent.folder, None, own_files
+        sent_source = SentSource(sent.files, sent.bytes, sent.sent_bytes, source_hash(items, hashes))
+        return sent.folder, sent_source, own_files
 
-    def _hand_over(self, job: JobSpec, entry: JobEntry) -> str:
-        """Have the scheduler take the job of an entry of the ledger; its id."""
+    def _submit(self, job: JobSpec, entry: JobEntry) -> str:
+        """Submit the job of a ledger entry to the scheduler. Return the job id."""
         session, folder = self.session, entry.remote_dir or ""
         try:
             request = JobRequest(
                 entry.token, job.name, folder, session.scheduler.script_name, submitted_at=entry.submitted_at
             )
-            if not session.facts.has_slurm:  # with Slurm, the script says the rest
+            # With Slurm, the script has the remaining options.
+            if not session.facts.has_slurm:
                 request = with_nodes(request, session.facts, job)
             job_id = session.scheduler.submit(request)
-        except (SchedulerError, UnreachableError):  # not AnswerLostError: it may have been taken
+        except (SchedulerError, UnreachableError):
+            # After an AnswerLostError the job may have been submitted, so it is not handled here.
             session.ledger.update(entry, refused=True)
             remove_folder((session.transport, *session.transports_of_partition(None)), folder)
             raise
@@ -298,23 +315,23 @@ class Submitter:
 
 
 def remove_folder(transports: Sequence[Transport], folder: str) -> None:
-    """Remove a job's folder; from hosts that can't be reached it stays."""
+    """Remove a job's folder from all hosts that can be reached."""
     for transport in transports:
         with suppress(UnreachableError):
             transport.run(["rm", "-rf", "--", folder], check=False)
 
 
 def _copies(host: str, remote_dir: str, source: Source) -> Iterator[Copies]:
-    """Where the files of a job's folder are here: a model's folder may have another name."""
+    """Yield the local folders of the files in a job's folder. A model's folder may have another name here."""
     names: dict[tuple[str, str], list[str]] = {}
     for item in source.files:
-        here, path, top = str(item.origin.absolute()), item.path, remote_dir
-        if not here.endswith(f"/{path}"):
+        local_path, path, top = str(item.origin.absolute()), item.path, remote_dir
+        if not local_path.endswith(f"/{path}"):
             first, _, path = path.partition("/")
             top = f"{remote_dir}/{first}"
-        names.setdefault((top, here.removesuffix(f"/{path}")), []).append(path)
-    for (top, folder), found in names.items():
-        yield Copies(host, top, folder, tuple(found), sent=True)
+        names.setdefault((top, local_path.removesuffix(f"/{path}")), []).append(path)
+    for (top, folder), paths in names.items():
+        yield Copies(host, top, folder, tuple(paths), sent=True)
 
 
 def client_facts(
@@ -325,18 +342,20 @@ def client_facts(
     known: Mapping[str, Any] = MappingProxyType({}),
     patience_s: float = PATIENCE_S,
 ) -> dict[str, Any]:
-    """The content of environment.client.json; ``folder`` is the one whose git state counts.
+    """Return the content of environment.client.json.
 
-    ``known`` is added. Of a replay it has the git state, and what of the job is the original's.
+    folder: the folder for the git commit and changes.
+    known: facts to add. For a replay, the git state and job fields of the original.
     """
-    said = {**job.record, **known.get("job", {})}
+    recorded_job = {**job.record, **known.get("job", {})}
     return {
         "clusterctl": __version__,
         "payload": payload_hash(),
         "python": platform.python_version(),
         "system": platform.platform(),
-        "job": json.loads(json.dumps(said, default=str)),  # a path may be no UTF-8
-        # The rest are defaults, which give way to a script's own lines.
+        # Paths that are not UTF-8 become text.
+        "job": json.loads(json.dumps(recorded_job, default=str)),
+        # All other fields are defaults, which a script's own #SBATCH lines override.
         "given": sorted(job.model_fields_set),
         "requirements": environment.lock.text if environment.lock else None,
         "git": known["git"] if "git" in known else _git(folder, patience_s),
@@ -345,7 +364,7 @@ def client_facts(
 
 
 def _git(folder: Path, patience_s: float) -> dict[str, Any] | None:
-    """Commit and uncommitted changes of the folder; None where git can't say."""
+    """Return commit and uncommitted changes of a folder; None if git fails."""
 
     def git(*words: str) -> bytes:
         return output_of(["git", "--no-optional-locks", "-C", str(folder), *words], MAX_DIFF, patience_s)
@@ -353,12 +372,14 @@ def _git(folder: Path, patience_s: float) -> dict[str, Any] | None:
     try:
         commit, _, root = git("rev-parse", "HEAD", "--show-toplevel").rstrip(b"\n").partition(b"\n")
         status = git("status", "--porcelain", "--", ".")
-        # Neither the user's diff programs nor their colours and prefixes: `replay` applies it again.
+        # `replay` applies the diff, so the user's diff programs, colours and prefixes are disabled.
         plain = "--no-ext-diff --no-textconv --no-color --no-renames --no-relative --binary".split()
         plain += ["--src-prefix=a/", "--dst-prefix=b/"]
         is_new = all(line.startswith(b"??") for line in status.splitlines())
-        diff = b"" if is_new else git("diff", *plain, "HEAD", "--", ".")  # which tells nothing of new files
-    except TransportError:  # no git, no repository, no commit yet, or too large to be looked through in time
+        # A diff has no new files.
+        diff = b"" if is_new else git("diff", *plain, "HEAD", "--", ".")
+    except TransportError:
+        # There is no git, repository or commit, or the repository is too large for the time limit.
         return None
     return {
         "commit": commit.decode(errors="replace"),
@@ -370,7 +391,7 @@ def _git(folder: Path, patience_s: float) -> dict[str, Any] | None:
 
 
 def output_of(argv: Sequence[str], most: int, patience_s: float) -> bytes:
-    """What a program prints, up to a little more than ``most`` bytes; raises TransportError if it fails."""
+    """Return the output of a program, up to a little more than ``most`` bytes. Raises TransportError."""
     output = bytearray()
     with talking(argv, stdin=subprocess.DEVNULL, silence_s=patience_s) as talk:
         while len(output) <= most and (chunk := talk.receive()):
@@ -381,12 +402,12 @@ def output_of(argv: Sequence[str], most: int, patience_s: float) -> bytes:
 
 
 def outputs_file(job: JobSpec) -> dict[str, bytes]:
-    """outputs.json, if the job says what its outputs are: patterns, of which the last that matches counts.
+    """Return outputs.json for a job with declared outputs: patterns of which the last match decides.
 
-    Our own files are always brought home, and so is the script. `collect` reads the file that is kept here.
+    The script and clusterctl's own files are always collected. `collect` reads the local copy of this file.
     """
     if not job.outputs:
         return {}
     script = [f"/{_SPECIAL.sub(_ESCAPED, job.script.name)}"] if job.script is not None else []
-    said = {"version": 2, "patterns": [*job.outputs, *script]}
-    return {OUTPUTS_FILE: (json.dumps(said, indent=1) + "\n").encode()}
+    content = {"version": 2, "patterns": [*job.outputs, *script]}
+    return {OUTPUTS_FILE: (json.dumps(content, indent=1) + "\n").encode()}

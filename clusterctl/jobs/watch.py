@@ -1,6 +1,6 @@
-"""List and cancel jobs, wait for them, follow one as its output grows, and report how they ended.
+"""List, cancel and wait for jobs, follow a job's output, and report how jobs ended.
 
-One query is for all that are waited for, ever less often.
+A single query covers all jobs that are waited for, at growing intervals.
 """
 
 from __future__ import annotations
@@ -33,18 +33,21 @@ from clusterctl.util.progress import LineReporter, backoff
 if TYPE_CHECKING:
     from clusterctl.scheduler.diagnosis import Diagnosis
 
-OnChange = Callable[[Sequence[JobInfo], Sequence[JobInfo]], None]  # those that changed, and all
+# Called with the jobs that changed and with all jobs.
+OnChange = Callable[[Sequence[JobInfo], Sequence[JobInfo]], None]
 
-_APPEAR_S = 30.0  # how long a job may be unknown: sbatch has answered, the accounting has not heard of it yet
+# After sbatch has answered, the accounting may not know the job for this long.
+_APPEAR_S = 30.0
 _RECONNECT_S = 60.0
 
 _PROGRAM = "clusterctl.jobs.remote_follow"
 _LOG = re.compile(r"(stdout|stderr)(?:-([0-9]+))?\.log|(?:task-([0-9]+)/)?rank-logs/([0-9]+)\.log")
-LONGEST_PAUSE_S = 5.0  # between two looks at a job that is followed
+# The longest interval between two queries for a job that is followed.
+LONGEST_PAUSE_S = 5.0
 
 
 class _Watched:
-    """The jobs that are waited for, in the state last seen."""
+    """The jobs that are waited for, with their latest known state."""
 
     def __init__(
         self, session: Session, ids: Sequence[str], on_change: OnChange, timeout_s: float | None
@@ -55,12 +58,12 @@ class _Watched:
         self._unknown_until = self._clock.now() + _APPEAR_S
         self.seen: dict[str, JobInfo] = {}
 
-    def look(self) -> tuple[JobInfo, ...] | None:
-        """Ask Slurm; the jobs if all have ended, else None. Tells ``on_change`` what is new."""
+    def poll(self) -> tuple[JobInfo, ...] | None:
+        """Query the scheduler and call ``on_change`` for changes. Return the jobs once all have ended."""
         jobs = self._session.scheduler.jobs(self._ids)
-        before = {job_id: reported(job) for job_id, job in self.seen.items()}
+        previous = {job_id: reported(job) for job_id, job in self.seen.items()}
         self.seen |= {job.id: job for job in jobs}
-        if changed := [job for job in jobs if before.get(job.id) != reported(job)]:
+        if changed := [job for job in jobs if previous.get(job.id) != reported(job)]:
             self._on_change(changed, jobs)
         missing = [i for i in self._ids if not any(i in (job.id, job.whole_id) for job in jobs)]
         if missing:
@@ -73,20 +76,20 @@ class _Watched:
         return jobs
 
     def pause(self, seconds: float) -> None:
-        """Sleep so long, or until the deadline."""
+        """Sleep for this time, but not beyond the deadline."""
         self.check_deadline()
-        left = seconds if self.deadline is None else min(seconds, self.deadline - self._clock.now())
-        self._clock.sleep(max(0.0, left))
+        remaining = seconds if self.deadline is None else min(seconds, self.deadline - self._clock.now())
+        self._clock.sleep(max(0.0, remaining))
 
     def check_deadline(self) -> None:
         if self.deadline is None or self._clock.now() < self.deadline:
             return
-        what = f"job {self._ids[0]} has" if len(self._ids) == 1 else f"jobs {', '.join(self._ids)} have"
-        stand = (f"{j.id} is {j.state.value} ({j.reason or 'no reason given'})" for j in self.seen.values())
+        subject = f"job {self._ids[0]} has" if len(self._ids) == 1 else f"jobs {', '.join(self._ids)} have"
+        states = (f"{j.id} is {j.state.value} ({j.reason or 'no reason given'})" for j in self.seen.values())
         raise WaitTimeoutError(
-            f"{what} not ended within {self._timeout_s:g} s",
-            why="; ".join(stand),
-            fix=f"it goes on; `clusterctl logs {self._ids[0]} -f` follows it, `clusterctl cancel` ends it",
+            f"{subject} not ended within {self._timeout_s:g} s",
+            why="; ".join(states),
+            fix=f"it keeps running; see `clusterctl logs {self._ids[0]} -f`, end it with `clusterctl cancel`",
         )
 
     def _remember(self, jobs: Sequence[JobInfo]) -> None:
@@ -98,37 +101,40 @@ class _Watched:
 
 
 def reported(job: JobInfo) -> tuple[JobState, tuple[str, ...], bool, bool]:
-    """The state that is reported when it changes; other reasons to wait come and go."""
+    """Return the parts of a job's state whose changes are reported. Reasons for pending are left out."""
     return job.state, job.nodes, job.lacks_nodes, job.failed_to_launch
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeNotes:
-    """Tells the user how jobs change. ``note``: called with each line."""
+    """Reports changes of jobs to the user.
+
+    note: called with each line.
+    """
 
     note: LineReporter
 
     def __call__(self, changed: Sequence[JobInfo], jobs: Sequence[JobInfo]) -> None:
-        """Tell of the jobs that changed. ``jobs`` are all that are watched."""
+        """Report the jobs that changed. ``jobs`` are all watched jobs."""
         for whole_id in dict.fromkeys(job.whole_id for job in changed):
             tasks = [job for job in jobs if job.whole_id == whole_id]
             if len(tasks) > 1:
                 self.note(f"job {whole_id}: {state_counts(tasks)}")
-            own = [job for job in changed if job.whole_id == whole_id]
-            for job in own:
-                self._tell(job, array=len(tasks) > 1)
-            if any(job.lacks_nodes for job in own):
-                why = "`clusterctl status` says why"
-                self.note(f"job {whole_id} waits for nodes that are out of service: {why}")
+            changed_tasks = [job for job in changed if job.whole_id == whole_id]
+            for job in changed_tasks:
+                self._report(job, array=len(tasks) > 1)
+            if any(job.lacks_nodes for job in changed_tasks):
+                hint = "`clusterctl status` shows why"
+                self.note(f"job {whole_id} is waiting for nodes that are out of service: {hint}")
 
-    def _tell(self, job: JobInfo, *, array: bool) -> None:
-        """Tell of a job; of a task of an array only if it did not complete."""
-        where = f" on {','.join(job.nodes)}" if job.nodes else ""
-        why = f" ({job.reason})" if job.reason not in {"", "None"} else ""
+    def _report(self, job: JobInfo, *, array: bool) -> None:
+        """Report a job. Tasks of an array are reported only if they failed or were cancelled."""
+        location = f" on {','.join(job.nodes)}" if job.nodes else ""
+        reason = f" ({job.reason})" if job.reason not in {"", "None"} else ""
         if not array or job.outcome in {Outcome.FAILED, Outcome.CANCELLED}:
-            self.note(f"job {job.id} {job.state.value}{where}{why}")
+            self.note(f"job {job.id} {job.state.value}{location}{reason}")
         if job.failed_to_launch:
-            self.note(f"job {job.id} is held, since a node could not start it; `clusterctl up` releases it")
+            self.note(f"job {job.id} is held because a node could not start it; `clusterctl up` releases it")
 
 
 def wait(
@@ -138,15 +144,15 @@ def wait(
     timeout_s: float | None = None,
     on_change: OnChange = lambda *_: None,
 ) -> tuple[JobInfo, ...]:
-    """Wait until all jobs have ended; an array's id stands for all its tasks.
+    """Wait until all jobs have ended. An array's id selects all its tasks.
 
     Raises:
-        WaitTimeoutError: ``timeout_s`` has passed; the jobs go on.
-        SchedulerError: one of them is unknown, or the scheduler does not answer.
+        WaitTimeoutError: ``timeout_s`` has passed. The jobs keep running.
+        SchedulerError: a job is unknown, or the scheduler does not answer.
     """
     watched = _Watched(session, ids, on_change, timeout_s)
     for pause in backoff():
-        jobs = watched.look()
+        jobs = watched.poll()
         if jobs is not None:
             return jobs
         watched.pause(pause)
@@ -162,109 +168,113 @@ def follow(
     timeout_s: float | None = None,
     on_change: OnChange = lambda *_: None,
 ) -> tuple[JobInfo, ...]:
-    """Pass on what a job writes until it has ended, then return it: one JobInfo, or one a task of an array.
+    """Pass on a job's output until the job has ended. Return the job, or each task of an array.
 
-    After a broken connection it goes on where it stopped: no output is repeated or left out. ``rank``: see
-    ``LogReader``.
+    After a lost connection, reading resumes where it stopped, so no output is repeated or left out.
+
+    on_output: called with each chunk of output.
+    rank: see ``LogReader``.
 
     Raises:
-        UnreachableError: the controller can't be reached for long. Else see ``wait``.
+        UnreachableError: the controller can't be reached for a long time.
+        WaitTimeoutError, SchedulerError: see ``wait``.
     """
     watched = _Watched(session, [job_id], on_change, timeout_s)
     clock, logs = session.scheduler.clock, JobLogs(session, job_id, rank)
     broken_since: float | None = None
     waits = backoff(first_s=0.5, longest_s=LONGEST_PAUSE_S)
     while True:
-        looks, due = backoff(longest_s=LONGEST_PAUSE_S), clock.now()
+        polls, next_poll = backoff(longest_s=LONGEST_PAUSE_S), clock.now()
         try:
             with closing(logs.grow(watched.seen, watched.deadline)) as chunks:
                 for chunk in chunks:
                     broken_since, waits = None, backoff(first_s=0.5, longest_s=LONGEST_PAUSE_S)
                     if chunk is not None:
                         on_output(chunk)
-                    if clock.now() >= due:
-                        if (jobs := watched.look()) is not None:
+                    if clock.now() >= next_poll:
+                        if (jobs := watched.poll()) is not None:
                             for last in logs.new(jobs):
                                 on_output(last)
                             return jobs
-                        due = clock.now() + next(looks)
+                        next_poll = clock.now() + next(polls)
                     watched.check_deadline()
         except UnreachableError:
-            broken_since = broken_since or clock.now()  # it may have been silent for long before
+            broken_since = broken_since or clock.now()
             if clock.now() >= broken_since + _RECONNECT_S:
                 raise
             watched.pause(next(waits))
 
 
 def diagnoses(session: Session, jobs: Sequence[JobInfo], *, waiting: bool = False) -> tuple[Diagnosis, ...]:
-    """Why each of these jobs failed, then why each was cancelled; with ``waiting``, what each waits for."""
+    """Return why jobs failed, then why jobs were cancelled and, if ``waiting``, why jobs are pending."""
     states = (Outcome.FAILED, Outcome.CANCELLED)
     if not any(job.outcome in states or (waiting and job.state is JobState.PENDING) for job in jobs):
         return ()
-    # Few jobs fail, and reading what is known of causes takes its time.
+    # Few jobs fail, and reading the table of causes is slow.
     from clusterctl.scheduler.evidence import diagnose_jobs  # noqa: PLC0415
 
     return diagnose_jobs(session, jobs, waiting=waiting)
 
 
 def diagnosis_of(session: Session, jobs: Sequence[JobInfo]) -> Diagnosis | None:
-    """Return why a job failed, or what it waits for, of an array why its worst task did.
+    """Return why a job (or the worst task of an array) failed, was cancelled, or is pending.
 
-    None: the job runs, or it completed.
+    None: the job is running or has completed.
     """
     return next(iter(diagnoses(session, jobs, waiting=True)), None)
 
 
 def raise_unless_completed(session: Session, jobs: Sequence[JobInfo], *, log_is_shown: bool = False) -> None:
-    """Turn the end of jobs into an error that names the cause, unless all of them completed.
+    """Raise an error with the cause unless all jobs have completed.
 
-    ``log_is_shown``: the job's log is on the screen already, so it is not quoted again.
+    log_is_shown: the job's log is on the screen already, so the error does not quote it.
 
     Raises:
-        JobFailedError: one failed.
-        JobCancelledError: none failed, and one was cancelled or ran into its time limit.
+        JobFailedError: a job failed.
+        JobCancelledError: no job failed, and a job was cancelled or exceeded its time limit.
     """
-    found = diagnoses(session, jobs)
-    if not found:
+    failures = diagnoses(session, jobs)
+    if not failures:
         return
-    head, more = found[0], len(found) - 1
+    head, more = failures[0], len(failures) - 1
     kind = JobCancelledError if worst(jobs).outcome is Outcome.CANCELLED else JobFailedError
     quoted = () if log_is_shown else (f"| {line}" for line in head.lines)
     error = kind(
         f"{head.summary} (and {more} more)" if more else head.summary,
         why="\n".join([head.details, *quoted]),
         fix=f"{head.fix}; the whole log: clusterctl logs {head.job_id}",
-        failures=tuple(_failure(one, kind) for one in found),
+        failures=tuple(_failure(failure, kind) for failure in failures),
     )
     error.answer = {"diagnosis": head.as_dict()}
     raise error
 
 
-def _failure(one: Diagnosis, kind: type[ClusterctlError]) -> Failure:
-    cause = "\n".join([f"{one.summary} ({one.details})", *one.lines])
-    fix = f"{one.fix}; the whole log: clusterctl logs {one.job_id}"
-    return Failure(kind.code, cause, host=one.host or None, fix=fix)
+def _failure(diagnosis: Diagnosis, kind: type[ClusterctlError]) -> Failure:
+    cause = "\n".join([f"{diagnosis.summary} ({diagnosis.details})", *diagnosis.lines])
+    fix = f"{diagnosis.fix}; the whole log: clusterctl logs {diagnosis.job_id}"
+    return Failure(kind.code, cause, host=diagnosis.host or None, fix=fix)
 
 
 def cancel(session: Session, ids: Sequence[str]) -> tuple[JobInfo, ...]:
-    """Cancel jobs; an array's id stands for all its tasks. Returns them as they were before.
+    """Cancel jobs and return their state before that. An array's id selects all its tasks.
 
     Raises:
-        SchedulerError: one is not known (then none is cancelled), or refused. Else see ``known_jobs``.
+        UsageError: an id is malformed.
+        SchedulerError: a job is unknown (then no job is cancelled), or the scheduler refused.
     """
     jobs = known_jobs(session, ids)
-    going_on = {one for job in jobs if not job.ended for one in (job.id, job.whole_id)}
-    if going_on:
-        session.scheduler.cancel([job_id for job_id in ids if job_id in going_on])
+    active_ids = {active_id for job in jobs if not job.ended for active_id in (job.id, job.whole_id)}
+    if active_ids:
+        session.scheduler.cancel([job_id for job_id in ids if job_id in active_ids])
     return jobs
 
 
 def known_jobs(session: Session, ids: Sequence[str]) -> tuple[JobInfo, ...]:
-    """The jobs of these ids; an array's id stands for all its tasks.
+    """Return the jobs with these ids. An array's id selects all its tasks.
 
     Raises:
-        UsageError: an id is not one.
-        SchedulerError: one of them is not known.
+        UsageError: an id is malformed.
+        SchedulerError: a job is unknown.
     """
     jobs = session.scheduler.jobs(ids)
     unknown = [i for i in ids if not any(i in (job.id, job.whole_id) for job in jobs)]
@@ -274,31 +284,32 @@ def known_jobs(session: Session, ids: Sequence[str]) -> tuple[JobInfo, ...]:
 
 
 def list_jobs(session: Session, most: int | None = None) -> tuple[tuple[JobInfo, ...], int]:
-    """The job user's jobs that go on or lately ended, and those submitted from here; newest first.
+    """Return the job user's active and recent jobs and those submitted from this machine, newest first.
 
-    ``most`` is how many there are at most, besides those that go on: an array is one. The number that is
-    returned too is how many older ones are left out. What Slurm refused is no job, though it has a record.
+    Also returns the number of older jobs that are left out. Rejected submissions are not listed.
+
+    most: the maximum number of ended jobs, where an array counts as a single job. None: all jobs.
     """
     resolve_submissions(session.scheduler, session.ledger)
     entries = session.ledger.entries()
     refused = {entry.token for entry in entries if entry.refused}
-    found = tuple(job for job in session.scheduler.own_jobs() if job.token not in refused)
-    known = {job.whole_id for job in found}
-    others = [entry.job_id for entry in entries if entry.job_id is not None and entry.job_id not in known]
-    asked = others[-most:] if most else others
-    found = tuple(sorted(found + session.scheduler.jobs(asked), key=lambda job: (-job.number, job.task or 0)))
-    ids = list(dict.fromkeys(job.whole_id for job in found))
+    jobs = tuple(job for job in session.scheduler.own_jobs() if job.token not in refused)
+    listed = {job.whole_id for job in jobs}
+    others = [entry.job_id for entry in entries if entry.job_id is not None and entry.job_id not in listed]
+    queried = others[-most:] if most else others
+    jobs = tuple(sorted(jobs + session.scheduler.jobs(queried), key=lambda job: (-job.number, job.task or 0)))
+    ids = list(dict.fromkeys(job.whole_id for job in jobs))
     recent = {*ids[:most]}
-    shown = tuple(job for job in found if job.whole_id in recent or not job.ended)
-    older = len(ids) - len({job.whole_id for job in shown}) + len(others) - len(asked)
+    shown = tuple(job for job in jobs if job.whole_id in recent or not job.ended)
+    older = len(ids) - len({job.whole_id for job in shown}) + len(others) - len(queried)
     return shown, older
 
 
 @dataclass(frozen=True, slots=True)
 class LogChunk:
-    """Bytes of one of a job's logs, as the job wrote them; ``task`` is set for an array.
+    """Bytes of a job's log, as the job wrote them. ``task`` is set for an array.
 
-    Of a rank's log, which has what it wrote to both, ``rank`` is set and ``stream`` is stdout.
+    In the log of a rank, which has both of its streams, ``rank`` is set and ``stream`` is stdout.
     """
 
     stream: Literal["stdout", "stderr"]
@@ -312,22 +323,26 @@ OnOutput = Callable[[LogChunk], None]
 
 @dataclass(slots=True)
 class LogReader:
-    """Reads the logs in a job's folder from where it last stopped."""
+    """Reads the logs in a job's folder from where it last stopped.
+
+    rank: read the log of this rank, or of "all" ranks, instead of the job's log.
+    gone: the folder did not exist at the last read.
+    """
 
     transport: Transport
     folder: str
     task: int | None = None
-    rank: str = ""  # one, or "all": the logs of ranks, in place of those of the whole job
-    gone: bool = False  # the folder was not there when it was last looked at
+    rank: str = ""
+    gone: bool = False
     _offsets: dict[str, int] = field(default_factory=dict)
 
     def read(self, how: Literal["once", "follow"]) -> Generator[LogChunk | None, None, None]:
-        """What was added since: once, or without end.
+        """Yield new output, either once or without end.
 
-        None comes about once a second, so that the caller can look at the job.
+        None is yielded about once a second, so that the caller can check the job.
 
         Raises:
-            TransportError: the connection broke; calling it again goes on from there.
+            TransportError: the connection was lost. The next call continues where this call stopped.
         """
         task = "" if self.task is None else str(self.task)
         argv = remote_argv(_PROGRAM, self.folder, how, json.dumps(self._offsets), task, self.rank)
@@ -354,7 +369,7 @@ class LogReader:
 
     def _not_understood(self, line: bytes) -> TransportError:
         return TransportError(
-            "the log reader on the cluster answered what clusterctl does not understand",
+            "the log reader on the cluster gave a malformed answer",
             code="answer-garbled",
             where=self.transport.host,
             why=line[:200].decode(errors="replace").encode("unicode_escape").decode(),
@@ -363,7 +378,7 @@ class LogReader:
 
 
 class JobLogs:
-    """The logs of a job on the hosts that have them, from where they were last read."""
+    """The logs of a job on all hosts that have them. Each read continues where the last one stopped."""
 
     def __init__(self, session: Session, job_id: str, rank: str = "") -> None:
         session.scheduler.check_id(job_id)
@@ -378,20 +393,20 @@ class JobLogs:
         return all(reader.gone for reader in self._readers.values())
 
     def new(self, jobs: Iterable[JobInfo]) -> Iterator[LogChunk]:
-        """What was added since; ``jobs`` tell the nodes, which is needed where those have the logs."""
+        """Yield new output. ``jobs`` give the nodes, which matter if the logs are on the nodes."""
         for reader in self._readers_of(jobs):
             yield from (chunk for chunk in reader.read("once") if chunk is not None)
 
     def grow(
-        self, seen: Mapping[str, JobInfo], deadline: float | None
+        self, latest_jobs: Mapping[str, JobInfo], deadline: float | None
     ) -> Generator[LogChunk | None, None, None]:
-        """What is added, without end; None now and then. See ``LogReader.read``. ``seen`` may grow, too."""
+        """Yield new output and None, without end; see ``LogReader.read``. ``latest_jobs`` may grow."""
         if not self._session.unshared_nodes:
             (reader,) = self._readers_of(())
-            yield from reader.read("follow")  # which ends by an error, or by being closed
+            yield from reader.read("follow")
         clock = self._session.scheduler.clock
         for pause in backoff(longest_s=LONGEST_PAUSE_S):
-            yield from self.new(seen.values())
+            yield from self.new(latest_jobs.values())
             yield None
             clock.sleep(pause if deadline is None else max(0.0, min(pause, deadline - clock.now())))
 
@@ -404,36 +419,36 @@ class JobLogs:
 
 
 def logs(session: Session, job_id: str, *, on_output: OnOutput, rank: str = "") -> None:
-    """Pass on the output of a job so far, or what one of its ranks wrote, or all of them; see ``LogReader``.
+    """Pass on the output of a job, of a rank, or of all ranks so far; see ``LogReader``.
 
     Raises:
-        SchedulerError: see ``folder_of``; or its folder is gone.
+        SchedulerError: the job is unknown, clusterctl did not submit it, or its folder is gone.
     """
-    found = JobLogs(session, job_id, rank)
+    job_logs = JobLogs(session, job_id, rank)
     chunk = None
-    for chunk in found.new(session.scheduler.jobs([job_id]) if session.unshared_nodes else ()):
+    for chunk in job_logs.new(session.scheduler.jobs([job_id]) if session.unshared_nodes else ()):
         on_output(chunk)
-    if found.gone:
+    if job_logs.gone:
         raise SchedulerError(
-            f"the folder of job {job_id} is gone, and its logs with it",
+            f"the folder of job {job_id} and its logs no longer exist",
             code="job-folder-gone",
-            where=f"{found.folder} on the cluster",
-            why="the job itself or a user removed it",
-            fix="`clusterctl jobs` still says how it ended",
+            where=f"{job_logs.folder} on the cluster",
+            why="the job itself or a user removed the folder",
+            fix="`clusterctl jobs` still shows how the job ended",
         )
     if chunk is None and rank not in ("", "all", "0"):
         raise UsageError(
-            f"nothing is recorded of rank {rank} of job {job_id}",
+            f"job {job_id} has no log of rank {rank}",
             code="unknown-rank",
-            why="it has no such rank, has not begun, or is a shell script, which starts its ranks itself",
-            fix=f"`clusterctl logs {job_id} --label` shows the ranks there are",
+            why="the job has no such rank, has not started, or is a shell script, which starts its own ranks",
+            fix=f"`clusterctl logs {job_id} --label` shows the existing ranks",
         )
-    if chunk is None and found.task is not None and not session.scheduler.jobs([job_id]):
+    if chunk is None and job_logs.task is not None and not session.scheduler.jobs([job_id]):
         raise session.scheduler.unknown([job_id])
 
 
 def folder_of(session: Session, job_id: str) -> str:
-    """The job's folder on the cluster.
+    """Return the job's folder on the cluster.
 
     Raises:
         SchedulerError: the job is unknown, or clusterctl did not submit it.

@@ -229,11 +229,10 @@ def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:
         CollectError: files of an ended job keep changing, the disk is full, or the answer is malformed.
         TransportError: the cluster can't be reached. Files that have arrived are kept.
     """
-    folder, home = source.folder, source.home
+    folder, home, selection = source.folder, source.home, source.selection
     tree.mkdir(parents=True, exist_ok=True)
     is_new = not any(tree.iterdir())
     arrived_sums: dict[_Key, str] = {}
-    selection = source.selection
     checkpoints = "all" if source.outputs and not selection.everything else selection.checkpoints
     request = json.dumps([folder, checkpoints, selection.max_checkpoint]).encode() + b"\n"
     max_rows = sys.maxsize if selection.everything else _MOST_ROWS
@@ -254,7 +253,6 @@ def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:
         if not changing:
             break
         is_new = False
-        # Use a new connection in case the fault lies in this one.
         sender.close()
     if changing and not source.still_changing:
         raise _restless(changing, folder)

@@ -179,4 +179,4 @@ def test_an_array_that_lacks_nodes_says_so_once(capsys) -> None:
     tasks = [JobInfo(**known, task=task) for task in range(200)]
     ChangeNotes(TEXT.note)(tasks, tasks)
     counts, told = capsys.readouterr().err.splitlines()
-    assert (counts, told.startswith("job 7 waits for nodes")) == ("job 7: 200 PENDING", True)
+    assert (counts, told.startswith("job 7 is waiting for nodes")) == ("job 7: 200 PENDING", True)

@@ -151,9 +151,9 @@ def test_what_there_is_not_is_told(session: Session, here: Path) -> None:
         ("nothing", "unknown-run", "'nothing'", "clusterctl jobs"),
         ("", "unknown-run", "''", "clusterctl jobs"),
         ("a" * 300, "unknown-run", "'aaa", "clusterctl jobs"),
-        ("empty", "run-without-model", "empty", "name a run of `train`"),
+        ("empty", "run-without-model", "empty", "use a run of `train`"),
         ("99", "unknown-job", "99", "clusterctl jobs"),
-        (plain.job_id, "run-without-model", plain.job_id, "name a run of `train`"),
+        (plain.job_id, "run-without-model", plain.job_id, "use a run of `train`"),
     ):
         with rejected(code, UsageError, shown, fix):
             chosen(run, session)

@@ -193,7 +193,7 @@ def test_what_is_to_be_done_yet_is_told_by_looking(home: Path, tmp_path: Path, r
     spec = a_spec(tmp_path / "spec.txt")
     (tmp_path / "spec.txt").write_text("first\n")
     assert unbuilt(a_spec(), HERE, LocalTransport()) == ""
-    assert "chosen anew" in unbuilt(spec, HERE, LocalTransport())
+    assert "resolved again" in unbuilt(spec, HERE, LocalTransport())
     assert not (tmp_path / "cache").exists()
     environment = resolve("", "first\ntool")
     assert "2 packages" in unbuilt(spec, HERE, LocalTransport())
@@ -201,7 +201,7 @@ def test_what_is_to_be_done_yet_is_told_by_looking(home: Path, tmp_path: Path, r
     made(environment)
     assert unbuilt(spec, HERE, LocalTransport()) == ""
     (tmp_path / "spec.txt").write_text("first<2\n")
-    assert "chosen anew" in unbuilt(spec, HERE, LocalTransport())
+    assert "resolved again" in unbuilt(spec, HERE, LocalTransport())
 
 
 def sending(environment: Environment, *, rented: bool = False) -> tuple[list[int], int]:

@@ -123,7 +123,7 @@ def test_drawn_values_of_a_sweep_are_those_of_the_original(collected: Collected,
     recorded = json.loads((run / "sweep-tasks.json").read_text())
     assert [dict(one) for one in replay.job.sweep.tasks] == recorded["tasks"]
     edit(run, "sweep-tasks.json", lambda found: found["tasks"][3].update(lr="0.5"))
-    with refused("not-replayable", UsageError, "of its sweep"):
+    with refused("not-replayable", UsageError, "other sweep values"):
         replayed(run, AGAIN)
 
 
@@ -190,7 +190,7 @@ def test_a_replay_records_what_the_original_did(really: Really, project: Path) -
     run = really(job_spec("plain.sh", {"args": ["x"]})).directory
     (project / "plain.sh").unlink()
     replay = replayed(run, AGAIN)
-    record = really(replay.job, source=replay.source, known=replay.known)
+    record = really(replay.job, source=replay.source, extra_facts=replay.known)
     assert (record.replay_of, record.of_failed) == ("0badcafe", False)
     facts = [json.loads((one / "environment.json").read_text())["client"] for one in (run, record.directory)]
     assert facts[1].pop("replay_of") == "0badcafe"
@@ -266,15 +266,15 @@ def asked(**fields: object) -> Callable[[Any], object]:
             ("source.json", file(path=path), "is damaged")
             for path in ("../x", "/etc/passwd", "a\0b", "\ud800", ["x"], "x" * 10**6, "job.sbatch")
         ),
-        ("source.json", file(path="latest/x"), "of one name"),
-        ("source.json", lambda d: d["files"].append(d["files"][0]), "of one name"),
-        ("source.json", lambda d: d["folders"].append("plain.sh"), "of one name"),
-        ("source.json", file(size=1 << 60), "more than a"),
-        ("source.json", file(size="1"), "what x was"),
-        ("source.json", lambda d: d["links"].append({"path": "y", "target": "a\0"}), "link leads"),
+        ("source.json", file(path="latest/x"), "the same name"),
+        ("source.json", lambda d: d["files"].append(d["files"][0]), "the same name"),
+        ("source.json", lambda d: d["folders"].append("plain.sh"), "the same name"),
+        ("source.json", file(size=1 << 60), "than a job may"),
+        ("source.json", file(size="1"), "sha256 of x"),
+        ("source.json", lambda d: d["links"].append({"path": "y", "target": "a\0"}), "of a link"),
         ("source.json", lambda d: d.update(files=7), "its script plain.sh"),
         ("environment.json", lambda d: d.update(client=None), "another machine"),
-        ("environment.json", lambda d: d["client"].pop("given"), "options of the job were given"),
+        ("environment.json", lambda d: d["client"].pop("given"), "options that were given"),
         ("environment.json", asked(nodes="many"), "--nodes"),
         ("environment.json", asked(script=None, bundled="./plain.sh"), "neither a script"),
         ("environment.json", asked(array="; rm -rf"), "--array"),

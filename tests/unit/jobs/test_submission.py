@@ -14,7 +14,7 @@ import pytest
 
 from clusterctl.errors import AnswerLostError, DiskError, SlurmError, UnreachableError, UsageError
 from clusterctl.jobs.source import source_of
-from clusterctl.jobs.submit import MAX_DIFF, client_facts, reject_files_of_here, script_of
+from clusterctl.jobs.submit import MAX_DIFF, client_facts, reject_local_files, script_of
 from clusterctl.scheduler.session import Session, resolve_submissions
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
@@ -332,7 +332,7 @@ def test_a_repository_that_takes_too_long_is_left_out(repository, tmp_path, monk
         ("train", ["--init={home}/gpt2.st"], "{home}/gpt2.st", "--init '~/gpt2.st'"),
         ("train", ["--new-head", "--init", "run/model"], "run/model", "--init '~/model'"),
         ("train", ["--data", "text:run/book.txt"], "run/book.txt", "--data 'text:~/book.txt'"),
-        ("predict", ["--weights", "run", "a b.png"], "'a b.png'", "then say '~/a b.png'"),
+        ("predict", ["--weights", "run", "a b.png"], "'a b.png'", "then use '~/a b.png'"),
     ],
 )
 def test_a_file_that_is_only_here_is_refused(session, tmp_path, monkeypatch, *, bundled, args, put, then):
@@ -343,7 +343,7 @@ def test_a_file_that_is_only_here_is_refused(session, tmp_path, monkeypatch, *, 
         (tmp_path / name).touch()
     job = JobSpec(name="j", bundled=bundled, args=tuple(arg.format(home=tmp_path) for arg in args))
     with rejected("file-only-here", UsageError, f"`clusterctl put {put.format(home=tmp_path)}`") as caught:
-        reject_files_of_here(without_files(session), [job])
+        reject_local_files(without_files(session), [job])
     assert caught.value.fix.endswith(then)
 
 
@@ -355,9 +355,9 @@ def test_a_file_that_the_cluster_may_have_is_read_there(session, tmp_path, monke
     args = ("--resume", "auto", "--data", "digits", "--model", "cnn", "--out", "out", "--init")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     job = JobSpec(name="j", bundled="train", args=(*args, str(tmp_path / "out")))
-    reject_files_of_here(without_files(session), [job])
+    reject_local_files(without_files(session), [job])
     monkeypatch.setenv("HOME", str(tmp_path))
     for there in (str(tmp_path / "out"), "~/out", "nowhere"):  # the played cluster is this machine
-        reject_files_of_here(session, [JobSpec(name="j", bundled="train", args=(*args, there))])
+        reject_local_files(session, [JobSpec(name="j", bundled="train", args=(*args, there))])
     script = JobSpec(name="j", script=tmp_path / "out", args=("--init", "out"))
-    reject_files_of_here(session, [script])
+    reject_local_files(session, [script])
