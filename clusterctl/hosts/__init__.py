@@ -1,1 +1,1 @@
-"""The facts of a host, and what is checked of them."""
+"""Facts about hosts, and checks of these facts."""

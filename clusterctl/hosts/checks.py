@@ -1,4 +1,4 @@
-"""The checks of a host: what is wrong, or will be once it has joined."""
+"""Checks of hosts for problems that keep them out of the cluster or disturb it later."""
 
 from __future__ import annotations
 
@@ -23,31 +23,33 @@ from clusterctl.util.progress import NO_LIMIT, Limit
 
 Level = Literal["error", "warning"]
 
-# munge refuses what is older than 300 s; half of it is left for the clocks to drift on.
+# munge rejects credentials older than 300 s. Half of that is left for clocks that drift further.
 MOST_SKEW_S: Final = 150
 NOTABLE_SKEW_S: Final = 2
 LEAST_INODES: Final = 50_000
 _SLURM: Final = frozenset({"slurmctld", "slurmd", "slurmdbd"})
 _LOOPBACK: Final = "127."
-_READY: Final = ("Completed, Success", "[", "N/A", "Not Supported")  # how a card's state begins that is fine
+# Beginnings of a card's fabric state that are no problem.
+_READY: Final = ("Completed, Success", "[", "N/A", "Not Supported")
 _MIG_NOW: Final = "mig.mode.current"
 _MIG_THEN: Final = "mig.mode.pending"
-_TURING: Final = 0x1E00  # numbers of models begin here with what NVIDIA's open modules know
+# NVIDIA's open kernel modules support PCI device numbers from here on.
+_TURING: Final = 0x1E00
 NO_CGROUPS: Final = "no-cgroups"
-SECURE_BOOT: Final = "Secure Boot is on: the kernel loads no module that no enrolled key has signed"
+SECURE_BOOT: Final = "Secure Boot is on: the kernel loads only modules that are signed with an enrolled key"
 _NUMBERS: Final = {
-    "uid-differs": "an account differs",
-    "uid-taken": "a uid is taken",
-    "gid-differs": "a group differs",
-    "gid-taken": "a gid is taken",
-    "uid-shared": "two accounts have one uid",
+    "uid-differs": "an account has another uid",
+    "uid-taken": "a uid is in use",
+    "gid-differs": "a group has another gid",
+    "gid-taken": "a gid is in use",
+    "uid-shared": "two accounts have the same uid",
 }
 _SIGNED: Final = "see Secure Boot in docs/gpus.md"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is not as it should be on a host. An ``error`` keeps it out of the cluster."""
+    """A problem of a host. If its level is ``error``, the host can't join the cluster."""
 
     host: str
     level: Level
@@ -62,292 +64,295 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """A host that answered; ``skew_s`` is by how much its clock is ahead of ours."""
+    """The answer of a host. ``skew_s`` is how far its clock is ahead of this machine's."""
 
     facts: HostFacts
     skew_s: float
 
 
 def check_hosts(
-    seen: Mapping[str, Examined], expected: Mapping[str, Expected], *, leader: str
+    answers: Mapping[str, Examined], expected: Mapping[str, Expected], *, leader: str
 ) -> tuple[Finding, ...]:
-    """Everything that is wrong, host by host; clocks are compared with that of ``leader``, the controller."""
-    found = [*_clocks(seen, leader), *_twins(seen), *_names(seen, expected)]
-    found += other_numbers({host: one.facts.accounts for host, one in seen.items()}, leader)
-    for host, one in seen.items():
-        of_slurm = (_cgroups, _ports, _in_use)
+    """Return all findings, host by host. Clocks are compared with the clock of ``leader``, the controller."""
+    findings = [*_clocks(answers, leader), *_duplicates(answers), *_names(answers, expected)]
+    findings += other_numbers({host: examined.facts.accounts for host, examined in answers.items()}, leader)
+    for host, examined in answers.items():
+        of_slurm = (_cgroups, _ports, _services_in_use)
         for check in (_system, _space, _gpus, _accounts, *of_slurm):
-            found += check(host, one.facts, expected[host])
+            findings += check(host, examined.facts, expected[host])
     order = {host: i for i, host in enumerate(expected)}
-    return tuple(sorted(found, key=lambda f: (order[f.host], f.level)))
+    return tuple(sorted(findings, key=lambda f: (order[f.host], f.level)))
 
 
 def _system(host: str, facts: HostFacts, _: Expected) -> Iterator[Finding]:
     system = facts.system
     if facts.uid != 0:
-        why = f"commands run as uid {facts.uid}"
-        yield Finding(host, "error", "not-root", "no root", why, "give the user sudo, or log in as root")
+        cause = f"commands run as uid {facts.uid}"
+        fix = "allow the user to use sudo, or log in as root"
+        yield Finding(host, "error", "not-root", "no root access", cause, fix)
     try:
         distribution_of(system.release)
     except ProvisionError as exc:
-        fix = "see docs/onprem.md for what can be configured"
+        fix = "see docs/onprem.md for the supported distributions"
         yield Finding(host, "error", "distribution", system.name or "an unknown system", exc.why, fix)
     if system.machine != ARCHITECTURE:
-        why = f"this is {system.machine}"
+        cause = f"this is {system.machine}"
         fix = f"use {ARCHITECTURE} machines"
-        yield Finding(host, "error", "architecture", f"not {ARCHITECTURE}", why, fix)
+        yield Finding(host, "error", "architecture", f"not {ARCHITECTURE}", cause, fix)
     if not system.systemd:
-        why = "its first process is another"
-        yield Finding(host, "error", "systemd", "no systemd", why, "Slurm's daemons run as its units")
+        cause = "process 1 is another program, and Slurm's daemons run as systemd units"
+        yield Finding(host, "error", "systemd", "no systemd", cause, "boot the host with systemd")
 
 
 def _space(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
-    for one in facts.space:
-        path = one.paths[0]
-        needed, free_mib = max(expected.free_mib[path] for path in one.paths), one.free >> 20
-        if one.read_only:
-            why, fix = f"{path} is mounted so", "see `dmesg`: the kernel remounts a failing disk read-only"
-            yield Finding(host, "error", "read-only", "a file system can't be written", why, fix)
+    for disk in facts.space:
+        path = disk.paths[0]
+        needed, free_mib = max(expected.free_mib[path] for path in disk.paths), disk.free >> 20
+        if disk.read_only:
+            cause = f"{path} is mounted read-only"
+            fix = "see `dmesg`: the kernel remounts a failing disk read-only"
+            yield Finding(host, "error", "read-only", "a file system can't be written", cause, fix)
         elif free_mib < needed:
-            why = f"{path} has {format_size(free_mib)} free, and needs {format_size(needed)}"
-            fix = f"`sudo du -xk {path} | sort -n | tail` there lists what takes most: remove some of it"
-            yield Finding(host, "error", "disk-full", "too little disk", why, fix)
-        elif one.inodes is not None and one.inodes < LEAST_INODES:
-            why = f"{path} has {one.inodes} inodes free, and needs {LEAST_INODES}"
-            yield Finding(host, "error", "disk-full", "too few inodes", why, "remove small files there")
-        if one.noexec:
-            level: Level = "warning" if one.paths == ("/tmp",) else "error"  # noqa: S108
-            why = f"{', '.join(one.paths)} is mounted noexec, and Slurm's scripts and jobs run programs there"
-            fix = "`mount -o remount,exec` there, and the same in /etc/fstab; of /tmp alone: --env TMPDIR=..."
-            yield Finding(host, level, "noexec", "programs can't run", why, fix)
-    for path in sorted(expected.free_mib.keys() - {path for one in facts.space for path in one.paths}):
-        why, fix = f"{path} can't be looked at", "see `mount` and `dmesg` there"
-        yield Finding(host, "error", "disk", "a file system does not answer", why, fix)
+            cause = f"{path} has {format_size(free_mib)} free, and needs {format_size(needed)}"
+            fix = f"find large folders with `sudo du -xk {path} | sort -n | tail` there, and remove some"
+            yield Finding(host, "error", "disk-full", "too little disk space", cause, fix)
+        elif disk.inodes is not None and disk.inodes < LEAST_INODES:
+            cause = f"{path} has {disk.inodes} inodes free, and needs {LEAST_INODES}"
+            yield Finding(host, "error", "disk-full", "too few inodes", cause, "remove small files there")
+        if disk.noexec:
+            level: Level = "warning" if disk.paths == ("/tmp",) else "error"  # noqa: S108
+            cause = f"{', '.join(disk.paths)} is mounted noexec, but Slurm and jobs run programs there"
+            fix = "`mount -o remount,exec` there, and in /etc/fstab; for /tmp alone: --env TMPDIR=..."
+            yield Finding(host, level, "noexec", "programs can't run", cause, fix)
+    for path in sorted(expected.free_mib.keys() - {path for disk in facts.space for path in disk.paths}):
+        cause, fix = f"{path} can't be read", "see `mount` and `dmesg` there"
+        yield Finding(host, "error", "disk", "a file system does not answer", cause, fix)
 
 
 def _ports(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
     for port, daemon in expected.ports.items():
         holder = facts.listeners.get(port)
         if holder is not None and holder not in _SLURM:
-            why = f"{holder} listens on port {port}, which {daemon} needs"
+            cause = f"{holder} listens on port {port}, which {daemon} needs"
             fix = f"stop it, or give it another port (`ss -lptn sport = :{port}` shows it)"
-            yield Finding(host, "error", "port-taken", "a port is taken", why, fix)
+            yield Finding(host, "error", "port-taken", "a port is in use", cause, fix)
 
 
 def _gpus(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
-    gpus, wanted = facts.gpus, expected.gpus
-    if wanted and gpus.cards < wanted and len(gpus.shown) < wanted:
-        why = f"the spec says {wanted}, and the PCI bus has {gpus.cards}"
-        yield Finding(
-            host, "error", "gpus-missing", "GPUs are missing", why, "correct gpus in the spec, or the host"
-        )
+    gpus, count = facts.gpus, expected.gpus
+    if count and gpus.cards < count and len(gpus.shown) < count:
+        cause = f"the spec has {count}, and the PCI bus has {gpus.cards}"
+        fix = "correct gpus in the spec, or repair the host"
+        yield Finding(host, "error", "gpus-missing", "GPUs are missing", cause, fix)
     elif gpus.driver and len(gpus.shown) < gpus.cards:
-        why = f"nvidia-smi shows {len(gpus.shown)} of {gpus.cards} cards"
-        yield Finding(host, "warning", "gpu-lost", "a GPU does not answer", why, "see `dmesg | grep -i xid`")
+        cause = f"nvidia-smi shows {len(gpus.shown)} of {gpus.cards} cards"
+        yield Finding(
+            host, "warning", "gpu-lost", "a GPU does not answer", cause, "see `dmesg | grep -i xid`"
+        )
     elif gpus.cards and not gpus.driver:
-        yield from _unfit(host, gpus, expected) or [_no_driver(host, gpus, expected)]
+        yield from _unsuitable_driver(host, gpus, expected) or [_missing_driver(host, gpus, expected)]
     if gpus.driver:
         yield from _fabric(host, facts, expected)
         yield from _cards(host, facts, expected)
 
 
 def _fabric(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
-    """Cards that programs can't use (CUDA error 802) until the fabric manager has linked them."""
+    """Yield a finding if the fabric manager has not linked the cards, so that CUDA fails with error 802."""
     gpus = facts.gpus
-    told = [f"{one['fabric.state']}, {one['fabric.status']}" for one in gpus.states if "fabric.state" in one]
-    waiting = [state for state in told if not state.startswith(_READY)]
+    states = [
+        f"{gpu['fabric.state']}, {gpu['fabric.status']}" for gpu in gpus.states if "fabric.state" in gpu
+    ]
+    waiting = [state for state in states if not state.startswith(_READY)]
     stopped = gpus.switches > 0 and FABRIC_MANAGER not in facts.units
     level: Level = "error" if stopped and expected.gpus and not expected.driver else "warning"
     if stopped or (waiting and gpus.manager not in ("", gpus.driver)):
-        has = f"it is {gpus.manager}" if gpus.manager else "it is not installed"
-        state = "does not run" if stopped else f"has not linked {len(waiting)} of {len(told)} GPUs"
-        why = f"{FABRIC_MANAGER} {state} ({has}, the driver {gpus.driver}): programs end with CUDA error 802"
-        fix = f"install version {gpus.driver}, as software.nvidia does, and `systemctl enable --now` it there"
-        yield Finding(host, level, "fabric-manager", "NVSwitches are not set up", why, fix)
+        has = f"version {gpus.manager}" if gpus.manager else "not installed"
+        state = "is not running" if stopped else f"has not linked {len(waiting)} of {len(states)} GPUs"
+        cause = f"{FABRIC_MANAGER} {state} ({has}; driver {gpus.driver}): programs fail with CUDA error 802"
+        fix = f"install version {gpus.driver} (software.nvidia does), and `systemctl enable --now` it there"
+        yield Finding(host, level, "fabric-manager", "NVSwitches are not set up", cause, fix)
     elif waiting:
-        why = f"{len(waiting)} of {len(told)} GPUs say {waiting[0]}; programs end with CUDA error 802"
-        fix = f"wait a minute after a boot; then see `systemctl status {FABRIC_MANAGER}` there"
-        yield Finding(host, "warning", "fabric-not-ready", "NVLinks are not set up", why, fix)
+        cause = f"{len(waiting)} of {len(states)} GPUs report {waiting[0]}; programs fail with CUDA error 802"
+        fix = f"wait a minute after a reboot; then see `systemctl status {FABRIC_MANAGER}` there"
+        yield Finding(host, "warning", "fabric-not-ready", "NVLinks are not set up", cause, fix)
 
 
 def _cards(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
-    """Cards whose memory a boot repairs, if anything does, or whose parts it changes."""
+    """Yield findings on memory faults of cards and on changes of MIG that wait for a reboot."""
     cards = dict(enumerate(facts.gpus.states))
     for flag in flags():
-        if those := [number for number, card in cards.items() if flag.is_set(card)]:
-            why, fix = f"{_numbered(those)}: {flag.means}", flag.fix or _boot(host, expected)
-            yield Finding(host, "warning", "gpu-memory", "a GPU's memory has faults", why, fix)
+        if numbers := [number for number, card in cards.items() if flag.is_set(card)]:
+            cause, fix = f"{_gpu_list(numbers)}: {flag.means}", flag.fix or _how_to_reboot(host, expected)
+            yield Finding(host, "warning", "gpu-memory", "a GPU's memory has faults", cause, fix)
     modes = {number: (card.get(_MIG_NOW, ""), card.get(_MIG_THEN, "")) for number, card in cards.items()}
     for now, then in dict.fromkeys(mode for mode in modes.values() if {*mode} == {"Enabled", "Disabled"}):
-        those = [number for number, mode in modes.items() if mode == (now, then)]
-        why = (
-            f"{_numbered(those)}: MIG is {now}, and {then} after a boot or a reset, with other GPUs for jobs"
+        numbers = [number for number, mode in modes.items() if mode == (now, then)]
+        cause = (
+            f"{_gpu_list(numbers)}: MIG is {now}, and {then} after a reboot or reset, which changes the GPUs"
         )
-        fix = f"{_boot(host, expected)}, then run `clusterctl up`"
-        yield Finding(host, "warning", "mig-pending", "MIG changes with the next boot", why, fix)
+        fix = f"{_how_to_reboot(host, expected)}, then run `clusterctl up`"
+        yield Finding(host, "warning", "mig-pending", "MIG changes with the next reboot", cause, fix)
 
 
-def _numbered(cards: Sequence[int]) -> str:
+def _gpu_list(cards: Sequence[int]) -> str:
     return f"GPU{'s' * (len(cards) > 1)} {', '.join(map(str, cards))}"
 
 
-def _unfit(host: str, gpus: GpuFacts, expected: Expected) -> list[Finding]:
-    """A card that is older than Turing, for which no driver that `up` would install is made."""
-    wanted, branch = expected.driver, int(expected.branch or LAST_FOR_VOLTA)
-    fits = wanted != "open" and branch <= LAST_FOR_VOLTA
-    if not wanted or gpus.installed or gpus.oldest is None or gpus.oldest >= _TURING or fits:
+def _unsuitable_driver(host: str, gpus: GpuFacts, expected: Expected) -> list[Finding]:
+    """Return a finding if a card is older than Turing and not supported by the driver that `up` installs."""
+    kind, branch = expected.driver, int(expected.branch or LAST_FOR_VOLTA)
+    fits = kind != "open" and branch <= LAST_FOR_VOLTA
+    if not kind or gpus.installed or gpus.oldest is None or gpus.oldest >= _TURING or fits:
         return []
     needs = f"NVIDIA's proprietary driver of branch {LAST_FOR_VOLTA}"
-    why = f"its card 10de:{gpus.oldest:04x} is older than Turing, and needs {needs} or older"
-    fix = "write software: {nvidia: {driver: proprietary}}, without a branch or with an older one"
-    return [Finding(host, "error", "driver-unfit", "the driver does not know the card", why, fix)]
+    cause = f"its card 10de:{gpus.oldest:04x} is older than Turing, and needs {needs} or older"
+    fix = "write software: {nvidia: {driver: proprietary}}, with no branch or an older branch"
+    return [Finding(host, "error", "driver-unfit", "the driver does not support the card", cause, fix)]
 
 
-def _no_driver(host: str, gpus: GpuFacts, expected: Expected) -> Finding:
-    """Cards that nobody can use: why, and whether a reboot is all that it takes."""
+def _missing_driver(host: str, gpus: GpuFacts, expected: Expected) -> Finding:
+    """Return the finding on cards without a working driver: why, and whether a reboot is enough."""
     fault = fault_of(gpus.fault)
     if fault and (fault.code != "reboot-needed" or "mismatch" in fault.says):
-        fix = _boot(host, expected) if fault.code == "reboot-needed" else fault.fix
-        why = f"nvidia-smi says: {gpus.fault}: {fault.means}"
-        return Finding(host, "warning", fault.code, fault.what, why, fix)
+        fix = _how_to_reboot(host, expected) if fault.code == "reboot-needed" else fault.fix
+        cause = f"nvidia-smi reports: {gpus.fault}: {fault.means}"
+        return Finding(host, "warning", fault.code, fault.what, cause, fix)
     if gpus.installed:
         holder = "nouveau has the cards" if gpus.nouveau else "it is not loaded"
-        why, fix = f"NVIDIA's driver {gpus.installed} is there, and {holder}", _boot(host, expected)
+        fix = _how_to_reboot(host, expected)
+        cause = f"NVIDIA's driver {gpus.installed} is installed, but {holder}"
         if gpus.secure_boot:
-            why = f"driver {gpus.installed} is there and {SECURE_BOOT}"
-            fix = f"enrol the key that it is signed with, then {fix}: {_SIGNED}"
-            return Finding(host, "warning", "secure-boot", "Secure Boot rejects NVIDIA's driver", why, fix)
-        return Finding(host, "warning", "reboot-needed", "a reboot is needed", why, fix)
-    why = "nouveau has them" if gpus.nouveau else f"{gpus.cards} NVIDIA cards and no driver that answers"
+            cause = f"driver {gpus.installed} is installed, but {SECURE_BOOT}"
+            fix = f"enrol the key that signed it, then {fix}: {_SIGNED}"
+            return Finding(host, "warning", "secure-boot", "Secure Boot rejects NVIDIA's driver", cause, fix)
+        return Finding(host, "warning", "reboot-needed", "a reboot is needed", cause, fix)
+    cause = "nouveau has the cards" if gpus.nouveau else f"{gpus.cards} NVIDIA cards have no working driver"
     manager = f" and {FABRIC_MANAGER} of the same version" if gpus.switches else ""
     fix = f"install it{manager}, or write software: {{nvidia: {{driver: open}}}}: see docs/gpus.md"
     if expected.driver:
-        fix = "`clusterctl up` installs it; where it has, `dkms status` there says why it was not built"
+        fix = "`clusterctl up` installs it; if it did so, `dkms status` there shows why the build failed"
     if gpus.secure_boot:
-        why, fix = f"{why}; and {SECURE_BOOT}", f"{fix}. Before that: {_SIGNED}"
-    return Finding(host, "warning", "no-driver", "no NVIDIA driver", why, fix)
+        cause, fix = f"{cause}, and {SECURE_BOOT}", f"{fix}. Before that: {_SIGNED}"
+    return Finding(host, "warning", "no-driver", "no NVIDIA driver", cause, fix)
 
 
-def _boot(host: str, expected: Expected) -> str:
-    """How to boot it: the machine that one is on is nobody's but the user's to boot."""
+def _how_to_reboot(host: str, expected: Expected) -> str:
+    """Return how to reboot a host. clusterctl does not reboot the machine that it runs on."""
     if expected.here:
-        return "boot it yourself while no job runs, then `clusterctl up`"
-    return f"`clusterctl node reboot {host}`, which waits until no job is at work there"
+        return "reboot it yourself while no job is running, then run `clusterctl up`"
+    return f"`clusterctl node reboot {host}`, which waits until no job is running there"
 
 
 def _accounts(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
-    for code, why, fix in taken_numbers(expected.accounts, facts.accounts, facts.groups):
-        yield Finding(host, "error", code, _NUMBERS[code], why, fix)
+    for code, cause, fix in taken_numbers(expected.accounts, facts.accounts, facts.groups):
+        yield Finding(host, "error", code, _NUMBERS[code], cause, fix)
 
 
 def _cgroups(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
-    """Slurm that can't keep jobs in control groups, by its build, or by its release before it is there."""
-    with suppress(ProvisionError):  # which another check is about
+    """Yield a finding if Slurm on the host, or its package for this release, has no plugin for cgroups."""
+    # `_system` reports an unknown distribution.
+    with suppress(ProvisionError):
         knows = distribution_of(facts.system.release).cgroup_v2
         if expected.cgroups and (facts.cgroup_plugin is False or not knows):
             yield no_cgroups(host)
 
 
 def no_cgroups(host: str) -> Finding:
-    """That Slurm limits nothing by control groups, since it can't on this host, or on these."""
-    why = (
-        "it has no plugin for the kernel's: jobs are not kept from others' GPUs, and are ended some seconds "
-        "after they use more memory than they asked for"
+    """Return the finding that Slurm can't limit jobs by control groups on a host or hosts."""
+    cause = (
+        "its build has no plugin for the kernel's version of them: jobs can use GPUs of other jobs, and are "
+        "cancelled only some seconds after they exceed their memory"
     )
-    fix = f"where that matters, take a distribution whose Slurm has it: see {NO_CGROUPS} in docs/doctor.md"
-    return Finding(host, "warning", NO_CGROUPS, "Slurm does without control groups", why, fix)
+    fix = f"if that matters, use a distribution with the plugin: see {NO_CGROUPS} in docs/doctor.md"
+    return Finding(host, "warning", NO_CGROUPS, "Slurm runs without control groups", cause, fix)
 
 
-def _in_use(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
-    """Slurm, MariaDB and munge of somebody's, which the roles would configure anew and restart."""
+def _services_in_use(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
+    """Yield findings on existing Slurm, MariaDB and munge services that the roles would take over."""
     if facts.texts.get(CLAIM) or not expected.brings & {*_SLURM, "munge"}:
         return
     if daemons := sorted(facts.units & _SLURM):
-        why = (
-            f"{' and '.join(daemons)} of another cluster would get a new configuration, and its jobs be lost"
-        )
-        fix = (
-            f"take it out of that cluster (`systemctl disable --now {' '.join(daemons)}`), or out of the spec"
-        )
-        yield Finding(host, "error", "slurm-in-use", "Slurm runs there", why, fix)
+        cause = f"{' and '.join(daemons)} of another cluster would be reconfigured, and its jobs lost"
+        fix = f"`systemctl disable --now {' '.join(daemons)}` there, or remove the host from the spec"
+        yield Finding(host, "error", "slurm-in-use", "Slurm is already running there", cause, fix)
     elif "munge" in facts.units:
-        why = "the cluster's key takes the place of its key, until `clusterctl down`"
-        fix = "see that nothing there needs its own"
-        yield Finding(host, "warning", "munge-in-use", "munge runs there", why, fix)
+        cause = "the cluster's key replaces its key until `clusterctl down`"
+        fix = "check that nothing there needs the old key"
+        yield Finding(host, "warning", "munge-in-use", "munge is already running there", cause, fix)
     if "slurmctld" in expected.brings and facts.slurm_state:
-        why = f"/var/lib/slurm/slurmctld holds its state ({facts.slurm_state[0]}): ours would overwrite it"
-        fix = "move that folder away, or give the cluster another controller"
-        yield Finding(host, "error", "slurm-state", "another slurmctld's state is there", why, fix)
+        cause = f"/var/lib/slurm/slurmctld has its state ({facts.slurm_state[0]}), which would be overwritten"
+        fix = "move that folder away, or use another controller"
+        yield Finding(host, "error", "slurm-state", "another slurmctld's state is there", cause, fix)
     if "mariadb" in expected.brings and facts.databases:
         names = ", ".join(facts.databases)
-        why = f"it holds {names}; it would be restarted, and listen to no network"
+        cause = f"it has {names}; it would be restarted, and stop listening on the network"
         fix = (
-            "give the cluster another controller, or move these databases; slurm_acct_db, which `down` "
-            "leaves in a MariaDB that was there before: `mariadb -e 'DROP DATABASE slurm_acct_db'`"
+            "use another controller, or move these databases; for slurm_acct_db, which `down` leaves in an "
+            "existing MariaDB: `mariadb -e 'DROP DATABASE slurm_acct_db'`"
         )
-        yield Finding(host, "error", "database-in-use", "MariaDB is in use", why, fix)
+        yield Finding(host, "error", "database-in-use", "MariaDB is in use", cause, fix)
 
 
-def _clocks(seen: Mapping[str, Examined], leader: str) -> Iterator[Finding]:
-    reference = seen[leader].skew_s if leader in seen else 0.0
-    for host, one in seen.items():
-        skew = one.skew_s - reference
+def _clocks(answers: Mapping[str, Examined], leader: str) -> Iterator[Finding]:
+    reference = answers[leader].skew_s if leader in answers else 0.0
+    for host, examined in answers.items():
+        skew = examined.skew_s - reference
         if abs(skew) < NOTABLE_SKEW_S:
             continue
         level: Level = "error" if abs(skew) > MOST_SKEW_S else "warning"
-        by = format_duration(round(abs(skew)))
-        whose = f"{leader}'s" if leader in seen else "this machine's"
-        why = f"it is {by} {'ahead of' if skew > 0 else 'behind'} {whose}"
-        fix = "set it: `chronyc makestep`, or `timedatectl set-ntp true`"
-        yield Finding(host, level, "clock", "the clock is off", why, fix)
+        skew_shown = format_duration(round(abs(skew)))
+        reference_name = f"{leader}'s" if leader in answers else "this machine's"
+        cause = f"it is {skew_shown} {'ahead of' if skew > 0 else 'behind'} {reference_name}"
+        fix = "set it with `chronyc makestep` or `timedatectl set-ntp true`"
+        yield Finding(host, level, "clock", "the clock is wrong", cause, fix)
 
 
 def other_numbers(accounts: Mapping[str, Mapping[str, int]], leader: str) -> Iterator[Finding]:
-    """Where our own account has another uid than its jobs have: that on ``leader``, the controller."""
-    ours = accounts.get(leader, {}).get(ADMIN_USER)
+    """Yield findings on hosts where the admin account has another uid than on ``leader``, the controller."""
+    expected_uid = accounts.get(leader, {}).get(ADMIN_USER)
     for host, numbers in accounts.items():
-        there = numbers.get(ADMIN_USER, ours)
-        if there != ours and ours is not None:
-            why = f"{ADMIN_USER} has uid {there} there, and {ours} on {leader}, as the proof job of `up` has"
-            rented = f"`clusterctl up` gives it uid {ADMIN_ID} on rented hosts where that is free"
-            fix = f"{rented}; of your own machines `clusterctl down`, then `up`"
-            yield Finding(host, "warning", "admin-differs", "our own account differs", why, fix)
+        uid = numbers.get(ADMIN_USER, expected_uid)
+        if uid != expected_uid and expected_uid is not None:
+            cause = f"{ADMIN_USER} has uid {uid} there, but {expected_uid} on {leader}, which `up` uses"
+            rented = f"`clusterctl up` gives it uid {ADMIN_ID} on cloud hosts if that is free"
+            fix = f"{rented}; on your own machines run `clusterctl down`, then `up`"
+            yield Finding(host, "warning", "admin-differs", "the admin account has another uid", cause, fix)
 
 
-def _twins(seen: Mapping[str, Examined]) -> Iterator[Finding]:
+def _duplicates(answers: Mapping[str, Examined]) -> Iterator[Finding]:
     by_id: defaultdict[str, list[str]] = defaultdict(list)
-    for host, one in seen.items():
-        by_id[one.facts.system.machine_id].append(host)
+    for host, examined in answers.items():
+        by_id[examined.facts.system.machine_id].append(host)
     for hosts in by_id.values():
-        first, *others = hosts
-        for host in others:
-            if seen[host].facts.addresses == seen[first].facts.addresses:
-                why, fix = f"it is {first} under another name", "name each machine once in the spec"
-                yield Finding(host, "error", "same-machine", "one machine under two names", why, fix)
+        first, *duplicates = hosts
+        for host in duplicates:
+            if answers[host].facts.addresses == answers[first].facts.addresses:
+                cause, fix = f"it is {first} under another name", "list each machine once in the spec"
+                yield Finding(host, "error", "same-machine", "a machine has two names", cause, fix)
             else:
-                why = f"{first} has the same /etc/machine-id: one is a clone of the other"
+                cause = f"{first} has the same /etc/machine-id: one host is a clone of the other"
                 fix = "remove /etc/machine-id on one of them, run `systemd-machine-id-setup`, and reboot it"
-                yield Finding(host, "warning", "machine-id", "two machines have one machine-id", why, fix)
+                yield Finding(host, "warning", "machine-id", "two machines share a machine-id", cause, fix)
 
 
-def _names(seen: Mapping[str, Examined], expected: Mapping[str, Expected]) -> Iterator[Finding]:
-    """Names that lead elsewhere than the spec says. Those that lead nowhere are put into /etc/hosts."""
-    for host, one in seen.items():
-        for name, found in one.facts.resolved.items():
-            # A host's own name may be a loopback address: Debian has it so.
-            own = name == host and all(address.startswith(_LOOPBACK) for address in found)
-            known = name in expected  # one that can't be logged in to is not looked at
-            if known and found and expected[name].address not in found and not own:
-                why = f"{name} is {', '.join(found)} there, and {expected[name].address} in the spec"
+def _names(answers: Mapping[str, Examined], expected: Mapping[str, Expected]) -> Iterator[Finding]:
+    """Yield findings on names with other addresses than in the spec. Unresolved names are no problem."""
+    for host, examined in answers.items():
+        for name, addresses in examined.facts.resolved.items():
+            # On Debian, a host's own name is a loopback address.
+            is_loopback = name == host and all(address.startswith(_LOOPBACK) for address in addresses)
+            is_expected = name in expected
+            if is_expected and addresses and expected[name].address not in addresses and not is_loopback:
+                cause = f"{name} is {', '.join(addresses)} there, but {expected[name].address} in the spec"
                 fix = "correct /etc/hosts there, the name server, or the spec"
-                yield Finding(host, "warning", "name", "a name resolves to another address", why, fix)
+                yield Finding(host, "warning", "name", "a name resolves to another address", cause, fix)
 
 
 def reject_full_disks(reports: Mapping[str, HostReport]) -> None:
-    """Nothing can be configured, and no job started, where nothing can be written.
+    """Reject hosts with full file systems, which can neither be configured nor run jobs.
 
     Raises:
-        ConfigureError: a file system of some host is full; one failure each.
+        ConfigureError: file systems are full, with a failure for each.
     """
     failures = tuple(
         Failure(
@@ -355,78 +360,78 @@ def reject_full_disks(reports: Mapping[str, HostReport]) -> None:
             str(disk),
             name,
             "reach",
-            f"`sudo du -xk {disk.paths[0]} | sort -n | tail` there lists what takes most: remove some of it",
+            f"find large folders with `sudo du -xk {disk.paths[0]} | sort -n | tail` there, and remove some",
         )
-        for name, one in reports.items()
-        for disk in one.full
+        for name, report in reports.items()
+        for disk in report.full
     )
     if failures:
-        fix = "remove what is not needed (`clusterctl ssh --admin HOST`), then run `clusterctl up` again"
-        raise ConfigureError.of_hosts("no room left on {hosts}", failures, code="no-room", fix=fix)
+        fix = "remove unneeded files (`clusterctl ssh --admin HOST`), then run `clusterctl up` again"
+        raise ConfigureError.of_hosts("no disk space left on {hosts}", failures, code="no-room", fix=fix)
 
 
 def taken_numbers(
-    wanted: Mapping[str, int], accounts: Mapping[str, int], groups: Mapping[str, int]
+    required: Mapping[str, int], accounts: Mapping[str, int], groups: Mapping[str, int]
 ) -> Iterator[tuple[str, str, str]]:
-    """Code, cause and fix of each account that can't be made beside what is there, with its uid and gid.
+    """Yield code, cause and fix for each account that can't get its uid and gid on a host.
 
-    No spec says the numbers of slurm and munge, so what is there gives way. An account munge may have any
-    number, and the role gives a group of these names its gid.
+    No spec has the numbers of slurm and munge, so other accounts must change theirs. An existing account
+    munge may have any number, and the role changes the gid of these groups.
     """
-    for name, number in wanted.items():
-        is_there, fixed = name in accounts, name in SYSTEM_ACCOUNTS
-        if is_there and name == "munge":
+    for name, number in required.items():
+        exists, fixed = name in accounts, name in SYSTEM_ACCOUNTS
+        if exists and name == "munge":
             continue
-        said = "on all hosts of a cluster" if fixed else "in the spec"
-        for kind, table in (("uid", accounts),) if is_there else (("uid", accounts), ("gid", groups)):
-            there, change = table.get(name, number), f"{'user' if kind == 'uid' else 'group'}mod --{kind}"
-            others = sorted(one for one, its in table.items() if its == number and one != name)
-            if there != number and not (fixed and kind == "gid"):
-                fix = f"`{change} {number} {name}`, and its files" if fixed else f"write uid: {there}"
-                yield f"{kind}-differs", f"{name} has {kind} {there} there, and {number} {said}", fix
+        scope = "on all hosts of a cluster" if fixed else "in the spec"
+        for kind, table in (("uid", accounts),) if exists else (("uid", accounts), ("gid", groups)):
+            actual, change = table.get(name, number), f"{'user' if kind == 'uid' else 'group'}mod --{kind}"
+            holders = sorted(user for user, uid in table.items() if uid == number and user != name)
+            if actual != number and not (fixed and kind == "gid"):
+                fix = f"`{change} {number} {name}`, and change its files" if fixed else f"write uid: {actual}"
+                yield f"{kind}-differs", f"{name} has {kind} {actual} there, but {number} {scope}", fix
                 break
-            if others:
-                code = "uid-shared" if is_there else f"{kind}-taken"
-                fix = f"give it another: `{change} {kind.upper()} {others[0]}`"
-                if not fixed and not is_there:
+            if holders:
+                code = "uid-shared" if exists else f"{kind}-taken"
+                fix = f"give that account another {kind}: `{change} {kind.upper()} {holders[0]}`"
+                if not fixed and not exists:
                     fix = f"give {name} another uid in the spec"
-                yield code, f"{kind} {number} of {name} is that of {', '.join(others)}", fix
+                yield code, f"{kind} {number} of {name} is that of {', '.join(holders)}", fix
                 break
 
 
-def reject_taken_numbers(reports: Mapping[str, HostReport], wanted: Mapping[str, int]) -> None:
-    """Every host is looked at before any is changed. An account of another number of ours is set right later.
+def reject_taken_numbers(reports: Mapping[str, HostReport], required: Mapping[str, int]) -> None:
+    """Reject hosts where accounts can't be created, before any host is changed.
 
     Raises:
-        ConfigureError: accounts can't be made on some host; one failure each.
+        ConfigureError: accounts can't be created, with a failure for each.
     """
     failures = tuple(
-        Failure(code, why, host, "reach", fix)
-        for host, one in reports.items()
-        for code, why, fix in taken_numbers(wanted, one.accounts, one.groups)
+        Failure(code, cause, host, "reach", fix)
+        for host, report in reports.items()
+        for code, cause, fix in taken_numbers(required, report.accounts, report.groups)
         if code not in {"uid-differs", "uid-shared"}
     )
     if failures:
         fix = f"{failures[0].fix}, then run `clusterctl up` again"
         raise ConfigureError.of_hosts(
-            "accounts can't be made on {hosts}", failures, code="accounts-conflict", fix=fix
+            "accounts can't be created on {hosts}", failures, code="accounts-conflict", fix=fix
         )
 
 
-# Runs a command as root on a host, with bytes on its standard input; its standard output.
+# Called with a host, a command to run as root there, and its standard input. Returns the standard output.
 RunAsRoot = Callable[[str, Sequence[str], bytes], str]
 
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
-    """What was found; ``facts`` are those of the hosts that answered."""
+    """The findings on all hosts, and the ``facts`` of hosts that answered."""
 
     findings: tuple[Finding, ...]
     facts: Mapping[str, HostFacts]
 
     @property
     def errors(self) -> tuple[Finding, ...]:
-        """What keeps hosts out of the cluster."""
+        """The findings that keep hosts out of the cluster."""
         return tuple(finding for finding in self.findings if finding.level == "error")
 
 
@@ -439,33 +444,34 @@ def examine(
     only: Collection[str] = (),
     limit: Limit = NO_LIMIT,
 ) -> DoctorReport:
-    """Look at every host of ``expected``, or at those of ``only``.
+    """Check all hosts of ``expected``, or only the hosts in ``only``.
 
-    A host that can't be reached, or gives no answer within ``limit``, is a finding, like all else.
+    A host that can't be reached, or does not answer within ``limit``, becomes a finding too.
     """
     hosts = [host for host in expected if not only or host in only]
-    seen, failed = on_each(hosts, lambda host: _look(host, request, root), limit=limit)
-    silent = [_unreached(host, error) for host, error in failed.items()]
-    found = check_hosts(seen, expected, leader=leader)
-    return DoctorReport((*silent, *found), {host: one.facts for host, one in seen.items()})
+    answers, failed = on_each(hosts, lambda host: _examine_host(host, request, root), limit=limit)
+    silent = [_unreached_finding(host, error) for host, error in failed.items()]
+    findings = check_hosts(answers, expected, leader=leader)
+    return DoctorReport((*silent, *findings), {host: examined.facts for host, examined in answers.items()})
 
 
 def failures(findings: Sequence[Finding], *, phase: str) -> tuple[Failure, ...]:
     return tuple(Failure(f.code, f"{f.what}: {f.why}", f.host, phase, f.fix) for f in findings)
 
 
-def _look(host: str, request: ProbeRequest, root: RunAsRoot) -> Examined:
-    begun = time.time()
+def _examine_host(host: str, request: ProbeRequest, root: RunAsRoot) -> Examined:
+    started = time.time()
     text = root(host, request.argv(), PROGRAM)
     facts = parse_report(text).host
     if facts is None:
         raise TransportError("the host gave no usable answer", code="answer-garbled", why=text[:500])
     ended = time.time()
-    # Its clock was read between the two; what lies in between is not skew.
-    skew_s = facts.time - min(max(facts.time, begun), ended)
+    # The host's clock was read between these two times, so a time in between is no skew.
+    skew_s = facts.time - min(max(facts.time, started), ended)
     return Examined(facts, skew_s)
 
 
-def _unreached(host: str, error: ClusterctlError) -> Finding:
-    (failure, *_) = error.failures  # of one host, which may say more than the error's own code
+def _unreached_finding(host: str, error: ClusterctlError) -> Finding:
+    # The failure of a host may have a more specific code than the error.
+    (failure, *_) = error.failures
     return Finding(host, "error", failure.code, error.what, error.why or "it gave no reason", error.fix)

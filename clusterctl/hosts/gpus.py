@@ -1,4 +1,4 @@
-"""A node's GPUs as its driver tells of them: models, device files, parts (MIG), nearest cores and links."""
+"""A node's GPUs as its driver reports them: models, device files, MIG devices, nearest cores and NVLinks."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Sections = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """What Slurm gives to jobs as one GPU: a card, or a part of one.
+    """A GPU as Slurm allocates it to jobs: a card, or a MIG device on a card.
 
-    ``type`` is as jobs ask for it (``h200``, ``1g.10gb``). ``index`` is as the driver counts cards, whose
-    device files it may number otherwise (``minor``). ``caps`` are the capabilities that open a part.
-    ``cores`` are the nearest, as Slurm numbers them; ``links`` the NVLinks to each card of the node.
+    ``type`` is the type that jobs request, such as ``h200`` or ``1g.10gb``. ``index`` is the driver's number
+    of the card, ``minor`` that of its device file. ``caps`` give access to a MIG device. ``cores`` are the
+    nearest cores in Slurm's numbering, ``links`` the numbers of NVLinks to the cards of the node.
     """
 
     type: str
@@ -48,15 +48,15 @@ class Gpu:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """All device files that a job needs to use it."""
+        """All device files that a job needs to use the GPU."""
         return (self.device, *(f"/dev/nvidia-caps/nvidia-cap{cap}" for cap in self.caps))
 
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """What NVIDIA's driver of a host shows: cards, cut into parts or not, and what of them jobs can be given.
+    """The state of a host's NVIDIA driver: the number of cards, and the GPUs that jobs can use.
 
-    ``fault`` is what it said instead; all is empty where there is none.
+    ``fault`` is its error message. All fields are empty on a host without a driver.
     """
 
     cards: int = 0
@@ -72,9 +72,9 @@ class Driver:
 
     @property
     def uuids(self) -> tuple[str, ...]:
-        """What CUDA calls the GPUs, in Slurm's order, where that needs to be known.
+        """The UUIDs of the GPUs in Slurm's order; empty if CUDA numbers the GPUs in the same way as Slurm.
 
-        Slurm counts the GPUs that it gives by type, CUDA all cards; and CUDA finds parts by no number.
+        Slurm numbers GPUs by type, CUDA numbers all cards, and MIG devices have no number in CUDA.
         """
         counted = by_type(self.gpus)
         alike = [gpu.index for gpu in counted] == list(range(self.cards))
@@ -83,7 +83,7 @@ class Driver:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What nvidia-smi says in place of an answer: words that tell it, a code, what it means, what to do."""
+    """An error of nvidia-smi: part of its message, a code, a title, its meaning, and the remedy."""
 
     says: str
     code: str
@@ -94,7 +94,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A field of a card that says Yes where something is wrong: what it means, what to do; "": boot."""
+    """A field of nvidia-smi that is Yes for a faulty card: its meaning, and the remedy ("": reboot)."""
 
     field: str
     means: str
@@ -105,26 +105,26 @@ class Flag:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _Tables:
     faults: tuple[Fault, ...]
     flags: tuple[Flag, ...]
 
 
 def faults() -> tuple[Fault, ...]:
-    return table(_TABLE, _Known).faults
+    return table(_TABLE, _Tables).faults
 
 
 def flags() -> tuple[Flag, ...]:
-    return table(_TABLE, _Known).flags
+    return table(_TABLE, _Tables).flags
 
 
-def fault_of(said: str) -> Fault | None:
-    """The fault that these words of nvidia-smi's are of, if it is known."""
-    return next((one for one in faults() if one.says in said), None)
+def fault_of(output: str) -> Fault | None:
+    """Return the known fault for an error message of nvidia-smi; None if it is unknown."""
+    return next((fault for fault in faults() if fault.says in output), None)
 
 
 def gpu_type(name: str) -> str:
-    """The short name of a GPU model: ``NVIDIA A100-SXM4-80GB`` is ``a100``, ``RTX 4090`` is ``rtx-4090``."""
+    """Return the short name of a GPU model: ``a100`` for ``NVIDIA A100-SXM4-80GB``, ``rtx-4090``, …"""
     words = [w for w in re.split(r"[^a-z0-9]+", name.lower()) if w and w not in _VENDOR_WORDS]
     if not words:
         return "gpu"
@@ -132,75 +132,75 @@ def gpu_type(name: str) -> str:
 
 
 def by_type(gpus: Iterable[Gpu]) -> list[Gpu]:
-    """As Slurm numbers them: in the order of the types in `Gres=`, and of gres.conf in each."""
+    """Sort GPUs as Slurm numbers them: by their types in `Gres=`, then in the order of gres.conf."""
     return sorted(gpus, key=lambda gpu: (gpu.type, gpu.index))
 
 
 def _gpus(cards: Sequence[Element], sections: Sections) -> tuple[Gpu, ...]:
-    """The GPUs that jobs can be given.
+    """Return the GPUs that jobs can use.
 
-    A card that is cut into parts is not given whole; one that is to be cut, and has no parts, is not given.
-    Nor are parts of whose capabilities nothing is known: Slurm takes a device file once only.
+    A card in MIG mode is left out, even if it has no MIG devices yet. MIG devices with unknown capabilities
+    are left out as well, because Slurm accepts each device file only once.
     """
     profiles, minors = _profiles(sections.get("mig", "")), dict(_MINOR.findall(sections.get("minors", "")))
     cores, links = _near(sections, len(cards))
-    found: list[Gpu] = []
+    gpus: list[Gpu] = []
     for index, card in enumerate(cards):
         name, uuid = (card.findtext(tag, "").strip() for tag in ("product_name", "uuid"))
         minor = _number(card, "minor_number")
-        whole = Gpu(gpu_type(name), index, minor, (), cores[index], links[index], uuid)
+        gpu = Gpu(gpu_type(name), index, minor, (), cores[index], links[index], uuid)
         if card.findtext("current_mig", "").strip() != "Enabled":
-            found.append(whole)
+            gpus.append(gpu)
         for part in card.findall("mig_device"):
             profile, uuid = profiles.get((index, _number(part, "index")), ("mig", ""))
-            at = f"gpu{index if minor is None else minor}/gi{_number(part, 'gpu_instance_id')}"
-            opened = (f"{at}/access", f"{at}/ci{_number(part, 'compute_instance_id')}/access")
-            if all(path in minors for path in opened):
-                caps = tuple(int(minors[path]) for path in opened)
-                found.append(replace(whole, type=profile, caps=caps, links="", uuid=uuid))
-    return tuple(found)
+            instance = f"gpu{index if minor is None else minor}/gi{_number(part, 'gpu_instance_id')}"
+            paths = (f"{instance}/access", f"{instance}/ci{_number(part, 'compute_instance_id')}/access")
+            if all(path in minors for path in paths):
+                caps = tuple(int(minors[path]) for path in paths)
+                gpus.append(replace(gpu, type=profile, caps=caps, links="", uuid=uuid))
+    return tuple(gpus)
 
 
 def _cards(text: str) -> list[Element]:
-    """The driver's cards, from its XML's lines that data/node.sh prints: parts are right below cards."""
+    """Return the cards in the lines of nvidia-smi's XML that data/node.sh prints."""
     try:
-        return fromstring(f"<all>{text}</all>").findall("gpu")  # noqa: S314 - a DOCTYPE would be refused here
+        return fromstring(f"<all>{text}</all>").findall("gpu")  # noqa: S314 - rejects a DOCTYPE here
     except ParseError:
         return []
 
 
 def _number(element: Element, tag: str) -> int | None:
-    """A value that is a number; None for N/A."""
+    """Return the number in an element; None for N/A."""
     text = element.findtext(tag, "").strip()
     return int(text) if text.isdecimal() else None
 
 
 def _profiles(text: str) -> dict[tuple[int, int | None], tuple[str, str]]:
-    """(card, MIG device) -> its profile, such as 1g.10gb, and its UUID."""
-    found: dict[tuple[int, int | None], tuple[str, str]] = {}
+    """Return profile (such as 1g.10gb) and UUID by card and MIG device."""
+    profiles: dict[tuple[int, int | None], tuple[str, str]] = {}
     card = -1
     for line in text.splitlines():
         if match := _GPU_LINE.match(line):
             card = int(match[1])
         elif match := _MIG_LINE.match(line):
-            found[card, int(match[2])] = (match[1], match[3])
-    return found
+            profiles[card, int(match[2])] = (match[1], match[3])
+    return profiles
 
 
 def _near(sections: Sections, count: int) -> tuple[list[str], list[str]]:
-    """The cores near each card, where cards differ in that; their NVLinks, where they have any."""
+    """Return the nearest cores of each card (empty if all are equal) and its NVLinks (empty without any)."""
     cpus, links = _matrix(sections.get("links", ""), count)
     core_of = _core_numbers(sections.get("cores", ""))
-    cores = [sorted({core_of[cpu] for cpu in own if cpu in core_of}) for own in cpus]
-    near = [str(RangeSet(",".join(map(str, one)) or None)) for one in cores]
-    if len(set(near)) < 2 or "" in near:  # noqa: PLR2004 - all the same: nothing to choose
+    cores = [sorted({core_of[cpu] for cpu in cpus_of_card if cpu in core_of}) for cpus_of_card in cpus]
+    near = [str(RangeSet(",".join(map(str, numbers)) or None)) for numbers in cores]
+    if len(set(near)) < 2 or "" in near:  # noqa: PLR2004 - all are equal
         near = [""] * count
     linked = any(number > 0 for row in links for number in row)
     return near, [",".join(map(str, row)) if linked else "" for row in links]
 
 
 def _matrix(text: str, count: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Of each card: its processors, and for each card the number of NVLinks to it (-1: itself)."""
+    """Return for each card its processors, and the number of NVLinks to each card (-1: itself)."""
     rows = [[cell.strip() for cell in _ANSI.sub("", line).split("\t")] for line in text.splitlines()]
     heads = next((row for row in rows if _AFFINITY in row), [])
     titles = [cell for cell in heads if cell]
@@ -211,10 +211,10 @@ def _matrix(text: str, count: int) -> tuple[list[list[int]], list[list[int]]]:
             continue
         index, cells = int(row[0][3:]), row[1:]
         links[index] = [_links(cell) for cell in cells[:count]]
-        if _AFFINITY in titles and len(cells) > (at := titles.index(_AFFINITY)):
-            cpus[index] = _numbers(cells[at])
-    whole = all(len(row) == count for row in links)
-    return cpus, links if whole else [[] for _ in range(count)]
+        if _AFFINITY in titles and len(cells) > (column := titles.index(_AFFINITY)):
+            cpus[index] = _numbers(cells[column])
+    is_complete = all(len(row) == count for row in links)
+    return cpus, links if is_complete else [[] for _ in range(count)]
 
 
 def _links(cell: str) -> int:
@@ -225,7 +225,7 @@ def _links(cell: str) -> int:
 
 
 def _numbers(text: str) -> list[int]:
-    """``0-2,8`` as numbers; none where it is no such list."""
+    """Return the numbers in a list such as ``0-2,8``; empty if it is malformed."""
     try:
         return [int(number) for number in RangeSet(text)]
     except RangeSetException:
@@ -233,7 +233,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _core_numbers(text: str) -> dict[int, int]:
-    """Processor -> its core as Slurm counts them: those of the first socket first, in the kernel's order."""
+    """Return Slurm's core number of each processor: sockets in order, then the kernel's order."""
     rows = [
         tuple(map(int, line.split(","))) for line in text.splitlines() if re.fullmatch(r"\d+,\d+,\d+", line)
     ]

@@ -1,4 +1,4 @@
-"""Probe hosts over SSH, in parallel: one round trip tells all requested facts of a host (HostReport)."""
+"""Probe hosts over SSH in parallel. One round trip returns all requested facts of a host (HostReport)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.util.progress import HostStep
 
 PROGRAM: Final = remote_program("clusterctl.hosts.remote_probe").encode()
-# Rocky 8's own Python is nowhere on the PATH. What prints it also says so where there is none.
+# The platform Python of Rocky 8 is not on the PATH.
 START: Final = (
     "for python in /usr/bin/python3 /usr/libexec/platform-python; do "
     '[ -x "$python" ] && exec "$python" -I -S - "$1"; done; echo "no Python 3 is installed" >&2; exit 127'
@@ -40,37 +40,40 @@ START: Final = (
 _STOPPING: Final = "stopping"
 _LEAST_FREE: Final = 16 << 20  # bytes
 
-# "file /etc/munge/munge.key" -> its hash, mode and owner; "unit munge" -> "running"
+# Hash, mode and owner of "file /etc/munge/munge.key", "running" for "unit munge", and so on.
 Checksums = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeRequest:
-    """What the probe is to tell of a host. Kinds and names become the keys of its checksums.
+    """The items that the probe reports. Their kinds and names become the keys of the checksums.
 
-    ``host``: also what decides whether it can be part of a cluster (``host_facts_request``). ``node``:
-    what it is as a node, with its checksums, once it has booted; before a host is part of a cluster nobody
-    needs them.
+    ``blocks`` has the first and last line of a block by file. Files in ``alone`` must be the only *.conf of
+    their folders. ``rivals`` has patterns, by file, that no line of a later file in the folder may match.
+    ``numbers`` has uids to find other accounts with them. Another host checks ``far_homes``. ``units`` has
+    the files that a unit reads at its start, ``accounting`` words for `sacctmgr show`. ``host`` requests
+    facts that decide whether the host can join (``host_facts_request``), ``node`` hardware and checksums of a
+    booted node. ``sized``: the hardware is known, so that a node without GPUs reports no node facts.
     """
 
     files: tuple[str, ...] = ()
-    blocks: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # file -> first and last line
+    blocks: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     paths: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
-    alone: tuple[str, ...] = ()  # files that are the only *.conf of their folders
-    rivals: Mapping[str, str] = field(default_factory=dict)  # file -> line that none after it there has
+    alone: tuple[str, ...] = ()
+    rivals: Mapping[str, str] = field(default_factory=dict)
     users: tuple[str, ...] = ()
-    numbers: Mapping[str, int] = field(default_factory=dict)  # account -> uid and gid: has another one these?
-    homes: Mapping[str, str] = field(default_factory=dict)  # user -> folder
-    far_homes: Mapping[str, str] = field(default_factory=dict)  # user -> folder that another host checks
-    keys: Mapping[str, str] = field(default_factory=dict)  # user -> public key; unless the home is far
-    units: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # unit -> files it reads at its start
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    homes: Mapping[str, str] = field(default_factory=dict)
+    far_homes: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
+    units: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     packages: tuple[str, ...] = ()
-    accounting: tuple[tuple[str, ...], ...] = ()  # words for `sacctmgr show`
+    accounting: tuple[tuple[str, ...], ...] = ()
     space: tuple[str, ...] = ("/",)
     host: Mapping[str, Sequence[str | int]] | None = None
     node: bool = True
-    sized: bool = False  # its size is known: there are no facts in the report if it has no GPUs either
+    sized: bool = False
 
     def argv(self) -> tuple[str, ...]:
         node_argv = (*NODE_ARGV, "sh", "known") if self.sized else NODE_ARGV
@@ -83,7 +86,7 @@ class _Answer(BaseModel):
 
 
 class System(_Answer):
-    """The operating system and the machine; ``machine_id`` is a hash that two clones share."""
+    """The operating system and the machine. ``machine_id`` is a hash that is the same on cloned machines."""
 
     id: str
     version: str
@@ -98,12 +101,12 @@ class System(_Answer):
 
     @property
     def release(self) -> str:
-        """What it is called in the table of distributions: `rocky-9.6`."""
+        """The name in the table of distributions, such as `rocky-9.6`."""
         return f"{self.id}-{self.version}".rstrip("-")
 
 
 class Space(_Answer):
-    """The room of the file system of some paths, in bytes; ``inodes`` is None if it does not count them."""
+    """The disk space of a file system in bytes. ``inodes`` is None if it has no fixed number of inodes."""
 
     paths: tuple[str, ...]
     free: int
@@ -118,17 +121,17 @@ class Space(_Answer):
 
     def __str__(self) -> str:
         size = format_size(max(1, self.size >> 20))
-        left = "no inodes free" if self.inodes == 0 else f"{self.free} bytes of {size} free"
-        return f"{self.paths[0]} is full ({left})"
+        remaining = "no inodes free" if self.inodes == 0 else f"{self.free} bytes of {size} free"
+        return f"{self.paths[0]} is full ({remaining})"
 
 
 class GpuFacts(_Answer):
-    """NVIDIA's cards on the PCI bus, and those that the driver shows, by name.
+    """The NVIDIA cards of a host.
 
-    ``driver`` is the version of the one that answers, ``installed`` that of the kernel module on disk,
-    ``manager`` that of the fabric manager, ``fault`` what nvidia-smi says in place of an answer, ``states``
-    the fields of each card that tell of its NVLinks, its memory and its parts (MIG). ``oldest`` is the lowest
-    number of a card's model.
+    ``cards`` and ``switches`` count GPUs and NVSwitches on the PCI bus, ``shown`` names the cards that the
+    driver reports. ``driver``, ``installed`` and ``manager`` are versions of the running driver, the kernel
+    module on disk, and the fabric manager. ``fault`` is the error of nvidia-smi. ``states`` has fields of the
+    cards on NVLinks, memory faults and MIG. ``oldest`` is the lowest PCI device number of a card.
     """
 
     cards: int
@@ -148,10 +151,7 @@ NO_FIREWALL: Final = "none"
 
 
 class Firewall(_Answer):
-    """The firewall in force: the first that is active, or has any rules; the rules are not read.
-
-    zone: firewalld's default.
-    """
+    """The first firewall of a host that is active or has rules. ``zone`` is firewalld's default zone."""
 
     name: Literal["firewalld", "ufw", "iptables", "nftables", "none"] = NO_FIREWALL
     zone: str = ""
@@ -161,7 +161,12 @@ class Firewall(_Answer):
 
 
 class HostFacts(_Answer):
-    """What a host said of itself; ``time`` is its clock, in seconds since 1970."""
+    """The facts of a host that decide whether it can join a cluster. ``time`` is its clock in Unix seconds.
+
+    ``mtus`` are by address with prefix length. ``cgroups``: root can create control groups. ``databases``
+    leaves out system databases. ``cgroup_plugin``: Slurm has the plugin for them; None without Slurm.
+    ``files``, ``packages`` and ``texts`` are requested files that exist, installed packages, starts of files.
+    """
 
     time: float
     uid: int
@@ -176,18 +181,18 @@ class HostFacts(_Answer):
     accounts: Mapping[str, int]
     groups: Mapping[str, int] = {}
     firewall: Firewall = Firewall()
-    mtus: Mapping[str, int] = {}  # address with its prefix length -> of its interface
-    cgroups: bool = True  # root can make control groups there
-    cgroup_plugin: bool | None = None  # its Slurm has the plugin for them; None: there is no Slurm
-    databases: tuple[str, ...] = ()  # of MariaDB or MySQL, but for its own
-    slurm_state: tuple[str, ...] = ()  # what a slurmctld keeps for its next start
-    files: tuple[str, ...] = ()  # of those that were asked for
-    packages: frozenset[str] = frozenset()  # likewise
-    texts: Mapping[str, str] = {}  # likewise: their first bytes, "" without
+    mtus: Mapping[str, int] = {}
+    cgroups: bool = True
+    cgroup_plugin: bool | None = None
+    databases: tuple[str, ...] = ()
+    slurm_state: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    packages: frozenset[str] = frozenset()
+    texts: Mapping[str, str] = {}
 
 
 class NodeAnswer(_Answer):
-    """What a host said of itself as a node: ``said`` by ``NODE_ARGV``, ``cards`` on the PCI bus."""
+    """The facts of a host as a node. ``said`` is the output of ``NODE_ARGV``, ``cards`` counts PCI cards."""
 
     system: System
     said: str
@@ -207,49 +212,56 @@ class _ProbeAnswer(_Answer):
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    facts: NodeFacts | None  # None: it has no slurmd, or was not asked for them
+    """The answer of a host to a probe.
+
+    ``facts`` is None if the host has no slurmd or they were not requested. ``full`` are file systems without
+    free space, ``cards`` is the number of NVIDIA cards on the PCI bus.
+    """
+
+    facts: NodeFacts | None
     checksums: Checksums
-    full: tuple[Space, ...] = ()  # file systems without room
-    distribution: str = ""  # ID and VERSION_ID of its os-release
-    driver: Driver = field(default_factory=Driver)  # NVIDIA's
-    cards: int = 0  # NVIDIA's, on the PCI bus
-    host: HostFacts | None = None  # where that was requested
+    full: tuple[Space, ...] = ()
+    distribution: str = ""
+    driver: Driver = field(default_factory=Driver)
+    cards: int = 0
+    host: HostFacts | None = None
     accounts: Mapping[str, int] = field(default_factory=dict)
     groups: Mapping[str, int] = field(default_factory=dict)
 
 
 class StoppingError(TransportError):
-    """The host answers, but is on its way down."""
+    """The host answers, but is shutting down."""
 
     code = "host-stopping"
 
 
 def parse_report(text: str) -> HostReport:
-    """The answer to a ``ProbeRequest``.
+    """Parse the answer to a ``ProbeRequest``.
 
     Raises:
-        StoppingError: the host is being powered off.
-        UnreachableError: it was too busy to say what it has.
-        SlurmError: slurmd is there, and does not say what the node is.
-        TransportError: that is no answer.
+        StoppingError: the host is shutting down.
+        UnreachableError: the host was too busy to collect its facts.
+        SlurmError: slurmd is installed but does not report the hardware.
+        TransportError: the answer is malformed.
     """
     try:
         answer = _ProbeAnswer.model_validate_json(text)
     except ValidationError as exc:
         raise TransportError("the host gave no usable answer", code="answer-garbled", why=text[:500]) from exc
     if answer.state == _STOPPING:
-        raise StoppingError("the host is being powered off")
+        raise StoppingError("the host is shutting down")
     host, node = answer.host, answer.node
     if node is None:
         if host is None:
             raise TransportError("the host gave no usable answer", code="answer-garbled", why=text[:500])
         return HostReport(None, {}, host=host)
-    if not node.said:  # it could not start what tells them, or not in time: it is too busy, or still booting
-        what = "the host did not report its facts in time"
-        raise UnreachableError(what, why="it is busy", fix="look at its load, then try again")
+    # The program failed or took too long, because the host is too busy or still booting.
+    if not node.said:
+        message = "the host did not report its facts in time"
+        raise UnreachableError(message, why="it is busy", fix="check its load, then try again")
     facts, driver = read_node(node.said)
     facts = facts and replace(facts, cgroups=node.cgroup_plugin is not False)
-    full = tuple(one for one in node.space if one.is_full)
+    full = tuple(disk for disk in node.space if disk.is_full)
     release, numbers = node.system.release, (node.accounts, node.groups)
     return HostReport(facts, node.checksums, full, release, driver, node.cards, host, *numbers)
 
@@ -262,9 +274,9 @@ _PAIR = re.compile(r"(\w+)=(\S+)")
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """Hardware of one node; ``cpus`` counts threads, ``memory_mib`` is what the kernel sees.
+    """The hardware of a node. ``cpus`` counts threads, ``memory_mib`` is the memory that the kernel sees.
 
-    ``cgroups``: its Slurm has the plugin for this kernel's control groups.
+    cgroups: whether its Slurm has the plugin for this kernel's control groups.
     """
 
     cpus: int
@@ -279,10 +291,10 @@ class NodeFacts:
 
 
 def read_node(text: str) -> tuple[NodeFacts | None, Driver]:
-    """What ``NODE_ARGV`` printed; lines that are not understood are passed over. No facts: it has no slurmd.
+    """Parse the output of ``NODE_ARGV``. Unknown lines are skipped. The facts are None without slurmd.
 
     Raises:
-        SlurmError: `slurmd -C` said nothing usable, so Slurm is not installed there, or broken.
+        SlurmError: `slurmd -C` printed nothing usable, so Slurm is not installed or broken.
     """
     parts = _SECTION.split(text)
     sections = dict(zip(parts[1::2], parts[2::2], strict=True))
@@ -306,23 +318,25 @@ def read_node(text: str) -> tuple[NodeFacts | None, Driver]:
             "`slurmd -C` did not describe the node",
             code="slurmd-answer-garbled",
             why=f"no usable {exc.args[0]!r} in: {text.strip()[:500]}",
-            fix="see that slurmd is installed there and runs",
+            fix="check that slurmd is installed there and starts",
         ) from exc
     return facts, driver
 
 
 TIMEOUT_S = 90.0
-NEW_TIMEOUT_S = 600.0  # of a machine with 8 GPUs and 2 TB of memory, which boots for the first time
-AWAY_S = 5.0  # so long a host may take to boot, or to say good-bye
+# A machine with 8 GPUs and 2 TB of memory needs this for its first boot.
+NEW_TIMEOUT_S = 600.0
+AWAY_S = 5.0
 _MAX_PARALLEL = 32
 _ANSWER_S = 60.0
 _PAUSE_S = 0.1
-_REFUSED_PAUSE_S = 5.0  # a refusal costs whoever asks too often: sshd's PerSourcePenalties, from 9.8 on
+# From 9.8 on, sshd blocks clients that retry too often (PerSourcePenalties).
+_REFUSED_PAUSE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class HostAnswer:
-    """The report of one of ``of`` hosts that are asked, or why there is none."""
+    """The report of a host, or the error. ``of`` is the number of all probed hosts."""
 
     host: str
     result: HostReport | ClusterctlError
@@ -341,10 +355,10 @@ def ask_hosts(
     away_s: float = AWAY_S,
     new: bool = False,
 ) -> Generator[HostAnswer | None, None, None]:
-    """Yield the answer of each host as it comes, and None each ``away_s`` while some can't be reached.
+    """Yield the answer of each host as it arrives, and None every ``away_s`` while hosts are unreachable.
 
-    to: connects to a host.
-    new: hosts may refuse our key until they have made our account.
+    to: called with a host's name. Returns the transport to it.
+    new: whether hosts are new and may reject the key until they have created the account.
     """
     deadline = time.monotonic() + timeout_s
     given_up = threading.Event()
@@ -358,18 +372,19 @@ def ask_hosts(
         return answer
 
     with ThreadPoolExecutor(max_workers=max(1, min(_MAX_PARALLEL, len(requests)))) as pool:
-        asking = {pool.submit(ask, name): name for name in requests}
-        look = time.monotonic() + away_s
+        pending = {pool.submit(ask, name): name for name in requests}
+        next_tick = time.monotonic() + away_s
         try:
-            while asking:
-                done = wait(asking, max(0.0, look - time.monotonic()), return_when=FIRST_COMPLETED).done
+            while pending:
+                done = wait(pending, max(0.0, next_tick - time.monotonic()), return_when=FIRST_COMPLETED).done
                 for future in done:
-                    yield HostAnswer(asking.pop(future), future.result(), len(requests))
-                if time.monotonic() >= look:
-                    if not away.isdisjoint(asking.values()):
+                    yield HostAnswer(pending.pop(future), future.result(), len(requests))
+                if time.monotonic() >= next_tick:
+                    if not away.isdisjoint(pending.values()):
                         yield None
-                    look = time.monotonic() + away_s  # who starts them gives them this time to boot
-        except BaseException:  # the pool waits for its threads: Ctrl-C must reach them, also in a frozen host
+                    next_tick = time.monotonic() + away_s
+        except BaseException:
+            # The pool waits for its threads, so Ctrl-C must end them even if a host hangs.
             given_up.set()
             pool.shutdown(wait=False, cancel_futures=True)
             for name in requests:
@@ -378,10 +393,10 @@ def ask_hosts(
 
 
 def reports_of(hosts: Iterable[str], answers: Iterable[HostAnswer]) -> Mapping[str, HostReport]:
-    """The report of each of these hosts, in their order.
+    """Return the reports of these hosts, in this order.
 
     Raises:
-        TransportError: some hosts did not answer in time; one failure a host.
+        TransportError: hosts did not answer in time, with a failure for each.
     """
     result_of = {answer.host: answer.result for answer in answers}
     results = {host: result_of[host] for host in hosts}
@@ -391,7 +406,7 @@ def reports_of(hosts: Iterable[str], answers: Iterable[HostAnswer]) -> Mapping[s
             f"{len(failed)} of {len(results)} hosts can't be reached",
             [exc.on(host, "reach") for host, exc in failed.items()],
             code="hosts-unreachable",
-            fix="see what `clusterctl ssh --admin HOST` says, then run `clusterctl up` again",
+            fix="check the connection with `clusterctl ssh --admin HOST`, then run `clusterctl up` again",
         )
     return {host: result for host, result in results.items() if isinstance(result, HostReport)}
 
@@ -399,7 +414,7 @@ def reports_of(hosts: Iterable[str], answers: Iterable[HostAnswer]) -> Mapping[s
 def probe_hosts(
     requests: Mapping[str, ProbeRequest], to: Connect, *, timeout_s: float = TIMEOUT_S
 ) -> Mapping[str, HostReport]:
-    """Host name -> its report, once every host answers; as ``ask_hosts`` and ``reports_of``."""
+    """Return the reports of all hosts by name, as ``ask_hosts`` and ``reports_of``."""
     return reports_of(requests, filter(None, ask_hosts(requests, to, timeout_s=timeout_s)))
 
 
@@ -412,8 +427,9 @@ def _ask(transport: Transport, request: ProbeRequest) -> HostReport | Clusterctl
 
 
 def _pause_s(answer: HostReport | ClusterctlError, *, new: bool) -> float | None:
-    """How long to wait before the host is asked again; None: that does not help."""
-    if isinstance(answer, UnreachableError | StoppingError):  # still booting, perhaps, or about to
+    """Return how long to wait before probing the host again; None if that does not help."""
+    # The host may be booting or about to boot.
+    if isinstance(answer, UnreachableError | StoppingError):
         return _PAUSE_S
     return _REFUSED_PAUSE_S if new and isinstance(answer, KeyRefusedError) else None
 
@@ -428,31 +444,31 @@ def with_distributions(
     *,
     timeout_s: float = NEW_TIMEOUT_S,
 ) -> Generator[HostStep, None, Inventory]:
-    """The inventory, with the distribution of every host in it: those without one are probed, step by step.
+    """Probe hosts with unknown distribution, yielding each step. Return the completed inventory.
 
-    Rented ones may not have our account yet: Google's publish their host keys before they make it.
+    New cloud hosts may not have the account yet: Google's hosts publish their host keys before creating it.
     """
-    unseen = [host.name for host in inventory.hosts if host.distribution == distributions.UNSEEN]
-    if not unseen:
+    unknown = [host.name for host in inventory.hosts if host.distribution == distributions.UNSEEN]
+    if not unknown:
         return inventory
     write_ssh_files(inventory, workspace)
     try:
-        asked = dict.fromkeys(unseen, _DISTRIBUTION)
+        requests = dict.fromkeys(unknown, _DISTRIBUTION)
         is_new = inventory.traits.is_cloud
         limit_s = timeout_s if is_new else TIMEOUT_S
         answers = []
-        for answer in filter(None, ask_hosts(asked, to, timeout_s=limit_s, new=is_new)):
+        for answer in filter(None, ask_hosts(requests, to, timeout_s=limit_s, new=is_new)):
             answers.append(answer)
             yield answer.step
-        reports = reports_of(asked, answers)
+        reports = reports_of(requests, answers)
     except TransportError as exc:
         by_hand = f"ssh -F {shlex.quote(str(workspace.ssh_config))} HOST"
-        fix = f"see what `{by_hand}` says, then run `clusterctl up` again"
+        fix = f"check the connection with `{by_hand}`, then run `clusterctl up` again"
         if is_new and any(failure.code == KeyRefusedError.code for failure in exc.failures):
-            fix = "see what the host said as it started: it makes our account itself (docs/gcp.md, OS Login)"
+            fix = "see the host's boot log: the host creates the account itself (docs/gcp.md, OS Login)"
         raise TransportError(exc.what, code=exc.code, why=exc.why, fix=fix, failures=exc.failures) from exc
-    found = {host.name: host.distribution for host in inventory.hosts}
-    found |= {name: one.distribution for name, one in reports.items()}
-    distributions.common(found)
-    hosts = (host.model_copy(update={"distribution": found[host.name]}) for host in inventory.hosts)
+    releases = {host.name: host.distribution for host in inventory.hosts}
+    releases |= {name: report.distribution for name, report in reports.items()}
+    distributions.common(releases)
+    hosts = (host.model_copy(update={"distribution": releases[host.name]}) for host in inventory.hosts)
     return inventory.model_copy(update={"hosts": tuple(hosts)})

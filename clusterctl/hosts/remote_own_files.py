@@ -1,8 +1,8 @@
-"""Runs on a node, as root: writes files that it has for itself, and restarts the units that read them.
+"""Writes files of a single node, and restarts the units that read them. Runs on the node, as root.
 
-It is asked '{"/etc/x": ["text", 420, null], "/etc/hosts": ["text", 420, ["# BEGIN", "# END"]]}': the second
-text replaces what stands between these lines. If a file is a drop-in of a unit, this is restarted.
-Standard library, Python 3.9. Whatever ends it, each file is the old one or the new one.
+The request is '{"/etc/x": ["text", 420, null], "/etc/hosts": ["text", 420, ["# BEGIN", "# END"]]}': text,
+mode, and the lines between which the text belongs (null: it is the whole file). If a file is a drop-in of a
+unit, the unit is restarted. Files are replaced atomically. Standard library, Python 3.9.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def place(path: str, text: str, mode: int) -> None:
     Path(new).replace(path)
 
 
-def with_block(found: str, text: str, begin: str, end: str) -> str:
-    """Return the content of a file with this text between the two lines, at its end if they are not there."""
-    before, _, rest = found.partition(f"{begin}\n")
+def with_block(content: str, text: str, begin: str, end: str) -> str:
+    """Return the content with this text between the two lines, which are added at the end if missing."""
+    before, _, rest = content.partition(f"{begin}\n")
     return before + f"{begin}\n{text}{end}\n" + rest.partition(f"{end}\n")[2]
 
 

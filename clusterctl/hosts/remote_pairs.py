@@ -1,10 +1,9 @@
-"""Runs on every host at once: which ports of the others does TCP reach? Standard library, Python 3.9.
+"""Tests which ports of other hosts TCP reaches. Runs on all hosts at once: standard library, Python 3.9.
 
-It listens on a port that the kernel chooses, and on those of its second argument that no program has. It
-prints these ports, the first one first. Once all listen it is sent
-'{"d-train-2": ["10.0.0.4", {"41234": true, "6818": false}]}': true if a program like this one listens there.
-It connects to each port for some seconds, and prints for each host why its ports were not reached. It listens
-until its stdin ends.
+It listens on a port that the kernel chooses and on the free ports of its second argument, and prints these
+ports in this order. When all hosts listen, it gets a line such as
+'{"d-train-2": ["10.0.0.4", {"41234": true, "6818": false}]}', with true for ports of this program. It tries
+each port for some seconds, prints the causes of failures by host and port, and listens until stdin ends.
 """
 
 from __future__ import annotations
@@ -24,14 +23,15 @@ ATTEMPT_S = 2.0
 PAUSE_S = 0.2
 CONCURRENT = 64
 WORDS = {
-    errno.EINVAL: "its routes discard what is sent there",
-    errno.ECONNREFUSED: "the connection is refused, though a program listens there",
+    errno.EINVAL: "its routes discard packets to that address",
+    errno.ECONNREFUSED: "the connection is refused although a program listens there",
 }
 
 
 def listeners(ports: list[int]) -> Iterator[socket.socket]:
     for port in (0, *ports):
-        with suppress(OSError):  # a program has this port
+        # Another program may have this port.
+        with suppress(OSError):
             yield socket.create_server(("0.0.0.0", port), backlog=256)  # noqa: S104
 
 
@@ -49,24 +49,24 @@ def answer(server: socket.socket) -> None:
 
 
 def reach(address: str, port: int, greets: bool, deadline: float) -> str | None:
-    """None once the other answered; else why it did not until the deadline.
+    """Return None if the other host answers before the deadline, otherwise why it did not.
 
-    greets: whether a program like this one listens there. If not, a refusal only says that no daemon does.
+    greets: whether this program listens on the port. If not, a refused connection counts as an answer.
     """
     while True:
         try:
             with socket.create_connection((address, port), timeout=ATTEMPT_S) as connection:
                 if not greets or connection.recv(len(GREETING)):
                     return None
-                why = "the connection breaks"
-        except socket.timeout:  # noqa: UP041  # another class before Python 3.10
-            why = f"no answer within {ATTEMPT_S:g} s"
+                reason = "the connection was closed"
+        except socket.timeout:  # noqa: UP041 - another class before Python 3.10
+            reason = f"no answer within {ATTEMPT_S:g} s"
         except OSError as exc:
             if exc.errno == errno.ECONNREFUSED and not greets:
                 return None
-            why = WORDS.get(exc.errno or 0, exc.strerror or str(exc))
+            reason = WORDS.get(exc.errno or 0, exc.strerror or str(exc))
         if time.monotonic() > deadline:
-            return why
+            return reason
         time.sleep(PAUSE_S)
 
 
@@ -86,7 +86,8 @@ def main(seconds: str, ports: str) -> None:
         }
         unreached: dict[str, dict[str, str]] = {}
         for (name, port), future in asking.items():
-            if why := future.result():
-                unreached.setdefault(name, {})[port] = why
+            if reason := future.result():
+                unreached.setdefault(name, {})[port] = reason
     print(json.dumps(unreached), flush=True)  # noqa: T201 - the answer
-    sys.stdin.read()  # slower ones may still want to reach us
+    # Slower hosts may still connect.
+    sys.stdin.read()

@@ -1,10 +1,10 @@
-"""Runs on a host, as root: tells what the host is and has. The one probe: standard library only.
+"""Reports facts and checksums of a host. Runs there as root: standard library only, Python 3.6.
 
     python3 -I -S - REQUEST <THE_PROGRAM
 
-REQUEST and the answer are one JSON object each; ``clusterctl.hosts.probe`` has the types.
+REQUEST and the answer are JSON objects; ``clusterctl.hosts.probe`` has the types.
 It changes nothing. A checksum is a short text that stays the same as long as nothing has changed.
-Also for Python 3.6: a host that is refused for its age must still be able to say how old it is.
+Python 3.6 lets even a host that is too old for a cluster report its release.
 """
 
 import glob
@@ -27,28 +27,32 @@ from clusterctl.hosts.remote_run import ASK_S, read, run
 from clusterctl.util.remote_rights import acting
 
 PCI_DEVICES = "/sys/bus/pci/devices"
-PCI_DISPLAY, PCI_BRIDGE, PCI_NVIDIA = 0x03, 0x06, "0x10de"  # a bridge of NVIDIA's is an NVSwitch
-# Known to `--query-gpu` from driver 535 on; older ones answer nothing of it. Rows have a switch of their own.
+# A PCI bridge of NVIDIA is an NVSwitch.
+PCI_DISPLAY, PCI_BRIDGE, PCI_NVIDIA = 0x03, 0x06, "0x10de"
+# Fields of `--query-gpu` from driver 535 on. Remapped rows have another option of nvidia-smi.
 STATES = "fabric.state,fabric.status,mig.mode.current,mig.mode.pending,retired_pages.pending"
 ROWS = "remapped_rows.pending,remapped_rows.failure"
 MANAGER = re.compile(r"Fabric Manager version is\s*:\s*(\S+)")
-SHOWN = re.compile(r", \d{3}\.\d+[\d.]*$")  # a card's name and its driver's version
+# A card's name and its driver's version.
+SHOWN = re.compile(r", \d{3}\.\d+[\d.]*$")
 EFI_VARIABLES = "/sys/firmware/efi/efivars"
-CGROUPS = ("/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/freezer/cgroup.procs")  # of versions 2 and 1
+# For versions 2 and 1 of control groups.
+CGROUPS = ("/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/freezer/cgroup.procs")
 CGROUPS_V2 = "/sys/fs/cgroup/cgroup.controllers"
 SLURMD = "/usr/sbin/slurmd"
-SLURM_PLUGINS = ("/usr/lib64/slurm", "/usr/lib/*/slurm*")  # of EL, of Debian
+SLURM_PLUGINS = ("/usr/lib64/slurm", "/usr/lib/*/slurm*")  # EL, Debian
 DATABASES = "/var/lib/mysql"
 SLURM_STATE = "/var/lib/slurm/slurmctld"
 OWN_DATABASES = {"mysql", "performance_schema", "sys", "test", "lost+found"}
 DPKG_STATUS = Path("/var/lib/dpkg/status")
-# Also one that is half installed, as a dpkg that was cut off leaves it: it was not removed.
+# A half-installed package, as an interrupted dpkg leaves it, counts as installed.
 INSTALLED = re.compile(
     rb"\nPackage: (\S+)\n(?:(?:Essential|Protected): \S+\n)*"
     rb"Status: \S+ \S+ (?!not-installed|config-files)\S+\n"
 )
 RPM = 'command -v rpm && { rpm --query --whatprovides --queryformat= "$@"; true; }'
-ROW = 3  # fields of /etc/passwd up to the number
+# Fields of /etc/passwd up to the uid.
+ROW = 3
 MISSING = "missing"
 UNKNOWN = "no answer"
 SELINUX = "/sys/fs/selinux/enforce"
@@ -57,7 +61,7 @@ BOOT_S = 20
 OWNER_ALL = stat.S_IRWXU
 OTHERS_WRITE_OWNER_ALL = stat.S_IRWXU | stat.S_IWGRP | stat.S_IWOTH
 TEXT = 4096
-# A daemon that executes itself anew moves the second: slurmctld since 23.11, at `scontrol reconfigure`.
+# The second changes if a daemon re-executes itself, as slurmctld 23.11 does at `scontrol reconfigure`.
 STARTED = ("InactiveExitTimestampMonotonic", "ExecMainStartTimestampMonotonic")
 PROPERTIES = ",".join(("Id", "LoadState", "ActiveState", "UnitFileState", *STARTED))
 
@@ -81,11 +85,11 @@ def system() -> Dict[str, Any]:
 
 
 def links() -> Dict[str, int]:
-    """The IPv4 addresses of all interfaces with their prefix lengths -> the MTU of the interface."""
-    said = run(["ip", "-json", "-4", "address", "show"])
+    """Return the MTU of each interface by its IPv4 addresses with prefix length."""
+    output = run(["ip", "-json", "-4", "address", "show"])
     return {
         f"{address['local']}/{address['prefixlen']}": link.get("mtu", 0)
-        for link in (json.loads(said) if said else [])
+        for link in (json.loads(output) if output else [])
         for address in link.get("addr_info", [])
         if address.get("local")
     }
@@ -93,28 +97,29 @@ def links() -> Dict[str, int]:
 
 def resolved(name: str) -> List[str]:
     try:
-        found = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
     except OSError:
         return []
-    return sorted({str(entry[4][0]) for entry in found})
+    return sorted({str(entry[4][0]) for entry in entries})
 
 
 def space(paths: Sequence[str]) -> List[Dict[str, Any]]:
-    """Room in bytes of the file systems that these paths are, or would be, on."""
-    found = {}  # type: Dict[int, Dict[str, Any]]
+    """Return the disk space in bytes of the file systems that these paths are, or would be, on."""
+    file_systems = {}  # type: Dict[int, Dict[str, Any]]
     for path in paths:
-        place = Path(path)
+        folder = Path(path)
         try:
-            while not place.is_dir():
-                place = place.parent
-            device, room = place.stat().st_dev, os.statvfs(str(place))
-        except OSError:  # its server does not answer
+            while not folder.is_dir():
+                folder = folder.parent
+            device, room = folder.stat().st_dev, os.statvfs(str(folder))
+        except OSError:
+            # A file server does not answer.
             continue
-        if device in found:
-            found[device]["paths"].append(path)
+        if device in file_systems:
+            file_systems[device]["paths"].append(path)
             continue
         free, inodes = room.f_bavail * room.f_frsize, room.f_favail if room.f_files else None
-        found[device] = {
+        file_systems[device] = {
             "paths": [path],
             "free": free,
             "size": room.f_blocks * room.f_frsize,
@@ -122,28 +127,29 @@ def space(paths: Sequence[str]) -> List[Dict[str, Any]]:
             "read_only": bool(room.f_flag & os.ST_RDONLY),
             "noexec": bool(room.f_flag & os.ST_NOEXEC),
         }
-    return list(found.values())
+    return list(file_systems.values())
 
 
 def listeners(ports: Set[int]) -> Dict[str, str]:
-    """Port -> the program that listens on it."""
-    found = {}
-    for port in ports:  # one by one: what ss prints of a program's name may hold lines like its own
-        shown = run(["ss", "-Hltnp", "sport = :{}".format(port)])
-        if shown:
-            user = re.search(r'users:\(\("(.*?)"', shown, re.DOTALL)
-            found[str(port)] = user.group(1) if user else "?"
-    return found
+    """Return the programs that listen on these ports, by port."""
+    programs = {}
+    # A program's name may contain text like a line of ss, so each port has a call of its own.
+    for port in ports:
+        output = run(["ss", "-Hltnp", "sport = :{}".format(port)])
+        if output:
+            user = re.search(r'users:\(\("(.*?)"', output, re.DOTALL)
+            programs[str(port)] = user.group(1) if user else "?"
+    return programs
 
 
 def nvidia_devices() -> List[Tuple[int, int]]:
-    """The PCI classes of NVIDIA's devices and their numbers, whether a driver knows them or not."""
-    found = []
+    """Return class and device number of all NVIDIA devices on the PCI bus, with or without a driver."""
+    devices = []
     for path in Path(PCI_DEVICES).glob("*"):
         kind = read(f"{path}/class").strip()
         if read(f"{path}/vendor").strip() == PCI_NVIDIA and kind:
-            found.append((int(kind, 16) >> 16, int(read(f"{path}/device").strip() or "0", 16)))
-    return found
+            devices.append((int(kind, 16) >> 16, int(read(f"{path}/device").strip() or "0", 16)))
+    return devices
 
 
 def gpus() -> Dict[str, Any]:
@@ -169,10 +175,10 @@ def gpus() -> Dict[str, Any]:
 
 
 def states() -> List[Dict[str, str]]:
-    """Of each card the fields that tell of its links, its memory and its parts, as far as they are known."""
-    none = {}  # type: Dict[str, str]
-    told = zip_longest(cells(STATES), cells(ROWS, "remapped-rows"), fillvalue=none)
-    return [dict(own, **rows) for own, rows in told]
+    """Return the known fields of each card on NVLinks, memory faults and MIG."""
+    empty = {}  # type: Dict[str, str]
+    cards = zip_longest(cells(STATES), cells(ROWS, "remapped-rows"), fillvalue=empty)
+    return [dict(states_of_card, **rows) for states_of_card, rows in cards]
 
 
 def cells(fields: str, switch: str = "gpu") -> List[Dict[str, str]]:
@@ -182,20 +188,20 @@ def cells(fields: str, switch: str = "gpu") -> List[Dict[str, str]]:
 
 
 def nvidia_smi(fields: str, switch: str = "gpu") -> Optional[str]:
-    """What it says of these fields of each card, or in their place."""
-    asked = "exec nvidia-smi --query-{}={} --format=csv,noheader 2>&1".format(switch, fields)
-    return run(["sh", "-c", "command -v nvidia-smi >/dev/null && " + asked], any_exit=True)
+    """Return the output of nvidia-smi for these fields of each card, or its error message."""
+    command = "exec nvidia-smi --query-{}={} --format=csv,noheader 2>&1".format(switch, fields)
+    return run(["sh", "-c", "command -v nvidia-smi >/dev/null && " + command], any_exit=True)
 
 
 def driver_on_disk() -> str:
-    """The version of NVIDIA's kernel module, for this kernel or another one; "" if there is none."""
+    """Return the version of NVIDIA's kernel module for this or another kernel; "" if there is none."""
     kernels = [platform.release(), *sorted(path.name for path in Path("/lib/modules").glob("*"))]
-    said = (run(["modinfo", "-F", "version", "-k", kernel, "nvidia"]) for kernel in kernels)
-    return next((text.strip() for text in said if text and text.strip()), "")
+    versions = (run(["modinfo", "-F", "version", "-k", kernel, "nvidia"]) for kernel in kernels)
+    return next((text.strip() for text in versions if text and text.strip()), "")
 
 
 def cgroup_plugin() -> Optional[bool]:
-    """Whether Slurm has its plugin for this kernel's control groups; None: there is no Slurm."""
+    """Return whether Slurm has the plugin for this kernel's control groups; None without Slurm."""
     if not Path(SLURMD).exists():
         return None
     name = "cgroup_v{}.so".format(2 if Path(CGROUPS_V2).exists() else 1)
@@ -203,70 +209,70 @@ def cgroup_plugin() -> Optional[bool]:
 
 
 def firewall() -> Dict[str, Any]:
-    """The firewall that is active, or has any rules."""
+    """Return the firewall that is active or has rules."""
     if run(["systemctl", "is-active", "--quiet", "firewalld"]) is not None:
         return {"name": "firewalld", "zone": (run(["firewall-cmd", "--get-default-zone"]) or "").strip()}
-    # Without a table to name, the two of iptables load no module of the kernel's.
-    asked = (
+    # Without the name of a table, the iptables commands load no kernel modules.
+    queries = (
         ("ufw", ["ufw", "status"], r"^Status: active"),
         ("iptables", ["iptables-legacy-save"], r"^-A |^:\S+ DROP"),
         ("iptables", ["iptables-save"], r"^-A |^:\S+ DROP"),
         ("nftables", ["nft", "list", "ruleset"], r"\S"),
     )
-    active = (name for name, argv, rules in asked if re.search(rules, run(argv) or "", re.MULTILINE))
+    active = (name for name, argv, rules in queries if re.search(rules, run(argv) or "", re.MULTILINE))
     return {"name": next(active, "none")}
 
 
 def packages(names: Sequence[str]) -> List[str]:
-    lacks = lacking(names)
-    return [] if lacks is None else sorted(set(names) - set(lacks))
+    missing = lacking(names)
+    return [] if missing is None else sorted(set(names) - set(missing))
 
 
 def lacking(names: Sequence[str]) -> Optional[List[str]]:
-    """Those of these packages that are not installed; None: no package manager says so.
+    """Return the packages that are not installed; None if no package manager answers.
 
-    dpkg's table is read here: dpkg-query takes longer to do the same.
+    dpkg's status file is read directly because dpkg-query is slower.
     """
     if not names:
         return []
     try:
-        found = {name.decode() for name in INSTALLED.findall(b"\n" + DPKG_STATUS.read_bytes())}
+        installed = {name.decode() for name in INSTALLED.findall(b"\n" + DPKG_STATUS.read_bytes())}
     except OSError:
-        found = set()
-    if not found:
-        said = run(["sh", "-c", RPM, "sh", *names])
-        if said is None:
+        installed = set()
+    if not installed:
+        output = run(["sh", "-c", RPM, "sh", *names])
+        if output is None:
             return None
-        found = set(names) - {line.rpartition(" ")[2] for line in said.splitlines()}
-    return sorted(set(names) - found)
+        installed = set(names) - {line.rpartition(" ")[2] for line in output.splitlines()}
+    return sorted(set(names) - installed)
 
 
 def package_marks(names: Sequence[str]) -> Dict[str, str]:
-    lacks = lacking(names)
-    if lacks is None:
+    missing = lacking(names)
+    if missing is None:
         return dict.fromkeys(names, UNKNOWN)
-    return {name: "not installed" if name in lacks else "installed" for name in names}
+    return {name: "not installed" if name in missing else "installed" for name in names}
 
 
 def databases() -> List[str]:
-    said = run(["my_print_defaults", "mysqld", "server", "mariadb", "mariadbd"]) or ""
-    own = [line[len("--datadir=") :] for line in said.splitlines() if line.startswith("--datadir=")]
-    folder = Path(own[-1] if own else DATABASES)
+    output = run(["my_print_defaults", "mysqld", "server", "mariadb", "mariadbd"]) or ""
+    configured = [line[len("--datadir=") :] for line in output.splitlines() if line.startswith("--datadir=")]
+    folder = Path(configured[-1] if configured else DATABASES)
     names = {path.name for path in folder.glob("*") if path.is_dir()} - OWN_DATABASES
     return sorted(name for name in names if not name.startswith(("#", ".")))
 
 
 def accounts(names: Sequence[str], uids: Set[int], table: str = "passwd") -> Dict[str, int]:
-    """Account -> its number, or group, of those that have one of the names or one of the numbers."""
+    """Return accounts (or groups) and their numbers, if they have one of the names or numbers."""
     listed = pwd.getpwall() if table == "passwd" else grp.getgrall()  # type: List[Any]
-    rows = [[str(one) for one in row[:ROW]] for row in listed]
+    rows = [[str(cell) for cell in row[:ROW]] for row in listed]
     keys = {*names, *map(str, uids)}
-    if not keys <= {one for row in rows for one in (row[0], row[2])}:
-        # A directory service may know more than it lists.
-        told = run(["getent", table, *sorted(keys)], any_exit=True) or ""
-        rows += [line.split(":") for line in told.splitlines()]
-    known = {row[0]: int(row[2]) for row in rows if len(row) >= ROW and row[2].isdigit()}
-    return {name: uid for name, uid in known.items() if name in names or uid in uids}
+    if not keys <= {cell for row in rows for cell in (row[0], row[2])}:
+        # A directory service may know more accounts than it lists.
+        output = run(["getent", table, *sorted(keys)], any_exit=True) or ""
+        rows += [line.split(":") for line in output.splitlines()]
+    numbers = {row[0]: int(row[2]) for row in rows if len(row) >= ROW and row[2].isdigit()}
+    return {name: uid for name, uid in numbers.items() if name in names or uid in uids}
 
 
 def digest(data: bytes) -> str:
@@ -275,49 +281,49 @@ def digest(data: bytes) -> str:
 
 def file_mark(path: str) -> str:
     try:
-        found = os.lstat(path)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.lstat(path)
+        if not stat.S_ISREG(status.st_mode):
             return "no file"
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return MISSING
     with os.fdopen(fd, "rb") as file:
-        return f"{digest(file.read())} {stat.S_IMODE(found.st_mode):o} {found.st_uid}:{found.st_gid}"
+        return f"{digest(file.read())} {stat.S_IMODE(status.st_mode):o} {status.st_uid}:{status.st_gid}"
 
 
 def block_mark(path: str, begin: str, end: str) -> str:
-    """The lines between two marks; what others wrote around them does not count."""
-    _, found, rest = read(path).partition(f"{begin}\n")
-    inside, closed, _ = rest.partition(f"{end}\n")
-    return digest(inside.encode()) if found and closed else MISSING
+    """Return a checksum of the lines between two marks. The rest of the file does not count."""
+    _, start, rest = read(path).partition(f"{begin}\n")
+    inside, stop, _ = rest.partition(f"{end}\n")
+    return digest(inside.encode()) if start and stop else MISSING
 
 
 def alone_mark(path: str) -> str:
-    """The settings of others in the folder of this file."""
-    others = sorted(str(one) for one in Path(path).parent.glob("*.conf") if one.name != Path(path).name)
+    """Return the other *.conf files in the folder of this file."""
+    others = sorted(str(file) for file in Path(path).parent.glob("*.conf") if file.name != Path(path).name)
     return ", ".join(others) or "none"
 
 
 def rivals_mark(path: str, pattern: str) -> str:
-    """The files of the same folder that are read after this one and have a line that the pattern matches."""
+    """Return the later files of the same folder that have a line that matches the pattern."""
     files = (
-        one for one in sorted(Path(path).parent.glob("*.conf")) if one.is_file() and not one.is_symlink()
+        file for file in sorted(Path(path).parent.glob("*.conf")) if file.is_file() and not file.is_symlink()
     )
     line = re.compile(pattern)
-    found = [
-        str(one)
-        for one in files
-        if one.name > Path(path).name and any(line.match(text) for text in read(str(one)).splitlines())
+    rivals = [
+        str(file)
+        for file in files
+        if file.name > Path(path).name and any(line.match(text) for text in read(str(file)).splitlines())
     ]
-    return ", ".join(found) or "none"
+    return ", ".join(rivals) or "none"
 
 
 def unit_marks(units: Dict[str, List[str]], systemctl: str = "systemctl") -> Dict[str, str]:
-    """`running`, or what is wrong, with `outdated` for a unit whose configuration changed after its start."""
+    """Return the state of each unit, with `outdated` if a file of the unit has changed since its start."""
     names = [name if "." in name else f"{name}.service" for name in units]
-    said = run([systemctl, "show", f"--property={PROPERTIES}", *names], ASK_S)
+    output = run([systemctl, "show", f"--property={PROPERTIES}", *names], ASK_S)
     marks = dict.fromkeys(units, UNKNOWN)
-    for text in (said or "").split("\n\n"):
+    for text in (output or "").split("\n\n"):
         unit = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
         name = unit.get("Id", "")
         name = name[: -len(".service")] if name.endswith(".service") else name
@@ -356,17 +362,17 @@ def user_mark(name: str) -> str:
 
 
 def home_mark(user: str, home: str) -> str:
-    """Whether sshd lets its owner in: nobody else may write there."""
+    """Return `fit` if sshd accepts the home folder: other users must not have write access."""
     try:
-        found, uid = Path(home).stat(), pwd.getpwnam(user).pw_uid
+        status, uid = Path(home).stat(), pwd.getpwnam(user).pw_uid
     except (OSError, KeyError):
         return MISSING
-    fit = found.st_uid == uid and found.st_mode & OTHERS_WRITE_OWNER_ALL == OWNER_ALL
-    return "fit" if fit else f"unfit {stat.S_IMODE(found.st_mode):o}"
+    fit = status.st_uid == uid and status.st_mode & OTHERS_WRITE_OWNER_ALL == OWNER_ALL
+    return "fit" if fit else f"unfit {stat.S_IMODE(status.st_mode):o}"
 
 
 def has_home(user: str, home: str) -> bool:
-    """Whether that is the home of an account here; one that is missing has none of its own."""
+    """Return whether an account has this home folder, or does not exist."""
     try:
         return pwd.getpwnam(user).pw_dir == home
     except KeyError:
@@ -374,9 +380,9 @@ def has_home(user: str, home: str) -> bool:
 
 
 def key_mark(user: str, home: str, key: str) -> str:
-    """Whether the cluster's key may log in. Other keys there are the user's own affair.
+    """Return whether the cluster's key may log in. Other keys of the user don't matter.
 
-    An account that was there before us has a home of its own. A job can make anything of the file.
+    An existing account may have another home folder. Jobs may write anything to the file.
     """
     try:
         account = pwd.getpwnam(user)
@@ -384,7 +390,7 @@ def key_mark(user: str, home: str, key: str) -> str:
         return MISSING
     kind_and_key = " ".join(key.split()[:2])
     with acting(account):
-        texts = [read(f"{place}/.ssh/authorized_keys") for place in {home, account.pw_dir} - {""}]
+        texts = [read(f"{folder}/.ssh/authorized_keys") for folder in {home, account.pw_dir} - {""}]
     lines = (line for text in texts for line in text.splitlines())
     return "there" if any(line.startswith(kind_and_key) for line in lines) else MISSING
 
@@ -396,29 +402,29 @@ def accounting_mark(queries: List[List[str]]) -> str:
     return digest("\n\n".join("\n".join(sorted(text.splitlines())) for text in answers if text).encode())
 
 
-def checksums(asked: Dict[str, Any]) -> Dict[str, str]:
-    found = {"file " + path: file_mark(path) for path in asked["files"]}
-    found.update({"block " + path: block_mark(path, *edges) for path, edges in asked["blocks"].items()})
-    found.update({"path " + path: "there" if Path(path).exists() else MISSING for path in asked["paths"]})
-    found.update({"absent " + p: "there" if os.path.lexists(p) else "absent" for p in asked["absent"]})
-    found.update({"alone " + path: alone_mark(path) for path in asked["alone"]})
-    found.update({"rivals " + path: rivals_mark(path, line) for path, line in asked["rivals"].items()})
-    found.update({"user " + name: user_mark(name) for name in asked["users"]})
-    found.update({"home " + name: home_mark(name, home) for name, home in asked["homes"].items()})
-    far = {name for name, home in asked["far_homes"].items() if has_home(name, home)}
-    keys = {name: key for name, key in asked["keys"].items() if name not in far}
-    found.update({"key " + n: key_mark(n, asked["homes"].get(n, ""), key) for n, key in keys.items()})
-    found.update({"unit " + name: mark for name, mark in unit_marks(asked["units"]).items()})
-    found.update({"package " + name: mark for name, mark in package_marks(asked["packages"]).items()})
-    if asked["accounting"]:
-        running = found.get("unit slurmdbd", "").startswith("running")
-        found["accounting all"] = accounting_mark(asked["accounting"]) if running else UNKNOWN
-    return found
+def checksums(request: Dict[str, Any]) -> Dict[str, str]:
+    marks = {"file " + path: file_mark(path) for path in request["files"]}
+    marks.update({"block " + path: block_mark(path, *edges) for path, edges in request["blocks"].items()})
+    marks.update({"path " + path: "there" if Path(path).exists() else MISSING for path in request["paths"]})
+    marks.update({"absent " + p: "there" if os.path.lexists(p) else "absent" for p in request["absent"]})
+    marks.update({"alone " + path: alone_mark(path) for path in request["alone"]})
+    marks.update({"rivals " + path: rivals_mark(path, line) for path, line in request["rivals"].items()})
+    marks.update({"user " + name: user_mark(name) for name in request["users"]})
+    marks.update({"home " + name: home_mark(name, home) for name, home in request["homes"].items()})
+    far = {name for name, home in request["far_homes"].items() if has_home(name, home)}
+    keys = {name: key for name, key in request["keys"].items() if name not in far}
+    marks.update({"key " + n: key_mark(n, request["homes"].get(n, ""), key) for n, key in keys.items()})
+    marks.update({"unit " + name: mark for name, mark in unit_marks(request["units"]).items()})
+    marks.update({"package " + name: mark for name, mark in package_marks(request["packages"]).items()})
+    if request["accounting"]:
+        running = marks.get("unit slurmdbd", "").startswith("running")
+        marks["accounting all"] = accounting_mark(request["accounting"]) if running else UNKNOWN
+    return marks
 
 
-def host_facts(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """What decides whether the host can be part of a cluster."""
-    units = {name: [] for name in asked["units"]}  # type: Dict[str, List[str]]
+def host_facts(request: Dict[str, Any]) -> Dict[str, Any]:
+    """Return the facts that decide whether the host can join a cluster."""
+    units = {name: [] for name in request["units"]}  # type: Dict[str, List[str]]
     mtus = links()
     return {
         "time": time.time(),
@@ -426,9 +432,9 @@ def host_facts(asked: Dict[str, Any]) -> Dict[str, Any]:
         "system": system(),
         "addresses": list(mtus),
         "mtus": mtus,
-        "resolved": {name: resolved(name) for name in asked["names"]},
-        "space": space(asked["paths"]),
-        "listeners": listeners(set(asked["ports"])),
+        "resolved": {name: resolved(name) for name in request["names"]},
+        "space": space(request["paths"]),
+        "listeners": listeners(set(request["ports"])),
         "selinux": {"1": "enforcing", "0": "permissive"}.get(read(SELINUX).strip(), "disabled"),
         "firewall": firewall(),
         "units": [n for n, mark in unit_marks(units).items() if mark.startswith("running")],
@@ -437,33 +443,34 @@ def host_facts(asked: Dict[str, Any]) -> Dict[str, Any]:
         "cgroup_plugin": cgroup_plugin(),
         "databases": databases(),
         "slurm_state": sorted(path.name for path in Path(SLURM_STATE).glob("*"))[:16],
-        "files": sorted(path for pattern in asked["files"] for path in glob.glob(pattern)),  # noqa: PTH207
-        "packages": packages(asked["packages"]) if asked["packages"] else [],
-        "texts": {path: read(path)[:TEXT] for path in asked["texts"]},
-        "accounts": accounts(asked["accounts"], set(asked["uids"])),
-        "groups": accounts(asked["accounts"], set(asked["uids"]), "group"),
+        "files": sorted(path for pattern in request["files"] for path in glob.glob(pattern)),  # noqa: PTH207
+        "packages": packages(request["packages"]) if request["packages"] else [],
+        "texts": {path: read(path)[:TEXT] for path in request["texts"]},
+        "accounts": accounts(request["accounts"], set(request["uids"])),
+        "groups": accounts(request["accounts"], set(request["uids"]), "group"),
     }
 
 
 def main() -> None:
-    asked = json.loads(sys.argv[1])
+    request = json.loads(sys.argv[1])
     answer = {"state": ""}  # type: Dict[str, Any]
-    if asked["node"]:  # once it has booted
+    if request["node"]:
+        # Wait until the host has booted.
         argv = ["systemctl", "is-system-running", "--wait"]
         answer["state"] = (run(argv, BOOT_S, any_exit=True) or "unknown").strip()
     if answer["state"] != "stopping":
-        if asked["host"] is not None:
-            answer["host"] = host_facts(asked["host"])
-        if asked["node"]:
+        if request["host"] is not None:
+            answer["host"] = host_facts(request["host"])
+        if request["node"]:
             answer["node"] = {
                 "system": system(),
                 "cards": [kind for kind, _ in nvidia_devices()].count(PCI_DISPLAY),
-                "said": run(asked["node_argv"], 3 * ASK_S) or "",
+                "said": run(request["node_argv"], 3 * ASK_S) or "",
                 "cgroup_plugin": cgroup_plugin(),
-                "checksums": checksums(asked),
-                "space": space(asked["space"]),
-                "accounts": accounts([*asked["numbers"]], set(asked["numbers"].values())),
-                "groups": accounts([*asked["numbers"]], set(asked["numbers"].values()), "group"),
+                "checksums": checksums(request),
+                "space": space(request["space"]),
+                "accounts": accounts([*request["numbers"]], set(request["numbers"].values())),
+                "groups": accounts([*request["numbers"]], set(request["numbers"].values()), "group"),
             }
     json.dump(answer, sys.stdout)
 

@@ -1,8 +1,8 @@
-"""Runs on a host, as root: what it reaches of its network: package repositories, the controller, NFS.
+"""Tests whether a host reaches package repositories, the controller and NFS. Runs on the host, as root.
 
     python3 -I -S - REQUEST <THE_PROGRAM
 
-REQUEST and the answer are one JSON object each; ``clusterctl.providers.onprem.members`` says what is in them.
+REQUEST and the answer are JSON objects; ``clusterctl.providers.onprem.members`` describes them.
 It changes nothing. Standard library only, Python 3.9.
 """
 
@@ -20,19 +20,20 @@ from urllib.parse import urlsplit
 from clusterctl.hosts.remote_run import run
 
 CONNECT_S = 3.0
-# A slow proxy answers for all hosts at once.
+# A slow proxy may serve all hosts at the same time.
 ANSWER_S = 10.0
 REPOSITORY_S = 20.0
 CONCURRENT = 64
 PING = ("ping", "-n", "-q", "-c", "2", "-i", "0.2", "-W", "2")
-IP_AND_ICMP = 28  # bytes of headers before what ping sends
+# Bytes of headers before the payload of a ping.
+IP_AND_ICMP = 28
 APT_HELPER = (
     *("/usr/lib/apt/apt-helper", "-oAcquire::Retries=0"),
     *(f"-oAcquire::{scheme}::Timeout={ANSWER_S:g}" for scheme in ("http", "https", "ftp")),
     "download-file",
 )
-# By dnf's own reading of its files and its own connections, which it tries four times: URL and cause of the
-# first repository that must answer and does not. A server that lacks the file is reached.
+# Prints URL and cause of the first required repository that dnf can't reach with its own configuration, after
+# four tries. A server that answers but lacks the file counts as reached.
 DNF = """
 import dnf, sys
 base = dnf.Base()
@@ -54,59 +55,59 @@ for one in base.repos.iter_enabled():
 
 
 def as_sudo() -> tuple[str, ...]:
-    """The command that gives a program the environment of Ansible's tasks, which sudo starts.
+    """Return the command prefix that gives a program the environment of Ansible's tasks, which use sudo.
 
-    A login as root may have other proxies: whether sudo reads /etc/environment, its PAM decides.
+    A root login may have other proxy settings, because sudo's PAM decides whether it reads /etc/environment.
     """
     return () if "SUDO_UID" in os.environ or shutil.which("sudo") is None else ("sudo", "-n")
 
 
 def unreached_repositories() -> dict[str, str]:
-    """URL -> why this repository is out of reach, in the words of the host's package manager.
+    """Return the causes why repositories can't be reached, in the package manager's words, by URL.
 
-    Of the repositories of one server the first is tried. "" stands for those that a host lacks altogether.
+    Only the first repository of each server is tried. The URL "" means that the host has no repositories.
     """
-    said = run(["apt-get", "--print-uris", "update"])
-    if said is None and run(["apt-get", "--version"]) is None:
+    output = run(["apt-get", "--print-uris", "update"])
+    if output is None and run(["apt-get", "--version"]) is None:
         return first_of_servers(unreached_by_dnf())
-    urls = re.findall(r"^'(?!cdrom:)([^']+)'", said or "", re.MULTILINE)
+    urls = re.findall(r"^'(?!cdrom:)([^']+)'", output or "", re.MULTILINE)
     if not urls:
-        return {"": "apt has none on the network"}
+        return {"": "apt has no repository on the network"}
     tried = list(first_of_servers(dict.fromkeys(urls, "")))
     with ThreadPoolExecutor(CONCURRENT) as pool:
         causes = dict(zip(tried, pool.map(unreached_by_apt, tried)))  # noqa: B905
-    return {url: why for url, why in causes.items() if why}
+    return {url: cause for url, cause in causes.items() if cause}
 
 
 def first_of_servers(causes: dict[str, str]) -> dict[str, str]:
     """Keep the first URL of each server."""
-    found: dict[str, str] = {}
+    url_by_server: dict[str, str] = {}
     for url in causes:
-        found.setdefault(urlsplit(url).netloc or url, url)
-    return {url: causes[url] for url in found.values()}
+        url_by_server.setdefault(urlsplit(url).netloc or url, url)
+    return {url: causes[url] for url in url_by_server.values()}
 
 
 def unreached_by_dnf() -> dict[str, str]:
     for python in ("/usr/libexec/platform-python", "/usr/bin/python3"):
         listed = run([*as_sudo(), python, "-c", DNF, f"{CONNECT_S:g}"], REPOSITORY_S)
         if listed is not None:
-            return {url: why for url, _, why in (line.partition(" ") for line in listed.splitlines())}
+            return {url: cause for url, _, cause in (line.partition(" ") for line in listed.splitlines())}
     return {}
 
 
 def unreached_by_apt(url: str) -> str:
-    """Why apt does not reach any mirror of a repository; "" if it does, or asks no network."""
+    """Return why apt reaches no mirror of a repository; "" if it does, or does not need the network."""
     causes = []
     for mirror in apt_mirrors(url):
         if not re.match(r"(?:https?|ftp):", mirror):
             return ""
         with tempfile.TemporaryDirectory() as folder:
             argv = ["sh", "-c", 'exec "$@" 2>&1', "sh", *as_sudo(), *APT_HELPER, mirror, f"{folder}/index"]
-            said = run(argv, REPOSITORY_S, any_exit=True)
-        if said is None:
-            said = f"E: Failed to fetch {mirror}  no answer within {REPOSITORY_S:g} s"
-        # A server, or a proxy, that says in three digits why it does not give the file is reached.
-        failed = re.search(r"^E: Failed to fetch \S+  (?!\d{3}\b)(.*)$", said, re.MULTILINE)
+            output = run(argv, REPOSITORY_S, any_exit=True)
+        if output is None:
+            output = f"E: Failed to fetch {mirror}  no answer within {REPOSITORY_S:g} s"
+        # A server or proxy that answers with a three-digit status counts as reached.
+        failed = re.search(r"^E: Failed to fetch \S+  (?!\d{3}\b)(.*)$", output, re.MULTILINE)
         if failed is None:
             return ""
         causes.append(failed.group(1))
@@ -114,10 +115,10 @@ def unreached_by_apt(url: str) -> str:
 
 
 def apt_mirrors(url: str) -> list[str]:
-    """The mirrors of a list on this host, the server that has the list, or the URL itself."""
+    """Return the mirrors in a local list, or the server of the list, or the URL itself."""
     scheme, _, path = url.partition(":")
     if scheme in {"mirror+file", "mirror+copy"}:
-        listed = next((one for one in Path(path).parents if one.is_file()), None)
+        listed = next((parent for parent in Path(path).parents if parent.is_file()), None)
         lines = listed.read_text(errors="replace").splitlines() if listed else []
         mirrors = [line.split()[0].rstrip("/") for line in lines if line.strip() and not line.startswith("#")]
         return [f"{mirror}{path[len(str(listed)) :]}" for mirror in mirrors]
@@ -125,14 +126,14 @@ def apt_mirrors(url: str) -> list[str]:
 
 
 def refused(host: str, port: int) -> str:
-    """Why there is no connection to a service; "" if there is."""
+    """Return why a connection to a service fails; "" if it succeeds."""
     try:
         with socket.create_connection((host, port), timeout=CONNECT_S):
             return ""
-    except socket.timeout:  # another class before Python 3.10
+    except socket.timeout:
         return f"no answer within {CONNECT_S:g} s"
     except socket.gaierror:
-        return "the name is not known there"
+        return "the name can't be resolved there"
     except ConnectionRefusedError:
         return "the connection is refused"
     except OSError as exc:
@@ -140,23 +141,23 @@ def refused(host: str, port: int) -> str:
 
 
 def loses_large_packets(address: str, mtu: int) -> bool:
-    """Whether small packets get to an address and back, and packets of the MTU's size do not."""
-    if run([*PING, address]) is None:  # it answers no ping at all
+    """Return whether an address answers small pings, but not pings of the MTU's size."""
+    if run([*PING, address]) is None:
         return False
     return run([*PING, "-M", "do", "-s", str(mtu - IP_AND_ICMP), address]) is None
 
 
 def main() -> None:
-    asked = json.loads(sys.argv[1])
+    request = json.loads(sys.argv[1])
     with ThreadPoolExecutor(CONCURRENT) as pool:
-        loses = pool.submit(loses_large_packets, asked["ping"], asked["mtu"]) if asked["mtu"] else None
-        server = pool.submit(refused, asked["nfs"], asked["nfs_port"]) if asked["nfs"] else None
-        found = unreached_repositories() if asked["repositories"] else {}
+        loses = pool.submit(loses_large_packets, request["ping"], request["mtu"]) if request["mtu"] else None
+        server = pool.submit(refused, request["nfs"], request["nfs_port"]) if request["nfs"] else None
+        unreached = unreached_repositories() if request["repositories"] else {}
         answer = {
             "loses_large_packets": loses.result() if loses else False,
             "nfs": server.result() if server else "",
-            "repositories": found,
-            "missing": [path for path in asked["folders"] if not Path(path).is_dir()],
+            "repositories": unreached,
+            "missing": [path for path in request["folders"] if not Path(path).is_dir()],
         }
     json.dump(answer, sys.stdout)
 

@@ -1,4 +1,4 @@
-"""Runs commands and reads files on a host, for the programs that look at it. Also for Python 3.6."""
+"""Runs commands and reads files on a host, for the probing programs there. Works with Python 3.6."""
 
 import os
 import subprocess
@@ -10,9 +10,9 @@ ASK_S = 10
 
 
 def run(argv: Sequence[str], timeout_s: float = ASK_S, *, any_exit: bool = False) -> Optional[str]:
-    """What a command says; None if it fails, takes too long, or is not there."""
+    """Return the output of a command; None if it fails, takes too long, or does not exist."""
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             argv,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -23,11 +23,11 @@ def run(argv: Sequence[str], timeout_s: float = ASK_S, *, any_exit: bool = False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.decode("utf-8", "replace") if any_exit or done.returncode == 0 else None
+    return result.stdout.decode("utf-8", "replace") if any_exit or result.returncode == 0 else None
 
 
 def read(path: str) -> str:
-    """The text of a regular file; "" where there is none."""
+    """Return the text of a regular file; "" if it does not exist."""
     try:
         return read_regular(path).decode("utf-8", "replace")
     except OSError:

@@ -1,19 +1,19 @@
-"""The Ansible roles: what each installs, writes and starts, and what a spec needs of each host for them.
+"""The packages, files and units of each Ansible role, and the requirements of a spec for each host.
 
-Their meta/touches.yml are the one source. The ledger on the hosts reads the same files: `down` releases what
-they name. What only clusterctl reads:
+The source is meta/touches.yml of each role. The ledger on the hosts reads these files too, so that `down`
+undoes the changes that they list. Keys that only clusterctl reads:
 
-    hosts: [controller]           the groups of hosts it runs on; `login`: those that are nothing else
-    when: {scheduler: slurm}      and on which clusters: all of these hold (``_of_spec``, ``_of_host``; with a
-                                  dot, it is a key of the spec: `software.apptainer`)
-    variables: {x_y: software.y}  its variables that have the value of a key of the spec
-    packages: as needed           what a host lacks decides; a list: these; by default the role's *_packages
-    ports: {6817: slurmctld}      who listens where
-    drift:                        what `up` and `plan` compare with what the last `up` left
-      - files, blocks, paths, units (unit -> files it reads at its start), accounting (words for sacctmgr),
-        absent (paths), alone (files that have no other *.conf beside them), rivals (file -> pattern of a
-        line that no file after it in its folder has)
-    hint: see ...                 what to look at where a task of the role fails
+    hosts: [controller]           the groups of hosts that the role runs on; `login`: hosts of no other group
+    when: {scheduler: slurm}      conditions on the cluster and host, all of which must hold (``_spec_facts``,
+                                  ``_host_facts``; with a dot, a key of the spec: `software.apptainer`)
+    variables: {x_y: software.y}  variables of the role that get the value of a key of the spec
+    packages: as needed           packages depend on the host; or a list; default: the role's *_packages
+    ports: {6817: slurmctld}      listening daemons by port
+    drift:                        items that `up` and `plan` compare with their state after the last `up`
+      - files, blocks, paths, units (with the files that each reads at its start), accounting (words for
+        sacctmgr), absent (paths), alone (files without another *.conf in their folder), rivals (a pattern
+        that no line of a later file in the folder may match, by file)
+    hint: see ...                 advice if a task of the role fails
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from clusterctl.state.inventory import LOGIN, Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import asset, table
 
-CLAIM: Final = "/etc/clusterctl/cluster.json"  # the cluster that the host belongs to; JSON
+# The file that names the cluster to which a host belongs.
+CLAIM: Final = "/etc/clusterctl/cluster.json"
 FABRIC_MANAGER: Final = "nvidia-fabricmanager"
 _PLACES: Final = ("/", "/tmp", "/var", "/run")  # noqa: S108
 
@@ -45,84 +46,92 @@ Touches = Mapping[str, Any]
 
 
 def role_packages(spec: ClusterSpec, roles: Sequence[str], distribution: Distribution) -> tuple[str, ...]:
-    """OS packages that every host of these groups gets.
+    """Return the OS packages that all hosts of these groups get.
 
-    More may come for what the host is or has: EPEL, a clock that nobody keeps, SELinux, cards, an NFS folder.
+    Further packages depend on the host: for EPEL, time synchronization, SELinux, GPUs or NFS.
     """
     touches = _applied(spec, roles)
-    named = [name for one in touches.values() for name in _listed(one, "packages")]
-    usual = [role for role, one in touches.items() if "packages" not in one]
-    return tuple(sorted({*packages_of(usual, distribution, spec.software), *named}))
+    listed_packages = [
+        name for role_touches in touches.values() for name in _plain_items(role_touches, "packages")
+    ]
+    default_roles = [role for role, role_touches in touches.items() if "packages" not in role_touches]
+    return tuple(sorted({*packages_of(default_roles, distribution, spec.software), *listed_packages}))
 
 
 def role_files(spec: ClusterSpec, roles: Sequence[str]) -> frozenset[str]:
-    """Patterns of the files of a host of these groups that may be changed, but for clusterctl's own.
+    """Return patterns of the files that roles may change on hosts of these groups, without clusterctl's own.
 
-    A role that mounts folders is left out: whether it writes /etc/fstab is known once there is an inventory.
+    Roles that mount folders are left out, because only the inventory shows whether they write /etc/fstab.
     """
     return frozenset(
         path
         for touches in _applied(spec, roles).values()
-        for path in (() if "mounts" in touches else _listed(touches, "files"))
+        for path in (() if "mounts" in touches else _plain_items(touches, "files"))
         if path.startswith("/etc/") and "clusterctl" not in path
     )
 
 
 def role_units(spec: ClusterSpec, roles: Sequence[str]) -> frozenset[str]:
     touches = _applied(spec, roles).values()
-    return frozenset(unit.removesuffix(".service") for one in touches for unit in _listed(one, "units"))
+    return frozenset(
+        unit.removesuffix(".service")
+        for role_touches in touches
+        for unit in _plain_items(role_touches, "units")
+    )
 
 
 def role_ports(spec: ClusterSpec, roles: Sequence[str]) -> Mapping[int, str]:
-    """Port -> the daemon that listens there on a host of these groups."""
+    """Return the daemons that listen on a host of these groups, by port."""
     touches = _applied(spec, roles).values()
-    return {port: daemon for one in touches for port, daemon in one.get("ports", {}).items()}
+    return {
+        port: daemon for role_touches in touches for port, daemon in role_touches.get("ports", {}).items()
+    }
 
 
 def can_share(spec: ClusterSpec) -> bool:
-    """Whether hosts can have their configuration in common: without Slurm each has the keys of all others."""
+    """Return whether hosts can share a configuration. Without Slurm, each host has the keys of all others."""
     return spec.has_slurm
 
 
 def cluster_roles(spec: ClusterSpec, inventory: Inventory) -> frozenset[str]:
-    of_cluster = _of_inventory(spec, inventory)
+    cluster_facts = _inventory_facts(spec, inventory)
     kinds = {(host.roles, bool(host.local_ssds)): host for host in inventory.hosts}.values()
-    facts = [(host.roles, _of_host(of_cluster, host)) for host in kinds]
+    facts = [(host.roles, _host_facts(cluster_facts, host)) for host in kinds]
     return frozenset(
         role
         for role, touches in _touches().items()
-        if any(_applies(touches, roles, spec, of_host) for roles, of_host in facts)
+        if any(_applies(touches, roles, spec, host_facts) for roles, host_facts in facts)
     )
 
 
 def spec_variables(spec: ClusterSpec, roles: Collection[str]) -> dict[str, Any]:
-    """The variables of these roles that have the value of a key of the spec; none where it has no value."""
+    """Return the variables of these roles that take their values from the spec, without unset values."""
     touches = [_touches()[role] for role in sorted(roles)]
-    keys = {name: key for one in touches for name, key in one.get("variables", {}).items()}
-    found = {name: to_jsonable_python(attrgetter(key)(spec)) for name, key in keys.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    keys = {name: key for role_touches in touches for name, key in role_touches.get("variables", {}).items()}
+    variables = {name: to_jsonable_python(attrgetter(key)(spec)) for name, key in keys.items()}
+    return {name: value for name, value in variables.items() if value is not None}
 
 
 def wanted_accounts(spec: ClusterSpec) -> dict[str, int]:
-    """Account -> its uid and gid on every host of the cluster: the daemons' and the users'."""
+    """Return uid and gid (the same number) of the daemons' and the users' accounts, by name."""
     daemons = system_accounts() if spec.scheduler == "slurm" else {}
     return {**daemons, **{user.name: user.uid for user in spec.users}}
 
 
 def system_accounts() -> Mapping[str, int]:
-    """The accounts of Slurm's daemons -> the uid and gid that the role gives them."""
-    known = table(asset("ansible") / "roles/users/defaults/main.yml", dict[str, Any])
-    return {name: known[f"users_{name}_id"] for name in SYSTEM_ACCOUNTS}
+    """Return uid and gid (the same number) of the accounts of Slurm's daemons, by name."""
+    defaults = table(asset("ansible") / "roles/users/defaults/main.yml", dict[str, Any])
+    return {name: defaults[f"users_{name}_id"] for name in SYSTEM_ACCOUNTS}
 
 
 def role_hint(role: str) -> str:
-    """What to look at where a task of the role failed; "" if there is nothing to say."""
+    """Return advice for a failed task of a role; "" if there is none."""
     return str(_touches().get(role, {}).get("hint", ""))
 
 
 def probe_requests(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> dict[str, ProbeRequest]:
-    """Host name -> what to probe there, with the checksums by which drift is found."""
-    of_cluster = _of_inventory(spec, inventory)
+    """Return the probe of each host by name, with the checksums that show drift."""
+    cluster_facts = _inventory_facts(spec, inventory)
     values = {
         "cluster": spec.name,
         "cluster_id": inventory.cluster_id,
@@ -132,13 +141,14 @@ def probe_requests(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         "mariadb_conf": inventory.distribution.mariadb_conf,
         "public_key": workspace.public_key.read_text().strip(),
     }
-    made: dict[tuple[tuple[str, ...], bool, bool], ProbeRequest] = {}  # of hosts alike it is the same
-    found = {}
+    # Hosts of the same kind share a request.
+    made: dict[tuple[tuple[str, ...], bool, bool], ProbeRequest] = {}
+    requests = {}
     for host in inventory.hosts:
         if (kind := (tuple(host.roles), bool(host.local_ssds), host.cpus is None)) not in made:
-            made[kind] = _probe_request(host, spec, inventory, values, _of_host(of_cluster, host))
-        found[host.name] = made[kind]
-    return found
+            made[kind] = _probe_request(host, spec, inventory, values, _host_facts(cluster_facts, host))
+        requests[host.name] = made[kind]
+    return requests
 
 
 def _probe_request(
@@ -149,45 +159,45 @@ def _probe_request(
     facts: Mapping[str, object],
 ) -> ProbeRequest:
     drift = [
-        _filled(one, values)
+        _fill_placeholders(entry, values)
         for touches in _touches().values()
         if _applies(touches, host.roles, spec, facts)
-        for one in touches.get("drift", ())
-        if _applies(one, host.roles, spec, facts)
+        for entry in touches.get("drift", ())
+        if _applies(entry, host.roles, spec, facts)
     ]
     users = tuple(user.name for user in spec.users)
     homes = {user: f"{inventory.shared}/home/{user}" for user in users}
-    own = {ADMIN_USER: ADMIN_ID} if spec.scheduler == "slurm" else {}
+    admin_account = {ADMIN_USER: ADMIN_ID} if spec.scheduler == "slurm" else {}
     has_homes = host.is_controller or inventory.shared_folder.kind == "none"
     return ProbeRequest(
-        files=tuple(path for one in drift for path in one.get("files", ())),
-        blocks={path: tuple(edges) for one in drift for path, edges in one.get("blocks", {}).items()},
-        paths=tuple(path for one in drift for path in one.get("paths", ())),
-        absent=tuple(path for one in drift for path in one.get("absent", ())),
-        alone=tuple(path for one in drift for path in one.get("alone", ())),
-        rivals={path: line for one in drift for path, line in one.get("rivals", {}).items()},
+        files=tuple(path for entry in drift for path in entry.get("files", ())),
+        blocks={path: tuple(edges) for entry in drift for path, edges in entry.get("blocks", {}).items()},
+        paths=tuple(path for entry in drift for path in entry.get("paths", ())),
+        absent=tuple(path for entry in drift for path in entry.get("absent", ())),
+        alone=tuple(path for entry in drift for path in entry.get("alone", ())),
+        rivals={path: line for entry in drift for path, line in entry.get("rivals", {}).items()},
         users=users,
-        numbers=own | wanted_accounts(spec),
+        numbers=admin_account | wanted_accounts(spec),
         homes=homes if has_homes else {},
         far_homes={} if has_homes else homes,
         keys=dict.fromkeys(users, values["public_key"]),
-        units={unit: tuple(files) for one in drift for unit, files in one.get("units", {}).items()},
+        units={unit: tuple(files) for entry in drift for unit, files in entry.get("units", {}).items()},
         packages=role_packages(spec, host.roles, inventory.distribution),
-        accounting=tuple(tuple(words) for one in drift for words in one.get("accounting", ())),
+        accounting=tuple(tuple(words) for entry in drift for words in entry.get("accounting", ())),
         space=(*_PLACES, inventory.shared),
         sized=host.cpus is not None or not host.is_compute,
     )
 
 
-def _of_spec(spec: ClusterSpec) -> dict[str, object]:
-    """What ``when`` can say of a cluster before its hosts are known."""
+def _spec_facts(spec: ClusterSpec) -> dict[str, object]:
+    """Return the facts for ``when`` that are known before the hosts are."""
     return {"scheduler": spec.scheduler, "idle_timeout": bool(spec.provider.idle_timeout_s)}
 
 
-def _of_inventory(spec: ClusterSpec, inventory: Inventory) -> dict[str, object]:
-    """What ``when`` can say of all hosts of an inventory alike; it takes a look at each of them."""
+def _inventory_facts(spec: ClusterSpec, inventory: Inventory) -> dict[str, object]:
+    """Return the facts for ``when`` that all hosts of an inventory share. Reads every host."""
     return {
-        **_of_spec(spec),
+        **_spec_facts(spec),
         "scheduler": inventory.scheduler,
         "shared_folder": inventory.shared_folder.kind,
         "shared_disk": bool(inventory.shared_folder.disk),
@@ -197,21 +207,21 @@ def _of_inventory(spec: ClusterSpec, inventory: Inventory) -> dict[str, object]:
     }
 
 
-def _of_host(of_cluster: Mapping[str, object], host: Host) -> dict[str, object]:
-    """What ``when`` can say of a host of an inventory."""
-    return {**of_cluster, "local_ssds": bool(host.local_ssds), "controller": host.is_controller}
+def _host_facts(cluster_facts: Mapping[str, object], host: Host) -> dict[str, object]:
+    """Return the facts for ``when`` of a host of an inventory."""
+    return {**cluster_facts, "local_ssds": bool(host.local_ssds), "controller": host.is_controller}
 
 
 def _applied(spec: ClusterSpec, roles: Sequence[str]) -> dict[str, Touches]:
-    """The roles that run on a host of these groups, as far as the spec tells."""
-    facts = _of_spec(spec)
+    """Return the roles that run on a host of these groups, judging by the spec."""
+    facts = _spec_facts(spec)
     return {role: touches for role, touches in _touches().items() if _applies(touches, roles, spec, facts)}
 
 
 def _applies(entry: Touches, roles: Sequence[str], spec: ClusterSpec, facts: Mapping[str, object]) -> bool:
     groups = set(roles) - {LOGIN} or {LOGIN}
-    here = not groups.isdisjoint(entry.get("hosts", groups))
-    return here and all(
+    is_in_group = not groups.isdisjoint(entry.get("hosts", groups))
+    return is_in_group and all(
         (attrgetter(fact)(spec) if "." in fact else facts.get(fact)) == value
         for fact, value in entry.get("when", {}).items()
     )
@@ -219,40 +229,42 @@ def _applies(entry: Touches, roles: Sequence[str], spec: ClusterSpec, facts: Map
 
 @cache
 def _touches() -> Mapping[str, Touches]:
-    """Role -> its meta/touches.yml."""
+    """Return the content of each role's meta/touches.yml, by role."""
     paths = sorted((asset("ansible") / "roles").glob("*/meta/touches.yml"))
-    found = {path.parts[-3]: table(path, dict[str, Any]) for path in paths}
-    return {role: document[f"{role}_touches"] for role, document in found.items()}
+    documents = {path.parts[-3]: table(path, dict[str, Any]) for path in paths}
+    return {role: document[f"{role}_touches"] for role, document in documents.items()}
 
 
-def _listed(touches: Touches, key: str) -> Iterator[str]:
-    """What is listed there as it is; what Ansible has to work out is not known here."""
-    listed = touches.get(key, ())
-    yield from (one for one in listed if "{{" not in one) if isinstance(listed, list) else ()
+def _plain_items(touches: Touches, key: str) -> Iterator[str]:
+    """Yield the listed items, without those that contain Ansible expressions."""
+    items = touches.get(key, ())
+    yield from (item for item in items if "{{" not in item) if isinstance(items, list) else ()
 
 
-def _filled(entry: Any, values: Mapping[str, str]) -> Any:
-    """The entry with its `{placeholders}` filled in."""
+def _fill_placeholders(entry: Any, values: Mapping[str, str]) -> Any:
+    """Return the entry with its `{placeholders}` replaced."""
     match entry:
         case str():
             return entry.format_map(values)
         case list():
-            return [_filled(one, values) for one in entry]
+            return [_fill_placeholders(item, values) for item in entry]
         case dict():
-            return {_filled(key, values): _filled(value, values) for key, value in entry.items()}
+            return {
+                _fill_placeholders(key, values): _fill_placeholders(value, values)
+                for key, value in entry.items()
+            }
     return entry
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the cluster needs of a host.
+    """The requirements of the cluster for a host.
 
-    ``ports`` -> the daemon of ours that will listen there. ``accounts``: name -> number. ``gpus``: how many,
-    None where whatever is there is taken. ``address``: where the other hosts reach it. ``free_mib``: path ->
-    room that is needed there. ``brings``: the units that the roles will start on a host that is not the
-    cluster's yet; what somebody already runs of these would be taken over. ``driver``: the kind that `up`
-    installs, of this ``branch``; "" where it installs none. ``here``:
-    it is the machine that one is on. ``cgroups``: Slurm is to keep jobs in control groups there.
+    ``ports`` has the daemons that will listen, ``accounts`` the uid and gid of accounts, ``free_mib`` the
+    required disk space by path. ``gpus`` is None for any number. ``brings`` are units that the roles will
+    start on a host that has not joined yet; existing services are taken over. ``driver`` and ``branch`` are
+    those of the NVIDIA driver that `up` installs; "" for no driver. ``here``: clusterctl runs on this host.
+    ``cgroups``: Slurm limits jobs by control groups there.
     """
 
     address: str
@@ -267,29 +279,30 @@ class Expected:
     cgroups: bool = False
 
 
-# MiB: Slurm, MariaDB, Open MPI and the Python of jobs, with what unpacks them; and once they are there.
+# Disk space in MiB for Slurm, MariaDB, Open MPI and Python: to install them, and afterwards.
 _BEFORE: Final = {"/": 512, "/usr": 3072, "/var": 2048, "/opt": 1024, "/tmp": 256}  # noqa: S108
 _AFTER: Final = {"/": 128, "/var": 256, "/tmp": 64}  # noqa: S108
-_CUPY: Final = {"/opt": 7168}  # with CUDA's libraries, and their wheels until they are unpacked
+# CuPy with CUDA's libraries, and their wheels until they are unpacked.
+_CUPY: Final = {"/opt": 7168}
 
 
 def host_facts_request(spec: ClusterSpec, members: Sequence[Host]) -> ProbeRequest:
-    """What to ask of every host before it is part of the cluster, and for `doctor`."""
-    roles = sorted({one.roles for one in members})
+    """Return the probe of hosts before they join the cluster, and for `doctor`."""
+    roles = sorted({member.roles for member in members})
     ports = {port for group in roles for port in role_ports(spec, group)}
-    packages = {name for one in releases() for group in roles for name in role_packages(spec, group, one)}
+    packages = {name for os in releases() for group in roles for name in role_packages(spec, group, os)}
     request: dict[str, Sequence[str | int]] = {
-        "names": [member.name for member in members],  # to resolve
+        "names": [member.name for member in members],
         "ports": sorted(ports),
-        "paths": [*_BEFORE],  # whose room counts
+        "paths": [*_BEFORE],
         "units": sorted({FABRIC_MANAGER}.union(*(role_units(spec, group) for group in roles))),
         "accounts": [
             *wanted_accounts(spec),
             *([ADMIN_USER] if spec.scheduler == "slurm" else ()),
         ],
         "uids": [*wanted_accounts(spec).values()],
-        "files": sorted({file for group in roles for file in role_files(spec, group)}),  # are they there
-        "texts": [CLAIM],  # whose first bytes are read
+        "files": sorted({file for group in roles for file in role_files(spec, group)}),
+        "texts": [CLAIM],
         "packages": sorted(packages),
     }
     return ProbeRequest(host=request, node=False)
@@ -298,8 +311,8 @@ def host_facts_request(spec: ClusterSpec, members: Sequence[Host]) -> ProbeReque
 def expected(
     spec: ClusterSpec, members: Sequence[Host], *, installed: Collection[str]
 ) -> Mapping[str, Expected]:
-    """Host -> what the spec needs of it; where all is ``installed`` already that takes less room."""
-    room = {True: dict.fromkeys(_BEFORE, 0) | _AFTER, False: dict(_BEFORE)}
+    """Return the requirements for each host by name. Hosts in ``installed`` need less disk space."""
+    needed_mib = {True: dict.fromkeys(_BEFORE, 0) | _AFTER, False: dict(_BEFORE)}
     gpus = {
         host: partition.gpus.count
         for partition in spec.partitions
@@ -314,7 +327,7 @@ def expected(
             address=member.address,
             ports=role_ports(spec, member.roles),
             accounts=wanted_accounts(spec),
-            free_mib=room[member.name in installed] | (_CUPY if member.name in cupy else {}),
+            free_mib=needed_mib[member.name in installed] | (_CUPY if member.name in cupy else {}),
             gpus=gpus.get(member.name),
             brings=frozenset() if member.name in installed else role_units(spec, member.roles),
             driver=nvidia.driver if nvidia.has_driver else "",

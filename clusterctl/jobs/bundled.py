@@ -182,17 +182,16 @@ def _find(run: str, entries: Sequence[JobEntry]) -> _ModelLocation:
         here = _model_of(folder)
         if here is None:
             raise _no_model(run, f"there is no {MODEL}/{RECORD} in {folder}")
-        submission = _entry_of(folder, entries)
-        return _ModelLocation(here, _remote(submission.remote_dir if submission else None))
+        entry = _entry_of(folder, entries)
+        return _ModelLocation(here, _remote(entry.remote_dir if entry else None))
     number, _, task = run.partition("_")
     inner = f"task-{task}" if task else ""
     if not number.isdecimal():
         raise _no_run(run)
-    submission = next((submission for submission in reversed(entries) if submission.job_id == number), None)
-    home = Path(submission.run_dir) if submission and submission.run_dir else None
-    return _ModelLocation(
-        home and _model_of(home / inner), _remote(submission.remote_dir if submission else None, inner)
-    )
+    entry = next((entry for entry in reversed(entries) if entry.job_id == number), None)
+    home = Path(entry.run_dir) if entry and entry.run_dir else None
+    here = home and _model_of(home / inner)
+    return _ModelLocation(here, _remote(entry.remote_dir if entry else None, inner))
 
 
 def _model_of(run: Path) -> Path | None:
@@ -236,9 +235,8 @@ def with_model(
         raise _missing_model(chosen.run, location)
     (job,) = jobs
     args = (*model_arguments(remote or MODEL, chosen), *job.args)
-    sent = (
-        _model_files(location.here, chosen.weights) if location.here is not None and remote is None else None
-    )
+    here = location.here if remote is None else None
+    sent = _model_files(here, chosen.weights) if here is not None else None
     return (job.model_copy(update={"args": args}),), sent
 
 

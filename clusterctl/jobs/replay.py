@@ -43,8 +43,7 @@ class Again:
     token: the token of the original run.
     task: the number of a single task of an array. Empty: the whole run.
     indices: the tasks of an array that had not completed, to run only these.
-    changes: new values of options of the program.
-    flags: new values of options of `submit`.
+    changes, flags: new values of options of the program, and of `submit`.
     """
 
     token: str
@@ -60,8 +59,7 @@ class Replay:
 
     lock: the text of its environment's lock. Empty: no environment.
     known: facts of the original job, which the new job records as its own.
-    version: the version of clusterctl that submitted the original.
-    payload: the hash of the bundled programs of that version.
+    version, payload: clusterctl's version at the original submission, and the hash of its bundled programs.
     notes: messages for the user.
     """
 
@@ -314,10 +312,7 @@ def _checked_path(name: object) -> str:
 
 
 def _matching_files(files: Sequence[_File], folder: Path, *, own: bool) -> dict[str, Item]:
-    """Return the files that a folder has with the recorded content, by path.
-
-    own: the folder is the user's own, so links are followed.
-    """
+    """Return the files of a folder with recorded content. Links count only in the user's ``own`` folder."""
     items: list[Item] = []
     real = os.path.realpath(folder)
     for file in files:

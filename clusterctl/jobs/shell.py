@@ -60,7 +60,6 @@ class Allocation:
         The command runs in Slurm's interactive step, so job steps started in it can use the whole allocation.
 
         environment: the Python environment of the command. It must be on the cluster already.
-        terminal: whether the command gets a terminal.
         """
         settings = [f"{name}={value}" for name, value in self._environment.items()]
         step = ["srun", "--interactive", "--preserve-env", "--nodes=1", "--ntasks=1", "--quiet"]

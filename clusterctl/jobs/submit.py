@@ -112,10 +112,7 @@ def script_of(facts: ClusterFacts, job: JobSpec, environment: Environment | None
 
 
 def start_receiver(session: Session, name: str) -> str:
-    """Start the program on the cluster that will receive a job's folder. Return the job's new token.
-
-    It starts while the job is being prepared, which saves time.
-    """
+    """Start the program on the cluster that will receive a job's folder. Return the job's new token."""
     token = _new_token()
     begin_new_folder(session.transport, f"{JOBS_FOLDER}/{name}-{token}")
     return token
@@ -240,9 +237,8 @@ class Submitter:
         ]
         job = job.model_copy(update={"container": remote_images[0]})
         script = script_of(self.session.facts, job, prepared.environment)
-        return replace(
-            prepared, job=job, script=script, extra_facts={"image": str(image), **prepared.extra_facts}
-        )
+        extra_facts = {"image": str(image), **prepared.extra_facts}
+        return replace(prepared, job=job, script=script, extra_facts=extra_facts)
 
     def _files(self, prepared: PreparedJob) -> dict[str, bytes]:
         """Return the content of clusterctl's own files in a job's folder, by name."""
@@ -261,11 +257,7 @@ class Submitter:
         return own_files
 
     def _stage(
-        self,
-        name: str,
-        source: Source | None,
-        own_files: dict[str, bytes],
-        node_transports: Sequence[Transport],
+        self, name: str, source: Source | None, files: dict[str, bytes], nodes: Sequence[Transport]
     ) -> tuple[str, SentSource | None, dict[str, bytes]]:
         """Create the job's folder on all hosts that need it, completely or not at all.
 
@@ -275,24 +267,24 @@ class Submitter:
         items = source.items if source is not None else ()
         hashes = hash_items(source.files if source is not None else (), progress=self.progress)
         if source is not None:
-            own_files = {**own_files, SOURCE_FILE: manifest(items, hashes)}
+            files = {**files, SOURCE_FILE: manifest(items, hashes)}
         payload = Item(payload_hash(), Kind.ARCHIVE, asset("payload"), mode=0, mtime_ns=0)
         folder, progress = f"{JOBS_FOLDER}/{name}", self.progress
 
         def send(to: Transport) -> Sent:
             reported = progress if to is self.session.transport else lambda *_: None
-            return send_new_folder(to, (*items, payload), hashes, folder, ours=own_files, progress=reported)
+            return send_new_folder(to, (*items, payload), hashes, folder, ours=files, progress=reported)
 
         sent = send(self.session.transport)
         try:
-            parallel_map(node_transports, send)
+            parallel_map(nodes, send)
         except ClusterctlError:
-            remove_folder((self.session.transport, *node_transports), sent.folder)
+            remove_folder((self.session.transport, *nodes), sent.folder)
             raise
         if source is None:
-            return sent.folder, None, own_files
+            return sent.folder, None, files
         sent_source = SentSource(sent.files, sent.bytes, sent.sent_bytes, source_hash(items, hashes))
-        return sent.folder, sent_source, own_files
+        return sent.folder, sent_source, files
 
     def _submit(self, job: JobSpec, entry: JobEntry) -> str:
         """Submit the job of a ledger entry to the scheduler. Return the job id."""

@@ -107,10 +107,7 @@ def reported(job: JobInfo) -> tuple[JobState, tuple[str, ...], bool, bool]:
 
 @dataclass(frozen=True, slots=True)
 class ChangeNotes:
-    """Reports changes of jobs to the user.
-
-    note: called with each line.
-    """
+    """Reports changes of jobs to the user, by calling ``note`` with each line."""
 
     note: LineReporter
 
@@ -323,10 +320,9 @@ OnOutput = Callable[[LogChunk], None]
 
 @dataclass(slots=True)
 class LogReader:
-    """Reads the logs in a job's folder from where it last stopped.
+    """Reads new output of a job's logs, or of the logs of a ``rank`` or "all" ranks.
 
-    rank: read the log of this rank, or of "all" ranks, instead of the job's log.
-    gone: the folder did not exist at the last read.
+    ``gone``: the job's folder did not exist at the last read.
     """
 
     transport: Transport

@@ -250,9 +250,8 @@ class _Collection:
                     return run
                 return self.collect_skipped(entry, run)
         job_id = entry.job_id or ""
-        final = choose_run_folder(
-            self.out, f"{self.session.facts.cluster}-{job_id}-{entry.name}", entry.token
-        )
+        name = f"{self.session.facts.cluster}-{job_id}-{entry.name}"
+        final = choose_run_folder(self.out, name, entry.token)
         jobs = self.jobs.get(job_id) or self.session.scheduler.jobs([job_id]) or (_purged(entry),)
         with self.reporting_write_errors(job_id, final), working_folder(final) as work:
             hosts = tuple(dict.fromkeys(node for job in jobs for node in job.nodes))
@@ -280,10 +279,7 @@ class _Collection:
                 update={
                     "files": run.files + len(new_sizes),
                     "bytes": run.bytes + sum(new_sizes),
-                    "skipped": (
-                        *manifest.skipped,
-                        *(skipped for skipped in run.skipped if skipped.path == ACCOUNTING),
-                    ),
+                    "skipped": (*manifest.skipped, *(s for s in run.skipped if s.path == ACCOUNTING)),
                     "collected_at": time.time(),
                 }
             )

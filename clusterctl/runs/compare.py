@@ -64,12 +64,8 @@ class Losses:
         totals = "" if self.a == self.b == self.steps else f" of {self.a} and {self.b}"
         if self.identical:
             return f"identical over {steps}{totals}"
-        reason = (
-            "a loss is NaN or infinite"
-            if self.largest is None
-            else f"the largest difference is {self.largest:.3g}"
-        )
-        return f"different from step {self.first} on, of {steps}{totals}: {reason}"
+        gap = "is not finite" if self.largest is None else f"is {self.largest:.3g}"
+        return f"different from step {self.first} on, of {steps}{totals}: the largest difference {gap}"
 
 
 def compare_losses(a: Row, b: Row) -> Losses | None:
@@ -78,19 +74,17 @@ def compare_losses(a: Row, b: Row) -> Losses | None:
     pairs = {key: (loss, losses_b[key]) for key, loss in losses_a.items() if key in losses_b}
     if not pairs:
         return None
-    unequal = {
-        key: (x, y) for key, (x, y) in pairs.items() if x != y and not (math.isnan(x) and math.isnan(y))
-    }
-    gaps = [abs(x - y) for x, y in unequal.values()]
+    wrong = {key: (x, y) for key, (x, y) in pairs.items() if x != y and not (math.isnan(x) and math.isnan(y))}
+    gaps = [abs(x - y) for x, y in wrong.values()]
     steps, steps_a, steps_b = (
         len({(task, step) for task, _, step in losses}) for losses in (pairs, losses_a, losses_b)
     )
     return Losses(
-        not unequal,
+        not wrong,
         steps,
         steps_a,
         steps_b,
-        first=min((step for _, _, step in unequal), default=None),
+        first=min((step for _, _, step in wrong), default=None),
         largest=max(gaps) if gaps and all(map(math.isfinite, gaps)) else None,
     )
 
@@ -187,10 +181,8 @@ def _job(row: Row, facts: Mapping[str, Any]) -> dict[str, Value]:
     requested = {key: value for key, value in submission.items() if key not in _NOT_THE_JOB | sweep_keys}
     if isinstance(script := requested.get("script"), str):
         requested["script"] = Path(script).name
-    values = {
-        key: value for key, value in _flat_values(requested).items() if not key.startswith("env.SWEEP_")
-    }
-    return {**values, "cluster": row.run.cluster, "partition": row.run.partition}
+    job = {key: value for key, value in _flat_values(requested).items() if not key.startswith("env.SWEEP_")}
+    return {**job, "cluster": row.run.cluster, "partition": row.run.partition}
 
 
 def _code(a: Row, b: Row, facts_a: Mapping[str, Any], facts_b: Mapping[str, Any]) -> Iterator[Difference]:
@@ -263,8 +255,8 @@ def hardware_of(facts: Mapping[str, Any]) -> dict[str, Value]:
 
 
 def _result(row: Row) -> dict[str, Value]:
-    values = {key: FIELDS[key](row) for key in _RESULT}
-    values |= {name: metric.last for name, metric in row.metrics.items()}
-    return values | {
+    row_values = {key: FIELDS[key](row) for key in _RESULT}
+    row_values |= {name: metric.last for name, metric in row.metrics.items()}
+    return row_values | {
         f"task {task.number}: {k}": m.last for task in row.tasks for k, m in task.metrics.items()
     }

@@ -34,7 +34,6 @@ from clusterctl.transport.remote_incoming import Entry
 from clusterctl.transport.tree import Kind, Progress, shown_size
 from clusterctl.util.process import on_each
 
-# How often a file is read if it changes during reading.
 _ROUNDS = 4
 # The subfolder for files, by host, if two hosts have different files of the same name.
 NODES = b"nodes"
@@ -49,24 +48,19 @@ MAX_CHECKPOINT = 4 << 30  # bytes
 
 # The program on the cluster stops at 1,000,000 files.
 _MOST_ROWS = 1_250_000
-# Holes in sparse files cost no disk space here, but time to hash them.
-_MOST_HOLES = 16 << 30  # bytes
-# Skipped files that a record lists one by one.
+# Bytes of holes in sparse files, which cost no disk space but time to hash them.
+_MOST_HOLES = 16 << 30
 _MOST_SKIPPED = 1000
-# A path must fit below any local folder.
 _LONGEST = 2048  # bytes
 _UNWANTED = "not among the outputs"
 _OURS = frozenset(name.encode() for name in SENT_FILES | WRITTEN_FILES)
 # `!x/**` excludes the files below x. pathspec would exclude x itself as well.
 _BELOW = re.compile(r"/\*\*(\s*)$")
-_ROOM = (
-    "free some space, choose another folder with --out, or leave large files on the cluster with --max-file"
-)
+_ROOM = "free some space, choose another folder with --out, or skip large files with --max-file"
 # Temporary names that make_places of remote_incoming.py creates.
 _PARTIAL = re.compile(rb"\.clusterctl-[0-9a-f]{32}\.part(\.[0-9]+)?")
-# A file's path on the cluster, its path in the run's folder, and its size.
+# Path on the cluster, path in the run's folder, size; and path, reason, bytes, number of files.
 _Key = tuple[bytes, bytes, int]
-# A path that stays on the cluster, the reason, its bytes and its number of files.
 _Left = tuple[bytes, str, int, int]
 # Files that an earlier collect brought: sizes and sha256 by path.
 Home = Mapping[bytes, tuple[int, str]]
@@ -232,7 +226,7 @@ def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:
     folder, home, selection = source.folder, source.home, source.selection
     tree.mkdir(parents=True, exist_ok=True)
     is_new = not any(tree.iterdir())
-    arrived_sums: dict[_Key, str] = {}
+    hashed: dict[_Key, str] = {}
     checkpoints = "all" if source.outputs and not selection.everything else selection.checkpoints
     request = json.dumps([folder, checkpoints, selection.max_checkpoint]).encode() + b"\n"
     max_rows = sys.maxsize if selection.everything else _MOST_ROWS
@@ -241,22 +235,22 @@ def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:
             with sender.listed(request, most=max_rows) as download:
                 entries, skipped = choose(download.entries, download.left, source, tree)
                 missing = [
-                    entry for entry in entries if entry.local not in home and _key(entry) not in arrived_sums
+                    entry for entry in entries if entry.local not in home and _key(entry) not in hashed
                 ]
                 arrived = download.bring(missing, tree, own=True, room=_ROOM, progress=source.progress)
         except (TransferError, MachineError, UsageError) as exc:
             where = exc.where or f"{folder} on the cluster"
             raise CollectError(exc.what, code=exc.code, where=where, why=exc.why, fix=exc.fix) from exc
-        arrived_sums |= {_key(entry): arrived[entry.index] for entry in missing if entry.index in arrived}
+        hashed |= {_key(entry): arrived[entry.index] for entry in missing if entry.index in arrived}
         files = [entry for entry in entries if entry.kind == Kind.FILE and entry.local not in home]
-        changing = [entry for entry in files if _key(entry) not in arrived_sums]
+        changing = [entry for entry in files if _key(entry) not in hashed]
         if not changing:
             break
         is_new = False
         sender.close()
     if changing and not source.still_changing:
         raise _restless(changing, folder)
-    hashes = {entry.local: arrived_sums[_key(entry)] for entry in files if _key(entry) in arrived_sums}
+    hashes = {entry.local: hashed[_key(entry)] for entry in files if _key(entry) in hashed}
     parents = {entry.local.rpartition(b"/")[0] for entry in entries}
     folders = tuple(e.local for e in entries if e.kind == Kind.FOLDER and e.local not in parents)
     if not is_new:
@@ -318,10 +312,8 @@ def _remove_leftovers(tree: bytes, keep: set[bytes]) -> None:
 def fetch_from(hosts: Sequence[tuple[str, Sender]], source: Source, work: Path) -> Manifest:
     """Copy the job's folder from all hosts and merge the copies into ``work/tree``.
 
-    Raises the errors of ``fetch_tree``.
-
-    hosts: names and senders. If two hosts have different files of the same name, the first host's file keeps
-        the path, and the other file goes to ``nodes/HOST/``.
+    If two hosts have different files of the same name, the first host's file keeps the path, and the other
+    file goes to ``nodes/HOST/``. Raises the errors of ``fetch_tree``.
     """
     tree, nodes = work / "tree", work / "nodes"
     if len(hosts) == 1:
@@ -385,13 +377,8 @@ def choose(
     """
     selection = source.selection
     skipped = [
-        (
-            entry.path,
-            selection.why(printable(entry.payload), entry.size, source.job_id),
-            entry.size,
-            entry.space,
-        )
-        for entry in left_entries
+        (e.path, selection.why(printable(e.payload), e.size, source.job_id), e.size, e.space)
+        for e in left_entries
     ]
     parents = {entry.path.rpartition(b"/")[0] for entry in (*listing, *left_entries)}
     outputs = None if selection.everything else source.outputs

@@ -233,7 +233,7 @@ def latest_tasks(run: Row) -> list[Row]:
     """Return the tasks of an array, each from its last run by `replay --failed`; empty for other runs."""
     token = run.run.replay_of if run.run.of_failed else run.run.token
     records = {run.run.directory: run.run} | {
-        again.directory: again for again in _array_runs(run, str(token))
+        run_again.directory: run_again for run_again in _array_runs(run, str(token))
     }
     latest: dict[str, Row] = {}
     for record in sorted(records.values(), key=submitted_at) if run.tasks else ():

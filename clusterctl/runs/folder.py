@@ -105,10 +105,7 @@ def link(run: Path, names: Iterable[bytes], tree: Path) -> None:
 
 
 def write_sums(tree: Path, known_sums: Mapping[bytes, str]) -> None:
-    """Write a SHA256SUMS file for `sha256sum -c` that covers all files of the tree.
-
-    known_sums: checksums of files that need not be read again, by path.
-    """
+    """Write SHA256SUMS for `sha256sum -c`. Files with ``known_sums`` are not read again."""
     root = os.fsencode(tree)
     paths = (
         os.path.join(folder, name)[len(root) + 1 :]  # noqa: PTH118  # names are bytes
@@ -142,18 +139,11 @@ def escaped(name: bytes) -> bytes:
 
 
 def write_kept(tree: Path, kept: Mapping[str, bytes]) -> None:
-    """Write clusterctl's files into the tree as they were submitted.
-
-    A file of the job with the same name is kept under a name with ``.from-job`` if its content differs.
-    """
+    """Write clusterctl's files as submitted. A job's different file of the same name stays as *.from-job."""
     for name, content in kept.items():
-        job_file = tree / f"{name}{os.fsdecode(FROM_JOB)}"
-        if (
-            job_file.is_file()
-            and job_file.stat().st_size == len(content)
-            and job_file.read_bytes() == content
-        ):
-            job_file.unlink()
+        theirs = tree / f"{name}{os.fsdecode(FROM_JOB)}"
+        if theirs.is_file() and theirs.stat().st_size == len(content) and theirs.read_bytes() == content:
+            theirs.unlink()
         # environment.json holds the content of CLIENT_FACTS.
         if name != CLIENT_FACTS:
             (tree / name).write_bytes(content)

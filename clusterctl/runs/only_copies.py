@@ -56,12 +56,9 @@ _AGES = ((86400, "day"), (3600, "hour"), (60, "minute"))
 class FilesThere:
     """Files below one path that exist only on a host, or only in the shared folder (``host`` is "").
 
-    what: a title for users.
-    age_s: seconds since the newest file was written.
-    bytes, on_disk: the size as `ls -l` shows it, and without the holes of sparse files.
-    top: the folder whose files are copied together.
-    why: why the files were not collected.
-    job_id: the job that owns the folder.
+    ``what`` is a title, ``why`` the reason why they were not collected, ``age_s`` the age of the newest file.
+    ``bytes`` is the size as `ls -l` shows it, ``on_disk`` without the holes of sparse files. All files below
+    ``top`` are copied together. ``job_id`` is the job that owns them.
     """
 
     what: str
@@ -140,9 +137,7 @@ def _age(seconds: int) -> str:
 class Search:
     """A search for files that exist only on the cluster, as the admin user.
 
-    hosts: hosts whose own disks are searched.
-    shared: whether to search the shared folder.
-    left_out: folders to skip.
+    It covers the own disks of ``hosts`` and, if ``shared``, the shared folder, but not ``left_out`` folders.
     """
 
     def __init__(
@@ -167,10 +162,8 @@ class Search:
         answers, failed = on_each(dict.fromkeys([*controller, *self.hosts]), self._ask)
         unknown = [f"{host} could not be checked: {printable(exc.cause)}" for host, exc in failed.items()]
         unknown += [line for answer in answers.values() for line in answer.unknown]
-        rows = sorted(
-            (row for answer in answers.values() for row in answer.files), key=lambda row: -row.bytes
-        )
-        return OnlyCopies(files=tuple(rows), unknown=tuple(unknown))
+        files = sorted((row for answer in answers.values() for row in answer.files), key=lambda r: -r.bytes)
+        return OnlyCopies(files=tuple(files), unknown=tuple(unknown))
 
     def _request(self, host: str, **more: object) -> list[str]:
         request = {
@@ -336,9 +329,7 @@ def _why_left(entry: JobEntry) -> str:
 
 
 def _not_understood(host: str) -> TransportError:
-    return TransportError(
-        "the host's list of files is malformed", code="answer-garbled", where=host, host=host
-    )
+    return TransportError("its list of files is malformed", code="answer-garbled", where=host, host=host)
 
 
 def _copies(workspace: Workspace) -> Iterator[Copies]:

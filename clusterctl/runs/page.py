@@ -23,13 +23,11 @@ from clusterctl.util.assets import asset
 
 REPORT_FILE: Final = "report.html"
 _OURS: Final = b'<meta name="generator" content="clusterctl">'
-# A report of clusterctl has the marker `_OURS` within its first bytes.
-_HEAD: Final = 1000  # bytes
-# Before the user's umask is applied.
+# The marker is in the first bytes of a report.
+_HEAD: Final = 1000
 _MODE: Final = 0o666
 _MAX_TEXT: Final = 1000  # characters
-# Points in one line of a chart.
-_POINTS: Final = 400
+_POINTS: Final = 400  # per line
 _SPECIAL: Final = re.compile(r"([\\`*_{}\[\]<>|#~])")
 _DIGITS: Final = 6
 
@@ -82,10 +80,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A report: the verdict in sentences, a list of missing data, and sections.
-
-    ``ok`` colors the verdict.
-    """
+    """A report: the verdict in sentences, colored by ``ok``, a list of missing data, and sections."""
 
     title: str
     verdict: Sequence[str]

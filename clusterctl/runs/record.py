@@ -42,8 +42,7 @@ _ACCOUNTING_LAG_S = 10.0
 class Recorder:
     """Writes clusterctl's own files into the folder of a run.
 
-    accounting: the scheduler's accounting of the job. None if there is no accounting.
-    missing: why the accounting could not be read. Empty if it could.
+    accounting: the scheduler's accounting of the job. None: ``missing`` has the reason, if any.
     version: the version of the scheduler.
     """
 
@@ -102,10 +101,8 @@ def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunR
     tasks = []
     for task in record.tasks:
         number = task.number
-        task_args = (
-            sweep_arguments(values[int(number)]) if number.isdecimal() and int(number) < len(values) else ()
-        )
-        summary = summarize(tree / task.folder, (*args, *task_args))
+        own = sweep_arguments(values[int(number)]) if number.isdecimal() and int(number) < len(values) else ()
+        summary = summarize(tree / task.folder, (*args, *own))
         tasks.append(task.model_copy(update=vars(summary)))
     return record.model_copy(update={**submitted, "tasks": tuple(tasks), "sweep": sweep})
 
@@ -150,10 +147,7 @@ def _record(
 
 
 def _accounting(scheduler: Jobs, job_id: str, *, ended: bool) -> str | None:
-    """Return the scheduler's accounting of a job, unchanged.
-
-    ended: whether the job has ended. The accounting lags behind, so wait until it shows the end.
-    """
+    """Return the unchanged accounting of a job. If the job has ``ended``, wait until it shows the end."""
     deadline = scheduler.clock.now() + _ACCOUNTING_LAG_S
     while True:
         text = scheduler.accounting(job_id)

@@ -103,10 +103,8 @@ class _Facts:
             case "run":
                 self.is_ours = True
                 listed = line.get("ranks")
-                ranks = (
-                    [rank for rank in listed if isinstance(rank, dict)] if isinstance(listed, list) else []
-                )
-                self.hosts = {number: str(rank.get("host", "")) for number, rank in enumerate(ranks)}
+                ranks = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
+                self.hosts = {number: str(row.get("host", "")) for number, row in enumerate(ranks)}
                 self.pipelined = mapping(line, "config").get("pp", 1) != 1
             case "iteration":
                 numbers = _finite(line.get(key) for key in ("seconds", "comm_exposed_ms", "data_ms"))

@@ -15,7 +15,7 @@ import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BufferedReader
 from itertools import takewhile
 from pathlib import Path
@@ -74,15 +74,11 @@ def records(folder: Path) -> Iterator[Record]:
     is_ours = False
     for record in _json_records(folder):
         is_ours |= record.kind == "run"
-        yield Record(
-            _printable_values(record.values, names), record.step, record.time, record.kind, record.line
-        )
+        yield replace(record, values=_printable_values(record.values, names))
     paths = [] if is_ours else _metric_files(folder)
     tables = [path for path in paths if path.endswith(_CSV_FILE)]
-    for source in (
-        _event_records(folder, [path for path in paths if path not in tables]),
-        _csv_records(folder, tables),
-    ):
+    events = [path for path in paths if path not in tables]
+    for source in (_event_records(folder, events), _csv_records(folder, tables)):
         earlier_names = frozenset(names)
         for record in source:
             if values := _printable_values(record.values, names, without=earlier_names):

@@ -45,14 +45,12 @@ def node_charts(folder: Path, nodes: Sequence[str]) -> tuple[list[Chart], list[s
     missing = [f"the telemetry of {', '.join(silent_nodes)}"] if silent_nodes else []
     if len(nodes) > len(shown):
         missing.append(f"in the charts, {len(nodes) - len(shown)} more nodes")
-    first = min((time for node_samples in samples.values() for time, _ in node_samples), default=0.0)
+    first = min((time for rows in samples.values() for time, _ in rows), default=0.0)
     charts = []
     for title, unit in _CHARTS.items():
         series = []
-        for node, node_samples in samples.items():
-            points = [
-                ((time - first) / 60, values[title]) for time, values in node_samples if title in values
-            ]
+        for node, rows in samples.items():
+            points = [((time - first) / 60, values[title]) for time, values in rows if title in values]
             if points:
                 series.append(Series(node, thinned(points)))
         if series:
@@ -97,9 +95,7 @@ def _figures(line: Mapping[str, Any]) -> dict[str, float]:
             add("GPU memory", gpu.get("mem_used_mib"), 1024)
             add("Power of GPUs", gpu.get("power_w"))
     means = {"CPU", "GPU"}
-    return {
-        title: sum(numbers) / (len(numbers) if title in means else 1) for title, numbers in values.items()
-    }
+    return {title: sum(parts) / (len(parts) if title in means else 1) for title, parts in values.items()}
 
 
 def compare_ranks(
@@ -107,13 +103,9 @@ def compare_ranks(
 ) -> str:
     """Return a sentence that compares the ranks and names the straggler: a node or, on one node, a rank.
 
-    means: milliseconds of computing per step, by rank.
-    slowest: number of windows of ten steps in which the rank was the slowest, by rank.
-    windows: number of all windows.
-    hosts: node names by rank.
-
-    The Chernoff-Hoeffding bound exp(-n KL(share || fair)) limits the probability that a node that is as fast
-    as the rest is the slowest in this share of the windows.
+    By rank, ``means`` are milliseconds of computing per step, ``slowest`` counts the windows of ten steps in
+    which the rank was slowest, and ``hosts`` are its nodes. ``windows`` is the number of all windows. The
+    Chernoff-Hoeffding bound exp(-n KL(share || fair)) limits the probability of a false alarm.
     """
     names = hosts if len({*hosts}) > 1 else [f"rank {rank}" for rank in range(len(means))]
     ranks: dict[str, list[int]] = defaultdict(list)

@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Final
 
-# Limit for all files together. Records and fields have a cost of their own, as a file may have millions of
-# empty records.
+# Limit for all files, where each record and field adds a cost, as millions of records may be empty.
 _MAX_BYTES: Final = 128 << 20
 _COST, _COST_OF_FIELD = 64, 8  # bytes
 # Larger records hold images, audio or graphs.

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Prints in sections what a node has: what slurmd says of it, NVIDIA's driver (none where there is no nvidia-smi),
-# and Slurm's plugins for MPI. "known": of a node without a driver, slurmd would say nothing new.
+# Prints sections with a node's hardware as slurmd reports it, the output of NVIDIA's driver (if nvidia-smi is
+# installed), and Slurm's MPI plugins. "known": the hardware is known, so slurmd is only called on GPU nodes.
 PATH="$PATH:/usr/sbin:/sbin:/usr/local/bin"
 echo @node
 has() { command -v "$1" >/dev/null 2>&1; }

@@ -96,7 +96,7 @@ def test_hosts_that_are_well_have_no_findings() -> None:
 @pytest.mark.parametrize("secure_boot", [False, True])
 @pytest.mark.parametrize(
     ("here", "fix"),
-    [(False, "`clusterctl node reboot two`"), (True, "boot it yourself while no job runs")],
+    [(False, "`clusterctl node reboot two`"), (True, "reboot it yourself while no job is running")],
 )
 def test_the_machine_that_one_is_on_is_left_to_its_user_to_boot(
     here: bool, fix: str, secure_boot: bool
@@ -112,7 +112,7 @@ def test_the_machine_that_one_is_on_is_left_to_its_user_to_boot(
         ({"uid": 1000}, "error", "not-root", "uid 1000"),
         ({"system.id": "arch", "system.version": ""}, "error", "distribution", "names of its packages"),
         ({"system.machine": "aarch64"}, "error", "architecture", "this is aarch64"),
-        ({"system.systemd": False}, "error", "systemd", "first process"),
+        ({"system.systemd": False}, "error", "systemd", "process 1"),
         (
             {"space": [room(99999, "/"), room(12, "/var")]},
             "error",
@@ -129,7 +129,7 @@ def test_the_machine_that_one_is_on_is_left_to_its_user_to_boot(
             {"space": [room(99999, inodes=0, read_only=True)]},
             "error",
             "read-only",
-            "mounted so",
+            "mounted read-only",
         ),
         (
             {"space": [room(99999, "/"), room(99999, "/var", noexec=True)]},
@@ -138,15 +138,15 @@ def test_the_machine_that_one_is_on_is_left_to_its_user_to_boot(
             "/var is mounted noexec",
         ),
         ({"listeners": {"6818": "nc"}}, "error", "port-taken", "nc listens on port 6818, which slurmd needs"),
-        ({"accounts": {"hpc": 1001}}, "error", "uid-differs", "uid 1001 there, and 10000"),
-        ({"accounts": {"slurm": 997}}, "error", "uid-differs", "uid 997 there, and 64030 on all hosts"),
+        ({"accounts": {"hpc": 1001}}, "error", "uid-differs", "uid 1001 there, but 10000"),
+        ({"accounts": {"slurm": 997}}, "error", "uid-differs", "uid 997 there, but 64030 on all hosts"),
         ({"accounts": {"lims": 64031}}, "error", "uid-taken", "64031 of munge is that of lims"),
         ({"accounts": {"anna": 10000}}, "error", "uid-taken", "that of anna"),
         (
             {"accounts": {"clusterctl": 1000}},
             "warning",
             "admin-differs",
-            "has uid 1000 there, and 64100 on one",
+            "has uid 1000 there, but 64100 on one",
         ),
         ({"accounts": {}, "groups": {"lab": 10000}}, "error", "gid-taken", "that of lab"),
         ({"accounts": {}, "groups": {"hpc": 77}}, "error", "gid-differs", "hpc has gid 77"),
@@ -156,20 +156,20 @@ def test_the_machine_that_one_is_on_is_left_to_its_user_to_boot(
             {"gpus.cards": 2, "gpus.installed": "580.95.05", "gpus.nouveau": True},
             "warning",
             "reboot-needed",
-            "driver 580.95.05 is there, and nouveau has the cards",
+            "driver 580.95.05 is installed, but nouveau has the cards",
         ),
         ({"gpus.cards": 2, "gpus.installed": "580.95.05"}, "warning", "reboot-needed", "it is not loaded"),
         (
             {"gpus.cards": 2, "gpus.installed": "580.95.05", "gpus.secure_boot": True},
             "warning",
             "secure-boot",
-            "the kernel loads no module that no enrolled key has signed",
+            "the kernel loads only modules that are signed with an enrolled key",
         ),
         (
             {"gpus.cards": 8, "gpus.shown": ["H100"] * 8, "gpus.driver": "580", "gpus.switches": 4},
             "warning",
             "fabric-manager",
-            "nvidia-fabricmanager does not run",
+            "nvidia-fabricmanager is not running",
         ),
         ({"gpus.cards": 2, "gpus.shown": ["T4"], "gpus.driver": "580"}, "warning", "gpu-lost", "1 of 2"),
         ({"resolved": {"one": ["10.9.9.9"]}}, "warning", "name", "one is 10.9.9.9 there"),
@@ -188,7 +188,7 @@ def test_what_is_wrong_is_one_finding_of_that_host(
 
 TAKEN_OVER = [
     ({"units": ["slurmd"]}, "error", "slurm-in-use", "slurmd of another cluster"),
-    ({"units": ["munge"]}, "warning", "munge-in-use", "takes the place of its key"),
+    ({"units": ["munge"]}, "warning", "munge-in-use", "replaces its key"),
     ({"databases": ["payroll"]}, "error", "database-in-use", "payroll"),
     ({"slurm_state": ["clustername"]}, "error", "slurm-state", "clustername"),
 ]
@@ -350,7 +350,7 @@ def test_the_name_of_a_program_that_listens_is_no_line_of_its_own() -> None:
 
 def test_a_file_system_that_does_not_answer_is_a_finding() -> None:
     (one,) = found({"space": [room(99999, "/")]})
-    assert (one.level, one.code, one.why) == ("error", "disk", "/var can't be looked at")
+    assert (one.level, one.code, one.why) == ("error", "disk", "/var can't be read")
 
 
 def test_the_program_is_for_old_pythons_too() -> None:

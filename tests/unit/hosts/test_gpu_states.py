@@ -116,8 +116,8 @@ def test_who_installs_a_driver_is_told_of_the_fabric_manager(switches: int, said
 @pytest.mark.parametrize(
     ("manager", "units", "code", "why"),
     [
-        ("", [], "fabric-manager", "it is not installed, the driver 580.95.05"),
-        ("580.82.07", [], "fabric-manager", "it is 580.82.07, the driver 580.95.05"),
+        ("", [], "fabric-manager", "not installed; driver 580.95.05"),
+        ("580.82.07", [], "fabric-manager", "version 580.82.07; driver 580.95.05"),
         ("580.82.07", ["nvidia-fabricmanager"], None, ""),  # NVIDIA lets some versions go together
     ],
 )

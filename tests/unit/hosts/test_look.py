@@ -305,7 +305,8 @@ def test_numbers_of_slurm_and_munge_that_others_have_are_found_as_well() -> None
     }
     with refused("accounts-conflict", ConfigureError) as caught:
         reject_taken_numbers(reports, wanted_accounts(spec))
-    user, group = (f"give it another: `{one}" for one in ("usermod --uid UID", "groupmod --gid GID"))
+    changes = ("uid: `usermod --uid UID", "gid: `groupmod --gid GID")
+    user, group = (f"give that account another {change}" for change in changes)
     said = {(failure.host, failure.code, failure.cause, failure.fix) for failure in caught.value.failures}
     assert said == {
         ("one", "uid-taken", "uid 64030 of slurm is that of lims", f"{user} lims`"),

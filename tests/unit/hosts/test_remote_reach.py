@@ -21,7 +21,7 @@ def test_a_service_must_be_there() -> None:
         taken = server.getsockname()[1]
         assert remote_reach.refused("127.0.0.1", taken) == ""
     assert "refused" in remote_reach.refused("127.0.0.1", taken)
-    assert "not known" in remote_reach.refused("nowhere.invalid", 6817)
+    assert "resolved" in remote_reach.refused("nowhere.invalid", 6817)
 
 
 def test_the_program_runs_as_it_is_sent() -> None:
@@ -96,7 +96,7 @@ def test_apt_itself_says_why_it_reaches_no_server() -> None:
 def test_sources_that_apt_can_not_read_are_none(monkeypatch: pytest.MonkeyPatch, said: str | None) -> None:
     answers = {"--print-uris": said, "--version": "apt 3.0.3"}
     monkeypatch.setattr(remote_reach, "run", lambda argv, _=0.0: answers.get(argv[1]))
-    assert remote_reach.unreached_repositories() == {"": "apt has none on the network"}
+    assert remote_reach.unreached_repositories() == {"": "apt has no repository on the network"}
 
 
 @pytest.mark.parametrize("is_sudos", [True, False])

@@ -148,7 +148,7 @@ def plant(machines: Machines) -> Iterator[tuple[str, str, str, str]]:
     machines.skew_s["n3"] = 600.0
     yield "n3", "clock", "10m ahead", "chronyc makestep"
     one["gpus"] = NO_DRIVER
-    yield "n1", "no-driver", "no driver that answers", "`clusterctl up` installs it"
+    yield "n1", "no-driver", "no working driver", "`clusterctl up` installs it"
     three["accounts"] = {"ada": 2001, "eve": 2001}
     yield "n3", "uid-shared", "uid 2001 of ada is that of eve", "usermod --uid UID eve"
     yield from plant_on_the_network(machines)
@@ -190,7 +190,7 @@ def test_a_plan_leaves_out_what_is_said_at_another_place(machines: Machines, kno
     machines.facts["n1"] |= {"cgroup_plugin": False, "units": ["munge"]}
     machines.facts["n1"]["gpus"] |= {"shown": [], "driver": None}
     said = notes(machines.spec, machines.found(), cluster_exists=known)
-    assert "munge runs there" in said[-1]
+    assert "munge is already running there" in said[-1]
     others = said[:-1]
     assert ["control groups" in one for one in others] == [True] * (not known)
 
