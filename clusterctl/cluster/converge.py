@@ -172,10 +172,7 @@ class HostsToConfigure:
     files: NodeFiles
 
     def of_limit(self, limit: Collection[str]) -> Work:
-        """Return the work for `up --limit`: configure these hosts and the controller.
-
-        All other hosts only get the new list of hosts.
-        """
+        """Return the work for `up --limit`: these hosts and the controller. Others only get the host list."""
         ansible = tuple(
             host.name for host in self.inventory.hosts if host.name in limit or host.is_controller
         )
@@ -205,10 +202,7 @@ class HostsToConfigure:
         )
 
     def _to_renew(self, marks: Mapping[str, Checksums]) -> tuple[str, ...]:
-        """Return the hosts on which it is enough to rewrite the host-specific files.
-
-        The shared inputs of their group have not changed, and nothing else has drifted.
-        """
+        """Return the hosts without drift or changed shared inputs: only host-specific files may differ."""
         recorded = self.recorded
         unchanged = {group for group, inputs in self.groups.items() if inputs == recorded.groups.get(group)}
         candidates = (host.name for host in self.inventory.hosts if unchanged & {*host.roles})
@@ -264,10 +258,9 @@ def _check_without_ansible(
     expected: Mapping[str, Checksums],
     reports: Mapping[str, HostReport],
 ) -> tuple[dict[str, HostReport], tuple[str, ...]]:
-    """Check hosts that should need no Ansible run, and run Ansible on the hosts that do.
+    """Check hosts that should need no Ansible run, and run Ansible on the hosts that need it after all.
 
-    expected: host -> the checksums and states that it should show.
-    reports: the hosts' earlier reports. A host that already matched is not probed again.
+    expected: host -> the checksums and states that it should show. reports: the hosts' earlier reports.
 
     Returns the new reports, and the hosts that did not match.
     """
@@ -309,46 +302,35 @@ def _install_slurmd(
     """
     spec, workspace = cluster.spec, cluster.workspace
     nodes = [(host, reports[host.name]) for host in inventory.compute]
-    install_first = {
-        host.name for host, report in nodes if needs_facts(inventory, host) and report.facts is None
-    }
-    if spec.software.nvidia.has_driver and (install_first or why_outdated(cluster, inventory, reports)):
+    lacking = {host.name for host, report in nodes if needs_facts(inventory, host) and report.facts is None}
+    if spec.software.nvidia.has_driver and (lacking or why_outdated(cluster, inventory, reports)):
         hidden = {host.name for host, report in nodes if report.cards > report.driver.cards}
-        install_first |= hidden.intersection(concerned)
-    if not install_first:
+        lacking |= hidden.intersection(concerned)
+    if not lacking:
         return reports
-    incomplete = (
+    others = (
         ()
         if inventory.baked
         else inventory_file.hosts_to_install(inventory, spec.software, reports, cluster.connections.to)
     )
-    chosen = install_first | {
-        host.name for host in incomplete if host.is_controller or host.name in concerned
-    }
+    chosen = lacking | {host.name for host in others if host.is_controller or host.name in concerned}
     inventory_file.write_ansible_inventory(spec, inventory, workspace)
     _run_playbook("install_first", cluster, inventory, chosen)
-    return {**reports, **cluster.probe(inventory, install_first)}
+    return {**reports, **cluster.probe(inventory, lacking)}
 
 
 def why_outdated(
     cluster: ClusterContext, inventory: Inventory, reports: Mapping[str, HostReport]
 ) -> Notice | None:
-    """Return why `up` would configure all hosts again although the plan changes none, or None.
-
-    The reason is a changed input or an `up` that did not finish.
-    """
+    """Return why `up` would configure all hosts again: a changed input, or an unfinished `up`. Or None."""
     recorded = _read(cluster.workspace)
     if not recorded.inputs:
         return UNFINISHED
-    comparable = with_recorded_memory(reports, recorded.hardware)
-    rendered = inputs_of(
-        cluster.spec, without_missing_cgroups(inventory, comparable), cluster.workspace, comparable
-    )
+    same = with_recorded_memory(reports, recorded.hardware)
+    rendered = inputs_of(cluster.spec, without_missing_cgroups(inventory, same), cluster.workspace, same)
     if rendered.inputs == recorded.inputs:
         return None
-    return Notice(
-        "hosts-outdated", "the spec, clusterctl or the hardware has changed since the hosts were configured"
-    )
+    return Notice("hosts-outdated", "the spec, clusterctl or the hardware has changed since the last `up`")
 
 
 def pending_changes(

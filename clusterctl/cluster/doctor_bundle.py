@@ -67,8 +67,7 @@ To send it: attach the file to your report, with the command that failed and wha
 class DoctorBundle:
     """The archive that was written.
 
-    files: the names of its files.
-    missing: the parts that could not be collected, and why.
+    files: the names of its files. missing: the parts that could not be collected, and why.
     """
 
     file: Path

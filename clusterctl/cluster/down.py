@@ -62,7 +62,7 @@ class DownOptions:
     """The options of `down`.
 
     discard: collect no runs, and delete everything that exists only on the cluster.
-    discard_runs: ids of jobs whose runs are deleted instead of collected.
+    discard_runs: ids of jobs. Their runs are deleted instead of collected.
     out: the folder for collected runs. Default: ./runs.
     on_run: called with each run after it was collected.
     gone: names of machines that the user owned and lost; `down` does not try to restore them.
@@ -84,8 +84,7 @@ class DownResult:
     runs: the runs that were collected before the cluster was removed.
     on_this_machine: whether the nodes ran on this machine.
     verified: whether the provider was searched for leftovers. False if nothing had been created.
-    discarded: the jobs whose runs were given up.
-    kept: the storage that is kept.
+    discarded: submissions without a collected run, by the user's choice. kept: the storage that is kept.
     lost: jobs and files that existed only on the cluster and were deleted.
     images: node images that remain and are billed.
     """
@@ -105,9 +104,8 @@ def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
 
     Raises:
         CollectError: a run could not be collected; the cluster is not removed.
-        OnlyCopyError: something exists only on the cluster, and `discard` is not set; the cluster is not
-            removed.
-        DiskError: everything was removed except the workspace, whose file system is read-only.
+        OnlyCopyError: something exists only on the cluster, and `discard` is not set; nothing is removed.
+        DiskError: everything was removed except the workspace, which is on a read-only file system.
         LeftoversError: parts of the cluster still exist.
         NotUpError: there is no such cluster.
     """
@@ -213,7 +211,7 @@ def destroy(runner: PhaseRunner, provider: Provider, lost: OnlyCopies) -> Outcom
     try:
         remove_cluster(provider, workspace.cluster_id(), workspace)
     except ClusterctlError:
-        # If all hosts still answer, none was removed, and users may continue to work there.
+        # If all hosts still answer, nothing was removed, and users may continue to work there.
         if all_answer(workspace):
             workspace.removing.unlink(missing_ok=True)
         raise
@@ -236,17 +234,12 @@ def remove_cluster(provider: Provider, cluster_id: str, workspace: Workspace | N
             "parts of the cluster still exist",
             why="; ".join(map(str, left)),
             fix=fix,
-            failures=tuple(
-                Failure(LeftoversError.code, str(item), phase="destroy", fix=fix) for item in left
-            ),
+            failures=tuple(Failure(LeftoversError.code, str(x), phase="destroy", fix=fix) for x in left),
         )
 
 
 def keep_storage(runner: PhaseRunner, provider: Provider, left: Record) -> Outcome[tuple[KeptStorage, ...]]:
-    """Record the storage that the cluster leaves behind, so `list` shows it and the next `up` reuses it.
-
-    left: the provider and the users of the removed cluster.
-    """
+    """Record the storage that the cluster leaves behind, so `list` shows it and the next `up` reuses it."""
     name, now = runner.workspace.root.name, time.time()
     earlier = recorded(name)
     earlier_ids = {storage.id for storage in earlier.kept} if earlier else set()
@@ -259,10 +252,7 @@ def keep_storage(runner: PhaseRunner, provider: Provider, left: Record) -> Outco
 
 
 def find_kept(name: str, provider: Provider, left: Record) -> tuple[KeptStorage, ...]:
-    """Ask the provider for the kept storage of this cluster name. Add the recorded dates.
-
-    left: the provider and the users of the removed cluster.
-    """
+    """Ask the provider for the kept storage of this cluster name, and add the recorded dates."""
     earlier = recorded(name)
     since = {storage.id: storage.since for storage in earlier.kept} if earlier else {}
     return tuple(
@@ -272,10 +262,9 @@ def find_kept(name: str, provider: Provider, left: Record) -> tuple[KeptStorage,
 
 
 def to_discard(workspace: Workspace, ids: Collection[str], *, everything: bool) -> tuple[JobEntry, ...]:
-    """Return the submissions whose runs are given up.
+    """Return the submissions that are deleted without collecting their runs.
 
-    ids: the ids of their jobs.
-    everything: return all submissions that are not collected instead.
+    ids: the ids of their jobs. everything: return all submissions that are not collected instead.
 
     Raises:
         UsageError: no job with such an id was submitted from here.
@@ -314,8 +303,7 @@ def not_collected_error(exc: ClusterctlError, discarded: Sequence[str] = ()) -> 
 def _applied_settings(workspace: Workspace) -> ProviderSettings:
     """Return the provider settings that the cluster was created with.
 
-    If the recorded spec is missing or damaged, return those of a local cluster, unless this would lose track
-    of hosts elsewhere.
+    If the spec is missing or damaged, return a local cluster's, unless hosts elsewhere would be forgotten.
     """
     try:
         return applied_spec(workspace).provider
@@ -463,7 +451,7 @@ def _find_provider(chosen: ChosenCluster, project: str | None) -> tuple[str, Pro
 
 
 def reject_orphans(orphans: Orphans, *, discard: bool) -> None:
-    """Reject the removal of orphans, whose files can't be listed, unless the user accepts the loss.
+    """Reject the removal of orphans unless the user accepts the loss of files, which can't be listed.
 
     Machines that the user owns keep their files and are not rejected.
 

@@ -13,7 +13,7 @@ from clusterctl.hosts.probe import Checksums
 MISSING = "missing"
 _OUTDATED = "outdated"
 _PACKAGE, _NOT_INSTALLED = "package ", "not installed"
-# The mark of an item whose service did not answer the probe.
+# The mark of an item if its service did not answer the probe.
 UNKNOWN = "no answer"
 # Kind of item -> its only good state, even if another state was recorded.
 _GOOD_STATES = {
@@ -49,10 +49,7 @@ def drift_of_host(host: str, recorded: Checksums, now: Checksums) -> Iterator[Dr
 
 
 def repairs_of(host: str, recorded: Checksums, before: Checksums, after: Checksums) -> list[Drift]:
-    """Return the drift of a host that configuring has repaired.
-
-    before: the marks before configuring. after: the marks afterwards.
-    """
+    """Return the drift of a host that was repaired, by its marks before and after configuring."""
     changed = [key for key in _recorded_drift(recorded, before) if after.get(key) != before[key]]
     return [Drift(host, *_describe(key, before[key])) for key in _without_consequences(changed, before)]
 
@@ -69,10 +66,7 @@ def lost_packages(recorded: Checksums, now: Checksums) -> str:
 
 
 def _without_consequences(keys: Sequence[str], marks: Checksums) -> Iterator[str]:
-    """Yield the keys whose drift is not just a consequence of other drift.
-
-    A missing account implies its home, for example.
-    """
+    """Yield these keys without consequences of other drift, such as the home of a missing account."""
     for key in keys:
         kind, _, name = key.partition(" ")
         if kind == "home":

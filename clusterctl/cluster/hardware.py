@@ -1,6 +1,6 @@
 """Changes of the hosts' hardware since they were configured: GPUs, CPUs, memory.
 
-Slurm cancels the jobs of a node whose number of GPUs or CPUs changes. So a node with jobs keeps its
+Slurm cancels the jobs of a node if its number of GPUs or CPUs changes. So a node with jobs keeps its
 configuration until they have ended.
 """
 
@@ -67,8 +67,7 @@ class NodeConfig:
     """The hardware to configure the nodes for, and its changes.
 
     reports: host -> its report; with the recorded hardware if its change is postponed.
-    changes: host -> the change of its hardware, in words.
-    waiting: host -> why its change is postponed.
+    changes: host -> the change of its hardware, in words. waiting: host -> why its change is postponed.
     recorded: host -> the hardware that it was configured for.
     """
 
@@ -89,7 +88,7 @@ class NodeConfig:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A note for the user on each host whose change is postponed."""
+        """A note for the user on each postponed change."""
         return tuple(f"{host}: {self.changes[host]}: {reason}" for host, reason in self.waiting.items())
 
 
@@ -110,14 +109,14 @@ def hardware(spec: ClusterSpec, inventory: Inventory, reports: Reports) -> dict[
 
 
 def cgroup_notes(inventory: Inventory, reports: Reports) -> tuple[str, ...]:
-    """Return a note on nodes whose Slurm lacks the plugin for control groups. Empty if there are none."""
+    """Return a note on nodes without Slurm's plugin for control groups, if there are such nodes."""
     names = (host.name for host in inventory.compute if needs_facts(inventory, host))
     lacking = _without_plugin(reports).intersection(names)
     return (str(no_cgroups(str(NodeSet.fromlist(sorted(lacking))))),) if lacking else ()
 
 
 def without_missing_cgroups(inventory: Inventory, reports: Reports) -> Inventory:
-    """Return the inventory, with control groups off for nodes whose Slurm lacks the plugin for them."""
+    """Return the inventory, with control groups off for nodes without Slurm's plugin for them."""
     lacking = _without_plugin(reports)
     hosts = (
         host.model_copy(update={"cgroups": False}) if host.name in lacking else host
@@ -142,8 +141,7 @@ def node_config(
     """Decide which hardware to configure the nodes for.
 
     recorded: node -> the hardware that it was configured for.
-    nodes_at_work: called with the nodes whose jobs Slurm would cancel. Returns node -> why its change is
-        postponed.
+    nodes_at_work: called with the nodes that would lose jobs. Returns node -> why its change is postponed.
     concerned: the nodes to configure. Other nodes keep the recorded hardware.
     """
     reports = with_recorded_memory(reports, recorded)
@@ -172,7 +170,7 @@ def node_config(
 
 
 def with_recorded_memory(reports: Reports, recorded: Mapping[str, Hardware]) -> Reports:
-    """Return the reports, with the recorded memory for nodes whose memory differs by less than 1 %."""
+    """Return the reports, with the recorded memory for nodes with a difference of less than 1 %."""
     result = dict(reports)
     for host, report in reports.items():
         before, facts = recorded.get(host, Hardware()).facts, report.facts
@@ -223,10 +221,8 @@ def gpus_file(spec: ClusterSpec, inventory: Inventory, workspace: Workspace, rep
     """Return JSON: node -> whether it gets CuPy, and UUIDs of GPUs that Slurm and CUDA order differently."""
     cupy = spec.software.cupy and _can_provide_cupy(inventory, workspace)
     drivers = {host.name: reports[host.name].driver for host in inventory.compute if host.name in reports}
-    settings = {
-        name: {"cupy": cupy and gpus.cards > 0, "uuids": gpus.uuids} for name, gpus in drivers.items()
-    }
-    return json.dumps(settings, indent=1, sort_keys=True) + "\n"
+    nodes = {name: {"cupy": cupy and gpus.cards > 0, "uuids": gpus.uuids} for name, gpus in drivers.items()}
+    return json.dumps(nodes, indent=1, sort_keys=True) + "\n"
 
 
 def fetch_gpu_wheels(cluster: ClusterContext, inventory: Inventory, reports: Reports) -> tuple[str, ...]:
@@ -250,7 +246,7 @@ def fetch_gpu_wheels(cluster: ClusterContext, inventory: Inventory, reports: Rep
         # Cloud hosts may reach the package index through NAT.
         argv = ["sh", "-c", _CAN_FETCH, "sh", f"{inventory.root}/env/{mark_of_wheels(gpu_lock())}"]
         lacking = parallel_map(
-            hosts, lambda host: cluster.connections.to(host).run(argv, check=False).rc != 0
+            hosts, lambda name: cluster.connections.to(name).run(argv, check=False).rc != 0
         )
         if not (needy := [host for host, lacks in zip(hosts, lacking, strict=True) if lacks]):
             # Without this link, the role job_env lets the hosts download the wheels.
@@ -295,13 +291,12 @@ def reject_missing_gpus(
     *,
     needs: Sequence[Finding] = (),
 ) -> None:
-    """Reject nodes that show fewer GPUs than their partition has, or whose GPUs are not usable.
+    """Reject nodes that show fewer GPUs than their partition has, or have unusable GPUs.
 
     needs: findings about drivers, such as a needed reboot. They replace the words of nvidia-smi.
 
     Raises:
-        VerifyError: GPUs are missing or not usable. The error has a failure for each host. The other nodes
-            are in service.
+        VerifyError: GPUs are missing or not usable; with a failure for each host.
     """
     required = {partition.name: partition.gpus for partition in spec.partitions}
     failures = []

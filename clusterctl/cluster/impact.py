@@ -1,6 +1,6 @@
 """The effect of a changed spec on jobs, and the draining of hosts that leave the cluster.
 
-Slurm cancels the jobs of a node whose number of CPUs changes. So a node with jobs keeps its size, unless the
+Slurm cancels the jobs of a node if its number of CPUs changes. So a node with jobs keeps its size, unless the
 spec demands another size; then the change is rejected.
 """
 

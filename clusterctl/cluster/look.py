@@ -1,7 +1,4 @@
-"""The search for jobs and files that exist only on hosts, before these hosts are removed.
-
-The removal is rejected, or the losses are recorded.
-"""
+"""The search for jobs and files that exist only on hosts that are about to be removed."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ def check_only_copies(
 ) -> Outcome[OnlyCopies]:
     """Find jobs and files that exist only on the cluster, before `down` removes it. Return the losses.
 
-    discarded: jobs whose runs the user gave up. They do not stop `down`, and are listed in the result.
+    discarded: jobs that the user does not want to collect. They don't stop `down`; the result lists them.
     discard: accept all losses.
 
     Raises:
@@ -107,7 +104,7 @@ class LeavingHosts:
     """The hosts that a plan removes or recreates.
 
     before: the inventory before the change.
-    replaced: hosts of the user whose names now belong to different machines.
+    replaced: names of the user's hosts that now belong to different machines.
     """
 
     before: Inventory
@@ -119,7 +116,7 @@ class LeavingHosts:
         return {change.name for change in self.planned.changes if change.action in {"remove", "replace"}}
 
     def places_lost(self, *, keep: bool) -> tuple[list[str], bool]:
-        """Return the hosts whose local disks are lost, and whether the shared folder is lost.
+        """Return the hosts that lose their local disks, and whether the shared folder is lost.
 
         keep: whether the shared folder is kept when the controller is removed.
         """

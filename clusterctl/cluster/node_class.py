@@ -41,7 +41,7 @@ def class_inputs(variables: Mapping[str, Any]) -> str:
 
 
 def inputs_of_new_nodes(cluster: ClusterContext) -> str:
-    """Return the digest of the configuration that new nodes would share. "" if they would share none."""
+    """Return the digest of the configuration that new nodes would share. "" if they can't share it."""
     distribution = distribution_ahead(cluster.spec, cluster.workspace)
     if distribution is None or not has_classes(cluster):
         return ""
@@ -49,8 +49,8 @@ def inputs_of_new_nodes(cluster: ClusterContext) -> str:
     return class_inputs(inventory_file.class_variables(cluster.spec, distribution, shared))
 
 
-# The tag of Ansible tasks whose files differ by host or by cluster.
-_OWN_FILE: Final = "own_file"
+# The tag of Ansible tasks that write files specific to a host or cluster.
+_OWN: Final = "own_file"
 
 
 def node_files(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> NodeFiles:
@@ -73,10 +73,8 @@ def node_files(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) ->
 def _own_tasks() -> tuple[tuple[Path, Mapping[str, Any]], ...]:
     """Return the Ansible tasks that write host-specific files, each with the folder of its role."""
     files = sorted((asset("ansible") / "roles").glob("*/tasks/*.yml"))
-    tasks = (
-        (path, task) for path in files if _OWN_FILE in path.read_text() for task in table(path, list[Any])
-    )
-    return tuple((path.parents[1], task) for path, task in tasks if task.get("tags") == _OWN_FILE)
+    tasks = ((path, task) for path in files if _OWN in path.read_text() for task in table(path, list[Any]))
+    return tuple((path.parents[1], task) for path, task in tasks if task.get("tags") == _OWN)
 
 
 def _files_of_task(
@@ -130,10 +128,8 @@ _template = cache(_ANSIBLE.from_string)
 
 def _value(text: str, variables: Mapping[str, Any]) -> Any:
     """Evaluate a template. If it is a single expression, its value keeps its type."""
-    expression = re.fullmatch(r"{{((?:(?!}}).)*)}}", text)
-    return (
-        _expression(expression[1].strip())(**variables) if expression else _template(text).render(**variables)
-    )
+    match = re.fullmatch(r"{{((?:(?!}}).)*)}}", text)
+    return _expression(match[1].strip())(**variables) if match else _template(text).render(**variables)
 
 
 def own_marks(files: Mapping[str, NodeFile]) -> Checksums:
@@ -146,7 +142,7 @@ def _key(path: str, file: NodeFile) -> str:
 
 
 def can_renew(files: Mapping[str, NodeFile], checksums: Checksums) -> bool:
-    """Return whether it is enough to rewrite host-specific files on a host, none of which are secret.
+    """Return whether it is enough to rewrite host-specific, not secret files on a host.
 
     checksums: the marks of the host, as shown by a probe.
     """

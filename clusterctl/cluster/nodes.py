@@ -128,7 +128,7 @@ def reboot(hosts: Mapping[str, Transport], *, timeout_s: float = BOOT_S) -> None
     """Reboot these hosts in parallel, and wait until each of them is up again.
 
     Raises:
-        TransportError: hosts did not answer or did not come back in time. The error has a failure for each.
+        TransportError: hosts did not answer or did not come back in time; with a failure for each host.
     """
     reasons = dict(
         zip(hosts, parallel_map([*hosts.values()], lambda host: _reboot_host(host, timeout_s)), strict=True)
@@ -207,9 +207,7 @@ def limited(spec: ClusterSpec, workspace: Workspace, limit: Collection[str]) -> 
         )
     nodes = {}
     for partition, names in named.items():
-        remaining = [
-            name for name, current in now.items() if current == partition and name not in (*limit, *names)
-        ]
+        remaining = [name for name, part in now.items() if part == partition and name not in (*limit, *names)]
         nodes[partition] = [name for name in names if name in limit or now.get(name) == partition] + remaining
     return _with_nodes(spec.model_copy(update={"provider": provider}), nodes)
 
@@ -228,9 +226,9 @@ def spec_without(spec: ClusterSpec, names: Collection[str]) -> ClusterSpec:
             fix="take the cluster down, and create it again with another controller",
         )
     remaining = {p.name: [n for n in spec.node_names(p) if n not in names] for p in spec.partitions}
-    login_hosts = tuple(name for name in provider.login if name not in names)
+    login = tuple(name for name in provider.login if name not in names)
     return _with_nodes(
-        spec.model_copy(update={"provider": provider.model_copy(update={"login": login_hosts})}), remaining
+        spec.model_copy(update={"provider": provider.model_copy(update={"login": login})}), remaining
     )
 
 
@@ -262,8 +260,7 @@ def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[None]:
 def forget(workspace: Workspace, names: Collection[str]) -> tuple[str, ...]:
     """Remove lost machines from the records: their pending releases, or hosts of a cluster in `down`.
 
-    If a pending release and a host have the same name, only the release is removed. Returns a line for each
-    machine.
+    If a release and a host have the same name, only the release is removed. Returns a line per machine.
     """
     if not names:
         return ()
@@ -318,10 +315,7 @@ def _forget_hosts(workspace: Workspace, names: Collection[str]) -> None:
 
 
 def _with_nodes(spec: ClusterSpec, nodes: dict[str, list[str]]) -> ClusterSpec:
-    """Return the spec with these nodes in its partitions. Empty partitions are removed.
-
-    nodes: partition -> its nodes.
-    """
+    """Return the spec with these nodes in its partitions (partition -> nodes), without empty partitions."""
     partitions = tuple(
         p.model_copy(update={"hosts": ",".join(nodes[p.name]), "nodes": len(nodes[p.name])})
         for p in spec.partitions

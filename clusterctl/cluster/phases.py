@@ -46,10 +46,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A deviation found on a host, and the repair if it was made.
-
-    what: the deviation in words. action: the repair in words. Empty if nothing was repaired.
-    """
+    """A deviation found on a host, in words, and the ``action`` that repaired it ("" if not repaired)."""
 
     host: str
     what: str
@@ -99,10 +96,7 @@ class PhaseRunner:
         return outcome.value
 
     def _journal(self, **row: str | float) -> None:
-        """Append a row to the workspace's journal.
-
-        Skipped if the workspace is already removed. A full disk must not stop `down`, so it is ignored.
-        """
+        """Append a row to the journal, unless the workspace is removed. A full disk must not stop `down`."""
         if self.workspace.root.is_dir():
             with suppress(DiskError):
                 append_line(self.workspace.journal, json.dumps({"verb": self.verb, **row}))
@@ -143,15 +137,14 @@ def workspace_copy(
         copy = Workspace(folder / workspace.root.name)
         try:
             if workspace.root.is_dir():
-                ignore = shutil.ignore_patterns(
-                    *without, workspace.connections.name
-                )  # sockets can't be copied
+                # Sockets can't be copied.
+                ignore = shutil.ignore_patterns(*without, workspace.connections.name)
                 shutil.copytree(workspace.root, copy.root, ignore=ignore, symlinks=True)
             with suppress(FileNotFoundError):
                 shutil.copy2(workspace.copies, copy.copies)
-        except OSError as exc:  # shutil's own error is one too
+        except OSError as exc:
             raise MachineError(
-                "no copy of the cluster's record can be made", code="record-not-copied", why=str(exc)
+                "the cluster's record can't be copied", code="record-not-copied", why=str(exc)
             ) from exc
         copy.create()
         if not copy.public_key.exists():

@@ -44,10 +44,8 @@ _NOT_COPIED = ("logs", "rendered", "id_ed25519", "munge.key")
 class Plan:
     """The changes that `up` would make.
 
-    hosts: hosts to create, change, recreate or remove, and their cost.
-    jobs: the effect on jobs.
-    settings: settings that differ from the applied spec.
-    drift: deviations that `up` would repair.
+    hosts: hosts to create, change, recreate or remove, and their cost. jobs: the effect on jobs.
+    settings: settings that differ from the applied spec. drift: deviations that `up` would repair.
     notes: facts that the user should know, without a change.
     tasks: changes that Ansible's check mode reports. Only for machines that the user owns.
     """

@@ -71,8 +71,7 @@ def differences(
 ) -> list[Difference]:
     """Return the differences between a run and its replay that are known before the replay starts.
 
-    facts: the cluster that runs the replay.
-    job: the job of the replay, as submitted.
+    facts: the cluster that runs the replay. job: the job of the replay, as submitted.
     """
     run, programs = row.run, payload_hash()
     compared = [
@@ -86,6 +85,4 @@ def differences(
         ),
     ]
     # Values that the record of an older version lacks are "".
-    return [
-        Difference(*values) for values in compared if values[2] != "" and str(values[2]) != str(values[3])
-    ]
+    return [Difference(*v) for v in compared if v[2] != "" and str(v[2]) != str(v[3])]

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 class Status:
     """The status of a cluster.
 
-    ready: whether every node can be used.
-    nodes: all nodes, as shown by the scheduler.
+    ready: whether every node can be used. nodes: all nodes, as shown by the scheduler.
     jobs: the waiting and running jobs.
     auto_down: the idle time after which the cluster takes itself down, and whether its timer is active.
     """

@@ -1,7 +1,7 @@
 """The steps of `up`: plan → image → provision → probe → converge → verify.
 
 If `up` is killed at any point and run again, it converges: every phase checks the actual state and creates
-only what is missing.
+only missing parts.
 """
 
 from __future__ import annotations
@@ -195,10 +195,7 @@ def _open_bundle(cluster: ClusterContext, file: Path) -> Outcome[Bundle]:
 def resolve_environment(
     cluster: ClusterContext, distribution: Distribution, decision: Decision | None = None
 ) -> Environment:
-    """Resolve the spec's Python requirements for this distribution, as a phase.
-
-    decision: reused if its environment was resolved for the same distribution. Default: resolve.
-    """
+    """Resolve the spec's Python requirements as a phase, unless the decision has them already."""
     if decision and decision.environment and decision.distribution == distribution:
         return decision.environment
     if cluster.spec.software.python.requirements is None:
@@ -230,16 +227,14 @@ def provision(cluster: ClusterContext, decision: Decision, keys: Mapping[str, st
         inputs_of(spec, complete, workspace, {}).write(workspace)
         return node_files(spec, complete, workspace)
 
-    created = cluster.provider.apply(
+    made = cluster.provider.apply(
         spec,
         workspace,
         keep=decision.keep,
         node_class=NodeClass(keys, files) if keys else None,
         recreated=decision.recreated,
     )
-    probed = follow(
-        with_distributions(created.inventory, workspace, cluster.connections.to), cluster.reporter
-    )
+    probed = follow(with_distributions(made.inventory, workspace, cluster.connections.to), cluster.reporter)
     inventory = completed(probed)
     # Hosts that install packages may have no access to a package index.
     if not inventory.baked:
@@ -250,9 +245,9 @@ def provision(cluster: ClusterContext, decision: Decision, keys: Mapping[str, st
     # The kept storage is in use again, so its record is removed.
     if spec.storage.keep:
         record_storage(spec.name, None)
-    _report_started(cluster, created)
-    provisioned = replace(created, inventory=inventory)
-    return Outcome(provisioned, f"{len(inventory.hosts)} hosts on {inventory.network}", created.notes)
+    _report_started(cluster, made)
+    provisioned = replace(made, inventory=inventory)
+    return Outcome(provisioned, f"{len(inventory.hosts)} hosts on {inventory.network}", made.notes)
 
 
 def _report_started(cluster: ClusterContext, provisioned: Provisioned) -> None:
@@ -262,10 +257,7 @@ def _report_started(cluster: ClusterContext, provisioned: Provisioned) -> None:
 def probe(
     cluster: ClusterContext, inventory: Inventory, keep: Mapping[str, Size]
 ) -> Outcome[Mapping[str, HostReport]]:
-    """Collect the facts of all hosts. Hosts that were powered off after their creation are started again.
-
-    keep: node -> the size that it keeps.
-    """
+    """Collect the facts of all hosts. Hosts that were powered off after their creation are started again."""
     requests = probe_requests(cluster.spec, inventory, cluster.workspace)
     answers = []
     with closing(ask_hosts(requests, cluster.connections.to)) as steps:
@@ -318,9 +310,7 @@ def _with_one_uid(
 
     Cloud images create the account with the next free uid. If a uid can't be changed, it stays.
     """
-    uids = {
-        host: report.accounts[ADMIN_USER] for host, report in reports.items() if ADMIN_USER in report.accounts
-    }
+    uids = {host: r.accounts[ADMIN_USER] for host, r in reports.items() if ADMIN_USER in r.accounts}
     if len({*uids.values()}) <= 1:
         return reports
 

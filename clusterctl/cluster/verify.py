@@ -101,9 +101,7 @@ def verify(
     released = scheduler.release_held_jobs() if isinstance(scheduler, Nodes) else ()
     cluster.repaired(Drift(f"job {job}", "was held after a failed launch", "released") for job in released)
     notes = [f"not verified, busy with jobs: {', '.join(verification.busy)}"] if verification.busy else []
-    notes += [
-        f"not verified, stays drained: {host}: {reason}" for host, reason in verification.drained.items()
-    ]
+    notes += [f"not verified, stays drained: {host}: {text}" for host, text in verification.drained.items()]
     findings = driver_findings(cluster.spec, inventory, cluster.connections)
     notes += [note for note in map(str, findings) if note not in cluster.notes]
     reject_missing_gpus(cluster.spec, inventory, reports, host_names, needs=findings)
@@ -114,12 +112,10 @@ def verify(
 def run_verification(
     inventory: Inventory, to: Connect, nodes: Sequence[str], *, timeout_s: float = READY_TIMEOUT_S
 ) -> Verification:
-    """Verify these nodes through the controller.
-
-    to: connects to a host by its name.
+    """Verify these nodes through the controller. ``to`` connects to a host by its name.
 
     Raises:
-        VerifyError: nodes are missing or out of service, or the job failed. The error lists hosts and causes.
+        VerifyError: nodes are missing or out of service, or the job failed. It lists hosts and causes.
     """
     scheduler = scheduler_of(inventory, to)
     verification = _ready_nodes(inventory, nodes, scheduler, to, timeout_s=timeout_s)
@@ -144,7 +140,7 @@ def _ready_nodes(
     verification = wait_until_ready(inventory, nodes, scheduler, timeout_s=timeout_s)
     # The health program resumes a node that it drained earlier and that is healthy again.
     argv = ["sudo", "-n", HEALTH_PROGRAM]
-    unhealthy = [host for host, reason in verification.drained.items() if HEALTH_REASON in reason]
+    unhealthy = [host for host, text in verification.drained.items() if HEALTH_REASON in text]
     checks = [to(host).run(argv, timeout_s=HEALTH_S, check=False) for host in unhealthy]
     if any(check.rc == 0 for check in checks):
         verification = wait_until_ready(inventory, nodes, scheduler, timeout_s=timeout_s)
@@ -154,11 +150,10 @@ def _ready_nodes(
 def wait_until_ready(
     inventory: Inventory, names: Sequence[str], slurm: Nodes, *, timeout_s: float
 ) -> Verification:
-    """Wait until these nodes are idle, busy or drained by an administrator. Resume nodes that Slurm drained.
+    """Wait until these nodes are idle, busy or drained by an administrator. Resume nodes drained by Slurm.
 
     Raises:
-        VerifyError: nodes are not ready in time, or Slurm has nodes that left the cluster. The error lists
-            hosts and Slurm's reasons.
+        VerifyError: nodes are not ready in time, or Slurm lists removed nodes. It lists hosts and reasons.
     """
     other_names = {host.name for host in inventory.compute}.difference(names)
     resumed: dict[str, str] = {}
@@ -203,10 +198,7 @@ def has_passed(result: Result, hosts: tuple[str, ...]) -> bool:
 def verification_error(
     result: Result, hosts: tuple[str, ...], inventory: Inventory, to: Connect, scheduler: AdminClient
 ) -> VerifyError:
-    """Return the error for a failed verification job, with the failing hosts and causes.
-
-    If the job's output does not tell them, each host is tested separately.
-    """
+    """Return the error for a failed verification job. If its output lists no host, each host is tested."""
     message = _error_text(result)
     failures = _failures_by_job(result) or _failures_of_parts(hosts, inventory, to, scheduler)
     if not failures:
@@ -228,9 +220,7 @@ def verification_error(
 def _failures_by_job(result: Result) -> tuple[Failure, ...]:
     try:
         failures = json.loads(result.stdout)["failures"]
-        return tuple(
-            Failure("verify", str(failure["cause"]), str(failure["host"]), "verify") for failure in failures
-        )
+        return tuple(Failure("verify", str(f["cause"]), str(f["host"]), "verify") for f in failures)
     except (ValueError, KeyError, TypeError):
         return ()
 
@@ -238,10 +228,7 @@ def _failures_by_job(result: Result) -> tuple[Failure, ...]:
 def _failures_of_parts(
     hosts: tuple[str, ...], inventory: Inventory, to: Connect, scheduler: AdminClient
 ) -> tuple[Failure, ...]:
-    """Return a failure for each host that can't reach others by TCP.
-
-    If there are no such hosts, run a job on each host alone, and return a failure for each job that fails.
-    """
+    """Return a failure for each host that others can't reach by TCP, or else on which a job alone fails."""
     addresses = {host.name: host.address for host in inventory.hosts if host.name in hosts}
     if (failures := unconnected(addresses, to)) or len(hosts) == 1:
         return failures

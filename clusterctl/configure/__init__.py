@@ -1,1 +1,1 @@
-"""Ansible: the inventory file, playbook runs, and what they report."""
+"""Ansible: inventory files, playbook runs and their results."""

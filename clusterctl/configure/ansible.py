@@ -1,7 +1,7 @@
-"""Ansible as the rest of clusterctl sees it: install, configure, preview and restore hosts by ansible-runner.
+"""Runs of Ansible's playbooks with ansible-runner: install, configure, preview and restore hosts.
 
-Each run has its own environment and its own processes, none of which outlives it. ansible-runner is imported
-when a playbook is run: most calls of `up` run none.
+Each run has its own environment and processes, and stops all its processes at its end. ansible-runner is
+imported only when a playbook runs, because most calls of `up` need no playbook.
 """
 
 from __future__ import annotations
@@ -34,28 +34,32 @@ from clusterctl.util.process import SHORT, temporary_folder, under_subreaper
 from clusterctl.util.progress import Reporter, follow
 
 MAX_FORKS = 32
-LOOK_EVERY_S = 5.0  # while Ansible says nothing
-_POLL_S = 0.2  # how often the runner looks whether it was cancelled
+# While Ansible is silent, its processes are checked this often.
+LOOK_EVERY_S = 5.0
+# Interval at which the runner checks for cancellation.
+_POLL_S = 0.2
 _PATIENCE_S = 5.0
 _TAIL_LINES = 20
 _LONGEST_SOCKET_HOME = 50
-_ENDED = "clusterctl_ended"  # the event that has the exit code
+# The name of our event with the exit code.
+_ENDED = "clusterctl_ended"
 
-# What ansible-runner sets itself; every other ANSIBLE_* of the caller is dropped.
+# Variables that ansible-runner sets. All other ANSIBLE_* variables of the caller are dropped.
 _RUNNER_KEYS = frozenset(
     {"ANSIBLE_STDOUT_CALLBACK", "ANSIBLE_CALLBACK_PLUGINS", "ANSIBLE_RETRY_FILES_ENABLED"}
 )
 
-# A playbook that runs: the results of its tasks as they come, then the recap. Closing it ends Ansible.
+# A running playbook: yields the results of its tasks, and returns the recap. Closing it stops Ansible.
 Results = Generator[TaskResult, None, Recap]
 
 
 @dataclass(frozen=True, slots=True)
 class PlaybookRun:
-    """A playbook of ansible/, the inventory it runs on, and the file that gets its whole output.
+    """The input of a playbook run.
 
-    hosts: those it is limited to, each with its groups.
-    check: only say what would change.
+    playbook: file name of the playbook in ansible/. inventory: path of the Ansible inventory.
+    hosts: host -> its groups. The playbook is limited to these hosts. log: file for the complete output.
+    check: run in check mode, without changes.
     """
 
     playbook: str
@@ -66,13 +70,13 @@ class PlaybookRun:
 
 
 def run_playbook(run: PlaybookRun) -> Results:
-    """Run a playbook, as it is iterated over. An interrupt ends Ansible first.
+    """Run a playbook while the result is iterated over. An interrupt stops Ansible first.
 
     Raises:
-        ConfigureError: a task failed, a host was not reached, or Ansible itself could not run.
+        ConfigureError: a task failed, a host was unreachable, or Ansible itself could not run.
     """
-    # A socket's path has 107 characters at most (unix(7)); mitogen's names need about 45. With a longer path
-    # its process dies, and the playbook waits for it for ever.
+    # The path of a socket is limited to 107 characters (unix(7)), and mitogen's names need about 45. With a
+    # longer path mitogen's process dies, and the playbook hangs.
     temporary = tempfile.gettempdir()
     home = Path(temporary) if len(os.fsencode(temporary)) <= _LONGEST_SOCKET_HOME else SHORT
     failed: list[Event] = []
@@ -80,21 +84,22 @@ def run_playbook(run: PlaybookRun) -> Results:
     recap: Recap | None = None
     rc = -1
     with (
-        temporary_folder(run.log.parent, prefix=".ansible-") as private,  # what modules get may be secret
+        temporary_folder(run.log.parent, prefix=".ansible-") as private,
         temporary_folder(home) as sockets,
         _opened(run.log) as log,
-        closing(_events(run, private, sockets)) as told,
+        closing(_events(run, private, sockets)) as run_events,
     ):
-        for event in told:
+        for event in run_events:
             data = event.get("event_data", {})
             if text := event.get("stdout"):
-                with suppress(OSError):  # a full disk: no reason to leave a host half configured
+                # A full disk must not leave a host half configured.
+                with suppress(OSError):
                     log.write(f"{text}\n".encode(errors="replace"))
             match event["event"]:
                 case "runner_on_failed" | "runner_on_unreachable":
                     failed.append(event)
-                case "runner_on_ok" if told_notes := data.get("res", {}).get("clusterctl_notes"):
-                    notes[data["host"]] = (*notes.get(data["host"], ()), *told_notes)
+                case "runner_on_ok" if host_notes := data.get("res", {}).get("clusterctl_notes"):
+                    notes[data["host"]] = (*notes.get(data["host"], ()), *host_notes)
                 case "playbook_on_stats":
                     ok = {host: data["ok"].get(host, 0) for host in data["processed"]}
                     recap = Recap(ok, sum(data["changed"].values()), notes)
@@ -108,13 +113,13 @@ def run_playbook(run: PlaybookRun) -> Results:
 
 
 def _opened(log: Path) -> IO[bytes]:
-    """Open the log to append to it, without a buffer: what a full disk did not take is not tried again."""
+    """Open the log to append. It is unbuffered, so a failed write to a full disk is not repeated."""
     with writing(log):
         return os.fdopen(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab", buffering=0)
 
 
 def _events(run: PlaybookRun, private: Path, sockets: Path) -> Generator[Event, None, None]:
-    """Run Ansible in a thread and take its events here: an interrupt reaches us, not the runner.
+    """Run Ansible in a thread, and yield its events in this thread, so interrupts arrive here.
 
     The last event has the exit code.
     """
@@ -125,20 +130,21 @@ def _events(run: PlaybookRun, private: Path, sockets: Path) -> Generator[Event, 
 
     def accept(event: Event) -> bool:
         inbox.put(event)
-        return False  # keep no file of it
+        # The runner must not store the event in a file.
+        return False
 
     config = _prepare(ansible_runner.RunnerConfig, run, private, sockets)
     runner = ansible_runner.Runner(config=config, event_handler=accept, cancel_callback=cancelled.is_set)
 
     def work() -> None:
-        why = ""
+        reason = ""
         try:
             runner.run()
         except (ansible_runner.exceptions.AnsibleRunnerException, OSError) as exc:
-            why = str(exc) or type(exc).__name__
-        finally:  # whatever it raises: this event is waited for
-            # No exit code: a signal ended it.
-            inbox.put({"event": _ENDED, "rc": -1 if runner.rc is None else int(runner.rc), "why": why})
+            reason = str(exc) or type(exc).__name__
+        finally:
+            # The consumer waits for this event, even after an exception. rc is None after a signal.
+            inbox.put({"event": _ENDED, "rc": -1 if runner.rc is None else int(runner.rc), "why": reason})
 
     thread = threading.Thread(target=work, name="ansible", daemon=True)
     thread.start()
@@ -149,7 +155,8 @@ def _events(run: PlaybookRun, private: Path, sockets: Path) -> Generator[Event, 
             yield event
     finally:
         _end(thread, pid)
-        cancelled.set()  # kills what is left of Ansible's process group
+        # Makes the runner kill the rest of Ansible's process group.
+        cancelled.set()
         thread.join()
     if event["why"]:
         raise ConfigureError("Ansible could not be run", code="ansible-not-run", why=event["why"])
@@ -157,25 +164,28 @@ def _events(run: PlaybookRun, private: Path, sockets: Path) -> Generator[Event, 
 
 
 def _next(inbox: queue.SimpleQueue[Event], pid: int | None) -> Event:
-    """The next event. There will be none if a process is dead that Ansible waits for."""
+    """Return the next event. Raise ConfigureError if Ansible waits for a process that has died."""
     eldest: int | None = None
     while True:
         try:
             return inbox.get(timeout=LOOK_EVERY_S)
-        except queue.Empty:  # it must be dead at two looks in a row: at the end it is for a moment
-            before, eldest = eldest, _dead_eldest(pid) if pid is not None else None
-            if eldest is not None and eldest == before:
-                what = "Ansible lost the process through which it reaches the hosts"
-                why = "it was killed, perhaps for want of memory on this machine"
-                fix = "run `clusterctl up` again, which goes on from here"
-                failure = Failure("ansible-lost", f"{what}: {why}", None, "configure", fix, retryable=True)
+        except queue.Empty:
+            # At its normal end, the process is dead for a moment. So it must be dead in two checks in a row.
+            previous, eldest = eldest, _dead_eldest(pid) if pid is not None else None
+            if eldest is not None and eldest == previous:
+                message = "Ansible's connection process died"
+                cause = "the process was killed, perhaps because this machine ran out of memory"
+                fix = "run `clusterctl up` again, which continues from here"
+                failure = Failure(
+                    "ansible-lost", f"{message}: {cause}", None, "configure", fix, retryable=True
+                )
                 raise ConfigureError(
-                    what, code="ansible-lost", why=why, fix=fix, failures=(failure,)
+                    message, code="ansible-lost", why=cause, fix=fix, failures=(failure,)
                 ) from None
 
 
 def _end(thread: threading.Thread, pid: int | None) -> None:
-    """End Ansible if it still runs; what it leaves, its subreaper ends."""
+    """Stop Ansible if it still runs. Its subreaper stops the remaining processes."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         if pid is not None and thread.is_alive():
             with suppress(ProcessLookupError):
@@ -184,8 +194,8 @@ def _end(thread: threading.Thread, pid: int | None) -> None:
 
 
 def _prepare(config_class: Any, run: PlaybookRun, private: Path, sockets: Path) -> Any:
-    """The configuration of ansible-runner."""
-    ours = {**_environment(private), "TMPDIR": str(sockets)}
+    """Return the configuration of ansible-runner for this run."""
+    variables = {**_environment(private), "TMPDIR": str(sockets)}
     config = config_class(
         private_data_dir=str(private),
         playbook=str(asset("ansible") / run.playbook),
@@ -193,59 +203,64 @@ def _prepare(config_class: Any, run: PlaybookRun, private: Path, sockets: Path) 
         limit=",".join(run.hosts),
         cmdline="--check --diff" if run.check else None,
         forks=max(1, min(len(run.hosts), MAX_FORKS)),
-        envvars=dict(ours),
+        envvars=dict(variables),
         fact_cache_type="memory",
         quiet=True,
     )
     config.prepare()
     config.pexpect_timeout, config.suppress_output_file = _POLL_S, True
-    keep = _RUNNER_KEYS | set(ours)
+    keep = _RUNNER_KEYS | set(variables)
     config.env = {k: v for k, v in config.env.items() if not k.startswith("ANSIBLE_") or k in keep}
-    program = Path(sys.executable).parent / config.command[0]  # our own, whatever the PATH says
+    # Use the Ansible of this Python environment, even if PATH has another first.
+    program = Path(sys.executable).parent / config.command[0]
     config.command[0] = str(program) if program.exists() else config.command[0]
     config.command = under_subreaper(config.command)
     return config
 
 
 def _environment(private: Path) -> Mapping[str, str]:
-    """Variables that make a run independent of the caller's Ansible settings, locale and home."""
+    """Return variables that make a run independent of the caller's Ansible settings, locale and home."""
     here = str(Path(sys.executable).parent)
     if importlib.util.find_spec("ansible_mitogen") is None:
         fix = "install clusterctl again, with its dependencies"
         raise ConfigureError("mitogen is missing", code="mitogen-missing", fix=fix)
     return {
         "PATH": f"{here}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
-        "LC_ALL": "C.UTF-8",  # Ansible refuses to run without UTF-8
+        # Ansible refuses to run without UTF-8.
+        "LC_ALL": "C.UTF-8",
         "PYTHONUNBUFFERED": "1",
         "ANSIBLE_CONFIG": str(asset("ansible") / "ansible.cfg"),
         "ANSIBLE_HOME": str(private / "home"),
         "ANSIBLE_NOCOLOR": "1",
         "ANSIBLE_HOST_KEY_CHECKING": "True",
         "ANSIBLE_STDOUT_CALLBACK": "default",
-        "ANSIBLE_CALLBACK_PLUGINS": "",  # the runner adds its own to these, not to the caller's
-        "ANSIBLE_SSH_ARGS": "-o ControlMaster=no",  # no master that outlives the run; mitogen keeps its own
+        "ANSIBLE_CALLBACK_PLUGINS": "",
+        # An ssh master would outlive the run. mitogen keeps its own connections.
+        "ANSIBLE_SSH_ARGS": "-o ControlMaster=no",
         "ANSIBLE_STRATEGY": "clusterctl_linear",
         "ANSIBLE_STRATEGY_PLUGINS": str(asset("ansible") / "strategy_plugins"),
-        "ANSIBLE_DEPRECATION_WARNINGS": "False",  # Ansible warns of every foreign strategy
+        # Ansible warns about every third-party strategy.
+        "ANSIBLE_DEPRECATION_WARNINGS": "False",
     }
 
 
 def _error(run: PlaybookRun, failed: Iterable[Event], rc: int) -> ConfigureError:
     failures = events.failures_of(failed)
-    then = f"the whole output is in {run.log}"
+    hint = f"the complete output is in {run.log}"
     if not failures:
         lines = run.log.read_text(errors="replace").splitlines()
-        what = f"Ansible ended with exit code {rc} before it could say which host failed"
-        why = "\n".join(lines[-_TAIL_LINES:])
-        return ConfigureError(what, code="ansible-ended-early", where=run.playbook, why=why, fix=then)
-    error = ConfigureError.of_hosts("configuration failed on {hosts}", failures, code="configure", then=then)
+        message = f"Ansible stopped with exit code {rc} and reported no failed host"
+        tail = "\n".join(lines[-_TAIL_LINES:])
+        return ConfigureError(message, code="ansible-ended-early", where=run.playbook, why=tail, fix=hint)
+    error = ConfigureError.of_hosts("configuration failed on {hosts}", failures, code="configure", then=hint)
     error.where = failures[0].phase or run.playbook
     return error
 
 
 def _dead_eldest(parent: int) -> int | None:
-    """The first process that this one has started and not yet buried, if it is dead."""
-    with suppress(OSError, IndexError):  # it has ended, or has started none; or there is no /proc here
+    """Return the oldest child of a process if it is a zombie, or None."""
+    # The process may have ended or have no child, or this system has no /proc.
+    with suppress(OSError, IndexError):
         eldest = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()[0]
         state = Path(f"/proc/{eldest}/stat").read_text().rpartition(")")[2].split()[0]
         return int(eldest) if state == "Z" else None
@@ -257,19 +272,19 @@ _SEALED: Final = ("configure", "install_first")
 
 
 def run(verb: Verb, inventory: Inventory, workspace: Workspace, *, hosts: Collection[str]) -> Results:
-    """Run a playbook on these hosts of the cluster. Run again, it changes nothing.
+    """Run a playbook on these hosts of the cluster. A repeated run changes nothing.
 
-    - configure: everything. The Ansible inventory must be written, and Slurm's files lie in
-      ``workspace.rendered``. Some of the hosts are enough only if nothing but these has changed since all
-      were configured: they may need what others hold.
-    - install_first: the install half of every role, as configure does first where nothing is baked.
-    - introduce: which hosts belong to the cluster: names, addresses, the firewall; nothing is restarted.
-    - restore: release hosts as they were before they were configured; the notes say what was left, and why.
-      One that is released already, or was never configured, is left alone.
-    - seal: note what was done to hosts of the user's, after a failure; later changes may be theirs.
+    - configure: everything. The Ansible inventory and the files in ``workspace.rendered`` must be written. A
+      subset of hosts is valid only if nothing else has changed since all hosts were configured, because hosts
+      depend on each other.
+    - install_first: the install part of every role, for hosts that are not baked.
+    - introduce: update the list of the cluster's hosts: names, addresses, the firewall. No restarts.
+    - restore: release hosts, with their state before the first `up`. The notes list everything that could not
+      be restored, and why. Hosts that are already released, or were never configured, are not changed.
+    - seal: after a failure, record the changes to the user's machines; later changes may be the user's.
 
     Raises:
-        ConfigureError: tasks failed; one failure a host. The whole output is in ``workspace.logs``.
+        ConfigureError: tasks failed, with a failure for each host. The full output is in ``workspace.logs``.
     """
     playbook = "site" if verb == "configure" and not inventory.baked else verb
     try:
@@ -284,37 +299,40 @@ def run(verb: Verb, inventory: Inventory, workspace: Workspace, *, hosts: Collec
 def restore(
     inventory: Inventory, hosts: Collection[str], workspace: Workspace, reporter: Reporter
 ) -> Mapping[str, tuple[str, ...]]:
-    """Put back what was on these hosts before the cluster. Return what was left on each, and why."""
+    """Restore these hosts to their state before the cluster. Return notes on everything that was left."""
     inventory_file.write_restore_inventory(inventory, workspace)
     record_inventory(inventory, workspace)
     return follow(run("restore", inventory, workspace, hosts=hosts), reporter).notes
 
 
 def record_inventory(inventory: Inventory, workspace: Workspace) -> None:
-    """Write the inventory where ordinary ssh and clusterctl read it."""
+    """Write the inventory to hosts.json, and the ssh files for it."""
     write_ssh_files(inventory, workspace)
     write_atomic(workspace.inventory, inventory.model_dump_json(indent=2) + "\n")
-    workspace.joining.unlink(missing_ok=True)  # all of it stands there now
+    # hosts.json now has all of its hosts.
+    workspace.joining.unlink(missing_ok=True)
 
 
 def preview(
     inventory: Inventory, workspace: Workspace, *, hosts: Collection[str]
 ) -> tuple[tuple[TaskResult, ...], tuple[Failure, ...]]:
-    """What configuring would change on these hosts, by Ansible's check mode; and where that can't be told.
+    """Run Ansible's check mode on these hosts. Return the tasks that would change something, and failures.
+
+    After a failure, the remaining tasks of that host are unknown.
 
     Raises:
         ConfigureError: Ansible itself could not run.
     """
     playbook = "configure" if inventory.baked else "site"
-    found: list[TaskResult] = []
+    results: list[TaskResult] = []
     failures: tuple[Failure, ...] = ()
     try:
-        found.extend(_play(playbook, inventory, workspace, hosts, check=True))
+        results.extend(_play(playbook, inventory, workspace, hosts, check=True))
     except ConfigureError as exc:
         failures = exc.failures
         if failures[0].host is None:
             raise
-    return tuple(task for task in found if task.how == Status.CHANGED), failures
+    return tuple(task for task in results if task.how == Status.CHANGED), failures
 
 
 def _play(
@@ -326,9 +344,9 @@ def _play(
     logs: Workspace | None = None,
     check: bool = False,
 ) -> Results:
-    """Run a playbook on these hosts by the Ansible inventory that the workspace has.
+    """Run a playbook on these hosts, with the Ansible inventory of the workspace.
 
-    logs: the workspace that gets the output. Default: the same.
+    logs: the workspace for the output. Default: the same workspace.
     """
     groups = {host.name: host.roles for host in inventory.hosts if host.name in hosts}
     log = (logs or workspace).logs / f"ansible-{time.strftime('%Y%m%dT%H%M%S')}.log"
@@ -338,18 +356,17 @@ def _play(
 def install_image(
     spec: ClusterSpec, image: Host, *, wheels: Path, lock: Path, workspace: Workspace
 ) -> Results:
-    """Run the install half of every role on an image that has a route to its mirror. No service is started.
+    """Run the install part of every role on an image that reaches its package mirror. No service is started.
 
-    Slurm is of the release that ``spec`` asks for. ``wheels`` is a folder with every wheel that ``lock``, a
-    requirements file with hashes, names.
+    spec: sets Slurm's release. wheels: folder with all wheels of ``lock``, a requirements file with hashes.
 
     Raises:
-        ConfigureError: a task failed. The whole output is in ``workspace.logs``.
+        ConfigureError: a task failed. The complete output is in ``workspace.logs``.
     """
-    with _image_inventory((image,), workspace) as (alone, own):
-        text = inventory_file.image_inventory_text(spec, alone, own.ssh_config, wheels, lock)
+    with _image_inventory((image,), workspace) as (inventory, own):
+        text = inventory_file.image_inventory_text(spec, inventory, own.ssh_config, wheels, lock)
         write_atomic(own.ansible_inventory, text)
-        return (yield from _play("install", alone, own, alone.names, logs=workspace))
+        return (yield from _play("install", inventory, own, inventory.names, logs=workspace))
 
 
 def configure_class(
@@ -359,19 +376,20 @@ def configure_class(
     *,
     workspace: Workspace,
 ) -> Results:
-    """Configure on images what hosts of their groups have in common; ``variables``: see ``class_variables``.
+    """Apply the configuration that hosts of a group share to images.
 
-    ``slurm`` has the texts of Slurm's files there, by name: a controller's accounting runs with them.
+    variables: the variables of the roles; see ``class_variables``.
+    slurm: file name -> content of Slurm's files, for the accounting on a controller.
 
     Raises:
-        ConfigureError: a task failed. The whole output is in ``workspace.logs``.
+        ConfigureError: a task failed. The complete output is in ``workspace.logs``.
     """
-    with _image_inventory(images, workspace) as (alone, own):
-        for name, content in {**slurm, inventory_file.HEALTH_FILE: _no_health(alone)}.items():
+    with _image_inventory(images, workspace) as (inventory, own):
+        for name, content in {**slurm, inventory_file.HEALTH_FILE: _no_health(inventory)}.items():
             write_atomic(own.rendered / name, content)
-        text = inventory_file.class_inventory_text(alone, own.ssh_config, variables, own.rendered)
+        text = inventory_file.class_inventory_text(inventory, own.ssh_config, variables, own.rendered)
         write_atomic(own.ansible_inventory, text)
-        return (yield from _play("class", alone, own, alone.names, logs=workspace))
+        return (yield from _play("class", inventory, own, inventory.names, logs=workspace))
 
 
 def make_image(
@@ -382,9 +400,9 @@ def make_image(
     workspace: Workspace,
     logs: Workspace,
 ) -> Results:
-    """Install the compute host of this inventory, configure what such have in common, and make it nobody's.
+    """Install the compute host of this inventory, apply the shared configuration, and remove its identity.
 
-    ``workspace`` is the inventory's alone, with its ssh_config; the output is kept in that of ``logs``.
+    workspace: a workspace for this inventory, with its ssh_config. logs: the workspace for the output.
 
     Raises:
         ConfigureError: a task failed.
@@ -397,18 +415,18 @@ def make_image(
 
 
 def _no_health(inventory: Inventory) -> str:
-    """The file of what each node must have, before it is known."""
+    """Return the content of health.json without requirements, for hosts with unknown hardware."""
     return json.dumps({host.name: {} for host in inventory.hosts})
 
 
 @contextmanager
 def _image_inventory(images: Sequence[Host], workspace: Workspace) -> Iterator[tuple[Inventory, Workspace]]:
-    """Yield an inventory of images alone, and a workspace for it with the keys of this cluster."""
-    place = dict.fromkeys(("cluster", "cluster_id", "provider", "network", "shared"), "")
-    alone = Inventory(hosts=tuple(images), baked=False, **place)
+    """Yield an inventory of only these images, and a temporary workspace with the keys of this cluster."""
+    empty_fields = dict.fromkeys(("cluster", "cluster_id", "provider", "network", "shared"), "")
+    inventory = Inventory(hosts=tuple(images), baked=False, **empty_fields)
     with temporary_folder() as folder:
         own = Workspace(folder / "image")
         own.create()
-        write_atomic(own.known_hosts, alone.known_hosts())
-        write_atomic(own.ssh_config, alone.ssh_config(key=workspace.key, known_hosts=own.known_hosts))
-        yield alone, own
+        write_atomic(own.known_hosts, inventory.known_hosts())
+        write_atomic(own.ssh_config, inventory.ssh_config(key=workspace.key, known_hosts=own.known_hosts))
+        yield inventory, own

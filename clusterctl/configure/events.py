@@ -1,4 +1,4 @@
-"""What a playbook run tells: typed results, a recap, and one failure a host."""
+"""The results of a playbook run, parsed from its events: task results, a recap, and a failure per host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from clusterctl.errors import Failure
 from clusterctl.hosts.roles import role_hint
 from clusterctl.util.progress import HostStep
 
-_TAIL = 1500  # characters of a module's own words that are shown
+# Maximum length of a module's message in an error.
+_TAIL = 1500
 
 Event = Mapping[str, Any]
 
@@ -26,9 +27,9 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TaskResult(HostStep):
-    """A task ended on a host; ``how`` is its ``Status``.
+    """The result of a task on a host. ``how`` is its ``Status``.
 
-    diff: a unified one of what check mode would change; of secrets there is none.
+    diff: unified diff of the changes that check mode reports. "" for tasks with secrets.
     """
 
     diff: str = ""
@@ -39,9 +40,10 @@ class TaskResult(HostStep):
 
 @dataclass(frozen=True, slots=True)
 class Recap:
-    """The end of a run that went well: how many tasks there were, and changed something, on which host.
+    """The summary of a successful playbook run.
 
-    ``notes``: what modules want the user to know, by host.
+    ok: host -> number of tasks. changed: number of tasks that changed something, on all hosts.
+    notes: host -> messages of modules for the user.
     """
 
     ok: Mapping[str, int]
@@ -53,9 +55,9 @@ class Recap:
 
 
 def result_of(event: Event, hosts: Mapping[str, Collection[str]]) -> TaskResult | None:
-    """The result that an event of ansible-runner means, or None.
+    """Return the task result that an event of ansible-runner reports. None for other events.
 
-    hosts: those that the playbook runs on, each with its groups.
+    hosts: host -> its groups, for all hosts of the run.
     """
     ended = event["event"].removeprefix("runner_on_")
     data = event.get("event_data", {})
@@ -65,22 +67,22 @@ def result_of(event: Event, hosts: Mapping[str, Collection[str]]) -> TaskResult 
     if status is Status.OK and result.get("changed"):
         status = Status.CHANGED
     groups = {*data.get("play_pattern", "all").split(":")}
-    # A group clusterctl_* has all hosts, or none.
-    every = any(group == "all" or group.startswith("clusterctl_") for group in groups)
-    of = len([host for host, roles in hosts.items() if every or not groups.isdisjoint(roles)])
+    # A group clusterctl_* is either empty or has all hosts.
+    is_for_all = any(group == "all" or group.startswith("clusterctl_") for group in groups)
+    host_count = len([host for host, roles in hosts.items() if is_for_all or not groups.isdisjoint(roles)])
     diff = "\n".join(_diffs(result)) if status is Status.CHANGED else ""
     failed = status in {Status.FAILED, Status.UNREACHABLE}
-    return TaskResult(data["host"], _titled(data, ": "), of, status, failed, diff)
+    return TaskResult(data["host"], _titled(data, ": "), host_count, status, failed, diff)
 
 
 def _titled(data: Mapping[str, Any], separator: str) -> str:
-    """The task behind its role, if it is of a role."""
+    """Return the name of a task, with the name of its role in front."""
     return separator.join(filter(None, (data.get("role"), data["task"])))
 
 
 def failures_of(events: Iterable[Event]) -> tuple[Failure, ...]:
-    """One failure a host: its first, since what follows is a consequence."""
-    found: dict[str, Failure] = {}
+    """Return the first failure of each host. Later failures of a host are consequences."""
+    failures: dict[str, Failure] = {}
     for event in events:
         task = result_of(event, {})
         if task is None or not task.failed:
@@ -91,29 +93,30 @@ def failures_of(events: Iterable[Event]) -> tuple[Failure, ...]:
             cause=_cause(data.get("res", {})),
             host=task.host,
             phase=_titled(data, " / "),
-            fix="see that the host is up" if unreachable else role_hint(data.get("role", "")),
+            fix="check that the host is up" if unreachable else role_hint(data.get("role", "")),
             retryable=unreachable,
         )
-        found.setdefault(task.host, failure)
-    return tuple(found.values())
+        failures.setdefault(task.host, failure)
+    return tuple(failures.values())
 
 
 def _cause(result: Mapping[str, Any]) -> str:
-    """What the module said: its message, and the end of what its command printed."""
+    """Return a module's message, followed by the end of its command's output."""
     items = [r for r in result.get("results", ()) if isinstance(r, dict)]
     items = [r for r in items if r.get("failed") or r.get("unreachable")]
     if items:
         return _cause(items[0])
     parts = [result.get("censored") or result.get("msg") or ""]
     parts += [result.get(key) or "" for key in ("module_stderr", "stderr", "stdout")]
-    said: list[str] = []
+    shown: list[str] = []
     for part in (str(part).strip() for part in parts):
-        if part and not any(part in before for before in said):
-            said.append(part)
-    return "\n".join(said)[-_TAIL:] or "the task failed and gave no reason"
+        if part and not any(part in text for text in shown):
+            shown.append(part)
+    return "\n".join(shown)[-_TAIL:] or "the task failed and gave no reason"
 
 
-_MOST_LINES = 200  # of one difference
+# Maximum number of lines of a diff.
+_MOST_LINES = 200
 
 
 def _diffs(result: Mapping[str, Any]) -> Iterator[str]:
@@ -122,19 +125,20 @@ def _diffs(result: Mapping[str, Any]) -> Iterator[str]:
     for item in result.get("results", ()):
         if isinstance(item, Mapping) and item.get("changed"):
             yield from _diffs(item)
-    found = result.get("diff") or ()
-    for one in found if isinstance(found, list | tuple) else [found]:
-        if text := _text(one):
+    differences = result.get("diff") or ()
+    for difference in differences if isinstance(differences, list | tuple) else [differences]:
+        if text := _text(difference):
             yield text
 
 
-def _text(one: Mapping[str, Any]) -> str:
-    if prepared := str(one.get("prepared", "")).strip():
+def _text(difference: Mapping[str, Any]) -> str:
+    if prepared := str(difference.get("prepared", "")).strip():
         return prepared
-    before, after = (str(one.get(key) or "") for key in ("before", "after"))
-    if not (isinstance(one.get("before"), str) or isinstance(one.get("after"), str)):
-        return ""  # modes and owners, as Ansible's own structures
-    old, new = (str(one.get(f"{key}_header") or key) for key in ("before", "after"))
+    before, after = (str(difference.get(key) or "") for key in ("before", "after"))
+    if not (isinstance(difference.get("before"), str) or isinstance(difference.get("after"), str)):
+        # Ansible reports changes of modes and owners as dicts.
+        return ""
+    old, new = (str(difference.get(f"{key}_header") or key) for key in ("before", "after"))
     lines = [*difflib.unified_diff(before.splitlines(), after.splitlines(), old, new, lineterm="")]
-    more = [f"... and {len(lines) - _MOST_LINES} lines more"] if len(lines) > _MOST_LINES else []
-    return "\n".join([*lines[:_MOST_LINES], *more])
+    omitted = [f"... and {len(lines) - _MOST_LINES} more lines"] if len(lines) > _MOST_LINES else []
+    return "\n".join([*lines[:_MOST_LINES], *omitted])

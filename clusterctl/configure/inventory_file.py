@@ -1,6 +1,6 @@
-"""What Ansible finds: `inventory.yml` here, and on hosts to install the repository of a bundle.
+"""The input of Ansible: `inventory.yml`, and the repository of a bundle on hosts that install from it.
 
-The inventory has hosts, groups and every role variable, so that plain `ansible-playbook -i` works on it.
+The inventory has hosts, groups and all role variables, so it also works with `ansible-playbook -i`.
 """
 
 from __future__ import annotations
@@ -25,25 +25,22 @@ from clusterctl.spec.names import ADMIN_USER, MPI_SSH, MPI_SSH_FOLDER
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import Connect, Transport, lines
-from clusterctl.util.assets import (
-    asset,
-    digest,
-    gpu_lock,
-    install_inputs,
-    job_lock,
-    render,
-    tree_files,
-)
+from clusterctl.util.assets import asset, digest, gpu_lock, install_inputs, job_lock, render, tree_files
 from clusterctl.util.process import on_each, parallel_map
 
-GPUS_FILE = "gpus.json"  # of the rendered ones: what each node's driver shows
-HEALTH_FILE = "health.json"  # likewise: what each node must have
-SLURMD_FILE = "slurmd.json"  # likewise: a digest of what its slurmd is started with
-BUNDLE_FOLDER = "/var/lib/clusterctl-bundle"  # on an air-gapped host, while it is installed
-PYTHON = "/usr/bin/python3"  # the platform's: it alone has the package manager's bindings
+# Rendered files by node: the GPUs that its driver shows, the hardware that its health check expects, and the
+# digest of slurmd's configuration.
+GPUS_FILE = "gpus.json"
+HEALTH_FILE = "health.json"
+SLURMD_FILE = "slurmd.json"
+# The bundle's repository on an air-gapped host, during the installation.
+BUNDLE_FOLDER = "/var/lib/clusterctl-bundle"
+# Only the distribution's own Python has the bindings of the package manager.
+PYTHON = "/usr/bin/python3"
 
 _OF_EACH: Final = ("common", "job_env", "munge", "openmpi", "users")
-CLASS_ROLES: Final = {  # group of hosts -> the roles that class.yml has for them
+# Group of hosts -> its roles in class.yml.
+CLASS_ROLES: Final = {
     COMPUTE: ("health", "slurmd", *_OF_EACH),
     CONTROLLER: ("mariadb", "slurmctld", "slurmdbd", *_OF_EACH),
 }
@@ -52,11 +49,12 @@ Variables = dict[str, Any]
 
 
 def write_ansible_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
-    """Write the Ansible inventory. Only paths stand in it, no secrets."""
+    """Write the Ansible inventory of the cluster. It has only the paths of secrets, not their content."""
     write_atomic(workspace.ansible_inventory, inventory_text(spec, inventory, workspace))
 
 
 def inventory_text(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> str:
+    """Return the Ansible inventory of the cluster, with all role variables."""
     variables = {
         "clusterctl_baked": inventory.baked,
         "clusterctl_scheduler": inventory.scheduler,
@@ -69,7 +67,7 @@ def inventory_text(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
 def image_inventory_text(
     spec: ClusterSpec, inventory: Inventory, ssh_config: Path, wheels: Path, lock: Path
 ) -> str:
-    """The Ansible inventory of an image, for `install.yml` alone."""
+    """Return the Ansible inventory of an image. It is only for `install.yml`."""
     variables = {
         "clusterctl_install_mark": install_mark(),
         "clusterctl_image": True,
@@ -81,7 +79,7 @@ def image_inventory_text(
 
 
 def _newer_slurm(spec: ClusterSpec, distribution: Distribution) -> Variables:
-    """Return where an image gets a release of Slurm that its distribution lacks; {} if none is asked for."""
+    """Return the source of a newer Slurm release for an image. {} if the distribution's release is used."""
     release = spec.slurm.version or ""
     if (suite := distribution.newer_slurm.get(release)) is None:
         return {}
@@ -92,12 +90,12 @@ def _newer_slurm(spec: ClusterSpec, distribution: Distribution) -> Variables:
 def class_variables(
     spec: ClusterSpec, distribution: Distribution, shared: str, group: str = COMPUTE
 ) -> Variables:
-    """The variables that decide what the hosts of a group have in common, in whichever cluster they are.
+    """Return the variables for the configuration that hosts of a group share, even across clusters.
 
-    Addresses, secrets and, but for a controller, names are in files that each host has for itself. What two
-    groups both have is the same in both.
+    Addresses, secrets and names of nodes are not included, because they are in host-specific files. Variables
+    in both groups have the same value.
     """
-    of_group = {
+    group_variables = {
         COMPUTE: {"slurmd_conf_server": "", "slurmd_config_digest": ""},
         CONTROLLER: {"slurmctld_cluster": spec.name, **_accounting(spec)},
     }
@@ -105,54 +103,55 @@ def class_variables(
         "clusterctl_scheduler": spec.scheduler,
         "users_home_root": f"{shared}/home",
         "users_homes_node_local": False,
-        "users_makes_homes": False,  # they are on the shared folder
+        # Home folders are on the shared folder.
+        "users_makes_homes": False,
         "users_accounts": [{"name": u.name, "uid": u.uid, "ssh_authorized_keys": []} for u in spec.users],
         "openmpi_network": "",
         "openmpi_yield_when_idle": False,
-        **of_group[group],
+        **group_variables[group],
         **_distribution(distribution),
         **spec_variables(spec, CLASS_ROLES[group]),
     }
 
 
 def class_inventory_text(inventory: Inventory, ssh_config: Path, variables: Variables, rendered: Path) -> str:
-    """The Ansible inventory of what hosts have in common, for `class.yml` alone.
+    """Return the Ansible inventory for the shared configuration. It is only for `class.yml`.
 
-    ``rendered`` is a folder with files of no cluster's, in place of those that each host gets for itself.
+    rendered: folder with placeholders for the host-specific files.
     """
     paths = {
         "health_config_src": rendered / HEALTH_FILE,
         "slurmdbd_config_src": rendered / "slurmdbd.conf",
         "slurmctld_config_src": rendered,
     }
-    places = {name: _literal(str(path)) for name, path in paths.items()}
-    return _text(inventory, ssh_config, {**variables, **places})
+    sources = {name: _literal(str(path)) for name, path in paths.items()}
+    return _text(inventory, ssh_config, {**variables, **sources})
 
 
 def image_of_class_text(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, variables: Variables, health: Path
 ) -> str:
-    """The Ansible inventory of a machine that becomes an image, for `image.yml` alone.
+    """Return the Ansible inventory of a machine that becomes an image. It is only for `image.yml`.
 
-    It is installed as a node of this cluster is, which then finds that all is there.
+    The machine is installed like a node of this cluster, so nodes from this image need no installation.
     """
-    own = {
+    overrides = {
         "job_env_gpus_src": "",
         "job_env_task_prolog": False,
         "health_config_src": _literal(str(health)),
         "image_home": f"/home/{ADMIN_USER}",
     }
-    of_cluster = role_variables(spec, inventory, workspace)
-    known = {
+    base = role_variables(spec, inventory, workspace)
+    state = {
         "clusterctl_scheduler": inventory.scheduler,
         "clusterctl_install_mark": install_mark(inventory, spec.software),
         "clusterctl_image": True,
     }
-    return _text(inventory, workspace.ssh_config, {**of_cluster, **known, **variables, **own})
+    return _text(inventory, workspace.ssh_config, {**base, **state, **variables, **overrides})
 
 
 def write_restore_inventory(inventory: Inventory, workspace: Workspace) -> None:
-    """Write the Ansible inventory of hosts that are released: what `restore.yml` reads, without a spec."""
+    """Write the Ansible inventory of hosts that are released, for `restore.yml`. It needs no spec."""
     cluster = {"shared_storage_cluster_id": inventory.cluster_id}
     variables = {**cluster, "clusterctl_keeps": inventory.traits.user_owned}
     write_atomic(workspace.ansible_inventory, _text(inventory, workspace.ssh_config, variables))
@@ -170,11 +169,11 @@ def _text(inventory: Inventory, ssh_config: Path, variables: Variables) -> str:
     for group, names in _groups(inventory, hosts, variables).items():
         children[f"clusterctl_{group}"] = {"hosts": {name: {} for name in names}}
     connection = {
-        # By their names in an ssh_config, which says the rest.
+        # The ssh_config has the hosts' addresses, users and keys.
         "ansible_ssh_common_args": _literal(f"-F {shlex.quote(str(ssh_config))}"),
         "ansible_python_interpreter": PYTHON,
         "mitogen_ssh_compression": False,
-        # By itself Ansible would share a connection with another cluster's host of the same name.
+        # By default, Ansible would share a connection with a host of the same name in another cluster.
         "ansible_control_path": f"%(directory)s/{inventory.cluster_id}-%%C",
     }
     document = {"all": {"vars": {**connection, **variables}, "children": children}}
@@ -191,7 +190,7 @@ class _Literal(str):
 
 
 class _Dumper(yaml.CSafeDumper):
-    """Writes what hosts have alike for each of them."""
+    """A YAML dumper that repeats equal values instead of using aliases."""
 
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002
         return True
@@ -205,9 +204,9 @@ _Dumper.add_representer(
 def _groups(
     inventory: Inventory, hosts: Mapping[str, Variables], variables: Variables
 ) -> dict[str, Collection[str]]:
-    """The hosts of the plays that only some clusters have use for."""
+    """Return the hosts of groups that only some clusters have, such as hosts with a firewall."""
     exports = inventory.shared_folder.kind == "nfs"
-    has = {
+    conditions = {
         "own": variables.get("clusterctl_keeps"),
         "guarded": variables.get("clusterctl_guarded"),
         "baked": variables.get("clusterctl_baked"),
@@ -218,31 +217,31 @@ def _groups(
     }
     return {
         "exports": [host.name for host in inventory.hosts if exports and host.is_controller],
-        **{name: hosts if there else () for name, there in has.items()},
+        **{name: hosts if holds else () for name, holds in conditions.items()},
     }
 
 
 def install_mark(inventory: Inventory | None = None, software: Software = PLAIN) -> str:
-    """Names the file by which a host tells that all is installed; without an inventory, that of an image."""
-    more: dict[str, bool] = {}
+    """Return the name of the mark file of a finished installation. Without an inventory: that of an image."""
+    inputs: dict[str, bool] = {}
     if inventory is not None:
         kind, scheduler = inventory.shared_folder.kind, inventory.scheduler
-        more = {
+        inputs = {
             kind: kind != "existing",
             f"scheduler: {scheduler}": scheduler != Inventory.model_fields["scheduler"].default,
             "bucket": bool(inventory.bucket),
             "scratch": any(host.local_ssds for host in inventory.hosts),
         }
-    more |= {
+    inputs |= {
         "openhpc": software.slurm == "openhpc",
         "apptainer": software.apptainer,
         software.nvidia.model_dump_json(): software.nvidia.installs,
     }
-    return digest(*install_inputs(), *(text for text, counts in more.items() if counts))
+    return digest(*install_inputs(), *(text for text, counts in inputs.items() if counts))
 
 
 def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> Variables:
-    """The variables of every role, each under the prefix of its role."""
+    """Return the variables of all roles, each with the prefix of its role."""
     runs, rendered = cluster_roles(spec, inventory), _literal(str(workspace.rendered))
     key = workspace.public_key.read_text().strip()
     return {
@@ -302,7 +301,7 @@ def _mpi_ssh(inventory: Inventory) -> Variables:
 
 
 def _literal(text: str) -> str:
-    """A string that Ansible must not read as a template, whatever braces the user's path has."""
+    """Return a string that Ansible does not evaluate as a template, even if a path contains braces."""
     return _Literal(text) if "{" in text else text
 
 
@@ -317,7 +316,7 @@ def _host_variables(host: Host) -> Variables:
 
 def _shared_folder(inventory: Inventory) -> Variables:
     folder = inventory.shared_folder
-    named = {
+    variables = {
         "shared_storage_kind": folder.kind,
         "shared_storage_server": folder.server,
         "shared_storage_export": folder.path,
@@ -325,16 +324,16 @@ def _shared_folder(inventory: Inventory) -> Variables:
         "shared_storage_network": inventory.network if folder.kind == "nfs" else None,
         "users_homes_node_local": folder.kind == "none",
     }
-    return {name: value for name, value in named.items() if value is not None}
+    return {name: value for name, value in variables.items() if value is not None}
 
 
 def _job_packages(wheels: Path, lock: Path) -> Variables:
-    """What the environment of jobs is installed from: a folder of wheels, and their hashes."""
+    """Return the source of the job environment: a folder of wheels, and a lock file with their hashes."""
     return {"job_env_wheelhouse": _literal(str(wheels)), "job_env_requirements": _literal(str(lock))}
 
 
 def _distribution(distribution: Distribution) -> Variables:
-    """Paths that differ between distributions; names of packages are in the roles."""
+    """Return the paths that differ between distributions. Names of packages are in the roles."""
     return {
         "clusterctl_release": distribution.release,
         "mariadb_config_file": distribution.mariadb_conf,
@@ -347,12 +346,12 @@ def _distribution(distribution: Distribution) -> Variables:
 
 def _repositories(spec: ClusterSpec) -> Variables:
     mirrors = spec.software.mirrors.model_dump(exclude_none=True)
-    chosen = {"repositories_openhpc": True} if spec.software.slurm == "openhpc" else {}
-    return {**chosen, **({"repositories_mirrors": mirrors} if mirrors else {})}
+    openhpc = {"repositories_openhpc": True} if spec.software.slurm == "openhpc" else {}
+    return {**openhpc, **({"repositories_mirrors": mirrors} if mirrors else {})}
 
 
 def _auto_down(spec: ClusterSpec, inventory: Inventory) -> Variables:
-    """What of Google's an idle cluster may take away by itself; said also where it is not to, to end that."""
+    """Return the variables of the role auto_down, for clouds. They are also set if it is off, to stop it."""
     if not spec.provider.is_cloud:
         return {}
     return {
@@ -382,13 +381,14 @@ def _accounting(spec: ClusterSpec) -> Variables:
 
 
 def own_machine_variables(spec: ClusterSpec, inventory: Inventory) -> Variables:
-    """The variables of the roles time, tuning, firewall and selinux, where the provider has use for them."""
+    """Return the variables of the roles time, tuning, firewall and selinux. {} for local clusters."""
     if spec.provider.shares_kernel:
         return {}
     kind = inventory.shared_folder.kind
     guarded = {
-        "clusterctl_guarded": True,  # SELinux and a firewall that are in force there let the cluster work
-        # What a machine says to itself, no firewall keeps from it.
+        # An active firewall and SELinux must allow the cluster's traffic. Traffic of a machine to itself is
+        # always allowed.
+        "clusterctl_guarded": True,
         "firewall_addresses": [h.address for h in inventory.hosts if not is_this_machine(h.address)],
         "firewall_exports": kind == "nfs",
         "selinux_homes": f"{inventory.shared}/home",
@@ -397,7 +397,8 @@ def own_machine_variables(spec: ClusterSpec, inventory: Inventory) -> Variables:
     if not spec.provider.user_owned:
         return guarded
     return {
-        "clusterctl_keeps": True,  # they are given back as they were: what they are is noted first
+        # Changes are recorded on the machines, because `down` restores their previous state.
+        "clusterctl_keeps": True,
         "job_env_looks_at_fabric": True,
         "time_controller": inventory.controller.address,
         "time_network": inventory.network,
@@ -407,86 +408,84 @@ def own_machine_variables(spec: ClusterSpec, inventory: Inventory) -> Variables:
 
 
 _MAX_PARALLEL: Final = 8
-_UNPACK_S: Final = 1800.0  # a host says nothing while it unpacks and prepares
-# Below it, by family, what apt and dnf are told in place of the host's own settings of repositories. The
-# indexes were made of signed ones when the bundle was packed; packages of rpm bear signatures of their own.
+# A host is silent while it unpacks and prepares the repository.
+_UNPACK_S: Final = 1800.0
+# The folder with the settings of apt and dnf, by family, that replace the host's own repositories. The index
+# is unsigned, but was created from signed indexes; rpm packages have their own signatures.
 _TEMPLATES: Final = "bundle"
 
-# Which of the files that tell of a finished install are there.
+# Prints a line for each mark file of a finished installation that exists.
 _LOOK: Final = 'for mark; do [ ! -e "$mark" ] || echo there; done'
 
 
 def hosts_to_install(
-    inventory: Inventory,
-    software: Software,
-    reports: Mapping[str, HostReport],
-    to: Connect,
+    inventory: Inventory, software: Software, reports: Mapping[str, HostReport], to: Connect
 ) -> tuple[Host, ...]:
-    """The hosts that are not installed to the end. On those with cards something is installed for these, too.
+    """Return the hosts whose installation is not complete, including software for GPUs if they have GPUs.
 
     Raises:
-        TransportError: a host can't be asked.
+        TransportError: a host does not answer.
     """
     mark = install_mark(inventory, software)
-    counted = inventory.compute if software.nvidia.installs else ()
-    with_cards = {host.name for host in counted if reports[host.name].cards}
+    nodes = inventory.compute if software.nvidia.installs else ()
+    with_cards = {host.name for host in nodes if reports[host.name].cards}
 
     def lacks(host: Host) -> bool:
         argv = ["sh", "-c", _LOOK, "sh", *_marks(host, mark, with_cards=host.name in with_cards)]
         return not to(host.name).run(argv).stdout
 
-    found = parallel_map(inventory.hosts, lacks)
-    return tuple(host for host, does in zip(inventory.hosts, found, strict=True) if does)
+    lacking = parallel_map(inventory.hosts, lacks)
+    return tuple(host for host, needed in zip(inventory.hosts, lacking, strict=True) if needed)
 
 
 def send_repository(bundle: Bundle, hosts: Sequence[Host], to: Connect) -> tuple[str, ...]:
-    """Have the repository on these hosts; the names of those that it had to be sent to.
+    """Send the bundle's repository to the hosts that lack it. Return their names.
 
-    Installing removes it again.
+    The repository is removed after the installation.
 
     Raises:
-        BundleError: the bundle has no packages for some host's distribution; nothing was sent.
-        TransportError: it could not be sent to some hosts; one failure a host.
+        BundleError: the bundle has no packages for the distribution of a host; nothing was sent.
+        TransportError: sending failed. The error has a failure for each host.
     """
     releases = {distribution_of(host.distribution).release for host in hosts}
     reject_defects(bundle.file, mismatches(bundle, None, sorted(releases)))
     by_name = {host.name: host for host in hosts}
     sent, failed = on_each(by_name, lambda name: _bring(bundle, by_name[name], to(name)), most=_MAX_PARALLEL)
     if failed:
-        full = any(isinstance(exc, CommandError) and "No space" in exc.why for exc in failed.values())
-        first = "make room in /var/lib there" if full else "see what `clusterctl ssh --admin HOST` says"
+        is_full = any(isinstance(exc, CommandError) and "No space" in exc.why for exc in failed.values())
+        remedy = "free space in /var/lib on the host" if is_full else "check `clusterctl ssh --admin HOST`"
         raise TransportError.of_hosts(
-            "the packages could not be brought to {hosts}",
+            "the packages could not be sent to {hosts}",
             [exc.on(host, "bundle") for host, exc in failed.items()],
             code="packages-not-sent",
-            fix=f"{first}, then run `clusterctl up` again",
+            fix=f"{remedy}, then run `clusterctl up` again",
         )
     return tuple(sorted(name for name, was_sent in sent.items() if was_sent))
 
 
 def _bring(bundle: Bundle, host: Host, transport: Transport) -> bool:
-    """Whether it had to be sent."""
+    """Send the repository to a host, unless it has it. Return whether it was sent."""
     argv = ["sudo", "-n", "sh", "-c", render(f"{_TEMPLATES}/receive.sh"), "sh", BUNDLE_FOLDER, bundle.digest]
-    with transport.converse(argv, silence_s=_UNPACK_S) as talk:
-        long = TransportError(f"{host.name} says too much", code="answer-too-long", host=host.name)
-        answer = next(lines(iter(talk.receive, b""), long), b"").strip()
+    with transport.converse(argv, silence_s=_UNPACK_S) as stream:
+        overflow = TransportError(f"{host.name} sent too much output", code="answer-too-long", host=host.name)
+        answer = next(lines(iter(stream.receive, b""), overflow), b"").strip()
         if answer == b"send":
             for chunk in _tar(bundle, distribution_of(host.distribution)):
-                talk.send(chunk)
-        talk.finish()
+                stream.send(chunk)
+        stream.finish()
     return answer == b"send"
 
 
 def _marks(host: Host, mark: str, *, with_cards: bool) -> tuple[str, ...]:
-    """The files by which a host tells that all is installed, or what its roles need: see install.yml."""
-    whole = f"/opt/clusterctl/installed-{mark}"
+    """Return the possible mark files of a complete installation on this host; see install.yml."""
+    mark_file = f"/opt/clusterctl/installed-{mark}"
     roles = [role for role in (CONTROLLER, COMPUTE) if role in host.roles] or [LOGIN]
-    own = f"{whole}-{roles[0]}" if len(roles) == 1 else whole
-    return (f"{own}-cards",) if with_cards else (whole, own)
+    role_mark = f"{mark_file}-{roles[0]}" if len(roles) == 1 else mark_file
+    return (f"{role_mark}-cards",) if with_cards else (mark_file, role_mark)
 
 
 def _tar(bundle: Bundle, distribution: Distribution) -> Iterator[bytes]:
-    """The repository as it lies in the bundle, and before it what points apt or dnf at it."""
+    """Yield a tar with the settings of apt or dnf, followed by the bundle's repository."""
     folder = REPOSITORY.format(distribution.release)
     paths = sorted(path for path in bundle.hashes if path.startswith(f"{folder}/keys/"))
     keys = " ".join(f"file://{BUNDLE_FOLDER}/repository/keys/{path.rpartition('/')[2]}" for path in paths)

@@ -1,1 +1,1 @@
-"""OS packages, wheels, the offline bundle."""
+"""OS packages, Python wheels, and the offline bundle."""

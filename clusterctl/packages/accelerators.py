@@ -1,4 +1,4 @@
-"""Which builds of PyTorch, JAX and TensorFlow the nodes get: with CUDA, which are gigabytes, or for CPUs."""
+"""The choice between CUDA builds (gigabytes) and CPU builds of PyTorch, JAX and TensorFlow for the nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 INDEX_VARIABLE: Final = "CLUSTERCTL_TORCH_INDEX"
 _CPU_INDEX: Final = "https://download.pytorch.org/whl/cpu"
 _LOOK_S: Final = 10.0
-# For Linux, PyPI's torch is built for CUDA. Other builds have a local version, such as 2.13.0+cpu.
+# PyPI's torch wheels for Linux are built for CUDA. Other builds have a local version, such as 2.13.0+cpu.
 _CUDA_TORCH: Final = re.compile(
     r"(?:Downloading|Using cached|Processing) (?:\S*/)?torch-([0-9][^-+%\s]*)-\S*linux\S*\.whl"
 )
@@ -33,84 +33,88 @@ _INCLUDE: Final = re.compile(r"^(-r|--requirement|-c|--constraint)[ \t=]*(?!/|\w
 
 
 class CudaBuildError(Exception):
-    """pip has chosen a build of torch for CUDA, and the nodes have no GPU."""
+    """pip chose a CUDA build of torch although the nodes have no GPU."""
 
 
 def has_gpus(cluster: ClusterSpec | ClusterFacts, partition: str | None = None) -> bool | None:
-    """Whether nodes of a partition, or of any, have GPUs; None where a spec need not say it."""
-    asked = [one for one in cluster.partitions if partition in (None, one.name)]
-    if any(one.gpus is not None for one in asked):
+    """Return whether nodes (of a partition) have GPUs. None if a spec without Slurm declares no GPUs."""
+    chosen = [p for p in cluster.partitions if partition in (None, p.name)]
+    if any(p.gpus is not None for p in chosen):
         return True
     return False if cluster.has_slurm else None
 
 
 def cpu_index() -> str:
+    """Return the URL of the package index with CPU builds of torch."""
     return os.environ.get(INDEX_VARIABLE) or _CPU_INDEX
 
 
 @dataclass
 class Builds:
-    """Has pip choose the builds for nodes with GPUs, or without; None leaves it to pip.
+    """The arguments that make pip choose CUDA builds or CPU builds.
 
-    ``report`` gets a line on each large wheel before it is downloaded.
+    gpus: whether the nodes have GPUs. None: pip decides.
+    report: called with a line about each large wheel before it is downloaded.
+    folder: folder for temporary requirements files.
     """
 
     gpus: bool | None
     report: LineReporter
-    folder: Path  # for files of ours
+    folder: Path
     arguments: list[str] = field(default_factory=list)
     _decided: bool = False
 
     def files(self, files: Sequence[Path]) -> list[Path]:
-        """The requirements files; for nodes without GPUs, without JAX's and TensorFlow's extras for CUDA."""
-        found = []
+        """Return the requirements files; without CUDA extras of JAX and TensorFlow if nodes have no GPUs."""
+        result = []
         for number, file in enumerate(files):
             text = file.read_text(errors="surrogateescape")
-            rest = _WITH_CUDA.sub(r"\1", text) if self.gpus is False else text
-            if rest == text:
-                found.append(file.absolute())
+            new_text = _WITH_CUDA.sub(r"\1", text) if self.gpus is False else text
+            if new_text == text:
+                result.append(file.absolute())
                 continue
-            self.report(f"{file.name}: the nodes have no GPU, so the extras for CUDA are left out")
+            self.report(f"{file.name}: CUDA extras are left out, because the nodes have no GPU")
             folder = str(file.absolute().parent).replace("\\", r"\\")
-            rest = _INCLUDE.sub(rf"\1 {folder}/\2", rest)
-            found.append(self.folder / f"{number}-{file.name}")
-            found[-1].write_text(rest, errors="surrogateescape")
-        return found
+            new_text = _INCLUDE.sub(rf"\1 {folder}/\2", new_text)
+            result.append(self.folder / f"{number}-{file.name}")
+            result[-1].write_text(new_text, errors="surrogateescape")
+        return result
 
     def ask_for_cuda(self, text: str) -> None:
-        """Where the nodes have GPUs, have JAX and TensorFlow come with CUDA, as torch does by itself."""
+        """For nodes with GPUs, request JAX and TensorFlow with CUDA. (For torch this is the default.)"""
         for name, extra in _CUDA_EXTRAS.items() if self.gpus and "--hash" not in text else ():
-            for found in re.finditer(
+            for match in re.finditer(
                 rf"^[ \t]*{name}[ \t]*(?:[=<>~!][^;#\n]*)?(;[^#\n]*)?(?:#.*)?$", text, re.M | re.I
             ):
-                self.arguments.append(f"{name}[{extra}]{found[1] or ''}")
+                self.arguments.append(f"{name}[{extra}]{match[1] or ''}")
 
     def hear(self, line: str) -> None:
-        """Take a line of pip's.
+        """Read a line of pip's output, and report large downloads.
 
         Raises:
-            CudaBuildError: see there; once.
+            CudaBuildError: pip chose a CUDA build for nodes without GPUs. Raised only once.
         """
-        if not self._decided and (found := _CUDA_TORCH.search(line)):
+        if not self._decided and (torch := _CUDA_TORCH.search(line)):
             self._decided = True
             if self.gpus is False:
                 raise CudaBuildError
-            self.report(f"torch {found[1]} is built for CUDA: with its libraries it is some gigabytes")
+            self.report(f"torch {torch[1]} is built for CUDA; with its libraries it has several gigabytes")
         if large := _LARGE.search(line):
             self.report(f"downloading {large[1]} {large[2].replace('%2B', '+')}, {large[3]}")
 
     def take_for_cpus(self) -> None:
-        """Have pip find torch for CPUs, from now on, if its index can be reached."""
+        """Make pip use the index with CPU builds of torch, if that index can be reached."""
         index = cpu_index()
         if _is_there(f"{index.rstrip('/')}/torch/"):
-            self.report(f"torch comes from {index}: the nodes have no GPU")
-            more = self.folder / "index.txt"  # an option would give way to an --index-url of the user's files
-            more.write_text(f"--extra-index-url {index}\n")
-            self.arguments += ["--requirement", str(more)]
+            self.report(f"downloading torch from {index}, because the nodes have no GPU")
+            # A command-line option would be overridden by an --index-url in the user's files.
+            index_file = self.folder / "index.txt"
+            index_file.write_text(f"--extra-index-url {index}\n")
+            self.arguments += ["--requirement", str(index_file)]
         else:
             self.report(
-                f"note: {index} can't be reached, so torch comes with CUDA, which is gigabytes; "
-                f"name a mirror of it in {INDEX_VARIABLE}"
+                f"note: {index} can't be reached, so torch is installed with CUDA (several gigabytes); "
+                f"set {INDEX_VARIABLE} to a mirror of this index"
             )
 
 
@@ -121,7 +125,7 @@ def _is_there(url: str) -> bool:
         return True
     try:
         certificates = os.environ.get("PIP_CERT") or True
-        # Some mirrors refuse HEAD. The answer's body is not read.
+        # Some mirrors reject HEAD. The body of the response is not read.
         with requests.get(url, timeout=_LOOK_S, verify=certificates, stream=True) as answer:
             return answer.ok
     except (OSError, ValueError):

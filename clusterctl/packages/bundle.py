@@ -1,7 +1,7 @@
-"""A bundle: everything that a cluster is installed from, in one plain tar of plain files; and its use.
+"""A bundle: a tar file with all packages that a cluster is installed from.
 
-The manifest comes first, then a list of the SHA-256 of each other file, which `sha256sum -c` reads. The same
-content gives the same bytes. The tar is not compressed, because the packages in it are.
+The manifest comes first, then SHA256SUMS with the hash of every other file, for `sha256sum -c`. The same
+content gives the same bytes. The tar is not compressed, because its packages are.
 """
 
 from __future__ import annotations
@@ -45,34 +45,39 @@ from clusterctl.util.assets import digest, file_sha256, gpu_lock, job_lock
 from clusterctl.util.disk import writing
 from clusterctl.util.process import temporary_folder
 
-FORMAT: Final = 2  # of the file and of its manifest; raised when an older clusterctl would misread it
+# Version of the file format. Increased when an older clusterctl would misread a bundle.
+FORMAT: Final = 2
 MANIFEST: Final = "manifest.json"
 HASHES: Final = "SHA256SUMS"
 WHEELS: Final = "wheels"
-WHEELS_LOCK: Final = f"{WHEELS}/{{}}.lock"  # of what the spec's requirements come to, by release
-REPOSITORY: Final = "systems/{}"  # by release
+# By release: the locked requirements of the spec, and the repository.
+WHEELS_LOCK: Final = f"{WHEELS}/{{}}.lock"
+REPOSITORY: Final = "systems/{}"
 BLOCK: Final = tarfile.BLOCKSIZE
 _CHUNK: Final = 1 << 20
-_LONGEST: Final = 32 << 20  # of the manifest and of the list
-_PART: Final = r"[A-Za-z0-9_][A-Za-z0-9._+~%=@^-]*"  # never `..`, hidden, or an option
+# Size limit of the manifest and of SHA256SUMS.
+_LONGEST: Final = 32 << 20
+# A part of a path: never `..`, a hidden file, or an option.
+_PART: Final = r"[A-Za-z0-9_][A-Za-z0-9._+~%=@^-]*"
 _SUM: Final = re.compile(rf"([0-9a-f]{{64}})  ({_PART}(?:/{_PART}){{0,5}})")
-MISMATCH: Final = "bundle-mismatch"  # the code of what is whole, but made for something else
+# The code of failures of an intact bundle that was created for something else.
+MISMATCH: Final = "bundle-mismatch"
 _AGAIN: Final = "copy the bundle here again, or create it again with `clusterctl bundle create`"
 
 
 class _Stored(BaseModel):
-    """What is written once and read by later versions: they may know more."""
+    """A stored record. Fields added by later versions are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class System(_Stored):
-    """What there is for one distribution.
+    """The content of a bundle for a distribution.
 
-    ``asked``: the packages that the roles ask for; ``packages``: how many that comes to with all they need.
-    ``base``, ``gpu_base`` and ``requirements`` are hashes of the job environment's lock, of what nodes with
-    GPUs have beside it, and of the spec's requirements files; ``wheels``, ``gpu`` and ``more`` the names of
-    what they come to.
+    asked: the packages that the roles install. packages: number of packages with all dependencies.
+    base, wheels: hash of the job environment's lock file, and its wheels.
+    gpu_base, gpu: hash of the lock file for nodes with GPUs, and its wheels.
+    requirements, more: hash of the spec's requirements files, and their wheels.
     """
 
     asked: tuple[str, ...]
@@ -92,7 +97,7 @@ class _Head(_Stored):
 
 
 class Manifest(_Head):
-    """The first file of a bundle. ``systems`` is by distribution, as `debian-12`."""
+    """The first file of a bundle. The keys of ``systems`` are releases such as `debian-12`."""
 
     clusterctl: str
     cluster: str
@@ -102,10 +107,10 @@ class Manifest(_Head):
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A bundle whose manifest is whole; ``damages`` checks the other files.
+    """A bundle with a checked manifest. Its other files are checked by ``damages``.
 
-    ``hashes``: path -> SHA-256 of each file, in the order of the tar. ``digest``: the SHA-256 of that list,
-    which stands for the whole bundle.
+    hashes: path -> SHA-256 of each file, in the order of the tar.
+    digest: the SHA-256 of SHA256SUMS, which identifies the content of the bundle.
     """
 
     file: Path
@@ -114,17 +119,24 @@ class Bundle:
     digest: str
 
     def stream(self, folder: str, *, as_folder: str, after: Mapping[str, bytes]) -> Iterator[bytes]:
-        """Yield a tar of ``after`` and of a folder of the bundle, which gets another name."""
+        """Yield the bytes of a tar with the files ``after`` and a folder of the bundle.
+
+        as_folder: the folder's name in the new tar.
+        """
         with _opened(self.file) as archive:
-            below = (
-                (as_folder + one.name.removeprefix(folder), one.size, _chunks(_content(archive, one)))
-                for one in archive
-                if one.name.startswith(f"{folder}/")
+            members = (
+                (
+                    as_folder + member.name.removeprefix(folder),
+                    member.size,
+                    _chunks(_content(archive, member)),
+                )
+                for member in archive
+                if member.name.startswith(f"{folder}/")
             )
-            yield from _tar(chain(starmap(_source, after.items()), below))
+            yield from _tar(chain(starmap(_source, after.items()), members))
 
     def copy(self, paths: Iterable[str], folder: Path) -> None:
-        """Copy files of the bundle into a folder, without the folders that they lie in, and check them again.
+        """Copy files of the bundle into a folder, without their paths, and check their hashes.
 
         Raises:
             BundleError: a file is damaged or missing.
@@ -136,40 +148,38 @@ class Bundle:
                     shutil.copyfileobj(_content(archive, archive.getmember(path)), out)
                 if file_sha256(target) != self.hashes[path]:
                     target.unlink()
-                    what = f"{path} in the bundle is damaged"
-                    raise BundleError(what, code="bundle-damaged", where=str(self.file), fix=_AGAIN)
+                    message = f"{path} in the bundle is damaged"
+                    raise BundleError(message, code="bundle-damaged", where=str(self.file), fix=_AGAIN)
 
 
 def open_bundle(file: Path) -> Bundle:
     """Read the manifest of a bundle.
 
     Raises:
-        BundleError: there is no such file, it is no bundle, or not of a format that we know.
+        BundleError: the file can't be read, is not a bundle, or has an unknown format.
     """
     try:
         with _opened(file) as archive:
             raw, listed = (_next(archive, name) for name in (MANIFEST, HASHES))
     except OSError as exc:
-        unread, why = "the bundle can't be read", exc.strerror or str(exc)
-        fix = "name a file that `clusterctl bundle create` made"
-        raise BundleError(unread, code="bundle-unreadable", where=str(file), why=why, fix=fix) from exc
-    found = [_SUM.fullmatch(line) for line in listed.decode(errors="replace").splitlines()]
-    hashes = {match[2]: match[1] for match in found if match}
-    if len(hashes) != len(found):
-        raise _no_bundle(
-            file, f"a line of {HASHES} is not a hash and a path, or has the path of another line"
-        )
+        message, reason = "the bundle can't be read", exc.strerror or str(exc)
+        fix = "pass a file that was created by `clusterctl bundle create`"
+        raise BundleError(message, code="bundle-unreadable", where=str(file), why=reason, fix=fix) from exc
+    matches = [_SUM.fullmatch(line) for line in listed.decode(errors="replace").splitlines()]
+    hashes = {match[2]: match[1] for match in matches if match}
+    if len(hashes) != len(matches):
+        raise _no_bundle(file, f"a line of {HASHES} is not a hash and a path, or repeats a path")
     if hashlib.sha256(raw).hexdigest() != hashes.get(MANIFEST):
-        what = f"{MANIFEST} in the bundle is damaged"
-        raise BundleError(what, code="bundle-damaged", where=str(file), fix=_AGAIN)
+        message = f"{MANIFEST} in the bundle is damaged"
+        raise BundleError(message, code="bundle-damaged", where=str(file), fix=_AGAIN)
     return Bundle(file.absolute(), _manifest(raw, file), hashes, hashlib.sha256(listed).hexdigest())
 
 
 def _next(archive: tarfile.TarFile, name: str) -> bytes:
-    """Return the content of the next file, which must have that name."""
+    """Return the content of the next file in the archive, which must have this name."""
     member = archive.next()
     if member is None or member.name != name or member.size > _LONGEST:
-        raise tarfile.ReadError(f"{name} is not where it belongs")
+        raise tarfile.ReadError(f"{name} is not at its place in the archive")
     return _content(archive, member).read()
 
 
@@ -177,23 +187,23 @@ def _manifest(raw: bytes, file: Path) -> Manifest:
     try:
         head = _Head.model_validate_json(raw)
         if head.format != FORMAT:
-            what = f"the bundle has format {head.format}, this clusterctl reads format {FORMAT}"
-            why = f"it was made by clusterctl {head.clusterctl}"
-            fix = "use that version here, or make the bundle anew with this one"
-            raise BundleError(what, code="bundle-format", where=str(file), why=why, fix=fix)
+            message = f"the bundle has format {head.format}, but this clusterctl reads format {FORMAT}"
+            reason = f"it was created by clusterctl {head.clusterctl}"
+            fix = "use that version here, or create the bundle again with this version"
+            raise BundleError(message, code="bundle-format", where=str(file), why=reason, fix=fix)
         return Manifest.model_validate_json(raw)
     except ValidationError as exc:
         first = exc.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise _no_bundle(file, f"{MANIFEST}: {place + ': ' if place else ''}{first['msg']}") from exc
+        location = ".".join(map(str, first["loc"]))
+        raise _no_bundle(file, f"{MANIFEST}: {location + ': ' if location else ''}{first['msg']}") from exc
 
 
 @contextmanager
 def _opened(file: Path) -> Iterator[tarfile.TarFile]:
-    """Open a bundle as the tar that it is.
+    """Open a bundle as a tar archive.
 
     Raises:
-        BundleError: it is not a tar, or lacks a file that the body takes from it.
+        BundleError: the file is not a tar archive, or lacks a file that the body reads.
     """
     try:
         with tarfile.open(file, "r:") as archive:
@@ -202,47 +212,43 @@ def _opened(file: Path) -> Iterator[tarfile.TarFile]:
         raise _no_bundle(file, str(exc)) from exc
 
 
-def _no_bundle(file: Path, why: str) -> BundleError:
-    what = "this is not a bundle of clusterctl's"
-    return BundleError(what, code="not-a-bundle", where=str(file), why=why, fix=_AGAIN)
+def _no_bundle(file: Path, reason: str) -> BundleError:
+    message = "this file is not a bundle of clusterctl"
+    return BundleError(message, code="not-a-bundle", where=str(file), why=reason, fix=_AGAIN)
 
 
-def reject_defects(file: Path, wrong: Sequence[Failure]) -> None:
-    """Raise if there are defects.
-
-    Raises:
-        BundleError: with all of them.
-    """
-    if not wrong:
+def reject_defects(file: Path, defects: Sequence[Failure]) -> None:
+    """Raise a BundleError that lists all defects, if there are any."""
+    if not defects:
         return
-    why, fix = named([one.cause for one in wrong], most=10), wrong[-1].fix
-    said: dict[str, Any] = {"where": str(file), "why": why, "fix": fix, "failures": tuple(wrong)}
-    if all(one.code == MISMATCH for one in wrong):
-        raise BundleError("the bundle does not match", code="bundle-mismatch", **said)
-    raise BundleError("the bundle is damaged", code="bundle-damaged", **said)
+    causes, fix = named([defect.cause for defect in defects], most=10), defects[-1].fix
+    details: dict[str, Any] = {"where": str(file), "why": causes, "fix": fix, "failures": tuple(defects)}
+    if all(defect.code == MISMATCH for defect in defects):
+        raise BundleError("the bundle does not match", code="bundle-mismatch", **details)
+    raise BundleError("the bundle is damaged", code="bundle-damaged", **details)
 
 
 def named(paths: Sequence[str], most: int = 5) -> str:
-    """Some paths for a message."""
+    """Return the first paths as a list for a message, and how many more there are."""
     more = f" and {len(paths) - most} more" if len(paths) > most else ""
     return ", ".join(paths[:most]) + more
 
 
 def damages(bundle: Bundle) -> tuple[Failure, ...]:
-    """Compare each file of the bundle with the list; the whole bundle is read."""
-    left = {HASHES: bundle.digest, **bundle.hashes}
-    wrong = []
+    """Compare each file of the bundle with SHA256SUMS. The whole bundle is read."""
+    hashes = {HASHES: bundle.digest, **bundle.hashes}
+    corrupted = []
     with _opened(bundle.file) as archive, suppress(tarfile.ReadError):
         for member in archive:
-            # A file that is there twice, or that the list does not name, has no hash left.
-            if not _is_plain(member) or _sha256(_content(archive, member)) != left.get(member.name):
-                wrong.append(member.name)
-            left.pop(member.name, None)
-    not_said = f"it is not what {HASHES} says"
-    unread = "it is not there, or the tar is damaged or cut off before it"
+            # A duplicate file, or a file that is not listed, has no hash left.
+            if not _is_plain(member) or _sha256(_content(archive, member)) != hashes.get(member.name):
+                corrupted.append(member.name)
+            hashes.pop(member.name, None)
+    corruption = f"it does not match its hash in {HASHES}"
+    absence = "the file is missing, or the tar is damaged or cut off before it"
     return (
-        *(Failure("bundle-corrupted", f"{printable(name)}: {not_said}", fix=_AGAIN) for name in wrong),
-        *(Failure("bundle-missing", f"{name}: {unread}", fix=_AGAIN) for name in left),
+        *(Failure("bundle-corrupted", f"{printable(name)}: {corruption}", fix=_AGAIN) for name in corrupted),
+        *(Failure("bundle-missing", f"{name}: {absence}", fix=_AGAIN) for name in hashes),
     )
 
 
@@ -253,16 +259,16 @@ def _is_plain(member: tarfile.TarInfo) -> bool:
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> io.BufferedReader:
     content = archive.extractfile(member) if _is_plain(member) else None
     if not isinstance(content, io.BufferedReader):
-        raise tarfile.ReadError(f"{printable(member.name)} is no plain file")
+        raise tarfile.ReadError(f"{printable(member.name)} is not a plain file")
     return content
 
 
 def write_bundle(target: Path, manifest: Manifest, sources: Mapping[str, Path | bytes]) -> None:
-    """Write a bundle, which appears under its name when it is whole and checked.
+    """Write a bundle. The file appears under its name only when it is complete and checked.
 
     Raises:
-        MachineError: it can't be written there.
-        BundleError: a source changed meanwhile.
+        MachineError: the file can't be written.
+        BundleError: a source file changed meanwhile.
     """
     raw = manifest.model_dump_json(indent=1).encode() + b"\n"
     files: dict[str, Path | bytes] = {MANIFEST: raw, **{path: sources[path] for path in sorted(sources)}}
@@ -277,7 +283,7 @@ def write_bundle(target: Path, manifest: Manifest, sources: Mapping[str, Path | 
 
 
 def _tar(files: Iterable[tuple[str, int, Iterable[bytes]]]) -> Iterator[bytes]:
-    """Yield a tar of plain files, each a name, a size and its content: the same bytes for the same files."""
+    """Yield the bytes of a tar of plain files, given as (name, size, content). Same files give same bytes."""
     for name, size, chunks in files:
         info = tarfile.TarInfo(name)
         info.size = size
@@ -305,30 +311,33 @@ def _sha256(source: Path | bytes | io.BufferedReader) -> str:
 
 
 def asks_for_cupy(spec: ClusterSpec) -> bool:
-    """Whether its bundle must have CuPy: only the spec can tell which nodes have GPUs."""
+    """Return whether a bundle for this spec needs CuPy, because the spec declares nodes with GPUs."""
     return spec.software.cupy and any(partition.gpus for partition in spec.partitions)
 
 
 def mismatches(
     bundle: Bundle, spec: ClusterSpec | None, releases: Collection[str] = ()
 ) -> tuple[Failure, ...]:
-    """Compare a bundle with this clusterctl, the spec, if there is one, and hosts of these releases."""
+    """Compare a bundle with this clusterctl, the spec (if given), and hosts of these releases."""
     manifest = bundle.manifest
-    found = [*_of_clusterctl(manifest)]
-    others = f"the bundle has no packages for it, only for {', '.join(manifest.systems)}"
-    found += [(release, others) for release in releases if release not in manifest.systems]
+    differences = [*_of_clusterctl(manifest)]
+    reason = f"the bundle only has packages for {', '.join(manifest.systems)}"
+    differences += [(release, reason) for release in releases if release not in manifest.systems]
     for release, system in manifest.systems.items():
         if not releases or release in releases:
-            found += [(release, why) for why in _of_system(release, system, spec)]
-    fix = "make a bundle for this with `clusterctl bundle create`, with the clusterctl that is to use it"
-    return tuple(Failure("bundle-mismatch", f"mismatch: {what}: {why}", fix=fix) for what, why in found)
+            differences += [(release, reason) for reason in _of_system(release, system, spec)]
+    fix = "create a matching bundle with `clusterctl bundle create`, with the same version of clusterctl"
+    return tuple(
+        Failure("bundle-mismatch", f"mismatch: {subject}: {reason}", fix=fix)
+        for subject, reason in differences
+    )
 
 
 def _of_clusterctl(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if manifest.clusterctl != __version__:
-        yield "clusterctl", f"made by version {manifest.clusterctl}, and this is {__version__}"
+        yield "clusterctl", f"created by version {manifest.clusterctl}, but this is {__version__}"
     if manifest.architecture != ARCHITECTURE:
-        yield "architecture", f"for {manifest.architecture}, and the hosts have {ARCHITECTURE}"
+        yield "architecture", f"for {manifest.architecture}, but the hosts have {ARCHITECTURE}"
 
 
 def _of_system(release: str, system: System, spec: ClusterSpec | None) -> Iterator[str]:
@@ -339,18 +348,19 @@ def _of_system(release: str, system: System, spec: ClusterSpec | None) -> Iterat
     if system.gpu_base not in (None, digest(gpu_lock().read_bytes())):
         yield "CuPy and CUDA's libraries are from another version of clusterctl"
     elif spec is not None and asks_for_cupy(spec) and not system.gpu:
-        yield "the spec has GPUs, and the bundle has no CuPy for them"
-    asked = spec.software.python.requirements if spec is not None else None
-    if asked is not None and system.requirements != content_hash((asked,)):
-        has = "other ones" if system.requirements else "none"
-        yield f"{asked} asks for Python packages, and the bundle was made for {has}"
+        yield "the spec has GPUs, but the bundle has no CuPy"
+    requirements = spec.software.python.requirements if spec is not None else None
+    if requirements is not None and system.requirements != content_hash((requirements,)):
+        other = "for other requirements" if system.requirements else "without requirements"
+        yield f"{requirements} requires Python packages, but the bundle was created {other}"
 
 
 def _wanted(release: str, spec: ClusterSpec | None) -> set[str]:
-    """What must be in it for a release; without a spec, what all specs ask for."""
+    """Return the packages that a bundle needs for a release. Without a spec: the packages of all specs."""
     try:
         distribution = distribution_of(release)
-    except ProvisionError:  # no host of it can be configured, so nothing is wanted
+    except ProvisionError:
+        # Unknown distributions can't be configured, so they need no packages.
         return set()
     if spec is not None:
         return set(asked_packages(distribution, spec.software))
@@ -358,7 +368,7 @@ def _wanted(release: str, spec: ClusterSpec | None) -> set[str]:
 
 
 class Remembered(BaseModel):
-    """The bundle of a cluster: its path, and its state when all of it was checked."""
+    """The record of a cluster's bundle: its path, and the size and time at its last full check."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -374,7 +384,7 @@ class Remembered(BaseModel):
 
 
 def cluster_bundle(workspace: Workspace) -> Remembered | None:
-    """The bundle that the cluster's hosts are installed from, if they are."""
+    """Return the bundle that the cluster's hosts install from. None if they use their own repositories."""
     try:
         return Remembered.model_validate_json(workspace.bundle.read_bytes())
     except (FileNotFoundError, ValidationError):
@@ -382,33 +392,33 @@ def cluster_bundle(workspace: Workspace) -> Remembered | None:
 
 
 def missing_bundle(workspace: Workspace) -> BundleError:
-    """The error for hosts that are to be installed from a bundle that is not there any more."""
-    known = cluster_bundle(workspace)
+    """Return the error for hosts that need packages from a bundle file that no longer exists."""
+    remembered = cluster_bundle(workspace)
     return BundleError(
         "the bundle that this cluster is installed from is missing",
         code="bundle-gone",
-        where=str(known.file) if known else "",
-        why="some hosts have packages to install, and no repository of their own is asked",
-        fix="give its new path: `clusterctl up --bundle FILE`; or `clusterctl up --no-bundle`, with the "
-        "hosts' own repositories",
+        where=str(remembered.file) if remembered else "",
+        why="some hosts lack packages, and their own repositories are not used",
+        fix="pass the new path: `clusterctl up --bundle FILE`; or use the hosts' own repositories: "
+        "`clusterctl up --no-bundle`",
     )
 
 
 def use_bundle(file: Path, spec: ClusterSpec, workspace: Workspace) -> Bundle:
-    """Check a bundle, record it for the cluster, and put its wheels where the rest of `up` looks for them.
+    """Check a bundle, record it for the cluster, and copy its wheels to the cache.
 
-    What was checked already, and has not been written to since, is not read once more.
+    A bundle that was checked before and is unchanged is not read again.
 
     Raises:
-        BundleError: it is damaged, or is not for this spec or clusterctl.
+        BundleError: the bundle is damaged, or does not match the spec or this clusterctl.
         MachineError: the cache of downloads can't be written.
     """
     bundle = open_bundle(file)
     reject_defects(file, mismatches(bundle, spec))
-    now = Remembered.of(bundle)
-    if now != cluster_bundle(workspace):
+    checked = Remembered.of(bundle)
+    if checked != cluster_bundle(workspace):
         reject_defects(file, damages(bundle))
-        write_atomic(workspace.bundle, now.model_dump_json() + "\n")
+        write_atomic(workspace.bundle, checked.model_dump_json() + "\n")
     _place_wheels(bundle, spec)
     return bundle
 
@@ -420,13 +430,13 @@ def _place_wheels(bundle: Bundle, spec: ClusterSpec) -> None:
             if names and not has_wheelhouse(lock, node):
                 with new_wheelhouse(lock, node) as folder:
                     bundle.copy([f"{WHEELS}/{name}" for name in names], folder)
-        if (asked := spec.software.python.requirements) is None:
+        if (file := spec.software.python.requirements) is None:
             continue
-        # In the cache, to which the wheels are moved: temporary files may be on another file system.
+        # The folder is in the cache, because moving wheels there needs the same file system.
         with cache_of_downloads() as home, temporary_folder(home) as folder:
             lock_file = WHEELS_LOCK.format(release)
             bundle.copy([lock_file], folder)
             text = (folder / PurePosixPath(lock_file).name).read_text()
             missing = [wheel for wheel in Lock.read(text, {}).wheels if not wheel_path(wheel).is_file()]
             bundle.copy([f"{WHEELS}/{wheel.file}" for wheel in missing], folder)
-            store_lock(Requirements((asked,), job_lock(), node=node, gpus=has_gpus(spec)), text, folder)
+            store_lock(Requirements((file,), job_lock(), node=node, gpus=has_gpus(spec)), text, folder)

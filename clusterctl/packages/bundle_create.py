@@ -1,4 +1,4 @@
-"""Creating a bundle: OS packages for each distribution, and wheels for its Python."""
+"""Creation of a bundle: OS packages for each distribution, and wheels for its Python."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ _PACKAGES: Final = frozenset({".deb", ".rpm"})
 
 @dataclass(frozen=True, slots=True)
 class BundleRequest:
-    """What a bundle is created for. ``archives``: release -> a file that names the repositories to use.
+    """The input for the creation of a bundle.
 
+    archives: release -> file with the repositories to use. Releases without a file use the public ones.
     report: called with a line about each step.
     """
 
@@ -49,38 +50,38 @@ class BundleRequest:
     report: LineReporter
 
 
-def create(wanted: BundleRequest, out: Path) -> Bundle:
-    """Pack all that a spec needs into one file. What was downloaded is kept in the cache.
+def create(request: BundleRequest, out: Path) -> Bundle:
+    """Download everything that a spec needs, and pack it into the file ``out``. Downloads are cached.
 
-    What can be seen to be wrong is refused before anything is fetched.
+    The tools, the requirements files and ``out`` are checked before any download.
 
     Raises:
-        MachineError: this machine lacks a tool, or a repository or an index can't be reached.
-        UsageError: the requirements can't be met, packages of a distribution can't be had here, or the bundle
-            can't be written to ``out``.
+        MachineError: this machine lacks a tool, or a repository or package index can't be reached.
+        UsageError: the requirements can't be met, a distribution is not supported, or ``out`` can't be
+            written.
     """
-    _check(wanted, out)
-    lock, software, report = _cache_folder() / ".lock", wanted.spec.software, wanted.report
+    _check(request, out)
+    lock, software, report = _cache_folder() / ".lock", request.spec.software, request.report
     with hold(lock, "bundle create", what="the cache of packages", wait_s=WAIT_S, waiting=report):
         sources: Sources = {}
         systems = {}
-        for distribution in wanted.distributions:
+        for distribution in request.distributions:
             release = distribution.release
-            folder, archive = _cache_folder(f"{release}-{ARCHITECTURE}"), wanted.archives.get(release)
+            folder, archive = _cache_folder(f"{release}-{ARCHITECTURE}"), request.archives.get(release)
             upstream = upstream_packages(distribution, software)
-            request = RepositoryRequest(distribution, folder, report, archive, software, upstream)
-            repository = pack(request, package_names(distribution, software))
+            packing = RepositoryRequest(distribution, folder, report, archive, software, upstream)
+            repository = pack(packing, package_names(distribution, software))
             files = tree_files(repository)
             inner = REPOSITORY.format(release)
             sources |= {f"{inner}/{path.relative_to(repository).as_posix()}": path for path in files}
             packages = sum(path.suffix in _PACKAGES for path in files)
-            systems[release], found = _wheels(wanted, distribution, packages)
-            sources |= found
+            systems[release], wheels = _wheels(request, distribution, packages)
+            sources |= wheels
         report("packing")
         manifest = bundle.Manifest(
             format=bundle.FORMAT,
             clusterctl=__version__,
-            cluster=wanted.spec.name,
+            cluster=request.spec.name,
             architecture=ARCHITECTURE,
             systems=systems,
         )
@@ -88,9 +89,9 @@ def create(wanted: BundleRequest, out: Path) -> Bundle:
     return bundle.open_bundle(out)
 
 
-def _wheels(wanted: BundleRequest, distribution: Distribution, packages: int) -> tuple[System, Sources]:
-    """What there is for a distribution with this many packages, and the files of its wheels."""
-    spec, report = wanted.spec, wanted.report
+def _wheels(request: BundleRequest, distribution: Distribution, packages: int) -> tuple[System, Sources]:
+    """Download the wheels for a distribution. Return its entry in the manifest, and the wheel files."""
+    spec, report = request.spec, request.report
     node = NodePlatform.of(distribution)
     report("downloading the wheels of the job environment")
     base = sorted(wheelhouse(job_lock(), node).glob("*.whl"))
@@ -98,8 +99,8 @@ def _wheels(wanted: BundleRequest, distribution: Distribution, packages: int) ->
     if asks_for_cupy(spec):
         report("downloading CuPy and CUDA's libraries")
         gpu = sorted(wheelhouse(gpu_lock(), node).glob("*.whl"))
-    if (asked := spec.software.python.requirements) is not None:
-        lock = resolve(Requirements((asked,), job_lock(), node=node, gpus=has_gpus(spec)), report=report)
+    if (file := spec.software.python.requirements) is not None:
+        lock = resolve(Requirements((file,), job_lock(), node=node, gpus=has_gpus(spec)), report=report)
         more = [wheel_path(wheel) for wheel in lock.wheels]
         sources[WHEELS_LOCK.format(distribution.release)] = lock.text.encode()
     system = System(
@@ -108,7 +109,7 @@ def _wheels(wanted: BundleRequest, distribution: Distribution, packages: int) ->
         python=distribution.python_version,
         base=digest(job_lock().read_bytes()),
         gpu_base=digest(gpu_lock().read_bytes()) if gpu else None,
-        requirements=content_hash((asked,)) if asked is not None else None,
+        requirements=content_hash((file,)) if file is not None else None,
         wheels=tuple(sorted(path.name for path in base)),
         gpu=tuple(sorted(path.name for path in gpu)),
         more=tuple(sorted(path.name for path in more)),
@@ -116,19 +117,20 @@ def _wheels(wanted: BundleRequest, distribution: Distribution, packages: int) ->
     return system, sources | {f"{WHEELS}/{path.name}": path for path in (*base, *gpu, *more)}
 
 
-def _check(wanted: BundleRequest, out: Path) -> None:
-    for distribution in wanted.distributions:
-        check(distribution, wanted.archives.get(distribution.release))
-    if (asked := wanted.spec.software.python.requirements) is not None:
-        content_hash((asked,))
+def _check(request: BundleRequest, out: Path) -> None:
+    for distribution in request.distributions:
+        check(distribution, request.archives.get(distribution.release))
+    if (file := request.spec.software.python.requirements) is not None:
+        content_hash((file,))
     if out.is_dir() or not os.access(out.parent, os.W_OK):
-        fix = "name another file with --out, in a folder that is there and can be written"
+        fix = "pass another file with --out, in an existing and writable folder"
         raise UsageError("the bundle can't be written", code="bundle-unwritable", where=str(out), fix=fix)
 
 
 def _cache_folder(name: str = "") -> Path:
-    """Where packages are kept; it can be written."""
+    """Return the cache folder for packages. It exists and is writable."""
     with cache_of_downloads(f"bundle/{name}") as folder:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):  # one that is there may not be ours
+        # An existing folder may belong to another user.
+        with tempfile.TemporaryFile(dir=folder):
             return folder

@@ -1,4 +1,4 @@
-"""The OS packages that the roles install, read from the roles' own variables: there is no second list."""
+"""The OS packages that Ansible's roles install, read from the variables of the roles."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from clusterctl.util.assets import asset, table
 
 PLAIN: Final = Software()
 _SUFFIX: Final = "_packages"
-_OPENHPC: Final = "_openhpc"  # what takes their place where Slurm is OpenHPC's
-_APPTAINER: Final = "apptainer"  # the role
+# Suffix of variables that replace `_packages` if Slurm is OpenHPC's.
+_OPENHPC: Final = "_openhpc"
+_APPTAINER: Final = "apptainer"
 _CUDA_ROLE: Final = "cuda"
-_RENAMED: Final = 580  # the fabric manager's package, with this branch
-_CUDA: Final = "12"  # that of the job environment's CuPy
-_AT_GOOGLE: Final = frozenset({"bucket", "scratch"})  # roles for machines at Google alone
-# What Ansible's modules need on a host, and would fetch themselves.
+# The driver branch in which NVIDIA renamed the package of the fabric manager.
+_RENAMED: Final = 580
+# The major CUDA version of CuPy in the job environment.
+_CUDA: Final = "12"
+# Roles that run only on Google Cloud.
+_AT_GOOGLE: Final = frozenset({"bucket", "scratch"})
+# Packages that Ansible's modules need on a host and would otherwise install themselves.
 _OF_MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     "Debian": ("python3-apt",),
     "RedHat": ("python3-libselinux",),
@@ -28,7 +32,7 @@ _OF_MODULES: Final[Mapping[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """A package that its makers release and no distribution has."""
+    """A package that is released by its developers and is in no distribution."""
 
     url: str
     sha256: str
@@ -39,31 +43,31 @@ class Upstream:
 
 
 def package_names(distribution: Distribution, software: Software = PLAIN) -> tuple[str, ...]:
-    """What the roles ask for on a host of this distribution, whichever of its roles it has.
+    """Return the packages that the roles install on hosts of this distribution, for all kinds of hosts.
 
     Raises:
-        ClusterctlError: a role's data can't be read without Ansible.
+        ClusterctlError: the variables of a role are templates.
     """
-    unwanted = _AT_GOOGLE if software.apptainer else {*_AT_GOOGLE, _APPTAINER}
-    roles = {folder.parent.name for folder in asset("ansible").glob("roles/*/vars")} - unwanted
-    found = {*_OF_MODULES[distribution.family], *packages_of(roles, distribution, software)}
-    return tuple(sorted(found.union(_of_nvidia(software.nvidia, distribution))))
+    excluded = _AT_GOOGLE if software.apptainer else {*_AT_GOOGLE, _APPTAINER}
+    roles = {folder.parent.name for folder in asset("ansible").glob("roles/*/vars")} - excluded
+    names = {*_OF_MODULES[distribution.family], *packages_of(roles, distribution, software)}
+    return tuple(sorted(names.union(_of_nvidia(software.nvidia, distribution))))
 
 
 def asked_packages(distribution: Distribution, software: Software) -> tuple[str, ...]:
-    """What a bundle must hold for hosts of a distribution: packages by name, and the files of upstream's."""
+    """Return the packages that a bundle must hold for a distribution: package names, and upstream's files."""
     upstream = upstream_packages(distribution, software)
-    return (*package_names(distribution, software), *(one.file for one in upstream))
+    return (*package_names(distribution, software), *(package.file for package in upstream))
 
 
 def packages_of(roles: Iterable[str], distribution: Distribution, software: Software) -> tuple[str, ...]:
-    """What these roles of Ansible's ask for on a host of this distribution."""
+    """Return the packages that these Ansible roles install on hosts of this distribution."""
     openhpc = software.slurm == "openhpc"
     return tuple(sorted({name for role in roles for name in _names(role, distribution, openhpc=openhpc)}))
 
 
 def nvidia_stream(distribution: Distribution, software: Software) -> str | None:
-    """The stream of the module that the driver is in, where dnf has one and a driver is asked for."""
+    """Return the dnf module stream of NVIDIA's driver. None without streams, or if no driver is installed."""
     nvidia = software.nvidia
     values = _variables(_CUDA_ROLE, distribution)
     kinds = [kind for kind in values.get("cuda_streams", ()) if kind in nvidia.parts]
@@ -75,21 +79,21 @@ def nvidia_stream(distribution: Distribution, software: Software) -> str | None:
 
 
 def nvidia_preference(distribution: Distribution, software: Software) -> str:
-    """What keeps apt to the driver's branch; "" where none is asked for, or apt is not used."""
+    """Return the apt preferences that pin the driver's branch. "" without a branch, or without apt."""
     branch = software.nvidia.of_branch or ""
     text: str = _variables(_CUDA_ROLE, distribution).get("cuda_preference", "") if branch else ""
     return text.replace("%s", branch)
 
 
 def _of_nvidia(nvidia: Nvidia, distribution: Distribution) -> Iterator[str]:
-    """What hosts with its cards get, as the role cuda fills in the names; none that only a host can tell."""
+    """Yield the packages of the role cuda for hosts with NVIDIA GPUs, except names that depend on the GPU."""
     values = _variables(_CUDA_ROLE, distribution)
     toolkit = nvidia.toolkit or ""
     branch = nvidia.of_branch or ""
     form = values["cuda_branch_form"].replace("%s", branch) if branch else ""
     cuda = toolkit.partition(".")[0] or _CUDA
     filled = {"@branch@": form, "@toolkit@": toolkit.replace(".", "-"), "@cuda@": cuda}
-    filled |= {"@version@": "", "@driver_branch@": branch}  # the bundle's driver, and what it has of that
+    filled |= {"@version@": "", "@driver_branch@": branch}
     names = [name for part in nvidia.parts for name in values["cuda_names"][part]]
     if nvidia.has_driver:
         manager = "fabric_manager_below_580" if branch and int(branch) < _RENAMED else "fabric_manager"
@@ -102,28 +106,32 @@ def _of_nvidia(nvidia: Nvidia, distribution: Distribution) -> Iterator[str]:
 
 
 def upstream_packages(distribution: Distribution, software: Software) -> tuple[Upstream, ...]:
-    """What the roles fetch from its makers on a host of this distribution."""
-    said = _variables(_APPTAINER, distribution) if software.apptainer else {}
-    return (Upstream(said["apptainer_url"], said["apptainer_sha256"]),) if "apptainer_url" in said else ()
+    """Return the packages that the roles download from their developers, for this distribution."""
+    variables = _variables(_APPTAINER, distribution) if software.apptainer else {}
+    return (
+        (Upstream(variables["apptainer_url"], variables["apptainer_sha256"]),)
+        if "apptainer_url" in variables
+        else ()
+    )
 
 
 def _names(role: str, distribution: Distribution, *, openhpc: bool) -> Iterator[str]:
-    said = _variables(role, distribution)
-    for name, usual in said.items():
+    variables = _variables(role, distribution)
+    for name, packages in variables.items():
         if not name.endswith(_SUFFIX):
             continue
-        value = said.get(name.removesuffix(_SUFFIX) + _OPENHPC, usual) if openhpc else usual
-        for package in value:
+        names = variables.get(name.removesuffix(_SUFFIX) + _OPENHPC, packages) if openhpc else packages
+        for package in names:
             if not isinstance(package, str) or "{{" in package:
-                what = f"{name} is no plain list of packages"
-                fix = "write the names out: they are read without Ansible, too"
-                raise ClusterctlError(what, code="package-list-unreadable", where=f"the role {role}", fix=fix)
+                message = f"{name} is not a plain list of packages"
+                fix = "write the names without templates, because they are also read without Ansible"
+                raise ClusterctlError(message, code="package-list-unreadable", where=f"role {role}", fix=fix)
             yield package
 
 
 def _variables(role: str, distribution: Distribution) -> dict[str, Any]:
-    """The variables of a role on this distribution: those of its family, then those of its release."""
+    """Return the variables of a role for this distribution: values of the release override the family's."""
     folder = asset("ansible") / "roles" / role / "vars"
     paths = [folder / f"{name}.yml" for name in (distribution.family, distribution.release)]
-    found = [table(path, dict[str, Any]) for path in paths if path.is_file()]
-    return {name: value for one in found for name, value in one.items()}
+    tables = [table(path, dict[str, Any]) for path in paths if path.is_file()]
+    return {name: value for values in tables for name, value in values.items()}

@@ -1,7 +1,7 @@
-"""pip, whose environment markers are those of a node: python -P THIS_FILE PYTHON ARCH PIP_ARGUMENT...
+"""A wrapper of pip that evaluates markers for a node. Usage: python -P THIS_FILE PYTHON ARCH PIP_ARGUMENT...
 
-pip takes another Python's version for the names of wheels, but evaluates `; python_version < "3.12"` for the
-one that it runs on, and has no option for it. This file imports nothing of clusterctl.
+pip has options to select wheels for another Python version, but evaluates markers such as
+`; python_version < "3.12"` for the Python that runs it. This file imports nothing of clusterctl.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from pip._vendor.packaging import markers
 
 
 def answer_for(python: str, arch: str) -> None:
-    """Let markers be evaluated for CPython ``python`` on Linux ``arch``."""
+    """Make pip evaluate markers for CPython ``python`` on Linux ``arch``."""
     node = markers.default_environment()
-    if node["python_version"] != python:  # else the patch level of this one is as good as any
+    # The node's patch level is unknown.
+    if node["python_version"] != python:
         node["implementation_version"] = node["python_full_version"] = f"{python}.0"
     node["python_version"] = python
     node["implementation_name"], node["platform_python_implementation"] = "cpython", "CPython"

@@ -1,10 +1,9 @@
-"""Fetch the OS packages of a distribution, with all that they need, as a repository for its hosts.
+"""Download of a distribution's OS packages, with all dependencies, as a repository for its hosts.
 
-For Debian's family, apt resolves and downloads them, checks the archive's signature with its keyring and each
-package with the signed index, and apt-ftparchive writes the index. For Red Hat's family, dnf and createrepo_c
-do that work. Each rpm's own signature is checked with the keys of its repositories, which go into the bundle,
-because hosts check it again when they install. Both work in a folder of their own, in which no package counts
-as installed.
+For Debian and Ubuntu, apt resolves and downloads the packages, checks the archive's signature with its
+keyring and each package with the signed index; apt-ftparchive writes the new index. For Red Hat's family, dnf
+and createrepo_c do this. The signature of each rpm is checked with the keys of its repository, which go into
+the bundle, because hosts check it again. Both tools use an empty root, so no package counts as installed.
 """
 
 from __future__ import annotations
@@ -37,11 +36,12 @@ _ALWAYS: Final = {"LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
 
 @dataclass(frozen=True, slots=True)
 class RepositoryRequest:
-    """What to pack for, and the folder that keeps downloads.
+    """The input for the creation of a repository.
 
-    report: called with a line about each step. ``archive`` names the repositories to take packages from,
-    instead of the distribution's public ones, to which ``software`` may add OpenHPC's and NVIDIA's.
-    ``upstream``: packages that no repository has.
+    folder: cache folder for downloads. report: called with a line about each step.
+    archive: file with the repositories to use. Default: the distribution's public repositories.
+    software: adds the repositories of OpenHPC and NVIDIA, if the spec needs them.
+    upstream: packages that are in no repository.
     """
 
     distribution: Distribution
@@ -53,13 +53,13 @@ class RepositoryRequest:
 
     @property
     def sources(self) -> tuple[Mapping[str, Any], ...]:
-        """Where packages come from, as the table says it: the distribution's, and what the software adds."""
-        known = table(_DATA / "archives.toml", dict[str, dict[str, Any]])
-        if (archive := known.get(self.distribution.release)) is None:
+        """The public repositories, from archives.toml: the distribution's, OpenHPC's and NVIDIA's."""
+        archives = table(_DATA / "archives.toml", dict[str, dict[str, Any]])
+        if (archive := archives.get(self.distribution.release)) is None:
             raise UsageError(
-                f"no archive of packages is known for {self.distribution.release}",
+                f"bundles can't be created for {self.distribution.release}",
                 code="distribution-not-bundled",
-                fix=f"bundles can be made for {', '.join(known)}",
+                fix=f"bundles can be created for {', '.join(archives)}",
             )
         added = {"openhpc": self.software.slurm == "openhpc", "nvidia": self.software.nvidia.installs}
         return (archive, *(archive[name] for name, is_asked in added.items() if is_asked and name in archive))
@@ -69,7 +69,7 @@ _DEBS: Final = {"x86_64": "amd64"}  # by ARCHITECTURE
 _FILE: Final = re.compile(r"^'([^']+)' (\S+\.deb) \d+ (?:SHA256:(\w+))?", re.MULTILINE)
 _TOOLS: Final = {
     "Debian": {
-        "apt-get": "make this bundle on a machine with Debian or Ubuntu",
+        "apt-get": "create this bundle on a machine with Debian or Ubuntu",
         "apt-ftparchive": "install the package apt-utils here",
     },
     "RedHat": {
@@ -81,53 +81,56 @@ _TOOLS: Final = {
 
 
 def check(distribution: Distribution, archive: Path | None) -> None:
-    """Check that this machine has the tools for a distribution, and that these read the user's archives.
+    """Check that this machine has the tools for a distribution, and that these can read the user's file.
+
+    archive: the user's file with repositories. None: not given.
 
     Raises:
         MachineError: a tool is missing.
-        UsageError: the file is not a list of archives.
+        UsageError: the file is not a list of repositories.
     """
     if archive:
         _read_own(archive)
     for tool, fix in _TOOLS[distribution.family].items():
         if shutil.which(tool) is None:
-            what = f"packages of {distribution.release} can't be fetched here: there is no {tool}"
-            raise MachineError(what, code="tool-missing", fix=fix)
+            message = f"packages of {distribution.release} can't be downloaded: this machine has no {tool}"
+            raise MachineError(message, code="tool-missing", fix=fix)
     if archive:
         {"Debian": _check_sources, "RedHat": _own_repositories}[distribution.family](archive)
 
 
-def pack(packer: RepositoryRequest, names: Sequence[str]) -> Path:
-    """Fetch the packages of these names with all that they need; return the folder of the repository.
+def pack(request: RepositoryRequest, names: Sequence[str]) -> Path:
+    """Download these packages with all dependencies. Return the folder of the repository.
 
-    ``check`` comes first. The folder is good until the next call for the distribution.
+    Call ``check`` before. The folder is valid until the next call for the same distribution.
 
     Raises:
-        MachineError: a keyring is missing, an archive can't be reached, or a signature is not right.
-        UsageError: no archive of this distribution is known.
+        MachineError: a keyring is missing, a repository can't be reached, or a signature is invalid.
+        UsageError: the distribution's repositories are unknown.
     """
-    return {"Debian": _pack_apt, "RedHat": _pack_dnf}[packer.distribution.family](packer, names)
+    return {"Debian": _pack_apt, "RedHat": _pack_dnf}[request.distribution.family](request, names)
 
 
-def _pack_apt(packer: RepositoryRequest, names: Sequence[str]) -> Path:
-    release, folder = packer.distribution.release, packer.folder
-    apt = partial(_apt, _apt_options(packer))
-    packer.report(f"{release}: reading the package lists")
-    apt("update", what=f"reading the package lists of {release}")
-    install = ("install", "--quiet=2", *names, *(_fetched(one, folder) for one in packer.upstream))
-    nothing = f"Dir::Cache::archives={folder / 'none'}"  # else it names only what is yet to come
-    said = apt(*install, "--print-uris", "-o", nothing, what=f"finding what the packages of {release} need")
-    paths = {file: _place(file, uri, folder, sha256) for uri, file, sha256 in _FILE.findall(said)}
-    packer.report(f"{release}: downloading {len(paths)} packages")
-    apt(*install, "--download-only", what=f"downloading the packages of {release}")
+def _pack_apt(request: RepositoryRequest, names: Sequence[str]) -> Path:
+    release, folder = request.distribution.release, request.folder
+    apt = partial(_apt, _apt_options(request))
+    request.report(f"{release}: reading the package lists")
+    apt("update", task=f"reading the package lists of {release}")
+    install = ("install", "--quiet=2", *names, *(_fetched(package, folder) for package in request.upstream))
+    # With its cache, apt would list only the packages that are not downloaded yet.
+    no_cache = f"Dir::Cache::archives={folder / 'none'}"
+    uris = apt(*install, "--print-uris", "-o", no_cache, task=f"finding what the packages of {release} need")
+    paths = {file: _place(file, uri, folder, sha256) for uri, file, sha256 in _FILE.findall(uris)}
+    request.report(f"{release}: downloading {len(paths)} packages")
+    apt(*install, "--download-only", task=f"downloading the packages of {release}")
     root = _repository(folder, "pool", paths)
-    index = _run(["apt-ftparchive", "packages", "pool"], what="making the repository's index", cwd=root)
+    index = _run(["apt-ftparchive", "packages", "pool"], task="making the repository's index", cwd=root)
     (root / "Packages").write_text(index)
     return root
 
 
 def _repository(folder: Path, inner: str, paths: Mapping[str, Path]) -> Path:
-    """Make a folder with links to these packages alone: the downloads of earlier bundles lie beside them."""
+    """Create a folder with links to these packages. The cache folder also holds packages of other bundles."""
     root = folder / "repository"
     shutil.rmtree(root, ignore_errors=True)
     (root / inner).mkdir(parents=True)
@@ -136,18 +139,18 @@ def _repository(folder: Path, inner: str, paths: Mapping[str, Path]) -> Path:
     return root
 
 
-def _apt_options(packer: RepositoryRequest) -> list[str]:
-    """What makes apt work for one distribution, with all of its state in one folder."""
-    folder, architecture = packer.folder, _DEBS[ARCHITECTURE]
+def _apt_options(request: RepositoryRequest) -> list[str]:
+    """Return the options that make apt work for one distribution, with all state in the cache folder."""
+    folder, architecture = request.folder, _DEBS[ARCHITECTURE]
     for name in ("state/lists/partial", "cache/archives/partial", "none/partial"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / "state/status").write_text("")
-    if (sources := packer.archive) is None:
+    if (sources := request.archive) is None:
         sources = folder / "archive.list"
-        sources.write_text("".join(_apt_lines(packer)))
+        sources.write_text("".join(_apt_lines(request)))
     preferences = folder / "preferences"
-    preferences.write_text(nvidia_preference(packer.distribution, packer.software))
-    own = {
+    preferences.write_text(nvidia_preference(request.distribution, request.software))
+    options = {
         "Dir::State": folder / "state",
         "Dir::Etc::Preferences": preferences,
         "Dir::Cache": folder / "cache",
@@ -155,22 +158,25 @@ def _apt_options(packer: RepositoryRequest) -> list[str]:
         "APT::Architecture": architecture,
         "APT::Architectures": architecture,
     }
-    return [f"--config-file={_DATA / 'apt.conf'}", *(f"--option={key}={value}" for key, value in own.items())]
+    return [
+        f"--config-file={_DATA / 'apt.conf'}",
+        *(f"--option={key}={value}" for key, value in options.items()),
+    ]
 
 
-def _apt(options: Sequence[str], *words: str, what: str) -> str:
+def _apt(options: Sequence[str], *words: str, task: str) -> str:
     return _run(
         ["apt-get", "--assume-yes", *options, *words],
-        what=what,
-        fix="check that this machine reaches the archive (apt's own settings for a proxy apply; --from "
-        "names another), then run it again: what was downloaded is kept",
+        task=task,
+        fix="check that this machine reaches the repository (apt's proxy settings apply; --from selects "
+        "another), then run the command again; finished downloads are kept",
     )
 
 
 def _place(file: str, uri: str, folder: Path, sha256: str) -> Path:
-    """Return the path of a package, and remove the package if it is damaged in apt's cache.
+    """Return the path of a package in apt's cache. If the cached file is damaged, remove it.
 
-    apt checks what it downloads. In its cache it compares only sizes, and from `file:` it copies nothing.
+    apt checks only the size of cached files, and does not copy packages of `file:` repositories.
     """
     if uri.startswith("file:"):
         return Path(unquote(uri.removeprefix("file:")))
@@ -180,41 +186,35 @@ def _place(file: str, uri: str, folder: Path, sha256: str) -> Path:
     return path
 
 
-def _fetched(one: Upstream, folder: Path) -> str:
-    """Return the path of a package that its makers release, downloaded if the cache does not have it."""
-    path = folder / one.file
-    if not path.is_file() or file_sha256(path) != one.sha256:
-        path.write_bytes(_download(one.url, what=f"the package {path.name}"))
-        if file_sha256(path) != one.sha256:
-            what = f"the package {path.name} has another SHA-256 than its makers gave"
-            raise MachineError(what, code="package-changed", where=one.url)
+def _fetched(package: Upstream, folder: Path) -> str:
+    """Return the path of an upstream package. It is downloaded, unless it is in the cache."""
+    path = folder / package.file
+    if not path.is_file() or file_sha256(path) != package.sha256:
+        path.write_bytes(_download(package.url, item=f"the package {path.name}"))
+        if file_sha256(path) != package.sha256:
+            message = f"the package {path.name} does not have the expected SHA-256"
+            raise MachineError(message, code="package-changed", where=package.url)
     return str(path)
 
 
 def _check_sources(path: Path) -> None:
-    """Check that apt can read a list of archives of the user's.
-
-    Raises:
-        UsageError: it can't.
-    """
+    """Raise UsageError if apt can't read the user's list of repositories."""
     options = (f"Dir::Etc::SourceList={path.absolute()}", "Dir::Etc::SourceParts=/dev/null")
-    done = _done(["apt-get", "indextargets", *(f"--option={one}" for one in options)])
-    if done.rc != 0 or not done.stdout:
-        why = done.stderr.partition("\n")[0] or "it names none"
-        fix = "write it as in /etc/apt/sources.list.d"
-        raise _not_repositories(
-            path, "is not a list of apt sources", why, f"{fix}; a .sources file in that form"
-        )
+    result = _done(["apt-get", "indextargets", *(f"--option={option}" for option in options)])
+    if result.rc != 0 or not result.stdout:
+        reason = result.stderr.partition("\n")[0] or "the file names no repository"
+        fix = "use the format of /etc/apt/sources.list.d; a .sources file needs the deb822 format"
+        raise _not_repositories(path, "is not a list of apt sources", reason, fix)
 
 
-def _apt_lines(packer: RepositoryRequest) -> Iterator[str]:
-    """The archives of the distribution, as apt reads them."""
-    for archive in packer.sources:
+def _apt_lines(request: RepositoryRequest) -> Iterator[str]:
+    """Yield the public repositories as lines of a sources.list."""
+    for archive in request.sources:
         if not Path(archive["keyring"]).is_file():
-            what = f"the signatures of {packer.distribution.release} can't be checked here"
-            why = "that keyring is missing"
+            message = f"the signatures of {request.distribution.release} can't be checked on this machine"
+            reason = "the keyring is missing"
             fix = f"install the package {archive['keyring_package']}"
-            raise MachineError(what, code="keyring-missing", where=archive["keyring"], why=why, fix=fix)
+            raise MachineError(message, code="keyring-missing", where=archive["keyring"], why=reason, fix=fix)
         for source in archive["sources"]:
             keyring = source.get("keyring", archive["keyring"])
             for suite in source["suites"]:
@@ -222,66 +222,66 @@ def _apt_lines(packer: RepositoryRequest) -> Iterator[str]:
                 yield f"deb {' '.join(words)}\n"
 
 
-def _pack_dnf(packer: RepositoryRequest, names: Sequence[str]) -> Path:
-    release, folder = packer.distribution.release, packer.folder
-    repositories, urls = _repositories(packer)
-    packer.report(f"{release}: reading the repositories")
-    dnf = partial(_dnf, packer)
+def _pack_dnf(request: RepositoryRequest, names: Sequence[str]) -> Path:
+    release, folder = request.distribution.release, request.folder
+    repositories, urls = _repositories(request)
+    request.report(f"{release}: reading the repositories")
+    dnf = partial(_dnf, request)
     shutil.rmtree(folder / "root", ignore_errors=True)
     for name in ("root", "repos", "log", "packages"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / "repos" / "bundle.repo").write_text(repositories)
-    if stream := nvidia_stream(packer.distribution, packer.software):
-        what = f"choosing the stream of NVIDIA's driver for {release}"
-        dnf("module", "enable", f"nvidia-driver:{stream}", what=what)
-    keys = [_download(url, what="a repository's key") for url in urls]
+    if stream := nvidia_stream(request.distribution, request.software):
+        task = f"choosing the stream of NVIDIA's driver for {release}"
+        dnf("module", "enable", f"nvidia-driver:{stream}", task=task)
+    keys = [_download(url, item="a repository's key") for url in urls]
     download = ("download", "--resolve", "--alldeps", f"--arch={ARCHITECTURE}", "--arch=noarch")
-    said = dnf(*download, "--url", *names, what=f"finding what the packages of {release} need")
-    files = {line.rpartition("/")[2] for line in said.split() if line.endswith(".rpm")}
-    packer.report(f"{release}: downloading {len(files)} packages")
-    kept = folder / "packages"
-    dnf(*download, f"--downloaddir={kept}", *names, what=f"downloading the packages of {release}")
-    root = _repository(folder, "Packages", {file: kept / file for file in files})
+    urls_text = dnf(*download, "--url", *names, task=f"finding what the packages of {release} need")
+    files = {line.rpartition("/")[2] for line in urls_text.split() if line.endswith(".rpm")}
+    request.report(f"{release}: downloading {len(files)} packages")
+    downloads = folder / "packages"
+    dnf(*download, f"--downloaddir={downloads}", *names, task=f"downloading the packages of {release}")
+    root = _repository(folder, "Packages", {file: downloads / file for file in files})
     (root / "keys").mkdir()
     for number, key in enumerate(keys):
         (root / f"keys/{number}.asc").write_bytes(key)
     _check_signatures(folder, root)
     words = ["--quiet", "--no-database", "--revision=1", "--set-timestamp-to-revision"]
-    _run(["createrepo_c", *words, str(root)], what="making the repository's index")
+    _run(["createrepo_c", *words, str(root)], task="making the repository's index")
     return root
 
 
-def _dnf(packer: RepositoryRequest, *words: str, what: str) -> str:
-    """Run dnf with all of its state in one folder, for one distribution."""
-    folder = packer.folder
+def _dnf(request: RepositoryRequest, *words: str, task: str) -> str:
+    """Run dnf for one distribution, with all state in the cache folder."""
+    folder = request.folder
     argv = ["dnf", "--quiet", "--assumeyes", f"--config={_DATA / 'dnf.conf'}"]
     argv += [f"--installroot={folder / 'root'}"]
-    argv += [f"--releasever={packer.distribution.release.rpartition('-')[2]}"]
+    argv += [f"--releasever={request.distribution.release.rpartition('-')[2]}"]
     argv += [f"--setopt={name}dir={folder / name}" for name in ("repos", "cache", "log")]
     return _run(
         [*argv, *words],
-        what=what,
-        fix="check that this machine reaches the repositories (--from names others) and has "
-        "dnf-plugins-core, then run it again: what was downloaded is kept",
+        task=task,
+        fix="check that this machine reaches the repositories (--from selects others) and has "
+        "dnf-plugins-core, then run the command again; finished downloads are kept",
     )
 
 
-def _repositories(packer: RepositoryRequest) -> tuple[str, tuple[str, ...]]:
-    if packer.archive is not None:
-        return _own_repositories(packer.archive)
+def _repositories(request: RepositoryRequest) -> tuple[str, tuple[str, ...]]:
+    if request.archive is not None:
+        return _own_repositories(request.archive)
     text = "\n".join(
-        f"[{name}]\nname={name}\nbaseurl={url}\ngpgcheck=1\ngpgkey={' '.join(part['keys'])}\n"
-        for part in packer.sources
-        for name, url in part["repositories"].items()
+        f"[{name}]\nname={name}\nbaseurl={url}\ngpgcheck=1\ngpgkey={' '.join(source['keys'])}\n"
+        for source in request.sources
+        for name, url in source["repositories"].items()
     )
-    return text, tuple(key for part in packer.sources for key in part["keys"])
+    return text, tuple(key for source in request.sources for key in source["keys"])
 
 
 def _own_repositories(path: Path) -> tuple[str, tuple[str, ...]]:
-    """A .repo file of the user's, and where its keys are.
+    """Return the text of the user's .repo file, and the URLs of its keys.
 
     Raises:
-        UsageError: it is none, or names no key.
+        UsageError: the file is not a .repo file, or has no gpgkey.
     """
     text = _read_own(path)
     parser = configparser.ConfigParser(interpolation=None)
@@ -289,16 +289,16 @@ def _own_repositories(path: Path) -> tuple[str, tuple[str, ...]]:
         parser.read_string(text)
         keys = {key for name in parser.sections() for key in parser[name].get("gpgkey", "").split()}
     except configparser.Error as exc:
-        fix = "write it as in /etc/yum.repos.d"
-        raise _not_repositories(path, "is no .repo file", exc.message, fix) from exc
+        fix = "use the format of /etc/yum.repos.d"
+        raise _not_repositories(path, "is not a .repo file", exc.message, fix) from exc
     if not keys:
-        why = "packages without a verifiable signature are not put into a bundle"
-        raise _not_repositories(path, "names no key", why, "say gpgkey= for each repository")
+        reason = "a bundle contains only packages with a signature that can be checked"
+        raise _not_repositories(path, "has no gpgkey", reason, "set gpgkey= for each repository")
     return text, tuple(sorted(keys))
 
 
 def _check_signatures(folder: Path, root: Path) -> None:
-    """Refuse a package of a repository that none of its keys has signed."""
+    """Raise MachineError if a package is not signed with a key of its repository."""
     database = folder / "rpmdb"
     shutil.rmtree(database, ignore_errors=True)
     database.mkdir()
@@ -306,51 +306,54 @@ def _check_signatures(folder: Path, root: Path) -> None:
     keys, packages = (
         sorted(str(path.resolve()) for path in (root / name).iterdir()) for name in ("keys", "Packages")
     )
-    _run([*rpmkeys, "--import", *keys], what="reading the keys of repositories", fix="name the true keys")
-    done = _done([*rpmkeys, "--checksig", *packages])
-    if done.rc != 0:
-        wrong = "; ".join(line for line in done.stdout.splitlines() if line.endswith("NOT OK"))
-        fix = "see where the package comes from; what is right is kept, so run it again after it is removed"
-        what = "checking the signatures of packages failed"
-        why = wrong or done.reason
-        raise MachineError(what, code="package-signature", where="rpmkeys", why=why, fix=fix)
+    _run([*rpmkeys, "--import", *keys], task="reading the keys of repositories", fix="correct gpgkey=")
+    result = _done([*rpmkeys, "--checksig", *packages])
+    if result.rc != 0:
+        rejected = "; ".join(line for line in result.stdout.splitlines() if line.endswith("NOT OK"))
+        fix = "check its source and remove the package, then run the command again; downloads are kept"
+        message = "checking the signatures of packages failed"
+        reason = rejected or result.reason
+        raise MachineError(message, code="package-signature", where="rpmkeys", why=reason, fix=fix)
 
 
 def _read_own(path: Path) -> str:
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as exc:
-        why = getattr(exc, "strerror", None) or str(exc)
-        fix = "name a file as in /etc/apt/sources.list.d or /etc/yum.repos.d"
-        raise _not_repositories(path, "can't be read", why, fix) from exc
+        reason = getattr(exc, "strerror", None) or str(exc)
+        fix = "pass a file in the format of /etc/apt/sources.list.d or /etc/yum.repos.d"
+        raise _not_repositories(path, "can't be read", reason, fix) from exc
 
 
-def _not_repositories(path: Path, what: str, why: str, fix: str) -> UsageError:
-    said = f"the file of repositories {what}"
-    return UsageError(said, code="bad-repositories", where=str(path), why=why, fix=fix)
+def _not_repositories(path: Path, problem: str, reason: str, fix: str) -> UsageError:
+    message = f"the file with repositories {problem}"
+    return UsageError(message, code="bad-repositories", where=str(path), why=reason, fix=fix)
 
 
-def _run(argv: Sequence[str], *, what: str, fix: str = "run it again", cwd: Path | None = None) -> str:
-    done = _done(argv, cwd)
-    if done.rc != 0:
-        said = f"{what} failed"
-        raise MachineError(said, code="package-tool-failed", where=argv[0], why=done.reason, fix=fix)
-    return done.stdout
+def _run(
+    argv: Sequence[str], *, task: str, fix: str = "run the command again", cwd: Path | None = None
+) -> str:
+    result = _done(argv, cwd)
+    if result.rc != 0:
+        message = f"{task} failed"
+        raise MachineError(message, code="package-tool-failed", where=argv[0], why=result.reason, fix=fix)
+    return result.stdout
 
 
 def _done(argv: Sequence[str], cwd: Path | None = None) -> process.Result:
     return process.run(argv, env={**os.environ, **_ALWAYS}, cwd=cwd)
 
 
-def _download(url: str, *, what: str) -> bytes:
-    """The content at a URL; `file:` is of this machine."""
+def _download(url: str, *, item: str) -> bytes:
+    """Return the content at a URL. `file:` URLs are read from this machine."""
     try:
         if url.startswith("file://"):
             return Path(url.removeprefix("file://")).read_bytes()
         answer = requests.get(url, timeout=60)
         answer.raise_for_status()
-    except OSError as exc:  # the parent of all that requests raises
-        fix = "check that this machine reaches it, then run it again: what was downloaded is kept"
-        said = f"{what} can't be had"
-        raise MachineError(said, code="download-failed", where=url, why=str(exc), fix=fix) from exc
+    except OSError as exc:
+        # All exceptions of requests are OSErrors.
+        fix = "check that this machine reaches the URL, then run the command again; downloads are kept"
+        message = f"{item} can't be downloaded"
+        raise MachineError(message, code="download-failed", where=url, why=str(exc), fix=fix) from exc
     return answer.content

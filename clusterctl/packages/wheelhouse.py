@@ -1,6 +1,6 @@
-"""Wheels for the nodes, downloaded by pip on the user's machine: locks, and the wheelhouse of a lock.
+"""Wheels for the nodes, downloaded by pip on the user's machine, so nodes need no internet access.
 
-So nodes need no internet. The wheels fit the nodes' Python, architecture and glibc, not this machine's.
+A lock lists wheels with their hashes; the wheelhouse of a lock is the folder with these wheels.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PIP: Final = Path(__file__).with_name("pip_for_node.py")
 
 @dataclass(frozen=True, slots=True)
 class NodePlatform:
-    """What wheels must fit: the Python of the job environment (``3.11``), and glibc 2.``glibc_minor``."""
+    """The platform that wheels must match: Python of jobs, such as ``3.11``, and glibc 2.``glibc_minor``."""
 
     python: str
     glibc_minor: int
@@ -50,9 +50,9 @@ DEFAULT_PLATFORM: Final = NodePlatform.of(distribution_of(DEFAULT))
 
 @dataclass
 class Pip:
-    """`pip download` for the nodes: wheels only, with pip's own settings.
+    """`pip download` for the nodes, restricted to wheels. The user's settings of pip apply.
 
-    report: called with lines for the user. heard: called with each line of pip's own.
+    report: called with lines for the user. heard: called with each line of pip's output.
     """
 
     node: NodePlatform
@@ -62,11 +62,11 @@ class Pip:
     def download(
         self, arguments: Sequence[str], *, cwd: Path | None = None, builds: Builds | None = None
     ) -> Result:
-        """Run it. ``builds`` may end it, because pip has chosen a build that the nodes have no use for."""
+        """Run `pip download`. ``builds`` stops it if it chose a CUDA build for nodes without GPUs."""
         node = self.node
         platforms = [f"manylinux_2_{minor}_{ARCHITECTURE}" for minor in range(node.glibc_minor, 4, -1)]
         platforms += [f"manylinux{name}_{ARCHITECTURE}" for name in ("2014", "2010", "1")]
-        # -P: a file of the caller's folder that is called like a module of pip's is not one.
+        # -P keeps files in the caller's folder from shadowing modules of pip.
         argv = [sys.executable, "-P", str(_PIP), node.python, ARCHITECTURE]
         argv += ["download", "--no-input", "--disable-pip-version-check", "--progress-bar=off"]
         argv += ["--only-binary=:all:", "--implementation", "cp", "--python-version", node.python]
@@ -81,15 +81,17 @@ class Pip:
         return run_heard([*argv, *arguments], hear, env=env, cwd=cwd)
 
 
-_CACHE: Final = "python"  # the folder of locks and their wheels
-_LAYOUT: Final = "environment v1"  # of the folder on the cluster; part of every key
+# The cache folder of locks and their wheels.
+_CACHE: Final = "python"
+# Version of the environment's layout on the cluster. It is part of every key.
+_LAYOUT: Final = "environment v1"
 _PIN: Final = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;\\]+)", re.MULTILINE)
 _LINE: Final = re.compile(r"(\S+)==(\S+) --hash=sha256:([0-9a-f]{64})  # ([^\s/]+\.whl)")
 
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """One wheel: the package's normalized name, its version, the file's name and hash."""
+    """A wheel: the package's normalized name and version, and the name and hash of its file."""
 
     name: str
     version: str
@@ -107,7 +109,7 @@ class Wheel:
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """``base`` holds the versions of the job environment, which stay visible below; normalized names."""
+    """The wheels that requirements add to a job environment with the packages ``base`` (name -> version)."""
 
     wheels: tuple[Wheel, ...]
     base: Mapping[str, str]
@@ -115,45 +117,45 @@ class Lock:
 
     @property
     def text(self) -> str:
-        """A requirements file with hashes, the same for the same wheels."""
+        """The lock as a requirements file with hashes. The same wheels give the same text."""
         lines = sorted(map(str, self.wheels))
         return "".join(f"{line}\n" for line in (f"# Python {self.node.python}, {ARCHITECTURE}", *lines))
 
     @property
     def key(self) -> str:
-        """Names the environment on a cluster: a hash of all that is in it."""
+        """The name of the environment on a cluster: a hash of its content."""
         return digest(_LAYOUT, self.text, *(f"{name}=={version}" for name, version in self.base.items()))
 
     @classmethod
     def read(cls, text: str, base: Mapping[str, str], node: NodePlatform = DEFAULT_PLATFORM) -> Lock:
-        """The lock of a text. Lines that are none of ours are passed over."""
-        return cls(tuple(Wheel(*found.groups()) for found in _LINE.finditer(text)), base, node)
+        """Parse the text of a lock. Unknown lines are ignored."""
+        return cls(tuple(Wheel(*match.groups()) for match in _LINE.finditer(text)), base, node)
 
 
 def pins(lock: Path) -> dict[str, str]:
-    """Normalized name -> version, of a requirements file that pins each."""
+    """Return the pinned versions in a requirements file: normalized name -> version."""
     return {canonicalize_name(name): version for name, version in _PIN.findall(lock.read_text())}
 
 
 @contextmanager
 def cache_of_downloads(name: str = "") -> Iterator[Path]:
-    """The cache, or a folder of it; an OSError of what reads or writes there becomes a MachineError."""
+    """Yield the cache or a folder in it. An OSError in the body becomes a MachineError."""
     folder = cache_home() / name
     try:
         yield folder
     except OSError as exc:
-        what = "the cache of downloads can't be written"
-        why = reason(exc, folder)
-        fix = "make it writable, or set XDG_CACHE_HOME to a folder that is"
-        raise MachineError(what, code="cache-unwritable", where=str(folder), why=why, fix=fix) from exc
+        message = "the cache of downloads can't be written"
+        cause = reason(exc, folder)
+        fix = "make the folder writable, or set XDG_CACHE_HOME to a writable folder"
+        raise MachineError(message, code="cache-unwritable", where=str(folder), why=cause, fix=fix) from exc
 
 
 def wheelhouse(lock: Path, node: NodePlatform = DEFAULT_PLATFORM) -> Path:
-    """A folder with every wheel of a hash-locked requirements file; downloaded once.
+    """Return the folder with all wheels of a lock file. They are downloaded once.
 
     Raises:
-        MachineError: the package index is out of reach or has no wheel for the nodes, or there is no room
-            or no home to keep them in.
+        MachineError: the package index can't be reached or lacks a wheel for the nodes, or the cache can't be
+            written.
     """
     if not has_wheelhouse(lock, node):
         with new_wheelhouse(lock, node) as folder:
@@ -163,7 +165,7 @@ def wheelhouse(lock: Path, node: NodePlatform = DEFAULT_PLATFORM) -> Path:
 
 @contextmanager
 def new_wheelhouse(lock: Path, node: NodePlatform) -> Iterator[Path]:
-    """Yield a folder for the wheels of a lock, which becomes its wheelhouse unless the body raises."""
+    """Yield a folder for the wheels of a lock. It becomes the wheelhouse, unless the body raises."""
     with cache_of_downloads() as home:
         home.mkdir(parents=True, exist_ok=True)
         with temporary_folder(home) as unfinished:
@@ -173,7 +175,7 @@ def new_wheelhouse(lock: Path, node: NodePlatform) -> Iterator[Path]:
             try:
                 wheels.rename(_folder(lock, node))
             except OSError:
-                # Another clusterctl may have been faster, with the same wheels.
+                # Another clusterctl process may have created the same wheelhouse first.
                 if not has_wheelhouse(lock, node):
                     raise
 
@@ -188,16 +190,16 @@ def _folder(lock: Path, node: NodePlatform) -> Path:
 
 def _download_locked(lock: Path, node: NodePlatform, folder: Path) -> None:
     arguments = ["--quiet", "--require-hashes", "--no-deps"]
-    said = Pip(node).download([*arguments, "--requirement", str(lock), "--dest", str(folder)])
-    if said.rc != 0:
-        what = "the Python packages of the job environment could not be downloaded"
-        why = said.stdout.strip()[-1500:]
-        fix = "check that the package index can be reached (pip's own settings apply), then run it again"
-        raise MachineError(what, code="wheels-not-downloaded", where=str(lock), why=why, fix=fix)
+    result = Pip(node).download([*arguments, "--requirement", str(lock), "--dest", str(folder)])
+    if result.rc != 0:
+        message = "the Python packages of the job environment could not be downloaded"
+        output = result.stdout.strip()[-1500:]
+        fix = "check that the package index can be reached (pip's settings apply), then run the command again"
+        raise MachineError(message, code="wheels-not-downloaded", where=str(lock), why=output, fix=fix)
 
 
 def wheel_path(wheel: Wheel) -> Path:
-    """Where a wheel of a lock lies in the cache."""
+    """Return the path of a wheel in the cache."""
     return cache_home() / _CACHE / "wheels" / wheel.sha256 / wheel.file
 
 
@@ -207,28 +209,28 @@ _COMMENT: Final = re.compile(r"(^|\s+)#.*$")
 
 
 def content_hash(files: Sequence[Path]) -> str:
-    """A hash of what these files and those that they include say, wherever they lie.
+    """Return a hash of the content of these requirements files and of all files that they include.
 
     Raises:
-        UsageError: one of them can't be read.
+        UsageError: a file can't be read.
     """
-    return digest(*(said for file in files for _, said in _contents(file)))
+    return digest(*(content for file in files for _, content in _contents(file)))
 
 
 def _contents(
-    file: Path, seen: frozenset[Path] = frozenset(), named_in: str = "", *, constraints: bool = True
+    file: Path, parents: frozenset[Path] = frozenset(), named_in: str = "", *, constraints: bool = True
 ) -> Iterator[tuple[bytes, bytes]]:
-    """What is in a file and in those that it includes, each with the folder that its relative paths mean."""
+    """Yield folder and content of a requirements file and its included files, and hashes of local wheels."""
     file = file.absolute()
-    if file in seen:
+    if file in parents:
         return
     raw = _read(file, named_in)
     yield str(file.parent).encode(errors="surrogateescape"), raw
     for number, line in _lines(raw.decode(errors="replace")):
-        if found := _INCLUDE.match(line):
-            name, more = found[2].strip("\"'"), seen | {file}
-            if "://" not in name and (constraints or found[1] in {"-r", "--requirement"}):
-                yield from _contents(file.parent / name, more, f"{file}:{number}", constraints=constraints)
+        if include := _INCLUDE.match(line):
+            name, visited = include[2].strip("\"'"), parents | {file}
+            if "://" not in name and (constraints or include[1] in {"-r", "--requirement"}):
+                yield from _contents(file.parent / name, visited, f"{file}:{number}", constraints=constraints)
         elif (wheel := _local_wheel(line, file.parent)) is not None:
             try:
                 yield b"", file_sha256(wheel).encode()
@@ -238,29 +240,30 @@ def _contents(
                     code="file-unreadable",
                     where=f"{file}:{number}",
                     why=exc.strerror or str(exc),
-                    fix="make it readable, or leave the line out",
+                    fix="make the file readable, or remove the line",
                 ) from exc
 
 
 def _read(file: Path, named_in: str) -> bytes:
-    what, fix = f"the requirements file {file}", "name a file in pip's requirements format"
+    name, fix = f"the requirements file {file}", "pass a file in pip's requirements format"
     try:
         with file.open("rb") as opened:
             raw = opened.read(_MAX_BYTES + 1)
-    except (OSError, ValueError) as exc:  # ValueError: a null byte
-        why = getattr(exc, "strerror", None) or str(exc)
+    except (OSError, ValueError) as exc:
+        # ValueError: the path has a null byte.
+        reason = getattr(exc, "strerror", None) or str(exc)
         raise UsageError(
-            f"{what} can't be read", code="file-unreadable", where=named_in, why=why, fix=fix
+            f"{name} can't be read", code="file-unreadable", where=named_in, why=reason, fix=fix
         ) from exc
     if len(raw) > _MAX_BYTES:
         raise UsageError(
-            f"{what} is larger than {_MAX_BYTES >> 20} MiB", code="file-too-large", where=named_in, fix=fix
+            f"{name} is larger than {_MAX_BYTES >> 20} MiB", code="file-too-large", where=named_in, fix=fix
         )
     return raw
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Logical lines without comments, each with the number of its first line."""
+    """Yield the logical lines of a requirements file without comments, with their first line number."""
     joined, start = "", 0
     for number, line in enumerate(text.splitlines(), start=1):
         start = start if joined else number
@@ -276,7 +279,7 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _local_wheel(line: str, folder: Path) -> Path | None:
-    """The wheel on this machine that a line names, if it names one: it may change under its name."""
+    """Return the path of a local wheel that a line refers to, or None. Its content may change."""
     name = re.split(r"\s*;|\s+--|\s+$", line.rpartition(" @ ")[2].strip())[0].removeprefix("file://")
     path = folder / name
     return path if name.endswith(".whl") and "://" not in name and os.path.isfile(path) else None  # noqa: PTH113
@@ -293,17 +296,18 @@ _LONGEST_REASON: Final = 2000
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What is asked of pip.
+    """The input for resolving requirements with pip.
 
-    ``base`` is the lock of the job environment; ``held``, normalized name -> version, is to be kept if it can
-    be, as the versions that the cluster's own requirements came to.
+    files: the requirements files. base: the lock file of the job environment.
+    held: normalized name -> version to keep if possible, such as versions in the cluster's environment.
+    gpus: whether the nodes have GPUs. None: pip chooses between CUDA and CPU builds.
     """
 
     files: tuple[Path, ...]
     base: Path
     held: Mapping[str, str] = field(default_factory=dict)
     node: NodePlatform = DEFAULT_PLATFORM
-    gpus: bool | None = None  # whether the nodes have GPUs: see accelerators.py
+    gpus: bool | None = None
 
     @property
     def kept(self) -> Mapping[str, str]:
@@ -311,9 +315,7 @@ class Requirements:
 
     @property
     def answer(self) -> Path:
-        """Where the answer to this question lies, once there is one."""
-        # All that decides it, but for what pip's indexes hold: what is asked and included, the wheels on this
-        # machine that it names, and pip's settings.
+        """The path of the resulting lock in the cache, by a hash of all inputs except pip's indexes."""
         settings = [f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith("PIP_")]
         if self.gpus is not None:
             settings += [f"gpus={self.gpus}", cpu_index()]
@@ -322,44 +324,39 @@ class Requirements:
         return cache_home() / _CACHE / "locks" / f"{key}.txt"
 
 
-def resolve(asked: Requirements, *, report: LineReporter, heard: LineReporter = SILENT.note) -> Lock:
-    """The lock of requirements files, for the nodes; its wheels lie in the cache (see ``wheel_path``).
+def resolve(requirements: Requirements, *, report: LineReporter, heard: LineReporter = SILENT.note) -> Lock:
+    """Resolve requirements files for the nodes. The wheels are stored in the cache (see ``wheel_path``).
 
-    The versions of the job environment are kept, unless the requirements rule them out: such a package is
-    then in the lock, and comes first in the environment. ``heard`` gets pip's own lines.
+    The versions of the job environment are kept, unless the requirements exclude them; such packages are then
+    in the lock, and take precedence.
+
+    heard: called with each line of pip's output.
 
     Raises:
-        UsageError: a file can't be read, there is no such set of wheels, or no index answers; pip's reason.
+        UsageError: a file can't be read, the requirements conflict, or no index answers; with pip's reason.
         MachineError: the cache of downloads can't be written.
     """
     with cache_of_downloads(_CACHE) as home:
-        answer, base = asked.answer, pins(asked.base)
-        if (known := _load_lock(answer, asked)) is not None:
-            return known
-        report(f"resolving {', '.join(map(str, asked.files))}")
+        answer, base = requirements.answer, pins(requirements.base)
+        if (cached := _load_lock(answer, requirements)) is not None:
+            return cached
+        report(f"resolving {', '.join(map(str, requirements.files))}")
         answer.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(home) as folder:
-            wheels = _download(asked, folder, Pip(asked.node, report, heard))
-            others = tuple(w for w in map(_kept, wheels) if base.get(w.name) != w.version)
-            lock = Lock(others, base, asked.node)
+            wheels = _download(requirements, folder, Pip(requirements.node, report, heard))
+            additions = tuple(w for w in map(_kept, wheels) if base.get(w.name) != w.version)
+            lock = Lock(additions, base, requirements.node)
         write_atomic(answer, lock.text)
     return lock
 
 
 def locked(
-    text: str,
-    base: Path,
-    node: NodePlatform,
-    *,
-    report: LineReporter,
-    heard: LineReporter = SILENT.note,
+    text: str, base: Path, node: NodePlatform, *, report: LineReporter, heard: LineReporter = SILENT.note
 ) -> Lock | None:
-    """The lock of this text, with the very wheels that it names; None if they are for another Python.
-
-    Those that are not in the cache are downloaded.
+    """Parse a lock and download its exact wheels, unless they are cached. None if it is for another Python.
 
     Raises:
-        UsageError: no index has one of them.
+        UsageError: a wheel is in no index.
         MachineError: the cache of downloads can't be written.
     """
     lock = Lock.read(text, pins(base), node)
@@ -372,102 +369,110 @@ def locked(
         report(f"downloading {len(missing)} wheels")
         home.mkdir(parents=True, exist_ok=True)
         with temporary_folder(home) as folder:
-            wanted, target = folder / "wanted.txt", folder / "wheels"
-            wanted.write_text("".join(f"{wheel}\n" for wheel in missing))
-            argv = ["--require-hashes", "--no-deps", "--requirement", str(wanted), "--dest", str(target)]
+            requirements, target = folder / "wanted.txt", folder / "wheels"
+            requirements.write_text("".join(f"{wheel}\n" for wheel in missing))
+            argv = [
+                "--require-hashes",
+                "--no-deps",
+                "--requirement",
+                str(requirements),
+                "--dest",
+                str(target),
+            ]
             if any("+cpu" in wheel.version for wheel in missing):
                 argv += ["--extra-index-url", cpu_index()]
-            said = Pip(node, report, heard).download(argv, cwd=folder)
-            if said.rc != 0:
+            result = Pip(node, report, heard).download(argv, cwd=folder)
+            if result.rc != 0:
                 raise UsageError(
-                    "packages of the run are not to be had any more",
+                    "packages of the run are no longer available",
                     code="wheels-gone",
-                    why=said.stdout.strip()[-_LONGEST_REASON:],
-                    fix="check that the package index can be reached (pip's own settings apply)",
+                    why=result.stdout.strip()[-_LONGEST_REASON:],
+                    fix="check that the package index can be reached (pip's settings apply)",
                 )
             for path in target.glob("*.whl"):
                 _kept(path)
     return lock
 
 
-def cached_lock(asked: Requirements) -> Lock | None:
-    """What ``resolve`` would say without asking pip, if it can."""
+def cached_lock(requirements: Requirements) -> Lock | None:
+    """Return the cached result of ``resolve``, or None. pip is not run."""
     with cache_of_downloads(_CACHE):
-        return _load_lock(asked.answer, asked)
+        return _load_lock(requirements.answer, requirements)
 
 
-def store_lock(asked: Requirements, text: str, wheels: Path) -> None:
-    """Have ``resolve`` say this without asking pip, with the wheels of a folder, which are moved."""
+def store_lock(requirements: Requirements, text: str, wheels: Path) -> None:
+    """Store a result for ``resolve`` in the cache. The wheels are moved from their folder."""
     with cache_of_downloads(_CACHE):
         for path in wheels.glob("*.whl"):
             _kept(path)
-        asked.answer.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(asked.answer, text)
+        requirements.answer.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(requirements.answer, text)
 
 
-def _load_lock(answer: Path, asked: Requirements) -> Lock | None:
+def _load_lock(answer: Path, requirements: Requirements) -> Lock | None:
     if not answer.is_file():
         return None
-    lock = Lock.read(answer.read_text(), pins(asked.base), asked.node)
+    lock = Lock.read(answer.read_text(), pins(requirements.base), requirements.node)
     return lock if all(wheel_path(wheel).is_file() for wheel in lock.wheels) else None
 
 
-def _download(asked: Requirements, folder: Path, pip: Pip) -> list[Path]:
-    """The wheels that pip chose: with the versions to keep, but for those that the requirements rule out."""
-    files, kept = asked.files, asked.kept
+def _download(requirements: Requirements, folder: Path, pip: Pip) -> list[Path]:
+    """Download the wheels that pip chooses. Versions to keep are dropped if the requirements exclude them."""
+    files, kept = requirements.files, requirements.kept
     limits = folder / "constraints.txt"
-    builds = Builds(asked.gpus, pip.report, folder)
+    builds = Builds(requirements.gpus, pip.report, folder)
     contents = b"\n".join(text for file in files for _, text in _contents(file, constraints=False))
     builds.ask_for_cuda(contents.decode(errors="replace"))
     arguments = [word for file in builds.files(files) for word in ("--requirement", str(file))]
     arguments += ["--constraint", str(limits)]
     while True:
         limits.write_text(_constraints(kept))
-        target = Path(tempfile.mkdtemp(prefix="wheels-", dir=folder))  # pip may be ended when it has written
+        # Each attempt gets a new folder, because a stopped pip may leave files.
+        target = Path(tempfile.mkdtemp(prefix="wheels-", dir=folder))
         folder_of_last = files[-1].absolute().parent
         argv = [*arguments, *builds.arguments, "--dest", str(target)]
         try:
-            said = pip.download(argv, cwd=folder_of_last, builds=builds)
+            result = pip.download(argv, cwd=folder_of_last, builds=builds)
         except CudaBuildError:
             builds.take_for_cpus()
             continue
-        if said.rc == 0:
+        if result.rc == 0:
             break
-        if not kept or _CONFLICT not in said.stdout:
-            raise _unresolvable(asked, said)
-        kept = _without_conflict(kept, said)
-    found = sorted(target.glob("*.whl"))
-    _refuse_sources(files, said, {Wheel.of(path.name, "").name for path in found})
-    return found
+        if not kept or _CONFLICT not in result.stdout:
+            raise _unresolvable(requirements, result)
+        kept = _without_conflict(kept, result)
+    chosen = sorted(target.glob("*.whl"))
+    _refuse_sources(files, result, {Wheel.of(path.name, "").name for path in chosen})
+    return chosen
 
 
 def _constraints(kept: Mapping[str, str]) -> str:
     return "".join(f"{name}=={version}\n" for name, version in sorted(kept.items()))
 
 
-def _without_conflict(kept: Mapping[str, str], said: Result) -> dict[str, str]:
-    """Those that pip does not name as part of the conflict; none, if it names none of them."""
-    text = said.stdout.partition(_CONFLICT)[2]
+def _without_conflict(kept: Mapping[str, str], result: Result) -> dict[str, str]:
+    """Return the versions that pip does not list as part of a conflict. Empty if pip lists no version."""
+    text = result.stdout.partition(_CONFLICT)[2]
     parties = {canonicalize_name(name or other) for name, other in _PARTY.findall(text)}
     return {name: kept[name] for name in kept if name not in parties} if parties & kept.keys() else {}
 
 
-def _refuse_sources(files: Sequence[Path], said: Result, wheels: set[str]) -> None:
-    """pip downloads sources too, where a line names a folder, an archive or a repository."""
-    names = " ".join(_DOWNLOADED.findall(said.stdout)).split()
+def _refuse_sources(files: Sequence[Path], result: Result, wheels: set[str]) -> None:
+    """Raise UsageError if pip downloaded sources, for a line with a folder, an archive or a repository."""
+    names = " ".join(_DOWNLOADED.findall(result.stdout)).split()
     if missing := [name for name in names if canonicalize_name(name) not in wheels]:
         raise UsageError(
             f"no wheel: {', '.join(missing)}",
             code="no-wheel",
             where=", ".join(map(str, files)),
-            why="nodes get wheels only; this comes from sources: a folder, an archive or a repository",
-            fix="make a wheel of it (pip wheel --no-deps ...) and name that file in its place; the folder of "
-            "your script needs no requirement, it travels with the job",
+            why="nodes install only wheels, and this requirement is a folder, an archive or a repository",
+            fix="build a wheel (pip wheel --no-deps ...) and require that file instead; your script's own "
+            "folder needs no requirement, because it is sent with the job",
         )
 
 
 def _kept(path: Path) -> Wheel:
-    """Move a downloaded wheel to its place in the cache."""
+    """Move a downloaded wheel to the cache."""
     wheel = Wheel.of(path.name, file_sha256(path))
     place = wheel_path(wheel)
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -475,15 +480,14 @@ def _kept(path: Path) -> Wheel:
     return wheel
 
 
-def _unresolvable(asked: Requirements, said: Result) -> UsageError:
-    begin = _REASON_BEGINS.search(said.stdout)
-    text = said.stdout[begin.start() :] if begin else said.stdout[-_LONGEST_REASON:]
+def _unresolvable(requirements: Requirements, result: Result) -> UsageError:
+    begin = _REASON_BEGINS.search(result.stdout)
+    text = result.stdout[begin.start() :] if begin else result.stdout[-_LONGEST_REASON:]
     reason = text.partition("\nTo fix this")[0].strip()
     return UsageError(
         "the requirements can't be met",
         code="requirements-unmet",
-        where=", ".join(map(str, asked.files)),
+        where=", ".join(map(str, requirements.files)),
         why=f"pip says: {reason[:_LONGEST_REASON]}",
-        fix=f"the nodes take wheels for {asked.node}: "
-        "ask for versions that have such wheels and fit together",
+        fix=f"require versions that fit together and have wheels for {requirements.node}",
     )

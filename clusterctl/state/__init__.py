@@ -1,1 +1,1 @@
-"""What clusterctl keeps on the user's machine."""
+"""The state of clusters on the user's machine: workspaces, inventories, and records of jobs and runs."""

@@ -1,4 +1,4 @@
-"""The cluster that a user means: by its name, by a spec file, or because no other is up."""
+"""The choice of a cluster: by its name, by a spec file, or because it is the only cluster that is up."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ BUILT_IN: Final = Notice(
 
 @dataclass(frozen=True)
 class ChosenCluster:
-    """The cluster of a spec file or of a name.
+    """The cluster chosen by a spec file or a name.
 
-    file: the spec file. None: ./cluster.yaml if it exists, else the only cluster that is up, else the
-        built-in local cluster.
-    name: the name of a cluster, whose applied spec is used.
-    note: called with a line for the user, such as which cluster is taken.
+    file: the spec file. Default: ./cluster.yaml if it exists, otherwise the only cluster that is up,
+        otherwise the built-in local cluster.
+    name: the name of a cluster. Its applied spec is used.
+    note: called with a line for the user, such as which cluster was chosen.
     """
 
     file: Path | None = None
@@ -45,17 +45,17 @@ class ChosenCluster:
 
     @property
     def spec_file(self) -> Path | None:
-        """The spec file, if one is named or ./cluster.yaml exists."""
+        """The given spec file, or ./cluster.yaml if it exists, or None."""
         return self.file or find_spec(Path.cwd())
 
     def workspace(self, *, named: bool = False) -> Workspace:
-        """Return the cluster's workspace. Of the spec file of a cluster that is up, only the name is read.
+        """Return the cluster's workspace. If the cluster is up, only the name in its spec file is read.
 
-        named: reject a cluster that is chosen only because no other is up.
+        named: reject a cluster that is chosen only because it is the only cluster that is up.
 
         Raises:
-            UsageError: the file can't be read, or not even its name; or several clusters are up.
-            NotUpError: the file is wrong, and the cluster is not up.
+            UsageError: the file can't be read or has no valid name, or several clusters are up.
+            NotUpError: the spec file has errors, and the cluster is not up.
         """
         if self.name is not None:
             return self.named_workspace()
@@ -71,7 +71,7 @@ class ChosenCluster:
         """Return the workspace of ``name``.
 
         Raises:
-            UsageError: no cluster can have this name, or a file is named too.
+            UsageError: the name is not valid, or a spec file is given as well.
         """
         if self.file is not None:
             raise excluded("-f", "--cluster")
@@ -80,64 +80,64 @@ class ChosenCluster:
         return Workspace.of(self.name or "")
 
     def only_cluster(self, *, named: bool = False) -> str | None:
-        """Return the only cluster that is up. None: a cluster is named, or the built-in one is meant.
+        """Return the name of the only cluster that is up. None: a cluster is given, or the built-in is used.
+
+        named: reject this implicit choice.
 
         Raises:
-            UsageError: several are up, and none of them is the built-in one; or it must be ``named``.
+            UsageError: several clusters are up without the built-in one, or the cluster must be ``named``.
         """
-        up = clusters_up()
-        if self.name is not None or self.spec_file or not up or DEFAULT_CLUSTER in up:
+        clusters = clusters_up()
+        if self.name is not None or self.spec_file or not clusters or DEFAULT_CLUSTER in clusters:
             return None
-        if named or len(up) > 1:
+        if named or len(clusters) > 1:
             raise UsageError(
-                "no cluster is named, and there is no cluster.yaml here",
+                "no cluster is given, and there is no cluster.yaml here",
                 code="no-cluster-named",
-                why=f"{'these are' if len(up) > 1 else 'this one is'} up: {', '.join(up)}",
-                fix=f"name it: `--cluster {up[0]}`, or its spec: -f FILE",
+                why=f"cluster{'s' * (len(clusters) > 1)} that {'are' if len(clusters) > 1 else 'is'} up: "
+                f"{', '.join(clusters)}",
+                fix=f"pass the name, such as `--cluster {clusters[0]}`, or the spec: -f FILE",
             )
-        self.note(Notice("only-cluster-up", f"using cluster {up[0]!r} (the only one that is up)"))
-        return up[0]
+        self.note(Notice("only-cluster-up", f"using cluster {clusters[0]!r} (the only cluster that is up)"))
+        return clusters[0]
 
     def _workspace_of_file(self, path: Path) -> Workspace:
-        # The models of specs take longer to import than all else that most verbs do.
+        # Importing the spec models takes longer than everything else that most verbs do.
         from clusterctl.spec.load import read_name  # noqa: PLC0415
 
         try:
-            name, wrong = read_name(path)
+            name, spec_error = read_name(path)
         except UsageError as exc:
-            why = str(exc.problems[0]) if isinstance(exc, SpecError) else exc.why or exc.what
+            reason = str(exc.problems[0]) if isinstance(exc, SpecError) else exc.why or exc.what
             raise UsageError(
-                "the spec file does not say which cluster is meant",
+                "the spec file has no valid cluster name",
                 code="spec-without-name",
                 where=str(path),
-                why=why,
-                fix="correct it, or name the cluster: --cluster NAME (`clusterctl list` shows them)",
+                why=reason,
+                fix="correct the file, or pass --cluster NAME (`clusterctl list` shows all clusters)",
             ) from exc
         workspace = Workspace.of(name)
-        if wrong is not None and not workspace.root.is_dir():
+        if spec_error is not None and not workspace.root.is_dir():
             raise NotUpError(
-                f"cluster {name!r} is not up, and its spec file is wrong",
+                f"cluster {name!r} is not up, and its spec file has errors",
                 code="not-up",
                 where=str(path),
-                why="\n".join(map(str, wrong.problems)),
-                fix="correct it, then `clusterctl up`; or name the cluster, for which no spec is read: "
-                f"--cluster NAME ({name}, if `down` is to remove what an earlier one left; `clusterctl list` "
-                "shows others)",
+                why="\n".join(map(str, spec_error.problems)),
+                fix="correct the file and run `clusterctl up`; or pass --cluster NAME, which reads no file "
+                f"({name}, to remove an earlier cluster with `down`; `clusterctl list` shows all)",
             )
         return workspace
 
 
 def unknown_cluster(name: str) -> UsageError:
-    """Return the error about a name of no cluster."""
+    """Return the error for a name that no cluster has."""
     return UsageError(
-        f"there is no cluster {name!r}",
-        code="unknown-cluster",
-        fix="`clusterctl list` shows the clusters there are",
+        f"there is no cluster {name!r}", code="unknown-cluster", fix="`clusterctl list` shows all clusters"
     )
 
 
 def _known_workspace(path: Path) -> Workspace | None:
-    """Return the workspace that the only line with a name in the file means, if it exists."""
+    """Return the existing workspace for the name in a spec file, without parsing the file, or None."""
     with suppress(OSError, UnicodeDecodeError):
         names = [match[2] for match in _NAME_LINE.finditer(path.read_text())]
         if len(names) == 1 and (workspace := Workspace.of(names[0])).root.is_dir():
@@ -147,10 +147,10 @@ def _known_workspace(path: Path) -> Workspace | None:
 
 @contextmanager
 def naming_lock_holder(workspace: Workspace) -> Iterator[None]:
-    """If the body gets no answer while another clusterctl holds the cluster's lock, name that clusterctl.
+    """Explain failures of the body by another clusterctl process that holds the cluster's lock.
 
     Raises:
-        LockedError: the body failed for want of an answer, and the lock is held.
+        LockedError: the body failed because the cluster did not answer, and the lock is held.
     """
     try:
         yield
@@ -160,6 +160,6 @@ def naming_lock_holder(workspace: Workspace) -> Iterator[None]:
             raise
         raise LockedError(
             f"cluster {workspace.root.name!r} is locked",
-            why=f"{worker}; until then: {exc.cause}",
-            fix="wait until it is done",
+            why=f"{worker}; meanwhile: {exc.cause}",
+            fix="wait until that command is done",
         ) from exc

@@ -1,4 +1,4 @@
-"""The spec of the cluster that a user means."""
+"""The spec of the chosen cluster."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from clusterctl.state.workspace import Workspace
 def spec_of(chosen: ChosenCluster) -> ClusterSpec:
     """Return the spec of the chosen file, of ./cluster.yaml, or of the built-in local cluster.
 
-    Of a cluster that is chosen by its name, it is the spec that was applied, by the rules of its day: a
-    cluster that is up can be repaired. What a newer rule would refuse is noted.
+    For a cluster chosen by its name, this is the applied spec, read with the rules of its time so that a
+    running cluster can be repaired. Violations of newer rules become notes.
 
     Raises:
-        SpecError: the file is wrong; ``problems`` has all mistakes.
+        SpecError: the file has errors; ``problems`` lists all of them.
         UsageError: there is no such file or cluster.
     """
     if chosen.name is not None:
@@ -37,5 +37,5 @@ def spec_of(chosen: ChosenCluster) -> ClusterSpec:
 
 
 def spec_of_existing(chosen: ChosenCluster) -> ClusterSpec:
-    """Do the same, but without a spec file return the spec of the only cluster that is up, if it is one."""
+    """Return the spec as `spec_of` does; without a spec file, that of the only cluster that is up."""
     return spec_of(replace(chosen, name=chosen.only_cluster() or chosen.name))

@@ -1,6 +1,6 @@
-"""What verbs about jobs need to know of a cluster: plain values of its record, hosts.json, or of a spec.
+"""Facts about a cluster that job verbs need, as plain values from its record hosts.json or from a spec.
 
-The models of the record and of specs take 0.1 s to import.
+The pydantic models of the record and of specs take 0.1 s to import.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
-    """A partition: its nodes in order, the longest time of a job in seconds, and the GPUs of each node.
+    """A partition of the cluster.
 
-    ``max_time`` and ``gpus`` are None where the spec names none.
+    nodes: the names of its nodes, in order.
+    max_time: the time limit of jobs in seconds, if the spec sets it.
+    gpus: number of GPUs of each node, if the spec sets it.
     """
 
     name: str
@@ -32,17 +34,16 @@ class PartitionFacts:
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
-    """A cluster as far as jobs are concerned.
+    """Facts about a cluster that matter to jobs.
 
     Args:
-        compute: the hosts that run jobs.
-        job_user: the account that jobs run as.
-        is_shared: whether the hosts share a folder, with the homes.
+        compute: the hosts that run jobs. job_user: the account that jobs run as.
+        is_shared: whether the hosts have a shared folder, with the home folders.
         pmix: whether Slurm itself starts the ranks of MPI programs.
         interval_s: seconds between two samples of telemetry.
-        requirements: the requirements file of the jobs' Python; None: no file.
-        root: the folder on the hosts with what jobs use, such as their Python.
-        provider: the type of the provider of a cluster that is up.
+        requirements: the requirements file of the jobs' Python. None: no file.
+        root: the folder on the hosts with the software of jobs, such as their Python.
+        provider: the provider's type. "" if the facts are from a spec.
     """
 
     cluster: str
@@ -60,7 +61,7 @@ class ClusterFacts:
 
 
 def facts_of(workspace: Workspace) -> ClusterFacts:
-    """The facts that `up` has recorded.
+    """Read the facts that `up` recorded.
 
     Raises:
         NotUpError: the cluster is not up.
@@ -80,8 +81,8 @@ def _recorded(record: dict[str, Any]) -> ClusterFacts:
     facts = ClusterFacts(
         cluster=record["cluster"],
         provider=record["provider"],
-        controller=next(name for name, has in roles.items() if "controller" in has),
-        compute=tuple(name for name, has in roles.items() if "compute" in has),
+        controller=next(name for name, host_roles in roles.items() if "controller" in host_roles),
+        compute=tuple(name for name, host_roles in roles.items() if "compute" in host_roles),
         job_user=record["job_user"],
         has_slurm=record["scheduler"] == "slurm",
         is_shared=record["shared_folder"]["kind"] != "none",
@@ -98,24 +99,24 @@ def _recorded(record: dict[str, Any]) -> ClusterFacts:
 
 
 def not_up(workspace: Workspace) -> NotUpError:
-    """The error of a cluster that has no record."""
-    what = f"cluster {workspace.root.name!r} is not up"
-    fix = "run `clusterctl up` first, or name another with --cluster (`clusterctl list` shows them)"
-    return NotUpError(what, code="not-up", where=str(workspace.root), fix=fix)
+    """Return the error for a cluster that has no record."""
+    message = f"cluster {workspace.root.name!r} is not up"
+    fix = "run `clusterctl up` first, or choose another cluster with --cluster (`clusterctl list` shows all)"
+    return NotUpError(message, code="not-up", where=str(workspace.root), fix=fix)
 
 
 def damaged(workspace: Workspace) -> UsageError:
-    """The error of a cluster whose record can't be understood."""
-    what = f"what is noted of cluster {workspace.root.name!r} is damaged"
-    fix = "run `clusterctl up`, which writes it anew"
-    return UsageError(what, code="inventory-damaged", where=str(workspace.inventory), fix=fix)
+    """Return the error for a cluster with a damaged record."""
+    message = f"the record of cluster {workspace.root.name!r} is damaged"
+    fix = "run `clusterctl up`, which writes the record again"
+    return UsageError(message, code="inventory-damaged", where=str(workspace.inventory), fix=fix)
 
 
 def applied_text(workspace: Workspace) -> bytes:
-    """The text of the spec that `up` was last given.
+    """Return the text of the spec of the last `up`.
 
     Raises:
-        UsageError: the record of the cluster lacks it.
+        UsageError: the spec can't be read.
     """
     try:
         return workspace.spec.read_bytes()
@@ -124,13 +125,13 @@ def applied_text(workspace: Workspace) -> bytes:
 
 
 def facts_of_spec(spec: ClusterSpec) -> ClusterFacts:
-    """The facts of a resolved spec, whose cluster may be not up yet."""
+    """Return the facts of a resolved spec. Its cluster need not be up."""
     recorded = job_settings(spec)
     del recorded["scheduler"]
     return ClusterFacts(
         cluster=spec.name,
         controller=spec.controller_host,
-        compute=tuple(node for one in recorded["partitions"] for node in one.nodes),
+        compute=tuple(node for partition in recorded["partitions"] for node in partition.nodes),
         has_slurm=spec.has_slurm,
         is_shared=True,
         pmix=True,
@@ -139,14 +140,14 @@ def facts_of_spec(spec: ClusterSpec) -> ClusterFacts:
 
 
 def job_settings(spec: ClusterSpec) -> dict[str, Any]:
-    """What of a spec is recorded in hosts.json for verbs about jobs: fields of an inventory."""
+    """Return the settings of a spec that hosts.json records for job verbs, as fields of an inventory."""
     requirements = spec.software.python.requirements
     return {
         "scheduler": spec.scheduler,
         "job_user": spec.job_user.name,
         "partitions": tuple(
-            PartitionFacts(one.name, spec.node_names(one), one.max_time, one.gpus.count if one.gpus else None)
-            for one in spec.partitions
+            PartitionFacts(p.name, spec.node_names(p), p.max_time, p.gpus.count if p.gpus else None)
+            for p in spec.partitions
         ),
         "interval_s": spec.monitoring.interval,
         "requirements": None if requirements is None else str(requirements),

@@ -1,7 +1,7 @@
-"""The inventory of a cluster: its hosts, as a provider yields them, whichever provider that is.
+"""The inventory of a cluster: its hosts, in the same form for all providers.
 
-It is written as `hosts.json`, ours to read back, and for ordinary tools as `inventory.yml` (works with plain
-``ansible-playbook -i``), `ssh_config` (with plain ``ssh -F``), `known_hosts`.
+It is stored as `hosts.json`, and for other tools as `inventory.yml` (``ansible-playbook -i``), `ssh_config`
+(``ssh -F``) and `known_hosts`.
 """
 
 from __future__ import annotations
@@ -26,28 +26,29 @@ if TYPE_CHECKING:
     from clusterctl.spec.models import ClusterSpec
 
 CONTROLLER = "controller"
-ARCHITECTURE = "x86_64"  # of all nodes, as the kernel calls it
 COMPUTE = "compute"
-LOGIN = "login"  # Slurm's commands alone
-HEALTH_PROGRAM: Final = "/opt/clusterctl/health"  # of the role health
-SRUN_PORTS = "61000-64999"  # above those that kernels give out, and what the role firewall opens
-PROXIED_TIMEOUT_S = 60  # gcloud alone takes seconds to start, and many may start at once
+LOGIN = "login"
+# The architecture of all nodes, as `uname -m` prints it.
+ARCHITECTURE = "x86_64"
+HEALTH_PROGRAM: Final = "/opt/clusterctl/health"
+# Above the ephemeral ports of the kernel. The role firewall opens the same range.
+SRUN_PORTS = "61000-64999"
+# gcloud takes seconds to start, and many may start at once.
+PROXIED_TIMEOUT_S = 60
 
 
 class Host(BaseModel):
-    """One reachable machine.
+    """A machine of the cluster.
 
-    ``roles``: one or several of CONTROLLER, COMPUTE and LOGIN.
-
-    ``cpus`` and ``memory_mib`` are set where a node gets a share of a larger machine, whose hardware
-    facts would be too large; Slurm is then given the share (``config_overrides``). ``disk_mib`` is the
-    limit of what it may write, where there is one.
-
-    ``proxy_command`` is a program whose standard streams carry the SSH connection where there is no route;
-    `%p` in it is the port. ``job_environment`` is set in every job on the host, unless the job sets it
-    itself; `{interface}` in a value is the host's interface on the cluster's network.
-
-    ``address`` is the one that Slurm, MPI and the other hosts use.
+    address: the address that Slurm, MPI and the other hosts use.
+    roles: a subset of CONTROLLER, COMPUTE and LOGIN.
+    cpus, memory_mib: the node's share of a larger machine, which Slurm gets instead of the detected hardware
+        (``config_overrides``). None if the node has the whole machine.
+    disk_mib: limit of the disk space that the node may use. None: no limit.
+    proxy_command: program whose standard streams carry the SSH connection if there is no route to the host;
+        `%p` stands for the port.
+    job_environment: variables for every job on the host, unless the job sets them; `{interface}` in a value
+        stands for the host's interface on the cluster's network.
     """
 
     model_config = ConfigDict(frozen=True, defer_build=True)
@@ -88,10 +89,10 @@ class Host(BaseModel):
 
 
 class SharedFolder(BaseModel):
-    """Where the shared folder comes from.
+    """The source of the shared folder.
 
-    `existing`: it is mounted already. `nfs`: the controller exports its own folder. `filestore`: a server of
-    its own exports it. `server`: an NFS server of the user's does. `none`: there is none.
+    `existing`: it is mounted already. `nfs`: the controller exports it. `filestore`: a Filestore instance
+    exports it. `server`: an NFS server of the user exports it. `none`: there is no shared folder.
     """
 
     model_config = ConfigDict(frozen=True, defer_build=True)
@@ -103,7 +104,7 @@ class SharedFolder(BaseModel):
 
 
 class Inventory(BaseModel):
-    """The hosts of one cluster, controller first."""
+    """The hosts of a cluster, controller first, and the facts about it that tools and jobs need."""
 
     model_config = ConfigDict(frozen=True, defer_build=True)
 
@@ -129,7 +130,7 @@ class Inventory(BaseModel):
 
     @property
     def traits(self) -> type[ProviderSettings]:
-        # Models of the spec take 0.1 s of verbs that need none.
+        # Importing the models of the spec takes 0.1 s, and most verbs don't need them.
         from clusterctl.spec.common import ProviderSettings  # noqa: PLC0415
         from clusterctl.spec.models import PROVIDERS  # noqa: PLC0415
 
@@ -150,49 +151,49 @@ class Inventory(BaseModel):
 
     @property
     def distribution(self) -> Distribution:
-        """The distribution of all hosts: a cluster never has several."""
+        """The distribution of the cluster, which is the same on all hosts."""
         return distributions.distribution_of(self.controller.distribution)
 
     @property
     def cgroups(self) -> bool:
-        """Whether Slurm can keep jobs in control groups: not in most containers."""
+        """Whether Slurm can confine jobs by control groups. Most containers don't allow it."""
         return self.distribution.cgroup_v2 and all(host.cgroups for host in self.compute)
 
     @property
     def constrains_devices(self) -> bool:
-        """Whether Slurm keeps jobs from others' devices: not where nodes have shares of a machine."""
+        """Whether Slurm hides devices such as GPUs of other jobs. Not if nodes are shares of a machine."""
         shares = any(host.cpus is not None and host.memory_mib is not None for host in self.compute)
         return self.has_slurm and self.cgroups and not shares
 
     @property
     def has_slurm(self) -> bool:
-        """Whether Slurm runs the jobs; else they are plain mpirun over SSH."""
+        """Whether Slurm runs the jobs. Otherwise they run with mpirun over SSH."""
         return self.scheduler == "slurm"
 
     @property
     def has_task_prolog(self) -> bool:
-        """Whether tasks are told something of their host: its variables, or that Slurm has no PMIx there."""
+        """Whether jobs need a TaskProlog: hosts set variables in jobs, or Slurm lacks PMIx."""
         return any(host.job_environment for host in self.hosts) or (self.has_slurm and not self.pmix)
 
     def host(self, name: str) -> Host | None:
         return next((h for h in self.hosts if h.name == name), None)
 
     def ssh_config(self, *, key: Path, known_hosts: Path) -> str:
-        """OpenSSH client configuration for all hosts: our key and our known_hosts alone, and no prompts.
+        """Return the ssh_config for all hosts. It uses only this key and known_hosts file, without prompts.
 
-        A proxy's command takes the rest of its line, for the user's shell; it gets time to start. Paths are
-        quoted: a home may contain spaces.
+        Hosts with a proxy command get a longer connection timeout. Paths are quoted, as they may contain
+        spaces.
         """
         values = {"key": key, "known_hosts": known_hosts, "proxied_timeout_s": PROXIED_TIMEOUT_S}
         return render("ssh_config.j2", hosts=self.hosts, **values)
 
     def known_hosts(self) -> str:
-        """One line a host, under the host's name (see HostKeyAlias)."""
+        """Return the content of known_hosts: a line per host, under the host's name (see HostKeyAlias)."""
         return "".join(f"{host.name} {host.host_key}\n" for host in self.hosts)
 
 
 def inventory_of(workspace: Workspace) -> Inventory:
-    """The inventory that `up` left; UsageError if the cluster is not up, or its record is damaged."""
+    """Return the inventory that `up` wrote. Raise UsageError if the cluster is not up, or it is damaged."""
     try:
         return Inventory.model_validate_json(workspace.inventory.read_bytes())
     except ValidationError as exc:
@@ -202,28 +203,31 @@ def inventory_of(workspace: Workspace) -> Inventory:
 
 
 def inventory_if_known(workspace: Workspace) -> Inventory | None:
-    """The inventory that `up` left; None where the last one did not end, or the record is damaged."""
+    """Return the inventory that `up` wrote, unless it is missing or damaged."""
     with suppress(UsageError):
         return inventory_of(workspace)
     return None
 
 
 def applied_spec(workspace: Workspace) -> ClusterSpec:
-    """The spec that `up` was last given, which may differ from what the user's file says by now."""
+    """Return the spec of the last `up`. The user's spec file may have changed since."""
     from clusterctl.spec.load import load_spec  # noqa: PLC0415 - as above
 
     return load_spec(workspace.spec, recorded=True)
 
 
 def applied_if_known(workspace: Workspace) -> ClusterSpec | None:
-    """The applied spec; None where there is none that can be read."""
+    """Return the spec of the last `up`, unless it is missing or damaged."""
     with suppress(UsageError):
         return applied_spec(workspace)
     return None
 
 
 def keeps_storage(workspace: Workspace, *, if_damaged: bool = False) -> bool:
-    """Whether the shared folder outlives the cluster, by its applied spec."""
+    """Return whether the applied spec keeps the shared folder after `down`.
+
+    if_damaged: the result if the spec can't be read.
+    """
     try:
         return applied_spec(workspace).storage.keep
     except UsageError:
@@ -231,9 +235,9 @@ def keeps_storage(workspace: Workspace, *, if_damaged: bool = False) -> bool:
 
 
 def may_keep_storage(workspace: Workspace) -> bool:
-    """Return whether the shared folder outlives the cluster, or may.
+    """Return whether a shared folder may remain after `down`.
 
-    An earlier `up` that failed before it configured the hosts may have taken up kept storage.
+    An earlier `up` that failed before it configured the hosts may have attached kept storage.
     """
     if keeps_storage(workspace, if_damaged=True):
         return True
@@ -241,7 +245,7 @@ def may_keep_storage(workspace: Workspace) -> bool:
 
 
 def distribution_ahead(spec: ClusterSpec, workspace: Workspace) -> Distribution | None:
-    """What the hosts have; None where they are to be looked at first."""
+    """Return the distribution of the hosts. None if it is unknown until the hosts are probed."""
     try:
         return inventory_of(workspace).distribution
     except UsageError:

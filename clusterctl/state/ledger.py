@@ -15,25 +15,27 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
-from typing_extensions import TypedDict  # pydantic takes that of typing from Python 3.12 on
+from typing_extensions import TypedDict  # until Python 3.12
 
 from clusterctl.errors import CollectError, MachineError
 from clusterctl.state.submissions import RUN_FILE, RUNS, UNCHANGED
 from clusterctl.state.workspace import state_home
 from clusterctl.util.disk import append_line, read_rows
 
-_FOLDERS = "runs.jsonl"  # beside the workspaces
+# In the folder of all workspaces.
+_FOLDERS = "runs.jsonl"
 
 
 class _Stored(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)  # most verbs read none
+    # Most verbs read no record, so the model is built only when needed.
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
 
 @dataclass(slots=True)
 class Metric:
-    """One metric of a run: its last, lowest and highest value, each with its step if the program tells steps.
+    """A metric of a run: its last, lowest and highest value, each with its step if the program reports steps.
 
-    ``last`` is None where the last value is NaN or infinite; ``nonfinite`` counts those.
+    last: None if the last value is NaN or infinite. nonfinite: number of values that are NaN or infinite.
     """
 
     last: float | None = None
@@ -46,7 +48,7 @@ class Metric:
     nonfinite: int = 0
 
     def add(self, value: float, step: int | None = None) -> None:
-        """Take up one more value."""
+        """Add a value to the statistics."""
         self.count += 1
         self.last_step = step
         if not math.isfinite(value):
@@ -65,7 +67,7 @@ Time = Annotated[int, Field(ge=0, le=1 << 40)]  # Unix seconds
 
 
 class SweepRecord(TypedDict, total=False):
-    """What a sweep varies, and the metric and the goal (min, max) that rank its tasks."""
+    """The options that a sweep varies (``keys``), and the metric and goal (min, max) that rank its tasks."""
 
     version: int
     keys: list[str]
@@ -74,7 +76,7 @@ class SweepRecord(TypedDict, total=False):
 
 
 class TaskRecord(_Stored):
-    """How a job, or one task of an array, ended. Times are Unix seconds."""
+    """The end state of a job or of a task of an array. Times are Unix seconds."""
 
     id: str
     state: str
@@ -89,25 +91,26 @@ class TaskRecord(_Stored):
 
     @property
     def number(self) -> str:
-        """Its number in the array; "" of a job that is none."""
+        """The task's number in the array. "" for a job that is not an array."""
         return self.id.partition("_")[2]
 
     @property
     def folder(self) -> str:
-        """Its folder in that of the array's job."""
+        """The name of the task's folder, inside the folder of the array job."""
         return f"task-{self.number}"
 
 
 def node_hours(tasks: Iterable[TaskRecord]) -> float:
-    """Whole nodes times hours, also where a task had part of a node; one that never started had none."""
+    """Return the sum of nodes times hours. A part of a node counts as a node. Tasks never started count 0."""
     times = ((task.start_time, task.end_time, len(task.nodes)) for task in tasks)
     return sum(count * (end - start) for start, end, count in times if start and end) / 3600
 
 
 class Skipped(_Stored):
-    """Something in the job's folder that was left there, and why. ``path`` is printable.
+    """A file or folder that `collect` left in the job's folder, and why.
 
-    ``files`` is how many files that is, of ``bytes`` in all; none if it holds no data, such as a link.
+    path: printable path in the job's folder. bytes: total size.
+    files: number of files. 0 if it holds no data, such as a link.
     """
 
     path: str
@@ -117,23 +120,26 @@ class Skipped(_Stored):
 
     @property
     def only_there(self) -> bool:
-        """Whether it holds data that is nowhere else."""
+        """Whether it holds data that exists nowhere else."""
         return self.files > 0 and self.reason != UNCHANGED
 
 
 class RunRecord(_Stored):
-    """A collected run: the folder ``directory`` and what run.json in it says.
+    """A collected run: the content of run.json in the folder ``directory``. Unknown values are None.
 
-    ``token`` tells it from a job of the same number on a cluster that had the same name before.
-    ``state`` is Slurm's word; with an array, that of the worst task. ``final`` is False for a snapshot of a
-    job that was still going on. ``diagnosis`` says why it failed or was cancelled. ``source`` is the hash of
-    what the job was given, as in source.json. Times are Unix seconds; ``elapsed_s`` goes from the first
-    start to the last end. ``price_per_hour`` is a node's, in USD; ``cost_usd`` is that for all nodes of all
-    tasks. None where it is not known. ``args`` are the program's, ``config`` has its options and what its
-    metrics.jsonl says of its configuration; of an array, each task has its own ``config`` and ``metrics``.
-    ``tags`` and ``note`` are the user's words. Of a sweep, ``sweep`` has its keys and what ranks its tasks.
-    Of a replay, ``replay_of`` is the token of the original run; ``of_failed`` says that its tasks are those
-    of the original that had not completed, in whose place they are ranked.
+    token: distinguishes the run from jobs with the same id on earlier clusters of the same name.
+    state: Slurm's job state; for an array, the state of the worst task.
+    final: False if the job was still running when it was collected.
+    submit_time, start_time, end_time, collected_at: Unix seconds.
+    elapsed_s: seconds from the first start of a task to the last end.
+    price_per_hour: price of a node in USD. cost_usd: cost of all nodes of all tasks.
+    source: hash of the job's input files, as in source.json.
+    diagnosis: why the job failed or was cancelled.
+    args: arguments of the program. config: its options, and the configuration in its metrics.jsonl. Each task
+        of an array has its own ``config`` and ``metrics``.
+    tags, note: set by the user. sweep: the varied options of a sweep, and how its tasks are ranked.
+    replay_of: token of the original run. of_failed: the replay has only the failed tasks of the original,
+        and replaces them in rankings.
     """
 
     version: int = 1
@@ -178,30 +184,33 @@ class RunRecord(_Stored):
 
     @classmethod
     def load(cls, directory: Path) -> RunRecord:
-        """Read the record of a run's folder; CollectError if there is none, or it is not one."""
+        """Read the record in a run's folder. Raise CollectError if it is missing or damaged."""
         path = directory / RUN_FILE
         try:
             return cls.model_validate_json(path.read_bytes()).model_copy(update={"directory": directory})
         except (OSError, ValueError) as exc:
-            what = f"{directory} is not a collected run"
-            why = str(exc).partition("\n")[0]
-            fix = "name a folder that `clusterctl collect` made"
-            raise CollectError(what, code="not-a-run", where=str(path), why=why, fix=fix) from exc
+            message = f"{directory} is not a collected run"
+            reason = str(exc).partition("\n")[0]
+            fix = "pass a folder that was created by `clusterctl collect`"
+            raise CollectError(message, code="not-a-run", where=str(path), why=reason, fix=fix) from exc
 
     def as_json(self) -> str:
-        """The content of run.json; where the folder lies is not part of it."""
+        """Return the content of run.json. The path of its folder is not included."""
         return self.model_dump_json(indent=2, exclude={"directory"}) + "\n"
 
 
 def runs_folders() -> tuple[Path, ...]:
-    """./runs, and all other folders on this machine that ``collect`` has brought runs to, if they exist."""
-    noted = [row.get("folder") for row in read_rows(state_home() / _FOLDERS)]
-    paths = (RUNS.absolute(), *(Path(one) for one in noted if isinstance(one, str) and one.startswith("/")))
+    """Return ./runs and all other folders with collected runs on this machine, if they exist."""
+    recorded = [row.get("folder") for row in read_rows(state_home() / _FOLDERS)]
+    paths = (
+        RUNS.absolute(),
+        *(Path(text) for text in recorded if isinstance(text, str) and text.startswith("/")),
+    )
     return tuple(dict.fromkeys(path for path in paths if os.path.isdir(path)))  # noqa: PTH112 - no error
 
 
 def note_runs_folder(folder: Path) -> None:
-    """Remember a folder with runs; a full disk is no reason not to have collected."""
+    """Record a folder with collected runs. A full disk is ignored, because the runs are already collected."""
     path = state_home() / _FOLDERS
     if all(row.get("folder") != str(folder) for row in read_rows(path)):
         with suppress(MachineError):

@@ -1,4 +1,4 @@
-"""The ledger of submissions in the workspace, and the names of the files in a job's folder and a run's.
+"""The ledger of submitted jobs, and the names of clusterctl's files in the folders of jobs and runs.
 
 Later versions read the ledger, so unknown keys are tolerated.
 """
@@ -28,8 +28,8 @@ OUTPUTS_FILE = "outputs.json"
 SPEC_FILE = "spec.yaml"
 CLIENT_FACTS = "environment.client.json"
 ENVIRONMENT_FILE = "environment.json"
-# What is ours: what `submit` puts into a job's folder, what the job's script writes there, and what
-# `collect` adds to a run's. Logs of an array's tasks have numbers besides.
+# SENT_FILES are written to a job's folder by `submit`, WRITTEN_FILES by the job's script, and ADDED_FILES are
+# added to a run's folder by `collect`. The logs of array tasks also have numbers.
 SENT_FILES = frozenset(
     f"job.sbatch job.mpirun {SPEC_FILE} {SOURCE_FILE} {SWEEP_FILE} {OUTPUTS_FILE} {CLIENT_FACTS}".split()
 )
@@ -37,16 +37,19 @@ WRITTEN_FILES = frozenset(
     "stdout.log stderr.log rank-logs metrics.jsonl telemetry telemetry.log hostfile job.events".split()
 )
 ADDED_FILES = frozenset(f"{RUN_FILE} sacct.json {ENVIRONMENT_FILE} SHA256SUMS".split())
-RUNS = Path("runs")  # where `collect` brings runs to, unless --out says otherwise
-UNCHANGED = "unchanged since it was submitted"  # why large files that the user has are not brought home
+# The default folder of collected runs.
+RUNS = Path("runs")
+# The reason recorded for large input files that are not collected, because the user has them.
+UNCHANGED = "unchanged since it was submitted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEntry:
-    """One submission, known by its token before Slurm has heard of it.
+    """A submission, recorded under its token before it is sent to Slurm.
 
-    ``job_id`` is None until sbatch has answered; ``refused`` says that it never will. ``state`` is the final
-    state, once seen. ``run_dir`` is where the run was collected to, ``run_state`` the job's state then.
+    job_id: None until sbatch has answered. refused: whether Slurm rejected the job, so it never gets an id.
+    state: the job's final state, once known.
+    run_dir: the folder of the collected run. run_state: the job's state when it was collected.
     """
 
     token: str
@@ -69,23 +72,23 @@ _KEYS = frozenset(field.name for field in fields(JobEntry))
 
 
 class Ledger:
-    """The workspace's jobs.jsonl. Lines are appended; a later one about a token adds to the earlier ones.
+    """The workspace's jobs.jsonl. Lines are only appended; later lines for a token update earlier lines.
 
-    Beside it, jobs/TOKEN/ holds our files of a job's folder as they were sent: there, a job can change them.
+    The folder jobs/TOKEN/ holds clusterctl's files as sent, because a job can change the files in its folder.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._unwritten: list[dict[str, Any]] = []
         self.refusal: DiskError | None = None
-        """Why something that has become known is not in the file: a later clusterctl finds it out again."""
+        """The error that kept an update out of the file. A later command finds the facts again."""
 
     @property
     def workspace(self) -> Workspace:
         return Workspace(self._path.parent)
 
     def entries(self) -> tuple[JobEntry, ...]:
-        """All submissions, oldest first."""
+        """Return all submissions, oldest first."""
         merged: dict[str, dict[str, Any]] = {}
         for row in (*read_rows(self._path), *self._unwritten):
             if "token" in row:
@@ -95,18 +98,18 @@ class Ledger:
         )
 
     def find(self, job_id: str) -> JobEntry | None:
-        """The submission of this job, or of the array that it is a task of."""
+        """Return the submission of this job or array task, if it was submitted from here."""
         base = job_id.partition("_")[0]
         return next((entry for entry in reversed(self.entries()) if entry.job_id == base), None)
 
     def add(self, entry: JobEntry) -> JobEntry:
-        """Record a submission; it is on disk when this returns."""
+        """Record a submission. It is on disk when this returns."""
         row = {key: value for key, value in asdict(entry).items() if value is not None}
         append_line(self._path, json.dumps(row, separators=(",", ":")))
         return entry
 
     def update(self, entry: JobEntry, **changes: str | bool) -> JobEntry:
-        """Record changes of a submission; on a full disk they are kept in memory, and ``refusal`` is set."""
+        """Record changes of a submission. On a full disk they stay in memory, and ``refusal`` is set."""
         row = {"token": entry.token, **changes}
         try:
             append_line(self._path, json.dumps(row, separators=(",", ":")))
@@ -116,12 +119,12 @@ class Ledger:
         return replace(entry, **changes)  # type: ignore[arg-type]  # fields of these types
 
     def keep(self, token: str, files: Mapping[str, bytes]) -> None:
-        """Store the files that we put into a job's folder, all of them or none."""
+        """Store clusterctl's files of a job's folder. If writing fails, nothing is stored."""
         folder = self._kept(token)
         try:
             with writing(folder):
-                for place in (folder.parent, folder):
-                    place.mkdir(mode=0o700, exist_ok=True)
+                for directory in (folder.parent, folder):
+                    directory.mkdir(mode=0o700, exist_ok=True)
                 for name, content in files.items():
                     with os.fdopen(os.open(folder / name, _NEW, 0o600), "wb") as file:
                         file.write(content)
@@ -130,10 +133,10 @@ class Ledger:
             raise
 
     def kept(self, token: str) -> Mapping[str, bytes]:
-        """The same files; none of a job that was submitted from elsewhere."""
+        """Return the files that ``keep`` stored. Empty for a job that was submitted from elsewhere."""
         folder = self._kept(token)
         return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.is_dir() else {}
 
     def _kept(self, token: str) -> Path:
-        # A token that was read from a job's comment may be anything.
+        # A token read from a job's comment is not trusted.
         return self._path.with_suffix("") / (token if _TOKEN.fullmatch(token) else "-")

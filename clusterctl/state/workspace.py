@@ -1,7 +1,7 @@
-"""The workspace: every path that clusterctl writes for one cluster, its lock, atomic writes.
+"""The workspace of a cluster: the paths of all its files, its lock, and atomic writes.
 
-The state folder is `$CLUSTERCTL_HOME`, else the XDG state directory of the user who calls. Folders are 0700,
-files 0600. A user can walk away from clusterctl at any time: what stands here works with ordinary tools.
+The state folder is `$CLUSTERCTL_HOME`, by default the caller's XDG state directory. Folders have mode 0700,
+files 0600. The files also work without clusterctl, with ssh, ansible and terraform.
 """
 
 from __future__ import annotations
@@ -24,41 +24,42 @@ from clusterctl.errors import LockedError, MachineError
 from clusterctl.util.disk import REFUSALS, writing
 
 _UNFIT = frozenset('"%\n')
-ROOM = 1 << 20  # that the state of a cluster may take: better refused at the start than half-way
+# Bytes that the state of a cluster may need. Checked at the start, so `up` does not fail half-way.
+ROOM = 1 << 20
 WAIT_S = 600.0
 _PAUSE_S = 0.2
 
 
 def state_home() -> Path:
-    """The folder that holds one folder a cluster.
+    """Return the folder that holds the workspaces of all clusters.
 
     Raises:
-        MachineError: the caller has no home, or its path does not fit an ssh_config.
+        MachineError: the caller has no home folder, or the path can't be written in an ssh_config.
     """
     home = os.environ.get("CLUSTERCTL_HOME")
     folder = _expanded(home).absolute() if home else _xdg_folder("XDG_STATE_HOME", ".local/state")
-    if unfit := _UNFIT & set(str(folder)):
+    if invalid := _UNFIT & set(str(folder)):
         raise MachineError(
-            "the state folder's path can't stand in an ssh_config",
+            "the path of the state folder can't be used in an ssh_config",
             code="state-folder-path",
             where=str(folder),
-            fix=f"set CLUSTERCTL_HOME to a path without {' '.join(map(repr, sorted(unfit)))}",
+            fix=f"set CLUSTERCTL_HOME to a path without {' '.join(map(repr, sorted(invalid)))}",
         )
     return folder
 
 
 def clusters_up() -> list[str]:
-    """Return the names of the clusters that were raised from this account, sorted."""
+    """Return the sorted names of the clusters that this account has created."""
     return sorted(path.parent.name for path in state_home().glob("*/hosts.json"))
 
 
 def cache_home() -> Path:
-    """The folder that holds what was downloaded."""
+    """Return the folder for downloads."""
     return _xdg_folder("XDG_CACHE_HOME", ".cache")
 
 
 def _xdg_folder(variable: str, default: str) -> Path:
-    """Our folder in one of the XDG base directories, whose specification has relative paths ignored."""
+    """Return clusterctl's folder in an XDG base directory. As specified, relative paths are ignored."""
     named = Path(os.environ.get(variable, ""))
     return (named if named.is_absolute() else _expanded("~") / default) / "clusterctl"
 
@@ -66,30 +67,32 @@ def _xdg_folder(variable: str, default: str) -> Path:
 def _expanded(path: str) -> Path:
     try:
         return Path(path).expanduser()
-    except RuntimeError as exc:  # pathlib's word for a home that can't be found
-        fix = "set CLUSTERCTL_HOME and XDG_CACHE_HOME to folders of yours"
+    except RuntimeError as exc:
+        # pathlib raises this if the home folder is unknown.
+        fix = "set CLUSTERCTL_HOME and XDG_CACHE_HOME to folders of your own"
         raise MachineError(
-            "there is no folder for clusterctl's files", code="no-home-folder", why=str(exc), fix=fix
+            "no folder found for clusterctl's files", code="no-home-folder", why=str(exc), fix=fix
         ) from exc
 
 
 def _private_folder(path: Path) -> None:
-    """Make a folder for this user only. Those above that are missing, too: they show what lies below."""
+    """Create a folder, and missing parents, with access only for this user."""
     if not path.is_dir():
         _private_folder(path.parent)
         path.mkdir(mode=0o700, exist_ok=True)
 
 
 def write_atomic(path: Path, data: str | bytes, *, mode: int = 0o600, anew: bool = False) -> bool:
-    """Write a file so that a reader, or a crash, sees the old content or the new, never a part.
+    """Write a file so that readers, and a crash, see either the old content or the new, never a part.
 
-    A file that has this content stays the file that it is, unless ``anew``. Return whether it was written.
+    A file that already has this content is not replaced, unless ``anew``. Return whether it was written.
 
     Raises:
-        MachineError: it can't be written; see ``disk.writing``.
+        MachineError: the file can't be written; see ``disk.writing``.
     """
     raw = data.encode() if isinstance(data, str) else data
-    with suppress(FileNotFoundError):  # it may be removed between the two looks
+    # The file may be removed between the two checks.
+    with suppress(FileNotFoundError):
         if not anew and has_content(path, raw, mode) and path.stat().st_uid == os.geteuid():
             return False
     with writing(path):
@@ -110,14 +113,14 @@ def write_atomic(path: Path, data: str | bytes, *, mode: int = 0o600, anew: bool
 def has_content(path: Path, raw: bytes, mode: int) -> bool:
     """Return whether the path is a regular file, not a link, with this content and mode."""
     with suppress(OSError):
-        found = path.lstat()
-        fits = (found.st_mode, found.st_size) == (stat.S_IFREG | mode, len(raw))
+        status = path.lstat()
+        fits = (status.st_mode, status.st_size) == (stat.S_IFREG | mode, len(raw))
         return fits and path.read_bytes() == raw
     return False
 
 
 class _Path:
-    """A file or folder of a workspace, by its name there."""
+    """Descriptor for the path of a file or folder in a workspace."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -128,48 +131,58 @@ class _Path:
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """The folder of one cluster."""
+    """The folder with all records and files of a cluster."""
 
     root: Path
 
     @classmethod
     def of(cls, name: str) -> Workspace:
-        """The workspace of the cluster of that name; nothing is created."""
+        """Return the workspace of the cluster of that name. Nothing is created."""
         return cls(state_home() / name)
 
     _id = _Path("id")
     spec = _Path("spec.yaml")
     ansible_inventory = _Path("inventory.yml")
-    inventory = _Path("hosts.json")  # the Inventory value itself; ours to read back
+    inventory = _Path("hosts.json")
     ssh_config = _Path("ssh_config")
     known_hosts = _Path("known_hosts")
     key = _Path("id_ed25519")
     public_key = _Path("id_ed25519.pub")
-    host_key = _Path("ssh_host_ed25519_key")  # of this machine, where it is a host of the cluster
-    access_config = _Path("access_config")  # of the first login to the user's own machines
-    trusted_hosts = _Path("trusted_hosts")  # confirmed keys of these, and of machines on the way
-    confirmed = _Path("confirmed")  # there once somebody has confirmed host keys
-    joining = _Path("joining.json")  # the inventory that machines are being joined to; ours from then on
+    host_key = _Path("ssh_host_ed25519_key")
+    # The ssh_config for the first login to machines that the user owns.
+    access_config = _Path("access_config")
+    # Confirmed host keys of these machines and of jump hosts.
+    trusted_hosts = _Path("trusted_hosts")
+    # Exists once the user has confirmed host keys.
+    confirmed = _Path("confirmed")
+    # The inventory that machines of the user are being added to.
+    joining = _Path("joining.json")
     munge_key = _Path("munge.key")
-    rendered = _Path("rendered")  # what Ansible ships: Slurm's files, what nodes must have
-    configured = _Path("configured.json")  # how configuring left each host; ours to read back
-    terraform = _Path("terraform")  # module, variables and state; plain `terraform` works in it
-    wheels = _Path("wheels")  # leads to the wheels of the job environment, for hosts that are not baked
-    gpu_wheels = _Path("gpu-wheels")  # leads to those that nodes with GPUs have beside these
-    bundle = _Path("bundle.json")  # the bundle that air-gapped hosts are installed from
+    rendered = _Path("rendered")
+    configured = _Path("configured.json")
+    terraform = _Path("terraform")
+    # Links to the wheels that hosts install, and to additional wheels for nodes with GPUs.
+    wheels = _Path("wheels")
+    gpu_wheels = _Path("gpu-wheels")
+    # The bundle that air-gapped hosts install from.
+    bundle = _Path("bundle.json")
     journal = _Path("journal.jsonl")
-    jobs = _Path("jobs.jsonl")  # what was submitted and where its run was collected to
-    connections = _Path("connections")  # sockets of the ssh that keep connections open between verbs
-    releases = _Path("pending-releases")  # of machines that could not be given back yet
-    removing = _Path("removing")  # there once `down` has begun to remove the cluster; when it had looked
-    baking = _Path("baking")  # there while an image is made ahead of a cluster: none is up, or begun
+    jobs = _Path("jobs.jsonl")
+    # Sockets of ssh processes that keep connections open between commands.
+    connections = _Path("connections")
+    # Machines of the user that could not be restored yet.
+    releases = _Path("pending-releases")
+    # Exists once `down` has started to remove hosts; holds the time of its search for only copies.
+    removing = _Path("removing")
+    # Exists while an image is built without a cluster.
+    baking = _Path("baking")
     logs = _Path("logs")
 
     def known_id(self) -> str | None:
         return self._id.read_text().strip() if self._id.exists() else None
 
     def cluster_id(self) -> str:
-        """Six hex digits that name this cluster, drawn once. The first is a letter, for Google's filters."""
+        """Return the cluster's id of six hex digits, chosen once. Google's filters need a letter first."""
         if not self._id.exists():
             write_atomic(self._id, secrets.choice("abcdef") + secrets.token_hex(3)[1:] + "\n")
         return self._id.read_text().strip()
@@ -178,33 +191,33 @@ class Workspace:
         with writing(self.root):
             for folder in (self.root, self.logs, self.rendered):
                 _private_folder(folder)
-                # A folder that is there already may lie on what has become read-only, or full.
+                # An existing folder may be on a disk that is now full or read-only.
                 with tempfile.TemporaryFile(dir=folder) as probe:
                     probe.write(bytes(ROOM))
 
     @contextmanager
     def begun(self) -> Iterator[None]:
-        """Make the folder. If the body fails before it has written the spec, remove a new folder again.
+        """Create the folder. If the body fails before the spec is written, remove a new folder again.
 
-        A folder with host keys that somebody has confirmed stays.
+        A folder with host keys that the user has confirmed is kept.
         """
-        was_there = self.root.exists()
+        existed = self.root.exists()
         try:
             self.create()
             yield
         except BaseException:
-            if not (was_there or self.spec.exists() or self.confirmed.exists()) and self.root.exists():
+            if not (existed or self.spec.exists() or self.confirmed.exists()) and self.root.exists():
                 self.remove()
             raise
 
     def create_secrets(self) -> None:
-        """The SSH key of the admin user and the munge key, drawn once."""
+        """Create the SSH key of the admin user and the munge key, unless they exist."""
         _draw_key_pair(self.key, comment=b" clusterctl")
         if not self.munge_key.exists():
             write_atomic(self.munge_key, secrets.token_bytes(1024))
 
     def draw_host_key(self) -> str:
-        """The public half of ``host_key``, as `ssh-ed25519 AAAA...`; drawn once."""
+        """Return the public part of ``host_key`` as `ssh-ed25519 AAAA...`. The key is created once."""
         return _draw_key_pair(self.host_key).read_text().strip()
 
     def remove(self) -> None:
@@ -213,33 +226,33 @@ class Workspace:
 
     @property
     def copies(self) -> Path:
-        """Where copies of the cluster's files are; beside the folder, as kept storage outlives that."""
+        """The list of collected copies. It is beside the folder, because it must survive `down`."""
         return self.root.parent / f"{self.root.name}.copies.jsonl"
 
     @property
     def lock_file(self) -> Path:
-        """Beside the folder, not in it: `down` removes the folder while it holds the lock."""
+        """The lock file. It is beside the folder, because `down` removes the folder with the lock held."""
         return self.root.parent / f".{self.root.name}.lock"
 
     def lock(
         self, verb: str, *, wait_s: float, waiting: Callable[[str], None]
     ) -> AbstractContextManager[None]:
-        """Hold this cluster against a second clusterctl; see ``hold``."""
+        """Hold the cluster's lock against other clusterctl processes; see ``hold``."""
         with writing(self.root):
             _private_folder(self.root.parent)
-        what = f"cluster {self.root.name!r}"
-        return hold(self.lock_file, verb, what=what, wait_s=wait_s, waiting=waiting)
+        locked = f"cluster {self.root.name!r}"
+        return hold(self.lock_file, verb, what=locked, wait_s=wait_s, waiting=waiting)
 
     def worker(self) -> Holder | None:
         return holder(self.lock_file)
 
 
 def _draw_key_pair(path: Path, *, comment: bytes = b"") -> Path:
-    """The public half of a key pair, beside the private one; drawn once."""
+    """Create an SSH key pair, unless it exists. Return the path of the public key."""
     public_half = path.with_suffix(".pub")
     if public_half.exists():
         return public_half
-    # Here, not above: most runs, and all of the helper's, find the key drawn.
+    # Imported here, because in most runs the key exists.
     from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
 
@@ -251,13 +264,16 @@ def _draw_key_pair(path: Path, *, comment: bytes = b"") -> Path:
     return public_half
 
 
-# The lock is a file that names its holder. It stays when the lock is released: a disk that is full or
-# read-only by then has the file already.
+# The lock file contains its holder. It is not removed on release, so locking works even if the disk becomes
+# full or read-only.
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The process that holds the lock, ``since`` Unix seconds; ``user`` is an account's name, if known."""
+    """The process that holds the lock.
+
+    verb: the clusterctl command. since: Unix seconds. user: name of its account. "" if unknown.
+    """
 
     verb: str
     pid: int
@@ -274,24 +290,28 @@ class Holder:
 def hold(
     path: Path, verb: str, *, what: str, wait_s: float = WAIT_S, waiting: Callable[[str], None]
 ) -> Iterator[None]:
-    """Hold the lock while the body runs. ``waiting`` gets one message about the holder; ``wait_s`` bounds it.
+    """Hold a lock while the body runs.
+
+    verb: the command that is recorded as the holder. ``what``: the locked resource, for messages.
+    wait_s: longest wait for another holder, in seconds.
+    waiting: called once with a message about the other holder.
 
     Raises:
-        LockedError: another clusterctl holds it for all that time. Names it, and ``what`` is locked.
-        MachineError: the file can't be made.
+        LockedError: another clusterctl process held the lock during the whole wait.
+        MachineError: the lock file can't be created.
     """
     deadline = time.monotonic() + wait_s
-    told = False
+    is_reported = False
     fd = _open_lock(path)
     try:
         while not _acquire(fd, fcntl.LOCK_EX):
-            who = str(holder(path) or "another clusterctl is running")
+            owner = str(holder(path) or "another clusterctl is running")
             if time.monotonic() >= deadline:
-                fix = "wait until it is done, or stop that process"
-                raise LockedError(f"{what} is locked", why=who, fix=fix)
-            if not told:
-                waiting(f"{who}; waiting until it is done, {wait_s / 60:g} minutes at most")
-                told = True
+                fix = "wait until that command is done, or stop its process"
+                raise LockedError(f"{what} is locked", why=owner, fix=fix)
+            if not is_reported:
+                waiting(f"{owner}; waiting for at most {wait_s / 60:g} minutes until it is done")
+                is_reported = True
             time.sleep(_PAUSE_S)
         try:
             _name_holder(fd, json.dumps(asdict(Holder(verb, os.getpid(), time.time(), _user()))))
@@ -321,21 +341,22 @@ def _acquire(fd: int, kind: int) -> bool:
 
 
 def _name_holder(fd: int, text: str) -> None:
-    """Write the holder into the lock's file, unless its disk takes nothing more."""
+    """Write the holder to the lock file. A full or read-only disk is ignored."""
     with suppress(OSError):
         os.ftruncate(fd, 0)
         os.pwrite(fd, text.encode(), 0)
 
 
 def holder(path: Path) -> Holder | None:
-    """The holder of the lock; None if it is free."""
+    """Return the holder of the lock. None if the lock is free."""
     try:
-        who = Holder(**json.loads(path.read_bytes()))
-        with suppress(PermissionError):  # it lives, as another account
-            os.kill(who.pid, 0)  # what the dead wrote is no reason to touch the lock
+        owner = Holder(**json.loads(path.read_bytes()))
+        # A dead process holds no lock. PermissionError: the process lives under another account.
+        with suppress(PermissionError):
+            os.kill(owner.pid, 0)
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return None if _acquire(fd, fcntl.LOCK_SH) else who
+            return None if _acquire(fd, fcntl.LOCK_SH) else owner
         finally:
             os.close(fd)
     except (OSError, ValueError, TypeError):
@@ -343,7 +364,7 @@ def holder(path: Path) -> Holder | None:
 
 
 def _user() -> str:
-    """The account that runs this clusterctl; of root's helper, the one that started it through sudo."""
+    """Return the account that runs this process. Under sudo, it is the account that called sudo."""
     if name := os.environ.get("SUDO_USER") if os.geteuid() == 0 else None:
         return name
     try:
@@ -353,9 +374,9 @@ def _user() -> str:
 
 
 def open_private(path: str | Path, _flags: int = 0) -> int:
-    """Open a file to be locked, also as an `opener` of `open`; no link is followed.
+    """Open a lock file, without following links. Usable as the `opener` of `open`.
 
-    It is closed to other accounts, also a file of an older version: an account that can read it can lock it.
+    Its mode is set to 0600, also for existing files, because an account that can read it can lock it.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:

@@ -64,7 +64,7 @@ def test_groups_become_partitions_and_variables_the_way_in(tmp_path: Path) -> No
     assert {one.jump for one in machines.values()} == {("me@gate.example.org",)}
     assert machines["gpu03"].become == "none"
     assert machines["gpu01"].key == str(Path("~/.ssh/lab").expanduser())
-    assert any("gpu_small: gpu02.lab.example stayed" in note for note in notes)
+    assert any("gpu02.lab.example is in" in note for note in notes)
     assert any("-K" in note for note in notes)
 
 
@@ -73,7 +73,7 @@ def test_an_inventory_without_groups_is_one_partition(tmp_path: Path) -> None:
     spec, notes = imported(tmp_path, text, "hosts.yaml")
     assert spec.controller_host == "one"
     assert [(p.name, p.hosts) for p in spec.partitions] == [("train", "two")]
-    assert "controller: one" in notes[0]
+    assert "one is" in notes[0]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_ways_to_jump_come_along_and_other_arguments_are_named(
     spec, notes = imported(tmp_path, f"[head]\nh\n[n]\nx ansible_ssh_common_args='{arguments}'\n")
     assert isinstance(spec.provider, OnpremSettings)
     assert spec.provider.machines["x"].jump == jump
-    said = [f"x: arguments of ssh do not come along: {left_out}"] if left_out else []
+    said = [f"x: arguments of ssh are not converted: {left_out}"] if left_out else []
     assert [note for note in notes if note.startswith("x:")] == said
 
 
@@ -101,8 +101,8 @@ def test_ways_to_jump_come_along_and_other_arguments_are_named(
     ("text", "code", "word"),
     [
         ("[a\nx\n", "inventory-unreadable", "lab.ini"),
-        ("[a]\n", "inventory-not-importable", "names no hosts"),
-        ("[a]\nx.one\nx.two\n", "inventory-not-importable", "one name: x"),
+        ("[a]\n", "inventory-not-importable", "has no hosts"),
+        ("[a]\nx.one\nx.two\n", "inventory-not-importable", "the same name: x"),
         ("w ansible_connection=winrm\n", "inventory-not-importable", "winrm"),
     ],
 )
@@ -127,10 +127,10 @@ def test_hosts_that_ssh_does_not_lead_to_stay_out_and_equal_notes_are_one(tmp_pa
     assert set(spec.provider.machines) == {"gpu01", "gpu02", "gpu03", "a", "b"}
     assert {p.name: p.hosts for p in spec.partitions} == {"gpu": "gpu[01-03]", "ways": "a,b"}
     assert notes == [
-        "no group is called controller: gpu01 is the controller",
+        "there is no group controller, so gpu01 is the controller",
         "box: is left out: ansible_connection is community.docker.docker, not ssh",
         "win[1-2]: is left out: ansible_connection is winrm, not ssh",
-        "gpu[01-03]: passwords do not come along: keys log in, and sudo's is asked for by -K",
+        "gpu[01-03]: passwords are not converted: SSH uses keys, -K asks for the sudo password",
     ]
 
 

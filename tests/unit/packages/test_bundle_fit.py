@@ -60,8 +60,8 @@ def test_a_bundle_that_was_made_for_it_fits(folder: Path, text: str, made: dict[
         (SPEC, {"base": "0" * 16}, (RELEASE, "job environment")),
         (GPUS, {}, (RELEASE, "no CuPy")),
         (GPUS, CUPY | {"gpu_base": "0" * 16}, (RELEASE, "another version of clusterctl")),
-        (ASKING, {}, (RELEASE, "made for none")),
-        (ASKING, {"requirements": "0" * 16}, (RELEASE, "made for other ones")),
+        (ASKING, {}, (RELEASE, "created without requirements")),
+        (ASKING, {"requirements": "0" * 16}, (RELEASE, "created for other requirements")),
     ],
 )
 def test_what_does_not_match_is_named(
