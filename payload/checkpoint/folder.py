@@ -1,4 +1,4 @@
-"""The folder of a run's checkpoints: its names, what killed runs left in it, and its lock."""
+"""The folder of a run's checkpoints: its file names, its lock, and the removal of unfinished checkpoints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from payload.node.host import hostname
 
 _NAME = re.compile(r"iteration-(\d{8,})")
 INCOMPLETE = ".incomplete"
-OLD = f".old{INCOMPLETE}"  # while one is being removed
+# Suffix of a checkpoint that is being removed.
+OLD = f".old{INCOMPLETE}"
 
 
 def checkpoint_name(iteration: int) -> str:
@@ -26,70 +27,69 @@ def checkpoint_name(iteration: int) -> str:
 
 
 def complete(folder: Path) -> dict[int, Path]:
-    """By iteration, from the first to the last, whether whole or broken since."""
-    found = {int(match[1]): path for path in folder.glob("*") if (match := _NAME.fullmatch(path.name))}
-    return dict(sorted(found.items()))
+    """Return all checkpoints by iteration, in ascending order, without verifying them."""
+    checkpoints = {int(match[1]): path for path in folder.glob("*") if (match := _NAME.fullmatch(path.name))}
+    return dict(sorted(checkpoints.items()))
 
 
 def superseded(folder: Path, iteration: int, *, keep: int) -> list[Path]:
-    """Which to remove once there is one of ``iteration``, to keep that and the newest before it; with what is
-    left of those that could not be removed."""
+    """Return the checkpoints to remove once ``iteration`` is saved, so that ``keep`` remain in all."""
     older = [path for number, path in complete(folder).items() if number < iteration]
-    left = list(folder.glob(f"iteration-*{OLD}"))
-    return left + (older[: len(older) - (keep - 1)] if len(older) >= keep else [])
+    leftovers = list(folder.glob(f"iteration-*{OLD}"))
+    return leftovers + (older[: len(older) - (keep - 1)] if len(older) >= keep else [])
 
 
 def prepare(folder: Path, world: Communicator) -> None:
-    """Make the folder on rank 0, without what killed runs left, and see that it is there for all ranks.
+    """Create the folder on rank 0, delete unfinished checkpoints, and check that all ranks see the folder.
 
     Raises:
-        UsageError: it cannot be written, or it is another one on another node.
+        UsageError: the folder cannot be written, or is not shared by all nodes.
     """
     mark = world.allgather(f".shared-{secrets.token_hex(8)}")[0]
 
     def make() -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for left in folder.glob(f"iteration-*{INCOMPLETE}"):
-                shutil.rmtree(left)
+            for unfinished in folder.glob(f"iteration-*{INCOMPLETE}"):
+                shutil.rmtree(unfinished)
             (folder / mark).touch()
         except OSError as exc:
             raise UsageError(
                 f"--checkpoints: {exc.filename or folder}: {exc.strerror}", code="checkpoints-unusable"
             ) from exc
 
-    def look() -> None:
+    def check() -> None:
         if not (folder / mark).exists():
             raise UsageError(
-                f"--checkpoints: {folder} is not the same folder on all nodes: give a shared one",
+                f"--checkpoints: {folder} is not the same folder on all nodes: use a shared folder",
                 code="checkpoints-not-shared",
             )
 
     on_all_ranks(world, lambda: make() if world.rank == 0 else None)
     try:
-        on_all_ranks(world, look)
+        on_all_ranks(world, check)
     finally:
         if world.rank == 0:
             (folder / mark).unlink(missing_ok=True)
 
 
 PATIENCE_S = 100.0
-"""For which a run that was started again waits for the one before it. An NFS server takes 90 s to free what a
-node held that died."""
+"""How long a restarted run waits for its predecessor's lock, in seconds. An NFS server may take 90 s to
+release the locks of a dead node."""
 
 
 class Lock:
-    """Keeps two live runs from writing into one folder: each would take the other's checkpoints for its own.
+    """Locks a folder, so that two runs never write checkpoints into it at the same time.
 
-    It is a lock of the file ``.lock`` in the folder, until it is closed or its process is dead. The file
-    stays; it tells which run has the lock.
+    The lock is on the file ``.lock`` in the folder, until it is closed or its process ends. The file stays,
+    and names the run that holds the lock.
     """
 
     def __init__(self, folder: Path, *, patience_s: float = PATIENCE_S) -> None:
-        """Make the folder, and wait for the lock.
+        """Create the folder, and wait for the lock.
 
         Raises:
-            UsageError: another run has it for too long, or the folder cannot be written or locked.
+            UsageError: another run holds the lock for too long, or the folder cannot be written or locked.
         """
         path = folder / ".lock"
         try:
@@ -105,18 +105,19 @@ class Lock:
             ) from exc
 
     def _wait(self, folder: Path, patience_s: float) -> None:
-        began, told = time.monotonic(), False
+        start, has_warned = time.monotonic(), False
         while not self._try():
             holder = os.pread(self._descriptor, 1024, 0).decode(errors="replace") or "another run"
-            if time.monotonic() - began >= patience_s:
+            if time.monotonic() - start >= patience_s:
                 raise UsageError(
-                    f"--checkpoints: {folder} is in use by {holder}: end that, or give another folder",
+                    f"--checkpoints: {folder} is in use by {holder}: stop it, or use another folder",
                     code="checkpoints-in-use",
                 )
-            if not told:
-                sys.stderr.write(f"payload: waits up to {patience_s:.0f} s for {folder}, used by {holder}\n")
+            if not has_warned:
+                text = f"waiting up to {patience_s:.0f} s for {folder}, which {holder} uses"
+                sys.stderr.write(f"payload: {text}\n")
                 sys.stderr.flush()
-                told = True
+                has_warned = True
             time.sleep(0.2)
 
     def _try(self) -> bool:
@@ -128,6 +129,6 @@ class Lock:
 
 
 def _name() -> str:
-    """Of this run, for people."""
+    """Describe this run for the messages of other runs."""
     job = os.environ.get("SLURM_JOB_ID")
     return f"process {os.getpid()} on {hostname()}{f' of job {job}' if job else ''}"

@@ -1,4 +1,4 @@
-"""Saves checkpoints during training: a copy in memory, which a thread of each rank writes to disk."""
+"""Saves checkpoints during training: each rank copies its shards, and a thread writes the copy to disk."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from payload.errors import PayloadError
 from payload.parallel.engine import Engine
 
 if TYPE_CHECKING:
-    from payload.cli.report import Report  # it needs MPI, which one rank does without
+    # At run time, this import would load MPI, which a single rank does not need.
+    from payload.cli.report import Report
 
 _NUMBERS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopSignals:
-    """SIGTERM and SIGUSR1, which Slurm sends before it takes a job's nodes away: remembered until an
-    iteration is done."""
+    """Catches SIGTERM and SIGUSR1, which Slurm sends before it ends a job, until an iteration is done."""
 
     def __init__(self) -> None:
         self.came = False
@@ -51,10 +51,10 @@ class StopSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Treat them as before; once one came, to any rank, the run ends, and no other may disturb that.
+        """Restore the previous handlers; after a signal, ignore both signals instead, because the run ends.
 
-        srun sends SIGTERM to the ranks that leave after the first. Python forgets its handlers as it leaves,
-        but not what is to be ignored.
+        srun sends SIGTERM to the remaining ranks once a rank has ended. During its shutdown, Python removes
+        its handlers, but signals set to be ignored stay ignored.
         """
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_IGN if self.came else handler)
@@ -65,16 +65,17 @@ class StopSignals:
 
 @dataclass(slots=True)
 class _Save:
-    """A checkpoint in the making."""
+    """A checkpoint that is being saved."""
 
-    manifest: Manifest  # but for the files
+    manifest: Manifest
     copied: Mark
-    stall_s: float = 0.0  # that training stood still for it
-    asked: bool = False  # whether the writer has begun
+    # How long training has stood still for this checkpoint.
+    stall_s: float = 0.0
+    has_started: bool = False
 
 
 class Saver:
-    """Makes checkpoints between iterations. All ranks must call its methods together."""
+    """Saves checkpoints between iterations. All ranks must call its methods together."""
 
     def __init__(
         self,
@@ -93,25 +94,26 @@ class Saver:
         """
         Args:
             folder: see ``folder.prepare``.
-            manifest: of all checkpoints, but for iteration, files and scalars.
-            report: gets a record of each checkpoint, and lines about problems that do not matter yet.
-            interval: iterations from one checkpoint to the next.
-            keep: how many to keep.
-            wait: for each to be on disk, rather than to go on training.
-            data_state: of the training data, for each to hold.
-            lock: of the folder, if this rank has that. It is held until this is closed.
-            save_model: on rank 0 puts the best weights so far into a folder, and gives the model's record.
+            manifest: the facts that all checkpoints share: everything but iteration, files and scalars.
+            report: gets a record of each checkpoint, and warnings.
+            interval: number of iterations between checkpoints.
+            keep: number of checkpoints to keep.
+            wait: whether training waits until each checkpoint is on disk.
+            data_state: state of the training data, saved with each checkpoint.
+            lock: the folder's lock, on the rank that holds it. Released by ``__exit__``.
+            save_model: called on rank 0 for each checkpoint with its folder. Writes the best weights so far
+                into it and returns the model's record. A PayloadError makes the checkpoint fail.
         """
         self._engine, self._device, self._world = engine, engine.device, engine.mesh.world
         self._folder, self._manifest, self._report = folder, manifest, report
         self._interval, self._keep, self._wait = interval, keep, wait
         self._lock, self._save_model = lock, save_model
         self._data = json.dumps(dict(data_state)) + "\n"
-        # A killed run's ranks may still be writing: each run writes elsewhere.
+        # Each run writes into its own folders, because ranks of a killed run may still be writing.
         self._token = self._world.allgather(secrets.token_hex(4))[0]
         self._saved_shards = saved_shards(engine)
         layout, offsets = plan_shards(self._saved_shards)
-        # Filled, so that its pages are there from the start, not only when the first copy touches them.
+        # np.full touches all pages now, so that the first copy need not wait for them.
         self._memory = np.full(layout.size, 0, np.uint8)
         self._memory[: len(layout.header)] = bytearray(layout.header)
         self._device.pin(self._memory)
@@ -137,22 +139,25 @@ class Saver:
         finally:
             self._writer.close(cancel=not finished)
             self._device.unpin(self._memory)
-            if not finished:  # else what was begun would keep a full disk full
-                for begun in self._folder.glob(f"*.{self._token}{INCOMPLETE}"):
-                    shutil.rmtree(begun, ignore_errors=True)
+            # Unfinished files would keep a full disk full.
+            if not finished:
+                for unfinished in self._folder.glob(f"*.{self._token}{INCOMPLETE}"):
+                    shutil.rmtree(unfinished, ignore_errors=True)
             if self._lock:
                 self._lock.close()
 
     def after(self, iteration: int, written: float, *, stop: bool = False, last: bool = False) -> None:
-        """An iteration is done.
+        """Save a checkpoint if one is due after this iteration, and complete the previous one.
 
         Args:
-            written: by how many ranks, as they said before it.
-            stop: the run ends here before its time: all is on disk afterwards.
+            written: number of ranks whose file is on disk, summed in the last step.
+            stop: whether the run is stopping early; then everything is on disk afterwards.
+            last: whether this is the last iteration.
 
         Raises:
             PayloadError: a checkpoint could not be written.
         """
+
         if written == self._world.size:
             self._complete(wait=False)
         if stop or last or iteration % self._interval == 0:
@@ -166,7 +171,8 @@ class Saver:
         began = time.perf_counter()
         try:
             self._settle()
-        except PayloadError as exc:  # on rank 0 alone: told when all are asked what became of this one
+        # Only rank 0 fails here. All ranks learn of the error when they complete this checkpoint.
+        except PayloadError as exc:
             self._failure = exc
         for (_, array), copy in zip(self._saved_shards, self._copies, strict=True):
             self._device.copy_out(array, copy)
@@ -181,28 +187,27 @@ class Saver:
         self._save.stall_s = time.perf_counter() - began
 
     def written(self) -> bool:
-        """Move the save on as far as goes without waiting, and tell whether this rank's file is on disk, for
-        the next step to sum."""
+        """Advance the save without waiting. Return whether this rank's file is on disk."""
         save = self._save
-        if save and not save.asked and self._device.has_passed(save.copied):
+        if save and not save.has_started and self._device.has_passed(save.copied):
             self._write(save)
-        return save is not None and save.asked and self._writer.ready
+        return save is not None and save.has_started and self._writer.ready
 
     def _write(self, save: _Save) -> None:
-        save.asked = True
+        save.has_started = True
         path = self._incomplete(save.manifest.iteration) / rank_file(self._world.rank)
         self._writer.begin(write, self._memory, path, self._writer.cancelled)
 
     def _complete(self, *, wait: bool) -> None:
-        """Wait until all ranks' files are on disk, then let rank 0's writer make them a checkpoint.
+        """Wait until all ranks' files are on disk, then start publishing the checkpoint on rank 0.
 
         Args:
-            wait: until it is one.
+            wait: whether to wait until the checkpoint is complete.
         """
         save, self._save = self._save, None
         assert save is not None  # noqa: S101
         began = time.perf_counter()
-        if not save.asked:
+        if not save.has_started:
             self._device.synchronize()
             self._write(save)
         written = self._world.allgather(on_all_ranks(self._world, self._written))
@@ -238,11 +243,11 @@ class Saver:
         )
 
     def _settle(self) -> None:
-        """Wait until the writer is idle: rank 0's may still be completing the last checkpoint."""
+        """Wait until the writer is idle. On rank 0 it may still be completing the last checkpoint."""
         if self._writer.busy:
-            for left in self._writer.result():
+            for leftover in self._writer.result():
                 self._report.print_line(
-                    f"an old checkpoint is still there, to be removed with the next: {left}"
+                    f"an old checkpoint could not be removed; the next save tries again: {leftover}"
                 )
 
     def _finish(self) -> None:

@@ -1,4 +1,4 @@
-"""The checkpoints of one run, as the training loop sees them: it resumes from one, and makes others."""
+"""A run's checkpoints for the training loop: choosing the checkpoint to resume from, and saving new ones."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from payload.errors import UsageError
 from payload.parallel.engine import Engine
 
 if TYPE_CHECKING:
-    from payload.cli.report import Report  # it needs MPI, which one rank does without
+    from payload.cli.report import Report
 
 
 class Session:
-    """The checkpoints of one run: the one that it goes on from, and those that it makes."""
+    """A run's checkpoints: the checkpoint that it resumes from, and the checkpoints that it saves."""
 
     def __init__(self, config: TrainConfig, world: Communicator) -> None:
-        """Make the folder ready, and choose what the run goes on from.
+        """Prepare the folder, and choose the checkpoint to resume from.
 
         Raises:
-            UsageError: that is broken, or the folder cannot be used; on every rank.
+            UsageError: the checkpoint is broken, or the folder cannot be used. Raised on every rank.
         """
         settings = config.checkpoints
         self._config = config
@@ -54,7 +54,7 @@ class Session:
 
     @property
     def data_state(self) -> Mapping[str, Any] | None:
-        """Of its data, by the run that this one goes on from; None where there is none."""
+        """The data state of the resumed checkpoint; None if training starts from scratch."""
         return self.chosen.data_state if self.chosen else None
 
     def saver(
@@ -66,9 +66,9 @@ class Session:
         data_state: Mapping[str, Any],
         save_model: Callable[[Path], Mapping[str, Any]],
     ) -> AbstractContextManager[Saver | None]:
-        """To be entered for the whole of training, which has been resumed. None without checkpoints.
+        """Return the context for the whole training; its value is None without checkpoints.
 
-        Args: as of ``Saver``.
+        Args: as for ``Saver``.
         """
         settings = self._config.checkpoints
         if not settings.save_interval:
@@ -87,13 +87,14 @@ class Session:
         )
 
     def describe(self, engine: Engine, identity: Mapping[str, Any]) -> Manifest:
-        """Return what this run is.
+        """Return the manifest of this run, without iteration, scalars and files.
 
         Args:
-            identity: what it must have in common with the run that it goes on from.
+            identity: settings that a resumed run must not change.
         """
         config, mesh = self._config, engine.mesh
-        compressed = config.layout.compress != "none"  # what is held back is a multiple of the scale
+        # The error feedback of compressed gradients is stored as a multiple of the loss scale.
+        compressed = config.layout.compress != "none"
         return Manifest(
             iteration=0,
             layout={
@@ -113,42 +114,44 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A whole checkpoint, to go on from."""
+    """A verified checkpoint to resume from."""
 
     path: Path
     manifest: Manifest
-    data_state: Mapping[str, Any]  # of the data that it was trained on
-    notes: list[str]  # for people, of newer ones that are broken
+    data_state: Mapping[str, Any]
+    # Messages about newer, broken checkpoints.
+    notes: list[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """Where a run begins."""
+    """The state from which a run continues."""
 
-    iteration: int = 0  # the last that is done; 0: it starts anew
-    notes: list[str] = field(default_factory=list)  # for people
-    path: Path | None = field(default=None, compare=False)  # of the checkpoint
-    model: Mapping[str, Any] = field(default_factory=dict, compare=False)  # as of its manifest
+    # The last iteration that is done. 0: training starts from scratch.
+    iteration: int = 0
+    notes: list[str] = field(default_factory=list)
+    path: Path | None = field(default=None, compare=False)
+    model: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
-def choose(wanted: str, folder: Path, world: Communicator) -> Chosen | None:
-    """What ``--resume`` says, each of its files checked; None where that is nothing.
+def choose(resume_from: str, folder: Path, world: Communicator) -> Chosen | None:
+    """Return the checkpoint that ``--resume`` names, with its files verified; None to start from scratch.
 
     Args:
-        wanted: ``never``; ``auto``, for the newest in ``folder`` that is whole, if there are any; or the
-            folder of a checkpoint.
+        resume_from: ``never``; ``auto``, for the newest whole checkpoint in ``folder``, if there is one; or a
+            checkpoint's folder.
 
     Raises:
-        UsageError: it is broken; on every rank.
+        UsageError: the checkpoint is broken. Raised on every rank.
     """
     notes: list[str] = []
-    newest_first = list(reversed(complete(folder).values())) if wanted == "auto" else [Path(wanted)]
-    for path in world.allgather(newest_first if wanted != "never" else [])[0]:
+    newest_first = list(reversed(complete(folder).values())) if resume_from == "auto" else [Path(resume_from)]
+    for path in world.allgather(newest_first if resume_from != "never" else [])[0]:
         try:
             return Chosen(path, *_inspect(path, world), notes)
         except BrokenError as exc:
             notes.append(f"{path} is broken: {exc}")
-            if wanted != "auto":
+            if resume_from != "auto":
                 raise UsageError(f"--resume: {notes[0]}", code="checkpoint-damaged") from exc
     if notes:
         raise UsageError(
@@ -159,69 +162,71 @@ def choose(wanted: str, folder: Path, world: Communicator) -> Chosen | None:
 
 
 def resume(chosen: Chosen | None, engine: Engine, now: Manifest) -> Resumed:
-    """Load it.
+    """Load the chosen checkpoint into the engine.
 
     Args:
-        now: what this run is.
+        now: the manifest of this run.
 
     Raises:
-        UsageError: it is of another kind of run.
+        UsageError: the checkpoint is of another kind of run.
     """
     if chosen is None:
         return Resumed()
     path, manifest = chosen.path, chosen.manifest
     _compare(path, manifest.identity, now.identity)
-    same = manifest.layout == now.layout
-    on_all_ranks(engine.mesh.world, lambda: _load(engine, path, manifest, own=same))
-    note = f"going on from {path}{'' if same else _resharding(manifest, now, engine)}"
+    same_layout = manifest.layout == now.layout
+    on_all_ranks(engine.mesh.world, lambda: _load(engine, path, manifest, own=same_layout))
+    note = f"resuming from {path}{'' if same_layout else _resharding(manifest, now, engine)}"
     return Resumed(manifest.iteration, [*chosen.notes, note], path, manifest.model)
 
 
-def refuse_others(folder: Path, wanted: str, world: Communicator) -> None:
-    """Checkpoints of another run, or of iterations that this run is about to do otherwise, must not be mixed
-    with its own, which would replace them.
+def refuse_others(folder: Path, resume_from: str, world: Communicator) -> None:
+    """Raise if the folder has checkpoints that this run would overwrite.
+
+    Checkpoints of another run, or of iterations that this run repeats, must not be mixed with its own.
 
     Raises:
-        UsageError: there are such, on every rank.
+        UsageError: the folder has such checkpoints. Raised on every rank.
     """
 
-    def look() -> None:
-        there = list(complete(folder).values())
-        if there and Path(wanted).resolve() != there[-1].resolve():
+    def check() -> None:
+        newer = list(complete(folder).values())
+        if newer and Path(resume_from).resolve() != newer[-1].resolve():
             raise UsageError(
-                f"--resume {wanted}: {there[-1]} is there already: go on from it with --resume auto, remove "
-                "it, or give another folder with --checkpoints",
+                f"--resume {resume_from}: {newer[-1]} exists: resume from it with --resume auto, remove it, "
+                "or use another folder with --checkpoints",
                 code="checkpoint-newer-exists",
             )
 
-    if wanted != "auto":  # with which the folder is this run's own
-        on_all_ranks(world, lambda: look() if world.rank == 0 else None)
+    # With `auto`, the folder belongs to this run.
+    if resume_from != "auto":
+        on_all_ranks(world, lambda: check() if world.rank == 0 else None)
 
 
 def _inspect(path: Path, world: Communicator) -> tuple[Manifest, Mapping[str, Any]]:
-    """Return the manifest and the data state, or raise BrokenError on all ranks; each verifies some files."""
+    """Return the manifest and the data state. Each rank verifies some files; BrokenError is raised on all."""
 
-    def look() -> Manifest:
+    def check() -> Manifest:
         manifest = read_manifest(path)
         for facts in manifest.files[world.rank :: world.size]:
             verify(path, facts)
         return manifest
 
-    manifest = on_all_ranks(world, look)
+    manifest = on_all_ranks(world, check)
     data_state = on_all_ranks(world, lambda: read_data(path) if world.rank == 0 else {})
     return manifest, world.allgather(data_state)[0]
 
 
 def _compare(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """Raise UsageError if they differ in something that is ours."""
-    made, here = ({name: _text(value) for name, value in one.items()} for one in (theirs, ours))
-    different = [name for name in here if made.get(name) != here[name]]
+    """Raise UsageError if the checkpoint differs from this run in a setting of ``ours``."""
+    saved, current = ({name: _text(value) for name, value in each.items()} for each in (theirs, ours))
+    different = [name for name in current if saved.get(name) != current[name]]
     if different:
         was, now = (
-            ", ".join(f"{name} {one.get(name, 'none')}" for name in different) for one in (made, here)
+            ", ".join(f"{name} {each.get(name, 'none')}" for name in different) for each in (saved, current)
         )
         raise UsageError(
-            f"--resume: {path} was made with {was}, and this run has {now}", code="checkpoint-other-settings"
+            f"--resume: {path} was saved with {was}, but this run has {now}", code="checkpoint-other-settings"
         )
 
 
@@ -233,15 +238,15 @@ def _resharding(saved: Manifest, now: Manifest, engine: Engine) -> str:
     def text(layout: Mapping[str, float]) -> str:
         return ", ".join(f"{name} {size}" for name, size in layout.items())
 
-    own = "; what ranks kept of compressed gradients starts anew" if engine.own_state else ""
+    own = "; the error feedback of compressed gradients is reset" if engine.own_state else ""
     return f", from {text(saved.layout)} to {text(now.layout)}{own}"
 
 
 def _load(engine: Engine, path: Path, manifest: Manifest, *, own: bool) -> None:
-    """``own``: the layout is the same, so that what belongs to a rank alone fits, too."""
+    """Load this rank's shards. ``own``: also the rank's own state, which fits only the same layout."""
     reader = Reader(path, manifest)
-    kept = [each for each in own_state(engine) if own and reader.holds(*each)]
-    for shard, array in [*held_shards(engine), *kept]:
+    restorable = [each for each in own_state(engine) if own and reader.holds(*each)]
+    for shard, array in [*held_shards(engine), *restorable]:
         numbers = reader.read(shard, np.dtype(array.dtype))
         array[...] = numbers if isinstance(array, np.ndarray) else engine.device.asarray(numbers)
     set_scalars(engine, manifest.scalars)

@@ -1,6 +1,7 @@
-"""What a checkpoint holds: shards of tensors, each with its place in the whole, for any layout to load.
+"""The contents of a checkpoint: shards of tensors with their position, so that any layout can load them.
 
-On disk they are files of flat tensors (see ``saved_model.safetensors``). A manifest vouches for the files.
+On disk, a rank's shards are a file of flat tensors (see ``saved_model.safetensors``). A manifest has the
+files' sizes and checksums.
 """
 
 from __future__ import annotations
@@ -26,26 +27,32 @@ from payload.saved_model.safetensors import FilePlan, plan, read
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Numbers ``[start, stop)`` of one part of a tensor, flattened. Parts lie along one axis of it."""
+    """The numbers ``[start, stop)`` of a flattened part of a tensor, which is split along an axis.
 
-    kind: str  # weight, optimizer.NAME, state (of a layer), or rankN for what is that rank's own
+    kind: ``weight``, ``optimizer.NAME``, ``state`` (of a layer), or ``rankN`` (state of rank N alone).
+    shape: shape of the whole tensor.
+    axis: the split axis. None: the tensor is not split.
+    rows: rows of the first axis without padding. None: there is no padding.
+    """
+
+    kind: str
     name: str
-    shape: tuple[int, ...]  # of the whole tensor
+    shape: tuple[int, ...]
     start: int
     stop: int
-    axis: int | None = None  # None: there is one part, the whole
+    axis: int | None = None
     part: int = 0
     parts: int = 1
-    rows: int | None = None  # of the first axis that are no padding; None: all
+    rows: int | None = None
 
     @property
     def tensor(self) -> str:
-        """The same for all shards of one tensor."""
+        """The tensor's key, which its shards share."""
         return f"{self.kind}/{self.name}"
 
     @property
     def real_shape(self) -> tuple[int, ...]:
-        """Without padding."""
+        """The tensor's shape without padding."""
         return self.shape if self.rows is None else (self.rows, *self.shape[1:])
 
     @property
@@ -56,63 +63,64 @@ class Shard:
 NONE = slice(0, 0)
 
 HeldShard = tuple[Shard, Array]
-"""A shard, and this rank's array of its numbers, flat: a view, through which it can be read and written."""
+"""A shard, and a flat view of this rank's array with its numbers, for reading and writing."""
 
 
 def held_shards(engine: Engine) -> list[HeldShard]:
-    """All that this rank needs to go on, but its ``own_state``."""
+    """Return all shards that this rank needs to resume, except its ``own_state``."""
     return [(shard, array) for shard, array, _ in _all(engine)]
 
 
 def saved_shards(engine: Engine) -> list[HeldShard]:
-    """What this rank saves of it: of what several ranks hold alike, each saves another shard."""
+    """Return the shards that this rank saves. Ranks with the same array save different shards of it."""
     cut = [
-        (replace(shard, start=shard.start + mine.start, stop=shard.start + mine.stop), array[mine])
-        for shard, array, mine in _all(engine)
-        if mine.stop > mine.start
+        (replace(shard, start=shard.start + share.start, stop=shard.start + share.stop), array[share])
+        for shard, array, share in _all(engine)
+        if share.stop > share.start
     ]
     return [*cut, *own_state(engine)]
 
 
 def own_state(engine: Engine) -> list[HeldShard]:
-    """What belongs to this rank alone, and means nothing in another layout: it saves all of that."""
+    """Return the state of this rank alone, such as error feedback. It is useless in another layout."""
     kind = f"rank{engine.mesh.world.rank}"
     return [(_whole(kind, name, array), array.reshape(-1)) for name, array in engine.own_state.items()]
 
 
 def scalars(engine: Engine) -> dict[str, int | float]:
-    """What is no array, the same on all ranks."""
+    """Return the state that is not in arrays, which is the same on all ranks."""
     scale = {f"loss_scale.{name}": value for name, value in engine.loss_scale.state.items()}
     return {"updates": engine.optimizer.updates, **scale}
 
 
 def set_scalars(engine: Engine, saved: Mapping[str, int | float]) -> None:
-    """Go on from them."""
+    """Restore the state that ``scalars`` returned."""
     engine.optimizer.updates = int(saved["updates"])
     scale = {name.removeprefix("loss_scale."): value for name, value in saved.items()}
     engine.loss_scale.restore(scale)
 
 
 def _all(engine: Engine) -> Iterator[tuple[Shard, Array, slice]]:
-    """What this rank holds, and which slice of each is its share to save."""
+    """Yield all arrays that this rank holds, and the slice of each that it saves."""
     storage, mesh = engine.storage, engine.mesh
     values = storage.master_weights
     kinds = {"weight": values} | {
         f"optimizer.{name}": array for name, array in engine.optimizer.state.items()
     }
-    mine = slice(0, len(values)) if storage.sharded else local_slice(len(values), mesh.dp.rank, mesh.dp.size)
+    share = slice(0, len(values)) if storage.sharded else local_slice(len(values), mesh.dp.rank, mesh.dp.size)
 
     for kind, array in kinds.items():
         if array.shape == values.shape:
             for segment in storage.segments:
                 whole = array[segment.start : segment.stop]
-                saved = _common(segment, mine) if engine.counts(segment.parameter) else NONE
+                saved = _common(segment, share) if engine.counts(segment.parameter) else NONE
                 yield _shard_of(kind, segment), whole, saved
-        else:  # the same on all ranks, such as a count
+        # Arrays that are the same on all ranks, such as a count.
+        else:
             yield _whole(kind, "", array), array.reshape(-1), slice(0, array.size)
-    first = mesh.dp.rank == mesh.tp.rank == 0
+    is_first = mesh.dp.rank == mesh.tp.rank == 0
     for name, array in state_of([unit.layer for unit in engine.units]).items():
-        yield _whole("state", name, array), array.reshape(-1), slice(0, array.size) if first else NONE
+        yield _whole("state", name, array), array.reshape(-1), slice(0, array.size) if is_first else NONE
 
 
 def _shard_of(kind: str, segment: Segment) -> Shard:
@@ -121,32 +129,32 @@ def _shard_of(kind: str, segment: Segment) -> Shard:
     part, parts = (0, 1) if parameter.axis is None else (tp.rank, tp.size)
     stop = segment.offset + segment.stop - segment.start
     rows = parameter.rows if parameter.rows != parameter.full_shape[0] else None
-    place = (parameter.axis, part, parts, rows)
-    return Shard(kind, parameter.name, parameter.full_shape, segment.offset, stop, *place)
+    position = (parameter.axis, part, parts, rows)
+    return Shard(kind, parameter.name, parameter.full_shape, segment.offset, stop, *position)
 
 
 def _whole(kind: str, name: str, array: Array) -> Shard:
     return Shard(kind, name, tuple(array.shape), 0, array.size)
 
 
-def _common(segment: Segment, mine: slice) -> slice:
-    """What of a segment lies in this rank's share of the flat array."""
-    start = max(segment.start, mine.start)
-    stop = max(start, min(segment.stop, mine.stop))
+def _common(segment: Segment, share: slice) -> slice:
+    """Return the slice of a segment that lies in this rank's share of the flat array."""
+    start = max(segment.start, share.start)
+    stop = max(start, min(segment.stop, share.stop))
     return slice(start - segment.start, stop - segment.start)
 
 
 VERSION = 4
 MANIFEST = "manifest.json"
 DATA = "data.json"
-"""What was learned of the training data, such as a tokenizer, by which other data is read."""
+"""File of the state learned from the training data, such as a tokenizer, needed to read other data."""
 
-_BLANK = "00000000"  # stands for the manifest's checksum where that is taken
+_BLANK = "00000000"  # checksum's placeholder
 _CHUNK = 1 << 22
 
 
 class BrokenError(PayloadError):
-    """A checkpoint is not whole: what is wrong, without its folder."""
+    """A checkpoint is damaged. The message does not name its folder."""
 
 
 def rank_file(rank: int) -> str:
@@ -154,7 +162,7 @@ def rank_file(rank: int) -> str:
 
 
 def plan_shards(held: Sequence[HeldShard]) -> tuple[FilePlan, list[int]]:
-    """Lay out a rank's file; where the numbers of each of these shards lie."""
+    """Plan a rank's file. Return the plan, and the offset of each shard's numbers."""
     names = [f"{shard.tensor}[{shard.start}:{shard.stop}]" for shard, _ in held]
     tensors = {
         name: ((array.size,), np.dtype(array.dtype)) for name, (_, array) in zip(names, held, strict=True)
@@ -165,17 +173,17 @@ def plan_shards(held: Sequence[HeldShard]) -> tuple[FilePlan, list[int]]:
 
 
 def contents(path: Path) -> list[tuple[Shard, NDArray[Any]]]:
-    """The shards in a file; their numbers are read when they are used."""
+    """Return the shards in a file. Their numbers are memory-mapped."""
     tensors, metadata = read(path)
-    found: list[tuple[Shard, NDArray[Any]]] = []
+    shards: list[tuple[Shard, NDArray[Any]]] = []
     for key, fields in json.loads(metadata["shards"]).items():
-        found.append((Shard(**{**fields, "shape": tuple(fields["shape"])}), tensors[key]))
-    return found
+        shards.append((Shard(**{**fields, "shape": tuple(fields["shape"])}), tensors[key]))
+    return shards
 
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """By which a file is known to be whole."""
+    """The size and checksum of a file, to verify it."""
 
     name: str
     size: int
@@ -184,27 +192,31 @@ class FileFacts:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint is."""
+    """The description of a checkpoint: its progress, settings and files."""
 
-    iteration: int  # done
-    layout: Mapping[str, float]  # dp, tp, pp, zero, and what else ranks' own state depends on
-    identity: Mapping[str, Any]  # settings with which it can be gone on with, by the names of their flags
-    scalars: Mapping[str, int | float]  # state that is no array
-    config: Mapping[str, Any]  # all settings, for people
+    iteration: int
+    # dp, tp, pp, zero, and the settings that ranks' own state depends on.
+    layout: Mapping[str, float]
+    # Settings that a resumed run must not change, by flag name.
+    identity: Mapping[str, Any]
+    scalars: Mapping[str, int | float]
+    config: Mapping[str, Any]
     files: Sequence[FileFacts]
-    model: Mapping[str, Any] = field(default_factory=dict)  # as of ``saved_model.folder.ModelRecord.fields``
+    # Fields of ``saved_model.folder.ModelRecord``.
+    model: Mapping[str, Any] = field(default_factory=dict)
 
     def encode(self) -> str:
-        """As text with a checksum of itself in it."""
+        """Return the manifest as JSON text that contains its own checksum."""
         fields = {"format": VERSION, "crc32": _BLANK, **asdict(self)}
         text = json.dumps(fields, indent=1, allow_nan=False) + "\n"
         return text.replace(f'"{_BLANK}"', f'"{zlib.crc32(text.encode()):08x}"', 1)
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """
+    """Read and check the manifest of a checkpoint.
+
     Raises:
-        BrokenError: it is not there, or not as it was written.
+        BrokenError: the manifest is missing or damaged.
     """
     try:
         text = (folder / MANIFEST).read_bytes().decode()
@@ -212,10 +224,10 @@ def read_manifest(folder: Path) -> Manifest:
         version, crc32 = fields.pop("format"), fields.pop("crc32")
         blank = text.replace(f'"{crc32}"', f'"{_BLANK}"', 1)
         if f"{zlib.crc32(blank.encode()):08x}" != crc32:
-            raise BrokenError(f"{MANIFEST} is not as it was written")
+            raise BrokenError(f"{MANIFEST} is damaged")
         if version != VERSION:
             raise BrokenError(
-                f"it is of format {version}, and this program reads {VERSION}: use the one that wrote it"
+                f"it is in format {version}, but this program reads {VERSION}: use the program that wrote it"
             )
         fields["files"] = [FileFacts(**facts) for facts in fields["files"]]
         return Manifest(**fields)
@@ -223,29 +235,30 @@ def read_manifest(folder: Path) -> Manifest:
         raise BrokenError(f"it has no {MANIFEST}") from exc
     except OSError as exc:
         raise BrokenError(f"{MANIFEST} cannot be read: {exc.strerror}") from exc
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:  # no JSON, or other than was written
-        raise BrokenError(f"{MANIFEST} is not as it was written") from exc
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise BrokenError(f"{MANIFEST} is damaged") from exc
 
 
 def read_data(folder: Path) -> Mapping[str, Any]:
-    """What the run has learned of its data.
+    """Read the state that the run learned from its training data.
 
     Raises:
-        BrokenError: it is not there, or not as it was written.
+        BrokenError: the file is missing or damaged.
     """
     try:
         data_state: Mapping[str, Any] = json.loads((folder / DATA).read_bytes())
     except OSError as exc:
         raise BrokenError(f"{DATA} cannot be read: {exc.strerror}") from exc
     except ValueError as exc:
-        raise BrokenError(f"{DATA} is not as it was written") from exc
+        raise BrokenError(f"{DATA} is damaged") from exc
     return data_state
 
 
 def verify(folder: Path, facts: FileFacts) -> None:
-    """
+    """Check the size and the checksum of a file.
+
     Raises:
-        BrokenError: the file is not as it was written.
+        BrokenError: the file is damaged.
     """
     path = folder / facts.name
     try:
@@ -258,11 +271,11 @@ def verify(folder: Path, facts: FileFacts) -> None:
     except OSError as exc:
         raise BrokenError(f"{facts.name} cannot be read: {exc.strerror}") from exc
     if crc32 != facts.crc32:
-        raise BrokenError(f"{facts.name} is not as it was written")
+        raise BrokenError(f"{facts.name} is damaged")
 
 
 class Reader:
-    """The shards of a checkpoint. Files are mapped: only what is asked for is read."""
+    """Reads a checkpoint's shards for any layout. Memory maps make it read only the requested numbers."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self._folder = folder
@@ -272,74 +285,76 @@ class Reader:
                 self._shards.setdefault(shard.tensor, []).append((shard, numbers))
 
     def holds(self, shard: Shard, array: Array) -> bool:
-        """Whether it has numbers for just this."""
+        """Return whether the checkpoint has exactly this shard, with this dtype."""
         return any(
             (stored, numbers.dtype) == (shard, array.dtype)
             for stored, numbers in self._shards.get(shard.tensor, [])
         )
 
     def whole(self, kind: str, name: str) -> NDArray[Any]:
-        """A whole tensor.
+        """Return a whole tensor.
 
         Raises:
-            UsageError: the checkpoint does not have it.
+            UsageError: the checkpoint does not have the tensor.
         """
         stored = self._shards.get(f"{kind}/{name}")
         if not stored:
-            raise UsageError(f"{self._folder} holds no {kind}/{name}", code="checkpoint-without-entry")
+            raise UsageError(f"{self._folder} has no {kind}/{name}", code="checkpoint-without-entry")
         shard, numbers = stored[0]
         size = math.prod(shard.shape)
-        wanted = replace(shard, start=0, stop=size, axis=None, part=0, parts=1)
-        return self.read(wanted, numbers.dtype).reshape(shard.shape)
+        whole_shard = replace(shard, start=0, stop=size, axis=None, part=0, parts=1)
+        return self.read(whole_shard, numbers.dtype).reshape(shard.shape)
 
-    def read(self, wanted: Shard, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """The numbers of a shard, flat.
+    def read(self, target: Shard, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return the numbers of a shard as a flat array.
 
         Raises:
-            UsageError: the checkpoint does not have it, or as other numbers.
+            UsageError: the checkpoint does not have the tensor, or has it in another shape or dtype.
         """
-        stored = self._shards.get(wanted.tensor, [])
+        stored = self._shards.get(target.tensor, [])
         if not stored:
             raise UsageError(
-                f"--resume: {self._folder} holds no {wanted.tensor}: it is of another model or optimizer",
+                f"--resume: {self._folder} has no {target.tensor}: it is of another model or optimizer",
                 code="checkpoint-other-model",
             )
-        shard, numbers = stored[0]
-        if (shard.real_shape, numbers.dtype) != (wanted.real_shape, dtype):
+        stored_shard, numbers = stored[0]
+        if (stored_shard.real_shape, numbers.dtype) != (target.real_shape, dtype):
             raise UsageError(
-                f"--resume: {self._folder} holds {wanted.tensor} as {numbers.dtype} {shard.shape}, "
-                f"and this run has {dtype} {wanted.shape}",
+                f"--resume: {self._folder} holds {target.tensor} as {numbers.dtype} {stored_shard.shape}, "
+                f"but this run has {dtype} {target.shape}",
                 code="checkpoint-other-shape",
             )
-        if (shard.axis, shard.parts, shard.shape) == (wanted.axis, wanted.parts, wanted.shape):
-            return self._interval(wanted.tensor, wanted.part, wanted.start, wanted.stop)
-        size = int(np.prod(shard.part_shape))
+        stored_layout = (stored_shard.axis, stored_shard.parts, stored_shard.shape)
+        if stored_layout == (target.axis, target.parts, target.shape):
+            return self._interval(target.tensor, target.part, target.start, target.stop)
+        size = int(np.prod(stored_shard.part_shape))
         parts = [
-            self._interval(wanted.tensor, part, 0, size).reshape(shard.part_shape)
-            for part in range(shard.parts)
+            self._interval(target.tensor, part, 0, size).reshape(stored_shard.part_shape)
+            for part in range(stored_shard.parts)
         ]
-        whole = np.concatenate(parts, axis=shard.axis) if shard.axis is not None else parts[0]
-        if shard.shape != wanted.shape:  # other tensor-parallel ranks ask for other padding
-            padded = np.zeros(wanted.shape, whole.dtype)
-            padded[: wanted.real_shape[0]] = whole[: wanted.real_shape[0]]
+        whole = np.concatenate(parts, axis=stored_shard.axis) if stored_shard.axis is not None else parts[0]
+        # With another number of tensor-parallel ranks, the padding differs.
+        if stored_shard.shape != target.shape:
+            padded = np.zeros(target.shape, whole.dtype)
+            padded[: target.real_shape[0]] = whole[: target.real_shape[0]]
             whole = padded
-        if wanted.axis is not None:
-            whole = np.split(whole, wanted.parts, axis=wanted.axis)[wanted.part]
-        return whole.reshape(-1)[wanted.start : wanted.stop]
+        if target.axis is not None:
+            whole = np.split(whole, target.parts, axis=target.axis)[target.part]
+        return whole.reshape(-1)[target.start : target.stop]
 
     def _interval(self, tensor: str, part: int, start: int, stop: int) -> NDArray[Any]:
-        """Of one part, as it was cut when it was saved."""
+        """Join the numbers ``[start, stop)`` of a part from the saved shards."""
         stored = [(shard, numbers) for shard, numbers in self._shards[tensor] if shard.part == part]
-        out: NDArray[Any] = np.empty(stop - start, self._shards[tensor][0][1].dtype)
+        result: NDArray[Any] = np.empty(stop - start, self._shards[tensor][0][1].dtype)
         filled = start
         for shard, numbers in sorted(stored, key=lambda each: each[0].start):
             last = min(stop, shard.stop)
             if shard.start <= filled < last:
-                out[filled - start : last - start] = numbers[filled - shard.start : last - shard.start]
+                result[filled - start : last - start] = numbers[filled - shard.start : last - shard.start]
                 filled = last
         if filled < stop:
             raise UsageError(
-                f"--resume: {self._folder} lacks numbers of {tensor}, from {filled} of part {part}",
+                f"--resume: {self._folder} has no numbers of {tensor} from {filled} of part {part} on",
                 code="checkpoint-incomplete",
             )
-        return out
+        return result

@@ -1,4 +1,4 @@
-"""The thread that writes one rank's checkpoints, so that the rank can go on training."""
+"""The thread that writes a rank's checkpoints while the rank keeps training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHUNK = 1 << 22
 
 
 class Writer:
-    """Does one task at a time in a thread of its own."""
+    """Runs tasks in its own thread, one at a time."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "checkpoints", _use_all_cores)
@@ -33,16 +33,16 @@ class Writer:
 
     @property
     def busy(self) -> bool:
-        """Whether the result of a task has not been taken yet."""
+        """Whether a task has been started and its result not been taken."""
         return self._task is not None
 
     @property
     def ready(self) -> bool:
-        """Whether a task has ended, and its result has not been taken yet."""
+        """Whether a task has ended and its result not been taken."""
         return self._task is not None and self._task.done()
 
     def begin(self, task: Callable[..., Any], *arguments: Any) -> None:
-        """Begin with a task, after which ``result`` must be called."""
+        """Start a task. Call ``result`` before the next task."""
         self._task = self._thread.submit(task, *arguments)
 
     def result(self) -> Any:
@@ -62,23 +62,23 @@ class Writer:
             ) from exc
 
     def close(self, *, cancel: bool = False) -> None:
-        """End after the task, or ``cancel`` the writing of a file."""
+        """End the thread after its task. ``cancel``: stop writing a file."""
         if cancel:
             self.cancelled.set()
         self._thread.shutdown()
 
 
 def _use_all_cores() -> None:
-    """Let this thread run on any core of the job: ranks may be bound to a core each, which they keep busy."""
+    """Let this thread run on all cores of the job, since a rank may keep its own core busy."""
     with suppress(OSError):
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
 
 def write(memory: NDArray[Any], path: Path, cancelled: threading.Event) -> dict[str, Any]:
-    """Write bytes into a file, to the disk.
+    """Write bytes into a file and sync it to disk.
 
     Returns:
-        The ``size`` and ``crc32`` of the file, and the ``seconds`` that it took.
+        The file's ``size`` and ``crc32``, and the ``seconds`` that writing took.
 
     Raises:
         OSError: the file cannot be written.
@@ -107,39 +107,41 @@ def publish(
 
     Args:
         path: the folder, with the files of all ranks.
-        complete: its name as a complete checkpoint.
-        texts: further files to write into it.
-        sizes: of the ranks' files, which must be there.
+        complete: the name of the complete checkpoint.
+        texts: text files to add.
+        sizes: sizes of the ranks' files, which must exist.
 
     Returns:
         The old checkpoints that could not be removed, and why.
 
     Raises:
-        OSError: it cannot be made one; nothing is removed then.
+        OSError: the checkpoint cannot be completed. Then nothing is removed.
     """
     for name, size in sizes.items():
-        with (path / name).open("rb") as file:  # of NFS, only opening asks the server
-            found = os.fstat(file.fileno()).st_size
-        if found != size:
-            raise OSError(errno.EIO, f"has {found} bytes, not {size}", str(path / name))
+        # On NFS, only opening a file asks the server.
+        with (path / name).open("rb") as file:
+            actual_size = os.fstat(file.fileno()).st_size
+        if actual_size != size:
+            raise OSError(errno.EIO, f"has {actual_size} bytes, not {size}", str(path / name))
     for name, text in texts.items():
         write(np.frombuffer(text.encode(), np.uint8), path / name, threading.Event())
     _sync_folder(path)
-    if complete.exists():  # a broken one: nobody loads that, and nobody saves twice what is whole
+    # A broken checkpoint: it is never loaded, and a whole one is not saved twice.
+    if complete.exists():
         _discard(complete)
     path.rename(complete)
     _sync_folder(complete.parent)
-    left = []
+    failures = []
     for old in remove:
         try:
             _discard(old)
         except OSError as exc:
-            left.append(f"{exc.filename or old}: {exc.strerror}")
-    return left
+            failures.append(f"{exc.filename or old}: {exc.strerror}")
+    return failures
 
 
 def _discard(folder: Path) -> None:
-    """Remove a checkpoint, which is at no moment one with files missing."""
+    """Remove a checkpoint. It is renamed first, so that it never looks complete with files missing."""
     aside = folder
     if not folder.name.endswith(OLD):
         aside = folder.with_name(f"{folder.name}{OLD}")

@@ -1,4 +1,4 @@
-"""What training needs of a data set. Samples are made on the host; a rank asks only for its own."""
+"""The interface of data sets for training. Samples are made on the host, and each rank makes only its own."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from payload.device.base import Array
 from payload.nn.module import Draw
 
 Pair = tuple[Array, Array]
-"""Inputs (B, ...) and targets (B,) or (B, T), whole numbers of which those below 0 do not count."""
+"""Inputs (B, ...) and integer targets (B,) or (B, T). Targets below 0 are ignored."""
 
 
 class Dataset(Protocol):
-    """Samples to train on, and others, held out, to judge by."""
+    """Samples for training, and held-out samples for evaluation."""
 
     about: str
-    """What it is, and what was left out of it, in a line."""
+    """A line about the data and about samples that were left out."""
     training: int
-    """Samples to train on."""
+    """Number of training samples."""
     held_out: int
-    """Samples to judge by."""
+    """Number of held-out samples."""
     facts: Mapping[str, int]
-    """Its sizes, by the names under which models ask for them."""
+    """Sizes of the data, by the names that models use, such as ``vocabulary``."""
     data_state: Mapping[str, Any]
-    """Of the training samples, for JSON: by it other data is read as the model knows it."""
+    """State learned from the training samples, for JSON. Other data for the model is read with it."""
     input: Mapping[str, Any]
-    """What a sample is to a model, for JSON: its ``kind``, as models take it; of images their ``shape``
-    (height, width, channels), and ``mean`` and ``scale`` of each channel, with which pixels from 0 to 255
-    become (pixel - mean) · scale; of text its ``length`` in tokens, and the ``mask`` token, if any."""
+    """Description of a model's input, for JSON, with its ``kind``. For images: the ``shape`` (height, width,
+    channels), and ``mean`` and ``scale`` per channel: pixels from 0 to 255 become (pixel - mean) · scale.
+    For text: the ``length`` in tokens, and the ``mask`` token, if there is one."""
     tokenizer: Mapping[str, Any] | None
-    """Of text, for JSON: ``kind``, and what it has learned."""
+    """For text, for JSON: the tokenizer's ``kind`` and learned state. None for images."""
     targets: float
-    """In a training sample, as far as known beforehand."""
+    """Expected number of targets in a training sample."""
     bytes_per_target: float | None
-    """Of held-out text, for bits per byte; None for what is no text."""
+    """Bytes of held-out text per target, for bits per byte. None for images."""
 
     def training_batch(self, indices: Array, epoch: int, draw: Draw) -> Pair:
-        """Samples, varied by chance: the same for the same draw, whatever the layout."""
+        """Return samples with random changes, which depend only on ``draw``, not on the layout."""
 
     def held_out_batch(self, indices: Array) -> Pair: ...

@@ -1,4 +1,4 @@
-"""The data set that ``--data`` names: images, text, or noise of their shape."""
+"""Opening the data set that ``--data`` names: images, text, or noise in their shape."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from payload.comm.base import Communicator, on_all_ranks
 from payload.data import idx
 from payload.data.base import Dataset, Pair
 from payload.data.gpt2 import GPT2, load
-from payload.data.images import Images, Known, Labelled, facts, image_input
+from payload.data.images import ImageFacts, Images, Labelled, facts, image_input
 from payload.data.text import MaskedText, Text, parts
 from payload.data.tokenizer import BytePairs, Bytes, Tokenizer, learn
 from payload.device.base import Array
@@ -33,11 +33,13 @@ _GPT2_VOCABULARY = 50_257
 _IMAGENET = (224, 3, 1000)  # side, channels, classes
 _FEW = 4
 _DIGITS = Path(__file__).with_name("digits.npz")
-_HELD_OUT_EVERY = 5  # of the digits
+_HELD_OUT_EVERY = 5
 _SAMPLES, _HELD_OUT = 65_536, 64  # of synthetic data
-_WHOLE = 256 << 20  # bytes: a larger file is known by its size, its beginning and its end alone
-_SAMPLE = 1 << 20  # bytes of each of these two
-_POOL = 64  # synthetic samples that are really there, in turn: making noise would cost more than many a model
+# Of larger files, only the size and the first and last _SAMPLE bytes are hashed.
+_WHOLE = 256 << 20
+_SAMPLE = 1 << 20
+# Number of synthetic samples in memory, used in turn: making new noise would take longer than many models do.
+_POOL = 64
 
 
 def open_dataset(
@@ -47,57 +49,63 @@ def open_dataset(
     *,
     eval_only: bool = False,
 ) -> Dataset:
-    """The data that was asked for, as the model takes it.
+    """Open the data that ``--data`` names, in the form that the model takes.
 
     Args:
-        data_state: by the run that this one goes on from or judges, of its data; None: it is to be learned.
-        eval_only: held-out samples are all that is asked for.
+        data_state: data state of the run that is resumed or evaluated. None: learn it from the data.
+        eval_only: whether only held-out samples are needed.
 
     Raises:
-        UsageError: there is none such, it is not what it should be, or not the same on all nodes; on every
-            rank.
+        UsageError: the data does not exist, is invalid, or differs between nodes. Raised on every rank.
     """
-    data, takes = config.data, MODELS[config.model.model].takes
+    data, model_input = config.data, MODELS[config.model.model].takes
     dtype = "float64" if config.precision.precision == "fp64" else "float32"
-    kind, _, where = data.data.partition(":")
+    kind, _, location = data.data.partition(":")
     if kind == "synthetic":
-        if takes == "images":
+        if model_input == "images":
             return synthetic_images(*_IMAGENET, dtype=dtype)
         return synthetic_tokens(_GPT2_VOCABULARY, data.sequence_length)
-    if (kind == "text") == (takes == "images"):
-        fitting = "digits, idx:DIR or synthetic" if takes == "images" else "text:FILE or synthetic"
+    if (kind == "text") == (model_input == "images"):
+        fitting = "digits, idx:DIR or synthetic" if model_input == "images" else "text:FILE or synthetic"
         raise UsageError(
-            f"--data {data.data}: the model takes {takes}; give it {fitting}", code="data-unfit-for-model"
+            f"--data {data.data}: the model takes {model_input}: use {fitting}", code="data-unfit-for-model"
         )
     if kind == "text":
-        return _text(config, Path(where), world, data_state)
-    known = (
+        return _text(config, Path(location), world, data_state)
+    image_facts = (
         None
         if data_state is None
-        else _as_learned(f"--data {data.data}", "of images", Known.read, data_state)
+        else _as_learned(f"--data {data.data}", "images", ImageFacts.read, data_state)
     )
-    alone = eval_only and not data.clean  # which asks what is trained on
+    # --clean needs the training samples too, to remove them from the held-out samples.
+    held_out_only = eval_only and not data.clean
     training, held_out = on_all_ranks(
-        world, lambda: idx.load(Path(where), eval_only=alone) if kind == "idx" else load_digits()
+        world, lambda: idx.load(Path(location), eval_only=held_out_only) if kind == "idx" else load_digits()
     )
     arrays = [array for half in (training, held_out) if half for array in (half.images, half.labels)]
     _check_same(world, data.data, *(array.data for array in arrays))
     return Images(
-        data.data, training, held_out, dtype=dtype, augment=data.augment, clean=data.clean, known=known
+        data.data,
+        training,
+        held_out,
+        dtype=dtype,
+        augment=data.augment,
+        clean=data.clean,
+        image_facts=image_facts,
     )
 
 
 def data_record(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
-    """What data a run reads, for JSON: by the hashes of its files it is known again wherever they lie.
+    """Return a record of the data that a run reads, for JSON. Hashes identify its files wherever they are.
 
     Raises:
-        UsageError: a file cannot be read any more.
+        UsageError: a file can no longer be read.
     """
-    kind, _, where = config.data.data.partition(":")
+    kind, _, location = config.data.data.partition(":")
     files: dict[str, Callable[[], list[Path]]] = {
         "digits": lambda: [_DIGITS],
-        "idx": lambda: idx.files(Path(where)),
-        "text": lambda: [Path(where)],
+        "idx": lambda: idx.files(Path(location)),
+        "text": lambda: [Path(location)],
         "synthetic": list,
     }
     record: dict[str, Any] = {"name": config.data.data, "bytes": 0}
@@ -116,7 +124,7 @@ def data_record(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
 
 
 def _add_hash(record: dict[str, Any], file: Path) -> None:
-    """Note the size of a file, and its sha256; of a large one that of its size and its first and last MiB."""
+    """Add a file's size and SHA-256 to the record. Of a large file, only samples are hashed."""
     with file.open("rb") as opened:
         size = opened.seek(0, os.SEEK_END)
         opened.seek(0)
@@ -154,50 +162,50 @@ def _check_same(world: Communicator, name: str, *contents: bytes | memoryview) -
     size, crc32 = 0, 0
     for piece in contents:
         size, crc32 = size + memoryview(piece).nbytes, zlib.crc32(piece, crc32)
-    found: dict[str, list[str]] = {}
-    for what, host in world.allgather((f"{size} bytes with CRC-32 {crc32:08x}", hostname())):
-        found.setdefault(what, []).append(host)
-    if len(found) > 1:
-        sides = ", ".join(f"{what} on {_few(hosts)}" for what, hosts in found.items())
+    hosts_by_content: dict[str, list[str]] = {}
+    for content, host in world.allgather((f"{size} bytes with CRC-32 {crc32:08x}", hostname())):
+        hosts_by_content.setdefault(content, []).append(host)
+    if len(hosts_by_content) > 1:
+        sides = ", ".join(f"{content} on {_few(hosts)}" for content, hosts in hosts_by_content.items())
         raise UsageError(
             f"--data: {name} is not the same on all nodes: {sides}; "
-            "copy it anew, or put it in a shared folder",
+            "copy it again, or put it in a shared folder",
             code="data-differs-on-nodes",
         )
 
 
 def _few(hosts: Iterable[str]) -> str:
-    """Each once, and not all of many."""
+    """Join the host names, each once, and at most a few of them."""
     names = list(dict.fromkeys(hosts))
     return ", ".join(names[:_FEW]) + (f" and {len(names) - _FEW} more" if len(names) > _FEW else "")
 
 
 def _tokenizer(
-    wanted: str, text: bytes, world: Communicator, data_state: Mapping[str, Any] | None
+    name: str, text: bytes, world: Communicator, data_state: Mapping[str, Any] | None
 ) -> Tokenizer:
-    """Rank 0 reads GPT-2's files, or learns byte pairs of what is trained on: held-out text is to be new."""
-    kind, _, where = wanted.partition(":")
+    """Return the tokenizer. Rank 0 reads GPT-2's files, or learns byte pairs from the training text only."""
+    kind, _, argument = name.partition(":")
     if kind == "bytes":
         return Bytes()
     if data_state is not None:
-        return tokenizer_of({"kind": kind, **data_state}, f"--tokenizer {wanted}")
+        return tokenizer_of({"kind": kind, **data_state}, f"--tokenizer {name}")
     if kind == "gpt2":
         record: Mapping[str, Any] = on_all_ranks(
-            world, lambda: load(Path(where)).data_state if world.rank == 0 else {}
+            world, lambda: load(Path(argument)).data_state if world.rank == 0 else {}
         )
         return GPT2.read(world.allgather(record)[0])
-    merges = learn(parts(text)[0], int(where)).merges if world.rank == 0 else ()
+    merges = learn(parts(text)[0], int(argument)).merges if world.rank == 0 else ()
     return BytePairs(world.allgather(merges)[0])
 
 
 def tokenizer_of(record: Mapping[str, Any], flag: str = "the model") -> Tokenizer:
-    """The tokenizer of a trained model, or of the run that is gone on from.
+    """Return the tokenizer of a trained model or of a resumed run.
 
     Args:
-        flag: by which the record was found, for messages.
+        flag: source of the record, for messages.
 
     Raises:
-        UsageError: the record is of none that is known here.
+        UsageError: the tokenizer is unknown.
     """
     kinds: dict[str, Callable[[Mapping[str, Any]], Tokenizer]] = {
         "bytes": lambda _: Bytes(),
@@ -206,26 +214,26 @@ def tokenizer_of(record: Mapping[str, Any], flag: str = "the model") -> Tokenize
     }
     kind = str(record.get("kind"))
     if kind not in kinds:
-        raise UsageError(
-            f"the model has tokens of a kind {kind!r}, which is not known here", code="tokens-unknown"
-        )
-    return _as_learned(flag, f"of {kind}", kinds[kind], record)
+        raise UsageError(f"the model has an unknown kind of tokens: {kind!r}", code="tokens-unknown")
+    return _as_learned(flag, kind, kinds[kind], record)
 
 
-def _as_learned(flag: str, what: str, read: Callable[[Mapping[str, Any]], T], record: Mapping[str, Any]) -> T:
+def _as_learned(
+    flag: str, subject: str, read: Callable[[Mapping[str, Any]], T], record: Mapping[str, Any]
+) -> T:
     """Read a record, or raise UsageError if it is of another kind of data."""
     try:
         return read(record)
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise UsageError(
-            f"{flag}: what the run has learned of its data tells nothing {what}", code="data-state-unfit"
+            f"{flag}: the run's data state is not that of {subject}", code="data-state-unfit"
         ) from exc
 
 
 def load_digits() -> tuple[Labelled, Labelled]:
-    """The UCI handwritten digits: 1,797 images of 8 by 8 pixels, shipped as numbers (README.md says whence).
+    """Load the UCI handwritten digits: 1,797 images of 8 by 8 pixels (README.md names the source).
 
-    1,438 training samples and 359 held out: every fifth, whatever the seed, to keep runs comparable.
+    Every fifth image is held out, so 1,438 train and 359 evaluate, with any seed: runs stay comparable.
     """
     with np.load(_DIGITS, allow_pickle=False) as file:
         images, labels = file["images"][..., None], file["labels"].astype(np.int64)
@@ -234,7 +242,7 @@ def load_digits() -> tuple[Labelled, Labelled]:
 
 
 class Synthetic:
-    """Noise in the shape of data, to measure speed with: nothing can be learned of it. As ``Dataset``."""
+    """A ``Dataset`` of noise, for speed measurements. Nothing can be learned from it."""
 
     training, held_out = _SAMPLES, _HELD_OUT
     bytes_per_target: float | None = None
@@ -263,17 +271,17 @@ class Synthetic:
 
 
 def synthetic_images(side: int, channels: int, classes: int, *, dtype: str) -> Synthetic:
-    """(B, side, side, channels)"""
+    """Return a data set of noise images, (B, side, side, channels)."""
     rng = np.random.default_rng(0)
     pixels = rng.standard_normal((_POOL, side, side, channels), dtype)  # type: ignore[call-overload]
     about = f"images of {side}x{side}x{channels}, {classes} classes"
     sizes = facts(side, side, channels, classes)
-    asked = image_input((side, side, channels), [0.0] * channels, [1.0] * channels)
-    return Synthetic(about, pixels, rng.integers(classes, size=_POOL), sizes, asked)
+    input_ = image_input((side, side, channels), [0.0] * channels, [1.0] * channels)
+    return Synthetic(about, pixels, rng.integers(classes, size=_POOL), sizes, input_)
 
 
 def synthetic_tokens(vocabulary: int, length: int) -> Synthetic:
-    """(B, length)"""
+    """Return a data set of random tokens, (B, length)."""
     rng = np.random.default_rng(0)
     sizes = {"vocabulary": vocabulary, "classes": vocabulary, "length": length, "tokens": length}
     drawn = rng.integers(vocabulary, size=(2, _POOL, length))

@@ -1,5 +1,8 @@
-"""GPT-2's tokens (Radford et al., "Language Models are Unsupervised Multitask Learners", 2019, section 2.2),
-by its files: byte pairs, merged within words as ``merges.txt`` orders, numbered by ``vocab.json``."""
+"""GPT-2's tokenizer.
+
+See Radford et al., "Language Models are Unsupervised Multitask Learners", 2019, section 2.2. The files are
+GPT-2's: ``merges.txt`` orders the merges of byte pairs within words, ``vocab.json`` numbers the tokens.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,17 @@ from payload.device.base import Array
 from payload.errors import UsageError
 
 END = "<|endoftext|>"
-"""Stands between two texts."""
+"""The token between two texts."""
 
 _WHITE = "\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
-"""Unicode's White_Space but the blank; ``str.isspace`` knows four more."""
+"""Unicode's White_Space except the blank. ``str.isspace`` accepts four more characters."""
 
 
 class _Classes(dict[int, str]):
-    """For ``str.translate``: a letter as L, a number as 0, white space as a tab, and others as a dot. The
-    blank and what GPT-2 knows contractions by stay."""
+    """A table for ``str.translate``: letters become L, numbers 0, white space a tab, all else a dot.
+
+    The blank and the characters of English contractions stay, because GPT-2's pattern matches them.
+    """
 
     def __missing__(self, code: int) -> str:
         char = chr(code)
@@ -33,26 +38,26 @@ class _Classes(dict[int, str]):
 
 
 _CLASSES = _Classes()
-# GPT-2's own: '(?:[stmd]|re|ve|ll)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+, but re has no \p.
+# GPT-2's pattern is '(?:[stmd]|re|ve|ll)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+; re lacks \p.
 _WORDS = re.compile(r"'(?:[stmd]|re|ve|ll)| ?[Lstremvld]+| ?0+| ?['.]+|[ \t]+(?![^ \t])|[ \t]+")
 
 
 def _characters() -> Iterator[str]:
-    """Of each byte, the character that stands for it in the files: what is printable stands for itself."""
-    others = 0
+    """Yield each byte's character in the files. Printable characters stand for themselves."""
+    escaped = 0
     for byte in range(256):
         if chr(byte).isprintable() and byte != ord(" "):
             yield chr(byte)
         else:
-            yield chr(256 + others)
-            others += 1
+            yield chr(256 + escaped)
+            escaped += 1
 
 
 _BYTE_OF = {char: byte for byte, char in enumerate(_characters())}
 
 
 class GPT2:
-    """GPT-2's tokens, or others of that kind; as ``Tokenizer``."""
+    """A ``Tokenizer`` with GPT-2's tokens or tokens of the same kind."""
 
     kind = "gpt2"
 
@@ -61,12 +66,12 @@ class GPT2:
     ) -> None:
         """
         Args:
-            vocabulary: numbers of tokens, as the files spell them.
-            merges: pairs of tokens, of which those come first that are merged first.
-            added: numbers of words that are one token wherever a text has them.
+            vocabulary: numbers of tokens, by their spelling in the files.
+            merges: pairs of tokens in the order of merging.
+            added: numbers of words that are always a single token.
 
         Raises:
-            KeyError, TypeError, ValueError: a token that is needed has no number.
+            KeyError, TypeError, ValueError: a required token has no number.
         """
         self.name = self.kind
         self.size = max([*vocabulary.values(), *added.values()]) + 1
@@ -76,7 +81,8 @@ class GPT2:
             "added": dict(added),
         }
         self._bytes = [vocabulary[char] for char in _BYTE_OF]
-        self._merges: dict[Merge, tuple[int, int]] = {}  # to the rank and the token that it makes
+        # Pair -> rank of the merge, and the token that it makes.
+        self._merges: dict[Merge, tuple[int, int]] = {}
         for rank, (left, right) in enumerate(merges):
             self._merges[vocabulary[left], vocabulary[right]] = rank, vocabulary[left + right]
         texts = {token: _text(token) for token in vocabulary} | {word: word.encode() for word in added}
@@ -87,10 +93,10 @@ class GPT2:
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> GPT2:
-        """Of what ``data_state`` was.
+        """Restore a tokenizer from its ``data_state``.
 
         Raises:
-            KeyError, TypeError, ValueError, AttributeError: it is something else.
+            KeyError, TypeError, ValueError, AttributeError: the record is not from this kind of tokenizer.
         """
         vocabulary, added = (
             {str(token): int(number) for token, number in record[name].items()}
@@ -99,11 +105,11 @@ class GPT2:
         return cls(vocabulary, [(left, right) for left, right in record["merges"]], added)
 
     def encode(self, text: bytes) -> Array:
-        """(bytes,) → (tokens,); what is no UTF-8 is told byte by byte."""
+        """Encode text, (bytes,) → (tokens,). Bytes that are not UTF-8 are encoded one by one."""
         return encoded(self._words(text.decode(errors="surrogateescape")), self._tokens_of, self.size)
 
     def decode(self, tokens: Iterable[int]) -> bytes:
-        """The text of tokens; those that have no text are left out."""
+        """Return the text of tokens. Tokens without text are left out."""
         return b"".join(self._texts.get(int(token), b"") for token in tokens)
 
     def _words(self, text: str) -> Iterator[str]:
@@ -111,8 +117,8 @@ class GPT2:
             if piece in self._added:
                 yield piece
             else:
-                for found in _WORDS.finditer(piece.translate(_CLASSES)):
-                    yield piece[found.start() : found.end()]
+                for match in _WORDS.finditer(piece.translate(_CLASSES)):
+                    yield piece[match.start() : match.end()]
 
     def _tokens_of(self, word: str) -> list[int]:
         if word in self._added:
@@ -121,17 +127,17 @@ class GPT2:
 
 
 def _text(token: str) -> bytes:
-    """What a token of the files stands for."""
+    """Return the bytes that a token of the files stands for."""
     return (
         bytes(_BYTE_OF[char] for char in token) if all(char in _BYTE_OF for char in token) else token.encode()
     )
 
 
 def load(folder: Path) -> GPT2:
-    """The tokens of a folder with ``tokenizer.json``, or else with ``vocab.json`` and ``merges.txt``.
+    """Load the tokenizer in a folder: ``tokenizer.json``, or else ``vocab.json`` and ``merges.txt``.
 
     Raises:
-        UsageError: they cannot be read, or are not of GPT-2's kind.
+        UsageError: the files cannot be read, or are not of GPT-2's kind.
     """
     try:
         if (file := folder / "tokenizer.json").exists():
@@ -148,20 +154,21 @@ def load(folder: Path) -> GPT2:
         ) from exc
     except KeyError as exc:
         raise UsageError(
-            f"--tokenizer: {file}: there is no {exc} among the tokens", code="tokenizer-token-missing"
+            f"--tokenizer: {file}: the token {exc} is missing", code="tokenizer-token-missing"
         ) from exc
     except (ValueError, TypeError, AttributeError) as exc:
-        raise UsageError(f"--tokenizer: {file} is not as GPT-2's: {exc}", code="tokenizer-not-gpt2") from exc
+        raise UsageError(
+            f"--tokenizer: {file} is not a tokenizer like GPT-2's: {exc}", code="tokenizer-not-gpt2"
+        ) from exc
 
 
 def _of_tokenizer_json(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Make a record of ``GPT2``. The errors of another kind of file are those of ``GPT2.read``."""
-    model, before = content["model"], content["pre_tokenizer"]
-    kinds = model["type"], before["type"], before.get("use_regex", True), content.get("normalizer")
-    if kinds != ("BPE", "ByteLevel", True, None) or before.get("add_prefix_space"):
-        raise ValueError(
-            f"it cuts text by {before['type']} and {model['type']}, in a way that is not known here"
-        )
+    """Return a record for ``GPT2.read``. Raises the same errors if the file is of another kind."""
+    model, pre_tokenizer = content["model"], content["pre_tokenizer"]
+    uses_regex, normalizer = pre_tokenizer.get("use_regex", True), content.get("normalizer")
+    kinds = model["type"], pre_tokenizer["type"], uses_regex, normalizer
+    if kinds != ("BPE", "ByteLevel", True, None) or pre_tokenizer.get("add_prefix_space"):
+        raise ValueError(f"unsupported splitting of text: {pre_tokenizer['type']} and {model['type']}")
     return {
         "vocabulary": model["vocab"],
         "merges": [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]],

@@ -1,7 +1,8 @@
-"""Images and labels in IDX files, as of MNIST or Fashion-MNIST (Debian's ``dataset-fashion-mnist``).
+"""Images and labels in IDX files, such as MNIST or Fashion-MNIST (Debian's ``dataset-fashion-mnist``).
 
-The format is told at http://yann.lecun.com/exdb/mnist: two zero bytes, the type of the numbers, how many
-dimensions, each as four bytes, the highest first, and the numbers.
+The format is described at http://yann.lecun.com/exdb/mnist: two zero bytes, a byte with the type of the
+numbers, a byte with the number of dimensions, the size of each dimension as four big-endian bytes, and the
+numbers.
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ _UINT8 = b"\0\0\x08"
 
 
 def load(folder: Path, *, eval_only: bool = False) -> tuple[Labelled | None, Labelled]:
-    """Training (``train-``) and held-out images (``t10k-``), each file plain or gzipped.
+    """Load training images (``train-``) and held-out images (``t10k-``). Files may be gzipped.
 
     Args:
-        eval_only: training images are not asked for, and need not be there.
+        eval_only: do not load training images; their files may be missing.
 
     Raises:
-        UsageError: a file is missing, damaged, empty, or does not go with its labels.
+        UsageError: a file is missing, damaged or empty, or the numbers of images and labels differ.
     """
     return None if eval_only else _pair(folder, "train"), _pair(folder, "t10k")
 
 
 def files(folder: Path) -> list[Path]:
-    """The files that ``load`` reads.
+    """Return the files that ``load`` reads.
 
     Raises:
-        UsageError: one is missing.
+        UsageError: a file is missing.
     """
-    return [_find(folder, f"{kind}-{what}") for kind in ("train", "t10k") for what in ("images", "labels")]
+    return [_find(folder, f"{kind}-{part}") for kind in ("train", "t10k") for part in ("images", "labels")]
 
 
 def _pair(folder: Path, kind: str) -> Labelled:
@@ -48,45 +49,46 @@ def _pair(folder: Path, kind: str) -> Labelled:
     if (images.ndim, labels.ndim) not in ((3, 1), (4, 1)) or len(images) != len(labels) or not images.size:
         sizes = ("x".join(map(str, array.shape)) for array in (images, labels))
         raise UsageError(
-            f"--data: {image_file} is of {next(sizes)} and {label_file} of {next(sizes)} numbers, "
-            "which are not images with a label each",
+            f"--data: {image_file} has {next(sizes)} numbers and {label_file} has {next(sizes)}: not images "
+            "with a label each",
             code="images-labels-differ",
         )
     return Labelled(images.reshape(*images.shape[:3], -1), labels.astype(np.int64))
 
 
 def _find(folder: Path, start: str) -> Path:
-    found = sorted(folder.glob(f"{start}[-.]idx[134]-ubyte*"))
-    if not found:
+    files = sorted(folder.glob(f"{start}[-.]idx[134]-ubyte*"))
+    if not files:
         raise UsageError(
-            f"--data: there is no {start}-idx*-ubyte or {start}-idx*-ubyte.gz in {folder}",
+            f"--data: {folder} has no {start}-idx*-ubyte or {start}-idx*-ubyte.gz",
             code="no-such-file",
         )
-    return found[0]
+    return files[0]
 
 
 def read(file: Path) -> Array:
-    """The numbers of one file, uint8.
+    """Read the numbers of a file, uint8.
 
     Raises:
-        UsageError: it cannot be read, or is not what it should be.
+        UsageError: the file cannot be read, or is not a valid IDX file of bytes.
     """
     try:
         raw = file.read_bytes()
         data = gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw
-    except (OSError, EOFError, zlib.error) as exc:  # gzip's own errors are OSErrors
+    # gzip raises OSError for damaged data.
+    except (OSError, EOFError, zlib.error) as exc:
         raise UsageError(f"--data: {file} cannot be read: {exc}", code="file-unreadable") from exc
     if len(data) < 4 or not data.startswith(_UINT8):  # noqa: PLR2004
         raise UsageError(
-            f"--data: {file} is no IDX file of bytes: it begins with {data[:4].hex() or 'nothing'}",
+            f"--data: {file} is not an IDX file of bytes: it begins with {data[:4].hex() or 'nothing'}",
             code="not-idx",
         )
     dimensions = data[3]
     start = 4 + 4 * dimensions
     shape = struct.unpack(f">{dimensions}I", data[4:start]) if len(data) >= start else ()
     if len(data) != start + math.prod(shape) or not shape:
-        wanted = f"{'x'.join(map(str, shape))} numbers" if shape else "its sizes"
+        expected = f"{'x'.join(map(str, shape))} numbers" if shape else "its sizes"
         raise UsageError(
-            f"--data: {file} is cut short or damaged: {len(data)} bytes for {wanted}", code="idx-truncated"
+            f"--data: {file} is truncated or damaged: {len(data)} bytes for {expected}", code="idx-truncated"
         )
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)

@@ -1,4 +1,4 @@
-"""Labelled images in memory: cleaned, normalised, and varied by chance while training."""
+"""Labelled images in memory, with deduplication, normalisation and random augmentation."""
 
 from __future__ import annotations
 
@@ -14,40 +14,42 @@ from payload.errors import UsageError
 from payload.nn.module import Draw
 from payload.nn.random import drawn, sample_keys
 
-_PAD = 8  # a crop is moved by up to a side's 8th: 4 pixels of 32, as ResNet's authors did
+# A crop moves an image by up to an 8th of its side: 4 pixels of 32, as in the ResNet paper.
+_PAD = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """Images of one kind, training or held-out."""
+    """Training or held-out images, uint8, with their labels, integers from 0."""
 
-    images: Array  # (N, H, W, C), uint8
-    labels: Array  # (N,), whole numbers from 0
+    images: Array  # [N, H, W, C]
+    labels: Array  # [N]
 
     def __len__(self) -> int:
         return len(self.labels)
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What a model knows of images: how those that it was trained on are."""
+class ImageFacts:
+    """The facts about its training images that a model depends on."""
 
-    shape: tuple[int, ...]  # height, width, channels
+    shape: tuple[int, ...]  # [H, W, C]
     classes: int
-    mean: tuple[float, ...]  # of each channel's pixels
-    scale: tuple[float, ...]  # one over their standard deviation
+    # Mean of the pixels, and 1 / standard deviation, per channel.
+    mean: tuple[float, ...]
+    scale: tuple[float, ...]
 
     @classmethod
-    def learn(cls, training: Labelled) -> Known:
+    def learn(cls, training: Labelled) -> ImageFacts:
         mean, scale = (tuple(map(float, numbers)) for numbers in _statistics(training.images))
         return cls(training.images.shape[1:], int(training.labels.max()) + 1, mean, scale)
 
     @classmethod
-    def read(cls, record: Mapping[str, Any]) -> Known:
-        """Of what ``Dataset.data_state`` was.
+    def read(cls, record: Mapping[str, Any]) -> ImageFacts:
+        """Restore the facts from ``Dataset.data_state``.
 
         Raises:
-            KeyError, TypeError, ValueError: it is something else.
+            KeyError, TypeError, ValueError: the record is not from images.
         """
         height, width, channels = map(int, record["shape"])
         mean, scale = (tuple(map(float, record[name])) for name in ("mean", "scale"))
@@ -56,26 +58,27 @@ class Known:
         return cls((height, width, channels), int(record["classes"]), mean, scale)
 
     def check(self, name: str, kind: str, samples: Labelled) -> None:
-        """
+        """Check that samples fit the model.
+
         Raises:
-            UsageError: they are of another shape, or have labels that are not known.
+            UsageError: the images have another shape, or labels that the model does not know.
         """
-        theirs, ours = ("x".join(map(str, shape)) for shape in (samples.images.shape[1:], self.shape))
-        if theirs != ours:
+        actual, expected = ("x".join(map(str, shape)) for shape in (samples.images.shape[1:], self.shape))
+        if actual != expected:
             raise UsageError(
-                f"--data: {name} has {kind} images of {theirs}, but the model knows those of {ours}",
+                f"--data: {name} has {kind} images of {actual}, but the model takes {expected}",
                 code="images-other-size",
             )
-        highest, known = int(samples.labels.max()), self.classes - 1
-        if highest > known:
+        highest, highest_known = int(samples.labels.max()), self.classes - 1
+        if highest > highest_known:
             raise UsageError(
-                f"--data: {name} has {kind} labels up to {highest}, but the model knows those up to {known}",
+                f"--data: {name} has {kind} labels up to {highest}; the model knows up to {highest_known}",
                 code="labels-too-high",
             )
 
 
 class Images:
-    """A data set of images, as ``Dataset``."""
+    """A ``Dataset`` of images."""
 
     targets = 1.0
     bytes_per_target: float | None = None
@@ -90,49 +93,51 @@ class Images:
         dtype: str,
         augment: Sequence[str] = (),
         clean: bool = False,
-        known: Known | None = None,
+        image_facts: ImageFacts | None = None,
     ) -> None:
         """
         Args:
-            name: for people.
-            training: None where samples are only judged by what is ``known``.
-            dtype: of the inputs, float32 or float64.
-            augment: of ``crop`` and ``flip``.
-            clean: leave out samples that were there before, and held-out ones that are trained on.
-            known: by the run that is gone on from; else it is learned of ``training``.
+            name: name of the data, for messages.
+            training: None to only evaluate, with the facts in ``image_facts``.
+            dtype: dtype of the inputs, float32 or float64.
+            augment: any of ``crop`` and ``flip``.
+            clean: leave out repeated images, and held-out images that are also training images.
+            image_facts: facts of the resumed or evaluated run. None: learn them from ``training``.
 
         Raises:
-            UsageError: there is nothing in it, or it is not of one kind.
+            UsageError: there are no images, or training and held-out images do not fit together.
         """
-        eval_only = training is None and known is not None
+        eval_only = training is None and image_facts is not None
         if training is None:
             training = Labelled(held_out.images[:0], held_out.labels[:0])
         dropped = 0
         if clean:
-            seen: set[bytes] = set()
-            before = len(training) + len(held_out)
-            training, held_out = _unseen(training, seen), _unseen(held_out, seen)
-            dropped = before - len(training) - len(held_out)
+            seen_images: set[bytes] = set()
+            total = len(training) + len(held_out)
+            training, held_out = _unseen(training, seen_images), _unseen(held_out, seen_images)
+            dropped = total - len(training) - len(held_out)
         if not (len(training) or eval_only) or not len(held_out):
             raise UsageError(
                 f"--data: {name} has {len(training)} training and {len(held_out)} held-out images",
                 code="too-few-images",
             )
-        known = known or Known.learn(training)
+        image_facts = image_facts or ImageFacts.learn(training)
         for kind, samples in (("training", training), ("held-out", held_out)):
             if len(samples):
-                known.check(name, kind, samples)
-        self.data_state: Mapping[str, Any] = asdict(known)
-        self.input: Mapping[str, Any] = image_input(known.shape, known.mean, known.scale)
+                image_facts.check(name, kind, samples)
+        self.data_state: Mapping[str, Any] = asdict(image_facts)
+        self.input: Mapping[str, Any] = image_input(image_facts.shape, image_facts.mean, image_facts.scale)
         self._training, self._held_out, self._augment = training, held_out, tuple(augment)
-        height, width, channels = known.shape
-        self.classes = known.classes
+        height, width, channels = image_facts.shape
+        self.classes = image_facts.classes
         self.training, self.held_out = len(training), len(held_out)
-        self._mean, self._scale = (np.array(numbers, dtype) for numbers in (known.mean, known.scale))
+        self._mean, self._scale = (
+            np.array(numbers, dtype) for numbers in (image_facts.mean, image_facts.scale)
+        )
         shape = f"{height}x{width}x{channels}"
         self.about = f"{name}: {self.training} + {self.held_out} images of {shape}, {self.classes} classes"
         if clean:
-            self.about += f"; {dropped} repeated ones left out"
+            self.about += f"; {dropped} repeated images left out"
         self.facts: Mapping[str, int] = facts(height, width, channels, self.classes)
 
     def training_batch(self, indices: Array, epoch: int, draw: Draw) -> Pair:  # noqa: ARG002
@@ -154,16 +159,17 @@ class Images:
 
 
 def image_input(shape: Sequence[int], mean: Sequence[float], scale: Sequence[float]) -> dict[str, Any]:
-    """See ``Dataset.input``."""
+    """Return the ``Dataset.input`` of images."""
     return {"kind": "images", "shape": [*shape], "mean": [*mean], "scale": [*scale]}
 
 
 def facts(height: int, width: int, channels: int, classes: int) -> dict[str, int]:
-    """The sizes of images, by the names under which models ask for them."""
+    """Return the ``Dataset.facts`` of images."""
     return {
         "inputs": height * width * channels,
-        "features": width * channels,  # of a row, for models that read images row by row
-        "length": height,  # rows
+        # Models that read images row by row take a row's features and the number of rows.
+        "features": width * channels,
+        "length": height,
         "side": height,
         "channels": channels,
         "classes": classes,
@@ -171,9 +177,10 @@ def facts(height: int, width: int, channels: int, classes: int) -> dict[str, int
 
 
 def _statistics(images: Array) -> tuple[Array, Array]:
-    """Of each channel's pixels: the mean, and one over the standard deviation."""
+    """Return the mean of each channel's pixels, and 1 / standard deviation."""
     flat = images.reshape(-1, images.shape[-1])
-    counts = np.stack([np.bincount(channel, minlength=256) for channel in flat.T])  # exact, however many
+    # Counts make the sums exact for any number of pixels.
+    counts = np.stack([np.bincount(channel, minlength=256) for channel in flat.T])
     levels = np.arange(256.0)
     mean = counts @ levels / len(flat)
     variance = counts @ levels**2 / len(flat) - mean**2
@@ -181,17 +188,17 @@ def _statistics(images: Array) -> tuple[Array, Array]:
 
 
 def _unseen(samples: Labelled, seen: set[bytes]) -> Labelled:
-    """Those whose image is not among ``seen``, where it is put."""
+    """Return the samples with images that are not in ``seen``, and add these images to ``seen``."""
     fresh = np.ones(len(samples), bool)
-    for place, image in enumerate(samples.images):
+    for position, image in enumerate(samples.images):
         pixels = image.tobytes()
-        fresh[place] = pixels not in seen
+        fresh[position] = pixels not in seen
         seen.add(pixels)
     return Labelled(samples.images[fresh], samples.labels[fresh])
 
 
 def _cropped(images: Array, draw: Draw) -> Array:
-    """Each image moved by up to a few pixels, with black where it came from."""
+    """Move each image by up to a few pixels, filling with black."""
     count, height, width, _ = images.shape
     pad = max(1, height // _PAD)
     padded = np.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
@@ -202,6 +209,6 @@ def _cropped(images: Array, draw: Draw) -> Array:
 
 
 def _flipped(images: Array, draw: Draw) -> Array:
-    """Every other image, by chance, mirrored left to right."""
-    turned = drawn(sample_keys(draw, "flip"), np.zeros(1, "uint32"))[:, 0] >> 31 == 1
-    return np.where(turned[:, None, None, None], images[:, :, ::-1], images)
+    """Mirror a random half of the images left to right."""
+    is_flipped = drawn(sample_keys(draw, "flip"), np.zeros(1, "uint32"))[:, 0] >> 31 == 1
+    return np.where(is_flipped[:, None, None, None], images[:, :, ::-1], images)

@@ -1,4 +1,4 @@
-"""Files of images to predict: a PNG, an IDX file, or rows of numbers in a CSV file."""
+"""Reading images for prediction: from a PNG, an IDX file, or rows of numbers in a CSV file."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Shape = tuple[int, int, int]
 
 
 def read_images(file: Path, shape: Shape) -> Array:
-    """(images, height, width, channels) of a file, whose beginning tells of which kind it is.
+    """Read images as (images, height, width, channels). The file's first bytes determine its format.
 
     Args:
-        shape: of the images that the model was trained on.
+        shape: shape of the images that the model takes.
 
     Raises:
-        UsageError: it cannot be read, or has no such images.
+        UsageError: the file cannot be read, or its images have another shape.
     """
     try:
         with file.open("rb") as opened:
@@ -34,7 +34,7 @@ def read_images(file: Path, shape: Shape) -> Array:
     except OSError as exc:
         raise UsageError(f"{file} cannot be read: {exc.strerror}", code="file-unreadable") from exc
     except UnicodeDecodeError as exc:
-        raise UsageError(f"{file} is none of PNG, IDX and CSV: convert it", code="not-an-input") from exc
+        raise UsageError(f"{file} is not a PNG, IDX or CSV file: convert it", code="not-an-input") from exc
     except ValueError as exc:
         raise UsageError(f"{file}: {exc}", code="bad-input") from exc
 
@@ -42,13 +42,13 @@ def read_images(file: Path, shape: Shape) -> Array:
 def _of_idx(file: Path, shape: Shape) -> Array:
     images = idx.read(file)
     if images.ndim not in (3, 4) or images[0].size != math.prod(shape):
-        found, wanted = ("x".join(map(str, sizes)) for sizes in (images.shape[1:], shape))
-        raise ValueError(f"it has images of {found or 'no size'}, and the model takes {wanted}")
+        actual, expected = ("x".join(map(str, sizes)) for sizes in (images.shape[1:], shape))
+        raise ValueError(f"its images are {actual or 'empty'}, but the model takes {expected}")
     return images.reshape(-1, *shape)
 
 
 def _of_csv(text: str, shape: Shape) -> Array:
-    """A row is an image: its pixels from left to right, row by row, and each pixel's channels."""
+    """Parse a CSV file with an image per row: pixels row by row, from left to right, channels together."""
     size = math.prod(shape)
     rows: list[Array] = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -58,15 +58,16 @@ def _of_csv(text: str, shape: Shape) -> Array:
             row = np.array([float(part) for part in line.replace(";", ",").split(",")])
         except ValueError:
             if not rows and number == 1:
-                continue  # the names of columns
-            raise ValueError(f"line {number} has something else than numbers and commas") from None
+                # The first line may have the names of the columns.
+                continue
+            raise ValueError(f"line {number} has other text than numbers and commas") from None
         if len(row) != size:
-            label = "; leave the column of labels out" if len(row) == size + 1 else ""
-            wanted = "x".join(map(str, shape))
-            raise ValueError(f"line {number} has {len(row)} numbers, and the model takes {wanted}{label}")
+            label = "; remove the column of labels" if len(row) == size + 1 else ""
+            expected = "x".join(map(str, shape))
+            raise ValueError(f"line {number} has {len(row)} numbers, but the model takes {expected}{label}")
         if not np.isfinite(row).all():
             raise ValueError(f"line {number} has a number that is not finite")
         rows.append(row)
     if not rows:
-        raise ValueError("it has no rows of numbers")
+        raise ValueError("the file has no rows of numbers")
     return np.stack(rows).reshape(-1, *shape)

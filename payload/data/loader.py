@@ -1,7 +1,7 @@
-"""Feeds this rank: its share of each global batch, in micro-batches on the device, made ahead by a thread.
+"""The loader of training samples: a rank's share of each global batch, as micro-batches on the device.
 
-The order of samples is a function of the seed and the iteration alone, so that all ranks and runs agree, and
-a run that is resumed needs to know its iteration only.
+A thread makes the samples ahead of time. The order of samples depends only on the seed and the iteration, so
+that all ranks and runs agree, and a resumed run only needs its iteration.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from payload.parallel.pipeline import MicroBatch
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One iteration's place in the data."""
+    """The samples of one iteration."""
 
     iteration: int  # from 1
     epoch: int  # from 1
     ends_epoch: bool
-    indices: Array  # of the global batch's samples
+    indices: Array  # [global batch]
 
 
 class Order:
-    """Each epoch walks all samples in an order of its own; the last batch of an epoch may be smaller."""
+    """The order of samples: each epoch has its own permutation. An epoch's last batch may be smaller."""
 
     def __init__(self, samples: int, batch_size: int, *, seed: int) -> None:
         self._samples, self._batch_size, self._seed = samples, batch_size, seed
@@ -44,18 +44,18 @@ class Order:
         self._epoch, self._order = 0, np.empty(0, np.int64)
 
     def at(self, iteration: int) -> Slot:
-        """What is due in an iteration, from 1."""
-        epoch, place = divmod(iteration - 1, self.per_epoch)
+        """Return the samples of an iteration, counted from 1."""
+        epoch, position = divmod(iteration - 1, self.per_epoch)
         if epoch + 1 != self._epoch:
             self._epoch = epoch + 1
             self._order = np.random.default_rng((self._seed, self._epoch)).permutation(self._samples)
-        start = place * self._batch_size
+        start = position * self._batch_size
         indices = self._order[start : start + self._batch_size]
-        return Slot(iteration, self._epoch, place + 1 == self.per_epoch, indices)
+        return Slot(iteration, self._epoch, position + 1 == self.per_epoch, indices)
 
 
 def local_slice(count: int, rank: int, size: int) -> slice:
-    """One rank's share of ``count`` things: contiguous, no share more than one above another, some empty."""
+    """Return a rank's contiguous share of ``count`` items. Sizes differ by at most 1; shares may be empty."""
     return slice(count * rank // size, count * (rank + 1) // size)
 
 
@@ -64,15 +64,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """What one iteration trains on."""
+    """The micro-batches of one iteration."""
 
     slot: Slot
-    batches: list[MicroBatch]  # this rank's; the same number on all ranks
-    targets: int  # in the global batch, as far as known beforehand
+    # This rank's micro-batches; all ranks have the same number.
+    batches: list[MicroBatch]
+    targets: int  # expected, globally
 
 
 class Loader:
-    """The order of samples is the same on any layout, and so is the chance in them."""
+    """Loads batches. The order of samples and their random changes are the same on any layout."""
 
     def __init__(
         self,
@@ -88,9 +89,9 @@ class Loader:
     ) -> None:
         """
         Args:
-            micro_batch: samples that a rank works on at once; None: its whole share.
-            prefetch: iterations for which a thread makes samples ahead.
-            dtype: in which layers compute: inputs that are no whole numbers come so.
+            micro_batch: samples that a rank processes at once. None: its whole share.
+            prefetch: number of iterations that a thread prepares in advance.
+            dtype: dtype of floating-point inputs.
         """
         self._dataset, self._device, self._dp = dataset, device, mesh.dp
         self._seed, self._prefetch, self._dtype = seed, prefetch, dtype
@@ -101,11 +102,11 @@ class Loader:
 
     @property
     def micro_batches(self) -> int:
-        """Into how many each rank cuts its share of a whole global batch."""
+        """Number of micro-batches into which each rank splits its share of a full global batch."""
         return self._number(self._global_batch)
 
     def training(self, first: int, last: int) -> Iterator[Feed]:
-        """The iterations from ``first`` to ``last``, from 1."""
+        """Yield the feeds of the iterations ``first`` to ``last``, counted from 1."""
 
         def make() -> Iterator[tuple[Slot, list[tuple[Pair, Array]]]]:
             for iteration in range(first, last + 1):
@@ -113,45 +114,49 @@ class Loader:
                 yield slot, [self._sample(slot, part) for part in self._parts(len(slot.indices))]
 
         for slot, parts in prefetched(make(), self._prefetch, self._device.use):
-            batches = [self._on_device(pair, places) for pair, places in parts]
+            batches = [self._on_device(pair, sample_ids) for pair, sample_ids in parts]
             yield Feed(slot, batches, max(1, round(len(slot.indices) * self._dataset.targets)))
 
     def held_out(self) -> Iterator[MicroBatch]:
-        """This rank's share of all held-out samples; the same number of micro-batches on all ranks, each of
-        which comes to the device when it is due."""
+        """Yield this rank's share of all held-out samples, uploading each micro-batch when it is needed.
+
+        All ranks get the same number of micro-batches.
+        """
         for part in self._parts(self._dataset.held_out):
             pair = self._dataset.held_out_batch(np.arange(part.start, part.stop))
             yield self._on_device(pair, np.arange(part.start, part.stop, dtype="uint32"))
 
     def _parts(self, count: int) -> list[slice]:
-        """This rank's micro-batches of a batch of so many samples; as many as the largest share needs."""
-        mine = local_slice(count, self._dp.rank, self._dp.size)
-        size = mine.stop - mine.start
+        """Split this rank's share of ``count`` samples into micro-batches, as many as on all ranks."""
+        share = local_slice(count, self._dp.rank, self._dp.size)
+        size = share.stop - share.start
         number = self._number(count)
         cuts = [local_slice(size, part, number) for part in range(number)]
-        return [slice(mine.start + cut.start, mine.start + cut.stop) for cut in cuts]
+        return [slice(share.start + cut.start, share.start + cut.stop) for cut in cuts]
 
     def _number(self, count: int) -> int:
         return math.ceil(math.ceil(count / self._dp.size) / self._micro_batch)
 
     def _sample(self, slot: Slot, part: slice) -> tuple[Pair, Array]:
-        places = np.arange(part.start, part.stop, dtype="uint32")
-        draw = Draw(self._seed, slot.iteration, places)
+        sample_ids = np.arange(part.start, part.stop, dtype="uint32")
+        draw = Draw(self._seed, slot.iteration, sample_ids)
         inputs, targets = self._dataset.training_batch(slot.indices[part], slot.epoch, draw)
-        return (self._device.pinned_copy(inputs), self._device.pinned_copy(targets)), places
+        return (self._device.pinned_copy(inputs), self._device.pinned_copy(targets)), sample_ids
 
-    def _on_device(self, pair: Pair, places: Array) -> MicroBatch:
+    def _on_device(self, pair: Pair, sample_ids: Array) -> MicroBatch:
         inputs, targets = (self._device.upload(array) for array in pair)
         if inputs.dtype.kind == "f":
             inputs = inputs.astype(self._dtype, copy=False)
-        return MicroBatch(inputs, targets, self._device.asarray(places))
+        return MicroBatch(inputs, targets, self._device.asarray(sample_ids))
 
 
 def prefetched(items: Iterator[T], depth: int, begin: Callable[[], None] = lambda: None) -> Iterator[T]:
-    """The same items, up to ``depth`` of them made ahead by a thread, which calls ``begin`` before each.
+    """Yield the items, with up to ``depth`` of them prepared in advance by a thread.
 
-    An error in the thread is raised here, in its place among the items. The thread ends with the last item,
-    or when this iterator is closed.
+    begin: called in the thread before each item. If it or ``items`` raises, the error is raised here, in the
+        item's place.
+
+    The thread ends after the last item, or when this iterator is closed.
     """
     if not depth:
         yield from items
@@ -163,9 +168,9 @@ def prefetched(items: Iterator[T], depth: int, begin: Callable[[], None] = lambd
 
     thread = ThreadPoolExecutor(1, "prefetch")
     try:
-        ahead = deque(thread.submit(take) for _ in range(depth))
-        while taken := ahead.popleft().result():
-            ahead.append(thread.submit(take))
-            yield taken[0]
+        futures = deque(thread.submit(take) for _ in range(depth))
+        while batch := futures.popleft().result():
+            futures.append(thread.submit(take))
+            yield batch[0]
     finally:
         thread.shutdown(cancel_futures=True)

@@ -1,6 +1,6 @@
-"""PNG files of 8 and other bits, for images to predict (W3C, "Portable Network Graphics", 2003).
+"""Reading PNG files of any bit depth, for prediction (W3C, "Portable Network Graphics", 2003).
 
-Interlaced ones are refused. What a file says of its size is checked before its pixels are unpacked.
+Interlaced images are rejected. The size in the header is checked before the pixels are decompressed.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _GRAY, _RGB, _PALETTE, _GRAY_ALPHA, _RGB_ALPHA = 0, 2, 3, 4, 6
 _CHANNELS = {_GRAY: 1, _RGB: 3, _PALETTE: 1, _GRAY_ALPHA: 2, _RGB_ALPHA: 4}
 _LUMA = np.array([299, 587, 114])
-"""Of red, green and blue, in thousandths: ITU-R BT.601, as Pillow has it."""
+"""Weights of red, green and blue in thousandths: ITU-R BT.601, as in Pillow."""
 
 
 def read(data: bytes, shape: tuple[int, int, int]) -> Array:
-    """The image as ``shape`` (height, width, 1 or 3 channels), uint8. Transparency is ignored.
+    """Decode an image of ``shape`` (height, width, 1 or 3 channels), uint8. Transparency is ignored.
 
     Raises:
-        ValueError: it is of another size, damaged, or of a kind that is not known here.
+        ValueError: the image has another size, is damaged, or is of an unsupported kind.
     """
     header, palette, packed = b"", b"", b""
     for kind, content in _chunks(data):
@@ -38,38 +38,38 @@ def read(data: bytes, shape: tuple[int, int, int]) -> Array:
         width, height, depth, color, _, _, interlaced = struct.unpack(">IIBBBBB", header)
         bits = _CHANNELS[color] * depth
     except (struct.error, KeyError) as exc:
-        raise ValueError("it is damaged") from exc
+        raise ValueError("the file is damaged") from exc
     if (height, width) != shape[:2]:
         raise ValueError(
-            f"it has {width}x{height} pixels, and the model takes {shape[1]}x{shape[0]}: scale it first"
+            f"the image has {width}x{height} pixels, the model takes {shape[1]}x{shape[0]}: scale it first"
         )
     if interlaced:
-        raise ValueError("it is interlaced: save it without")
+        raise ValueError("the image is interlaced: save it without interlacing")
     row = -(-width * bits // 8)
     rows = _unfiltered(_unpacked(packed, height * (1 + row)), height, row, max(1, bits // 8))
     return _as(shape[2], _pixels(rows, width, depth, color, palette))
 
 
 def _chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    place = len(SIGNATURE)
-    while place + 8 <= len(data):
-        size, kind = struct.unpack_from(">I4s", data, place)
-        yield kind, data[place + 8 : place + 8 + size]
-        place += 12 + size
+    position = len(SIGNATURE)
+    while position + 8 <= len(data):
+        size, kind = struct.unpack_from(">I4s", data, position)
+        yield kind, data[position + 8 : position + 8 + size]
+        position += 12 + size
 
 
 def _unpacked(packed: bytes, size: int) -> bytes:
     try:
         data = zlib.decompressobj().decompress(packed, size)
     except zlib.error as exc:
-        raise ValueError("it is damaged") from exc
+        raise ValueError("the file is damaged") from exc
     if len(data) < size:
-        raise ValueError("it is cut short")
+        raise ValueError("the file is truncated")
     return data
 
 
 def _unfiltered(data: bytes, height: int, row: int, step: int) -> Array:
-    """Undo what each row was filtered by: (height, row) bytes, of which ``step`` are a pixel."""
+    """Undo the filter of each row. Return (height, row) bytes, with ``step`` bytes per pixel."""
     rows, above = [], bytearray(row)
     for number in range(height):
         start = number * (1 + row)
@@ -82,7 +82,7 @@ def _unfiltered(data: bytes, height: int, row: int, step: int) -> Array:
 
 def _unfilter(kind: int, line: bytearray, above: bytearray, step: int) -> None:
     if kind > 4:  # noqa: PLR2004
-        raise ValueError("it is damaged")
+        raise ValueError("the file is damaged")
     for i in range(len(line)) if kind else ():
         left, up, corner = (line[i - step], above[i], above[i - step]) if i >= step else (0, above[i], 0)
         predicted = (0, left, up, (left + up) // 2, _paeth(left, up, corner))[kind]
@@ -90,22 +90,22 @@ def _unfilter(kind: int, line: bytearray, above: bytearray, step: int) -> None:
 
 
 def _paeth(left: int, up: int, corner: int) -> int:
-    """The neighbour that is nearest to left + up - corner."""
+    """Return the neighbour that is nearest to left + up - corner."""
     guess = left + up - corner
     return min((left, up, corner), key=lambda value: abs(guess - value))
 
 
 def _pixels(rows: Array, width: int, depth: int, color: int, palette: bytes) -> Array:
-    """(height, width, channels) of 8 bits, without transparency."""
+    """Return the pixels as (height, width, channels) of 8 bits, without transparency."""
     if depth < 8:  # noqa: PLR2004
         bits = np.unpackbits(rows, axis=1)[:, : width * depth].reshape(len(rows), width, depth)
         values = bits @ (1 << np.arange(depth)[::-1])
     else:
-        values = rows.reshape(len(rows), width, -1, depth // 8)[..., 0]  # of 16 bits the higher 8
+        values = rows.reshape(len(rows), width, -1, depth // 8)[..., 0]  # higher 8 bits
     if color == _PALETTE:
         colors = np.frombuffer(palette[: len(palette) // 3 * 3], np.uint8).reshape(-1, 3)
         if not len(colors) or int(values.max()) >= len(colors):
-            raise ValueError("it is damaged")
+            raise ValueError("the file is damaged")
         return colors[values.reshape(len(rows), width)]
     if depth < 8:  # noqa: PLR2004
         values = values[..., None] * 255 // ((1 << depth) - 1)
@@ -113,7 +113,7 @@ def _pixels(rows: Array, width: int, depth: int, color: int, palette: bytes) -> 
 
 
 def _as(channels: int, image: Array) -> Array:
-    """The image in gray, or in red, green and blue."""
+    """Convert the image to gray, or to red, green and blue."""
     if channels == image.shape[2]:
         return image.astype(np.uint8)
     if channels == 3:  # noqa: PLR2004
@@ -121,4 +121,4 @@ def _as(channels: int, image: Array) -> Array:
     if channels == 1:
         gray: Array = (image.astype(int) @ _LUMA + 500) // 1000
         return gray[..., None].astype(np.uint8)
-    raise ValueError(f"the model takes images of {channels} channels, which no PNG has")
+    raise ValueError(f"the model takes images of {channels} channels, but a PNG has 1 or 3")

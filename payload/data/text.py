@@ -1,4 +1,4 @@
-"""Text as windows of tokens, to tell the next token or a masked one from the others."""
+"""Text as windows of tokens, to predict the next token or masked tokens."""
 
 from __future__ import annotations
 
@@ -14,25 +14,27 @@ from payload.errors import UsageError
 from payload.nn.module import Draw
 from payload.nn.random import drawn, sample_keys
 
-_HELD_OUT = 20  # the last 20th of a text is held out
+# The last 20th of a text is held out.
+_HELD_OUT = 20
 _MASKED = 0.15
-_UNCHANGED_OR_RANDOM = 0.2  # of the masked ones, in equal parts
+# Share of the masked tokens that stay or become random, in equal parts.
+_UNCHANGED_OR_RANDOM = 0.2
 
 
 def parts(text: bytes) -> tuple[bytes, bytes]:
-    """What is trained on, and what is held out."""
+    """Split a text into training and held-out text."""
     boundary = len(text) - len(text) // _HELD_OUT
     return text[:boundary], text[boundary:]
 
 
 class Text:
-    """A text, as ``Dataset``: each target is the token that follows (B, T) → (B, T).
+    """A ``Dataset`` of text: the target of each token is the next token, (B, T) → (B, T).
 
-    An epoch cuts the text into windows without gaps, at places that differ from epoch to epoch.
+    An epoch splits the text into windows without gaps, with an offset that differs from epoch to epoch.
     """
 
     def __init__(self, name: str, text: bytes, tokenizer: Tokenizer, *, length: int, seed: int) -> None:
-        """``length``: of a window, T.
+        """length: tokens in a window, T.
 
         Raises:
             UsageError: the text is too short.
@@ -40,13 +42,13 @@ class Text:
         training, held_out = parts(text)
         self._tokens, self._held_out_tokens = tokenizer.encode(training), tokenizer.encode(held_out)
         self._length, self._seed = length, seed
-        # A window of T tokens has T targets, one token more; and training windows begin up to T - 1 later.
+        # T targets need T + 1 tokens, and an epoch's offset takes up to T - 1 more.
         numbers = f"{len(self._tokens)} + {len(self._held_out_tokens)} tokens"
         self.training = len(self._tokens) // length - 1
         self.held_out = (len(self._held_out_tokens) - 1) // length
         if self.training < 1 or self.held_out < 1:
             raise UsageError(
-                f"--data: {name} has {numbers} to train on and held out, "
+                f"--data: {name} has {numbers} for training and evaluation, "
                 f"too few for --sequence-length {length}",
                 code="text-too-short",
             )
@@ -66,32 +68,36 @@ class Text:
 
     def _windows(self, tokens: Array, indices: Array, epoch: int) -> Pair:
         first = int(np.random.default_rng((self._seed, epoch)).integers(self._length)) if epoch else 0
-        places = (indices * self._length + first)[:, None] + np.arange(self._length + 1)
-        windows = tokens[places].astype(np.int64)
+        positions = (indices * self._length + first)[:, None] + np.arange(self._length + 1)
+        windows = tokens[positions].astype(np.int64)
         return windows[:, :-1], windows[:, 1:]
 
 
 class MaskedText(Text):
-    """Of each window some tokens are to be told from the others (Devlin et al., "BERT", 2019, section 3.1):
-    15 %, of which 80 % are replaced by a mask, 10 % by a random token, and 10 % stay."""
+    """Windows of text with masked tokens to predict from the rest (Devlin et al., "BERT", 2019, section 3.1).
+
+    15 % of the tokens are targets. Of these, 80 % are replaced by a mask, 10 % by a random token, and 10 %
+    stay.
+    """
 
     def __init__(self, name: str, text: bytes, tokenizer: Tokenizer, *, length: int, seed: int) -> None:
-        """As of ``Text``.
+        """Prepare the windows, as ``Text`` does.
 
         Raises:
-            UsageError: the text is too short, so that there is nothing to judge by.
+            UsageError: the text is too short, or no held-out token is masked.
         """
         super().__init__(name, text, tokenizer, length=length, seed=seed)
-        self._mask = self.vocabulary  # one token more than the text has
+        # The mask is one more token than the text has.
+        self._mask = self.vocabulary
         self.targets = _MASKED * length
         self.bytes_per_target = None
         self.facts = _facts(self.vocabulary + 1, length)
         self.input = {"kind": "masked text", "length": length, "mask": self._mask}
-        batches = (self.held_out_batch(np.array([place])) for place in range(self.held_out))
-        if not any((targets >= 0).any() for _, targets in batches):  # the first has some, or nearly always
+        batches = (self.held_out_batch(np.array([position])) for position in range(self.held_out))
+        if not any((targets >= 0).any() for _, targets in batches):
             raise UsageError(
-                f"--data: {name} is too short: of its {self.held_out * length} held-out tokens "
-                "none is masked",
+                f"--data: {name} is too short: none of its {self.held_out * length} held-out tokens "
+                "is masked",
                 code="text-too-short",
             )
 
@@ -104,17 +110,17 @@ class MaskedText(Text):
         return self._masked(tokens, Draw(0, 0, indices.astype("uint32")))
 
     def _masked(self, tokens: Array, draw: Draw) -> Pair:
-        places = np.arange(tokens.shape[1], dtype="uint32")
-        chosen, kind, other = (
-            drawn(sample_keys(draw, stream), places) for stream in ("mask", "mask.kind", "mask.token")
+        positions = np.arange(tokens.shape[1], dtype="uint32")
+        chosen, kind, random_token = (
+            drawn(sample_keys(draw, stream), positions) for stream in ("mask", "mask.kind", "mask.token")
         )
         masked = chosen < round(_MASKED * 2**32)
         targets = np.where(masked, tokens, -1)
-        seen = np.where(masked, self._mask, tokens)
-        odd = masked & (kind < round(_UNCHANGED_OR_RANDOM * 2**32))
-        stays = odd & (kind & 1 == 1)
-        seen = np.where(odd, other % self.vocabulary, seen)
-        return np.where(stays, tokens, seen).astype(tokens.dtype), targets
+        inputs = np.where(masked, self._mask, tokens)
+        is_exception = masked & (kind < round(_UNCHANGED_OR_RANDOM * 2**32))
+        is_unchanged = is_exception & (kind & 1 == 1)
+        inputs = np.where(is_exception, random_token % self.vocabulary, inputs)
+        return np.where(is_unchanged, tokens, inputs).astype(tokens.dtype), targets
 
 
 def _facts(vocabulary: int, length: int) -> Mapping[str, int]:

@@ -1,5 +1,7 @@
-"""From text to tokens: bytes, or a byte-pair encoding learned of the text (Sennrich et al., "Neural Machine
-Translation of Rare Words with Subword Units", 2016), within words as GPT-2 does it."""
+"""Tokenizers: bytes, or byte pairs learned from the text, merged within words as in GPT-2.
+
+Byte-pair encoding: Sennrich et al., "Neural Machine Translation of Rare Words with Subword Units", 2016.
+"""
 
 from __future__ import annotations
 
@@ -20,29 +22,29 @@ W = TypeVar("W", bytes, str)
 
 _BYTES = 256
 _WORDS = re.compile(rb" ?[^\W\d_]+| ?\d+| ?[^\s\w]+|\s+(?=\s)|\s+|.", re.DOTALL)
-"""A word, a number or a run of signs, each with the blank before it; other blanks."""
+"""Matches a word, a number or a run of punctuation, each with the blank before it, and other white space."""
 
 
 class Tokenizer(Protocol):
-    """Makes numbers of text. All bytes can be told, so no text is unknown."""
+    """Converts text to token numbers. Every byte has a token, so any text can be encoded."""
 
     kind: str
-    """Of what sort it is: ``bytes``, ``bpe`` or ``gpt2``."""
+    """``bytes``, ``bpe`` or ``gpt2``."""
     name: str
     size: int
-    """How many tokens there are."""
+    """Number of tokens."""
     data_state: Mapping[str, Any]
-    """Of a text, for JSON."""
+    """The learned state, for JSON."""
 
     def encode(self, text: bytes) -> Array:
-        """(bytes,) → (tokens,) of the smallest unsigned dtype that tells all tokens: a text may be large"""
+        """Encode text, (bytes,) → (tokens,), in the smallest unsigned dtype that holds all tokens."""
 
     def decode(self, tokens: Iterable[int]) -> bytes:
-        """The text of tokens; of one alone, bytes that need not be whole characters."""
+        """Return the text of tokens. A single token may be a part of a character."""
 
 
 class Bytes:
-    """Each byte is a token."""
+    """A tokenizer with a token per byte."""
 
     kind = name = "bytes"
     size = _BYTES
@@ -56,7 +58,7 @@ class Bytes:
 
 
 class BytePairs:
-    """Each merge is a token of its own, for two that are next to each other."""
+    """A tokenizer of byte pairs: each merge makes a token for two adjacent tokens."""
 
     kind = "bpe"
 
@@ -69,15 +71,15 @@ class BytePairs:
         self._texts = [bytes([value]) for value in range(_BYTES)]
         for left, right in self.merges:
             if not 0 <= min(left, right) <= max(left, right) < len(self._texts):
-                raise ValueError(f"a merge of {left} and {right}, which are no tokens yet")
+                raise ValueError(f"a merge of {left} and {right}, which are not tokens yet")
             self._texts.append(self._texts[left] + self._texts[right])
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> BytePairs:
-        """Of what ``data_state`` was.
+        """Restore a tokenizer from its ``data_state``.
 
         Raises:
-            KeyError, TypeError, ValueError: it is something else.
+            KeyError, TypeError, ValueError: the record is not from byte pairs.
         """
         return cls([(int(left), int(right)) for left, right in record["merges"]])
 
@@ -89,22 +91,22 @@ class BytePairs:
 
 
 def encoded(words: Iterable[W], tokens_of: Callable[[W], Sequence[int]], size: int) -> Array:
-    """The tokens of words, each of which is looked at once. ``size``: how many tokens there are."""
+    """Return the tokens of all words, encoding each different word once. ``size``: number of tokens."""
     dtype = np.min_scalar_type(size - 1)
-    known: dict[W, Array] = {}
+    tokens_by_word: dict[W, Array] = {}
     parts = []
     for word in words:
-        if word not in known:
-            known[word] = np.array(tokens_of(word), dtype)
-        parts.append(known[word])
+        if word not in tokens_by_word:
+            tokens_by_word[word] = np.array(tokens_of(word), dtype)
+        parts.append(tokens_by_word[word])
     return np.concatenate(parts) if parts else np.empty(0, dtype)
 
 
 def merged(tokens: list[int], merges: Mapping[Merge, tuple[int, int]]) -> list[int]:
-    """Merge the pair that comes first in the order of merges, again and again.
+    """Merge the pair that is first in the order of merges, until no pair is left.
 
     Args:
-        merges: of each pair its place in the order, and the token that it makes.
+        merges: by pair, its position in the order, and the token that it makes.
     """
     last = len(merges), -1
     while len(tokens) > 1:
@@ -116,19 +118,20 @@ def merged(tokens: list[int], merges: Mapping[Merge, tuple[int, int]]) -> list[i
 
 
 def learn(text: bytes, size: int) -> BytePairs:
-    """Merge the most frequent pair, of equals the smallest, until there are ``size`` tokens.
+    """Merge the most frequent pair (the smallest, if several) until there are ``size`` tokens.
 
-    There are fewer where no pair repeats. Counts are brought up to date for the words that change alone.
+    The result has fewer tokens if no pair repeats. Only the counts of changed words are updated.
     """
     words = [(list(word), count) for word, count in sorted(Counter(_WORDS.findall(text)).items())]
     pairs: Counter[Merge] = Counter()
-    places: defaultdict[Merge, set[int]] = defaultdict(set)
-    for place, (word, count) in enumerate(words):
+    words_with: defaultdict[Merge, set[int]] = defaultdict(set)
+    for index, (word, count) in enumerate(words):
         for pair in pairwise(word):
             pairs[pair] += count
-            places[pair].add(place)
+            words_with[pair].add(index)
     merges: list[Merge] = []
-    heap = [(-count, pair) for pair, count in pairs.items()]  # the most frequent first; some counts are old
+    # The most frequent pair is first. Outdated counts are skipped below.
+    heap = [(-count, pair) for pair, count in pairs.items()]
     heapq.heapify(heap)
     while _BYTES + len(merges) < size and heap:
         count, best = heapq.heappop(heap)
@@ -137,17 +140,17 @@ def learn(text: bytes, size: int) -> BytePairs:
         if -count < 2:  # noqa: PLR2004
             break
         changed: set[Merge] = set()
-        for place in places.pop(best):
-            word, count = words[place]
+        for index in words_with.pop(best):
+            word, count = words[index]
             for pair in pairwise(word):
                 pairs[pair] -= count
                 changed.add(pair)
             word = replace(word, best, _BYTES + len(merges))
-            words[place] = word, count
+            words[index] = word, count
             for pair in pairwise(word):
                 pairs[pair] += count
                 changed.add(pair)
-                places[pair].add(place)
+                words_with[pair].add(index)
         merges.append(best)
         for pair in changed - {best}:
             heapq.heappush(heap, (-pairs[pair], pair))
@@ -155,10 +158,10 @@ def learn(text: bytes, size: int) -> BytePairs:
 
 
 def replace(word: list[int], pair: Merge, token: int) -> list[int]:
-    """Put a token where a pair is, from left to right."""
+    """Replace a pair by a token, from left to right."""
     result: list[int] = []
     for number in word:
-        # The last number may be a token that was just put there, which is no part of the pair: it is newer.
+        # A token that was just added is not a part of the pair, because the pair's tokens are older.
         if result and (result[-1], number) == pair:
             result[-1] = token
         else:

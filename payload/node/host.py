@@ -14,37 +14,38 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 
 
 def hostname() -> str:
-    """What Slurm calls the node; where it does not run, the machine's own short name."""
+    """Return Slurm's name of this node; without Slurm, the machine's short host name."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
 
 
 def host_memory_bytes() -> int:
-    """This process's resident set, at its highest."""
+    """Return the peak resident set of this process, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def keep_freed_memory() -> None:
-    """Let this process use again what arrays free.
+    """Keep memory that arrays free in this process, for reuse.
 
-    By itself, glibc gives large pieces back to the kernel, which clears each page anew: an eighth of the time
-    of a ResNet-18's iteration.
+    By default, glibc returns large blocks to the kernel, which must clear their pages again: an eighth of the
+    time of a ResNet-18 iteration.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt:  # other C libraries have no such call
+    # Other C libraries lack mallopt.
+    if mallopt:
         mallopt(_M_MMAP_MAX, 0)
         mallopt(_M_TRIM_THRESHOLD, -1)
 
 
 def own_cores() -> list[int]:
-    """The cores that this process may run on."""
+    """Return the cores that this process may run on."""
     return sorted(os.sched_getaffinity(0))
 
 
 def node_cores() -> list[int]:
-    """The cores of this node.
+    """Return the cores of this node.
 
-    A container sees all of its host's cores in /proc. Its own are those that its first process may run on,
-    whatever part of them this job step was given.
+    In a container, /proc lists all cores of the host. The container's cores are those of its first process,
+    even if this job step has only some of them.
     """
     try:
         return sorted(os.sched_getaffinity(1))
@@ -53,7 +54,7 @@ def node_cores() -> list[int]:
 
 
 def cpu_model() -> str | None:
-    """As the kernel names it; None where it names none (most Arm machines)."""
+    """Return the kernel's name of the CPU model; None if it has none, as on most Arm machines."""
     for line in (read("/proc/cpuinfo") or "").splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "model name":
@@ -62,7 +63,7 @@ def cpu_model() -> str | None:
 
 
 def read(path: str) -> str | None:
-    """The text of a small file of the system's, such as /etc/machine-id; None where there is no such file."""
+    """Return the text of a small system file, such as /etc/machine-id; None if it cannot be read."""
     try:
         return Path(path).read_text().strip()
     except OSError:
@@ -70,23 +71,24 @@ def read(path: str) -> str | None:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Of Python, the kernel and those of the packages that are installed; imports none of them."""
-    from importlib import metadata  # noqa: PLC0415 - it takes 11 ms, and all ranks load this module
+    """Return the versions of Python, the kernel and installed packages, without importing the packages."""
+    # The import takes 11 ms, and all ranks load this module.
+    from importlib import metadata  # noqa: PLC0415
 
-    found = {"python": platform.python_version(), "kernel": platform.release()}
+    result = {"python": platform.python_version(), "kernel": platform.release()}
     for package in packages:
         try:
-            found[package] = metadata.version(package)
+            result[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return result
 
 
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
 
 
 def launcher_rank(environ: Mapping[str, str]) -> int | None:
-    """This process's rank as its launcher numbers it; None when nothing launched it."""
+    """Return this process's rank according to its launcher; None without a launcher."""
     for name in _RANK_VARIABLES:
         if environ.get(name, "").isdigit():
             return int(environ[name])
@@ -94,7 +96,7 @@ def launcher_rank(environ: Mapping[str, str]) -> int | None:
 
 
 def size_complaint(world_size: int, environ: Mapping[str, str]) -> str | None:
-    """What is wrong if MPI's world is not of the size that the launcher started; None if they agree."""
+    """Return an error message if MPI's world size differs from the launcher's number of ranks, else None."""
     for name, size in _stated_sizes(environ).items():
         if size != world_size:
             return (
@@ -106,24 +108,25 @@ def size_complaint(world_size: int, environ: Mapping[str, str]) -> str | None:
 
 
 def pmi_complaint(library: str, environ: Mapping[str, str]) -> str | None:
-    """What is wrong if MPI, by the name of its library, cannot start under this srun; None if it may.
+    """Return an error message if the MPI library cannot start under this srun, else None.
 
-    Without a PMI to talk to, Open MPI ends the process in MPI_Init, and blames the way it was built.
+    Without a PMI server, Open MPI ends the process in MPI_Init and blames the way it was built.
     """
     has_pmi = any(name == "PMIX_RANK" or name.startswith("PMI_") for name in environ)
     if "SLURM_STEP_ID" not in environ or has_pmi or not library.startswith("Open MPI"):
         return None
     return (
-        "srun started this task without PMIx, by which the ranks of Open MPI find each other: "
+        "srun started this task without PMIx, which the ranks of Open MPI need to find each other: "
         "use `srun --mpi=pmix`, or mpirun if `srun --mpi=list` shows no pmix"
     )
 
 
 def _stated_sizes(environ: Mapping[str, str]) -> dict[str, int]:
-    """Each statement about the number of ranks, by the variable that makes it.
+    """Return the number of ranks according to each variable that states it.
 
-    mpirun starts its daemons, one a node, as a step of their own, and ranks inherit that step's variables.
-    So under mpirun Slurm's numbers count ranks only where no step is named: on the batch script's node.
+    mpirun starts a daemon on each node, in a separate job step, and ranks inherit that step's variables. So
+    under mpirun, Slurm's numbers count ranks only on the batch script's node, where no step variables are
+    set.
     """
     names = ["OMPI_COMM_WORLD_SIZE"] if "OMPI_COMM_WORLD_SIZE" in environ else []
     if "SLURM_STEP_NUM_TASKS" not in environ:

@@ -1,22 +1,22 @@
-"""Supervise a job on its nodes. The standard library only, Python 3.8 or newer.
+"""Supervises a job on its nodes. Uses only the standard library of Python 3.8 or newer.
 
     job.py run [OPTION...] PROGRAM...
-        --telemetry=SECONDS   run telemetry on all nodes, which takes a sample so often
+        --telemetry=SECONDS   run telemetry on all nodes, with a sample every SECONDS
         --requeue             have Slurm run the job again if the program exits with 75
-        --array               make links, in the folder of a task of an array, to the files beside the script
+        --array               in an array task's folder, create links to the files beside the script
         --sweep               start the program with the values that sweep-tasks.json has for this task
-        --nodes=HOST,...      the job's nodes, if there is no Slurm
+        --nodes=HOST,...      the job's nodes, without Slurm
         --ssh=COMMAND         the command that connects to a node
     job.py torchrun PYTHON [OPTIONS OF TORCHRUN] PROGRAM...
     job.py container --image=FILE --bind=FOLDER,... --env=NAME,... PROGRAM...
     job.py watch FOLDER SECONDS
 
-A job's script becomes `run` on the first node, which passes signals on to PROGRAM and ends with its exit
+`run` replaces a job's script on the first node: it passes signals on to PROGRAM and ends with its exit
 status. The file job.events gets a line for the start, each signal, the end, and a requeue. On each node,
-`torchrun` becomes PyTorch's agent, and `watch` runs telemetry. `container` becomes a program in an image.
+`torchrun` becomes PyTorch's agent, `container` becomes a program in an image, and `watch` runs telemetry.
 """
 
-from __future__ import annotations  # Python 3.8 has no list[str]
+from __future__ import annotations
 
 import json
 import os
@@ -33,42 +33,42 @@ sys.path.insert(0, ROOT)
 
 from payload.node import task
 
-# EX_TEMPFAIL: the program has saved its work, and wants to continue in another run of the job.
+# EX_TEMPFAIL: the program has saved its work and asks to be run again.
 RUN_ME_AGAIN = 75
-# The files in a job's folder that are not the job's own.
+# Files in a job's folder that clusterctl writes.
 OURS = frozenset(
     "job.sbatch job.mpirun spec.yaml source.json sweep-tasks.json outputs.json environment.client.json "
     "stdout.log stderr.log rank-logs metrics.jsonl telemetry telemetry.log hostfile job.events "
     "run.json sacct.json environment.json SHA256SUMS".split()
 )
 RANK_VARIABLES = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK".split()
-# Above the ports that the kernel and srun choose from.
+# These ports are above the range that the kernel and srun use.
 FIRST_PORT, PORTS = 65000, 536
-# By these variables a job limits its steps. Telemetry shares their cores and memory, and takes no GPU.
+# These variables limit a job's steps. Telemetry must share the steps' cores and memory, and take no GPU.
 STEP_VARIABLES = ("SLURM_NTASKS", "SLURM_CPU", "SLURM_MEM", "SLURM_GPU", "SLURM_NPROCS", "SRUN_")
 STEP = (
     "srun --job-name=telemetry --overlap --ntasks-per-node=1 --cpus-per-task=1 --mem=0 --gres=none "
     "--cpu-bind=none --mpi=none --kill-on-bad-exit=0 --export=ALL"
 ).split()
 TELEMETRY_END_S = 3.0
-# A job may end before telemetry has recorded at least the host.
+# A short job may end before telemetry has recorded the host. Wait for that.
 TELEMETRY_START_S = 2.0
 
 
 class Events:
-    """The events of a job: a JSON object a line in job.events."""
+    """The events of a job, written to job.events as a JSON object per line."""
 
     def __init__(self) -> None:
         self._file = task.open_for_writing("job.events", os.O_APPEND)
 
     def add(self, event: str, **fields: object) -> None:
-        """Write down an event with the time."""
+        """Write an event with the current time."""
         line = json.dumps({"time": round(time.time(), 3), "event": event, **fields})
         task.write_all(self._file, line.encode() + b"\n")
 
 
 class Telemetry:
-    """A telemetry process on each node. They end when their input does; the job continues without them."""
+    """Telemetry processes, one per node. They end when their stdin closes; the job continues without them."""
 
     def __init__(self, seconds: str, nodes: Sequence[str], ssh: str) -> None:
         self._pids: list[int] = []
@@ -78,7 +78,7 @@ class Telemetry:
             name: value for name, value in os.environ.items() if not name.startswith(STEP_VARIABLES)
         }
         for command in self._commands(seconds, nodes, ssh):
-            # Each has a pipe of its own, because ssh makes its input non-blocking for all that read it.
+            # Each process has its own pipe, because ssh makes its input non-blocking for all readers.
             reads, writes = os.pipe()
             self._open.append(writes)
             with suppress(OSError):
@@ -96,7 +96,7 @@ class Telemetry:
         return [watch if node == task.host_name() else [*ssh.split(), node, quoted] for node in nodes]
 
     def end(self) -> None:
-        """End telemetry, and remove its log if nothing went wrong."""
+        """End telemetry, and delete its log if it has no errors."""
         for writes in self._open:
             os.close(writes)
         deadline = time.monotonic() + TELEMETRY_END_S
@@ -107,7 +107,7 @@ class Telemetry:
                     break
                 time.sleep(0.02)
         lines = os.pread(self._log, task.CHUNK, 0).splitlines()
-        # srun writes this on each cluster where Slurm binds no cores.
+        # srun writes this on every cluster on which Slurm binds no cores.
         if all(line.endswith(b"lacks support for cpu binding") for line in lines):
             with suppress(OSError):
                 os.unlink("telemetry.log")
@@ -148,7 +148,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def link_given_files() -> None:
-    """Make links, in the folder of a task of an array, to the files beside the script."""
+    """Create links in an array task's folder to the files beside the script."""
     for name in os.listdir(".."):
         if name not in OURS and not is_numbered(name):
             with suppress(FileExistsError):
@@ -156,7 +156,7 @@ def link_given_files() -> None:
 
 
 def is_numbered(name: str) -> bool:
-    """Return whether a name is that of a log or folder of a task of an array."""
+    """Return whether a name belongs to the log or folder of an array task."""
     kind, _, number = name.rpartition("-")
     if kind in ("stdout", "stderr") and number.endswith(".log"):
         return number[: -len(".log")].isdigit()
@@ -184,11 +184,11 @@ def take_sweep_values() -> list[str]:
 
 
 def set_rendezvous(nodes: Sequence[str]) -> None:
-    """Set where the ranks meet, by the names that PyTorch reads; --env wins.
+    """Set the address and port at which the ranks meet, by PyTorch's names. --env overrides them.
 
-    Each job has a port of its own, on which no process listens now.
+    Each job has its own port, on which no process is listening now.
     """
-    # A job that submitted this one may have set them.
+    # If a job submitted this job, it has passed on its own variables.
     for name in RANK_VARIABLES:
         os.environ.pop(name, None)
     listening = task.text_of("/proc/net/tcp") + task.text_of("/proc/net/tcp6")
@@ -204,7 +204,7 @@ def requeue(is_array: bool, events: Events) -> None:
     job = os.environ["SLURM_JOB_ID"]
     if is_array:
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
-    # A job that Slurm ends, and not for its time limit, was cancelled.
+    # A job that Slurm is ending for another reason than its time limit was cancelled.
     state = task.output_of(["squeue", "--noheader", f"--jobs={job}", "--format=%T %r"])
     if state.strip() == "COMPLETING None":
         return
@@ -215,23 +215,23 @@ def requeue(is_array: bool, events: Events) -> None:
 
 
 def torchrun(python: str, *words: str) -> int:
-    """Become the agent of torchrun on this node, which starts its ranks."""
+    """Become torchrun's agent on this node, which starts the node's ranks."""
     options, program = task.split(words)
     for name in list(os.environ):
-        # An MPI of the ranks is not that of the launcher.
+        # If the ranks use MPI, they must not connect to the launcher's MPI.
         if name.startswith(("OMPI_", "PMIX_")):
             del os.environ[name]
     task.take_host_variables()
-    meets = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    rendezvous = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     agent = [python, "-m", "torch.distributed.run", *(f"--{name}={value}" for name, value in options.items())]
-    agent += ["--rdzv-backend=c10d", f"--rdzv-endpoint={meets}", f"--local-addr={task.host_name()}"]
+    agent += ["--rdzv-backend=c10d", f"--rdzv-endpoint={rendezvous}", f"--local-addr={task.host_name()}"]
     return task.become([*agent, "--no-python", *program])
 
 
 def container(words: Sequence[str]) -> int:
-    """Become a program in an image of Apptainer's; it sees the host's variables.
+    """Become a program in an Apptainer image; it sees the host's variables.
 
-    ``--env`` names those that win over the image's own: <TOOL>ENV_NAME does.
+    ``--env`` names variables that override the image's own, through <TOOL>ENV_NAME.
     """
     options, program = task.split(words)
     folders = os.get_exec_path()
@@ -250,9 +250,9 @@ def container(words: Sequence[str]) -> int:
         if local == "0":
             task.complain(f"node {task.host_name()} {lack}")
         return 127
-    # ~/clusterctl may be a link to the shared folder, whose target no container has by itself.
+    # ~/clusterctl may be a link to the shared folder, and containers lack the link's target.
     flags = ["--bind", ",".join(map(os.path.realpath, options["bind"].split(",")))]
-    # PMIx keeps data that ranks share in a folder of slurmd.
+    # PMIx keeps the data that ranks share in a folder of slurmd.
     if os.environ.get("PMIX_SERVER_TMPDIR"):
         flags += ["--bind", os.environ["PMIX_SERVER_TMPDIR"]]
     gpus = os.environ.get("SLURM_JOB_GPUS") or os.environ.get("SLURM_STEP_GPUS")
@@ -264,7 +264,7 @@ def container(words: Sequence[str]) -> int:
 
 
 def watch(folder: str, seconds: str) -> int:
-    """Run telemetry on this node until our input ends."""
+    """Run telemetry on this node until stdin closes."""
     os.chdir(folder)
     os.environ.update(PYTHONPATH=ROOT, OMP_NUM_THREADS="1")
     program = [sys.executable, "-m", "payload", "telemetry", "--interval", seconds, "--out", "telemetry"]

@@ -1,9 +1,10 @@
-"""Runs a Python program as one of several ranks, so that its failure ends the others too. Python 3.6.
+"""Runs a Python program as an MPI rank whose failure ends the whole job. Runs with Python 3.6.
 
     python rank.py PROGRAM ARGUMENT...
 
-When the interpreter exits, mpi4py calls MPI_Finalize, which returns once all ranks have called it: a rank
-that failed waits for the others, and they for it. As with `python -m mpi4py`, it calls MPI_Abort instead.
+When the interpreter exits, mpi4py calls MPI_Finalize, which returns only once all ranks have called it: a
+failed rank and the remaining ranks would wait for each other. Like `python -m mpi4py`, this calls MPI_Abort
+instead.
 """
 
 import atexit
@@ -15,32 +16,37 @@ from importlib.machinery import SourceFileLoader
 from signal import SIGINT
 from types import ModuleType, TracebackType
 
-GRACE_S = 5  # all ranks may call sys.exit, or be interrupted, some later than others
-# As Open MPI 4 says it. Open MPI 5 leaves it to PMIx, and Slurm's plugin of that drops it.
+# If several ranks call sys.exit or are interrupted, not all of them do so at the same time.
+GRACE_S = 5
+# The message of Open MPI 4. Open MPI 5 leaves it to PMIx, and Slurm's PMIx plugin drops it.
 _LINE = b"-" * 74 + b"\n"
 ABORTED = b"MPI_ABORT was invoked on rank %d in communicator MPI_COMM_WORLD\nwith errorcode %d.\n"
-SAVED = 75  # EX_TEMPFAIL: other ranks may still save their work, however long that takes
+# EX_TEMPFAIL: other ranks may still save their work, which may take long.
+SAVED = 75
 
 
 class Rank:
-    """``status`` is what the program exits with."""
+    """A rank of an MPI program. ``status``: the program's exit status."""
 
     status = 0
 
     def run(self, path: str) -> None:
         """Run the program as `python PROGRAM` would."""
-        if sys.path[0] == os.path.dirname(os.path.realpath(__file__)):  # not under -P
+        # With -P, Python does not put the script's folder there.
+        if sys.path[0] == os.path.dirname(os.path.realpath(__file__)):
             sys.path[0] = os.path.dirname(os.path.realpath(path))
         main = ModuleType("__main__")
         loader = SourceFileLoader("__main__", path)
         main.__dict__.update(__file__=path, __cached__=None, __loader__=loader, __builtins__=__builtins__)
         sys.modules["__main__"] = main
         for stream in (sys.stdout, sys.stderr):
-            with suppress(AttributeError):  # Python 3.6; or there is none
-                # Whole lines: unbuffered, each word of a print is a write, and lines of ranks would mix.
+            # Python 3.6 has no reconfigure, and a stream may be None.
+            with suppress(AttributeError):
+                # Write whole lines. Unbuffered, print writes each word, and the lines of ranks would mix.
                 stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
         failure = None
-        atexit.register(self.leave)  # the first one registered is called last
+        # atexit calls the function that is registered first last.
+        atexit.register(self.leave)
         try:
             with open(path, "rb") as file:
                 program = compile(file.read(), path, "exec", dont_inherit=True)
@@ -55,13 +61,14 @@ class Rank:
             self.fail(failure)
 
     def fail(self, exc: BaseException) -> None:
-        """Show an exception as Python would, and end as it would: with 1, or with what the hook says."""
+        """Print an exception as Python does, and exit with 1 or with the status that sys.excepthook sets."""
         self.status = 1
         try:
             sys.excepthook(type(exc), exc, exc.__traceback__)
         except SystemExit as leaving:
             self.status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-        except BaseException as broken:  # Python shows both
+        # Like Python, print both exceptions.
+        except BaseException as broken:
             sys.stderr.write("Error in sys.excepthook:\n")
             sys.__excepthook__(type(broken), broken.with_traceback(_below(broken)), broken.__traceback__)
             sys.stderr.write("\nOriginal exception was:\n")
@@ -72,7 +79,7 @@ class Rank:
         sys.exit(self.status)
 
     def leave(self) -> None:
-        """Abort unless all ranks leave with an error of their own."""
+        """Abort, unless all ranks end by themselves within the grace period."""
         mpi = sys.modules.get("mpi4py.MPI")
         if self.status in (0, SAVED) or mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
             return
@@ -85,7 +92,7 @@ class Rank:
             time.sleep(0.02)
 
     def abort(self) -> None:
-        """Have mpi4py call MPI_Abort where it would call MPI_Finalize: when all files are flushed."""
+        """Make mpi4py call MPI_Abort instead of MPI_Finalize, once all files are flushed."""
         if "mpi4py.MPI" in sys.modules:
             from mpi4py.run import set_abort_status
 
@@ -96,7 +103,7 @@ class Rank:
 
 
 def _below(exc: BaseException) -> "TracebackType | None":
-    """The traceback without the line of this file."""
+    """Return the traceback without this file's frame."""
     return exc.__traceback__ and exc.__traceback__.tb_next
 
 

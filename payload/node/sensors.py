@@ -1,4 +1,4 @@
-"""What the kernel, and NVIDIA's library, say about a node: one class a source."""
+"""Readings of a node from the kernel and NVIDIA's library, with a class per source."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ MIB = 1 << 20
 
 
 class SensorError(Exception):
-    """A source could not be read, or says what cannot be understood."""
+    """A source could not be read, or its content could not be parsed."""
 
 
 class Sensor(Protocol):
     """A source of readings."""
 
     def read(self) -> dict[str, Any]:
-        """Fields of one sample; the first reading of a rate gives none.
+        """Return the fields of a sample. Rates are missing in the first sample.
 
         Raises:
-            SensorError: the source failed, and may be asked again.
+            SensorError: the source failed. It may be read again.
         """
 
 
 class Cpu:
-    """Use of the node's cores since the last reading, in percent of all of them, and its load."""
+    """Usage of the node's cores since the last reading, in percent of all cores, and the load."""
 
     def __init__(self, cores: Collection[int], proc: Path = Path("/proc")) -> None:
         self._names = {f"cpu{core}" for core in cores}
@@ -41,14 +41,14 @@ class Cpu:
         with _source(self._loadavg):
             fields = {"load1": float(self._loadavg.read_text().split()[0])}
         with _source(self._stat):
-            before, self._last = self._last, self._ticks()
-        if before:
-            busy, elapsed = self._last[0] - before[0], self._last[1] - before[1]
+            previous, self._last = self._last, self._ticks()
+        if previous:
+            busy, elapsed = self._last[0] - previous[0], self._last[1] - previous[1]
             fields["cpu_percent"] = round(100 * max(0, busy) / max(1, elapsed), 1)
         return fields
 
     def _ticks(self) -> tuple[int, int]:
-        """Clock ticks since boot, (busy, all), of the node's own cores."""
+        """Return the clock ticks since boot, (busy, all), of the node's cores."""
         busy = total = 0
         for line in self._stat.read_text().splitlines():
             name, *numbers = line.split()
@@ -60,7 +60,7 @@ class Cpu:
 
 
 class Memory:
-    """Memory in use, and what of it the job's control group holds where there is one."""
+    """Memory in use, and the part used by the job's control group, if there is one."""
 
     def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
         self._meminfo = proc / "meminfo"
@@ -75,15 +75,15 @@ class Memory:
         return fields
 
     def total_mib(self) -> int:
-        """All memory; a container sees its host's.
+        """Return the total memory. In a container, it is the host's.
 
         Raises:
-            SensorError: it is not to be read.
+            SensorError: the memory sizes cannot be read.
         """
         return self._sizes()["MemTotal"] // MIB
 
     def _sizes(self) -> dict[str, int]:
-        """Bytes by name."""
+        """Return the sizes in bytes by name."""
         with _source(self._meminfo):
             lines = [line.replace(":", " ").split() for line in self._meminfo.read_text().splitlines()]
             sizes = {name: int(number) * 1024 for name, number, *_ in lines}
@@ -91,7 +91,7 @@ class Memory:
 
 
 class Network:
-    """Bytes per second through each interface but loopback, since the last reading."""
+    """Bytes per second through each interface except loopback, since the last reading."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._path = proc / "net/dev"
@@ -99,19 +99,19 @@ class Network:
 
     def read(self) -> dict[str, Any]:
         with _source(self._path):
-            before, self._last = self._last, (time.monotonic(), self._counters())
-        if before is None:
+            previous, self._last = self._last, (time.monotonic(), self._counters())
+        if previous is None:
             return {}
-        seconds = max(self._last[0] - before[0], 1e-3)
+        seconds = max(self._last[0] - previous[0], 1e-3)
         received, sent = {}, {}
         for name, (rx, tx) in self._last[1].items():
-            last_rx, last_tx = before[1].get(name, (rx, tx))
+            last_rx, last_tx = previous[1].get(name, (rx, tx))
             received[name] = round(max(0, rx - last_rx) / seconds, 1)
             sent[name] = round(max(0, tx - last_tx) / seconds, 1)
         return {"net_rx_bytes_per_s": received, "net_tx_bytes_per_s": sent}
 
     def _counters(self) -> dict[str, tuple[int, int]]:
-        """Bytes since boot, (received, sent), by interface."""
+        """Return the bytes since boot, (received, sent), by interface."""
         counters = {}
         for line in self._path.read_text().splitlines()[2:]:
             name, _, numbers = line.partition(":")
@@ -122,13 +122,13 @@ class Network:
 
 
 class Gpus:
-    """All GPUs of the node, if pynvml is installed. A figure that a GPU does not offer is None."""
+    """All GPUs of the node, if pynvml is installed. Values that a GPU does not report are None."""
 
     def __init__(self) -> None:
         self._nvml, self._handles = _open_nvml()
 
     def describe(self) -> list[dict[str, Any]]:
-        """What each is."""
+        """Return the identity and memory size of each GPU."""
         return [
             {
                 "index": index,
@@ -141,11 +141,11 @@ class Gpus:
         ]
 
     def read(self) -> dict[str, Any]:
-        """How each does."""
+        """Return the current state of each GPU."""
         return {"gpus": [self._state(index, handle) for index, handle in self._handles]}
 
     def energy_j(self, uuid: str | None) -> float | None:
-        """What one of them has taken since the driver was loaded; None where it does not say."""
+        """Return a GPU's energy use since the driver was loaded, in joules; None if not reported."""
         for _, handle in self._handles:
             if self._ask("nvmlDeviceGetUUID", handle) == uuid:
                 millijoules: int | None = self._ask("nvmlDeviceGetTotalEnergyConsumption", handle)
@@ -158,16 +158,16 @@ class Gpus:
         milliwatts = self._ask("nvmlDeviceGetPowerUsage", handle)
         return {
             "index": index,
-            "util": use and use.gpu,  # percent of the time in which any kernel ran
+            "util": use and use.gpu,  # percent of time
             "mem_used_mib": memory and memory.used // MIB,
             "power_w": milliwatts and milliwatts / 1000,
-            "temperature": self._ask("nvmlDeviceGetTemperature", handle, 0),  # of the chip, in °C
-            # Since the driver was loaded.
+            "temperature": self._ask("nvmlDeviceGetTemperature", handle, 0),  # °C
+            # In millijoules since the driver was loaded.
             "energy_mj": self._ask("nvmlDeviceGetTotalEnergyConsumption", handle),
         }
 
     def _ask(self, function: str, *arguments: Any) -> Any:
-        assert self._nvml  # noqa: S101 - there are no handles without it
+        assert self._nvml  # noqa: S101
         try:
             return getattr(self._nvml, function)(*arguments)
         except self._nvml.NVMLError:
@@ -175,7 +175,7 @@ class Gpus:
 
 
 def _open_nvml() -> tuple[ModuleType | None, list[tuple[int, Any]]]:
-    """NVIDIA's management library, and the GPUs that answer with their numbers."""
+    """Open NVIDIA's management library. Return it with the indices and handles of all GPUs that answer."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
@@ -184,13 +184,14 @@ def _open_nvml() -> tuple[ModuleType | None, list[tuple[int, Any]]]:
     with suppress(nvml.NVMLError):
         nvml.nvmlInit()
         for index in range(nvml.nvmlDeviceGetCount()):
-            with suppress(nvml.NVMLError):  # it fell off the bus, and the others go on
+            # A GPU that fell off the bus does not answer.
+            with suppress(nvml.NVMLError):
                 handles.append((index, nvml.nvmlDeviceGetHandleByIndex(index)))
     return nvml, handles
 
 
 def _job_memory(membership: Path, cgroups: Path) -> Path | None:
-    """The file with the bytes that this Slurm job uses on this node, in control groups of version 2 or 1."""
+    """Return the file with this Slurm job's memory use on this node, from control groups version 2 or 1."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
@@ -212,7 +213,7 @@ def _job_memory(membership: Path, cgroups: Path) -> Path | None:
 
 @contextmanager
 def _source(path: Path) -> Iterator[None]:
-    """Tell of any trouble with a source in one way."""
+    """Convert errors of reading or parsing a source to SensorError."""
     try:
         yield
     except (OSError, ValueError, LookupError) as exc:

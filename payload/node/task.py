@@ -1,16 +1,16 @@
-"""A rank of a job, on its node. The standard library only, Python 3.8 or newer.
+"""Runs a rank of a job on its node. Uses only the standard library of Python 3.8 or newer.
 
     task.py [--of=srun|mpirun|torchrun] [--per-node=RANKS] PROGRAM...
 
     --of=LAUNCHER      the launcher that starts this process. Default: srun
-    --per-node=RANKS   the number of ranks on a node, of mpirun
+    --per-node=RANKS   the number of ranks per node, for mpirun
 
-A launcher starts this program for each rank: it sets the variables that PyTorch reads, records the output of
-PROGRAM, and ends as PROGRAM ends. It imports little: the modules signal and contextlib alone would double the
-time that it takes to start. The functions at its top are those that job.py uses, too.
+A launcher starts this program for each rank. It sets the variables that PyTorch reads, records the output of
+PROGRAM, and ends like PROGRAM. It imports few modules, because signal and contextlib alone would double its
+start-up time. job.py uses the functions in the first half, too.
 """
 
-from __future__ import annotations  # Python 3.8 has no list[str]
+from __future__ import annotations
 
 import os
 import sys
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 else:
     import _signal as signal
 
-# Where Ansible places files for jobs on each host.
+# The folder on each host in which Ansible places files for jobs.
 HOST_FOLDER = "/opt/clusterctl"
 PASSED_ON = frozenset(getattr(signal, f"SIG{name}") for name in "HUP INT QUIT ALRM TERM USR1 USR2".split())
-# The signals that end a program.
+# Signals that end a program by default.
 FATAL = frozenset((1, 2, 3, 4, 6, 7, 8, 9, 11, 13, 14, 15))
-# Python ignores these, and programs would inherit that.
+# Python ignores these signals, and child processes would inherit that.
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
-# How long to wait for the output of processes that a rank left running. Others wait for a rank that failed.
+# How long to wait for output of processes that a rank left running. The other ranks wait for a failed rank.
 DRAIN_S, DRAIN_FAILED_S = 5.0, 1.0
 CHUNK = 1 << 16
 
@@ -57,7 +57,7 @@ def start(
     """Start a program with the signals of a shell's child, and return its process id.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the program cannot be started.
     """
     return os.posix_spawnp(
         program[0],
@@ -72,7 +72,7 @@ def start(
 
 
 def start_or_exit(program: list[str], stdin: int = 0, stdout: int = 1, stderr: int = 2) -> int:
-    """Start a program as ``start`` does, or end as a shell does if it cannot be started."""
+    """Start a program with ``start``; if that fails, exit with a shell's status."""
     try:
         return start(program, stdin, stdout, stderr)
     except OSError as exc:
@@ -80,7 +80,7 @@ def start_or_exit(program: list[str], stdin: int = 0, stdout: int = 1, stderr: i
 
 
 def become(program: list[str]) -> int:
-    """Replace this process by a program; return an exit status if it cannot be started."""
+    """Replace this process by a program. Return a shell's exit status if that fails."""
     for number in IGNORED_BY_PYTHON:
         signal.signal(number, signal.SIG_DFL)
     try:
@@ -114,15 +114,17 @@ def output_of(program: list[str]) -> str:
 
 
 def hold_signals() -> None:
-    """Let signals wait until ``supervise`` asks for them."""
+    """Block signals until ``supervise`` waits for them."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, {*PASSED_ON, signal.SIGCHLD})
 
 
 def supervise(pid: int, on_signal: Callable[[int], None]) -> int:
-    """Call ``on_signal`` for each signal until a program has ended, and return its exit status.
+    """Wait for the end of a program, and return its exit status.
 
-    The signals are blocked and asked for: none arrives at a bad moment, and none at a program that has ended.
+    on_signal: called for each signal that arrives meanwhile.
+
+    The signals are blocked and fetched with sigwait, so that no signal is sent to a program that has ended.
     """
     while True:
         number = signal.sigwait({*PASSED_ON, signal.SIGCHLD})
@@ -135,7 +137,7 @@ def supervise(pid: int, on_signal: Callable[[int], None]) -> int:
 
 
 def exit_status(status: int) -> int:
-    """Return the exit status of a program as a shell counts it, of the system's word for how it ended."""
+    """Convert a status from waitpid to an exit status as in a shell."""
     return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
@@ -157,7 +159,7 @@ def text_of(path: str) -> str:
 
 
 def write_all(file: int, data: bytes) -> None:
-    """Write to a file, unless its disk is full or nobody reads it any more."""
+    """Write to a file. Ignore errors, such as a full disk or a closed pipe."""
     try:
         while data:
             data = data[os.write(file, data) :]
@@ -166,12 +168,12 @@ def write_all(file: int, data: bytes) -> None:
 
 
 def host_name() -> str:
-    """Return Slurm's name of this node; without Slurm, the machine's own short name."""
+    """Return Slurm's name of this node; without Slurm, the machine's short host name."""
     return os.environ.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
 
 
 def take_host_variables() -> None:
-    """Set the variables that this host provides to jobs, as Slurm does by its TaskProlog."""
+    """Set the variables that this host provides to jobs, as Slurm's TaskProlog does."""
     prolog = f"{HOST_FOLDER}/task-prolog"
     if os.access(prolog, os.X_OK):
         for line in output_of([prolog]).splitlines():
@@ -180,10 +182,7 @@ def take_host_variables() -> None:
 
 
 def mark_restart(files: Iterable[int]) -> bool:
-    """Write a line that begins another attempt into logs, if Slurm has restarted the job.
-
-    Returns whether it has.
-    """
+    """Write a separator line into logs if Slurm has restarted the job. Return whether it has."""
     restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
     for file in files if restarts != "0" else ():
         write_all(file, f"\nclusterctl: restart {restarts} of this job\n".encode())
@@ -215,10 +214,10 @@ def rank(words: Sequence[str]) -> int:
     has_reached_it = is_signalled_with_its_program(launcher)
     status = supervise(pid, lambda number: None if has_reached_it else os.kill(pid, number))
     if status:
-        # Other ranks, which lose their connection to this one, may end before the launcher hears of its end.
+        # Ranks that lose their connection to this rank may end before the launcher notices its end.
         end = f"{time.time():.6f} {status} {os.uname().nodename}\n"
         write_all(open_for_writing(f"rank-logs/{os.environ['RANK']}.end", os.O_TRUNC), end.encode())
-    # slurmstepd kills processes that outlast this one, so it ends when all output is recorded.
+    # slurmstepd kills processes that outlast this process, so it waits until all output is recorded.
     deadline = time.monotonic() + (DRAIN_FAILED_S if status else DRAIN_S)
     for lock in drained:
         lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
@@ -226,34 +225,34 @@ def rank(words: Sequence[str]) -> int:
 
 
 def describe_rank(launcher: str, per_node: int) -> None:
-    """Set the numbers of the rank, by the names that PyTorch reads, unless --env has set them."""
-    given = os.environ.get
+    """Set the rank's variables by PyTorch's names, unless --env has set them."""
+    get = os.environ.get
     if launcher == "torchrun":
-        found = {"NODE_RANK": given("GROUP_RANK", "0")}
+        variables = {"NODE_RANK": get("GROUP_RANK", "0")}
     elif launcher == "mpirun":
-        number = given("OMPI_COMM_WORLD_RANK", "0")
-        found = {
+        number = get("OMPI_COMM_WORLD_RANK", "0")
+        variables = {
             "RANK": number,
-            "WORLD_SIZE": given("OMPI_COMM_WORLD_SIZE", "1"),
-            "LOCAL_RANK": given("OMPI_COMM_WORLD_LOCAL_RANK", "0"),
-            "LOCAL_WORLD_SIZE": given("OMPI_COMM_WORLD_LOCAL_SIZE", "1"),
+            "WORLD_SIZE": get("OMPI_COMM_WORLD_SIZE", "1"),
+            "LOCAL_RANK": get("OMPI_COMM_WORLD_LOCAL_RANK", "0"),
+            "LOCAL_WORLD_SIZE": get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"),
             "NODE_RANK": str(int(number) // per_node),
         }
     else:
-        node = given("SLURM_NODEID", "0")
-        found = {
-            "RANK": given("SLURM_PROCID", "0"),
-            "WORLD_SIZE": given("SLURM_STEP_NUM_TASKS") or given("SLURM_NTASKS", "1"),
-            "LOCAL_RANK": given("SLURM_LOCALID", "0"),
-            "LOCAL_WORLD_SIZE": tasks_of_node(given("SLURM_STEP_TASKS_PER_NODE", "1"), int(node)),
+        node = get("SLURM_NODEID", "0")
+        variables = {
+            "RANK": get("SLURM_PROCID", "0"),
+            "WORLD_SIZE": get("SLURM_STEP_NUM_TASKS") or get("SLURM_NTASKS", "1"),
+            "LOCAL_RANK": get("SLURM_LOCALID", "0"),
+            "LOCAL_WORLD_SIZE": tasks_of_node(get("SLURM_STEP_TASKS_PER_NODE", "1"), int(node)),
             "NODE_RANK": node,
         }
-    for name, value in found.items():
+    for name, value in variables.items():
         os.environ.setdefault(name, value)
 
 
 def tasks_of_node(counts: str, node: int) -> str:
-    """Return how many tasks a node has, of Slurm's list for all nodes, such as 2(x3),1."""
+    """Return the number of tasks on a node, from Slurm's list for all nodes, such as 2(x3),1."""
     size, nodes = "1", 0
     for count in counts.split(","):
         size, _, times = count.partition("(x")
@@ -264,7 +263,7 @@ def tasks_of_node(counts: str, node: int) -> str:
 
 
 def choose_mig_device() -> None:
-    """Leave each of several ranks on a node a MIG device, since CUDA shows a process only one."""
+    """Give each of several ranks on a node its own MIG device, because a process can use only one."""
     devices = os.environ.get("CUDA_VISIBLE_DEVICES")
     if devices is None and "SLURM_JOB_ID" not in os.environ:
         devices = ",".join(text_of(f"{HOST_FOLDER}/gpus").split())
@@ -274,7 +273,7 @@ def choose_mig_device() -> None:
 
 
 def open_log() -> int | None:
-    """Open the record of this rank's output; None if that fails."""
+    """Open the log of this rank's output; return None if that fails."""
     path = f"rank-logs/{os.environ['RANK']}"
     try:
         os.makedirs("rank-logs", exist_ok=True)
@@ -291,12 +290,12 @@ def is_signalled_with_its_program(launcher: str) -> bool:
     # Slurm signals all processes of a task, unless it tracks them by cgroups.
     if launcher == "srun":
         return f"/job_{os.environ.get('SLURM_JOB_ID')}/step_" not in text_of("/proc/self/cgroup")
-    # mpirun and torchrun signal the process group of a rank that leads one.
+    # mpirun and torchrun signal a rank's process group, if the rank leads its own.
     return os.getpgrp() == os.getpid()
 
 
 def record(source: int, target: int, log: int, drained: LockType) -> None:
-    """Copy the output of a rank to its log and to its original destination."""
+    """Copy a rank's output to its log and to its original destination, until it ends."""
     while True:
         chunk = os.read(source, CHUNK)
         if not chunk:
@@ -307,7 +306,7 @@ def record(source: int, target: int, log: int, drained: LockType) -> None:
 
 
 def end_alike(status: int) -> int:
-    """End by the signal that ended the program, or return its exit status."""
+    """End this process with the signal that ended the program, or return the exit status."""
     number = status - 128
     if number in FATAL:
         import resource
@@ -321,5 +320,5 @@ def end_alike(status: int) -> int:
 
 
 if __name__ == "__main__":
-    # Threads may still read from processes that were left running.
+    # Threads may still be reading from processes that were left running.
     os._exit(rank(sys.argv[1:]))

@@ -1,10 +1,10 @@
-"""The model that a run leaves: its weights, and all that is needed to use them, in one folder.
+"""Model folders: the weights of a run, with everything needed to use them.
 
-    model/final.safetensors    the weights as training ended, float32, with PyTorch's names and layouts
-    model/best.safetensors     those with the lowest loss on held-out samples; maybe the same file
+    model/final.safetensors    the weights at the end of training, float32, with PyTorch's names and layouts
+    model/best.safetensors     the weights with the lowest held-out loss; may be the same file
     model/model.json           the ``ModelRecord``
 
-``train`` writes it by ``writer``; here it is read and used, without MPI.
+Training writes the folder with ``writer``. This module reads and uses it, without MPI.
 """
 
 from __future__ import annotations
@@ -33,34 +33,35 @@ RECORD = "model.json"
 FINAL, BEST = "final", "best"
 
 Weights = Mapping[str, Array]
-"""By PyTorch's names, in PyTorch's layouts."""
+"""Tensors by PyTorch's names, in PyTorch's layouts."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsFile:
-    """Weights at one point of a run."""
+    """A file with the weights at one iteration of a run."""
 
     file: str
     iteration: int
-    metrics: Mapping[str, float] | None  # loss and accuracy on held-out samples; None: not evaluated then
+    # Loss and accuracy on held-out samples. None: not evaluated at this iteration.
+    metrics: Mapping[str, float] | None
     sha256: str
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRecord:
-    """All that is needed to use a model's weights, and nothing else."""
+    """Everything needed to use a model's weights."""
 
-    model: str  # as of --model
-    settings: Mapping[str, Any]  # with which it is built
-    input: Mapping[str, Any]  # what a sample is; see ``payload.data.base.Dataset.input``
-    classes: int | Sequence[str]  # how many there are, or their names
-    tokenizer: Mapping[str, Any] | None  # of text
-    files: Mapping[str, WeightsFile] = field(
-        default_factory=dict
-    )  # ``final`` and ``best``, where it has them
+    model: str
+    settings: Mapping[str, Any]
+    # The model's input; see ``payload.data.base.Dataset.input``.
+    input: Mapping[str, Any]
+    # The number of classes, or their names.
+    classes: int | Sequence[str]
+    tokenizer: Mapping[str, Any] | None
+    files: Mapping[str, WeightsFile] = field(default_factory=dict)
 
     def fields(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the record's fields, for JSON."""
         return {"format": FORMAT, **asdict(self)}
 
     def encode(self) -> str:
@@ -68,65 +69,67 @@ class ModelRecord:
 
 
 def read_record(folder: Path) -> ModelRecord:
-    """
+    """Read the record of a model folder.
+
     Raises:
-        UsageError: there is none, or this program does not know such a model.
+        UsageError: the record is missing or damaged, or the model is unknown.
     """
     path = folder / RECORD
     try:
         return parse_record(json.loads(path.read_bytes()), path)
     except OSError as exc:
-        why = f"{path} cannot be read: {exc.strerror}"
+        reason = f"{path} cannot be read: {exc.strerror}"
         raise UsageError(
-            f"{why}: give the folder model/ that a training left", code="not-a-model-folder"
+            f"{reason}: pass the folder model/ of a training run", code="not-a-model-folder"
         ) from exc
     except ValueError as exc:
-        raise UsageError(f"{path} is not as a training wrote it: {exc}", code="model-folder-damaged") from exc
+        raise UsageError(f"{path} is damaged: {exc}", code="model-folder-damaged") from exc
 
 
 def parse_record(fields: Any, path: Path) -> ModelRecord:
-    """What ``ModelRecord.fields`` made.
+    """Restore a record from ``ModelRecord.fields``.
 
     Args:
-        path: whence it is, for messages.
+        path: source of the fields, for messages.
 
     Raises:
-        UsageError: it is something else, or this program does not know such a model.
+        UsageError: the fields are damaged, or the model is unknown.
     """
     try:
-        version, given = fields["format"], {name: value for name, value in fields.items() if name != "format"}
+        version, values = (
+            fields["format"],
+            {name: value for name, value in fields.items() if name != "format"},
+        )
         if version != FORMAT:
             raise UsageError(
-                f"{path} is of format {version}, and this program reads {FORMAT}: update it",
+                f"{path} has format {version}, but this program reads {FORMAT}: update the program",
                 code="model-folder-newer",
             )
-        files = {which: WeightsFile(**facts) for which, facts in given.pop("files").items()}
-        record = ModelRecord(**given, files=files)
+        files = {which: WeightsFile(**facts) for which, facts in values.pop("files").items()}
+        record = ModelRecord(**values, files=files)
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise UsageError(
-            f"{path} is not as a training wrote it: {exc!r}", code="model-folder-damaged"
-        ) from exc
+        raise UsageError(f"{path} is damaged: {exc!r}", code="model-folder-damaged") from exc
     if record.model not in MODELS:
         raise UsageError(
-            f"{path} is of a model {record.model}; this program knows {', '.join(MODELS)}",
+            f"{path} names the unknown model {record.model}; known models: {', '.join(MODELS)}",
             code="model-unknown",
         )
     return record
 
 
 def read_weights(folder: Path, which: str = BEST, record: ModelRecord | None = None) -> dict[str, Array]:
-    """The ``final`` or the ``best`` weights.
+    """Read the ``final`` or the ``best`` weights of a model folder.
 
     Args:
-        record: what ``read_record`` gave for the folder.
+        record: the folder's record, if it has been read already.
 
     Raises:
-        UsageError: there are none such, or they are not as they were written.
+        UsageError: the folder has no such weights, or they are damaged.
     """
     files = (record or read_record(folder)).files
     if which not in files:
         raise UsageError(
-            f"{folder} has no {which} weights, only {', '.join(files) or 'none'}: take others",
+            f"{folder} has no {which} weights; available: {', '.join(files) or 'none'}",
             code="weights-not-kept",
         )
     facts = files[which]
@@ -134,17 +137,17 @@ def read_weights(folder: Path, which: str = BEST, record: ModelRecord | None = N
     weights = read_file(path)
     if sha256_of(path) != facts.sha256:
         raise UsageError(
-            f"{path} is not as a training wrote it: its SHA-256 is not that of {RECORD}",
+            f"{path} is damaged: its SHA-256 differs from that in {RECORD}",
             code="model-folder-damaged",
         )
     return weights
 
 
 def read_file(path: Path) -> dict[str, Array]:
-    """The tensors of any file in the safetensors format.
+    """Read the tensors of a file in the safetensors format.
 
     Raises:
-        UsageError: it cannot be read, or is none.
+        UsageError: the file cannot be read, or is not in this format.
     """
     try:
         return safetensors.read(path)[0]
@@ -155,21 +158,21 @@ def read_file(path: Path) -> dict[str, Array]:
 
 
 def sha256_of(path: Path) -> str:
-    """In hexadecimal digits."""
+    """Return the SHA-256 of a file in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def module_of(model: str) -> ModuleType:
-    """Where ``--model`` is built."""
+    """Return the module that builds a model."""
     return import_module(f"payload.models.{MODELS[model].module}")
 
 
 def make_units(model: str, settings: Mapping[str, Any], context: Context) -> list[Unit]:
-    """The model, without any numbers yet.
+    """Build the layers of a model, without weights.
 
     Raises:
-        UsageError: it cannot be of such sizes.
+        UsageError: the model can't have these settings.
     """
     module = module_of(model)
     unknown = [name for name in settings if name not in inspect.signature(module.build).parameters]
@@ -183,10 +186,10 @@ def make_units(model: str, settings: Mapping[str, Any], context: Context) -> lis
 
 
 def build(record: ModelRecord, weights: Weights, device: Device, *, dtype: str = "float32") -> list[Unit]:
-    """The model on this rank alone, ready for the forward pass of its units one after the other.
+    """Build a model with weights, whole on this rank. Run its units in order for the forward pass.
 
     Raises:
-        UsageError: the weights are not those of such a model.
+        UsageError: the weights do not fit the model.
     """
     units = make_units(record.model, record.settings, Context(device))
     for parameter, whole in fitted(units, weights):
@@ -197,7 +200,7 @@ def build(record: ModelRecord, weights: Weights, device: Device, *, dtype: str =
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """A model that is ready to be used."""
+    """A model with its weights, ready for use."""
 
     record: ModelRecord
     units: Sequence[Unit]
@@ -205,29 +208,30 @@ class TrainedModel:
 
     @property
     def classes(self) -> int:
-        """How many it knows."""
-        known = self.record.classes
-        return known if isinstance(known, int) else len(known)
+        """Number of classes."""
+        classes = self.record.classes
+        return classes if isinstance(classes, int) else len(classes)
 
     def forward(self, x: Array) -> Array:
-        """Inputs on the device (B, ...) → logits (B, ..., classes)"""
+        """Return the logits (B, ..., classes) of inputs on the device (B, ...)."""
         for unit in self.units:
             x = unit.layer.forward(x, Tape(training=False))
         return x
 
 
 def load(folder: Path, weights: str, device: Device, *, takes: str = "") -> TrainedModel:
-    """
+    """Load a model for use.
+
     Args:
-        takes: what the model must take. Default: anything.
+        takes: the required kind of input. Empty: any kind.
 
     Raises:
-        UsageError: the folder has no such model.
+        UsageError: the folder has no such model or weights.
     """
     record = read_record(folder)
     if not isinstance(record.input, Mapping):
         raise UsageError(
-            f"{folder} does not tell what the model takes: give one that a training left",
+            f"{folder} does not describe the model's input: pass the folder model/ of a training run",
             code="model-input-unknown",
         )
     kind = str(record.input.get("kind"))
@@ -239,10 +243,10 @@ def load(folder: Path, weights: str, device: Device, *, takes: str = "") -> Trai
 
 
 def fitted(units: Sequence[Unit], weights: Weights) -> Iterator[tuple[Parameter, Array]]:
-    """Each parameter, and the whole tensor as the layers here have it; first, that all fit the model.
+    """Check the weights, then yield each parameter with its whole tensor in this program's layout.
 
     Raises:
-        UsageError: some are missing, too many, or of another shape.
+        UsageError: weights are missing, unknown, or of another shape.
     """
     refuse_unfit(torch_shapes(units), weights)
     for parameter in {p.name: p for unit in units for p in unit.layer.parameters}.values():
@@ -250,41 +254,42 @@ def fitted(units: Sequence[Unit], weights: Weights) -> Iterator[tuple[Parameter,
 
 
 def refuse_unfit(shapes: Mapping[str, tuple[int, ...]], weights: Weights) -> None:
-    """
+    """Raise if the weights do not fit a model.
+
     Args:
-        shapes: of the model's tensors.
+        shapes: shapes of the model's tensors.
 
     Raises:
-        UsageError: the weights are not those of the model.
+        UsageError: weights are missing, unknown, or of another shape.
     """
-    wrong = [f"no {name}" for name in shapes if name not in weights]
-    wrong += [f"{name}, which the model has not" for name in weights if name not in shapes]
-    wrong += [
-        f"{name} of {tuple(weights[name].shape)}, and the model's is of {shape}"
+    problems = [f"{name} is missing" for name in shapes if name not in weights]
+    problems += [f"{name} is not in the model" for name in weights if name not in shapes]
+    problems += [
+        f"{name} has shape {tuple(weights[name].shape)}, in the model {shape}"
         for name, shape in shapes.items()
         if name in weights and tuple(weights[name].shape) != tuple(shape)
     ]
-    if wrong:
-        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    if problems:
+        suffix = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise UsageError(
-            f"the weights are not of this model: there is {wrong[0]}{more}", code="weights-other-model"
+            f"the weights do not fit this model: {problems[0]}{suffix}", code="weights-other-model"
         )
 
 
 def set_state(units: Sequence[Unit], weights: Weights, device: Device) -> None:
-    """What layers keep beside their parameters."""
+    """Set the state that layers have besides parameters, such as running means."""
     for name, array in state_of([unit.layer for unit in units]).items():
         array[...] = device.asarray(np.asarray(weights[name], "float64"))
 
 
 def set_weights(engine: Engine, units: Sequence[Unit], weights: Weights) -> None:
-    """Let training begin with such weights, on any layout of ranks.
+    """Set the weights with which training starts, on any layout of ranks.
 
     Args:
-        units: the whole model, of which the engine has this rank's stage.
+        units: the units of the whole model. The engine has those of this rank's stage.
 
     Raises:
-        UsageError: the weights are not those of the model.
+        UsageError: the weights do not fit the model.
     """
     storage = engine.storage
     segments = {id(segment.parameter): segment for segment in storage.segments}
@@ -292,7 +297,7 @@ def set_weights(engine: Engine, units: Sequence[Unit], weights: Weights) -> None
         if segment := segments.get(id(parameter)):
             stop = segment.offset + segment.stop - segment.start
             part = np.ascontiguousarray(parameter.part(whole)).reshape(-1)[segment.offset : stop]
-            mine = storage.master_weights[segment.start : segment.stop]
-            mine[...] = storage.optimizer_device.asarray(part, mine.dtype)
+            values = storage.master_weights[segment.start : segment.stop]
+            values[...] = storage.optimizer_device.asarray(part, values.dtype)
     set_state(engine.units, weights, engine.device)
     storage.publish()

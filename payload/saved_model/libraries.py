@@ -1,8 +1,8 @@
-"""Weights as transformers and torchvision name them: so a model of ours loads there with ``strict=True``, and
-training here can begin with theirs.
+"""Conversion of weights to and from the names of transformers and torchvision.
 
-Ours have the names and layouts that ``folder`` tells. What differs is data: tables of names, and that
-transformers keeps the linear layers of GPT-2 as (inputs, outputs).
+A model of this program then loads in these libraries with ``strict=True``, and training can start from their
+weights. The differences are tables of names, and the linear layers of GPT-2, which transformers stores as
+(inputs, outputs). "Ours" are this program's names and layouts; see ``folder``.
 """
 
 from __future__ import annotations
@@ -26,37 +26,40 @@ _NAME = re.compile(r"(?:layers\.(\d+)\.)?(.+?)(?:[._](weight|bias))?")
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """How a library names a model's tensors."""
+    """The names of a model's tensors in a library."""
 
     names: Mapping[str, str]
-    """Of a module of ours, theirs; * is a block's number. Several have parts of it. Of a tensor whose
-    name has no such end there, both whole names."""
-    prefix: str = ""  # which files of the model without its head lack
-    transposed: bool = False  # linear layers of blocks are (inputs, outputs)
-    tied: Mapping[str, str] = field(default_factory=dict)  # tensors of theirs that are one of ours once more
-    unused: str = ""  # an expression for names of what a model of ours does without
+    """The library's module by our module; * is a block's number. Several modules hold parts of ours. A tensor
+    without the ending .weight or .bias in the library is listed with its whole name on both sides."""
+    # Prefix that is missing in files of the model without its head.
+    prefix: str = ""
+    transposed: bool = False  # blocks' linear layers
+    # The library's tensors that repeat a tensor of ours.
+    tied: Mapping[str, str] = field(default_factory=dict)
+    # Regular expression for the library's tensors that our model does not need.
+    unused: str = ""
 
-    def names_of(self, ours: str) -> list[str]:
-        """What a tensor of ours is there: as a rule one name, or those of its parts."""
+    def library_names(self, ours: str) -> list[str]:
+        """Return the library's names for a tensor of ours: a single name, or the names of its parts."""
         if not self.names:
             return [ours]
-        found = _NAME.fullmatch(ours)
-        number, module, end = found.groups() if found else (None, ours, None)
+        match = _NAME.fullmatch(ours)
+        number, module, end = match.groups() if match else (None, ours, None)
         module = f"layers.*.{module}" if number else module
         if whole := self.names.get(f"{module}.{end}"):
             return [whole]
-        theirs = self.names[module].replace("*", number or "").split()
-        return [f"{one}.{end}" if end else one for one in theirs]
+        library_modules = self.names[module].replace("*", number or "").split()
+        return [f"{module_name}.{end}" if end else module_name for module_name in library_modules]
 
     def to_library(self, weights: Mapping[str, Array]) -> Mapping[str, Array]:
-        """All tensors of a model by the library's names, sorted: views of ours."""
+        """Return all tensors of a model by the library's names, sorted, as views of ours."""
         theirs = {name: part for ours in weights for name, part in self._parts(ours, weights[ours])}
         tied = {name: weights[ours] for name, ours in self.tied.items()}
         return dict(sorted({**theirs, **tied}.items()))
 
     def _parts(self, ours: str, array: Array) -> Iterator[tuple[str, Array]]:
-        """What a tensor of ours is there: a view of it, or views of its parts."""
-        names = self.names_of(ours)
+        """Yield the library's tensors for a tensor of ours: a view of it, or views of its parts."""
+        names = self.library_names(ours)
         for name, part in zip(names, np.split(array, len(names)), strict=True):
             if self._turned(ours, array.ndim):
                 yield name, part.T
@@ -69,14 +72,14 @@ class Naming:
     def from_library(
         self, shapes: Shapes, theirs: Mapping[str, Array], without: Collection[str]
     ) -> dict[str, Array]:
-        """The tensors of our model.
+        """Convert a library's weights to our names and layouts.
 
         Args:
-            shapes: of all of them.
-            without: names of ours that are not asked for, whatever the library has there.
+            shapes: shapes of all our tensors.
+            without: our tensors to leave out, even if the library has them.
 
         Raises:
-            UsageError: one is missing or of another shape, or there is one that our model has not.
+            UsageError: tensors are missing, unknown, or of another shape.
         """
         theirs = {_modern(name): array for name, array in theirs.items()}
         names: dict[str, list[str]] = {}
@@ -85,42 +88,44 @@ class Naming:
             names[ours] = []
             for name, part in self._parts(ours, np.broadcast_to(np.float32(0), shapes[ours])):
                 short = name.removeprefix(self.prefix)
-                there = short if short in theirs and name not in theirs else name
-                names[ours].append(there)
-                expected[there] = part.shape
-                # Of more positions than a text model has, the first will do.
-                if ours == "positions.weight" and there in theirs and theirs[there].ndim == part.ndim == 2:  # noqa: PLR2004
-                    theirs[there] = theirs[there][: len(part)]
-        spare = {*self.tied, *(name for ours in without for name in self.names_of(ours))} - {*expected}
-        spare |= {name for name in theirs if name not in expected and re.fullmatch(self.unused, name)}
-        refuse_unfit(expected, {name: theirs[name] for name in theirs if name not in spare})
-        found = {}
+                library_name = short if short in theirs and name not in theirs else name
+                names[ours].append(library_name)
+                expected[library_name] = part.shape
+                # If a text model needs fewer positions, the first are used.
+                array = theirs.get(library_name)
+                if ours == "positions.weight" and array is not None and array.ndim == part.ndim == 2:  # noqa: PLR2004
+                    theirs[library_name] = array[: len(part)]
+        omitted = {name for ours in without for name in self.library_names(ours)}
+        unneeded = {*self.tied, *omitted} - {*expected}
+        unneeded |= {name for name in theirs if name not in expected and re.fullmatch(self.unused, name)}
+        refuse_unfit(expected, {name: theirs[name] for name in theirs if name not in unneeded})
+        weights = {}
         for ours, parts in names.items():
             turned = self._turned(ours, len(shapes[ours]))
             arrays = [theirs[name].T if turned else theirs[name] for name in parts]
             whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-            found[ours] = _single(whole).reshape(shapes[ours])
+            weights[ours] = _single(whole).reshape(shapes[ours])
         for name, ours in self.tied.items():
-            if name in theirs and not np.array_equal(theirs[name], found[ours]):
+            if name in theirs and not np.array_equal(theirs[name], weights[ours]):
                 raise UsageError(
-                    f"{name} has numbers of its own, and the model shares those of {names[ours][0]}",
+                    f"{name} differs from {names[ours][0]}, but the model shares these weights",
                     code="weights-not-shared",
                 )
-        return found
+        return weights
 
-    def knows(self, shapes: Shapes, names: Sequence[str]) -> int:
-        """How many of the names it has for a model of ours."""
-        known = {name for ours in shapes for name in self.names_of(ours)}
-        return len({*names} & {*known, *(name.removeprefix(self.prefix) for name in known)})
+    def count_known(self, shapes: Shapes, names: Sequence[str]) -> int:
+        """Return how many of these names the library uses for a model of ours."""
+        known_names = {name for ours in shapes for name in self.library_names(ours)}
+        return len({*names} & {*known_names, *(name.removeprefix(self.prefix) for name in known_names)})
 
 
 def _single(array: Array) -> Array:
-    """As float32, if it is of a smaller format."""
+    """Convert an array in a smaller format to float32."""
     return array.astype("float32") if array.dtype.itemsize < 4 else array  # noqa: PLR2004
 
 
 def _modern(name: str) -> str:
-    """Files of TensorFlow's time name a norm's numbers otherwise."""
+    """Replace the names of norm weights that old files from TensorFlow use."""
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
@@ -189,54 +194,59 @@ _VIT = Naming(
     unused=r"(vit\.)?pooler\..*",
 )
 OURS = Naming({}, unused=r".*\.num_batches_tracked")
-"""As they are; torchvision's ResNets have the same names."""
+"""Our own names, which torchvision's ResNets share."""
 
 LIBRARIES: Mapping[str, Mapping[str, Naming]] = {
     "torch": dict.fromkeys((entry.module for entry in MODELS.values()), OURS),
     "hf": {"gpt": _GPT2, "bert": _BERT, "vit": _VIT},
     "torchvision": {"resnet": OURS},
 }
-"""By ``--export-as``, and the module of the model."""
+"""Names by ``--export-as`` and by the model's module."""
 
 
 def naming(library: str, model: str) -> Naming:
-    """
+    """Return a library's names for a model.
+
     Raises:
         UsageError: the library has no such model.
     """
-    known = LIBRARIES[library]
-    if (module := MODELS[model].module) in known:
-        return known[module]
-    able = ", ".join(name for name, entry in MODELS.items() if entry.module in known)
+    namings = LIBRARIES[library]
+    if (module := MODELS[model].module) in namings:
+        return namings[module]
+    models = ", ".join(name for name, entry in MODELS.items() if entry.module in namings)
     raise UsageError(
-        f"--export-as {library}: it has no {model}, only {able}; torch has all", code="export-unfit"
+        f"--export-as {library}: this library has no {model}, only {models}; torch has all",
+        code="export-unfit",
     )
 
 
 def from_any(
     model: str, shapes: Shapes, weights: Mapping[str, Array], without: Collection[str] = ()
 ) -> tuple[dict[str, Array], bool]:
-    """The weights of a model from a file of ours or of a library, and whether they have transformers' names.
+    """Convert the weights in a file of ours or of a library.
 
     Args:
-        without: names of ours that are not asked for.
+        without: our tensors to leave out.
+
+    Returns:
+        The weights, and whether the file has transformers' names.
 
     Raises:
-        UsageError: they are not of such a model.
+        UsageError: the weights do not fit the model.
     """
     module = MODELS[model].module
-    namings = [known[module] for known in LIBRARIES.values() if module in known]
+    namings = [by_module[module] for by_module in LIBRARIES.values() if module in by_module]
     names = [_modern(name) for name in weights]
-    best = max(namings, key=lambda one: one.knows(shapes, names))
+    best = max(namings, key=lambda candidate: candidate.count_known(shapes, names))
     return best.from_library(shapes, weights, without), best is not OURS
 
 
 def config(model: str, settings: Mapping[str, Any], classes: Sequence[str]) -> dict[str, Any]:
-    """transformers' config.json of a model.
+    """Return transformers' config.json for a model.
 
     Args:
-        settings: with which it was built.
-        classes: names of a classifier's.
+        settings: the settings with which the model was built.
+        classes: names of a classifier's classes.
     """
     shared = {"torch_dtype": "float32", "initializer_range": 0.02}
     match MODELS[model].module:
@@ -270,7 +280,7 @@ def _gpt2_config(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _encoder_config(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What BERT's and that of the Vision Transformer have in common."""
+    """Return the settings that BERT and the Vision Transformer share."""
     return {
         "num_hidden_layers": settings["layers"],
         "num_attention_heads": settings["heads"],
@@ -313,23 +323,24 @@ _FREE = re.compile(
     r"architectures|torch_dtype|initializer_range|.*drop.*|.*token_id|id2label|label2id|vocab_size|n_positions"
     r"|max_position_embeddings|n_inner"
 )
-"""What a config may have otherwise: it does not change what the model computes, or tensors tell of it."""
+"""Settings that may differ: they do not change the computation, or the shapes of tensors show them."""
 _FLAGS = {"n_head": "--heads", "num_attention_heads": "--heads"}
 _FLAGS |= dict.fromkeys(("layer_norm_epsilon", "layer_norm_eps"), "--norm-eps")
 
 
 def refuse_other(model: str, settings: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    """
+    """Raise if a library's model computes something else than ours.
+
     Args:
         theirs: the config.json beside a library's weights.
 
     Raises:
-        UsageError: it is of a model that computes something else, though of such tensors.
+        UsageError: a setting differs that changes the computation, although the tensors have the same shapes.
     """
     for key, ours in config(model, settings, ()).items():
         if key in theirs and theirs[key] != ours and not _FREE.fullmatch(key):
-            flag = f": give {_FLAGS[key]} {theirs[key]}" if key in _FLAGS else ""
+            flag = f": pass {_FLAGS[key]} {theirs[key]}" if key in _FLAGS else ""
             raise UsageError(
-                f"its config.json says {key} {theirs[key]!r}, and the model has {ours!r}{flag}",
+                f"its config.json has {key} {theirs[key]!r}, but the model has {ours!r}{flag}",
                 code="init-other-config",
             )

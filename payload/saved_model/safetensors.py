@@ -1,8 +1,10 @@
-"""Files of tensors in the safetensors format (https://huggingface.co/docs/safetensors): 8 bytes of header
-length, little-endian; a JSON header of dtype, shape and place of each tensor; the numbers.
+"""Reading and writing files in the safetensors format (https://huggingface.co/docs/safetensors).
 
-Written by hand, because the numbers of a checkpoint come from memory that another process fills, and those of
-a model one tensor after the other.
+A file has 8 bytes of header length, little-endian; a JSON header with each tensor's dtype, shape and offsets;
+and the numbers.
+
+Not done with the safetensors package, because a checkpoint's numbers come from memory that the training keeps
+filling, and a model's numbers come tensor by tensor.
 """
 
 from __future__ import annotations
@@ -31,20 +33,20 @@ _DTYPES = {
 }
 _NAMES = {short: np.dtype(getattr(ml_dtypes, name, name)) for name, short in _DTYPES.items()}
 _MOST_HEADER = 100 << 20
-"""As the format has it."""
+"""Limit of the header's size, in bytes, from the format's definition."""
 
 
 @dataclass(frozen=True, slots=True)
 class FilePlan:
-    """Of one file: its beginning, and where the numbers of each tensor lie."""
+    """The layout of a file: its header, and the offset of each tensor's numbers."""
 
     header: bytes
-    offsets: Mapping[str, int]  # by the tensor's name
-    size: int  # of the whole file
+    offsets: Mapping[str, int]  # by tensor name
+    size: int  # in bytes
 
 
 def plan(tensors: Mapping[str, tuple[Sequence[int], np.dtype[Any]]], **metadata: str) -> FilePlan:
-    """Lay out a file of such shapes and dtypes by name. Wide numbers come first, so that all are aligned."""
+    """Plan a file of tensors, given by name. Wide dtypes come first, so that all numbers are aligned."""
     entries: dict[str, Any] = {"__metadata__": metadata}
     starts, end = {}, 0
     for name, (shape, dtype) in sorted(tensors.items(), key=lambda item: -item[1][1].itemsize):
@@ -58,43 +60,46 @@ def plan(tensors: Mapping[str, tuple[Sequence[int], np.dtype[Any]]], **metadata:
 
 
 def read(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """The tensors of a file by name, and its metadata. Their numbers are read when they are used.
+    """Return a file's tensors by name, and its metadata. The numbers are memory-mapped.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is no such file, is cut short, or has numbers of a type that is not known.
+        OSError: the file cannot be read.
+        ValueError: the file is not in this format, is truncated, or has an unknown dtype.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > min(size - 8, _MOST_HEADER):
-            raise ValueError("it is not in the safetensors format, or cut short")
+            raise ValueError("the file is not in the safetensors format, or is truncated")
         entries = json.loads(file.read(length))
-    found = {}
+    tensors = {}
     try:
         metadata = entries.pop("__metadata__", {})
         for name, entry in entries.items():
             dtype, shape = _NAMES[entry["dtype"]], tuple(entry["shape"])
             start, end = entry["data_offsets"]
             if end - start != math.prod(shape) * dtype.itemsize or 8 + length + end > size:
-                raise ValueError(f"{name} is cut short")
+                raise ValueError(f"{name} is truncated")
             place = 8 + length + start
-            found[name] = np.memmap(path, dtype, "r", place, shape) if end > start else np.empty(shape, dtype)
+            count = math.prod(shape)
+            tensors[name] = np.memmap(path, dtype, "r", place, shape) if count else np.empty(shape, dtype)
     except (AttributeError, KeyError, TypeError) as exc:
-        raise ValueError(f"its header tells of no tensors as it should: {exc!r}") from exc
-    return found, metadata
+        raise ValueError(f"the header does not describe tensors correctly: {exc!r}") from exc
+    return tensors, metadata
 
 
 INCOMPLETE = ".incomplete"
 
 
 class Stream:
-    """A file of float32 tensors, written one after the other beside the one that it replaces, and renamed
-    when it is whole. What goes wrong is told at its end: until then other ranks send their parts."""
+    """Writes a file of float32 tensors one by one, under a temporary name, and renames it at the end.
+
+    An error is raised only at the end, because other ranks keep sending their parts until then.
+    """
 
     def __init__(self, path: Path, shapes: Mapping[str, Sequence[int]]) -> None:
-        """``shapes``: in the order in which the tensors come."""
-        self._path, self._beside = path, path.with_name(f"{path.name}{INCOMPLETE}")
+        """shapes: by name, in the order of the tensors."""
+        self._path, self._temporary = path, path.with_name(f"{path.name}{INCOMPLETE}")
         self._digest = hashlib.sha256()
         self._file: BinaryIO | None = None
         self._failure: OSError | None = None
@@ -102,13 +107,13 @@ class Stream:
         self.plan = plan({name: (shape, float32) for name, shape in shapes.items()}, format="pt")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._beside.open("wb")
+            self._file = self._temporary.open("wb")
         except OSError as exc:
             self._failure = exc
         self._write(memoryview(self.plan.header))
 
     def write(self, tensor: NDArray[Any]) -> None:
-        """The next one."""
+        """Write the next tensor."""
         self._write(np.ascontiguousarray(tensor, "float32").reshape(-1).view(np.uint8).data)
 
     def _write(self, numbers: memoryview) -> None:
@@ -121,22 +126,22 @@ class Stream:
             self._failure = exc
 
     def close(self) -> str:
-        """Rename it.
+        """Finish the file and rename it.
 
         Returns:
-            Its SHA-256.
+            The file's SHA-256.
 
         Raises:
-            OSError: it could not be written; nothing is left of it.
+            OSError: the file could not be written. It has been removed.
         """
         try:
             if self._file:
                 self._file.close()
             if self._failure:
                 raise self._failure
-            self._beside.replace(self._path)
+            self._temporary.replace(self._path)
         except OSError:
             with suppress(OSError):
-                self._beside.unlink(missing_ok=True)
+                self._temporary.unlink(missing_ok=True)
             raise
         return self._digest.hexdigest()

@@ -1,6 +1,6 @@
-"""Writes the folder of a run's model (see ``folder``) while it trains, from any layout of ranks.
+"""Writes the folder of a run's model (see ``folder``) during training, from any layout of ranks.
 
-A file is written beside the one that it replaces, and renamed when it is whole.
+Each file is written under a temporary name and renamed when it is complete.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from payload.saved_model.folder import (
 
 
 class ModelWriter:
-    """Writes a run's model. All ranks must call its methods together; rank 0 has the files."""
+    """Writes a run's model. All ranks must call its methods together; rank 0 writes the files."""
 
     def __init__(
         self,
@@ -45,42 +45,45 @@ class ModelWriter:
     ) -> None:
         """
         Args:
-            record: without its files.
-            units: the whole model.
-            resumed: the folder of the checkpoint with which the run goes on, and the model's record in it:
-                the best weights so far are kept, from there or from this folder.
+            record: the model's record without files.
+            units: the units of the whole model.
+            resumed: folder of the resumed checkpoint, and the model's record in it. The best weights so far
+                are kept, from the checkpoint or from this folder.
 
         Raises:
-            PayloadError: the folder cannot be written; on every rank.
+            PayloadError: the folder cannot be written. Raised on every rank.
         """
         self._folder, self._record, self._world = folder, record, engine.mesh.world
         self._tensors = WholeTensors(engine, units)
         self._files: dict[str, WeightsFile] = {}
         if resumed:
-            known = on_all_ranks(self._world, lambda: self._known(*resumed) if self._world.rank == 0 else {})
-            self._files = self._world.allgather(known)[0]
+            files = on_all_ranks(
+                self._world, lambda: self._existing_files(*resumed) if self._world.rank == 0 else {}
+            )
+            self._files = self._world.allgather(files)[0]
 
-    def _known(self, checkpoint: Path, record: Mapping[str, Any]) -> dict[str, WeightsFile]:
-        """What the folder has, with the best weights of the checkpoint if these are better."""
-        with suppress(UsageError):  # there is none, or one of another program, which is replaced
+    def _existing_files(self, checkpoint: Path, record: Mapping[str, Any]) -> dict[str, WeightsFile]:
+        """Return the folder's files, after copying the checkpoint's best weights if they are better."""
+        # A missing record, or a record of another program, is replaced.
+        with suppress(UsageError):
             self._files = dict(read_record(self._folder).files)
-        theirs = parse_record(record, checkpoint).files.get(BEST) if record else None
-        if theirs and _loss(theirs) < _loss(self._files.get(BEST)):
-            source = checkpoint / theirs.file
-            if source.exists() and sha256_of(source) == theirs.sha256:
-                place(source, self._folder / theirs.file)
-                self._publish(theirs, BEST)
-                self._files[BEST] = theirs
+        resumed_best = parse_record(record, checkpoint).files.get(BEST) if record else None
+        if resumed_best and _loss(resumed_best) < _loss(self._files.get(BEST)):
+            source = checkpoint / resumed_best.file
+            if source.exists() and sha256_of(source) == resumed_best.sha256:
+                place(source, self._folder / resumed_best.file)
+                self._publish(resumed_best, BEST)
+                self._files[BEST] = resumed_best
         return self._files
 
     def save_best(self, folder: Path) -> dict[str, Any]:
-        """Put the best weights so far into another folder, on rank 0.
+        """Copy the best weights so far into another folder. Called on rank 0 only.
 
         Returns:
-            The record with them.
+            The model's record with these weights.
 
         Raises:
-            PayloadError: it cannot be written.
+            PayloadError: the folder cannot be written.
         """
         best = self._files.get(BEST)
         if best:
@@ -88,10 +91,10 @@ class ModelWriter:
         return replace(self._record, files={BEST: best} if best else {}).fields()
 
     def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
-        """Write the weights as they are, if none before were better.
+        """Write the current weights as the best ones, unless earlier weights were better.
 
         Raises:
-            PayloadError: they cannot be written; on every rank.
+            PayloadError: the weights cannot be written. Raised on every rank.
         """
         if evaluation.loss < _loss(self._files.get(BEST)):
             self._write(BEST, iteration, _metrics(evaluation))
@@ -100,10 +103,10 @@ class ModelWriter:
         """Write the final weights.
 
         Args:
-            evaluation: of just these, if there was one.
+            evaluation: the evaluation of the final weights, if there was one.
 
         Raises:
-            PayloadError: they cannot be written; on every rank.
+            PayloadError: the weights cannot be written. Raised on every rank.
         """
         if BEST not in self._files:
             self._write(BEST, iteration, _metrics(evaluation))
@@ -126,9 +129,9 @@ class ModelWriter:
             try:
                 digest = stream.close()
             except OSError as exc:
-                where = exc.filename or path
+                file = exc.filename or path
                 raise PayloadError(
-                    f"--out: {where} cannot be written: {exc.strerror}", code="file-unwritable"
+                    f"--out: {file} cannot be written: {exc.strerror}", code="file-unwritable"
                 ) from exc
             self._publish(replace(facts, sha256=digest), which)
             return digest
@@ -138,23 +141,23 @@ class ModelWriter:
         self._files[which] = replace(facts, sha256=digest)
 
     def _publish(self, facts: WeightsFile, which: str) -> None:
-        """The new file is in place: tell of it, and remove what an earlier run left."""
+        """Add a new file to the record, and remove weights of an earlier run."""
         files = {**self._files, which: facts}
         path = self._folder / RECORD
         try:
             for other in (FINAL, BEST):
                 if other not in files:
                     (self._folder / f"{other}.safetensors").unlink(missing_ok=True)
-            beside = path.with_name(f"{RECORD}{safetensors.INCOMPLETE}")
-            beside.write_text(replace(self._record, files=files).encode())
-            beside.replace(path)
+            temporary = path.with_name(f"{RECORD}{safetensors.INCOMPLETE}")
+            temporary.write_text(replace(self._record, files=files).encode())
+            temporary.replace(path)
         except OSError as exc:
             raise PayloadError(
                 f"--out: {exc.filename or path} cannot be written: {exc.strerror}", code="file-unwritable"
             ) from exc
 
     def _link(self) -> None:
-        """The final weights are the best ones."""
+        """Make the best weights also the final weights, with a link."""
         facts = replace(self._files[BEST], file=f"{FINAL}.safetensors")
 
         def link() -> None:
@@ -166,21 +169,23 @@ class ModelWriter:
 
 
 def place(source: Path, target: Path) -> None:
-    """Have a file under another name, too: by a link where that is possible.
+    """Give a file a second name: by a hard link, or by a copy if links are impossible.
 
     Raises:
-        PayloadError: it cannot be written.
+        PayloadError: the file cannot be written.
     """
-    beside = target.with_name(f"{target.name}{safetensors.INCOMPLETE}")
+    temporary = target.with_name(f"{target.name}{safetensors.INCOMPLETE}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         try:
-            beside.hardlink_to(source)
-        except OSError:  # on another file system, or one without links
-            shutil.copyfile(source, beside)
-        beside.replace(target)
-        beside.unlink(missing_ok=True)  # it stays where both names were one file already
+            temporary.hardlink_to(source)
+        # On another file system, or on one without hard links.
+        except OSError:
+            shutil.copyfile(source, temporary)
+        temporary.replace(target)
+        # If both names were already the same file, rename has no effect and the temporary name remains.
+        temporary.unlink(missing_ok=True)
     except OSError as exc:
         raise PayloadError(
             f"{exc.filename or target} cannot be written: {exc.strerror}", code="file-unwritable"
@@ -188,7 +193,7 @@ def place(source: Path, target: Path) -> None:
 
 
 def _loss(facts: WeightsFile | None) -> float:
-    """The higher, the less it is worth to keep."""
+    """Return the held-out loss of weights; infinite without weights or evaluation."""
     return facts.metrics["loss"] if facts and facts.metrics else math.inf
 
 

@@ -46,7 +46,7 @@ from tests.support.messages import refused
 from tests.unit.payload.doubles.layers import batch_of, engine_of
 from tests.unit.payload.doubles.strict import Strict
 
-GOING_ON = "going on from"
+GOING_ON = "resuming from"
 PRECISION = PRECISIONS["bf16"]
 """Weights that layers compute with are others than the masters, which are saved."""
 
@@ -177,7 +177,7 @@ def test_what_belongs_to_a_rank_alone_is_loaded_in_the_same_layout_only(
     assert loaded(engine(0, size=5), describe(0))[0] == [0] * 5
     assert loaded(engine(0), replace(describe(0), layout={"dp": 2})) == (
         [0] * 4,
-        f"{GOING_ON} {path}, from dp 1 to dp 2; what ranks kept of compressed gradients starts anew",
+        f"{GOING_ON} {path}, from dp 1 to dp 2; the error feedback of compressed gradients is reset",
     )
 
 
@@ -415,7 +415,7 @@ def test_an_old_one_that_cannot_be_removed_ends_no_run(device: Device, tmp_path:
         in_the_way.touch()
         saver.after(2, 0)
         assert list(complete(tmp_path)) == [1, 2]
-        assert "old checkpoint is still" in report.lines[0]
+        assert "old checkpoint could not be removed" in report.lines[0]
         in_the_way.unlink()
         in_the_way.with_name("iteration-00000000.old.incomplete").mkdir()  # half removed
         saver.after(3, 0)

@@ -175,7 +175,7 @@ def test_training_goes_on_with_the_runs_tokenizer_or_that_of_an_older_checkpoint
     broken.write_text(before.replace("1", "2", 1))
     answer = alone(*again, "--iterations", "7")
     assert f"{broken.parent} is broken: " in answer.stdout
-    assert "going on from " in answer.stdout
+    assert "resuming from " in answer.stdout
     assert broken.read_text() == before  # it was made anew
 
 

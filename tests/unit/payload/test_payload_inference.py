@@ -127,7 +127,7 @@ def test_pngs_of_other_depths_and_with_a_palette(depth: int) -> None:
     [
         (encoded(NOISE[..., 0], 4, 8, 0, interlaced=1), "interlaced"),
         (encoded(NOISE[:3, :, 0], 4, 8, 0), "4x3 pixels"),
-        (encoded(NOISE[..., 0], 4, 8, 0)[:-30], "cut short"),
+        (encoded(NOISE[..., 0], 4, 8, 0)[:-30], "truncated"),
         (png.SIGNATURE, "damaged"),
         (png.SIGNATURE + struct.pack(">I4sIIBBBBB", 13, b"IHDR", 4, 5, 8, 9, 0, 0, 0), "damaged"),
         (encoded(NOISE[..., 0], 4, 8, 3, palette=b"abc"), "damaged"),
@@ -136,7 +136,7 @@ def test_pngs_of_other_depths_and_with_a_palette(depth: int) -> None:
         (b"a,b\nc,d\n", "line 2 has"),
         (b"nan," * 19 + b"1", "not finite"),
         (b"a,b\n", "no rows"),
-        (idx_file(np.zeros((1, 2, 2), np.uint8)), "images of 2x2,"),
+        (idx_file(np.zeros((1, 2, 2), np.uint8)), "images are 2x2,"),
     ],
 )
 def test_files_without_such_images_are_refused(data: bytes, why: str, tmp_path: Path) -> None:

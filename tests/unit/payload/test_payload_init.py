@@ -55,7 +55,7 @@ def test_positions_that_are_one_number_are_refused(tmp_path: Path) -> None:
     units = make_units("gpt-tiny", _SETTINGS, Context(Cpu()))
     shapes = {p.name: p.form.shape for unit in units for p in unit.layer.parameters}
     known = naming("hf", "gpt-tiny")
-    theirs = {**_of_gpt2(tmp_path), known.names_of("positions.weight")[0]: np.array(0.5)}
+    theirs = {**_of_gpt2(tmp_path), known.library_names("positions.weight")[0]: np.array(0.5)}
     with refused("weights-other-model", UsageError):
         known.from_library(shapes, theirs, ())
 
@@ -117,7 +117,7 @@ def test_a_run_of_ours_is_begun_with_and_its_checkpoint_goes_before(alone: Runne
     for _ in range(2):
         answer = alone("train", *flags, *init, *saving, str(second))
     assert "begins with" not in answer.stdout
-    assert "going on from " in answer.stdout
+    assert "resuming from " in answer.stdout
     records = [read_record(out / "model") for out in (first, second)]
     assert records[0].tokenizer == records[1].tokenizer
     answer = alone("train", *_gpt(tmp_path), *init, "--out", str(tmp_path / "third"), rc=2)
@@ -137,7 +137,7 @@ def test_a_new_head_is_for_other_classes(alone: Runner, tmp_path: Path) -> None:
     }
     save_file(theirs, file := tmp_path / "theirs.safetensors")
     answer = alone("train", *flags, "--init", str(file), "--out", str(tmp_path / "a"), rc=2)
-    sizes = ("linear1.weight of (1000, 6)", "of (10, 6)")
+    sizes = ("linear1.weight has shape (1000, 6)", "in the model (10, 6)")
     assert_one_error(answer.stderr, "weights-other-model", f"--init: {file}", *sizes)
     for out, more in (("b", ("--init", str(file), "--new-head")), ("c", ())):
         alone("train", *flags, *more, "--out", str(tmp_path / out))
@@ -239,7 +239,7 @@ def test_a_checkpoint_and_a_model_folder_are_exported_alike(
     assert told[0] == told[1]
     assert (told[0]["n_positions"], told[0]["vocab_size"], told[0]["n_head"]) == (8, 256, 2)
     assert main(["export", "--checkpoint", str(checkpoint), "--to", "a", "--export-as", "torchvision"]) == 2
-    lacking = "--export-as torchvision: it has no gpt-tiny, only resnet18, resnet50"
+    lacking = "--export-as torchvision: this library has no gpt-tiny, only resnet18, resnet50"
     assert_one_error(capsys.readouterr().err, "export-unfit", lacking)
 
 

@@ -233,10 +233,14 @@ def test_a_full_disk_is_one_line_and_leaves_the_model_that_was_there(left: Path)
 @pytest.mark.parametrize(
     ("change", "code", "value"),
     [
-        ({"format": 2}, "model-folder-newer", "model.json is of format 2, "),
+        ({"format": 2}, "model-folder-newer", "model.json has format 2, "),
         ({"model": "gpt-9"}, "model-unknown", "gpt-9"),
         ({"settings": {"hiddn": 3}}, "model-without-size", "hiddn"),
-        ({"settings": {"inputs": 7, "classes": 5}}, "weights-other-model", "linear0.weight of (16, 288)"),
+        (
+            {"settings": {"inputs": 7, "classes": 5}},
+            "weights-other-model",
+            "linear0.weight has shape (16, 288)",
+        ),
         ({"files": {}}, "weights-not-kept", "no best weights"),
         ({"files": 3}, "model-folder-damaged", "model.json"),
     ],
@@ -262,7 +266,7 @@ def test_files_that_are_refused(left: Path, tmp_path: Path) -> None:
     with refused("model-folder-damaged", UsageError, str(path), "SHA-256"):
         read_weights(tmp_path)
     path.write_bytes(whole[:-1])
-    with refused("file-unreadable", UsageError, str(path), "cut short"):
+    with refused("file-unreadable", UsageError, str(path), "truncated"):
         read_weights(tmp_path)
     path.write_bytes(b"none at all, but long enough")
     with refused("file-unreadable", UsageError, str(path), "safetensors format"):
