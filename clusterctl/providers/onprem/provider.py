@@ -433,7 +433,7 @@ def find_homes(
 ) -> tuple[KeptStorage, ...]:
     """Return the homes of these users on the shared folder, as storage that outlives the cluster.
 
-    Releasing machines never removes homes; `storage remove` does, but of an existing account only the
+    Releasing machines never removes homes; `storage remove` does, but for an existing account only the
     jobs' files. Empty if the shared folder is on the user's own NFS server.
     """
     shared, host = settings.shared, settings.controller

@@ -20,7 +20,7 @@ def test_nodes_are_numbered_in_order() -> None:
     assert numbered(["ctl", "a-1", "b-1"], {}) == {"ctl": 1, "a-1": 2, "b-1": 3}
 
 
-def test_a_node_keeps_its_number_when_a_partition_before_it_grows() -> None:
+def test_numbers_stay_when_an_earlier_partition_grows() -> None:
     before = numbered(["ctl", "a-1", "b-1"], {})
     assert numbered(["ctl", "a-1", "a-2", "b-1"], before) == {"ctl": 1, "a-1": 2, "a-2": 4, "b-1": 3}
 

@@ -77,7 +77,7 @@ def test_one_whose_making_was_killed_is_none(cache: Path) -> None:
     assert (image.class_layer(CLASS) / "etc/conf").read_text() == "configured"
 
 
-def test_what_a_killed_builder_left_is_removed_unless_another_one_builds(cache: Path) -> None:
+def test_unfinished_builds_are_removed_unless_one_is_running(cache: Path) -> None:
     left = cache / ".building-class-0"
     with image.cache_lock("up"):
         left.mkdir()
@@ -212,7 +212,7 @@ def test_homes_of_a_new_cluster(tmp_path: Path) -> None:
     assert (shared / "home/ada/.ssh/authorized_keys").read_text() == f"{KEY}\n"
 
 
-def test_a_node_keeps_its_class_and_its_own_files_when_it_is_started_again(cache: Path) -> None:
+def test_node_restarted_keeps_its_template_and_files(cache: Path) -> None:
     bake()
     number = machine.Machine("abcdef", Node(name="n"), 2)
     lower = (image.class_layer(CLASS), *image.layers(IMAGE))

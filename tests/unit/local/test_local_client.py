@@ -23,7 +23,7 @@ def test_another_system_than_linux_is_refused(platform: str) -> None:
     assert "Linux machine" in caught.value.fix
 
 
-def test_a_tool_that_finds_the_disk_full_is_no_matter_of_the_network() -> None:
+def test_run_full_disk_suggests_freeing_space() -> None:
     with refused("machine-command-failed", ProvisionError) as caught:
         run(
             ["sh", "-c", "echo 'tar: x: No space left on device' >&2; exit 1"],

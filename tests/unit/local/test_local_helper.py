@@ -68,7 +68,7 @@ def test_it_ends_with_its_caller_while_another_one_builds(tmp_path: Path) -> Non
             waiter.kill()
 
 
-def test_its_folders_are_roots_alone_those_of_an_older_version_too(
+def test_helper_folders_are_closed_even_existing_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Root of a node lays setuid programs there, and whoever can read a lock's file can hold it."""
@@ -107,7 +107,7 @@ def test_no_password_stands_on_a_command_line(tmp_path: Path, monkeypatch: pytes
     assert "secret" not in left.read_text()
 
 
-def test_up_tells_what_of_the_spec_its_nodes_do_not_get(
+def test_up_notes_settings_that_existing_nodes_ignore(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever `up` is asked for, they keep their network and their image; without that nothing is begun."""

@@ -138,7 +138,7 @@ def test_dnf_fills_a_tree_from_the_machines_own_repositories(
     assert "host0" in (root / "etc/systemd/system" / unit).read_text()
 
 
-def test_what_is_missing_is_named_as_dnf_calls_it(
+def test_missing_tools_are_named_by_dnf_packages(
     on_rocky: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(helper.TOOL_ENV, "PATH", str(tmp_path))
@@ -159,7 +159,7 @@ def test_settings_of_debian_are_refused_there(on_rocky: None, key: str, value: s
     assert "rocky-9" in refused.value.why
 
 
-def test_red_hats_own_is_refused_for_no_image_has_its_subscription(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_refuses_red_hat_enterprise_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributions, "redhat_release", lambda: "rhel-9")
     with rejected("rhel-without-images", UsageError) as refused:
         LocalProvider(LocalSettings(type="local")).check(SPEC)

@@ -40,7 +40,7 @@ def workspace(tmp_path: Path) -> Workspace:
     return made
 
 
-def test_another_release_than_the_distributions_has_an_image_of_its_own() -> None:
+def test_image_key_depends_on_the_slurm_release() -> None:
     usual, newer = image_keys(SETTINGS), image_keys(SETTINGS, "26.05")
     assert image_keys(SETTINGS, "24.11") == usual
     assert newer[0] == usual[0]  # the base

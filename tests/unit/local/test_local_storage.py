@@ -147,7 +147,7 @@ def test_a_down_removes_only_what_it_has_looked_at(
     assert [one.id for one in kept_here()] == [OLD] * stays
 
 
-def test_a_down_that_ended_late_and_an_up_without_keep_lose_nothing(state: Path) -> None:
+def test_interrupted_down_and_up_without_keep_lose_nothing(state: Path) -> None:
     """The first has ended the cluster, but not its workspace: the second goes on under the same id."""
     leave_behind(OLD)
     here = {"id": OLD, "keep_storage": False, "workspace": str(Workspace.of("d").root)}

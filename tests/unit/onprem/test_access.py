@@ -106,7 +106,7 @@ def test_what_ssh_and_sudo_mean(said: str, code: str) -> None:
     assert "{" not in f"{error.why}{error.fix}"
 
 
-def test_a_changed_key_is_told_with_the_one_that_was_offered() -> None:
+def test_changed_host_key_names_the_offered_key() -> None:
     offered = "SHA256:EpTvcnZJRrZj5lZuSTQ6RxeFRiYGLpCfpTjYgNFnEVU"
     said = f"@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nsent by the remote host is\n{offered}.\n"
     error = explain(said + "Host key verification failed.\n", host="a", user="b", address="c")
@@ -186,7 +186,7 @@ def test_a_key_in_a_hashed_file_is_known(known: Path, tmp_path: Path, port: int)
     assert keys.key_of("node") == key
 
 
-def test_a_name_that_this_machine_does_not_know_is_no_dead_machine(known: Path, tmp_path: Path) -> None:
+def test_unresolved_name_is_not_a_dead_machine(known: Path, tmp_path: Path) -> None:
     machines = {"node": OnpremHost(address="no-such.invalid")}  # RFC 6761: nobody's
     (tmp_path / "ssh_config").write_text(access_config(machines, tmp_path / "kept"))
     lost = HostKeys(tmp_path / "kept", tmp_path / "ssh_config").trust(machines, confirm)

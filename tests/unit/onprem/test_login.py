@@ -45,7 +45,7 @@ def test_its_owner_is_here_and_goes_no_way(played: Path) -> None:
     assert access.root("far", asked, b"data") == "far\ndata"
 
 
-def test_an_installation_where_jobs_have_their_environment_is_refused(
+def test_installation_in_the_job_environment_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "prefix", "/opt/clusterctl/venv")
@@ -129,7 +129,7 @@ def refusal(error: ClusterctlError) -> AccessError:
     return caught.value
 
 
-def test_sshd_that_does_not_let_it_in_is_told_from_sudo_that_does_not_serve_it() -> None:
+def test_create_account_tells_sshd_errors_from_sudo_errors() -> None:
     refused = refusal(TransportError("it does not accept our key", host="gpu1"))
     assert refused.code == "login-refused"
     assert "allowusers rocky" in refused.why

@@ -64,7 +64,7 @@ def test_slurm_has_another_network_than_ssh() -> None:
     ]
 
 
-def test_a_controller_whose_address_is_not_its_own_has_the_network_of_the_spec() -> None:
+def test_controller_address_is_in_the_network_of_the_spec() -> None:
     seen = {f"n{i}": facts(f"n{i}", f"10.1.0.{i}/24", f"10.2.0.{i}/24") for i in (1, 2, 3)}
     assert made(spec_of(network="10.2.0.0/24"), seen).controller.address == "10.2.0.1"
 

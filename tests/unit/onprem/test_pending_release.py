@@ -58,7 +58,7 @@ def silent(*_: object, **__: object) -> None:
     raise UnreachableError("no SSH connection", host="gpu1")
 
 
-def test_its_owners_way_in_is_known_though_the_spec_names_another_machine_by_now(
+def test_owner_access_is_kept_if_the_spec_names_another_machine(
     workspace: Workspace,
 ) -> None:
     (one,) = pending_releases(workspace)
@@ -111,7 +111,7 @@ def test_one_that_is_in_the_cluster_again_is_not_touched(
     assert pending_releases(workspace) == ()
 
 
-def test_one_whose_host_key_another_machine_has_is_neither_dropped_nor_touched_before_the_end(
+def test_machine_sharing_a_host_key_waits_until_down(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (note,) = tried(
@@ -126,7 +126,7 @@ def test_one_whose_host_key_another_machine_has_is_neither_dropped_nor_touched_b
     assert "gpu1 (10.0.0.2)" in note
 
 
-def test_a_clone_that_takes_the_name_of_the_machine_it_replaces_is_not_taken_for_it(
+def test_clone_with_the_name_of_a_replaced_machine_stays_pending(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (one,) = pending_releases(workspace)
@@ -144,15 +144,13 @@ def test_another_machine_at_its_address_is_not_touched(
     assert pending_releases(workspace) == ()
 
 
-def test_what_is_there_after_all_keeps_it_noted(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_release_with_leftovers_stays_pending(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     (note,) = tried(workspace, monkeypatch, find_leftovers=lambda *_, **__: ("gpu1: the account clusterctl",))
     assert "the account clusterctl" in note
     assert len(pending_releases(workspace)) == 1
 
 
-def test_down_gives_all_others_back_and_fails_for_the_sake_of_one_that_is_silent(
+def test_down_releases_all_but_fails_for_a_silent_machine(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []

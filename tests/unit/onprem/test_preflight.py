@@ -176,7 +176,7 @@ def plant_on_the_network(machines: Machines) -> Iterator[tuple[str, str, str, st
     yield "n2", "nfs", "nas, port 2049", "showmount -e nas"
 
 
-def test_all_that_stands_in_the_way_is_named_at_once(machines: Machines) -> None:
+def test_preflight_reports_all_problems_at_once(machines: Machines) -> None:
     planted = [*plant(machines)]
     findings = machines.found()
     for host, code, why, fix in planted:
@@ -186,7 +186,7 @@ def test_all_that_stands_in_the_way_is_named_at_once(machines: Machines) -> None
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_a_plan_leaves_out_what_is_said_at_another_place(machines: Machines, known: bool) -> None:
+def test_plan_notes_leave_out_problems_reported_elsewhere(machines: Machines, known: bool) -> None:
     machines.facts["n1"] |= {"cgroup_plugin": False, "units": ["munge"]}
     machines.facts["n1"]["gpus"] |= {"shown": [], "driver": None}
     said = notes(machines.spec, machines.found(), cluster_exists=known)
@@ -209,7 +209,7 @@ def at(**interfaces: str) -> dict[str, Any]:
         ("n1", at(eth0="10.1.0.1/24", eth1="10.2.0.1/24"), "address", "10.0.0.1 is no", "provider.network"),
     ],
 )
-def test_machines_that_are_no_cluster_together_are_found_before_one_is_made_of_them(
+def test_incompatible_machines_are_found_before_changes(
     machines: Machines, *, host: str, facts: dict[str, Any], code: str, why: str, fix: str
 ) -> None:
     machines.facts[host] |= facts
@@ -227,7 +227,7 @@ def test_machines_that_are_no_cluster_together_are_found_before_one_is_made_of_t
         ({"id": "debian", "version": "13"}, None),
     ],
 )
-def test_a_release_of_slurm_that_hosts_can_not_have_is_found_before_they_are_changed(
+def test_unsupported_slurm_release_is_found_before_changes(
     tmp_path: Path, system: Mapping[str, str], why: str | None
 ) -> None:
     machines = Machines(tmp_path, spec_of(slurm={"version": "24.11"}))
@@ -260,7 +260,7 @@ def test_a_release_of_slurm_that_hosts_can_not_have_is_found_before_they_are_cha
         (("error", "slurm-release"), [], True),  # the spec asks for another one, while the cluster is up
     ],
 )
-def test_errors_of_new_hosts_end_an_up_and_any_firewall_that_they_meet(
+def test_up_stops_at_errors_of_new_hosts_and_any_firewall(
     machines: Machines, finding: tuple[Level, str], new: list[str], ends: bool
 ) -> None:
     facts = dict.fromkeys(machines.facts, HostFacts.model_construct(texts={}))
@@ -328,7 +328,7 @@ def test_kept_storage_of_other_accounts_is_found_with_all_else(tmp_path: Path) -
     assert {"address", "kept-storage"} <= {one.code for one in caught.value.failures}
 
 
-def test_kept_storage_of_other_accounts_alone_is_a_fault_of_the_spec(
+def test_kept_storage_of_other_accounts_is_a_spec_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec, workspace, provider = desk(tmp_path)
@@ -365,7 +365,7 @@ def test_a_host_whose_firewalld_up_will_open_is_not_tried(machines: Machines) ->
     assert sorted(tried) == ["n2", "n4", "n5"]
 
 
-def test_repositories_are_for_those_who_lack_packages_and_have_no_bundle(machines: Machines) -> None:
+def test_repositories_are_tried_only_if_packages_are_missing(machines: Machines) -> None:
     n2 = next(one for one in machines.asked if one.name == "n2")
     wanted = role_packages(machines.spec, n2.roles, distribution_of("rocky-9.6"))
     machines.facts["n2"]["packages"] = [*wanted]

@@ -76,9 +76,7 @@ def test_one_that_we_can_enter_and_not_rule_is_an_error(
     assert Way.left == {"well"}
 
 
-def test_an_orphaned_controller_that_exports_the_shared_folder_is_known_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_orphaned_controller_keeps_its_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hosts = {"ctl": {"address": "10.0.0.1"}, "n1": {"address": "10.0.0.2"}}
     shared = {"kind": "nfs", "path": "/shared"}
     settings = OnpremSettings.model_validate(
@@ -97,7 +95,7 @@ def test_an_orphaned_controller_that_exports_the_shared_folder_is_known_for_it(
     assert (found.shared_folder.kind, found.controller.name) == ("nfs", "ctl")
 
 
-def test_a_machine_is_a_members_by_its_address_and_a_host_key_that_is_given(
+def test_joined_member_needs_same_address_and_given_host_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(members, "admin_login", lambda _: Way)

@@ -71,9 +71,7 @@ def test_its_lock_is_roots_alone_and_waited_for_for_a_while(tmp_path: Path) -> N
     assert subprocess.run(argv, check=False, capture_output=True).stdout == b"held\n"
 
 
-def test_our_account_has_one_number_on_all_hosts_but_where_it_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_account_has_the_same_uid_unless_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the real useradd, on the tables of another system."""
     run, table = remote_account.run, tmp_path / "etc/passwd"
 
