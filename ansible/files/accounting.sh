@@ -1,12 +1,14 @@
 #!/bin/sh
-# Slurm's accounting in an image, where no systemd runs: `start` has MariaDB and a munge whose key nobody keeps,
-# `slurmdbd` its daemon, which makes its tables; `stop` ends all three, and leaves nothing of what they said.
-# slurmdbd has a network of its own: the image has this machine's, where nobody else may reach it, and where it
-# does not start while the machine has no address. $mine/sacctmgr, first in the PATH of the tasks, enters it.
+# Runs Slurm's accounting while an image is built, without systemd. `start` starts MariaDB and munge with a temporary
+# key; `slurmdbd` starts slurmdbd, which creates its tables; `stop` stops all three and deletes their logs.
+# slurmdbd runs in a network namespace of its own. In the network of the build machine, others could reach it, and it
+# would not start while the machine has no address. $mine/sacctmgr, first in the PATH of the tasks, enters the namespace.
 set -eu
-mine=/run/clusterctl-accounting # gone with the machine that this is baked in
+# The folder disappears with the build machine.
+mine=/run/clusterctl-accounting
 
-within() { # 30 s, until a command does well
+# Repeat a command until it succeeds, for at most 30 s.
+within() {
     tries=600
     until "$@"; do
         tries=$((tries - 1))
@@ -21,7 +23,8 @@ within() { # 30 s, until a command does well
 
 ended() { ! kill -0 "$(cat "$mine/$1.pid")" 2>/dev/null; }
 
-background() { # a name, and the daemon's command
+# Start a daemon: its name, then its command.
+background() {
     name=$1
     shift
     setsid "$@" >"$mine/$name.log" 2>&1 </dev/null &
@@ -40,7 +43,8 @@ start)
         --seed-file=/run/munge/seed --pid-file=/run/munge/pid --log-file=/run/munge/log
     within test -S /run/munge/munge.socket.2
     within mariadb-admin --silent ping
-    # shellcheck disable=SC2016 # it is sacctmgr's own shell that asks for the pid
+    # The shell of sacctmgr expands the pid.
+    # shellcheck disable=SC2016
     printf '#!/bin/sh\nexec nsenter --net="/proc/$(cat %s/slurmdbd.pid)/ns/net" /usr/bin/sacctmgr "$@"\n' "$mine" \
         >"$mine/sacctmgr"
     chmod 0755 "$mine/sacctmgr"
@@ -54,11 +58,12 @@ slurmdbd)
 stop)
     kill "$(cat "$mine/slurmdbd.pid")"
     within ended slurmdbd
-    # From when it was made till a cluster begins, there is no usage to be summed up.
+    # Between the build and the start of a cluster there is no usage for slurmdbd to sum up.
     mariadb --batch --skip-column-names --execute="SELECT CONCAT('DELETE FROM \`', table_name, '\`;')
         FROM information_schema.tables WHERE table_schema = 'slurm_acct_db' AND table_name LIKE '%last_ran_table'" |
         mariadb slurm_acct_db
-    mariadb-admin shutdown # which writes all of it into its files
+    # The shutdown writes all data to the files.
+    mariadb-admin shutdown
     within ended mariadb
     kill "$(cat "$mine/munge.pid")"
     rm -f /var/log/slurm/* /var/lib/munge/*

@@ -1,7 +1,7 @@
 #!/usr/bin/python
-"""Ansible module: which ports of a host's fast network (InfiniBand, RoCE) its jobs talk over.
+"""Ansible module: the ports of a host's fast network (InfiniBand, RoCE) that its jobs use.
 
-All of it is read from /sys/class/infiniband, where the kernel shows every adapter, whoever made it.
+The ports are read from /sys/class/infiniband, where the kernel shows the adapters of all vendors.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ DOCUMENTATION = r"""
 module: fabric_facts
 short_description: Variables for NCCL and UCX, by the InfiniBand and RoCE ports of a host
 description:
-  - Looks at the ports that are up. Of InfiniBand, the fastest are for jobs; without it, those of RoCE whose
-    interface is on the cluster's network.
-  - Where there are none, UCX is told the interface on the cluster's network.
+  - Chooses among the ports that are up. Jobs use the fastest InfiniBand ports or, without InfiniBand, the
+    RoCE ports with an interface on the cluster's network.
+  - Without such ports, UCX uses the interface on the cluster's network.
 options:
   interface:
     description: The host's interface on the cluster's network.
     type: str
     required: true
   root:
-    description: Where the kernel shows the adapters.
+    description: Folder in which the kernel shows the adapters.
     type: path
     default: /sys/class/infiniband
 """
@@ -37,7 +37,10 @@ IPV4_MAPPED = "0000:0000:0000:0000:0000:ffff:"
 
 
 class Port(NamedTuple):
-    """A port that is up; ``rate`` in Gbit/s. ``gid_index`` is that of its IPv4 address under RoCE v2."""
+    """A port that is up.
+
+    rate: in Gbit/s. gid_index: index of the GID with its IPv4 address under RoCE v2.
+    """
 
     device: str
     number: int
@@ -48,7 +51,7 @@ class Port(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As UCX and NCCL call it."""
+        """The port's name for UCX and NCCL."""
         return f"{self.device}:{self.number}"
 
     def __str__(self) -> str:
@@ -56,7 +59,7 @@ class Port(NamedTuple):
 
 
 def read(path: Path) -> str:
-    """What a file of sysfs says; "" where it can't be read, as an unused entry of a table of GIDs."""
+    """Return the text of a file in sysfs; "" if it can't be read, as an unused entry of the GID table."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -64,7 +67,7 @@ def read(path: Path) -> str:
 
 
 def ports(root: Path, interface: str) -> Iterator[Port]:
-    """The ports that are up."""
+    """Yield the ports that are up."""
     for folder in sorted(root.glob("*/ports/*"), key=lambda path: (path.parent.parent.name, path.name)):
         if read(folder / "state") != ACTIVE:
             continue
@@ -80,7 +83,7 @@ def ports(root: Path, interface: str) -> Iterator[Port]:
 
 
 def roce_index(port: Path, interface: str) -> int | None:
-    """The first GID that is the interface's IPv4 address under RoCE v2, which is routed."""
+    """Return the index of the GID with the interface's IPv4 address under RoCE v2, which can be routed."""
     for index in sorted(int(path.name) for path in port.glob("gids/*")):
         attributes = port / "gid_attrs"
         is_ours = read(attributes / "ndevs" / str(index)) == interface
@@ -90,9 +93,9 @@ def roce_index(port: Path, interface: str) -> int | None:
     return None
 
 
-def for_jobs(found: Iterable[Port], interface: str) -> list[Port]:
-    """The ports that jobs talk over: slower InfiniBand beside a faster one is for storage and management."""
-    every = list(found)
+def ports_for_jobs(active: Iterable[Port], interface: str) -> list[Port]:
+    """Return the ports that jobs use. Slower InfiniBand ports serve storage and management."""
+    every = list(active)
     fast = [port for port in every if port.link_layer == INFINIBAND]
     if not fast:
         fast = [port for port in every if port.link_layer == ETHERNET and interface in port.interfaces]
@@ -101,7 +104,7 @@ def for_jobs(found: Iterable[Port], interface: str) -> list[Port]:
 
 
 def variables(chosen: list[Port], interface: str) -> dict[str, str]:
-    """What the environment of jobs says of them. `=`: exactly this name, not all that begin with it."""
+    """Return the environment variables of jobs. For NCCL, `=` demands exact names instead of prefixes."""
     if not chosen:
         return {"UCX_NET_DEVICES": interface}
     names = ",".join(port.name for port in chosen)
@@ -123,11 +126,11 @@ def main() -> None:
         supports_check_mode=True,
     )
     interface = module.params["interface"]
-    found = list(ports(Path(module.params["root"]), interface))
+    active = list(ports(Path(module.params["root"]), interface))
     module.exit_json(
         changed=False,
-        variables=variables(for_jobs(found, interface), interface),
-        ports=[str(port) for port in found],
+        variables=variables(ports_for_jobs(active, interface), interface),
+        ports=[str(port) for port in active],
     )
 
 

@@ -1,9 +1,9 @@
 #!/usr/bin/python
-"""Ansible module: firewalld lets the hosts of a cluster reach some ports of this one, whatever their zone.
+"""Ansible module: firewalld lets the hosts of a cluster reach ports of this host, regardless of zones.
 
-One policy and one set of addresses, each a file of its own: nothing of the user's is changed, and both are
-gone when the files are. Such objects come into force by a reload, which drops what is in force but not
-permanent: where there is such, nothing is done and it is named.
+The module writes a policy and an ipset, each in a file of its own. Nothing of the user's is changed, and both
+disappear with their files. They take effect with a reload, which drops runtime settings that are not
+permanent. If there are such settings, the module changes nothing and lists them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ansible.module_utils.basic import AnsibleModule
 
 DOCUMENTATION = r"""
 module: firewalld_policy
-short_description: firewalld lets hosts reach ports of this one
+short_description: Let other hosts reach ports of this host through firewalld
 description:
-  - Writes an ipset and a policy, and reloads firewalld where they are not in force.
-  - Fails, and changes nothing, where a reload would drop rules that are in force but not permanent.
+  - Writes an ipset and a policy, and reloads firewalld if they are not in effect.
+  - Fails and changes nothing if a reload would drop runtime rules that are not permanent.
 options:
   name:
     description: Name of the policy and of the ipset.
@@ -38,30 +38,35 @@ options:
     elements: str
     required: true
   folder:
-    description: Where firewalld's own configuration lies.
+    description: Folder of firewalld's configuration.
     type: path
     default: /etc/firewalld
 """
 
-Sections = dict[str, frozenset[str]]  # "zone public: services" -> its words or rules
+# A setting, such as "zone public: services" -> its words or rules.
+Sections = dict[str, frozenset[str]]
 
 COMMAND = "firewall-cmd"
 SHOWN = 5
-# NetworkManager, libvirt and Docker put interfaces into zones as they come, and a reload keeps them there.
+# NetworkManager, libvirt and Docker assign interfaces to zones, and a reload keeps that.
 KEPT_BY_A_RELOAD = frozenset({"interfaces"})
 
 
 def ipset_xml(addresses: list[str]) -> str:
-    """firewalld's file of the addresses. Raises ValueError for what is none."""
+    """Return firewalld's file of the addresses.
+
+    Raises:
+        ValueError: an address is not an IPv4 address.
+    """
     root = ElementTree.Element("ipset", {"type": "hash:ip"})
     ElementTree.SubElement(root, "short").text = "Hosts of this cluster (clusterctl)"
-    for address in sorted({ipaddress.IPv4Address(one) for one in addresses}):
+    for address in sorted(set(map(ipaddress.IPv4Address, addresses))):
         ElementTree.SubElement(root, "entry").text = str(address)
     return as_text(root)
 
 
 def policy_xml(name: str, ports: list[str]) -> str:
-    """firewalld's file of what those addresses may reach here, beside what they may already."""
+    """Return firewalld's file of the policy that opens the ports for the addresses in the ipset ``name``."""
     root = ElementTree.Element("policy", {"priority": "-1", "target": "CONTINUE"})
     ElementTree.SubElement(root, "short").text = "Slurm, MPI and the shared folder (clusterctl)"
     ElementTree.SubElement(root, "ingress-zone", {"name": "ANY"})
@@ -76,29 +81,29 @@ def policy_xml(name: str, ports: list[str]) -> str:
 
 
 def as_text(root: ElementTree.Element) -> str:
-    """The document as firewalld writes it."""
+    """Return the document in firewalld's format."""
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
 def sections(kind: str, text: str) -> Sections:
-    """What ``firewall-cmd --list-all-...`` printed, a section a setting, without what a reload keeps."""
-    found: dict[str, set[str]] = {}
+    """Parse the output of ``firewall-cmd --list-all-...``, without settings that a reload keeps."""
+    words_by_key: dict[str, set[str]] = {}
     name, key = "", ""
     for line in text.splitlines():
         if line and not line[0].isspace():
             name, key = line.split()[0], ""
         elif line.startswith("\t"):
-            found[key].add(line.strip())
+            words_by_key[key].add(line.strip())
         elif match := re.match(r"  (\S[^:]*): ?(.*)$", line):
             key = f"{kind} {name}: {match[1]}"
             words = match[2].split() if match[1] not in KEPT_BY_A_RELOAD else []
-            found[key] = set(words)
-    return {key: frozenset(words) for key, words in found.items()}
+            words_by_key[key] = set(words)
+    return {key: frozenset(words) for key, words in words_by_key.items()}
 
 
-def unsaved(running: Sections, permanent: Sections) -> Iterator[str]:
-    """What is in force and would be gone after a reload, or the other way round, in words."""
+def differences(running: Sections, permanent: Sections) -> Iterator[str]:
+    """Yield the settings that a reload would drop, or activate, in words."""
     for key in sorted({*running, *permanent}):
         now, then = running.get(key, frozenset()), permanent.get(key, frozenset())
         yield from (f"{key} {word} (not permanent)" for word in sorted(now - then))
@@ -106,65 +111,65 @@ def unsaved(running: Sections, permanent: Sections) -> Iterator[str]:
 
 
 class Firewalld:
-    """The daemon, asked by its command."""
+    """The firewalld daemon, through firewall-cmd."""
 
     def __init__(self, module: AnsibleModule) -> None:
         self._module = module
 
     def run_command(self, *words: str, check: bool = True) -> str:
-        """Run firewall-cmd; its standard output."""
+        """Run firewall-cmd and return its standard output."""
         _, stdout, _ = self._module.run_command([COMMAND, *words], check_rc=check)
         return str(stdout)
 
-    def look(self, *, permanent: bool, without: str) -> Sections:
-        """All that it does, or will do after a reload, but for what is ours."""
-        where = ("--permanent",) if permanent else ()
-        found = sections("zone", self.run_command(*where, "--list-all-zones"))
-        found |= sections("policy", self.run_command(*where, "--list-all-policies"))
-        for what in ("chains", "rules", "passthroughs"):
-            lines = self.run_command(*where, "--direct", f"--get-all-{what}").splitlines()
-            found[f"direct {what}:"] = frozenset(line for line in lines if line.strip())
-        for name in self.run_command(*where, "--get-ipsets").split():
-            if name != without:
-                found[f"ipset {name}:"] = self.entries(name, *where)
-        return {key: words for key, words in found.items() if not key.startswith(f"policy {without}: ")}
+    def read_settings(self, *, permanent: bool, exclude: str) -> Sections:
+        """Return firewalld's runtime or permanent settings, without the policy and ipset ``exclude``."""
+        options = ("--permanent",) if permanent else ()
+        settings = sections("zone", self.run_command(*options, "--list-all-zones"))
+        settings |= sections("policy", self.run_command(*options, "--list-all-policies"))
+        for kind in ("chains", "rules", "passthroughs"):
+            lines = self.run_command(*options, "--direct", f"--get-all-{kind}").splitlines()
+            settings[f"direct {kind}:"] = frozenset(line for line in lines if line.strip())
+        for name in self.run_command(*options, "--get-ipsets").split():
+            if name != exclude:
+                settings[f"ipset {name}:"] = self.entries(name, *options)
+        return {key: words for key, words in settings.items() if not key.startswith(f"policy {exclude}: ")}
 
-    def entries(self, ipset: str, *where: str) -> frozenset[str]:
-        """The addresses of a set; none where there is no such set."""
-        return frozenset(self.run_command(*where, f"--ipset={ipset}", "--get-entries", check=False).split())
+    def entries(self, ipset: str, *options: str) -> frozenset[str]:
+        """Return the addresses of an ipset; empty if it does not exist."""
+        return frozenset(self.run_command(*options, f"--ipset={ipset}", "--get-entries", check=False).split())
 
-    def rules(self, policy: str, *where: str) -> frozenset[str]:
-        """The rules of a policy; none where there is no such policy."""
-        listed = self.run_command(*where, f"--policy={policy}", "--list-rich-rules", check=False)
+    def rules(self, policy: str, *options: str) -> frozenset[str]:
+        """Return the rules of a policy; empty if it does not exist."""
+        listed = self.run_command(*options, f"--policy={policy}", "--list-rich-rules", check=False)
         return frozenset(line.strip() for line in listed.splitlines() if line.strip())
 
     def has(self, name: str, addresses: list[str], ports: list[str]) -> bool:
-        """Whether the policy is in force as it is wanted."""
+        """Return whether a policy with these addresses and ports is in effect."""
         rules = self.rules(name)
         numbers = [port.partition("/") for port in ports]
-        wanted = all(
+        has_all_ports = all(
             any(f'port="{number}" protocol="{protocol}"' in rule for rule in rules)
             for number, _, protocol in numbers
         )
-        return wanted and len(rules) == len(ports) and self.entries(name) == frozenset(addresses)
+        return has_all_ports and len(rules) == len(ports) and self.entries(name) == frozenset(addresses)
 
 
-def refuse_unsaved(module: AnsibleModule, firewalld: Firewalld, name: str) -> None:
-    """End the module where a reload would change what is not ours."""
-    running = firewalld.look(permanent=False, without=name)
-    lost = list(unsaved(running, firewalld.look(permanent=True, without=name)))
+def reject_unsaved(module: AnsibleModule, firewalld: Firewalld, name: str) -> None:
+    """Fail if a reload would change settings of the user."""
+    running = firewalld.read_settings(permanent=False, exclude=name)
+    lost = list(differences(running, firewalld.read_settings(permanent=True, exclude=name)))
     if lost:
         more = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
         module.fail_json(
-            msg="firewalld must be reloaded to open the cluster's ports, and that would change what is not "
-            f"ours: {'; '.join(lost[:SHOWN])}{more}. Keep what is in force with `firewall-cmd "
-            "--runtime-to-permanent`, or give it up with `firewall-cmd --reload`; then run `clusterctl up` "
+            msg="firewalld must be reloaded to open the cluster's ports, but a reload would change other "
+            f"settings: {'; '.join(lost[:SHOWN])}{more}. Keep the runtime settings with `firewall-cmd "
+            "--runtime-to-permanent`, or drop them with `firewall-cmd --reload`; then run `clusterctl up` "
             "again"
         )
 
 
 def write(module: AnsibleModule, path: Path, text: str) -> None:
-    """Put a file in place, whole, with the labels that belong there."""
+    """Write a file atomically, with the SELinux labels of its place."""
     path.parent.mkdir(mode=0o750, exist_ok=True)
     fresh = Path(module.tmpdir) / path.name
     fresh.write_text(text, encoding="utf-8")
@@ -196,7 +201,7 @@ def main() -> None:
     changed = before != texts
     reload = changed or not firewalld.has(name, module.params["addresses"], ports)
     if reload:
-        refuse_unsaved(module, firewalld, name)
+        reject_unsaved(module, firewalld, name)
     if reload and not module.check_mode:
         for path, text in texts.items():
             write(module, path, text)

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: what a host was before clusterctl changed it, and giving that back."""
+"""Ansible module: the state of a host before clusterctl changed it, and its restoration."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from ansible.module_utils.ledger_store import LedgerError, Store
 
 DOCUMENTATION = r"""
 module: host_ledger
-short_description: What a host was before clusterctl changed it, and giving that back
+short_description: Record the state of a host before clusterctl changes it, and restore it
 description:
-  - C(recorded) notes what is there of all that the roles touch; it comes before they change anything.
-    Done again, it takes note of what somebody else has changed since.
-  - C(sealed) notes what the roles have left, so that what somebody changes later can be told from it.
-  - C(restored) gives back what was, removes what is ours, and says what it left and why.
-  - Restoring what was never recorded changes nothing.
+  - C(recorded) records the state of everything that the roles change, before they change it. Run again, it
+    records changes that others have made since.
+  - C(sealed) records the state that the roles have left, so that later changes by others are recognized.
+  - C(restored) restores the recorded state, removes additions of clusterctl, and reports exceptions.
+  - Restoring a host that was never recorded changes nothing.
 options:
   state:
-    description: What to do.
+    description: Action.
     type: str
     choices: [recorded, sealed, restored]
     required: true
   cluster:
-    description: Id of the cluster that the host belongs to; a host belongs to one.
+    description: Id of the cluster to which the host belongs. A host belongs to a single cluster.
     type: str
     required: true
   touches:
     description:
-      - What each role touches, by its name. C(files) and C(folders) are what it makes or changes, C(trees)
-        folders that are its own with all that is in them. What is in folders in C(spared) another host gives
-        back. C(units) are read anew when a file of the role is
-        put back; those in C(reloads) need no restart for that. C(accounts) are users, and groups of the same
-        name, that it or its packages make.
+      - Role -> items that it changes. C(files) and C(folders) are created or changed by the role. C(trees)
+        are folders that belong to the role with their content. Files in C(spared) folders are restored by
+        another host. C(units) read their files again after a file of the role is restored; for units in
+        C(reloads) a reload is enough. C(accounts) are users, and groups of the same name, that the role or
+        its packages create.
     type: dict
     default: {}
   path:
@@ -62,24 +62,24 @@ def main() -> None:
 
 
 def act(module: AnsibleModule) -> dict[str, object]:
-    """Do it; what the module returns."""
+    """Perform the action and return the module's result."""
     store = Store(module.params["path"])
     ledger = store.read()
-    ours = module.params["cluster"]
-    if ledger["cluster"] not in ("", ours):
+    cluster_id = module.params["cluster"]
+    if ledger["cluster"] not in ("", cluster_id):
         raise LedgerError(
-            f"this host belongs to another cluster already (its id is {ledger['cluster']}); "
-            "take that one down first"
+            f"this host belongs to another cluster (its id is {ledger['cluster']}); "
+            "take that cluster down first"
         )
     packages = manager(module.run_command)
     if module.params["state"] == "restored":
         return Restorer(module, store, ledger, packages).restore()
-    recorder = Recorder(module.run_command, store, {**ledger, "cluster": ours}, packages)
-    first = not store.is_there
+    recorder = Recorder(module.run_command, store, {**ledger, "cluster": cluster_id}, packages)
+    is_first = not store.is_there
     if not module.check_mode:
-        note = recorder.seal if module.params["state"] == "sealed" else recorder.record
-        note(module.params["touches"])
-    return {"changed": first}
+        write = recorder.seal if module.params["state"] == "sealed" else recorder.record
+        write(module.params["touches"])
+    return {"changed": is_first}
 
 
 if __name__ == "__main__":

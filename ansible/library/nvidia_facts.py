@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: which of NVIDIA's devices a host has, and the driver that is there for them."""
+"""Ansible module: the NVIDIA devices of a host and their driver."""
 
 from __future__ import annotations
 
@@ -13,39 +13,40 @@ from ansible.module_utils.basic import AnsibleModule
 
 DOCUMENTATION = r"""
 module: nvidia_facts
-short_description: Which of NVIDIA's devices a host has, and the driver that is there for them
+short_description: The NVIDIA devices of a host and their driver
 description:
-  - Cards and switches are counted on the PCI bus, so no driver is needed for that.
+  - Counts cards and switches on the PCI bus, which works without a driver.
 options:
   devices:
-    description: Where the kernel shows the devices of the PCI bus.
+    description: Folder in which the kernel shows the devices of the PCI bus.
     type: path
     default: /sys/bus/pci/devices
   driver:
-    description: Where a driver that is loaded says its version.
+    description: File with the version of the loaded driver.
     type: path
     default: /proc/driver/nvidia/version
   units:
-    description: Folders in which packages put units.
+    description: Folders in which packages install units.
     type: list
     elements: path
     default: [/usr/lib/systemd/system, /lib/systemd/system, /etc/systemd/system]
 """
 
 NVIDIA = "0x10de"
-DISPLAY, BRIDGE = 0x03, 0x06  # classes of PCI devices: a card is the one, an NVSwitch the other
+# PCI classes of a card and of an NVSwitch.
+DISPLAY, BRIDGE = 0x03, 0x06
 VERSION = re.compile(r"\b\d{3}\.\d+(?:\.\d+)?\b")
 
 
 def classes(devices: Path) -> Iterator[int]:
-    """The classes of NVIDIA's devices."""
+    """Yield the PCI classes of the NVIDIA devices."""
     for device in sorted(devices.glob("*")):
         if read(device / "vendor") == NVIDIA:
             yield int(read(device / "class") or "0", 16) >> 16
 
 
 def read(path: Path) -> str:
-    """What a file of the kernel says; "" where there is none."""
+    """Return the text of a file of the kernel; "" if it can't be read."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -53,29 +54,29 @@ def read(path: Path) -> str:
 
 
 def version(text: str) -> str:
-    """The driver's version in what it says of itself."""
+    """Return the driver's version in a text, or ""."""
     match = VERSION.search(text)
     return match[0] if match else ""
 
 
 def built(module: AnsibleModule) -> Iterator[str]:
-    """Versions of the driver's modules, those for the kernel that runs first."""
+    """Yield the versions of the driver's modules, first for the running kernel."""
     modinfo = module.get_bin_path("modinfo")
     kernels = [os.uname().release, *sorted(path.name for path in Path("/lib/modules").glob("*"))]
     for kernel in dict.fromkeys(kernels) if modinfo else ():
-        _, said, _ = module.run_command([modinfo, "-F", "version", "-k", kernel, "nvidia"])
-        if found := version(said):
-            yield found
+        _, stdout, _ = module.run_command([modinfo, "-F", "version", "-k", kernel, "nvidia"])
+        if module_version := version(stdout):
+            yield module_version
 
 
 def facts(module: AnsibleModule) -> dict[str, Any]:
-    """All of it."""
-    found = list(classes(Path(module.params["devices"])))
+    """Return the facts."""
+    device_classes = list(classes(Path(module.params["devices"])))
     loaded = version(read(Path(module.params["driver"])))
     units = {path.name for folder in module.params["units"] for path in Path(folder).glob("nvidia-*.service")}
     return {
-        "cards": found.count(DISPLAY),
-        "switches": found.count(BRIDGE),
+        "cards": device_classes.count(DISPLAY),
+        "switches": device_classes.count(BRIDGE),
         "loaded": loaded,
         "installed": next(built(module), loaded),
         "units": sorted(units),

@@ -1,8 +1,8 @@
 #!/usr/bin/python
-"""Ansible module: a systemd unit is enabled, running, and started after its configuration last changed.
+"""Ansible module: a systemd unit is enabled and running, and was started after its last configuration change.
 
-A handler that was never reached (the play was killed between the change and the restart) is lost for good.
-This looks at the unit itself instead, so that a second run always converges.
+Handlers are lost if a play is killed between a change and the restart. This module checks the unit itself
+instead, so that a second run always converges.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ DOCUMENTATION = r"""
 module: service_current
 short_description: A systemd unit runs with its current configuration
 description:
-  - Unmasks, enables and starts a unit, and restarts it if a file of its configuration changed after it was
-    started. In an image, where no systemd runs, it is only enabled; so it is on a machine that becomes an
-      image, with C(SYSTEMD_OFFLINE) in the task's environment.
-  - Waits until the unit listens on its port; when it does not, fails with the end of its journal, and with
-    the errors in its log.
+  - Unmasks, enables and starts a unit, and restarts it if its configuration changed after its start.
+  - Only enables the unit in an image, where systemd does not run, and if C(SYSTEMD_OFFLINE) is set in the
+    task's environment, on a machine that becomes an image.
+  - Waits until the unit listens on its port. If it does not, fails with the end of its journal and the errors
+    in its log.
 options:
   name:
     description: Name of the unit, without C(.service).
@@ -33,54 +33,58 @@ options:
     elements: path
     default: []
   port:
-    description: TCP port that the unit listens on once it is ready.
+    description: TCP port on which the unit listens once it is ready.
     type: int
   log:
-    description: File that the unit logs its errors to, where it tells its journal less.
+    description: File to which the unit logs errors that are not in its journal.
     type: path
   waits_for:
     description:
-      - A program of the unit whose end a restart waits for, for 30 s at most. slurmctld forgets to start a
-        job in whose prologue it is restarted, and takes it for running for minutes.
+      - A program of the unit. A restart waits for its end, for at most 30 s. If slurmctld is restarted during
+        the prologue of a job, it does not start the job, but shows it as running for minutes.
     type: path
   wait:
     description: Whether to wait until the unit is ready.
     type: bool
     default: true
   timeout_s:
-    description: How long to wait for the unit, in seconds.
+    description: Longest wait for the unit, in seconds.
     type: int
     default: 30
 """
 
-# A daemon that executes itself anew moves the second: slurmctld since 23.11, at `scontrol reconfigure`.
+# The second timestamp changes if a daemon executes itself again, as slurmctld does since 23.11 at
+# `scontrol reconfigure`.
 STARTED = ("InactiveExitTimestampMonotonic", "ExecMainStartTimestampMonotonic")
 PROPERTIES = ("LoadState", "ActiveState", "UnitFileState", "NeedDaemonReload", *STARTED)
 MAX_ERRORS = 5
-BOOTED = "/run/systemd/system"  # sd_booted(3)
+# See sd_booted(3).
+BOOTED = "/run/systemd/system"
 PAUSE_S = 30
-LISTEN = "0A"  # the state's number in /proc/net/tcp
+# The state LISTEN in /proc/net/tcp.
+LISTEN = "0A"
 
 
 def read_unit(module: AnsibleModule, name: str) -> dict[str, str]:
-    """The properties of a unit that decide what to do."""
+    """Return the relevant properties of a unit."""
     argv = ["systemctl", "show", name + ".service", "--property=" + ",".join(PROPERTIES)]
     _, stdout, _ = module.run_command(argv, check_rc=True)
     return dict(line.split("=", 1) for line in stdout.splitlines() if "=" in line)
 
 
 def is_stale(unit: dict[str, str], config: list[str], *, now: float, monotonic: float) -> bool:
-    """Whether a file changed after the unit was started, or is to come. Times in seconds."""
+    """Return whether a file changed after the start of the unit, or does not exist yet. Times in seconds."""
     started = now - monotonic + max(int(unit.get(key) or 0) for key in STARTED) / 1e6
     return any(not Path(path).exists() or os.stat(path).st_ctime > started for path in config)  # noqa: PTH116
 
 
 def is_run(program: str) -> bool:
-    """Whether a process runs this program, or is its interpreter."""
+    """Return whether a process runs this program, or is its interpreter."""
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = process.read_bytes().split(b"\0")
-        except OSError:  # it has ended
+        except OSError:
+            # The process has ended.
             continue
         if os.fsencode(program) in words[:2]:
             return True
@@ -88,11 +92,12 @@ def is_run(program: str) -> bool:
 
 
 def listens(port: int, tables: tuple[str, ...] = ("/proc/net/tcp", "/proc/net/tcp6")) -> bool:
-    """Whether a TCP port is listened on. No connection is made: Slurm would log an error."""
+    """Return whether a process listens on a TCP port, without a connection, which Slurm would log."""
     for table in tables:
         try:
             lines = Path(table).read_text().splitlines()[1:]
-        except FileNotFoundError:  # no IPv6
+        except FileNotFoundError:
+            # The host has no IPv6.
             continue
         for line in lines:
             fields = line.split()
@@ -102,21 +107,22 @@ def listens(port: int, tables: tuple[str, ...] = ("/proc/net/tcp", "/proc/net/tc
 
 
 def size(log: str | None) -> int:
-    """Bytes of a log that is there, else 0."""
+    """Return the size of a log in bytes; 0 if it does not exist."""
     return Path(log).stat().st_size if log and Path(log).exists() else 0
 
 
 def errors_since(log: str | None, start: int) -> list[str]:
-    """The last errors that a daemon of Slurm's logged behind byte ``start``, each once, without times."""
+    """Return the last errors in a Slurm daemon's log after byte ``start``, without times and duplicates."""
     if size(log) <= start:
         return []
     lines = Path(str(log)).read_bytes()[start:].decode(errors="replace").splitlines()
-    said = (line.partition("] ")[2] for line in lines)
-    return list(dict.fromkeys(text for text in said if text.startswith(("error:", "fatal:"))))[-MAX_ERRORS:]
+    messages = (line.partition("] ")[2] for line in lines)
+    errors = (text for text in messages if text.startswith(("error:", "fatal:")))
+    return list(dict.fromkeys(errors))[-MAX_ERRORS:]
 
 
 def wait_ready(module: AnsibleModule, name: str, start: int) -> None:
-    """Return when the unit is active and listens; fail with what it logged when it does not in time."""
+    """Wait until the unit is active and listens. Fail with its log if that takes too long."""
     port, timeout_s = module.params["port"], module.params["timeout_s"]
     deadline = time.monotonic() + timeout_s
     while True:
@@ -124,12 +130,12 @@ def wait_ready(module: AnsibleModule, name: str, start: int) -> None:
         if state == "active" and (port is None or listens(port)):
             return
         if state == "failed" or time.monotonic() > deadline:
-            fail_with_logs(module, name, f"{name} is {state}, and not ready after {timeout_s} s", start)
+            fail_with_logs(module, name, f"{name} is {state} and not ready after {timeout_s} s", start)
         time.sleep(0.05)
 
 
 def fail_with_logs(module: AnsibleModule, name: str, message: str, start: int) -> None:
-    """End the module with the last lines of the unit's journal, and the errors it logged behind ``start``."""
+    """Fail with the last lines of the unit's journal, and the errors in its log after byte ``start``."""
     argv = ["journalctl", "--unit", name, "--lines=20", "--no-pager", "--output=cat"]
     _, journal, _ = module.run_command(argv)
     text = f"{message}; its journal ends with:\n{journal.strip()}"
@@ -160,9 +166,10 @@ def main() -> None:
         module.run_command(["systemctl", "unmask", name], check_rc=True)
         unit = read_unit(module, name)
     if unit["LoadState"] == "not-found" and module.check_mode:
-        module.exit_json(changed=True, action="start")  # its package would be installed before
+        # An earlier task would install the package.
+        module.exit_json(changed=True, action="start")
     if unit["LoadState"] == "not-found":
-        module.fail_json(msg=f"there is no unit {name}: its package is not installed")
+        module.fail_json(msg=f"the unit {name} does not exist, because its package is not installed")
     if unit["ActiveState"] not in ("active", "activating", "reloading"):
         action = "start"
     elif is_stale(unit, module.params["config"], now=time.time(), monotonic=time.monotonic()):
@@ -176,7 +183,7 @@ def main() -> None:
 
 
 def enable_offline(module: AnsibleModule, name: str) -> bool:
-    """Enable a unit where no systemd runs; whether it was not."""
+    """Enable a unit without systemd, and return whether it was disabled before."""
     environ = {"SYSTEMD_OFFLINE": "1", "SYSTEMCTL_SKIP_SYSV": "1"}
     rc, _, _ = module.run_command(["systemctl", "is-enabled", name], environ_update=environ)
     if rc != 0 and not module.check_mode:
@@ -185,9 +192,9 @@ def enable_offline(module: AnsibleModule, name: str) -> bool:
 
 
 def apply(module: AnsibleModule, name: str, unit: dict[str, str], *, action: str, enable: bool) -> None:
-    """Do what was decided, then wait until the unit is ready."""
+    """Enable, start or restart the unit, then wait until it is ready."""
     if enable:
-        # Reloads, too. Without the hooks for Debian's SysV scripts, which take longer than all else.
+        # This also reloads the unit files. The hooks for Debian's SysV scripts are slow and skipped.
         environ = {"SYSTEMCTL_SKIP_SYSV": "1"}
         module.run_command(["systemctl", "enable", name], check_rc=True, environ_update=environ)
     elif unit["NeedDaemonReload"] == "yes":
@@ -200,7 +207,7 @@ def apply(module: AnsibleModule, name: str, unit: dict[str, str], *, action: str
     if action != "none":
         rc, _, _ = module.run_command(["systemctl", action, name, *([] if wait else ["--no-block"])])
         if rc != 0:
-            fail_with_logs(module, name, f"{name} did not {action}", start)
+            fail_with_logs(module, name, f"systemd could not {action} {name}", start)
     if wait:
         wait_ready(module, name, start)
 

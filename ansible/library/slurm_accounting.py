@@ -1,7 +1,7 @@
 #!/usr/bin/python
 """Ansible module: accounts, users and qualities of service in Slurm's accounting database.
 
-Adds and corrects what is named; never removes: past jobs refer to these entities.
+The module adds and modifies entities, but never removes them, because past jobs refer to them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DOCUMENTATION = r"""
 module: slurm_accounting
 short_description: Accounts, users and qualities of service in Slurm's accounting database
 description:
-  - Reads what C(sacctmgr) shows and adds or corrects what differs, in one task.
+  - Compares the output of C(sacctmgr) with the parameters, and adds or modifies entities that differ.
 options:
   cluster:
     description: Slurm's ClusterName.
@@ -44,11 +44,11 @@ options:
         elements: str
         required: true
       admin:
-        description: May do everything in Slurm.
+        description: Whether the user is a Slurm administrator.
         type: bool
         default: false
   qos:
-    description: Qualities of service that every user may ask for.
+    description: Qualities of service that every user may request.
     type: list
     elements: dict
     default: []
@@ -62,19 +62,21 @@ options:
         type: int
         default: 0
       max_time_s:
-        description: Longest time of a job in seconds, rounded up to minutes; none when absent.
+        description: Longest time of a job in seconds, rounded up to minutes. Without it there is no limit.
         type: int
 """
 
 Rows = list[list[str]]
-DEFAULT_QOS = "normal"  # Slurm makes it itself
+# Slurm creates this quality of service itself.
+DEFAULT_QOS = "normal"
 NO_LIMIT = "-1"
-REFUSE = "DenyOnLimit"  # a job beyond the limit is refused, rather than left to wait for ever
+# Slurm then rejects a job beyond the limit instead of leaving it in the queue for ever.
+REFUSE = "DenyOnLimit"
 WORD = re.compile(r"[A-Za-z0-9_.,:=-]+")
 
 
 def wall_time(seconds: int | None) -> str:
-    """Seconds, rounded up to minutes, as sacctmgr prints a time limit: `1-02:30:00`; nothing for no limit."""
+    """Format a time limit like sacctmgr, rounded up to minutes: `1-02:30:00`; "" if there is no limit."""
     if seconds is None:
         return ""
     days, rest = divmod(-(-seconds // 60), 24 * 60)
@@ -82,11 +84,11 @@ def wall_time(seconds: int | None) -> str:
     return f"{days}-{text}" if days else text
 
 
-def plan_qos(wanted: list[dict[str, Any]], rows: Rows) -> Rows:
-    """Commands for qualities of service. Rows of the present: name, priority, MaxWall, flags."""
+def plan_qos(qualities: list[dict[str, Any]], rows: Rows) -> Rows:
+    """Return the commands for qualities of service. Present rows: name, priority, MaxWall, flags."""
     present = {name: (int(priority or 0), wall, flags) for name, priority, wall, flags in rows}
     commands = []
-    for qos in wanted:
+    for qos in qualities:
         name, priority = qos["name"], qos["priority"]
         wall = wall_time(qos["max_time_s"])
         if present.get(name) == (priority, wall, REFUSE):
@@ -99,9 +101,9 @@ def plan_qos(wanted: list[dict[str, Any]], rows: Rows) -> Rows:
     return commands
 
 
-def plan_allowed_qos(cluster: str, wanted: list[dict[str, Any]], rows: Rows) -> Rows:
-    """Commands that let everybody ask for every quality. Rows: account, user, comma list of qualities."""
-    names = {DEFAULT_QOS, *(qos["name"] for qos in wanted)}
+def plan_allowed_qos(cluster: str, qualities: list[dict[str, Any]], rows: Rows) -> Rows:
+    """Return the commands that let all users request all qualities. Rows: account, user, qualities."""
+    names = {DEFAULT_QOS, *(qos["name"] for qos in qualities)}
     root = next((row[2] for row in rows if row[:2] == ["root", ""]), "")
     if names <= set(root.split(",")):
         return []
@@ -109,12 +111,12 @@ def plan_allowed_qos(cluster: str, wanted: list[dict[str, Any]], rows: Rows) -> 
     return [["modify", "account", "where", "name=root", f"cluster={cluster}", "set", f"qos={value}"]]
 
 
-def plan_users(cluster: str, wanted: list[dict[str, Any]], associations: Rows, users: Rows) -> Rows:
-    """Commands for users. Rows: account, user, ...; and user, default account, admin level."""
+def plan_users(cluster: str, wanted_users: list[dict[str, Any]], associations: Rows, users: Rows) -> Rows:
+    """Return the commands for users. Rows: account, user, ...; and user, default account, admin level."""
     pairs = {(account, user) for account, user, *_ in associations}
     present = {name: (default, admin) for name, default, admin in users}
     commands = []
-    for user in wanted:
+    for user in wanted_users:
         name, accounts = user["name"], user["accounts"]
         admin = "Administrator" if user["admin"] else "None"
         missing = [account for account in accounts if (account, name) not in pairs]
@@ -128,28 +130,29 @@ def plan_users(cluster: str, wanted: list[dict[str, Any]], associations: Rows, u
     return commands
 
 
-def plan_accounts(cluster: str, wanted: list[str], associations: Rows) -> Rows:
-    """Commands for accounts. Rows: account, user, ..."""
+def plan_accounts(cluster: str, names: list[str], associations: Rows) -> Rows:
+    """Return the commands for accounts. Rows: account, user, ..."""
     present = {account for account, user, *_ in associations if not user}
-    missing = [name for name in wanted if name not in present]
+    missing = [name for name in names if name not in present]
     return [["add", "account", ",".join(missing), f"cluster={cluster}"]] if missing else []
 
 
-def plan(wanted: dict[str, Any], tables: dict[str, Rows]) -> Rows:
-    """All commands, in the order in which one needs the other."""
-    cluster, associations = wanted["cluster"], tables["associations"]
-    known = any(row[:2] == ["root", ""] for row in associations)  # each cluster has a root account
+def plan(params: dict[str, Any], tables: dict[str, Rows]) -> Rows:
+    """Return all commands in the order of their dependencies."""
+    cluster, associations = params["cluster"], tables["associations"]
+    # Each registered cluster has a root account.
+    is_registered = any(row[:2] == ["root", ""] for row in associations)
     return [
-        *([] if known else [["add", "cluster", cluster]]),
-        *plan_qos(wanted["qos"], tables["qos"]),
-        *plan_allowed_qos(cluster, wanted["qos"], associations),
-        *plan_accounts(cluster, wanted["accounts"], associations),
-        *plan_users(cluster, wanted["users"], associations, tables["user"]),
+        *([] if is_registered else [["add", "cluster", cluster]]),
+        *plan_qos(params["qos"], tables["qos"]),
+        *plan_allowed_qos(cluster, params["qos"], associations),
+        *plan_accounts(cluster, params["accounts"], associations),
+        *plan_users(cluster, params["users"], associations, tables["user"]),
     ]
 
 
 def answers(module: AnsibleModule) -> bool:
-    """Whether there is an accounting that can be asked."""
+    """Return whether Slurm's accounting is installed and answers."""
     if module.get_bin_path("sacctmgr") is None:
         return False
     rc, _, _ = module.run_command(["sacctmgr", "--noheader", "show", "cluster"])
@@ -157,7 +160,7 @@ def answers(module: AnsibleModule) -> bool:
 
 
 def read_tables(module: AnsibleModule, cluster: str) -> dict[str, Rows]:
-    """What the database has. The queries run side by side: each spends its time waiting."""
+    """Read the tables of the database. The queries run in parallel, because they mostly wait."""
     queries = {
         "associations": ["associations", f"cluster={cluster}", "format=account,user,qos"],
         "user": ["user", "format=user,defaultaccount,adminlevel"],
@@ -178,14 +181,14 @@ def read_tables(module: AnsibleModule, cluster: str) -> dict[str, Rows]:
 
 
 def apply(module: AnsibleModule, commands: Rows) -> None:
-    """Run all commands in one session: a connection costs more than a command."""
+    """Run all commands in a single session, because connections are slow."""
     for word in (word for words in commands for word in words):
         if not WORD.fullmatch(word):
-            module.fail_json(msg=f"{word!r} can't be given to sacctmgr")
+            module.fail_json(msg=f"{word!r} has characters that sacctmgr can't read")
     script = "".join(" ".join(words) + "\n" for words in [*commands, ["exit"]])
     rc, stdout, stderr = module.run_command(["sacctmgr", "--immediate"], data=script)
     if rc != 0:
-        module.fail_json(msg="sacctmgr refused a command", stdout=stdout, stderr=stderr)
+        module.fail_json(msg="sacctmgr rejected a command", stdout=stdout, stderr=stderr)
 
 
 def main() -> None:
@@ -217,7 +220,8 @@ def main() -> None:
         supports_check_mode=True,
     )
     if module.check_mode and not answers(module):
-        module.exit_json(changed=True, commands=[])  # it would be installed and started before
+        # Earlier tasks would install and start it.
+        module.exit_json(changed=True, commands=[])
     commands = plan(module.params, read_tables(module, module.params["cluster"]))
     if commands and not module.check_mode:
         apply(module, commands)

@@ -1,7 +1,7 @@
 #!/usr/bin/python
-"""Ansible module: what clusterctl has in the home of a job user, made with that user's rights.
+"""Ansible module: clusterctl's files in the home of a job user, created with that user's rights.
 
-A job can make anything of what is in its home: a link to /etc, a pipe, terabytes. Root follows none of it.
+A job can replace any file in its home by a link to /etc, a pipe, or huge data. Root never follows these.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible.module_utils.user_rights import acting, read_regular
+from ansible.module_utils.user_rights import acting_as, read_regular
 
 DOCUMENTATION = r"""
 module: user_home
-short_description: What clusterctl has in the home of a job user
+short_description: Files of clusterctl in the home of a job user
 description:
-  - Makes keys that may log in, a pair of keys, a folder or a link in the home of an account, with that
-    account's rights. A folder C(.ssh) has the mode 0700 then, files with keys 0600.
-  - What is in the way is renamed to C(NAME.aside-clusterctl). A C(.ssh) that is a link to a folder of the
-    account's own is kept.
+  - Creates authorized keys, a key pair, a folder or a link in the home of an account, with that account's
+    rights. The folder C(.ssh) gets the mode 0700, files with keys 0600.
+  - Files that are in the way are renamed to C(NAME.aside-clusterctl). A C(.ssh) that is a link to another
+    folder of the account is kept.
 options:
   name:
     description: The account.
     type: str
     required: true
   home:
-    description: Its home, unless that is the one in the table of accounts.
+    description: Home of the account. Default is the home in the password database.
     type: path
   authorized_keys:
-    description: Public keys that may log in; others in the file stay.
+    description: Public keys that may log in. Other keys in the file stay.
     type: list
     elements: str
     default: []
   key_options:
-    description: Options of those keys.
+    description: Options of the authorized keys.
     type: str
     default: ""
   key_pair:
-    description: Name of a pair of keys in C(.ssh), made unless it is there.
+    description: Name of a key pair in C(.ssh), created unless it exists.
     type: str
   key_comment:
-    description: Comment of a pair that is made.
+    description: Comment of a new key pair.
     type: str
     default: ""
   folder:
@@ -58,16 +58,17 @@ options:
     description: Name of a link in the home.
     type: str
   target:
-    description: Where the link leads.
+    description: Target of the link.
     type: path
 """
 
-MOST_BYTES = 1 << 20  # of a file with keys
+# The largest file with keys that is read.
+MOST_BYTES = 1 << 20
 PUBLIC_KEY = re.compile(rb"ssh-ed25519 [A-Za-z0-9+/]+=*(?: [^\r\n]*)?\n?")
 
 
 class Home:
-    """A home, changed with the rights of its account: all but ``adopt`` is called with these."""
+    """A home. All methods except ``adopt`` must be called with the rights of its account."""
 
     def __init__(self, module: AnsibleModule, account: pwd.struct_passwd, path: str) -> None:
         self._module = module
@@ -76,15 +77,16 @@ class Home:
         self.changed = False
 
     def adopt(self, name: str) -> None:
-        """Give the account a folder that root has put into its home, or that only root can put there."""
+        """Make the account the owner of a folder in its home, and create the folder if only root can."""
         place = f"{self._path}/{name}"
-        with acting(self._account.pw_uid, self._account.pw_gid):
+        with acting_as(self._account.pw_uid, self._account.pw_gid):
             closed = not os.access(self._path, os.W_OK | os.X_OK, effective_ids=True)
         if closed and not os.path.lexists(place) and self._may_change():
             Path(place).mkdir(stat.S_IRWXU)
         try:
             fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:  # a link, or no folder: nothing of root's
+        except OSError:
+            # A link or a file is not root's work.
             return
         try:
             if os.fstat(fd).st_uid == 0 != self._account.pw_uid and self._may_change():
@@ -93,12 +95,13 @@ class Home:
             os.close(fd)
 
     def folder(self, name: str) -> str:
-        """Have a folder of the account's there, with the mode 0700; its path."""
+        """Create a folder with the mode 0700, unless it exists, and return its path."""
         place = f"{self._path}/{name}"
         with suppress(OSError):
-            found = Path(place).stat()  # through a link, which may lead to a folder of the account's own
-            if stat.S_ISDIR(found.st_mode) and found.st_uid == self._account.pw_uid:
-                if stat.S_IMODE(found.st_mode) != stat.S_IRWXU and self._may_change():
+            # A link to another folder of the account is followed.
+            status = Path(place).stat()
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == self._account.pw_uid:
+                if stat.S_IMODE(status.st_mode) != stat.S_IRWXU and self._may_change():
                     Path(place).chmod(stat.S_IRWXU)
                 return place
         if self._may_change():
@@ -109,31 +112,32 @@ class Home:
         return place
 
     def authorize(self, keys: list[str], options: str) -> None:
-        """Have keys in the file of those that may log in."""
+        """Add keys to the file authorized_keys."""
         place = f"{self.folder('.ssh')}/authorized_keys"
         text = _read(place, follow=True)
         lines = (text or b"").decode(errors="surrogateescape").splitlines()
-        wanted = list(lines)
+        new_lines = list(lines)
         for key in keys:
-            _add_key(wanted, key.strip(), options)
-        if wanted != lines or text is None or not self._is_own(place, 0o600):
-            self._write(place, "".join(f"{line}\n" for line in wanted), 0o600, kept=text is not None)
+            _add_key(new_lines, key.strip(), options)
+        if new_lines != lines or text is None or not self._is_own(place, 0o600):
+            self._write(place, "".join(f"{line}\n" for line in new_lines), 0o600, kept=text is not None)
 
     def public_key(self, name: str) -> str:
-        """The public key of a pair in C(.ssh); "" where there is no pair."""
+        """Return the public key of a pair in .ssh; "" if the pair is missing or incomplete."""
         private = f"{self.folder('.ssh')}/{name}"
-        found = _read(f"{private}.pub")
-        whole = _read(private) and found and PUBLIC_KEY.fullmatch(found) and self._is_own(private, 0o600)
-        return found.decode(errors="replace").strip() if found and whole else ""
+        public = _read(f"{private}.pub")
+        if not (_read(private) and public and PUBLIC_KEY.fullmatch(public) and self._is_own(private, 0o600)):
+            return ""
+        return public.decode(errors="replace").strip()
 
     def write_pair(self, name: str, private: str, public: str) -> None:
-        """Have this pair in C(.ssh)."""
+        """Write a key pair to .ssh."""
         place = f"{self.folder('.ssh')}/{name}"
         self._write(place, private, 0o600)
         self._write(f"{place}.pub", public, 0o644)
 
     def link(self, name: str, target: str) -> None:
-        """Have a link there."""
+        """Create a link in the home, unless it exists."""
         place = f"{self._path}/{name}"
         if os.path.islink(place) and os.readlink(place) == target:  # noqa: PTH114, PTH115
             return
@@ -146,13 +150,13 @@ class Home:
         return not self._module.check_mode
 
     def _is_own(self, place: str, mode: int) -> bool:
-        """Whether it is a file of the account's, no link, with that mode."""
-        found = os.lstat(place)
-        own = stat.S_ISREG(found.st_mode) and found.st_uid == self._account.pw_uid
-        return own and stat.S_IMODE(found.st_mode) == mode
+        """Return whether a path is a regular file that belongs to the account and has this mode."""
+        status = os.lstat(place)
+        is_own = stat.S_ISREG(status.st_mode) and status.st_uid == self._account.pw_uid
+        return is_own and stat.S_IMODE(status.st_mode) == mode
 
     def _write(self, place: str, text: str, mode: int, *, kept: bool = False) -> None:
-        """Have a file there; what was there is moved aside, unless the text has what it held."""
+        """Write a file. Move an existing file aside, unless it is ``kept``, because the text includes it."""
         if not self._may_change():
             return
         fresh = f"{place}.clusterctl-{secrets.token_hex(4)}"
@@ -173,11 +177,11 @@ class Home:
             number += 1
             aside = f"{place}.aside-clusterctl.{number}"
         os.rename(place, aside)  # noqa: PTH104
-        self._module.warn(f"{place} was in the way: it is {aside} now")
+        self._module.warn(f"{place} was in the way and was renamed to {aside}")
 
 
 def _read(place: str, *, follow: bool = False) -> bytes | None:
-    """The content of a file; None where there is none that can be read."""
+    """Return the content of a file, if it can be read."""
     try:
         return read_regular(place, MOST_BYTES, follow=follow)
     except OSError:
@@ -185,20 +189,20 @@ def _read(place: str, *, follow: bool = False) -> bytes | None:
 
 
 def _add_key(lines: list[str], key: str, options: str) -> None:
-    """Have a line with a key and its options in place of one with other options, else at the end."""
+    """Add a key with its options, or replace the line that has the key with other options."""
     kind, blob = key.split()[:2]
     line = f"{options} {key}" if options else key
-    for number, there in enumerate(lines):
-        before, found, _ = there.partition(f"{kind} {blob}")
-        if found and not before.startswith("#"):
-            if before.strip() != options:
+    for number, old_line in enumerate(lines):
+        old_options, separator, _ = old_line.partition(f"{kind} {blob}")
+        if separator and not old_options.startswith("#"):
+            if old_options.strip() != options:
                 lines[number] = line
             return
     lines.append(line)
 
 
 def make_pair(module: AnsibleModule, comment: str) -> tuple[str, str]:
-    """A new pair of keys: the private one and the public one."""
+    """Return a new key pair: the private key and the public key."""
     fresh = Path(module.tmpdir, secrets.token_hex(8))
     argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(fresh)]
     module.run_command(argv, check_rc=True)
@@ -206,28 +210,28 @@ def make_pair(module: AnsibleModule, comment: str) -> tuple[str, str]:
 
 
 def converge(module: AnsibleModule, account: pwd.struct_passwd) -> dict[str, Any]:
-    """Have all in the home that is asked for; what the module returns."""
-    asked, answer = module.params, {}
-    home = Home(module, account, asked["home"] or account.pw_dir)
-    needs_ssh = asked["authorized_keys"] or asked["key_pair"]
-    for name in (".ssh" if needs_ssh else None, asked["folder"]):
+    """Create everything in the home that the parameters ask for, and return the module's result."""
+    params, answer = module.params, {}
+    home = Home(module, account, params["home"] or account.pw_dir)
+    needs_ssh = params["authorized_keys"] or params["key_pair"]
+    for name in (".ssh" if needs_ssh else None, params["folder"]):
         if name:
             home.adopt(name)
-    with acting(account.pw_uid, account.pw_gid):
-        if asked["authorized_keys"]:
-            home.authorize(asked["authorized_keys"], asked["key_options"])
-        if asked["folder"]:
-            home.folder(asked["folder"])
-        if asked["link"]:
-            home.link(asked["link"], asked["target"])
-        public = home.public_key(asked["key_pair"]) if asked["key_pair"] else ""
-    if asked["key_pair"]:
+    with acting_as(account.pw_uid, account.pw_gid):
+        if params["authorized_keys"]:
+            home.authorize(params["authorized_keys"], params["key_options"])
+        if params["folder"]:
+            home.folder(params["folder"])
+        if params["link"]:
+            home.link(params["link"], params["target"])
+        public = home.public_key(params["key_pair"]) if params["key_pair"] else ""
+    if params["key_pair"]:
         answer["public_key"] = public
         home.changed |= not public
         if not public and not module.check_mode:
-            pair = make_pair(module, asked["key_comment"])
-            with acting(account.pw_uid, account.pw_gid):
-                home.write_pair(asked["key_pair"], *pair)
+            pair = make_pair(module, params["key_comment"])
+            with acting_as(account.pw_uid, account.pw_gid):
+                home.write_pair(params["key_pair"], *pair)
             answer["public_key"] = pair[1].strip()
     return {"changed": home.changed, **answer}
 
@@ -253,12 +257,13 @@ def main() -> None:
         account = pwd.getpwnam(name)
     except KeyError:
         if module.check_mode:
-            module.exit_json(changed=True, public_key="")  # it would be made before
-        module.fail_json(msg=f"there is no account {name}")
+            # An earlier task would create the account.
+            module.exit_json(changed=True, public_key="")
+        module.fail_json(msg=f"the account {name} does not exist")
     try:
         answer = converge(module, account)
     except OSError as exc:
-        module.fail_json(msg=f"{exc.filename}: {exc.strerror}; see that {name} can write to its home")
+        module.fail_json(msg=f"{exc.filename}: {exc.strerror}; check that {name} can write to its home")
     module.exit_json(**answer)
 
 

@@ -1,7 +1,7 @@
-"""Holds on to every file of /etc while packages are purged: some take whole folders with them.
+"""A guard for the files in /etc while packages are purged, because some packages remove whole folders.
 
-The files are held by a second name in the ledger's folder, so holding them costs nothing, and what is put
-back is the same file. What is held survives a crash, and is put back by the next attempt.
+Each file gets a second hard link in the ledger's folder, so that a restored file is the same file, without
+the cost of a copy. The links survive a crash, and the next attempt restores the files.
 """
 
 from __future__ import annotations
@@ -19,58 +19,62 @@ ETC = "/etc"
 
 
 def names(root: str = ETC) -> list[str]:
-    """Every path below it that is no folder."""
+    """Return every path below ``root`` that is not a folder."""
     return sorted(
         os.path.join(folder, name)  # noqa: PTH118
         for folder, folders, files in os.walk(root)
-        for name in [*files, *(one for one in folders if Path(folder, one).is_symlink())]
+        for name in [*files, *(subfolder for subfolder in folders if Path(folder, subfolder).is_symlink())]
     )
 
 
-class Aside:
-    """Folders out of the way of a purge, which would remove them: each under another name beside its place.
+class FolderMover:
+    """A mover that renames folders while packages are purged, so that the purge can't remove them.
 
-    What a crash has left aside comes back by ``put_back`` of the next attempt.
+    After a crash, ``put_back`` of the next attempt restores the names.
     """
 
     def __init__(self, folders: Collection[str]) -> None:
         self._folders = folders
 
     def move(self, paths: Collection[str]) -> list[str]:
-        """Move these out of the way; those that can't be, mount points for one."""
-        stay = []
+        """Rename folders, and return folders that can't be renamed, such as mount points."""
+        unmoved = []
         for path in paths:
             try:
-                Path(path).rename(_aside(path))
+                Path(path).rename(_moved_path(path))
             except OSError:
-                stay.append(path)
-        return stay
+                unmoved.append(path)
+        return unmoved
 
     def put_back(self) -> dict[str, str]:
-        """Have all of them at their places again; where somebody has filled the place, where it stays."""
-        stay = {}
+        """Restore the names of all folders.
+
+        If a new folder of the same name is not empty, the old folder stays. Returns path -> place of these.
+        """
+        unmoved = {}
         for path in self._folders:
-            if _aside(path).is_dir():
-                if remove_empty(path):  # that a package's removal made anew
-                    _aside(path).rename(path)
+            if _moved_path(path).is_dir():
+                # The removal of a package may have recreated the folder, empty.
+                if remove_empty(path):
+                    _moved_path(path).rename(path)
                 else:
-                    stay[path] = str(_aside(path))
-        return stay
+                    unmoved[path] = str(_moved_path(path))
+        return unmoved
 
 
-def _aside(path: str) -> Path:
+def _moved_path(path: str) -> Path:
     return Path(path).with_name(f".{Path(path).name}.clusterctl-aside")
 
 
 class Guard:
-    """What was below ``root`` when it was first held."""
+    """A guard for all files below ``root``. ``held`` is the folder of the hard links."""
 
     def __init__(self, held: str, root: str = ETC) -> None:
         self._held = Path(held)
         self._root = root
 
     def hold(self) -> None:
-        """Hold everything, unless an attempt before did."""
+        """Link every file, unless an earlier attempt has."""
         if self._held.exists():
             return
         fresh = self._held.with_name(self._held.name + ".new")
@@ -78,50 +82,52 @@ class Guard:
         for folder, _, _ in os.walk(self._root):
             place = self._place(fresh, folder)
             place.mkdir(parents=True)
-            _dress(folder, place)
+            _copy_metadata(folder, place)
         for name in names(self._root):
-            with suppress(FileNotFoundError):  # somebody removed it meanwhile
-                _second_name(name, self._place(fresh, name))
+            # The file may be removed meanwhile.
+            with suppress(FileNotFoundError):
+                _link_or_copy(name, self._place(fresh, name))
         fresh.rename(self._held)
 
-    def put_back(self, but: Collection[str]) -> list[str]:
-        """Put back what is missing by now, except these; what was."""
-        back = []
+    def put_back(self, exclude: Collection[str]) -> list[str]:
+        """Restore files that are missing by now, except those in ``exclude``. Return their paths."""
+        restored = []
         for name in names(str(self._held)):
             path = self._root + name[len(str(self._held)) :]
-            if path in but or os.path.lexists(path):
+            if path in exclude or os.path.lexists(path):
                 continue
             self._make_folders(Path(path).parent)
-            _second_name(name, Path(path))
-            back.append(path)
-        return back
+            _link_or_copy(name, Path(path))
+            restored.append(path)
+        return restored
 
     def _make_folders(self, folder: Path) -> None:
         if not folder.is_dir():
             self._make_folders(folder.parent)
             folder.mkdir()
-            _dress(str(self._place(self._held, str(folder))), folder)
+            _copy_metadata(str(self._place(self._held, str(folder))), folder)
 
     def _place(self, held: Path, path: str) -> Path:
         return held / path[len(self._root) :].lstrip("/")
 
 
-def _second_name(path: str, place: Path) -> None:
-    """The same file under another name; on another file system a copy of it."""
+def _link_or_copy(path: str, place: Path) -> None:
+    """Create a hard link to a file, or a copy if the link is on another file system."""
     try:
         os.link(path, place, follow_symlinks=False)
     except FileNotFoundError:
         raise
     except OSError:
-        found = os.lstat(path)
-        if stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode):
+        status = os.lstat(path)
+        if stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
             shutil.copy2(path, place, follow_symlinks=False)
-        else:  # pipes, sockets and devices: reading one would never end
-            os.mknod(place, found.st_mode, found.st_rdev)
-        os.chown(place, found.st_uid, found.st_gid, follow_symlinks=False)
+        else:
+            # Reading a pipe, socket or device would never end.
+            os.mknod(place, status.st_mode, status.st_rdev)
+        os.chown(place, status.st_uid, status.st_gid, follow_symlinks=False)
 
 
-def _dress(path: str, place: Path) -> None:
+def _copy_metadata(path: str, place: Path) -> None:
     shutil.copystat(path, place)
-    found = Path(path).stat()
-    os.chown(place, found.st_uid, found.st_gid)
+    status = Path(path).stat()
+    os.chown(place, status.st_uid, status.st_gid)

@@ -1,4 +1,4 @@
-"""Units and accounts of a host."""
+"""The systemd units and local accounts of a host."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-Run = Callable[..., Any]  # AnsibleModule.run_command
+# AnsibleModule.run_command
+Run = Callable[..., Any]
 
 _PROC = Path("/proc")
 _ETC = Path("/etc")
 _PATIENCE_S = 10.0
-_SYSTEM = 1000  # below it, numbers are those of system accounts
+# Lower uids and gids belong to system accounts.
+_SYSTEM = 1000
 
 
 class Units:
@@ -26,20 +28,20 @@ class Units:
     def __init__(self, run: Run) -> None:
         self._run = run
 
-    def look(self, unit: str) -> dict[str, str]:
-        """Whether it is there, starts at boot, and runs."""
+    def read(self, unit: str) -> dict[str, str]:
+        """Return the load state of a unit, whether it starts at boot (``file``), and whether it runs."""
         _, out, _ = self._run(["systemctl", "show", unit, "--property=LoadState,UnitFileState,ActiveState"])
-        found = dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
-        running = found.get("ActiveState") in ("active", "activating", "reloading")
+        properties = dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
+        running = properties.get("ActiveState") in ("active", "activating", "reloading")
         return {
-            "load": found.get("LoadState", ""),
-            "file": found.get("UnitFileState", ""),
+            "load": properties.get("LoadState", ""),
+            "file": properties.get("UnitFileState", ""),
             "active": "active" if running else "inactive",
         }
 
     def stop(self, unit: str, before: dict[str, str]) -> list[str]:
-        """Have it not run, nor start at boot, unless it did before; what was done."""
-        now = self.look(unit)
+        """Stop and disable a unit, unless it ran and was enabled ``before``. Return the actions."""
+        now = self.read(unit)
         done = []
         if now["active"] == "active" and before["active"] != "active":
             self._do("stop", unit)
@@ -50,8 +52,11 @@ class Units:
         return done
 
     def start(self, unit: str, before: dict[str, str], *, changed: bool, reload: bool) -> list[str]:
-        """Have it as it was; one whose files ``changed`` reads them."""
-        now = self.look(unit)
+        """Give a unit the state that it had ``before``, and return the actions.
+
+        changed: whether its files changed, so that it must read them. reload: whether a reload is enough.
+        """
+        now = self.read(unit)
         done = []
         if before["load"] == "masked" and now["load"] not in ("masked", "not-found"):
             self._do("mask", unit)
@@ -71,36 +76,36 @@ class Units:
         return done
 
     def reload(self) -> None:
-        """Have systemd read its units anew."""
+        """Make systemd read its unit files again."""
         self._do("daemon-reload")
 
     def _do(self, *words: str) -> None:
-        # Without the hooks for Debian's SysV scripts, which take longer than all else.
+        # Skip the hooks for Debian's SysV scripts, which are slow.
         self._run(["systemctl", *words], check_rc=True, environ_update={"SYSTEMCTL_SKIP_SYSV": "1"})
 
 
 def users() -> list[str]:
-    """Every account of the host's own table; those of a directory service are nobody's to remove here."""
-    return _own(_ETC / "passwd")
+    """Return the local accounts in /etc/passwd, without accounts of a directory service."""
+    return _local_names(_ETC / "passwd")
 
 
 def groups() -> list[str]:
-    """Every group of the host's own table."""
-    return _own(_ETC / "group")
+    """Return the local groups in /etc/group."""
+    return _local_names(_ETC / "group")
 
 
 def is_system_user(name: str) -> bool:
-    """Whether its number is that of a system account; packages make such."""
+    """Return whether an account has a system uid, as accounts that packages create."""
     return pwd.getpwnam(name).pw_uid < _SYSTEM
 
 
 def is_system_group(name: str) -> bool:
-    """Whether its number is that of a system group; packages make such."""
+    """Return whether a group has a system gid, as groups that packages create."""
     return grp.getgrnam(name).gr_gid < _SYSTEM
 
 
 def remove_user(run: Run, name: str) -> str:
-    """Remove an account, and end what runs under it. Its home stays: where that is."""
+    """Kill an account's processes and remove the account. Return the path of its home, which stays."""
     entry = pwd.getpwnam(name)
     _end_processes(entry.pw_uid)
     run(["userdel", name], check_rc=True)
@@ -108,27 +113,30 @@ def remove_user(run: Run, name: str) -> str:
 
 
 def remove_group(run: Run, name: str) -> bool:
-    """Remove a group, unless it went with its account, or is somebody's first one."""
+    """Remove a group, and return whether it was removed.
+
+    It may be gone with its account, and it stays if it is an account's primary group.
+    """
     try:
         entry = grp.getgrnam(name)
     except KeyError:
         return False
-    if any(one.pw_gid == entry.gr_gid for one in pwd.getpwall()):
+    if any(account.pw_gid == entry.gr_gid for account in pwd.getpwall()):
         return False
     run(["groupdel", name], check_rc=True)
     return True
 
 
-def _own(table: Path) -> list[str]:
+def _local_names(table: Path) -> list[str]:
     lines = table.read_text(errors="surrogateescape").splitlines()
     return [line.partition(":")[0] for line in lines if line and line[0] not in "+-#"]
 
 
 def _end_processes(uid: int) -> None:
-    """End every process of that account.
+    """Kill every process of an account.
 
     Raises:
-        TimeoutError: one would not end.
+        TimeoutError: a process does not end.
     """
     deadline = time.monotonic() + _PATIENCE_S
     while pids := [pid for pid in _pids() if _uid(pid) == uid]:
@@ -136,7 +144,7 @@ def _end_processes(uid: int) -> None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if time.monotonic() > deadline:
-            raise TimeoutError(f"processes {pids} of the account with the number {uid} do not end")
+            raise TimeoutError(f"processes {pids} of uid {uid} do not end")
         time.sleep(0.1)
 
 
@@ -145,7 +153,7 @@ def _pids() -> list[int]:
 
 
 def _uid(pid: int) -> int | None:
-    """Whose process it is; None where it has ended, or runs in a container: numbers mean others there."""
+    """Return the uid of a process; None if it has ended, or runs in a container with other uids."""
     with suppress(OSError):
         if (_PROC / str(pid) / "ns/pid").readlink() != (_PROC / "self/ns/pid").readlink():
             return None

@@ -1,4 +1,4 @@
-"""The packages of a host, as dpkg or rpm have them, and which of ours nobody else needs by now."""
+"""The packages of a host, through dpkg or rpm, and the cluster's packages that can be removed."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-Run = Callable[..., Any]  # AnsibleModule.run_command
+# AnsibleModule.run_command
+Run = Callable[..., Any]
 
 _NEEDED = re.compile(r"^\s+(?P<what>.+) is needed by \(installed\) (?P<by>\S+)", re.MULTILINE)
 _KEY = "gpg-pubkey"
-RPM_SAVED = ".rpmsave"  # what rpm appends to a file of settings that it keeps
+# rpm appends this suffix to the name of a settings file that it keeps.
+RPM_SAVED = ".rpmsave"
 _INFO = "/var/lib/dpkg/info"
-_TAIL = 1500  # characters of what a program said that are shown
+# The number of characters of a program's output that are shown.
+_TAIL = 1500
 _NOT_INSTALLED = ("not-installed", "config-files")
 
 
 class PackageError(Exception):
-    """The package manager did not do it; the text is what it said."""
+    """A failure of the package manager. The text is its output."""
 
 
 class _Manager(abc.ABC):
-    """What both managers have in common. ``TEST`` is the command that only tries to remove packages."""
+    """The common part of package managers. ``TEST`` is the command that simulates a removal."""
 
     TEST: tuple[str, ...]
 
@@ -34,10 +37,10 @@ class _Manager(abc.ABC):
 
     @abc.abstractmethod
     def needed(self, output: str, names: Collection[str]) -> set[str]:
-        """Return the packages among ``names`` that ``TEST`` did not remove because others need them."""
+        """Return the packages among ``names`` that other packages need, by the output of ``TEST``."""
 
     def removable(self, names: Iterable[str]) -> list[str]:
-        """Return those of the names that nothing else that is installed needs."""
+        """Return the packages among ``names`` that no other installed package needs."""
         left = sorted(names)
         while left:
             rc, out, err = self._run([*self.TEST, *left])
@@ -51,55 +54,55 @@ class _Manager(abc.ABC):
 
 
 class Dpkg(_Manager):
-    """Debian, Ubuntu."""
+    """The package manager of Debian and Ubuntu."""
 
     TEST = ("dpkg", "--dry-run", "--purge")
 
     def installed(self) -> dict[str, str]:
-        """Name -> version."""
+        """Return installed packages, name -> version."""
         return {name: version for status, name, version in self._all() if status not in _NOT_INSTALLED}
 
     def settings(self) -> list[str]:
-        """Those that were removed, but for their settings."""
+        """Return packages that were removed without their settings."""
         return sorted(name for status, name, _ in self._all() if status == "config-files")
 
     def changed_settings(self, names: Iterable[str]) -> list[str]:
-        """Their files of settings that are not as the packages brought them: removing takes them along."""
-        out = _ask(self._run, ["dpkg-query", "-W", "-f", "${Conffiles}\n", *sorted(names)])
+        """Return the changed settings files of packages, which a removal deletes."""
+        out = _run_checked(self._run, ["dpkg-query", "-W", "-f", "${Conffiles}\n", *sorted(names)])
         rows = (line.split() for line in out.splitlines() if line.startswith(" "))
         return sorted(row[0] for row in rows if Path(row[0]).is_file() and _md5(row[0]) != row[1])
 
     def purged(self, names: Iterable[str], folders: Iterable[str]) -> list[str]:
-        """Those of the folders which the packages speak of in what they do when they are purged."""
-        scripts = [Path(_INFO, f"{one}.postrm") for name in names for one in (name, name.partition(":")[0])]
+        """Return the folders that the purge scripts of the packages mention."""
+        scripts = [Path(_INFO, f"{stem}.postrm") for name in names for stem in (name, name.partition(":")[0])]
         text = "".join(script.read_text(errors="replace") for script in scripts if script.is_file())
         return [folder for folder in folders if folder in text]
 
     def automatic(self) -> list[str]:
-        """Those that are there only since others need them."""
-        return sorted(_ask(self._run, ["apt-mark", "showauto"]).split())
+        """Return packages that are installed only as dependencies."""
+        return sorted(_run_checked(self._run, ["apt-mark", "showauto"]).split())
 
     def mark_automatic(self, names: Collection[str]) -> None:
-        """Let the package manager remove them again when nobody needs them."""
-        manual = set(_ask(self._run, ["apt-mark", "showmanual"]).split())
-        if wanted := sorted(manual.intersection(names)):
-            _ask(self._run, ["apt-mark", "auto", *wanted])
+        """Mark packages as dependencies, so that the package manager may remove them when unneeded."""
+        manual = set(_run_checked(self._run, ["apt-mark", "showmanual"]).split())
+        if to_mark := sorted(manual.intersection(names)):
+            _run_checked(self._run, ["apt-mark", "auto", *to_mark])
 
     def needed(self, output: str, names: Collection[str]) -> set[str]:
         failed = {line.strip().partition(":")[0] for line in output.rpartition("processing:")[2].splitlines()}
         return {name for name in names if name.partition(":")[0] in failed}
 
     def remove(self, names: Collection[str], keep_settings: Collection[str] = ()) -> None:
-        """Remove them with their settings, but for those whose settings were there before."""
+        """Remove packages with their settings, except settings of packages in ``keep_settings``."""
         environ = {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
         argv = ["apt-get", "--yes", "--option=DPkg::Lock::Timeout=300", "--no-auto-remove"]
         kept = sorted(set(names).intersection(keep_settings))
-        for verb, some in (("purge", sorted(set(names).difference(kept))), ("remove", kept)):
-            if some:
-                _ask(self._run, [*argv, verb, *some], environ_update=environ)
+        for verb, selection in (("purge", sorted(set(names).difference(kept))), ("remove", kept)):
+            if selection:
+                _run_checked(self._run, [*argv, verb, *selection], environ_update=environ)
 
     def _all(self) -> Iterator[tuple[str, str, str]]:
-        out = _ask(
+        out = _run_checked(
             self._run, ["dpkg-query", "-W", "-f", "${db:Status-Status} ${binary:Package} ${Version}\n"]
         )
         for line in out.splitlines():
@@ -108,77 +111,77 @@ class Dpkg(_Manager):
 
 
 class Rpm(_Manager):
-    """Rocky Linux and its kin."""
+    """The package manager of Rocky Linux and similar distributions."""
 
     TEST = ("rpm", "-e", "--test")
 
     def installed(self) -> dict[str, str]:
-        """Name -> version. The keys that signatures are held against are packages, too."""
-        out = _ask(self._run, ["rpm", "-qa", "--qf", "%{NAME} %{VERSION}-%{RELEASE} %{ARCH}\n"])
+        """Return installed packages, name -> version, including the keys of signatures."""
+        out = _run_checked(self._run, ["rpm", "-qa", "--qf", "%{NAME} %{VERSION}-%{RELEASE} %{ARCH}\n"])
         rows = (line.split(" ") for line in out.splitlines())
         return {(f"{row[0]}-{row[1]}" if row[0] == _KEY else f"{row[0]}.{row[2]}"): row[1] for row in rows}
 
     def settings(self) -> list[str]:
-        """None: rpm removes settings with their package, unless somebody changed them."""
+        """Return nothing: rpm removes settings with their package, unless they were changed."""
         return []
 
     def changed_settings(self, names: Iterable[str]) -> list[str]:  # noqa: ARG002
-        """None: rpm itself keeps a changed file, as NAME.rpmsave."""
+        """Return nothing: rpm itself keeps a changed file, as NAME.rpmsave."""
         return []
 
     def purged(self, names: Iterable[str], folders: Iterable[str]) -> list[str]:  # noqa: ARG002
-        """None: rpm removes nothing that it did not bring."""
+        """Return nothing: rpm removes only files of its packages."""
         return []
 
     def automatic(self) -> list[str]:
-        """Those that are there only since others need them."""
+        """Return packages that are installed only as dependencies."""
         query = "dnf --quiet --cacheonly repoquery --installed --qf".split()
         rc, out, _ = self._run([*query, "%{name}.%{arch} %{reason}\n"])
         rows = [line.split() for line in out.splitlines()] if rc == 0 else []
         return sorted(row[0] for row in rows if row[1:] in (["dependency"], ["weak-dependency"]))
 
     def mark_automatic(self, names: Collection[str]) -> None:
-        """Let the package manager remove them again when nobody needs them."""
-        if wanted := sorted(set(self.installed()).intersection(names).difference(self.automatic())):
-            _ask(self._run, ["dnf", "--quiet", "mark", "remove", *wanted])
+        """Mark packages as dependencies, so that the package manager may remove them when unneeded."""
+        if to_mark := sorted(set(self.installed()).intersection(names).difference(self.automatic())):
+            _run_checked(self._run, ["dnf", "--quiet", "mark", "remove", *to_mark])
 
     def needed(self, output: str, names: Collection[str]) -> set[str]:
-        missed = {found.group("what") for found in _NEEDED.finditer(output)}
-        return self._providers(missed).intersection(names)
+        requirements = {match.group("what") for match in _NEEDED.finditer(output)}
+        return self._providers(requirements).intersection(names)
 
     def remove(self, names: Collection[str], keep_settings: Collection[str] = ()) -> None:  # noqa: ARG002
-        """Remove them."""
+        """Remove packages. rpm decides about their settings."""
         keys = sorted(name for name in names if name.startswith(_KEY))
-        others = sorted(set(names) - set(keys))
-        if others:
+        packages = sorted(set(names) - set(keys))
+        if packages:
             options = (
                 "--assumeyes --quiet --cacheonly --setopt=clean_requirements_on_remove=False --disablerepo=*"
             )
-            _ask(self._run, ["dnf", *options.split(), "remove", *others])
+            _run_checked(self._run, ["dnf", *options.split(), "remove", *packages])
         if keys:
-            _ask(self._run, ["rpm", "-e", *keys])
+            _run_checked(self._run, ["rpm", "-e", *keys])
 
     def _providers(self, needed: Collection[str]) -> set[str]:
         if not needed:
             return set()
-        names = [re.sub(r"\s+[<=>]+\s+.*$", "", what) for what in sorted(needed)]
+        names = [re.sub(r"\s+[<=>]+\s+.*$", "", requirement) for requirement in sorted(needed)]
         _, out, _ = self._run(["rpm", "-q", "--qf", "%{NAME}.%{ARCH}\n", "--whatprovides", *names])
         return set(out.split())
 
 
 def manager(run: Run) -> Dpkg | Rpm | None:
-    """The package manager of this host, None where there is none that we know."""
+    """Return the package manager of this host, if it is supported."""
     if shutil.which("dnf"):
         return Rpm(run)
     return Dpkg(run) if shutil.which("apt-get") else None
 
 
 def _md5(path: str) -> str:
-    """As dpkg notes it."""
+    """Return the MD5 digest of a file, as in dpkg's database."""
     return hashlib.md5(Path(path).read_bytes()).hexdigest()  # noqa: S324
 
 
-def _ask(run: Run, argv: list[str], **options: Any) -> str:
+def _run_checked(run: Run, argv: list[str], **options: Any) -> str:
     rc, out, err = run(argv, **options)
     if rc != 0:
         raise PackageError(f"{' '.join(argv[:3])}: {(out + err).strip()[-_TAIL:]}")

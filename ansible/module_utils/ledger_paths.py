@@ -1,4 +1,4 @@
-"""Files, links and folders: what they are, putting them back, and which lines of a file are ours."""
+"""The state of files, links and folders: reading and restoring it, and separating the cluster's lines."""
 
 from __future__ import annotations
 
@@ -15,64 +15,71 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils.user_rights import is_persons, person_above, read_regular, rights_for
+from ansible.module_utils.user_rights import is_person_uid, owner_above, read_regular, rights_for
 
 ABSENT = {"kind": "absent"}
 KEPT = ".clusterctl-kept"
-DEEP = 2000  # characters of a path
-_KEYS = "/.ssh/authorized_keys"  # each line stands by itself there, and lets somebody in
-MOST_BYTES = 16 << 20  # of a file in a person's home
+# The length of a path from which folders are removed by `rm`, in characters.
+DEEP = 2000
+# Each line of this file is independent and lets a person log in.
+_KEYS = "/.ssh/authorized_keys"
+# The largest file that is read in a person's home.
+MOST_BYTES = 16 << 20
 
 State = dict[str, Any]
 
 
-def look(path: str, keep: Callable[[bytes], str] | None = None) -> State:
-    """What is there now. ``keep`` takes a file's content, and returns its hash."""
+def read_state(path: str, keep: Callable[[bytes], str] | None = None) -> State:
+    """Return the present state of a path.
+
+    keep: called with the content of a file; stores it and returns its hash. Default: only hash the content.
+    """
     try:
         with rights_for(path):
-            state, content = _look(path)
+            state, content = _read_state(path)
     except OSError:
-        if not person_above(path):
+        if not owner_above(path):
             raise
-        return {"kind": "other"}  # a job has closed it, or made it what is not read here
+        # A job has made the path unreadable, or a file that is not regular.
+        return {"kind": "other"}
     if content is not None:
         state["content"] = keep(content) if keep else hashlib.sha256(content).hexdigest()
     return state
 
 
-def _look(path: str) -> tuple[State, bytes | None]:
-    """What is there, and the content of a file."""
+def _read_state(path: str) -> tuple[State, bytes | None]:
+    """Return the state of a path, and the content if it is a file."""
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return dict(ABSENT), None
-    state: State = {"uid": found.st_uid, "gid": found.st_gid}
-    if stat.S_ISLNK(found.st_mode):
+    state: State = {"uid": status.st_uid, "gid": status.st_gid}
+    if stat.S_ISLNK(status.st_mode):
         return {**state, "kind": "link", "target": str(Path(path).readlink())}, None
-    state["mode"] = stat.S_IMODE(found.st_mode)
+    state["mode"] = stat.S_IMODE(status.st_mode)
     if attributes := _attributes(path):
         state["attributes"] = attributes
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         return {**state, "kind": "folder"}, None
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return {**state, "kind": "other"}, None
     return {**state, "kind": "file"}, read(path)
 
 
 def read(path: str) -> bytes:
-    """The content of a regular file; of a person's with that person's rights, and of no great size."""
+    """Return the content of a regular file. In a home, use its owner's rights and a size limit."""
     with rights_for(path):
-        return read_regular(path, MOST_BYTES if person_above(path) else None)
+        return read_regular(path, MOST_BYTES if owner_above(path) else None)
 
 
 def remove(path: str) -> None:
-    """Remove a file or a link, if there is one."""
+    """Remove a file or a link, if it exists."""
     with rights_for(path):
         Path(path).unlink(missing_ok=True)
 
 
 def changed_ns(path: str) -> int | None:
-    """When a file's content was changed last, None where there is none."""
+    """Return the time of the last change of a file's content, if the file exists."""
     try:
         with rights_for(path):
             return os.lstat(path).st_mtime_ns
@@ -80,52 +87,53 @@ def changed_ns(path: str) -> int | None:
         return None
 
 
-def put(path: str, state: State, content: bytes = b"", when_ns: int | None = None) -> None:
-    """Have this there, changed last at ``when_ns``, whatever is there now.
+def write_state(path: str, state: State, content: bytes = b"", when_ns: int | None = None) -> None:
+    """Give a path this state. A file is replaced atomically; a folder is created without content.
 
-    A file is replaced at once; a folder is only made.
+    when_ns: time of the last change. Default: now.
     """
     with rights_for(path):
-        _put(path, state, content, when_ns)
+        _write_state(path, state, content, when_ns)
 
 
-def _put(path: str, state: State, content: bytes, when_ns: int | None) -> None:
+def _write_state(path: str, state: State, content: bytes, when_ns: int | None) -> None:
     if state["kind"] == "folder":
         Path(path).mkdir(parents=True, exist_ok=True)
-        _dress(path, state)
+        _apply_metadata(path, state)
         return
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     fresh = f"{path}.clusterctl-new"
     _discard(fresh)
     if state["kind"] == "link":
         Path(fresh).symlink_to(state["target"])
-        with _what_rights_allow():
+        with _ignore_denied():
             os.lchown(fresh, state["uid"], state["gid"])
     else:
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
-        _dress(fresh, state)
+        _apply_metadata(fresh, state)
     if when_ns is not None:
         os.utime(fresh, ns=(when_ns, when_ns), follow_symlinks=False)
     try:
         Path(fresh).replace(path)
-    except OSError as exc:  # /etc/hosts of a container is a mount
+    except OSError as exc:
+        # /etc/hosts of a container is a mount point and can't be replaced.
         if exc.errno != errno.EBUSY:
             raise
         Path(path).write_bytes(content)
         _discard(fresh)
 
 
-def beside(path: str, state: State, content: bytes) -> str:
-    """Put somebody's version of a file beside its place; where."""
+def save_beside(path: str, state: State, content: bytes) -> str:
+    """Save a foreign version of a file beside it, and return the new path."""
     for number in range(100):
         place = f"{path}{KEPT}" + (f".{number}" if number else "")
         with rights_for(path):
             if not os.path.lexists(place) or _read_or_none(place) == content:
-                _put(place, state, content, None)
+                _write_state(place, state, content, None)
                 return place
-    raise OSError(errno.EEXIST, "a hundred versions of it lie beside it", path)
+    raise OSError(errno.EEXIST, "a hundred saved versions already exist beside the file", path)
 
 
 def _read_or_none(path: str) -> bytes | None:
@@ -135,21 +143,21 @@ def _read_or_none(path: str) -> bytes | None:
         return None
 
 
-def theirs(
+def owner_version(
     path: str, before: State, after: State, now: bytes, content: Callable[[str], bytes]
 ) -> bytes | None:
-    """What somebody has made of a file, without our lines; None where that can't be told."""
+    """Return the owner's version of a file, without the cluster's lines, if they can be separated."""
     if after["kind"] != "file" or before["kind"] not in ("file", "absent"):
         return None
     if before["kind"] == "file":
-        return without_ours(content(before["content"]), content(after["content"]), now)
+        return remove_added_lines(content(before["content"]), content(after["content"]), now)
     if not path.endswith(_KEYS):
         return None
-    return without_ours(b"", content(after["content"]), now) or None
+    return remove_added_lines(b"", content(after["content"]), now) or None
 
 
-def without_ours(before: bytes, after: bytes, now: bytes) -> bytes | None:
-    """``now`` without the lines that made ``after`` of ``before``; None where we did more than add lines."""
+def remove_added_lines(before: bytes, after: bytes, now: bytes) -> bytes | None:
+    """Return ``now`` without the lines added between ``before`` and ``after``, unless lines were changed."""
     old, new = before.splitlines(True), after.splitlines(True)
     changes = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
     if any(tag not in ("equal", "insert") for tag, *_ in changes):
@@ -157,12 +165,12 @@ def without_ours(before: bytes, after: bytes, now: bytes) -> bytes | None:
     lines = now.splitlines(True)
     for tag, _, _, start, end in changes:
         if tag == "insert":
-            lines = _cut(lines, new[start:end])
+            lines = _remove_block(lines, new[start:end])
     return b"".join(lines)
 
 
 def remove_empty(path: str) -> bool:
-    """Remove a folder if nothing is in it; whether it is gone."""
+    """Remove a folder if it is empty, and return whether it is gone."""
     try:
         with rights_for(path):
             Path(path).rmdir()
@@ -176,33 +184,34 @@ def remove_empty(path: str) -> bool:
 
 
 def remove_tree(path: str) -> list[str]:
-    """Remove a folder of ours, but for what belongs to people or is mounted there; what stayed."""
+    """Remove a folder of the cluster's except files of users and mount points, and return these."""
     if os.path.islink(path) or not Path(path).is_dir():  # noqa: PTH114
         _discard(path)
         return []
-    left, emptied, stayed = [path], [], []
-    while left:
-        folder = left.pop()
+    folders, emptied, remaining = [path], [], []
+    while folders:
+        folder = folders.pop()
         if os.path.ismount(folder):
-            stayed.append(folder)
+            remaining.append(folder)
             continue
         emptied.append(folder)
-        if len(folder) > DEEP:  # a job can nest folders until no path leads there
+        # A job can nest folders until their path is too long for system calls.
+        if len(folder) > DEEP:
             subprocess.run(["rm", "-rf", "--one-file-system", "--", folder], check=True)
             continue
-        for entry in sorted(os.scandir(folder), key=lambda one: one.name):
-            if _of_people(entry.stat(follow_symlinks=False).st_uid):
-                stayed.append(entry.path)
+        for entry in sorted(os.scandir(folder), key=lambda item: item.name):
+            if _is_person(entry.stat(follow_symlinks=False).st_uid):
+                remaining.append(entry.path)
             elif entry.is_dir(follow_symlinks=False):
-                left.append(entry.path)
+                folders.append(entry.path)
             else:
                 Path(entry.path).unlink()
     _remove_empty(reversed(emptied))
-    return sorted(stayed)
+    return sorted(remaining)
 
 
 def _remove_empty(folders: Iterable[str]) -> None:
-    """Remove these, but for those that are gone already or still hold something."""
+    """Remove the empty folders among these. Folders that are gone already are ignored."""
     for folder in folders:
         try:
             Path(folder).rmdir()
@@ -211,17 +220,17 @@ def _remove_empty(folders: Iterable[str]) -> None:
                 raise
 
 
-def _of_people(uid: int) -> bool:
-    """Whether it is the number of a person's account. Those of accounts that are gone are nobody's."""
+def _is_person(uid: int) -> bool:
+    """Return whether a uid belongs to an existing account of a person."""
     try:
         pwd.getpwuid(uid)
     except KeyError:
         return False
-    return is_persons(uid)
+    return is_person_uid(uid)
 
 
-def _cut(lines: list[bytes], block: list[bytes]) -> list[bytes]:
-    """The lines without the block; where it is broken up, without each of its lines, once."""
+def _remove_block(lines: list[bytes], block: list[bytes]) -> list[bytes]:
+    """Return the lines without a block of lines. If the block was split up, remove each of its lines once."""
     size = len(block)
     for start in range(len(lines) - size + 1):
         if lines[start : start + size] == block:
@@ -233,21 +242,24 @@ def _cut(lines: list[bytes], block: list[bytes]) -> list[bytes]:
     return left
 
 
-def _dress(path: str, state: State) -> None:
-    """Owner before mode: a change of owner drops the set-id bits. Then the access list, which has a mode."""
-    with _what_rights_allow():
+def _apply_metadata(path: str, state: State) -> None:
+    """Set owner, mode and extended attributes, in this order.
+
+    A change of owner drops the set-id bits of the mode, and an access list includes the mode.
+    """
+    with _ignore_denied():
         os.chown(path, state["uid"], state["gid"])
     Path(path).chmod(state["mode"])
     now = _attributes(path)
     for name, value in state.get("attributes", {}).items():
         if now.get(name) != value:
-            with _what_rights_allow():
+            with _ignore_denied():
                 os.setxattr(path, name, bytes.fromhex(value))
 
 
 @contextmanager
-def _what_rights_allow() -> Iterator[None]:
-    """In a home, a file of root's becomes its account's when it is put back, and has no capabilities."""
+def _ignore_denied() -> Iterator[None]:
+    """Ignore missing permissions: in a home, restored files of root's become the person's."""
     try:
         yield
     except PermissionError:
@@ -256,7 +268,7 @@ def _what_rights_allow() -> Iterator[None]:
 
 
 def _attributes(path: str) -> dict[str, str]:
-    """What is beside owner and mode, in hexadecimal: SELinux's context, an access list, capabilities."""
+    """Return the extended attributes in hexadecimal: SELinux context, access list, capabilities."""
     try:
         return {name: os.getxattr(path, name).hex() for name in os.listxattr(path)}
     except OSError:

@@ -1,6 +1,6 @@
-"""What the ledger of a host holds on disk: one JSON document, and the contents of files by their hash.
+"""The ledger of a host on disk: a JSON document, and the contents of files by their hash.
 
-Only root reads it. It is written whole and put in place at once, so a crash leaves the one before.
+Only root can read it. The document is replaced atomically, so that a crash leaves the previous document.
 """
 
 from __future__ import annotations
@@ -13,22 +13,31 @@ from pathlib import Path
 from typing import Any
 
 VERSION = 1
+# "before" is the owner's state, "after" the state that the roles left, "ours" the cluster's part.
 EMPTY: dict[str, Any] = {
     "version": VERSION,
     "cluster": "",
     "sealed": False,
-    "paths": {},  # path -> role, before, after, when it was changed last before
-    "patterns": [],  # of paths, those that were looked for already
-    "etc": {"before": "", "ours": []},  # every path of /etc, by the hash of the list; those that came with us
-    "trees": {},  # path -> whether it was there
-    "mounts": {},  # path -> whether something was mounted there
-    "units": {},  # unit -> role, load, file, active
+    # path -> role, before, after, time of the last change before
+    "paths": {},
+    # Patterns of paths that were searched already.
+    "patterns": [],
+    # before: hash of the list of all paths in /etc.
+    "etc": {"before": "", "ours": []},
+    # path -> whether the folder existed
+    "trees": {},
+    # path -> whether it was a mount point
+    "mounts": {},
+    # unit -> role, load, file, active
+    "units": {},
     "reloads": [],
     "users": {"before": [], "ours": []},
     "groups": {"before": [], "ours": []},
     "packages": {"before": {}, "ours": [], "automatic": [], "marked": [], "settings": []},
-    "versions": {},  # path -> what others have made of a file of ours
-    "changed": [],  # roles whose files are put back: their units read them anew, also after a crash
+    # path -> versions of a file of the cluster's that others changed
+    "versions": {},
+    # Roles whose files were restored, so that their units must read them, also after a crash.
+    "changed": [],
 }
 ENTRIES: dict[str, Any] = {
     "paths": {"role": "", "before": {"kind": ""}},
@@ -37,7 +46,7 @@ ENTRIES: dict[str, Any] = {
 
 
 class LedgerError(Exception):
-    """The ledger can't be used; the text says why."""
+    """An unusable ledger. The text says why."""
 
 
 class Store:
@@ -48,67 +57,67 @@ class Store:
 
     @property
     def is_there(self) -> bool:
-        """Whether anything was noted."""
+        """Whether the ledger has been written."""
         return (self.root / "ledger.json").exists()
 
     def read(self) -> dict[str, Any]:
-        """What was noted, or an empty ledger.
+        """Return the ledger, or an empty ledger if it has not been written.
 
         Raises:
-            LedgerError: it is damaged, or of a newer clusterctl.
+            LedgerError: the ledger is damaged, or a newer clusterctl wrote it.
         """
         try:
             text = (self.root / "ledger.json").read_bytes()
         except FileNotFoundError:
             return json.loads(json.dumps(EMPTY))
         try:
-            found = json.loads(text)
-            if found["version"] > VERSION:
-                raise LedgerError(f"{self.root} was written by a newer clusterctl; use that one")
-            entries = ((one, form) for name, form in ENTRIES.items() for one in found[name].values())
-            if not (_fits(found, EMPTY) and all(_fits(one, form) for one, form in entries)):
-                raise ValueError("it is of another form")
-            return dict(found)
+            content = json.loads(text)
+            if content["version"] > VERSION:
+                raise LedgerError(f"a newer clusterctl wrote {self.root}; use that version")
+            entries = ((entry, form) for name, form in ENTRIES.items() for entry in content[name].values())
+            if not (_has_form(content, EMPTY) and all(_has_form(entry, form) for entry, form in entries)):
+                raise ValueError("fields are missing or have other types")
+            return dict(content)
         except (ValueError, KeyError, TypeError) as exc:
             raise LedgerError(
-                f"{self.root}/ledger.json is damaged ({exc}), nothing was changed: put back a copy of it; "
-                f"or set this host right by hand, with what {self.root}/contents has, and remove {self.root}"
+                f"{self.root}/ledger.json is damaged ({exc}), nothing was changed: restore the file from a "
+                f"backup; or restore this host by hand from {self.root}/contents, and delete {self.root}"
             ) from exc
 
     def write(self, ledger: dict[str, Any]) -> None:
-        """Put it in place of the one before; what stands there already asks for no room on a full disk."""
+        """Replace the ledger. An unchanged ledger is not written, so that this works on a full disk."""
         text = json.dumps(ledger, indent=1, sort_keys=True).encode() + b"\n"
         if not self.is_there or (self.root / "ledger.json").read_bytes() != text:
-            self._put("ledger.json", text)
+            self._write_file("ledger.json", text)
 
     def keep(self, content: bytes) -> str:
-        """Keep these bytes; the hash that names them."""
+        """Store a content and return its hash."""
         name = hashlib.sha256(content).hexdigest()
         if not (self.root / "contents" / name).exists():
-            self._put(f"contents/{name}", content)
+            self._write_file(f"contents/{name}", content)
         return name
 
     def content(self, name: str) -> bytes:
-        """The bytes of that hash.
+        """Return the content with this hash.
 
         Raises:
-            LedgerError: they are gone, or not what they were.
+            LedgerError: the content is missing or damaged.
         """
         try:
             content = (self.root / "contents" / name).read_bytes()
         except FileNotFoundError as exc:
-            raise LedgerError(f"{self.root}/contents/{name} is gone") from exc
+            raise LedgerError(f"{self.root}/contents/{name} is missing") from exc
         if hashlib.sha256(content).hexdigest() != name:
-            raise LedgerError(f"{self.root}/contents/{name} is not what was kept")
+            raise LedgerError(f"{self.root}/contents/{name} is damaged")
         return content
 
     def remove(self) -> None:
-        """Leave no trace of it. The document goes first: what is left without it says nothing."""
+        """Delete the folder, the document first: without it, the remaining files have no meaning."""
         if self.root.exists():
             (self.root / "ledger.json").unlink(missing_ok=True)
             shutil.rmtree(self.root)
 
-    def _put(self, name: str, content: bytes) -> None:
+    def _write_file(self, name: str, content: bytes) -> None:
         path = self.root / name
         for folder in (self.root, path.parent):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -122,9 +131,9 @@ class Store:
         fresh.replace(path)
 
 
-def _fits(found: Any, form: Any) -> bool:
-    """Return whether this has all keys of the form, with values of the same types."""
+def _has_form(value: Any, form: Any) -> bool:
+    """Return whether a value has all keys of the form, with values of the same types."""
     inner = form.items() if isinstance(form, dict) else ()
-    return isinstance(found, type(form)) and all(
-        name in found and _fits(found[name], one) for name, one in inner
+    return isinstance(value, type(form)) and all(
+        name in value and _has_form(value[name], inner_form) for name, inner_form in inner
     )

@@ -1,4 +1,4 @@
-"""Acting with the rights of the account that a folder belongs to: root must follow no link of a job's."""
+"""File access with the rights of a folder's owner, because root must not follow links that a job created."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-ORDINARY = 1000  # from here on, user ids are those of people
-SYSTEM = range(60514, 65536)  # but for these: Debian's own, systemd's, nobody
+# Uids from here on belong to people, except the range of Debian, systemd and `nobody`.
+ORDINARY = 1000
+SYSTEM = range(60514, 65536)
 
 
 @contextmanager
-def acting(uid: int, gid: int) -> Iterator[None]:
-    """What is done meanwhile is done with an account's rights. The real user id stays root's."""
+def acting_as(uid: int, gid: int) -> Iterator[None]:
+    """Run the body with the rights of an account. The real uid stays root's."""
     if os.geteuid() != 0 or uid == 0:
         yield
         return
-    groups, own = os.getgroups(), os.getegid()
+    groups, effective_gid = os.getgroups(), os.getegid()
     os.setgroups(_groups(uid, gid))
     os.setegid(gid)
     os.seteuid(uid)
@@ -27,48 +28,58 @@ def acting(uid: int, gid: int) -> Iterator[None]:
         yield
     finally:
         os.seteuid(0)
-        os.setegid(own)
+        os.setegid(effective_gid)
         os.setgroups(groups)
 
 
 def _groups(uid: int, gid: int) -> list[int]:
     try:
         return os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)
-    except KeyError:  # the account is gone
+    except KeyError:
+        # The account is gone.
         return [gid]
 
 
-def is_persons(uid: int) -> bool:
-    """Whether the number is one for the accounts of people."""
+def is_person_uid(uid: int) -> bool:
+    """Return whether a uid is in the range for accounts of people."""
     return uid >= ORDINARY and uid not in SYSTEM
 
 
-def person_above(path: str) -> os.stat_result | None:
-    """The first folder on the way to a path that belongs to a person; links before it are root's."""
+def owner_above(path: str) -> os.stat_result | None:
+    """Return the status of the topmost folder of a path that belongs to a person, if any.
+
+    Links above this folder belong to root.
+    """
     for folder in reversed(Path(path).parents):
         try:
-            found = folder.stat()
+            status = folder.stat()
         except OSError:
             return None
-        if is_persons(found.st_uid):
-            return found
+        if is_person_uid(status.st_uid):
+            return status
     return None
 
 
 @contextmanager
 def rights_for(path: str) -> Iterator[None]:
-    """What is done meanwhile is done as the person whose folder the path lies in, as root elsewhere."""
-    person = person_above(path)
-    with acting(person.st_uid, person.st_gid) if person else acting(0, 0):
+    """Run the body as the owner of the home that contains the path, or as root outside of homes."""
+    person = owner_above(path)
+    with acting_as(person.st_uid, person.st_gid) if person else acting_as(0, 0):
         yield
 
 
 def read_regular(path: str, most: int | None = None, *, follow: bool = False) -> bytes:
-    """The content of a regular file; raises OSError for all else, and never waits."""
+    """Return the content of a regular file, without blocking.
+
+    most: size limit in bytes. Default: no limit. follow: whether to follow a link.
+
+    Raises:
+        OSError: the path is not a regular file, or it is too large.
+    """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     with os.fdopen(os.open(path, flags), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(f"{path} is no regular file")
+            raise OSError(f"{path} is not a regular file")
         data = file.read() if most is None else file.read(most + 1)
     if most is not None and len(data) > most:
         raise OSError(f"{path} is larger than {most} bytes")

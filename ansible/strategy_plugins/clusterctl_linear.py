@@ -1,8 +1,8 @@
-"""Ansible strategy plugin: mitogen's linear strategy, with less work of the control host for each task.
+"""Ansible strategy plugin: mitogen's linear strategy, with less work on the control host for each task.
 
-A playbook of ours costs a processor more on the control host than on any host. What is saved here of it:
-a process for each host that skips a task, the same modules compiled again for each task, and collections of
-garbage among objects that all live as long as the run.
+A playbook needs more processor time on the control host than on any other host. This plugin saves a process
+for each host that skips a task, repeated compilation of the same modules, and garbage collections among
+objects that live as long as the run.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from ansible.inventory.host import Host
 from ansible.playbook.play_context import PlayContext
 from ansible.playbook.task import Task
 
-_GARBAGE = 100_000  # objects made since the last collection; Python's own number is 700
+# New objects before a garbage collection. Python's default is 700.
+_GARBAGE = 100_000
 
 _compiled = functools.cache(lambda source, mode: builtins.compile(source, "<module>", mode))
 
 
 def _compile(source: bytes, _name: str, mode: str) -> CodeType:
-    """``compile``, once for each source: mitogen compiles modules to read their imports, for each task."""
+    """Compile each source only once. Mitogen compiles modules for each task, to read their imports."""
     code: CodeType = _compiled(source, mode)
     return code
 
@@ -41,7 +42,7 @@ _Linear: Any = ansible_mitogen.loaders.strategy_loader.get("linear", class_only=
 
 
 class StrategyModule(ansible_mitogen.strategy.StrategyMixin, _Linear):  # type: ignore[misc]
-    """A host that skips a task does so here; one that runs it has a process, as in Ansible's own."""
+    """A linear strategy that skips tasks in this process. Other tasks get a process for each host."""
 
     def _queue_task(
         self, host: Host, task: Task, task_vars: dict[str, Any], play_context: PlayContext
@@ -59,13 +60,15 @@ class StrategyModule(ansible_mitogen.strategy.StrategyMixin, _Linear):  # type: 
         self._pending_results += 1
 
     def _skipped(self, task: Task, task_vars: dict[str, Any]) -> dict[str, Any] | None:
-        """The result of a task whose condition does not hold; None if it does, or can't be told here."""
+        """Return the result of a skipped task, if its condition is false."""
         if not task.when or task.loop is not None or task.delegate_to or task.no_log:
             return None
-        why: dict[str, Any] = {}
+        failed_condition: dict[str, Any] = {}
         try:
-            if task._resolve_conditional(task.when, task_vars, result_context=why):
+            if task._resolve_conditional(task.when, task_vars, result_context=failed_condition):
                 return None
-        except AnsibleError:  # which the task's own process tells in full
+        except AnsibleError:
+            # The task's own process reports the error in full.
             return None
-        return {"changed": False, "skipped": True, "skip_reason": "Conditional result was False", **why}
+        skipped = {"changed": False, "skipped": True, "skip_reason": "Conditional result was False"}
+        return {**skipped, **failed_condition}

@@ -43,7 +43,7 @@ _NOTE: Final = "pending.json"
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The size of a compute host, if its provider sets it. ``disk_mib`` is None if the disk has no limit."""
+    """The size of a compute host, if its provider sets it. ``disk_mib`` is the limit of the disk, if any."""
 
     cpus: int
     memory_mib: int
@@ -51,7 +51,7 @@ class Size:
 
     @classmethod
     def of(cls, host: Host | None) -> Size | None:
-        """Return the size of a host; None if its provider does not set it."""
+        """Return the size of a host, if its provider sets it."""
         if host is None or host.cpus is None or host.memory_mib is None:
             return None
         return cls(host.cpus, host.memory_mib, host.disk_mib)
@@ -95,7 +95,7 @@ class HostChange:
 
     action: ``change`` keeps the host and its data; ``replace`` deletes and recreates it, with its data.
     what: the kind of machine, such as `g2-standard-8, spot`. why: the reason for the change.
-    usd_per_hour: the future cost, or the present cost of a host that is removed. None if not known or free.
+    usd_per_hour: the future cost, or the present cost of a host that is removed, if known and not zero.
     was_usd_per_hour: the present cost, if it differs.
     restarts: the change stops the host and its jobs. off: the host does not run now.
     released: the user's own machine is restored instead of deleted.
@@ -131,7 +131,7 @@ class HostPlan:
     """The changes that ``apply`` would make.
 
     hosts: existing and future hosts. other: changes of other resources, such as networks and disks.
-    priced_on: the date of the price table. None without a table.
+    priced_on: the date of the price table, if there is a table.
     other_usd_per_hour: the cost of other resources, now and then, without ``other_unpriced``.
     other_lost: other resources that are deleted or recreated with their data.
     images: node images still to be built, each with its machine, cost and time; also if no node is new.
@@ -160,7 +160,7 @@ class HostPlan:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """The future cost of the cluster; None if a price is not known."""
+        """The future cost of the cluster, if all prices are known."""
         return self.cost.then if self.cost and not self.cost.unpriced else None
 
     @property
@@ -174,7 +174,7 @@ class HostPlan:
 
     @property
     def cost(self) -> Cost | None:
-        """The cost of the cluster; None if nothing has a price and there is no price table."""
+        """The cost of the cluster, if there is a price or a price table."""
         now, then = self.other_usd_per_hour
         unpriced = [host.name for host in self.hosts if host.usd_per_hour is None]
         for host in self.hosts:
@@ -189,7 +189,7 @@ class HostPlan:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A resource of a cluster that still exists (``what``), and its cost. None if not known."""
+    """A resource of a cluster that still exists, and its cost, if known."""
 
     what: str
     usd_per_hour: float | None = None
@@ -202,7 +202,7 @@ class Leftover:
 class Provider(Protocol):
     """A way to create the hosts of a cluster. Constructed with its settings and ``Prompts``.
 
-    known_shared: path of the shared folder on the hosts. None if the provider has no node images.
+    known_shared: path of the shared folder on the hosts, if the provider has node images.
     class_groups: groups of hosts that can start from a node image.
     """
 
@@ -224,7 +224,7 @@ class Provider(Protocol):
     def examine(
         self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]
     ) -> DoctorReport | None:
-        """Check existing machines before the first `up`; None if the provider creates its hosts.
+        """Check existing machines before the first `up`, if the provider does not create its hosts.
 
         hosts: names of the hosts to check. Empty: all of them.
 
@@ -234,7 +234,7 @@ class Provider(Protocol):
         return None
 
     def preflight(self, spec: ClusterSpec, workspace: Workspace) -> DoctorReport | None:
-        """Report every obstacle to ``apply`` without changing anything; None if ``check`` finds them all.
+        """Report every obstacle to ``apply`` without changing anything, unless ``check`` finds them all.
 
         Raises:
             ClusterctlError: the checks could not be run.
@@ -283,7 +283,7 @@ class Provider(Protocol):
     ) -> HostPlan:
         """Return the changes that ``apply`` would make, without making them.
 
-        workspace: an empty one if the cluster is not up.
+        workspace: an empty workspace if the cluster is not up.
         keep: sizes of hosts that are not resized.
         inputs: hash of the configuration in the image of new compute nodes. Empty without such an image.
         recreated: hosts that are deleted and created again.
@@ -306,7 +306,7 @@ class Provider(Protocol):
 
         Idempotent. After a ``plan``, make only the changes that it showed.
         keep: sizes of hosts that are not resized.
-        node_class: the images of new hosts, by group. None: new hosts start from the base image.
+        node_class: the images of new hosts, by group. Default: the base image.
         recreated: hosts that are deleted and created again.
 
         Raises:

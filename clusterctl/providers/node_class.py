@@ -34,7 +34,7 @@ NodeFiles = Mapping[str, Mapping[str, NodeFile]]
 
 @dataclass(frozen=True, slots=True)
 class KeptImage:
-    """A node image that is stored in the cloud and billed. ``usd_per_month`` is None if not known."""
+    """A node image that is stored in the cloud and billed. ``usd_per_month`` is its price, if known."""
 
     name: str
     size_mib: int

@@ -45,7 +45,7 @@ def record_pending(
 
 
 def node_price(spec: ClusterSpec, partition: str) -> float | None:
-    """Return the price of a partition's node with its disks, in USD an hour; None if not known.
+    """Return the price of a partition's node with its disks in USD an hour, if known.
 
     The partition's `price_per_hour` overrides the cloud's price.
     """
@@ -59,7 +59,7 @@ def node_price(spec: ClusterSpec, partition: str) -> float | None:
 
 
 def recorded_cost(spec: ClusterSpec, workspace: Workspace) -> float | None:
-    """Return the cost of an unfinished cluster's recorded resources, in USD an hour; None if not known."""
+    """Return the cost of an unfinished cluster's recorded resources in USD an hour, if known."""
     if not spec.provider.is_cloud:
         return None
     cost: float | None = _module(spec.provider, "costs").recorded_cost(spec, workspace.terraform)

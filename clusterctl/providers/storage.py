@@ -31,7 +31,7 @@ class KeptStorage(BaseModel):
     """The shared folder that a cluster left.
 
     id: the provider's id. what: a description with the place, such as `disk demo-a1b2c3-shared in ZONE`.
-    kind: the type of disk or file server. Empty if the provider has one type only.
+    kind: the type of disk or file server. Empty if the provider has a single type.
     since: when the cluster went down (Unix time), if known.
     homes: accounts with a home folder on the storage -> uid.
     """
@@ -67,7 +67,7 @@ class KeptStorage(BaseModel):
 
 
 def to_take_up(spec: Cluster, storages: Sequence[KeptStorage]) -> KeptStorage | None:
-    """Return the kept storage that `up` reuses; None if there is none, or `storage.keep` is off.
+    """Return the kept storage that `up` reuses, if `storage.keep` is on and there is kept storage.
 
     Raises:
         UsageError: several storages qualify, or the owners of the files differ from the users of the spec.
@@ -155,7 +155,7 @@ def _file(name: str) -> Path:
 def record(name: str, record: Record | None) -> None:
     """Write the record of a cluster name.
 
-    A record without storages deletes the saved record if both are of the same place; None always does.
+    Without storages, delete the saved record if it is of the same place. Without ``record``, delete it.
     """
     saved = recorded(name)
     if record is not None and record.kept:
@@ -165,7 +165,7 @@ def record(name: str, record: Record | None) -> None:
 
 
 def recorded(name: str) -> Record | None:
-    """Return the record of this name; None if it is missing or damaged."""
+    """Return the record of this name, unless it is missing or damaged."""
     with suppress(FileNotFoundError, ValidationError):
         return Record.model_validate_json(_file(name).read_bytes())
     return None

@@ -1,21 +1,21 @@
-# A Slurm cluster's hosts on Google Cloud. What each host is stands in var.hosts: nothing is decided here.
+# The hosts of a Slurm cluster on Google Cloud. var.hosts defines every property of the hosts.
 
 locals {
   prefix = "${var.cluster}-${var.cluster_id}"
 
-  # Teardown finds what is left by these, whatever became of the state.
+  # Teardown finds remaining resources by these labels, even if the state is lost.
   labels = merge(var.labels, {
     clusterctl-cluster = var.cluster
     clusterctl-id      = var.cluster_id
   })
 
-  # The same in the description of what can't carry labels: a name alone could be another cluster's.
+  # The same in the description of resources without labels. The name alone could be another cluster's.
   mark = "clusterctl-cluster=${var.cluster} clusterctl-id=${var.cluster_id}"
 
   controller = one([for name, host in var.hosts : merge(host, { name = name }) if host.role == "controller"])
   compute    = { for name, host in var.hosts : name => host if host.role == "compute" }
 
-  # What all hosts have in common.
+  # Common properties of all hosts.
   common = {
     project     = var.project
     zone        = var.zone
@@ -31,9 +31,10 @@ locals {
 resource "google_project_service" "needed" {
   for_each = var.enable_apis ? toset(var.services) : toset([])
 
-  project            = var.project
-  service            = each.value
-  disable_on_destroy = false # others in the project may need it too
+  project = var.project
+  service = each.value
+  # Other users of the project may need the service.
+  disable_on_destroy = false
 }
 
 module "iam" {

@@ -1,15 +1,15 @@
 output "hosts" {
-  description = "The hosts by their hostname: where they are, and what they are."
+  description = "Hostname -> address and properties of the host."
   value       = merge(module.nodes.hosts, { (local.controller.name) = module.controller.host })
 }
 
 output "network_cidr" {
-  description = "Addresses that the hosts are on; null for a subnetwork that was there already."
+  description = "Address range of the hosts. Null for an existing subnetwork."
   value       = module.network.cidr
 }
 
 output "shared" {
-  description = "The shared folder: who serves it, which path is mounted, and the controller's disk that it is on, by its device's name."
+  description = "The shared folder: server, exported path, and device name of the controller's disk for it."
   value = merge(concat(
     [{
       kind   = "nfs"
@@ -23,6 +23,6 @@ output "shared" {
 }
 
 output "bucket" {
-  description = "Name of the bucket that the hosts may read and write; null without one."
+  description = "Name of the bucket that the hosts may read and write. Null without a bucket."
   value       = var.bucket == null ? null : module.bucket[0].name
 }

@@ -3,7 +3,7 @@ provider "google" {
   region  = var.region
   zone    = var.zone
 
-  # All calls count on the cluster's project, whichever one the login or the environment names.
+  # All calls are counted on the cluster's project, even if the login or the environment names another project.
   billing_project       = var.project
   user_project_override = true
 }

@@ -1,11 +1,11 @@
 variable "project" {
-  description = "Id of the project that everything is made in."
+  description = "Id of the project of all resources."
   type        = string
   nullable    = false
 
   validation {
     condition     = can(regex("^[a-z][a-z0-9-]{4,28}[a-z0-9]$", var.project))
-    error_message = "project must be a project's id: 6 to 30 lower-case letters, digits or dashes, a letter first."
+    error_message = "project must be a project id: 6 to 30 lower-case letters, digits or dashes, beginning with a letter."
   }
 }
 
@@ -16,7 +16,7 @@ variable "region" {
 
   validation {
     condition     = can(regex("^[a-z]+-[a-z]+[0-9]+$", var.region))
-    error_message = "region must be a region, such as us-central1."
+    error_message = "region must be the name of a region, such as us-central1."
   }
 }
 
@@ -27,12 +27,12 @@ variable "zone" {
 
   validation {
     condition     = can(regex("^[a-z]+-[a-z]+[0-9]+-[a-z]$", var.zone))
-    error_message = "zone must be a zone, such as us-central1-a."
+    error_message = "zone must be the name of a zone, such as us-central1-a."
   }
 }
 
 variable "cluster" {
-  description = "Name of the cluster: part of the name of what is not a host."
+  description = "Name of the cluster, a part of the names of its resources except hosts."
   type        = string
   nullable    = false
 
@@ -43,7 +43,7 @@ variable "cluster" {
 }
 
 variable "cluster_id" {
-  description = "Six hex digits that tell this cluster from another of the same name."
+  description = "Six hex digits that distinguish this cluster from others of the same name."
   type        = string
   nullable    = false
 
@@ -54,7 +54,7 @@ variable "cluster_id" {
 }
 
 variable "labels" {
-  description = "Labels of everything that can have some; clusterctl-cluster and clusterctl-id are always added."
+  description = "Labels of all resources that support labels. clusterctl-cluster and clusterctl-id are always added."
   type        = map(string)
   default     = {}
   nullable    = false
@@ -64,54 +64,54 @@ variable "labels" {
       for key, value in var.labels :
       can(regex("^[a-z][a-z0-9_-]{0,62}$", key)) && can(regex("^[a-z0-9_-]{0,63}$", value))
     ])
-    error_message = "labels must be of lower-case letters, digits, dashes or underscores; a key begins with a letter."
+    error_message = "labels must consist of lower-case letters, digits, dashes and underscores, and a key must begin with a letter."
   }
 }
 
 variable "admin_user" {
-  description = "Account on every host that may become root, and that SSH logs in as."
+  description = "Account on every host for SSH logins, with the right to become root."
   type        = string
   default     = "clusterctl"
   nullable    = false
 
   validation {
     condition     = can(regex("^[a-z_][a-z0-9_-]{0,30}$", var.admin_user)) && var.admin_user != "root"
-    error_message = "admin_user must be an ordinary account's name."
+    error_message = "admin_user must be the name of an account other than root."
   }
 }
 
 variable "admin_public_key" {
-  description = "Public SSH key of the admin user, as it stands in a .pub file."
+  description = "Public SSH key of the admin user, a line of a .pub file."
   type        = string
   nullable    = false
 
   validation {
     condition     = can(regex("^(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp256) [A-Za-z0-9+/=]+( [^\n]*)?$", var.admin_public_key))
-    error_message = "admin_public_key must be one line of a .pub file; a private key has no place here."
+    error_message = "admin_public_key must be a line of a .pub file, never a private key."
   }
 }
 
 variable "enable_apis" {
-  description = "Enable the services; they stay enabled when the cluster is gone."
+  description = "Whether to enable the services. They stay enabled when the cluster is destroyed."
   type        = bool
   default     = true
   nullable    = false
 }
 
 variable "services" {
-  description = "Google's services that the cluster needs."
+  description = "Google APIs that the cluster needs."
   type        = list(string)
   default     = ["compute.googleapis.com", "iam.googleapis.com", "iap.googleapis.com"]
   nullable    = false
 
   validation {
     condition     = alltrue([for service in var.services : endswith(service, ".googleapis.com")])
-    error_message = "services must be names such as compute.googleapis.com."
+    error_message = "services must be names of Google APIs, such as compute.googleapis.com."
   }
 }
 
 variable "network" {
-  description = "Addresses of a new subnetwork; or the names of a network and a subnetwork that are there."
+  description = "Address range of a new subnetwork, or the names of an existing network and subnetwork."
   type = object({
     cidr       = optional(string, "10.80.0.0/20")
     network    = optional(string)
@@ -127,12 +127,12 @@ variable "network" {
 
   validation {
     condition     = (var.network.network == null) == (var.network.subnetwork == null)
-    error_message = "network.network and network.subnetwork go together: give both names, or none for new ones."
+    error_message = "network.network and network.subnetwork must be set together, or both be omitted for a new network."
   }
 }
 
 variable "kms_key" {
-  description = "Key that disks, Filestore and bucket are encrypted with (CMEK); by default Google's own."
+  description = "Key that encrypts disks, Filestore and bucket (CMEK). Default is Google's own key."
   type        = string
   default     = null
 
@@ -143,14 +143,14 @@ variable "kms_key" {
 }
 
 variable "secure_boot" {
-  description = "Start only what is signed. NVIDIA's drivers often are not."
+  description = "Whether to boot only signed software. NVIDIA's drivers often are not signed."
   type        = bool
   default     = false
   nullable    = false
 }
 
 variable "auto_down" {
-  description = "Let the controller delete or stop the cluster's own hosts, so that an idle cluster takes itself down."
+  description = "Whether the controller may delete and stop the cluster's hosts, so that an idle cluster takes itself down."
   type        = bool
   default     = false
   nullable    = false
@@ -158,10 +158,10 @@ variable "auto_down" {
 
 variable "hosts" {
   description = <<-EOT
-    The hosts by their hostname. Exactly one has the role "controller"; the others are "compute", each of a partition.
-    guest_accelerator is for N1 machines only: other families come with their GPUs. placement is a name of placements.
-    reservation_bound is for machine types whose reservations want that provisioning model, as A3 Ultra and A4.
-    boot_image is what a host starts from when it is made, by default its image: another one replaces no host.
+    Hostname -> host. Exactly one host has the role "controller". All other hosts are "compute", with a partition.
+    guest_accelerator is for N1 machines only, because other families include their GPUs. placement is one of placements.
+    reservation_bound is for machine types with reservations that need this provisioning model, such as A3 Ultra and A4.
+    boot_image is the image of new hosts. Default is image. A change of boot_image does not replace hosts.
   EOT
   type = map(object({
     role         = string
@@ -199,7 +199,7 @@ variable "hosts" {
 
   validation {
     condition     = alltrue([for name, _ in var.hosts : can(regex("^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$", name))])
-    error_message = "A hostname must be of at most 63 lower-case letters, digits or dashes, a letter first."
+    error_message = "A hostname must have at most 63 lower-case letters, digits or dashes and begin with a letter."
   }
 
   validation {
@@ -212,19 +212,19 @@ variable "hosts" {
       for host in var.hosts :
       host.role == "controller" ? host.partition == null : host.role == "compute" && host.partition != null
     ])
-    error_message = "A host is the controller without a partition, or of the role \"compute\" with one."
+    error_message = "A host must have the role \"controller\" without a partition, or \"compute\" with a partition."
   }
 
   validation {
     condition     = alltrue([for host in var.hosts : (host.image.family == null) != (host.image.name == null)])
-    error_message = "An image is the newest of a family, or one by its name: give one of family and name."
+    error_message = "An image must have either a family or a name."
   }
 
   validation {
     condition = alltrue(flatten([
       for host in var.hosts : [for disk in concat([host.boot_disk], host.extra_disks) : disk.size_gib >= 10]
     ]))
-    error_message = "A disk has at least 10 GiB."
+    error_message = "A disk must have at least 10 GiB."
   }
 
   validation {
@@ -244,19 +244,19 @@ variable "hosts" {
 
   validation {
     condition     = alltrue([for host in var.hosts : host.guest_accelerator == null || startswith(host.machine_type, "n1-")])
-    error_message = "guest_accelerator goes with N1 machines only; other families come with their GPUs."
+    error_message = "guest_accelerator is for N1 machines only, because other families include their GPUs."
   }
 }
 
 variable "placements" {
-  description = "Names of the compact placement policies that hosts are in: hosts close to each other."
+  description = "Names of the compact placement policies, which place hosts close to each other."
   type        = set(string)
   default     = []
   nullable    = false
 }
 
 variable "filestore" {
-  description = "The shared folder on Filestore; by default it is the controller's own."
+  description = "The shared folder on Filestore. Default is a folder of the controller."
   type = object({
     tier         = string
     capacity_gib = number
@@ -276,8 +276,8 @@ variable "filestore" {
 
 variable "storage" {
   description = <<-EOT
-    The shared folder, where it outlives the cluster: a disk of the controller, or a Filestore instance. Its labels are
-    its own: clusterctl-id would make it a part of this one cluster.
+    A shared folder that outlives the cluster: a disk of the controller, or a Filestore instance. It has labels of its
+    own, because clusterctl-id would make it a part of this cluster.
   EOT
   type = object({
     name   = string
@@ -295,17 +295,17 @@ variable "storage" {
 
   validation {
     condition     = var.storage == null || (try(var.storage.disk, null) == null) != (try(var.storage.filestore, null) == null)
-    error_message = "storage is one of disk and filestore."
+    error_message = "storage must have either a disk or a filestore."
   }
 
   validation {
     condition     = var.storage == null || !contains(keys(try(var.storage.labels, {})), "clusterctl-id")
-    error_message = "storage.labels must not have clusterctl-id, by which a cluster's own are found and deleted."
+    error_message = "storage.labels must not have clusterctl-id, by which a cluster's resources are found and deleted."
   }
 }
 
 variable "bucket" {
-  description = "A bucket that the hosts may read and write: one that is there, or made with the cluster."
+  description = "A bucket that the hosts may read and write, existing or created with the cluster."
   type = object({
     name   = string
     create = optional(bool, false)

@@ -124,7 +124,7 @@ def test_ranks_that_share_a_node_in_parts_have_one_part_each(gpus: Cluster, tmp_
     assert sorted(said) == [f"{rank} {part['uuid']}" for rank, part in enumerate(_CUT["parts"])]
 
 
-def test_an_unhealthy_node_is_drained_with_the_reason_and_comes_back(gpus: Cluster) -> None:
+def test_unhealthy_node_is_drained_with_reason_then_resumed(gpus: Cluster) -> None:
     _becomes(gpus, _two_t4(temperature=97))
     said = _wait(gpus, lambda said: "drain" in said)
     assert "clusterctl health: GPU 0: 97 C" in said

@@ -110,7 +110,7 @@ class Api:
         return self._call("GET", service, path, query)
 
     def find(self, service: str, path: str, **query: str) -> Json | None:
-        """Return a resource, or None if it does not exist; raise other errors like ``get``."""
+        """Return a resource, if it exists; raise other errors like ``get``."""
         return self._unless_missing("GET", service, path, query)
 
     def pages(self, service: str, path: str, **query: str) -> Iterator[Json]:
@@ -136,7 +136,7 @@ class Api:
         return self._call("POST", service, path, query, body)
 
     def delete(self, service: str, path: str) -> Json | None:
-        """Start to delete a resource and return the operation; None if the resource does not exist."""
+        """Start to delete a resource, if it exists, and return the operation."""
         return self._unless_missing("DELETE", service, path, {})
 
     def _unless_missing(self, verb: str, service: str, path: str, query: Mapping[str, str]) -> Json | None:

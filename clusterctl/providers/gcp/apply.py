@@ -47,7 +47,7 @@ _CLOCK: Final = Clock()
 class Owner:
     """The cluster that owns resources.
 
-    storage: Terraform's import id of the kept storage that the cluster reuses. Empty: none.
+    storage: Terraform's import id of the kept storage that the cluster reuses, if any.
     """
 
     cluster_id: str
@@ -158,7 +158,7 @@ def remove_node(terraform: Terraform, name: str, owner: Owner) -> None:
 def extra_node(terraform: Terraform, name: str, owner: Owner, shown: Plan | None) -> Iterator[None]:
     """Create a node, with the network and accounts that it needs, and delete it after the body.
 
-    shown: the plan that the user has seen. Other changes that are not in it are rejected. None: no limit.
+    shown: the plan that the user has seen. Other changes that are not in it are rejected. Default: no limit.
     The variables of the module must already name the node.
 
     Raises:
@@ -221,7 +221,7 @@ class Place:
         return self.zone.rsplit("-", 1)[0]
 
     def host_of(self, address: str) -> str | None:
-        """Return the host to which a resource of the module belongs; None if it belongs to no host."""
+        """Return the host to which a resource of the module belongs, if any."""
         if node := _NODE.match(address):
             return node.group(1)
         return self.controller if address.startswith(_CONTROLLER) else None

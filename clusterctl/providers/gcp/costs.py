@@ -1,4 +1,4 @@
-"""Prices of Google Cloud in USD an hour, from a dated table. An unknown price is None, never a guess."""
+"""Prices of Google Cloud in USD an hour, from a dated table. Unknown prices are never guessed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def of_gib(usd_a_month: float | None, gib: float) -> float | None:
 
 
 def total(parts: Iterable[float | None]) -> float | None:
-    """Return the sum; None if a part is not known."""
+    """Return the sum, if all parts are known."""
     costs = tuple(parts)
     return None if None in costs else sum(filter(None, costs))
 
@@ -81,7 +81,7 @@ def of_machine(
 
 
 def of_local_ssds(count: int, *, spot: bool) -> float | None:
-    """Return the price of local disks that are added to a machine; None for spot machines."""
+    """Return the price of local disks that are added to a machine. Unknown for spot machines."""
     if count == 0:
         return 0.0
     return None if spot else of_gib(table()["local_ssd"], count * LOCAL_SSD_GIB)
@@ -147,7 +147,7 @@ def other_costs(resources: Iterable[tuple[str, Attributes]]) -> tuple[float, tup
 
 
 def recorded_cost(spec: ClusterSpec, folder: Path) -> float | None:
-    """Return the price of the resources in the state in ``folder``; None without a state or a known price."""
+    """Return the price of the resources in the state in ``folder``, if all prices are known."""
     try:
         state = json.loads((folder / STATE_FILE).read_bytes())
     except (OSError, ValueError):

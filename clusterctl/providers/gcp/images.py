@@ -122,7 +122,7 @@ def _local_disks(spec: ClusterSpec) -> dict[str, int]:
 
 
 def _newest(api: Api, image: Image) -> str | None:
-    """Return the name of an image, or of a family's newest image; None if the family has no usable image."""
+    """Return the name of an image, or of a family's newest usable image, if any."""
     if image.family is None:
         return image.name
     newest = api.find("compute", f"projects/{image.project}/global/images/family/{image.family}")

@@ -28,7 +28,7 @@ def read_labels(resource: Mapping[str, Any]) -> dict[str, str]:
 
 
 def cluster_id_of(resource: Mapping[str, Any]) -> str | None:
-    """Return the cluster id in the labels or description of a Terraform resource; None without an id."""
+    """Return the cluster id in the labels or description of a Terraform resource, if any."""
     for labels in [*(resource.get(name) for name in _TERRAFORM_LABELS), read_labels(resource)]:
         if labels and ID_LABEL in labels:
             return str(labels[ID_LABEL])
@@ -46,7 +46,7 @@ _PLACE = re.compile(r"/(?:zones|regions|locations)/([^/]+)/")
 class CloudResource:
     """A resource of a cluster.
 
-    path: its REST path. usd_per_hour: None if not known.
+    path: its REST path. usd_per_hour: its cost, if known.
     kept: why `down` keeps the resource. Empty: `down` deletes it.
     """
 

@@ -58,7 +58,7 @@ def preflight(
 ) -> tuple[Finding, ...]:
     """Return every obstacle to the creation of the missing hosts, with its fix.
 
-    cluster_id: id of a cluster that an earlier `up` began. None: a new cluster. services: required APIs.
+    cluster_id: id of a cluster that an earlier `up` began, if any. services: required APIs.
     A call that Google does not answer in time yields a warning.
     """
     settings = gcp.settings_of(spec)
@@ -372,7 +372,7 @@ def job_environment(machine: Machine, *, gvnic: bool) -> dict[str, str]:
 
 
 def network_note(machine: Machine) -> str | None:
-    """Return a note on network features of a machine family that jobs don't use; None without a note."""
+    """Return a note on network features of a machine family that jobs don't use, if any."""
     family = "-".join(machine.name.split("-")[:_NAME_PARTS])
     note = _jobs_data().notes.get(family)
     return f"{family}: jobs communicate through gVNIC's sockets; {note} (docs/gcp.md)" if note else None

@@ -205,7 +205,7 @@ class GcpProvider(Provider):
     def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:
         has_state = workspace is not None and has_module(workspace.terraform)
         if workspace and has_state and not self._is_destroyed(cluster_id, workspace):
-            # Resources outside the state may have blocked the deletion of others.
+            # Resources outside the state may have blocked the deletion of resources in the state.
             self._remove_found(cluster_id)
             self._is_destroyed(cluster_id, workspace)
         self._remove_found(cluster_id)

@@ -37,7 +37,7 @@ VARIABLES: Final = "clusterctl.auto.tfvars.json"
 
 
 def variable(spec: ClusterSpec, cluster_id: str, kept: KeptStorage | None) -> dict[str, Any] | None:
-    """Return Terraform's variable `storage`: ``kept``, or new storage. None if `storage.keep` is off."""
+    """Return Terraform's variable `storage`, for ``kept`` or new storage, if `storage.keep` is on."""
     if not spec.storage.keep:
         return None
     disk, share = gcp.shared_disk(spec), gcp.settings_of(spec).filestore
@@ -138,7 +138,7 @@ def _shown(kind: str, place: str, size_mib: int | None) -> str:
 
 
 def write_imports(folder: Path, kept: KeptStorage | None) -> None:
-    """Write the file that makes Terraform import the kept storage, or delete it if ``kept`` is None."""
+    """Write the file that makes Terraform import the kept storage. Without storage, delete it."""
     path = folder / _IMPORTS
     if kept is None:
         path.unlink(missing_ok=True)
@@ -162,7 +162,7 @@ def reject_move(folder: Path, variables: Mapping[str, Any]) -> None:
 
 
 def read_storage(folder: Path) -> Mapping[str, Any] | None:
-    """Return Terraform's variable `storage` as last written; None if `storage.keep` was off."""
+    """Return Terraform's variable `storage` as last written, if `storage.keep` was on."""
     storage: Mapping[str, Any] | None = read_variables(folder).get("storage")
     return storage
 

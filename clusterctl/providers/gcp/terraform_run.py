@@ -89,7 +89,7 @@ class Diagnostic:
 
 
 def parse_event(line: str) -> Event | None:
-    """Return the event in a line of output; None if the line is not JSON, as after a crash."""
+    """Return the event in a line of output, unless the line is not JSON, as after a crash."""
     try:
         event = json.loads(line)
     except ValueError:
@@ -98,7 +98,7 @@ def parse_event(line: str) -> Event | None:
 
 
 def errors_in(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """Return the errors without duplicates, and without errors that only follow from others."""
+    """Return the errors without duplicates, and without errors that only follow from other errors."""
     errors = dict.fromkeys(d for d in diagnostics if d.severity == "error")
     return tuple(d for d in errors if d.summary not in _NOISE) or tuple(errors)
 
@@ -114,7 +114,7 @@ def printed_error(text: str, *, code: int) -> Diagnostic:
 
 
 def progress_text(event: Event) -> tuple[Resource, str] | None:
-    """Return the resource and the progress text of an event; None if the event is not worth showing."""
+    """Return the resource and the progress text of an event, if the event is worth showing."""
     hook, template = event.get("hook"), _PROGRESS_TEXTS.get(str(event.get("type")))
     if template is None or not isinstance(hook, Mapping) or "action" not in hook:
         return None

@@ -130,15 +130,15 @@ def test_one_host_may_have_every_role_and_others_be_for_logins(
         assert name
         plays[name[1]] = sorted(re.findall(r"^ {6}(\S+)$", play, re.MULTILINE))
     assert {name: hosts for name, hosts in plays.items() if hosts} == {
-        "Name the hosts": every,
-        "Start the database early, for it takes its time, and configure folders": every,
+        "Configure names and limits": every,
+        "Start the database, and configure folders": every,
         "Configure the accounts": every,
-        "Configure what Slurm proves its users with": every,
-        "Configure what jobs find": every,
+        "Configure Slurm's authentication": every,
+        "Configure the software and environment of jobs": every,
         "Configure Slurm's controller": ["demo-ctl"],
         "Configure the compute nodes": computing,
         "Configure Slurm's nodes": computing,
-        "Configure the hosts that users log in to": ["demo-train-2"],
+        "Configure the login hosts": ["demo-train-2"],
     }
 
 

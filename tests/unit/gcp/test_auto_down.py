@@ -199,12 +199,12 @@ def test_what_does_not_carry_its_labels_is_left_alone(controller: Controller) ->
 def test_a_controller_that_is_not_its_own_is_left_running(controller: Controller) -> None:
     idle(controller)
     controller.settings |= {"hosts": [], "controller": "other-train-1"}
-    assert "left running" in controller.ticks()
+    assert "not stopped" in controller.ticks()
     assert not controller.google.called("compute.instances.stop")
 
 
 @pytest.mark.parametrize(("verb", "status"), [("delete", 403), ("delete", 429), ("get", 503)])
-def test_a_refusal_is_tried_again_and_the_controller_stays_until_then(
+def test_auto_down_retries_a_refusal_before_the_controller(
     controller: Controller, verb: str, status: int
 ) -> None:
     idle(controller)
@@ -222,7 +222,7 @@ def test_a_stop_that_is_refused_is_tried_again(controller: Controller) -> None:
     idle(controller)
     controller.settings["hosts"] = []
     controller.google.fail("compute.instances.stop", 403, message="not now")
-    assert "tried again" in controller.ticks()
+    assert "retrying" in controller.ticks()
     controller.ticks()
     assert len(controller.google.called("compute.instances.stop")) == 2
 
@@ -248,7 +248,7 @@ def test_a_dry_run_only_says(controller: Controller) -> None:
     assert not (controller.folder / "wall.calls").exists()
 
 
-def test_it_runs_with_the_python_of_a_controller_and_nothing_else() -> None:
+def test_auto_down_needs_only_the_controllers_python() -> None:
     tree = ast.parse(PROGRAM.read_text(), feature_version=(3, 8))
     imported = {
         name.name.partition(".")[0]

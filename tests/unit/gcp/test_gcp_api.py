@@ -75,7 +75,7 @@ class TestCalls:
         self, api: Api, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(api, "_call", lambda *_: {"items": {}, "unreachables": ["zones/us-west1-a"]})
-        with refused("cloud-incomplete", CloudError, why="zones/us-west1-a"):
+        with refused("cloud-incomplete", CloudError, why="not searched: zones/us-west1-a"):
             list(api.pages("compute", f"projects/{PROJECT}/aggregated/disks"))
 
 
@@ -91,7 +91,7 @@ class TestRefusals:
     def test_the_login_is_not_taken(self, google: Google, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Credentials, "refresh", lambda *_: None)
         google.fail("compute.networks.list", 401, times=9)
-        with refused("credentials", CredentialsError, "does not take"):
+        with refused("credentials", CredentialsError, "rejected"):
             api.get("compute", NETWORKS)
 
     def test_the_login_has_expired(self, google: Google, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,9 @@ class TestRefusals:
 
     def test_the_right_that_is_missing_is_named(self, google: Google, api: Api) -> None:
         google.fail("compute.networks.list", 403, message="Required 'compute.networks.list' permission")
-        with refused("permission", PermissionDeniedError, "lacks compute.networks.list") as caught:
+        with refused(
+            "permission", PermissionDeniedError, "lacks the permission compute.networks.list"
+        ) as caught:
             api.get("compute", NETWORKS)
         assert PROJECT in caught.value.fix
 
@@ -122,9 +124,7 @@ class TestRefusals:
         with refused("api-off", ApiOffError, f"enable compute.googleapis.com --project {PROJECT}`"):
             api.get("compute", NETWORKS)
 
-    def test_a_login_without_a_quota_project_is_not_taken_for_an_api_that_is_off(
-        self, google: Google, api: Api
-    ) -> None:
+    def test_login_without_quota_project_is_not_a_disabled_api(self, google: Google, api: Api) -> None:
         text = "The file.googleapis.com API requires a quota project, which is not set by default."
         google.fail("compute.networks.list", 403, reason="SERVICE_DISABLED", message=text)
         with refused("credentials", CredentialsError, "set-quota-project"):

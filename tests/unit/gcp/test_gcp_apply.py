@@ -79,7 +79,7 @@ def test_what_does_not_pass_is_tried_once(code: str) -> None:
     assert scripted.applied == 1
 
 
-def test_what_is_there_is_taken_over_layer_by_layer_but_not_for_ever() -> None:
+def test_existing_resources_are_imported_in_limited_layers() -> None:
     scripted = Scripted(
         [error("name-taken", already_exists={"a": "projects/p/n/demo-a1b2c3-net"})],
         stuck=True,

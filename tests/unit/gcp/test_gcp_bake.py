@@ -169,7 +169,7 @@ def test_it_is_made_as_nodes_are_installed(baked: Baked) -> None:
     assert baked.image_under("demo-train-3") == name
 
 
-def test_a_family_without_an_image_any_more_stops_new_nodes_alone(raised: Baked) -> None:
+def test_missing_image_family_blocks_only_new_nodes(raised: Baked) -> None:
     """As where Google has retired it, whose family then answers 404."""
     raised.google.project.has["images/family/rocky-linux-9-optimized-gcp-nvidia-580"] = None
     provider = provider_of(spec_of())
@@ -200,9 +200,7 @@ def test_a_driver_is_installed_where_there_are_cards(baked: Baked) -> None:
         *in_sweep(("", "no-packages"), ("compute.instances.stop", "permission")),
     ],
 )
-def test_whatever_fails_leaves_no_machine_and_the_next_run_makes_it(
-    baked: Baked, method: str, code: str
-) -> None:
+def test_failed_image_build_leaves_no_machine(baked: Baked, method: str, code: str) -> None:
     """What is done at Google fails, or else the baking."""
     if method:
         baked.google.fail(method, 403, reason="forbidden", message=f"Required '{method}' permission")
@@ -286,7 +284,7 @@ def test_a_machine_that_a_killed_run_left_is_removed_first(baked: Baked) -> None
     assert made.count(MACHINE) == 2
 
 
-def test_a_machine_that_a_killed_run_left_is_removed_though_the_image_is_there(baked: Baked) -> None:
+def test_machine_of_a_killed_build_is_removed(baked: Baked) -> None:
     """As where it was killed once the image was made."""
     baked.cloud.fail("quota_of_region", name=MACHINE, on="delete")
     with refused("not-removed"):
@@ -304,7 +302,7 @@ def test_a_machine_that_a_killed_run_left_is_removed_though_the_image_is_there(b
     assert sorted(baked.cloud.instances) == ["demo-ctl", *NODES]
 
 
-def test_down_leaves_the_image_and_nothing_else_and_the_cache_can_be_emptied(raised: Baked) -> None:
+def test_down_keeps_only_the_image_until_it_is_pruned(raised: Baked) -> None:
     spec = spec_of()
     cluster_id = raised.workspace.cluster_id()
     provider_of(spec).destroy(cluster_id, workspace=raised.workspace)
@@ -326,7 +324,7 @@ def test_nothing_is_done_that_was_not_shown(raised: Baked) -> None:
     assert MACHINE not in raised.cloud.instances
 
 
-def test_without_the_names_of_googles_own_images_there_is_none_to_make() -> None:
+def test_unreadable_image_families_prevent_the_build() -> None:
     own = {"project": "my-images", "name": "with-everything"}
     spec = spec_of(controller={"image": own}, partitions={"train": {"image": own}})
     found = refusal(spec)
@@ -426,7 +424,7 @@ def test_a_cluster_that_is_begun_stays(baked: Baked, tmp_path: Path, ahead: list
     assert not baked.images
 
 
-def test_what_a_killed_one_left_is_the_clusters_that_is_raised_then(
+def test_resources_of_a_killed_up_belong_to_the_next_cluster(
     tmp_path: Path, ahead: list[BaseException]
 ) -> None:
     """Else the next `image bake` would remove it."""

@@ -39,7 +39,7 @@ def test_a_host_is_what_it_is_and_changes_for_a_reason() -> None:
         assert kept == HostChange("demo-train-1", "keep", "g2-standard-4, 1 x l4")
 
 
-def test_a_new_machine_type_stops_the_controller_and_replaces_a_node() -> None:
+def test_new_machine_type_stops_controller_and_replaces_node() -> None:
     after = instance(machine_type="g2-standard-8", effective_labels={"new": "1"})
     prices = HostPrices("demo", machines={"g2-standard-4": 0.7, "g2-standard-8": 0.9})
     (stopped,) = host_changes(plan(change(INSTANCE, "update", instance(), after)), prices)

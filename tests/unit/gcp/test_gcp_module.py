@@ -201,7 +201,7 @@ WRONG_HOSTS = {
 }
 
 
-def test_wrong_values_are_refused_in_words_that_say_what_is_right(tmp_path: Path) -> None:
+def test_module_rejects_wrong_values_with_the_rule(tmp_path: Path) -> None:
     asked = variables(spec_of("everything"), CLUSTER_ID, PUBLIC_KEY)
     node = asked["hosts"]["whole-train-1"]
     calls = {name: {**asked, **wrong} for name, (wrong, _) in WRONG_VALUES.items()}

@@ -116,9 +116,7 @@ class TestFinding:
         with pytest.raises(PermissionDeniedError):
             find_resources(api, OURS)
 
-    def test_where_nobody_says_which_apis_are_off_nothing_is_taken_for_nothing(
-        self, google: Google, api: Api
-    ) -> None:
+    def test_unknown_api_state_is_not_taken_for_empty(self, google: Google, api: Api) -> None:
         make(google)
         google.off.update({"file", "serviceusage"})
         with refused("api-off", CloudError, "enable serviceusage.googleapis.com"):
@@ -212,7 +210,7 @@ class TestRemoving:
             ("key_not_delegated", "kms-permission", "shared folder demo-aaaaaa-shared"),
         ],
     )
-    def test_what_ends_in_an_error_after_minutes_is_waited_for_and_understood(
+    def test_late_error_of_an_operation_is_reported(
         self, google: Google, api: Api, name: str, code: str, what: str
     ) -> None:
         make(google)

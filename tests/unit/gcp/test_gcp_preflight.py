@@ -103,11 +103,11 @@ OBSTACLES: dict[str, tuple[Plant, str, str, str]] = {
     ),
     "GPUs of a region": (
         lambda g: quota(g, "NVIDIA_L4_GPUS", 1),
-        *("quota", "2 are needed, 1 of 1 are left", "--quota-id=NVIDIA-L4-GPUS-per-project-region"),
+        *("quota", "needs 2, but only 1 of 1", "--quota-id=NVIDIA-L4-GPUS-per-project-region"),
     ),
     "GPUs everywhere": (
         lambda g: quota(g, "GPUS_ALL_REGIONS", 0),
-        *("quota", "3 are needed, 0 of 0 are left", "--quota-id=GPUS-ALL-REGIONS-per-project "),
+        *("quota", "needs 3, but only 0 of 0 are left", "--quota-id=GPUS-ALL-REGIONS-per-project "),
     ),
     "processors": (lambda g: quota(g, "CPUS", 24, 20), "quota", "4 of 24 are left", "--preferred-value=28"),
     "disks": (
@@ -155,7 +155,7 @@ OBSTACLES |= {
 }
 
 
-def test_in_a_project_where_nothing_stands_in_the_way_nothing_is_found() -> None:
+def test_preflight_without_obstacles_finds_nothing() -> None:
     assert found(PLAIN) == ()
     assert found(SPEC) == ()
 
@@ -176,7 +176,7 @@ def test_what_an_earlier_up_made_needs_no_quota_and_no_right(google: Google) -> 
     assert found(PLAIN, "a1b2c3") == ()
 
 
-def test_on_a_network_that_is_there_nobody_needs_the_right_to_make_one(google: Google) -> None:
+def test_existing_network_needs_no_network_permission(google: Google) -> None:
     deny(google, "compute.networks.create", "compute.routers.create", "compute.subnetworks.create")
     assert found(SPEC) == ()
     (one,) = found(PLAIN)
@@ -185,7 +185,7 @@ def test_on_a_network_that_is_there_nobody_needs_the_right_to_make_one(google: G
     )
 
 
-def test_a_right_that_may_be_given_under_a_condition_keeps_nobody_from_up(google: Google) -> None:
+def test_conditional_role_is_only_a_warning(google: Google) -> None:
     """testIamPermissions of a project does not show it, nor one on the instances."""
     deny(google, "iap.tunnelInstances.accessViaIAP")
     (one,) = found(SPEC)
@@ -238,7 +238,7 @@ def test_what_has_google_refuse_all_calls_is_one_finding(
     ],
     ids=["a new kind of refusal", "Service Usage", "GPUs counted by family", "an API that is off"],
 )
-def test_what_google_does_not_say_is_a_warning_beside_the_obstacles(
+def test_unanswered_call_is_a_warning_beside_obstacles(
     google: Google, plant: Plant, text: str, warning: tuple[str, str]
 ) -> None:
     plant(google)
@@ -267,7 +267,7 @@ def test_hosts_that_exist_need_nothing(google: Google) -> None:
     quota(google, "GPUS_ALL_REGIONS", 1)
     deny(google, "iam.serviceAccounts.actAs")
     short, right = sorted(found(PLAIN, "a1b2c3"), key=lambda one: one.code, reverse=True)
-    assert (right.code, short.code, short.why.split()[0]) == ("permission", "quota", "2")
+    assert (right.code, short.code, short.why.split()[3]) == ("permission", "quota", "2,")
     for left, name in ((2, "demo-ctl"), (1, "demo-train-1"), (0, "demo-train-2")):
         path = f"projects/{PROJECT}/zones/{ZONE}/instances/{name}"
         google.world.put("google_compute_instance", path, zone=ZONE, labels={"clusterctl-id": "a1b2c3"})
@@ -319,7 +319,7 @@ def test_gpus_on_a_public_image_without_a_driver(image: str, software: str, code
     assert all("software: {nvidia: {driver: open}}" in one.fix for one in findings)
 
 
-def test_managed_policies_that_can_not_be_looked_at_are_terraforms_to_name(google: Google) -> None:
+def test_unreadable_managed_policies_are_ignored(google: Google) -> None:
     """Their API is off in most projects, and in those of no organization."""
     google.off.add("orgpolicy")
     google.project.enforced.add("compute.managed.requireOsLogin")
@@ -347,7 +347,7 @@ class SilentSession(requests.Session):
 
 
 @pytest.mark.parametrize("cluster_id", [None, "a1b2c3"])
-def test_a_google_that_is_silent_is_one_warning_and_no_missing_project(cluster_id: str | None) -> None:
+def test_silent_google_is_a_single_warning(cluster_id: str | None) -> None:
     session = SilentSession("http")
     api = Api(PROJECT, session=session, answer_s=10.0, tries=2, clock=Clock(sleep=lambda _: None))
     (one,) = found(PLAIN, cluster_id, api)
@@ -355,7 +355,7 @@ def test_a_google_that_is_silent_is_one_warning_and_no_missing_project(cluster_i
     assert session.timeouts == {10.0}
 
 
-def test_a_service_that_is_silent_keeps_no_other_from_being_looked_at(google: Google) -> None:
+def test_silent_service_does_not_stop_other_checks(google: Google) -> None:
     deny(google, "iam.serviceAccounts.actAs")
     api = Api(PROJECT, session=SilentSession("/compute/"), clock=Clock(sleep=lambda _: None))
     findings = found(PLAIN, None, api)
@@ -382,9 +382,7 @@ def test_an_image_of_the_nodes_needs_rights(google: Google) -> None:
         ("{type: l4, count: 8}", "", []),
     ],
 )
-def test_gpus_behind_nvswitches_are_told_of_where_their_fabric_manager_is_left_to_the_image(
-    gpus: str, software: str, codes: list[str]
-) -> None:
+def test_nvswitch_without_fabric_manager_is_a_warning(gpus: str, software: str, codes: list[str]) -> None:
     """By `plan --preflight` and `up`, and by `plan` of the hosts that are to be made."""
     text = PLAIN.replace("nodes: 2, gpus: {type: l4}", f"nodes: 2, gpus: {gpus}") + software
     findings = [one for one in found(text) if one.code != "quota"]
@@ -397,7 +395,7 @@ def test_gpus_behind_nvswitches_are_told_of_where_their_fabric_manager_is_left_t
 
 
 @pytest.mark.parametrize(("release", "said"), [("2204", True), ("2404", False)])
-def test_nodes_whose_slurm_will_do_without_control_groups_are_told_of(release: str, said: bool) -> None:
+def test_nodes_without_cgroup_v2_are_a_warning(release: str, said: bool) -> None:
     image = f"{{project: ubuntu-os-cloud, family: ubuntu-{release}-lts}}"
     nodes = f"controller: {{image: {image}}}, partitions: {{train: {{image: {image}}}}}, zone:"
     text = PLAIN.replace("zone:", nodes).replace(", gpus: {type: l4}", "")

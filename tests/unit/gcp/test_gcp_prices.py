@@ -79,7 +79,7 @@ def test_all_names_in_the_table_exist() -> None:
 def test_another_region_is_said_to_differ() -> None:
     assert costs.table()["date"] == "2026-11-20"
     assert costs.caveat("us-central1") == ""
-    assert "of us-central1; those of europe-west4" in costs.caveat("europe-west4")
+    assert "for us-central1; prices in europe-west4" in costs.caveat("europe-west4")
 
 
 def test_cloud_nat_is_paid_for_by_machine_up_to_32() -> None:

@@ -158,7 +158,7 @@ def test_a_host_that_the_state_lacks_does_not_keep_the_rest(
         assert cloud.resources() == {}
 
 
-def test_the_folder_is_brought_up_to_date_and_keeps_what_is_not_ours(tmp_path: Path) -> None:
+def test_terraform_folder_is_updated_without_user_files(tmp_path: Path) -> None:
     place = tmp_path / "terraform"
     provider.write_module(place, {"a": 1}, None, cluster="demo")
     kept = {"terraform.tfstate": "{}", ".terraform.lock.hcl": "", "my_override.tf": ""}

@@ -65,9 +65,7 @@ def test_what_terraform_is_told_ends_in_the_right_first_line(refusal: Refusal) -
 
 
 @pytest.mark.parametrize("refusal", played("permission", "quota_at_the_call", "unavailable"))
-def test_what_we_are_told_ourselves_has_the_same_cause_and_is_not_taken_for_nothing(
-    google: Google, api: Api, refusal: Refusal
-) -> None:
+def test_own_call_has_the_cause_of_terraforms_error(google: Google, api: Api, refusal: Refusal) -> None:
     if refusal.operation is not None:
         return  # no answer to a call
     google.refuse("compute.instances.aggregatedList", refusal.name)
@@ -81,7 +79,7 @@ def test_what_we_are_told_ourselves_has_the_same_cause_and_is_not_taken_for_noth
 
 
 @pytest.mark.parametrize("refusal", played("permission", "stockout_plain", "unavailable"))
-def test_what_is_not_deleted_is_named_with_what_it_costs_and_goes_the_next_time(
+def test_undeleted_resource_is_shown_with_cost_and_retried(
     google: Google, api: Api, refusal: Refusal
 ) -> None:
     google.world.put(
@@ -197,7 +195,7 @@ def test_hosts_with_one_cause_are_told_in_one_breath() -> None:
     )
     assert [failure.host for failure in error.failures] == [f"demo-train-{n}" for n in range(3, 10)]
     assert {failure.code for failure in error.failures} == {"quota"}
-    assert error.fix.count("ask for more") == 1
+    assert error.fix.count("request a higher quota") == 1
     assert not error.transient
 
 
@@ -207,7 +205,7 @@ def test_the_controller_is_a_host_too_and_a_network_is_none() -> None:
     assert diagnose(Diagnostic("error", "x", "", network), PLACE).failure.host is None
 
 
-def test_what_passes_and_what_does_not_is_not_waited_for_together() -> None:
+def test_transient_error_beside_a_lasting_one_is_not_retried() -> None:
     busy = Diagnostic("error", "googleapi: Error 503: backendError")
     full = Diagnostic("error", "Quota 'CPUS' exceeded.  Limit: 2.0 in region x.")
     assert PLACE.explain("x", (busy,)).transient

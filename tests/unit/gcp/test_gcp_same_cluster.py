@@ -87,14 +87,14 @@ def decline(_: object) -> None:
     raise DeclinedError
 
 
-def test_a_half_made_cluster_is_not_forgotten_by_another_provider(tmp_path: Path) -> None:
+def test_half_made_cluster_survives_a_provider_change(tmp_path: Path) -> None:
     workspace = workspace_in(tmp_path)
     workspace.spec.write_text(dump_spec(spec_of()))  # as an `up` leaves it that fails before the inventory
     with refused("up-with-other-provider", UsageError, "provider.type: gcp"):
         up(ClusterContext.of(LOCAL, workspace=workspace), UpOptions(approve=decline))
 
 
-def test_what_was_declined_can_be_taken_down_and_what_was_made_is_not_forgotten(
+def test_declined_change_keeps_the_cluster_for_down(
     cloud: GoogleCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workspace = workspace_in(tmp_path)

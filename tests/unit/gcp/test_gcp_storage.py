@@ -254,9 +254,7 @@ def test_storage_remove_stops_at_what_nobody_can_look_at(google: Google, tmp_pat
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_a_cluster_that_is_up_keeps_its_shared_folder_where_it_is(
-    google: Google, tmp_path: Path, keep: bool
-) -> None:
+def test_storage_keep_can_not_change_while_up(google: Google, tmp_path: Path, keep: bool) -> None:
     workspace, asked, other = workspace_in(tmp_path), spec_of(keep=keep), spec_of(keep=not keep)
     write_module(workspace.terraform, variables(asked, CLUSTER_ID, PUBLIC_KEY), None, cluster="demo")
     (workspace.terraform / "terraform.tfstate").write_text("{}")

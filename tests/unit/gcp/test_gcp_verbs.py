@@ -59,7 +59,7 @@ def as_shown(ran: Ran, text: str, turn: int = 0) -> Ran:
     return ran
 
 
-def test_what_stands_in_the_way_is_named_at_once_and_up_makes_nothing(tmp_path: Path) -> None:
+def test_up_lists_all_obstacles_and_creates_nothing(tmp_path: Path) -> None:
     cloud = GoogleCloud(tmp_path)
     with Google(cloud.store) as google:
         cli = runner(cloud, google, tmp_path, spec_of_the_page())

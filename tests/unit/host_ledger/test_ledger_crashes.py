@@ -64,9 +64,7 @@ def etc(tmp_path: Path, util: Util, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_folders_that_were_there_outlive_a_purge_and_one_that_was_killed(
-    ledger: Ledger, tmp_path: Path
-) -> None:
+def test_existing_folders_survive_a_purge_and_a_killed_purge(ledger: Ledger, tmp_path: Path) -> None:
     tree = tmp_path / "munge"
     tree.mkdir()
     (tree / "seed").write_text("theirs")
@@ -91,7 +89,7 @@ def test_folders_that_were_there_outlive_a_purge_and_one_that_was_killed(
     assert [path.name for path in tree.iterdir()] == ["seed"]
 
 
-def test_a_mount_point_is_kept_by_keeping_the_settings_of_the_package_that_would_empty_it(
+def test_mount_point_keeps_the_settings_of_its_package(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trees = [tmp_path / "var/lib", tmp_path / "var/log"]
@@ -117,9 +115,7 @@ def test_a_mount_point_is_kept_by_keeping_the_settings_of_the_package_that_would
     assert sorted(path.name for path in (tmp_path / "var").rglob("*")) == ["lib", "log", "seed", "seed"]
 
 
-def test_what_was_aside_stays_and_is_named_where_its_place_is_filled_by_now(
-    ledger: Ledger, tmp_path: Path
-) -> None:
+def test_moved_folder_stays_if_its_place_is_filled(ledger: Ledger, tmp_path: Path) -> None:
     tree, aside = tmp_path / "munge", tmp_path / ".munge.clusterctl-aside"
     tree.mkdir()
     (tree / "seed").write_text("theirs")
@@ -135,7 +131,7 @@ def test_what_was_aside_stays_and_is_named_where_its_place_is_filled_by_now(
     assert [path.name for path in (*tree.iterdir(), *aside.iterdir())] == ["log", "seed"]
 
 
-def test_a_version_of_somebodys_outlives_a_kill_after_its_package_went(ledger: Ledger, etc: Path) -> None:
+def test_foreign_version_survives_a_kill_after_the_purge(ledger: Ledger, etc: Path) -> None:
     conf = etc / "slurm.conf"
     tries = 0
 
@@ -160,7 +156,7 @@ def test_a_version_of_somebodys_outlives_a_kill_after_its_package_went(ledger: L
     }
 
 
-def test_a_unit_reads_its_old_files_also_after_a_kill_between_the_two(
+def test_unit_reads_restored_files_after_a_kill(
     ledger: Ledger, machine: Machine, etc: Path, util: Util, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = etc / "munge.key"
@@ -180,7 +176,7 @@ def test_a_unit_reads_its_old_files_also_after_a_kill_between_the_two(
     assert ["systemctl", "restart", "munge.service"] in machine.ran
 
 
-def test_a_full_disk_is_an_error_before_anything_is_noted_and_leaves_nothing(
+def test_full_disk_is_an_error_and_leaves_no_ledger(
     ledger: Ledger, etc: Path, tmp_path: Path, util: Util, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (etc / "a.conf").write_text("theirs")
@@ -198,7 +194,7 @@ def test_a_full_disk_is_an_error_before_anything_is_noted_and_leaves_nothing(
     assert not (tmp_path / "ledger").exists()
 
 
-def test_what_a_killed_removal_left_is_not_taken_for_the_next_ledgers(
+def test_leftovers_of_a_killed_removal_are_ignored(
     ledger: Ledger, etc: Path, tmp_path: Path, util: Util, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (etc / "a.conf").write_text("old")

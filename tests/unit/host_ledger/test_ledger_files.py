@@ -83,7 +83,7 @@ def test_what_a_service_has_belongs_to_no_person(
 ) -> None:
     paths = util("ledger_paths")
     monkeypatch.setattr(paths.pwd, "getpwuid", lambda _: "an account")
-    assert paths._of_people(uid) is is_ones
+    assert paths._is_person(uid) is is_ones
 
 
 def test_accounts_of_a_directory_service_are_not_the_hosts(
@@ -120,9 +120,7 @@ def test_somebodys_version_of_our_file_is_kept_beside(ledger: Ledger, etc: Path)
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_keys_that_others_added_to_a_file_of_ours_go_on_letting_them_in(
-    ledger: Ledger, etc: Path, again: bool
-) -> None:
+def test_keys_that_others_added_stay_authorized(ledger: Ledger, etc: Path, again: bool) -> None:
     keys = etc / ".ssh/authorized_keys"
     touches = {"files": [str(keys)], "folders": [str(keys.parent)]}
     ledger("recorded", **touches)
@@ -244,7 +242,7 @@ def test_looking_changes_nothing(ledger: Ledger, etc: Path, tmp_path: Path) -> N
     assert (etc / "a.conf").read_text() == "ours\n"
 
 
-def test_a_newer_ledger_is_refused_and_none_is_readable_by_others(
+def test_newer_ledger_is_rejected_and_only_root_can_read(
     ledger: Ledger, tmp_path: Path, refuses: Refuses
 ) -> None:
     ledger("recorded", files=[])
@@ -258,7 +256,7 @@ def test_a_newer_ledger_is_refused_and_none_is_readable_by_others(
 
 def test_nothing_is_sealed_that_was_not_recorded(ledger: Ledger, refuses: Refuses) -> None:
     """All that is installed would look like ours."""
-    with refuses("has nothing"):
+    with refuses("does not contain"):
         ledger("sealed", files=[])
 
 
@@ -272,14 +270,14 @@ def test_what_belongs_to_people_stays_in_a_folder_of_ours(
     ledger("sealed", trees=[str(etc / "spool")])
     paths = util("ledger_paths")
     asked = iter([False, False, True])  # ours, state, theirs: by name
-    monkeypatch.setattr(paths, "_of_people", lambda _: next(asked))
+    monkeypatch.setattr(paths, "_is_person", lambda _: next(asked))
     said = ledger("restored")
     assert [path.name for path in (etc / "spool").iterdir()] == ["theirs"]
     assert "spool/theirs" in said["clusterctl_notes"][0]
 
 
 @pytest.mark.parametrize("others", [[], ["payroll"]])
-def test_mariadb_stays_with_all_that_is_its_own_if_others_have_databases_in_it(
+def test_mariadb_with_foreign_databases_is_kept(
     ledger: Ledger,
     etc: Path,
     machine: Machine,
@@ -382,9 +380,7 @@ def make(home: Path, *lines: str) -> Path:
 
 
 @pytest.mark.parametrize("before", [[], ["theirs"]])
-def test_a_link_that_a_job_left_in_a_home_leads_the_ledger_nowhere(
-    ledger: Ledger, home: Path, before: list[str]
-) -> None:
+def test_ledger_does_not_follow_links_in_homes(ledger: Ledger, home: Path, before: list[str]) -> None:
     keys = make(home, *before) if before else home / ".ssh/authorized_keys"
     touches = {"files": [str(keys)], "folders": [str(keys.parent)]}
     ledger("recorded", **touches)
@@ -406,7 +402,7 @@ def test_a_link_that_a_job_left_in_a_home_leads_the_ledger_nowhere(
 
 
 @pytest.mark.parametrize("made", ["pipe", "terabyte", "closed"])
-def test_what_a_job_made_of_the_keys_keeps_nothing_else_from_going(
+def test_keys_changed_by_a_job_do_not_stop_the_restore(
     ledger: Ledger, home: Path, etc: Path, made: str
 ) -> None:
     keys, conf = make(home, "ours"), etc / "conf"

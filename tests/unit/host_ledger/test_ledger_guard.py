@@ -32,7 +32,7 @@ def test_what_went_with_a_package_is_put_back(
     guard.hold()
     number = (root / "slurm/old/slurm.conf").stat().st_ino
     shutil.rmtree(root / "slurm")
-    back = guard.put_back(but={str(root / "slurm/ours.conf")})
+    back = guard.put_back(exclude={str(root / "slurm/ours.conf")})
     assert back == [str(root / "slurm/current"), str(root / "slurm/old/slurm.conf")]
     assert (root / "slurm/old/slurm.conf").stat().st_ino == number
     assert (root / "slurm").stat().st_mode & 0o777 == 0o750
@@ -47,7 +47,7 @@ def test_a_second_attempt_still_holds_what_the_first_saw(
     guards[0].hold()
     shutil.rmtree(root / "slurm")  # and it is killed here
     guards[1].hold()
-    assert len(guards[1].put_back(but=())) == 3
+    assert len(guards[1].put_back(exclude=())) == 3
 
 
 def test_pipes_and_links_are_held_on_another_file_system_too(
@@ -58,7 +58,7 @@ def test_pipes_and_links_are_held_on_another_file_system_too(
     guard = util("ledger_guard").Guard(str(tmp_path / "held"), str(root))
     guard.hold()
     shutil.rmtree(root / "slurm")
-    guard.put_back(but=())
+    guard.put_back(exclude=())
     assert (root / "slurm/pipe").is_fifo()
     assert (root / "slurm/old/slurm.conf").read_text() == "theirs"
 

@@ -67,7 +67,7 @@ def test_what_came_with_the_cluster_goes_and_the_rest_stays(
     assert purged[-2:] == ["purge", "munge"]
     assert removed[-2:] == ["remove", "chrony"]  # its settings were there before
     (note,) = said["clusterctl_notes"]
-    assert note.endswith("now: libssl3:amd64")
+    assert note.endswith("need: libssl3:amd64")
     assert ["apt-mark", "auto", "procps"] in machine.ran
 
 
@@ -176,7 +176,7 @@ def test_keys_of_repositories_are_packages(rpm: Any, machine: Machine) -> None:
     assert machine.ran[-1] == ["rpm", "-e", "gpg-pubkey-3228467c-613798eb"]
 
 
-def test_folders_that_a_purge_would_take_are_told_from_its_script(
+def test_purged_folders_are_read_from_the_postrm_script(
     dpkg: Any, tmp_path: Path, util: Util, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(util("ledger_packages"), "_INFO", str(tmp_path))

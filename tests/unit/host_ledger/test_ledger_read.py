@@ -66,6 +66,6 @@ def test_a_content_that_is_gone_is_told_before_anything_goes(
     runs = "LoadState=loaded\nUnitFileState=enabled\nActiveState=active\n"
     machine.answers["systemctl", "show"] = 0, runs, ""
     shutil.rmtree(tmp_path / "ledger/contents")
-    with refuses("is gone"):
+    with refuses("is missing"):
         ledger("restored")
     assert ["systemctl", "stop", "munge.service"] not in machine.ran

@@ -174,7 +174,7 @@ def test_a_host_gets_what_it_lacks(would_install: dict[str, list[str]], name: st
     assert sorted(would_install[name]) == sorted(CASES[name].names)
 
 
-def test_the_fabric_manager_comes_after_the_driver_whose_version_it_must_have(
+def test_fabric_manager_is_installed_in_the_drivers_version(
     would_install: dict[str, list[str]],
 ) -> None:
     assert would_install[NEW_FABRIC][-1] == f"nvidia-fabricmanager-{NEW}"
@@ -248,7 +248,7 @@ def facts(tmp_path: Path, devices: Path, loaded: str = "") -> dict[str, Any]:
     return {key: found[key] for key in ("cards", "switches", "loaded", "installed", "units")}
 
 
-def test_cards_and_switches_are_told_from_what_else_is_on_the_bus(tmp_path: Path) -> None:
+def test_nvidia_facts_counts_only_cards_and_switches(tmp_path: Path) -> None:
     bus = a_bus(
         tmp_path / "bus", (NVIDIA, CARD), (NVIDIA, SOUND), (NVIDIA, SWITCH), (INTEL, VGA), (NVIDIA, VGA)
     )
@@ -329,7 +329,7 @@ def test_a_bundle_has_what_hosts_may_ask_for(
     assert nvidia_stream(distribution, asked) == stream
 
 
-def test_the_proprietary_driver_is_of_the_last_branch_that_has_volta(tmp_path: Path) -> None:
+def test_proprietary_driver_is_the_last_branch_with_volta(tmp_path: Path) -> None:
     """From 590 on none of its drivers knows Maxwell, Pascal or Volta, and from 620 on there is none."""
     assert spec_variables(a_spec("{driver: proprietary}"), ["cuda"])["cuda_branch"] == "580"
     assert spec_variables(a_spec('{driver: proprietary, branch: "590"}'), ["cuda"])["cuda_branch"] == "590"

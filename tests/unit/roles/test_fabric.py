@@ -55,7 +55,7 @@ def test_variables_name_the_ports_that_jobs_talk_over(
     fabric: ModuleType, tmp_path: Path, capture: str, interface: str, expected: dict[str, str]
 ) -> None:
     found = list(fabric.ports(sysfs(tmp_path, capture), interface))
-    got = fabric.variables(fabric.for_jobs(found, interface), interface)
+    got = fabric.variables(fabric.ports_for_jobs(found, interface), interface)
     assert got == expected
 
 

@@ -34,7 +34,7 @@ def test_the_ports_are_those_that_slurm_is_told() -> None:
     assert ports["firewall_compute"] == [f"{SLURMD_PORT}/tcp"]
 
 
-def test_only_the_clusters_addresses_get_through_and_only_to_these_ports(policy: ModuleType) -> None:
+def test_firewall_opens_only_cluster_addresses_and_ports(policy: ModuleType) -> None:
     root = parsed(policy.policy_xml("clusterctl", ["6818/tcp", "61000-64999/tcp"]))
     assert (root.get("target"), root.get("priority")) == ("CONTINUE", "-1")  # what the zones say still holds
     rules = root.findall("rule")
@@ -52,7 +52,7 @@ def zones(policy: ModuleType, which: str) -> Any:
 
 
 def test_rules_that_a_reload_would_drop_are_named(policy: ModuleType) -> None:
-    found = list(policy.unsaved(zones(policy, "running"), zones(policy, "permanent")))
+    found = list(policy.differences(zones(policy, "running"), zones(policy, "permanent")))
     assert found == [
         "zone public: ports 8080/tcp (not permanent)",
         'zone public: rich rules rule family="ipv4" source address="192.0.2.7" drop (not permanent)',
@@ -63,5 +63,5 @@ def test_an_interface_that_came_while_it_runs_is_no_rule(policy: ModuleType) -> 
     running = (CAPTURES / "firewalld-1.3.3-zones-running.txt").read_text()
     assert "interfaces: eno1" in running
     assert "interfaces: eno1" not in (CAPTURES / "firewalld-1.3.3-zones-permanent.txt").read_text()
-    assert not list(policy.unsaved(zones(policy, "permanent"), zones(policy, "permanent")))
+    assert not list(policy.differences(zones(policy, "permanent"), zones(policy, "permanent")))
     assert not [key for key, words in zones(policy, "running").items() if "eno1" in words]

@@ -26,7 +26,7 @@ from tests.unit.scheduler.test_slurm_config import make_inventory, make_spec
 pytestmark = pytest.mark.platform("stand-in", "nvidia-smi")
 
 # What the check says.
-HOT = "GPU 0: 96 C, and 90 are allowed"
+HOT = "GPU 0: 96 C, the limit is 90 C"
 LOST_LANES = "GPU 0: PCIe x4 instead of x16"
 XID = "XID {} at PCI:0000:10:00 in the kernel's log"
 HANGS = "nvidia-smi did not end"
@@ -138,7 +138,7 @@ def host(tmp_path: Path) -> Host:
     return _host(tmp_path / "host", machines.rtx_4070())
 
 
-def test_a_node_that_is_well_is_left_alone_and_not_asked_about_twice(host: Host) -> None:
+def test_healthy_node_is_left_alone_and_queried_once(host: Host) -> None:
     assert host.look() == []
     assert host.look() == []
     assert len(host.calls) == 1
@@ -174,7 +174,7 @@ _PROBLEMS: Mapping[str, Problem] = {
         "nvidia-smi: NVIDIA-SMI has failed because it couldn't communicate", machines.no_driver()
     ),
     "off the bus": Problem("nvidia-smi: Unable to determine the device handle for GPU", machines.lost()),
-    "none": Problem("0 GPUs answer, and not 1", {"gpus": []}),
+    "none": Problem("0 GPUs respond instead of 1", {"gpus": []}),
     "forbidden": Problem(
         "GPU 0: its compute mode forbids all work", machines.rtx_4070(compute_mode="Prohibited")
     ),
@@ -197,7 +197,7 @@ _PROBLEMS: Mapping[str, Problem] = {
     ),
     "grave XID": Problem(XID.format(79), kernel=(machines.xid(79),)),
     "full disk": Problem("/ has ", disk_free_mib=1 << 40),
-    "clock": Problem("the clock is off by 61.5 s", clock_offset_s=-61.5),
+    "clock": Problem("the clock is wrong by 61.5 s", clock_offset_s=-61.5),
 }
 
 
@@ -206,7 +206,7 @@ _SEEN = [name for name, state in machines.STATES.items() if "cells" in state]
 
 
 @pytest.mark.parametrize("name", [*(name for name in _PROBLEMS if name not in _SEEN), *in_sweep(*_SEEN)])
-def test_an_unhealthy_node_is_drained_with_the_reason_and_comes_back(host: Host, name: str) -> None:
+def test_unhealthy_node_is_drained_with_reason_then_resumed(host: Host, name: str) -> None:
     problem = _PROBLEMS[name]
     host.has(problem)
     if problem.lasting:
@@ -227,7 +227,7 @@ def test_what_is_to_be_done_is_said(host: Host, name: str) -> None:
 
 
 @pytest.mark.parametrize("version", [OLD_DRIVER, machines.DRIVERS["535"]])
-def test_fields_that_an_older_driver_does_not_know_are_asked_for_once(host: Host, version: str) -> None:
+def test_fields_unknown_to_an_old_driver_are_queried_once(host: Host, version: str) -> None:
     host.becomes(machines.with_driver(machines.hot(), version))
     assert host.look() == [HOT]
     unknown = {field for field, branch in SINCE.items() if branch > int(version[:3])}
@@ -272,7 +272,7 @@ def without_lanes(host: Host) -> Host:
     return host
 
 
-def test_a_link_that_was_narrow_at_work_keeps_the_node_out_while_the_card_sleeps(without_lanes: Host) -> None:
+def test_narrow_link_keeps_an_idle_node_drained(without_lanes: Host) -> None:
     for _ in range(3):
         assert without_lanes.look() == [LOST_LANES]
     without_lanes.becomes(machines.awake(pcie_width=4))
@@ -284,7 +284,7 @@ def test_a_link_that_was_narrow_at_work_keeps_the_node_out_while_the_card_sleeps
     assert (without_lanes.look(), without_lanes.reason) == ([], "")
 
 
-def test_a_narrow_link_is_forgotten_when_a_person_resumes_the_node(without_lanes: Host) -> None:
+def test_narrow_link_is_forgotten_after_a_manual_resume(without_lanes: Host) -> None:
     without_lanes.look()
     without_lanes.resumed_by_a_person()
     assert [without_lanes.look(), without_lanes.look(), without_lanes.reason] == [[], [], ""]
@@ -318,7 +318,7 @@ def test_a_grave_xid_is_a_reason_and_a_programs_own_is_none(host: Host) -> None:
     assert host.look()
 
 
-def test_what_a_person_resumed_knowing_the_xid_stays_in_service_until_the_next(host: Host) -> None:
+def test_manually_resumed_node_stays_until_the_next_xid(host: Host) -> None:
     host.look()
     host.kernel_says(machines.xid(79))
     host.look()
@@ -361,7 +361,7 @@ def test_a_driver_that_hangs_is_not_waited_for_nor_asked_again(host: Host) -> No
     assert "still hangs" in found
 
 
-def test_a_file_system_is_judged_once_and_one_that_is_not_there_never(host: Host) -> None:
+def test_disks_checks_each_file_system_once(host: Host) -> None:
     host.set(disk_free_mib=1 << 40, disks=["/", "/..", "/no/such"])
     (found,) = host.look()
     assert found.startswith("/ has ")
@@ -374,4 +374,4 @@ def test_eight_cards_two_in_parts(tmp_path: Path) -> None:
     host.becomes(machines.h100_node(parts=1))
     assert [said.split()[:2] for said in host.look()] == [["2", "MIG"]]
     host.becomes({"gpus": machines.h100_node(parts=2)["gpus"][:7]})
-    assert host.look()[0].startswith("7 GPUs answer")
+    assert host.look()[0].startswith("7 GPUs respond")

@@ -22,9 +22,7 @@ SHARED = ROLE / "files/clusterctl-shared"
 
 
 @pytest.mark.parametrize("mode", [0o2775, None])
-def test_a_folder_that_is_there_keeps_its_mode_and_a_missing_one_is_made(
-    tmp_path: Path, mode: int | None
-) -> None:
+def test_existing_shared_folder_keeps_its_mode(tmp_path: Path, mode: int | None) -> None:
     folder = tmp_path / "data"
     if mode is not None:
         folder.mkdir()

@@ -63,7 +63,7 @@ class Clocks:
         return {host: file.read_text().removeprefix(THEIRS) for host, file in files.items()}
 
 
-def test_a_chrony_that_follows_nobody_follows_the_controller_and_others_are_left_alone(
+def test_chrony_without_source_follows_the_controller(
     tmp_path: Path,
 ) -> None:
     clocks = Clocks(tmp_path, ("lead", "alone", "led"))

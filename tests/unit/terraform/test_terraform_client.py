@@ -52,7 +52,7 @@ def test_a_stale_plan_makes_what_a_failure_left(work: Work) -> None:
     """The plan is made again, as long as it shows nothing new."""
     shown = work.terraform.plan()
     work.break_host("two")
-    with refused("made", ProvisionError, "out of order"):
+    with refused("changed", ProvisionError, "out of order"):
         work.terraform.apply(shown)
     assert any(line.startswith("two: failed") for line in work.said)
     work.mend_host("two")
@@ -72,7 +72,7 @@ def test_nothing_is_done_that_was_not_shown(work: Work) -> None:
     shown = work.terraform.plan()
     work.hosts(one="large", two="large", three="small")
     work.terraform.plan()  # another file now
-    with refused("stale-plan", StalePlanError, why='replace terraform_data.node["two"]'):
+    with refused("stale-plan", StalePlanError, why='it would now also replace terraform_data.node["two"]'):
         work.terraform.apply(shown)
     work.hosts(one="large", two="small", three="small")
     work.terraform.apply(shown)

@@ -55,9 +55,7 @@ def test_the_one_on_path_is_taken_if_it_is_new_enough(nowhere: Path) -> None:
         (None, "there is no `terraform` on PATH"),
     ],
 )
-def test_without_one_there_is_one_clear_error_with_the_way_to_get_it(
-    nowhere: Path, answer: str | None, lack: str
-) -> None:
+def test_missing_terraform_is_an_error_with_the_remedy(nowhere: Path, answer: str | None, lack: str) -> None:
     if answer is not None:
         played(nowhere, answer)
     values = (

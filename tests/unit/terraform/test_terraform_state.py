@@ -116,7 +116,7 @@ def test_a_torn_state_is_replaced_by_the_one_before(work: Work) -> None:
     assert len(list(work.folder.glob("terraform.tfstate.torn-*"))) == 1
 
 
-def test_a_state_that_a_full_disk_tore_is_set_aside_where_there_is_none_before(work: Work) -> None:
+def test_truncated_state_without_backup_is_set_aside(work: Work) -> None:
     work.terraform.apply(work.terraform.plan())
     path = work.folder / "terraform.tfstate"
     path.write_bytes(path.read_bytes()[:4096])
@@ -133,9 +133,7 @@ def test_no_state_at_all_is_no_torn_one(work: Work) -> None:
     assert not any("torn" in line for line in work.said)
 
 
-def test_a_state_that_could_not_be_written_is_written_by_the_next_run(
-    remote: Work, server: StateServer
-) -> None:
+def test_errored_state_is_written_by_the_next_run(remote: Work, server: StateServer) -> None:
     plan = remote.terraform.plan()
     server.broken = True
     with pytest.raises(ProvisionError):
@@ -231,7 +229,7 @@ def test_a_run_that_came_to_its_end_left_no_lock(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, *in_sweep(signal.SIGKILL)])  # killed: test_gcp_faults.py
-def test_killed_or_interrupted_terraform_writes_its_state_and_ends(work: Work, sign: signal.Signals) -> None:
+def test_killed_or_interrupted_terraform_writes_its_state_first(work: Work, sign: signal.Signals) -> None:
     work.hosts(seconds=1, **{f"host{n}": "small" for n in range(35)})  # five wait for the first thirty
     argv = [sys.executable, "-c", APPLIES, str(work.folder)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -266,7 +264,7 @@ while :; do sleep 0.1; done
         (KeyboardInterrupt(), KeyboardInterrupt(), False),
     ],
 )
-def test_only_a_second_ctrl_c_keeps_terraform_from_writing_its_state(
+def test_only_a_second_ctrl_c_prevents_the_state(
     tmp_path: Path, first: BaseException, second: BaseException, kept: bool
 ) -> None:
     seconds = [second]
@@ -289,7 +287,7 @@ def test_only_a_second_ctrl_c_keeps_terraform_from_writing_its_state(
     assert (tmp_path / "state").exists() is kept
 
 
-def test_a_clusterctl_that_is_killed_while_it_waits_for_the_state_does_not_hinder_it(tmp_path: Path) -> None:
+def test_kill_while_waiting_for_the_state_does_no_harm(tmp_path: Path) -> None:
     """The kernel tells the reaper, which was told to end before and took that for a second signal."""
     with subprocess.Popen([sys.executable, "-c", WINDS_UP, WRITES_ITS_STATE, tmp_path]) as process:
         while not (tmp_path / "interrupted").exists():

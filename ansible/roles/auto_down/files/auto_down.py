@@ -1,10 +1,10 @@
 #!/usr/bin/python3
-"""Take an idle cluster down: delete its compute instances, then stop the controller, which this runs on.
+"""Take an idle cluster down: delete its compute instances, then stop the controller, on which this runs.
 
-Started by a timer. The cluster is idle while Slurm has no job, nobody is connected by SSH, and no job has
-ended lately. What can't be looked at counts as life: a cluster is never taken down by mistake, and errors are
-tried again at the next tick. The controller is stopped, not deleted: runs that nobody has brought home are on
-its disk. Only the standard library, and any Python from 3.8 on.
+A timer starts this program. The cluster is idle while Slurm has no job, there is no SSH connection, and no
+job has ended recently. A failed check counts as activity, so that a cluster is never taken down by mistake;
+errors are retried at the next tick. The controller is stopped instead of deleted, because uncollected runs
+are on its disk. Needs only the standard library, and Python 3.8 or newer.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from pathlib import Path
 LABELS = {"cluster": "clusterctl-cluster", "cluster_id": "clusterctl-id"}
 GONE = 404
 TIMEOUT_S = 60
-GRACE_S = 120  # from the warning on
+# Time between the warning and the first deletion.
+GRACE_S = 120
 
 
 class Unknown(Exception):  # noqa: N818
-    """Something could not be looked at."""
+    """A check that failed."""
 
 
 class Cluster:
-    """What is known of it: ``settings`` as the role wrote them, ``state`` as the last tick left it."""
+    """The cluster: ``settings`` as the role wrote them, ``state`` from the last tick."""
 
     def __init__(self, settings, uptime_file):
         self.settings = settings
@@ -46,7 +47,7 @@ class Cluster:
         fresh.replace(self.state_file)
 
     def idle_s(self):
-        """Seconds since the last sign of life.
+        """Return the seconds since the last activity.
 
         Raises:
             Unknown: Slurm or the system did not answer.
@@ -59,7 +60,7 @@ class Cluster:
 
 
 def signs_of_life():
-    """Whether Slurm has a job, in any partition, or somebody is connected by SSH."""
+    """Return whether Slurm has a job in any partition, or there is an SSH connection."""
     return bool(
         run("squeue", "--all", "--noheader", "--format=%i")
         or run("ss", "--no-header", "--tcp", "--numeric", "state", "established", "sport = :22")
@@ -67,7 +68,7 @@ def signs_of_life():
 
 
 def last_job_end(window_s):
-    """When the last job of this window ended, in Unix seconds; 0 if none did."""
+    """Return the end of the last job in this window, in Unix seconds; 0 without a job."""
     ends = run(
         "sacct",
         "--allusers",
@@ -82,14 +83,14 @@ def last_job_end(window_s):
 
 
 def run(*argv):
-    """What a command prints; epochs instead of dates.
+    """Return a command's output, with Unix seconds instead of dates.
 
     Raises:
-        Unknown: it failed.
+        Unknown: the command failed.
     """
     env = {**os.environ, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             argv,
             env=env,
             stdin=subprocess.DEVNULL,
@@ -100,13 +101,13 @@ def run(*argv):
         )
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise Unknown(f"{argv[0]}: {exc}") from exc
-    if done.returncode != 0:
-        raise Unknown(f"{argv[0]}: {done.stderr.strip() or done.returncode}")
-    return done.stdout.strip()
+    if result.returncode != 0:
+        raise Unknown(f"{argv[0]}: {result.stderr.strip() or result.returncode}")
+    return result.stdout.strip()
 
 
 class Google:
-    """Compute Engine, as the controller's own account."""
+    """Compute Engine's API, with the controller's service account."""
 
     def __init__(self, settings):
         endpoint = os.environ.get("CLUSTERCTL_GCP_ENDPOINT") or "https://{service}.googleapis.com"
@@ -127,10 +128,10 @@ class Google:
             raise Unknown(f"no token from the metadata server: {exc}") from exc
 
     def call(self, verb, path):
-        """The answer; None where the instance is not there.
+        """Return the answer to a call, if the instance exists.
 
         Raises:
-            Unknown: Google refused, or did not answer.
+            Unknown: Google refused or did not answer.
         """
         headers = {"Authorization": f"Bearer {self.token}"}
         request = urllib.request.Request(f"{self.base}/{path}", method=verb, headers=headers)  # noqa: S310
@@ -146,7 +147,7 @@ class Google:
 
 
 class Log:
-    """The journal, by what is printed, and a file that outlives the journal."""
+    """A log to stdout, which goes to the journal, and to a file that outlives the journal."""
 
     def __init__(self, path):
         self.path = path
@@ -158,49 +159,50 @@ class Log:
 
 
 def take_down(settings, log, dry):
-    """Delete the nodes that are there and, once none is, stop the controller."""
+    """Delete the nodes. Once all are gone, stop the controller."""
     google = Google(settings)
-    if settle(google, settings, log, dry):
-        mine = google.call("GET", settings["controller"])
-        if not is_ours(mine, settings):
-            log(f"{settings['controller']} does not carry this cluster's labels: it is left running")
+    if delete_nodes(google, settings, log, dry):
+        controller = google.call("GET", settings["controller"])
+        if not belongs_to_cluster(controller, settings):
+            log(f"not stopped: {settings['controller']} does not carry this cluster's labels")
             return
         log(
             f"{'would stop' if dry else 'stopping'} {settings['controller']}; `clusterctl up` starts it again"
         )
-        if not dry:  # Google stops no instance with local SSDs without being told what becomes of their data
+        # Google stops an instance with local SSDs only if the request says to discard their data.
+        if not dry:
             google.call("POST", f"{settings['controller']}/stop?discardLocalSsd=true")
 
 
-def settle(google, settings, log, dry):
-    """Ask for the deletion of every node of ours; whether none is there any more."""
-    empty = True
+def delete_nodes(google, settings, log, dry):
+    """Request the deletion of the cluster's nodes, and return whether all of them are gone."""
+    is_empty = True
     for name in settings["hosts"]:
         try:
             instance = google.call("GET", name)
             if instance is None:
                 continue
-            if not is_ours(instance, settings):
-                log(f"{name} does not carry this cluster's labels: it is left alone")
+            if not belongs_to_cluster(instance, settings):
+                log(f"not deleted: {name} does not carry this cluster's labels")
                 continue
-            empty = empty and dry
+            is_empty = is_empty and dry
             log(f"{'would delete' if dry else 'deleting'} {name}")
             if not dry and instance.get("status") != "STOPPING":
                 google.call("DELETE", name)
         except Unknown as exc:
-            empty = False
-            log(f"{exc}; tried again at the next tick")
-    return empty
+            is_empty = False
+            log(f"{exc}; retrying at the next tick")
+    return is_empty
 
 
-def is_ours(instance, settings):
-    """Whether an instance carries the labels of this very cluster."""
+def belongs_to_cluster(instance, settings):
+    """Return whether an instance carries the labels of this cluster."""
     labels = (instance or {}).get("labels", {})
     return all(labels.get(label) == settings[key] for key, label in LABELS.items())
 
 
 def warn(log, text):
-    """Tell whoever is on a terminal of this host."""
+    """Log a text and show it on all terminals of this host."""
     log(text)
     try:
         run("wall", text)
@@ -209,21 +211,23 @@ def warn(log, text):
 
 
 def tick(cluster, log, dry):
-    """Look once, and do what there is to do."""
+    """Check the cluster, and warn or take it down if it is idle."""
     settings, state = cluster.settings, cluster.state
     try:
         idle_s = cluster.idle_s()
     except Unknown as exc:
         state["alive"], state["warned"] = time.time(), None
-        log(f"not known to be idle: {exc}")
+        log(f"could not check whether the cluster is idle: {exc}")
         return
     if idle_s < settings["after_s"]:
         state["warned"] = None
         return
-    if (state["warned"] or 0) < cluster.booted and not dry:  # a warning of before the last stop is none
+    # A warning from before the last stop does not count.
+    if (state["warned"] or 0) < cluster.booted and not dry:
         state["warned"] = time.time()
         warn(
-            log, f"this cluster has been idle for {idle_s / 3600:.1f} h and takes itself down in some minutes"
+            log,
+            f"this cluster has been idle for {idle_s / 3600:.1f} h and takes itself down in a few minutes",
         )
         return
     if not dry and time.time() - state["warned"] < GRACE_S:
@@ -231,7 +235,7 @@ def tick(cluster, log, dry):
     try:
         take_down(settings, log, dry)
     except Unknown as exc:
-        log(f"{exc}; tried again at the next tick")
+        log(f"{exc}; retrying at the next tick")
 
 
 def main():

@@ -1,12 +1,12 @@
 #!/usr/bin/python3 -IS
-"""Slurm's HealthCheckProgram: drains this node when it is unhealthy, and resumes what it drained.
+"""Slurm's HealthCheckProgram: drains this node when it is unhealthy, and resumes it when it is healthy again.
 
-slurmd runs it as root every so often; where there is no Slurm, clusterctl does before each job. An unhealthy
-node is drained with a reason that begins with `clusterctl health:`; its jobs end in peace, and once it is
-healthy it is resumed. A node that somebody else drained is left to them. One that a person resumes stays in
-service while the kernel's log still tells of a fault, or a card sleeps whose link was at fault: they know.
-Thresholds and what the node must have stand in a JSON file beside it. Ends with 1 where the node is
-unhealthy. Runs under the platform's Python, from 3.9 on.
+slurmd runs it regularly as root; without Slurm, clusterctl runs it before each job. An unhealthy node is
+drained with a reason that begins with `clusterctl health:`. Its jobs run to their end, and once the node is
+healthy it is resumed. A node that someone else drained is left alone. If a person resumes the node, it is not
+drained again for the same fault in the kernel's log, nor for the link of a card that is now idle. A JSON file
+holds the thresholds and the expected hardware. The exit code is 1 if the node is unhealthy. Runs with the
+platform's Python, from 3.9 on.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ from pathlib import Path
 from typing import Any
 
 CONFIG = Path("/opt/clusterctl/health.json")
-STATE = Path("/run/clusterctl-health.json")  # gone with a reboot, as the kernel's log is
+# A reboot clears this file, like the kernel's log.
+STATE = Path("/run/clusterctl-health.json")
 PREFIX = "clusterctl health: "
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-DRIVER_S, SHORT_S = 20, 8  # slurmd ends a check after 60 s
+# Timeouts of programs. slurmd kills a check after 60 s.
+DRIVER_S, SHORT_S = 20, 8
 LONGEST_REASON = 240
-COOLED_C = 5  # so much cooler than its limit a drained GPU must be, or it would come and go
+# A drained GPU must cool down to so many degrees below its limit, so that the node does not flap.
+COOLED_C = 5
 
 FIELDS = (
     "index driver_version temperature.gpu ecc.errors.uncorrected.volatile.total pcie.link.width.current "
@@ -37,32 +40,40 @@ FIELDS = (
     "clocks_event_reasons.active mig.mode.current mig.mode.pending retired_pages.pending "
     "remapped_rows.pending remapped_rows.failure fabric.state fabric.status"
 ).split()
-OLD_NAMES = {  # before driver 535
+# Names of fields before driver 535.
+OLD_NAMES = {
     "clocks_event_reasons.active": "clocks_throttle_reasons.active",
     "pcie.link.gen.gpucurrent": "pcie.link.gen.current",
 }
-ROWS = ("remapped_rows.pending", "remapped_rows.failure")  # before driver 570 known to another switch alone
+# Before driver 570, only the option --query-remapped-rows knows these fields.
+REMAPPED_ROWS = ("remapped_rows.pending", "remapped_rows.failure")
 YES = {"Yes", "1"}
-UNTOLD = "[N/A]"
+NOT_AVAILABLE = "[N/A]"
 UNKNOWN_FIELD = re.compile(r'Field "([^"]+)" is not a valid field')
-LOST = re.compile(r"\[(GPU [\w ]+)\]")  # what a card's cells say that does not answer
+# The text in the cells of a card that does not respond.
+LOST = re.compile(r"\[(GPU [\w ]+)\]")
 MANAGER = re.compile(r"Fabric Manager version is\s*:\s*(\S+)")
-LINKED = {"Completed": "Success"}  # the state of a fabric that is ready, and its status
+# The state of a fabric that is ready -> its status.
+LINKED = {"Completed": "Success"}
 NO_FABRIC = {"N/A", "Not Supported"}
-SLOWED = {0x08: "hardware slowdown", 0x40: "too hot, says the hardware", 0x80: "power brake"}
-# Some drivers write no XID of a card that has fallen off the bus, but these three lines.
+SLOWED = {0x08: "hardware slowdown", 0x40: "too hot, as the hardware reports", 0x80: "power brake"}
+# Some drivers write these lines instead of an XID if a card has fallen off the bus.
 FALLEN = re.compile(
     r"^\[\s*(?P<at>\d+\.\d+)\] NVRM: The NVIDIA GPU (?P<where>\S+)\n.*NVRM: .*\n.*NVRM: fallen off the bus",
     re.MULTILINE,
 )
 FALLEN_XID = 79
 XID = re.compile(r"^\[\s*(?P<at>\d+\.\d+)\] .*NVRM: Xid \((?P<where>[^)]*)\): (?P<number>\d+)")
-CHRONY_OFFSET, CHRONY_LEAP = 4, 13  # fields of `chronyc -c tracking`
+# Positions of fields in the output of `chronyc -c tracking`.
+CHRONY_OFFSET, CHRONY_LEAP = 4, 13
 
 
 @dataclass
 class Problem:
-    """What is wrong. ``lasting`` ones count when they are seen twice running; ``past``: not seen now."""
+    """A problem of the node.
+
+    lasting: it counts only if two consecutive checks find it. past: an earlier check found it.
+    """
 
     text: str
     lasting: bool = False
@@ -71,12 +82,13 @@ class Problem:
 
 @dataclass
 class State:
-    """What the last run left.
+    """The state between runs.
 
-    ``drained`` by us, or None where that is not known. Times of the kernel's log: ``xid`` of the newest
-    fault, ``drained_xid`` when the node was drained, ``known_xid`` of the newest that a person knows.
-    ``links``: what counts against those of cards. ``stuck``: a process that hangs in the driver. ``gone``:
-    fields that the driver does not know.
+    drained: whether this program drained the node, if known. seen: problems of the last check.
+    xid, drained_xid, known_xid: times in the kernel's log of the newest fault, of the newest fault when the
+    node was drained, and of the newest fault that a person knows.
+    links: problems of PCIe links. stuck: pid of a process that hangs in the driver.
+    gone: fields that the driver does not know.
     """
 
     drained: bool | None = None
@@ -103,7 +115,7 @@ class State:
 
 @dataclass
 class Answer:
-    """What a program said; ``rc`` is None where it did not end in time, and 127 where there is none."""
+    """The output of a program. ``rc`` is None after a timeout, 127 if the program does not exist."""
 
     rc: int | None
     text: str
@@ -111,7 +123,7 @@ class Answer:
 
 
 def ask(*argv: str, seconds: float = SHORT_S) -> Answer:
-    """Run a program for so long at most; one that hangs in the driver can't be waited for, even killed."""
+    """Run a program with a timeout. Don't wait after killing it, because it may hang in the driver."""
     try:
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -128,82 +140,89 @@ def ask(*argv: str, seconds: float = SHORT_S) -> Answer:
 
 
 def gpus(config: dict[str, Any], state: State) -> Iterator[Problem]:
-    """The driver, the number of cards, and each card."""
-    wanted = config.get("gpus", {})
-    if not wanted.get("cards"):
+    """Check the driver, the number of cards, and each card."""
+    expected = config.get("gpus", {})
+    if not expected.get("cards"):
         return
     if state.stuck and Path(f"/proc/{state.stuck}").exists():
-        yield Problem("nvidia-smi still hangs: the driver does not answer")
+        yield Problem("nvidia-smi still hangs: the driver does not respond")
         return
-    answer, asked = query(state)
+    answer, fields = query(state)
     state.stuck = answer.pid if answer.rc is None else 0
     if answer.rc is None:
         yield Problem(f"nvidia-smi did not end within {DRIVER_S} s")
         return
     rows = [[cell.strip() for cell in line.split(",")] for line in answer.text.splitlines() if line]
-    told = [dict(zip(asked, row)) for row in rows if len(row) == len(asked)]  # noqa: B905 - 3.9 has no strict
-    if set(ROWS) <= set(state.gone):
-        for card, more in zip(told, remapped_rows(len(told))):  # noqa: B905
-            card.update(more)
-    cards = [{**dict.fromkeys(FIELDS, UNTOLD), **card} for card in told]
+    answered = [dict(zip(fields, row)) for row in rows if len(row) == len(fields)]  # noqa: B905 - 3.9 has no strict
+    if set(REMAPPED_ROWS) <= set(state.gone):
+        for card, values in zip(answered, remapped_rows(len(answered))):  # noqa: B905
+            card.update(values)
+    cards = [{**dict.fromkeys(FIELDS, NOT_AVAILABLE), **card} for card in answered]
     if answer.rc and not any(LOST.search(str(card)) for card in cards):
-        said = (answer.text.splitlines() or ["no answer"])[0][:120]
-        known = [text for words, text in config["faults"].items() if words in said]
-        yield Problem(": ".join(["nvidia-smi", said, *known[:1]]))
+        error = (answer.text.splitlines() or ["no answer"])[0][:120]
+        meanings = [text for words, text in config["faults"].items() if words in error]
+        yield Problem(": ".join(["nvidia-smi", error, *meanings[:1]]))
         return
-    if len(cards) != wanted["cards"]:
-        yield Problem(f"{len(cards)} GPUs answer, and not {wanted['cards']}")
+    if len(cards) != expected["cards"]:
+        yield Problem(f"{len(cards)} GPUs respond instead of {expected['cards']}")
     for card in cards:
-        yield from one_gpu(card, config, state)
-    if wanted.get("parts"):
-        yield from parts(wanted["parts"])
+        yield from check_gpu(card, config, state)
+    if expected.get("parts"):
+        yield from mig_devices(expected["parts"])
 
 
 def query(state: State) -> tuple[Answer, list[str]]:
-    """The fields of every card that the driver knows, under these names or old ones, and which these are."""
+    """Query the fields of all cards that the driver knows, and return the output and the fields' names."""
     while True:
         names = {name: OLD_NAMES.get(name, "") if name in state.gone else name for name in FIELDS}
-        asked = {name: own for name, own in names.items() if own and (own == name or own not in state.gone)}
-        argv = (f"--query-gpu={','.join(asked.values())}", "--format=csv,noheader,nounits")
+        queried_names = {
+            name: queried
+            for name, queried in names.items()
+            if queried and (queried == name or queried not in state.gone)
+        }
+        argv = (f"--query-gpu={','.join(queried_names.values())}", "--format=csv,noheader,nounits")
         answer = ask("nvidia-smi", *argv, seconds=DRIVER_S)
         unknown = UNKNOWN_FIELD.search(answer.text)
-        if not answer.rc or not unknown or unknown[1] not in asked.values():
-            return answer, list(asked)
+        if not answer.rc or not unknown or unknown[1] not in queried_names.values():
+            return answer, list(queried_names)
         state.gone.append(unknown[1])
 
 
 def remapped_rows(cards: int) -> list[dict[str, str]]:
-    """What each of so many cards says of its remapped rows; nothing if they are not as many there."""
-    answer = ask("nvidia-smi", f"--query-remapped-rows={','.join(ROWS)}", "--format=csv,noheader")
+    """Return the fields on remapped rows for each card; empty if not all cards respond."""
+    answer = ask("nvidia-smi", f"--query-remapped-rows={','.join(REMAPPED_ROWS)}", "--format=csv,noheader")
     lines = answer.text.splitlines()
-    known = answer.rc == 0 and len(lines) == cards
-    return [dict(zip(ROWS, line.split(", "))) for line in lines] if known else []  # noqa: B905
+    is_complete = answer.rc == 0 and len(lines) == cards
+    return [dict(zip(REMAPPED_ROWS, line.split(", "))) for line in lines] if is_complete else []  # noqa: B905
 
 
-def one_gpu(card: dict[str, str], config: dict[str, Any], state: State) -> Iterator[Problem]:
-    """What a card does not tell (``[N/A]``) is not judged."""
+def check_gpu(card: dict[str, str], config: dict[str, Any], state: State) -> Iterator[Problem]:
+    """Check a card. Fields without a value (``[N/A]``) are skipped."""
     value = {name: number(text) for name, text in card.items()}
     name = f"GPU {card['index']}"
     if lost := LOST.search(" ".join(card.values())):
-        means = [text for words, text in config["faults"].items() if words in lost[1]]
-        yield Problem(": ".join([name, lost[1], *means[:1]]))
+        meanings = [text for words, text in config["faults"].items() if words in lost[1]]
+        yield Problem(": ".join([name, lost[1], *meanings[:1]]))
         return
     yield from (Problem(f"{name}: {text}") for key, text in config["flags"].items() if card[key] in YES)
     fabric = card["fabric.state"].strip("[]")
     if fabric not in NO_FABRIC and card["fabric.status"] != LINKED.get(fabric):
-        why = card["fabric.status"] if fabric in LINKED else fabric
-        yield Problem(f"{name}: its NVLink fabric is {why}: {manager(card['driver_version'])}", lasting=True)
+        status = card["fabric.status"] if fabric in LINKED else fabric
+        yield Problem(
+            f"{name}: its NVLink fabric is {status}: {fabric_manager_hint(card['driver_version'])}",
+            lasting=True,
+        )
     now, then = card["mig.mode.current"], card["mig.mode.pending"]
     if {now, then} == {"Enabled", "Disabled"}:
-        yield Problem(f"{name}: MIG is {now}, and {then} after a boot: boot the node", lasting=True)
+        yield Problem(f"{name}: MIG is {now} now, but {then} after a reboot: reboot the node", lasting=True)
     limit = config["gpu_temperature_c"] - (COOLED_C if state.drained else 0)
     heat = value["temperature.gpu"]
     if heat is not None and heat > limit:
-        yield Problem(f"{name}: {heat} C, and {config['gpu_temperature_c']} are allowed")
+        yield Problem(f"{name}: {heat} C, the limit is {config['gpu_temperature_c']} C")
     if value["ecc.errors.uncorrected.volatile.total"]:
         count = value["ecc.errors.uncorrected.volatile.total"]
         yield Problem(f"{name}: {count} memory errors that ECC could not correct")
-    yield from link(name, value, state, at_work=card["pstate"] == "P0")
+    yield from check_link(name, value, state, at_work=card["pstate"] == "P0")
     if card["compute_mode"] == "Prohibited":
         yield Problem(f"{name}: its compute mode forbids all work")
     reasons = value["clocks_event_reasons.active"] or 0
@@ -213,31 +232,32 @@ def one_gpu(card: dict[str, str], config: dict[str, Any], state: State) -> Itera
 
 
 @cache
-def manager(driver: str) -> str:
-    """What the fabric manager's version tells of a fabric that is not ready."""
-    found = MANAGER.search(ask("nv-fabricmanager", "--version").text)
-    if found and found[1] != driver:
-        return f"nvidia-fabricmanager is {found[1]}, and works with its own driver alone, not with {driver}"
+def fabric_manager_hint(driver: str) -> str:
+    """Return a hint on a fabric that is not ready, by the version of the fabric manager."""
+    match = MANAGER.search(ask("nv-fabricmanager", "--version").text)
+    if match and match[1] != driver:
+        return f"nvidia-fabricmanager {match[1]} works only with the same driver version, not with {driver}"
     return "see nvidia-fabricmanager"
 
 
-def link(name: str, value: dict[str, int | None], state: State, *, at_work: bool) -> Iterator[Problem]:
-    """The PCIe link of a card, which is slower and narrower to save power while the card is not at work.
+def check_link(name: str, value: dict[str, int | None], state: State, *, at_work: bool) -> Iterator[Problem]:
+    """Check the PCIe link of a card.
 
-    What drained the node counts until the card is at work again: asleep it would come back into service.
+    The link of an idle card is slower and narrower, to save power. After the link has drained the node, its
+    problem counts until the card is busy again; otherwise the idle node would be resumed.
     """
-    known = [text for text in state.links if text.startswith(f"{name}: ")]
+    earlier = [text for text in state.links if text.startswith(f"{name}: ")]
     if not at_work and state.drained:
-        yield from (Problem(text, past=True) for text in known)
+        yield from (Problem(text, past=True) for text in earlier)
         return
-    found = list(link_at_work(name, value)) if at_work else []
-    counts = [one.text for one in found if shape(one.text) in state.seen]
-    state.links = [text for text in state.links if text not in known] + counts
-    yield from found
+    problems = list(check_busy_link(name, value)) if at_work else []
+    lasting = [problem.text for problem in problems if without_numbers(problem.text) in state.seen]
+    state.links = [text for text in state.links if text not in earlier] + lasting
+    yield from problems
 
 
-def link_at_work(name: str, value: dict[str, int | None]) -> Iterator[Problem]:
-    """At full clock, behind which the link may lag for a moment."""
+def check_busy_link(name: str, value: dict[str, int | None]) -> Iterator[Problem]:
+    """Check the link of a busy card. It may lag for a moment, so that the problems are ``lasting``."""
     width, widest = value["pcie.link.width.current"], value["pcie.link.width.max"]
     if width is not None and widest is not None and width < widest:
         yield Problem(f"{name}: PCIe x{width} instead of x{widest}", lasting=True)
@@ -253,31 +273,33 @@ def number(text: str) -> int | None:
         return None
 
 
-def parts(wanted: int) -> Iterator[Problem]:
+def mig_devices(expected: int) -> Iterator[Problem]:
     answer = ask("nvidia-smi", "--list-gpus", seconds=DRIVER_S)
-    found = answer.text.count("UUID: MIG-")
-    if answer.rc == 0 and found != wanted:
-        yield Problem(f"{found} MIG devices, and not {wanted}")
+    count = answer.text.count("UUID: MIG-")
+    if answer.rc == 0 and count != expected:
+        yield Problem(f"{count} MIG devices instead of {expected}")
 
 
 def kernel(config: dict[str, Any], state: State) -> Iterator[Problem]:
-    """The newest fault of a GPU that the kernel's log tells of, unless a person knows it."""
+    """Check for a GPU fault in the kernel's log that no person knows yet."""
     if not config.get("gpus", {}).get("cards"):
         return
     grave = set(config["xids"])
-    said = ask("dmesg").text
-    lines = [match for match in map(XID.match, said.splitlines()) if match]
-    told = [
-        (float(one["at"]), int(one["number"]), one["where"]) for one in lines if int(one["number"]) in grave
+    log = ask("dmesg").text
+    lines = [match for match in map(XID.match, log.splitlines()) if match]
+    faults = [
+        (float(match["at"]), int(match["number"]), match["where"])
+        for match in lines
+        if int(match["number"]) in grave
     ]
-    told += [(float(one["at"]), FALLEN_XID, one["where"]) for one in FALLEN.finditer(said)]
-    state.xid, number, where = max(told, default=(-1.0, 0, ""))
+    faults += [(float(match["at"]), FALLEN_XID, match["where"]) for match in FALLEN.finditer(log)]
+    state.xid, number, where = max(faults, default=(-1.0, 0, ""))
     if state.xid > state.known_xid:
         yield Problem(f"XID {number} at {where} in the kernel's log")
 
 
 def disks(config: dict[str, Any], _: State) -> Iterator[Problem]:
-    """Space and inodes of each file system that a job needs, once each."""
+    """Check the free space and inodes of each file system that jobs need."""
     devices = set()
     for path in config["disks"]:
         try:
@@ -291,13 +313,13 @@ def disks(config: dict[str, Any], _: State) -> Iterator[Problem]:
         devices.add(device)
         free_mib = room.f_bavail * room.f_frsize >> 20
         if free_mib < config["disk_free_mib"]:
-            yield Problem(f"{path} has {free_mib} MiB free, and needs {config['disk_free_mib']}")
+            yield Problem(f"{path} has {free_mib} MiB free, but needs {config['disk_free_mib']}")
         elif room.f_files and not room.f_favail:
-            yield Problem(f"{path} has no inodes free")
+            yield Problem(f"{path} has no free inodes")
 
 
 def clock(config: dict[str, Any], _: State) -> Iterator[Problem]:
-    """Where chrony runs: a clock that is off makes munge refuse every message."""
+    """Check the clock, if chrony runs. With a wrong clock, munge rejects every message."""
     answer = ask("chronyc", "-c", "tracking")
     cells = answer.text.split(",")
     if answer.rc or len(cells) <= CHRONY_LEAP or cells[CHRONY_LEAP] == "Not synchronised":
@@ -307,19 +329,19 @@ def clock(config: dict[str, Any], _: State) -> Iterator[Problem]:
     except ValueError:
         return
     if abs(offset) > config["clock_offset_s"]:
-        yield Problem(f"the clock is off by {abs(offset):.1f} s")
+        yield Problem(f"the clock is wrong by {abs(offset):.1f} s")
 
 
 @dataclass
 class Node:
-    """This node in Slurm's eyes."""
+    """This node's state in Slurm."""
 
     name: str
     drained: bool
     reason: str
 
     @classmethod
-    def look(cls, name: str) -> Node | None:
+    def read(cls, name: str) -> Node | None:
         answer = ask("scontrol", "--oneliner", "show", "node", name)
         state = re.search(r"\bState=(\S+)", answer.text)
         if answer.rc or not state:
@@ -328,7 +350,7 @@ class Node:
         return cls(name, "DRAIN" in state[1], reason[1] if reason else "")
 
     @property
-    def ours(self) -> bool:
+    def drained_by_us(self) -> bool:
         return self.drained and self.reason.startswith(PREFIX.strip())
 
     def update(self, *words: str) -> bool:
@@ -336,39 +358,44 @@ class Node:
 
 
 def act(problems: list[Problem], state: State, name: str) -> None:
-    """Drain or resume the node, if either is to be done. With no word of the controller's, nothing is."""
+    """Drain or resume the node if necessary. Do nothing if the controller does not answer."""
     if not problems and state.drained is False:
         return
-    node = Node.look(name)
+    node = Node.read(name)
     if node is None:
         return
-    if state.drained and not node.drained:  # a person resumed it, and knows what it was drained for
-        past = {one.text for one in problems if one.past}
+    # A person has resumed the node, and so knows its problems.
+    if state.drained and not node.drained:
+        past = {problem.text for problem in problems if problem.past}
         state.links = [text for text in state.links if text not in past]
         state.known_xid = max(state.known_xid, state.drained_xid)
         if state.xid <= state.known_xid:
-            past |= {one.text for one in problems if one.text.startswith("XID ")}
-        problems[:] = [one for one in problems if one.text not in past]
-    reason = (PREFIX + "; ".join(one.text for one in problems))[:LONGEST_REASON]
+            past |= {problem.text for problem in problems if problem.text.startswith("XID ")}
+        problems[:] = [problem for problem in problems if problem.text not in past]
+    reason = (PREFIX + "; ".join(problem.text for problem in problems))[:LONGEST_REASON]
     if not problems:
-        state.drained = node.ours and not node.update("State=UNDRAIN")
-    elif not node.drained or (node.ours and shape(node.reason) != shape(reason)):
+        state.drained = node.drained_by_us and not node.update("State=UNDRAIN")
+    elif not node.drained or (node.drained_by_us and without_numbers(node.reason) != without_numbers(reason)):
         state.drained, state.drained_xid = node.update("State=DRAIN", f"Reason={reason}"), state.xid
     else:
-        state.drained = node.ours
+        state.drained = node.drained_by_us
 
 
-def shape(text: str) -> str:
-    """Without numbers, which change from one look to the next."""
+def without_numbers(text: str) -> str:
+    """Return the text without numbers, which change from check to check."""
     return re.sub(r"\d+(\.\d+)?", "#", text)
 
 
 def main() -> int:
     config = json.loads(CONFIG.read_text())
     state = State.read()
-    found = [problem for check in (gpus, kernel, disks, clock) for problem in check(config, state)]
-    before, state.seen = set(state.seen), [shape(one.text) for one in found]
-    problems = [one for one in found if not one.lasting or shape(one.text) in before]
+    candidates = [problem for check in (gpus, kernel, disks, clock) for problem in check(config, state)]
+    earlier_shapes, state.seen = set(state.seen), [without_numbers(problem.text) for problem in candidates]
+    problems = [
+        problem
+        for problem in candidates
+        if not problem.lasting or without_numbers(problem.text) in earlier_shapes
+    ]
     act(problems, state, config["node"])
     state.write()
     for problem in problems:

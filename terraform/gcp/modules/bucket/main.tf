@@ -1,9 +1,9 @@
-# Datasets in, results out. A bucket that holds anything is not deleted with the cluster: force_destroy is off, so
-# that Google refuses. prevent_destroy would refuse to delete an empty one too, and all else with it.
+# A bucket for datasets and results. Without force_destroy, Google refuses to delete a bucket with objects, so it outlives
+# the cluster. prevent_destroy would also prevent the deletion of an empty bucket and of all other resources.
 
 resource "google_storage_bucket" "cluster" {
-  #checkov:skip=CKV_GCP_62: who reads a training set is not worth a second bucket; Cloud Audit Logs has it where it is
-  #checkov:skip=CKV_GCP_78: old versions of checkpoints would be paid for and never read
+  #checkov:skip=CKV_GCP_62: access logs of a training set are not worth a second bucket; Cloud Audit Logs can record them
+  #checkov:skip=CKV_GCP_78: old versions of checkpoints would be billed and never read
   count = var.bucket.create ? 1 : 0
 
   project                     = var.project

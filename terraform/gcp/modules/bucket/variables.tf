@@ -9,7 +9,7 @@ variable "region" {
 }
 
 variable "bucket" {
-  description = "Its name, and whether it is made here or there already."
+  description = "Name of the bucket, and whether to create it."
   type = object({
     name   = string
     create = bool
@@ -17,12 +17,12 @@ variable "bucket" {
 }
 
 variable "members" {
-  description = "Role -> who may read and write it, as IAM spells a member."
+  description = "Role -> IAM member that may read and write the bucket."
   type        = map(string)
 }
 
 variable "kms_key" {
-  description = "Key that a new bucket is encrypted with; null for Google's own."
+  description = "Key that encrypts a new bucket. Null for Google's own key."
   type        = string
   default     = null
 }

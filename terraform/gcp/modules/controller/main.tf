@@ -1,5 +1,5 @@
-# The host with Slurm's daemons and, without Filestore, the shared folder: what can be changed on it is changed in
-# place, for a new one would have neither the users' files nor Slurm's records.
+# The host with Slurm's daemons and, without Filestore, the shared folder. It is changed in place if possible, because a
+# new host would have neither the users' files nor Slurm's records.
 
 module "host" {
   source = "../instance"

@@ -1,4 +1,4 @@
 output "host" {
-  description = "Where the controller is, and what it is."
+  description = "Address and properties of the controller."
   value       = module.host.host
 }

@@ -1,15 +1,15 @@
 variable "host" {
-  description = "What the controller is, with its name; the instance module knows the type."
+  description = "Properties of the controller, with its name. The module instance declares the type."
   type        = any
 }
 
 variable "common" {
-  description = "What all hosts have in common; the instance module knows the type."
+  description = "Common properties of all hosts. The module instance declares the type."
   type        = any
 }
 
 variable "service_account" {
-  description = "Email of the account that the controller acts as."
+  description = "Email of the controller's service account."
   type        = string
 }
 
@@ -19,7 +19,7 @@ variable "manageable" {
 }
 
 variable "shared_disks" {
-  description = "Ids of the disks of the shared folder that outlives the cluster: one, or none."
+  description = "Id of the kept shared folder's disk. Empty without a disk."
   type        = list(string)
   default     = []
 }

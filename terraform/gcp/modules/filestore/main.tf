@@ -1,11 +1,12 @@
-# A shared folder that outlives the controller. Root is root on it: Ansible makes the homes there.
+# A shared folder that outlives the controller. Root has root's rights on it, so that Ansible can create homes.
 
 resource "google_filestore_instance" "shared" {
-  project      = var.project
-  name         = var.name
-  location     = var.location
-  tier         = var.settings.tier
-  kms_key_name = startswith(var.settings.tier, "BASIC") ? null : var.kms_key # Google has no keys for basic tiers
+  project  = var.project
+  name     = var.name
+  location = var.location
+  tier     = var.settings.tier
+  # Google does not support keys for basic tiers.
+  kms_key_name = startswith(var.settings.tier, "BASIC") ? null : var.kms_key
   labels       = var.labels
 
   file_shares {

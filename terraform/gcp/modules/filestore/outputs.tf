@@ -1,14 +1,14 @@
 output "address" {
-  description = "Address that it is mounted from."
+  description = "Address of the NFS server."
   value       = google_filestore_instance.shared.networks[0].ip_addresses[0]
 }
 
 output "range" {
-  description = "Addresses that it calls the hosts from."
+  description = "Address range from which the instance calls the hosts."
   value       = google_filestore_instance.shared.networks[0].reserved_ip_range
 }
 
 output "share" {
-  description = "Name of what is mounted."
+  description = "Name of the share."
   value       = google_filestore_instance.shared.file_shares[0].name
 }

@@ -9,12 +9,12 @@ variable "name" {
 }
 
 variable "location" {
-  description = "Its zone, or its region if it is regional."
+  description = "Zone of the instance, or region of a regional instance."
   type        = string
 }
 
 variable "settings" {
-  description = "Its tier and its size."
+  description = "Tier and size of the instance."
   type = object({
     tier         = string
     capacity_gib = number
@@ -22,18 +22,18 @@ variable "settings" {
 }
 
 variable "network" {
-  description = "Id of the network that it is reached on."
+  description = "Id of the network of the instance."
   type        = string
 }
 
 variable "cidr" {
-  description = "Addresses that may mount it; null for all of the network."
+  description = "Addresses that may mount the instance. Null for all addresses of the network."
   type        = string
   default     = null
 }
 
 variable "kms_key" {
-  description = "Key that it is encrypted with; null for Google's own."
+  description = "Key that encrypts the storage. Null for Google's own key."
   type        = string
   default     = null
 }

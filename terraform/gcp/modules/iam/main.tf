@@ -1,4 +1,4 @@
-# One account a role. Hosts may write logs and metrics; whatever else one may do is granted where that thing is made.
+# A service account for each role. All may write logs and metrics. Modules grant other rights with their resources.
 
 locals {
   roles = {

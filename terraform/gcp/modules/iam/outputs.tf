@@ -1,9 +1,9 @@
 output "emails" {
-  description = "Role -> the email of its service account."
+  description = "Role -> email of its service account."
   value       = { for role, account in google_service_account.role : role => account.email }
 }
 
 output "members" {
-  description = "Role -> its service account, as IAM spells a member."
+  description = "Role -> its service account as an IAM member."
   value       = { for role, account in google_service_account.role : role => account.member }
 }

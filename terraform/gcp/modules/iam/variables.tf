@@ -4,16 +4,16 @@ variable "project" {
 }
 
 variable "prefix" {
-  description = "First part of the accounts' names."
+  description = "Prefix of the accounts' names."
   type        = string
 
   validation {
     condition     = length(var.prefix) <= 28
-    error_message = "A service account's name has at most 30 characters, two of which tell the role."
+    error_message = "A service account's name has at most 30 characters, and the role needs two of them."
   }
 }
 
 variable "mark" {
-  description = "Words in the description of what can't carry labels, by which teardown finds it."
+  description = "Text in the description of resources without labels, by which teardown finds them."
   type        = string
 }

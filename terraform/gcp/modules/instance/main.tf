@@ -1,4 +1,4 @@
-# One host, its disks, and who may take it down.
+# A host, its disks, and the right to delete or stop it.
 
 locals {
   image = join("/", compact([
@@ -7,13 +7,13 @@ locals {
     coalesce(var.host.image.family, var.host.image.name),
   ]))
 
-  # Google can neither migrate GPUs and close neighbours nor restart what it sells as spot.
+  # Google can't migrate hosts with GPUs or compact placement, and can't restart spot machines.
   fixed      = var.host.has_gpu || var.host.spot || var.host.placement != null
   restarting = !var.host.spot && var.host.placement == null
 
   provisioning_model = var.host.spot ? "SPOT" : var.host.reservation_bound ? "RESERVATION_BOUND" : "STANDARD"
 
-  # What makes a disk another one is in its name, in few letters: 63 are allowed.
+  # The name of a disk contains the properties that make it another disk, shortened to the limit of 63 characters.
   extra_disks = {
     for index, disk in var.host.extra_disks : tostring(index) => merge(disk, {
       name = "${var.name}-x${index}-${substr(sha1(join(" ", compact([disk.type, var.common.kms_key]))), 0, 6)}"
@@ -21,7 +21,7 @@ locals {
   }
 }
 
-# What a host is made anew for. The image counts as it is asked for: a newer one of a family replaces no host.
+# Changes that replace a host. The image counts as requested: a newer image of the family does not replace hosts.
 resource "terraform_data" "shape" {
   input = merge(
     {
@@ -56,26 +56,28 @@ resource "google_compute_disk" "extra" {
     }
   }
 
-  # Another disk in its place has another name, and the old one goes when the host no longer has it.
+  # A replacement has another name, so that the old disk is deleted after it is detached from the host.
   lifecycle {
     create_before_destroy = true
   }
 }
 
 resource "google_compute_instance" "host" {
-  project                   = var.common.project
-  zone                      = var.common.zone
-  name                      = var.name
-  machine_type              = var.host.machine_type
-  labels                    = var.common.labels
-  can_ip_forward            = false
-  resource_policies         = var.placement_policy == null ? [] : [var.placement_policy]
-  desired_status            = "RUNNING" # one that was stopped, or taken away by Google, is started again
+  project           = var.common.project
+  zone              = var.common.zone
+  name              = var.name
+  machine_type      = var.host.machine_type
+  labels            = var.common.labels
+  can_ip_forward    = false
+  resource_policies = var.placement_policy == null ? [] : [var.placement_policy]
+  # A host that was stopped, or preempted by Google, is started again.
+  desired_status            = "RUNNING"
   allow_stopping_for_update = var.stop_to_change
 
   metadata = {
-    block-project-ssh-keys  = "TRUE"
-    enable-guest-attributes = "TRUE" # the host publishes its SSH host keys there
+    block-project-ssh-keys = "TRUE"
+    # The host publishes its SSH host keys as guest attributes.
+    enable-guest-attributes = "TRUE"
     enable-oslogin          = "FALSE"
     serial-port-enable      = "FALSE"
     ssh-keys                = var.common.ssh_keys
@@ -165,8 +167,9 @@ resource "google_compute_instance" "host" {
   }
 
   service_account {
-    email  = var.service_account
-    scopes = ["cloud-platform"] # what it may do is a matter of IAM
+    email = var.service_account
+    # IAM alone restricts the account.
+    scopes = ["cloud-platform"]
   }
 
   shielded_instance_config {
@@ -176,8 +179,8 @@ resource "google_compute_instance" "host" {
   }
 
   lifecycle {
-    # Which image a family stood for, and a boot disk's labels, are of the day it was made. Some machine types
-    # bring local SSDs by themselves.
+    # The image of a family and the labels of a boot disk are those of its creation. Some machine types
+    # include local SSDs.
     ignore_changes = [
       boot_disk[0].initialize_params[0].image,
       boot_disk[0].initialize_params[0].labels,
@@ -187,7 +190,7 @@ resource "google_compute_instance" "host" {
   }
 }
 
-# The least of Google's own roles that can delete and stop, on this host alone. A host's grants go with it.
+# Google's smallest role that can delete and stop hosts, for this host only. The grant is deleted with the host.
 resource "google_compute_instance_iam_member" "manager" {
   count = var.manageable ? 1 : 0
 

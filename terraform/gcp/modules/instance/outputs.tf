@@ -1,5 +1,5 @@
 output "host" {
-  description = "Where the host is, and what it is."
+  description = "Address and properties of the host."
   value = {
     address      = google_compute_instance.host.network_interface[0].network_ip
     zone         = google_compute_instance.host.zone

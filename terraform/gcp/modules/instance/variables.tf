@@ -1,10 +1,10 @@
 variable "name" {
-  description = "The hostname."
+  description = "Hostname."
   type        = string
 }
 
 variable "host" {
-  description = "What the host is: see hosts of the root module."
+  description = "Properties of the host, as in hosts of the root module."
   type = object({
     role         = string
     partition    = optional(string)
@@ -40,7 +40,7 @@ variable "host" {
 }
 
 variable "common" {
-  description = "What all hosts have in common. manager is who may delete or stop them, null for nobody."
+  description = "Common properties of all hosts. manager is the IAM member that may delete or stop them, or null."
   type = object({
     project     = string
     zone        = string
@@ -54,29 +54,29 @@ variable "common" {
 }
 
 variable "service_account" {
-  description = "Email of the account that the host acts as."
+  description = "Email of the host's service account."
   type        = string
 }
 
 variable "placement_policy" {
-  description = "Id of the placement policy that the host is in; null for none."
+  description = "Id of the host's placement policy. Null without a policy."
   type        = string
   default     = null
 }
 
 variable "manageable" {
-  description = "Whether common.manager is somebody, which is known before who it is."
+  description = "Whether common.manager is set, which is known before its value."
   type        = bool
   default     = false
 }
 
 variable "stop_to_change" {
-  description = "Stop the host and change it in place, where it can't be changed while it runs; else it is replaced."
+  description = "Whether to stop the host for changes that need that. Otherwise the host is replaced."
   type        = bool
 }
 
 variable "shared_disks" {
-  description = "Ids of the disks of the shared folder that outlives the cluster: one, or none."
+  description = "Id of the kept shared folder's disk. Empty without a disk."
   type        = list(string)
   default     = []
 }

@@ -1,6 +1,6 @@
-# A network without a way in but IAP's tunnel to SSH, and a way out by NAT. Hosts have no public addresses.
-# On a network that is there already only the firewall's rules are made, and only for the cluster's hosts;
-# the way out is then that network's.
+# A network that is reachable only by SSH through IAP's tunnel, with internet access through NAT. Hosts have no public
+# addresses. On an existing network, only firewall rules for the cluster's hosts are created, and internet access is up
+# to that network.
 
 locals {
   new = var.network.network == null
@@ -16,7 +16,8 @@ locals {
     : "projects/${var.project}/regions/${var.region}/subnetworks/${var.network.subnetwork}"
   )
 
-  iap = "35.235.240.0/20" # where the tunnels of Identity-Aware Proxy come from
+  # Source addresses of the tunnels of Identity-Aware Proxy.
+  iap = "35.235.240.0/20"
 }
 
 resource "google_compute_network" "cluster" {
@@ -27,11 +28,12 @@ resource "google_compute_network" "cluster" {
   description             = var.mark
   auto_create_subnetworks = false
   routing_mode            = "REGIONAL"
-  mtu                     = 8896 # the largest: gradients travel in fewer packets
+  # The largest MTU, so that gradients need fewer packets.
+  mtu = 8896
 }
 
 resource "google_compute_subnetwork" "cluster" {
-  #checkov:skip=CKV_GCP_26: flow logs are billed by what is sent, and training sends terabytes between nodes that trust each other
+  #checkov:skip=CKV_GCP_26: flow logs are billed by traffic, and training sends terabytes between nodes that trust each other
   count = local.new ? 1 : 0
 
   project                  = var.project
@@ -107,8 +109,8 @@ resource "google_compute_firewall" "internal" {
   }
 }
 
-# NFSv3's locks are called back: by portmapper, statd and lockd of the host, whose ports differ. Filestore has NFS 4.1 in
-# its higher tiers only, and with Kerberos.
+# NFSv3's locks need calls back to portmapper, statd and lockd of the host, with varying ports. Filestore has NFS 4.1
+# only in its higher tiers, and with Kerberos.
 resource "google_compute_firewall" "filestore" {
   count = length(var.filestore_ranges)
 
@@ -130,7 +132,7 @@ resource "google_compute_firewall" "filestore" {
   }
 }
 
-# A network that is there already may let in more than a new one; not to these hosts.
+# An existing network may allow more traffic than a new network, but not to these hosts.
 resource "google_compute_firewall" "deny" {
   project                 = var.project
   name                    = "${var.prefix}-deny"

@@ -4,11 +4,11 @@ output "network" {
 }
 
 output "subnetwork" {
-  description = "Id of the subnetwork that hosts are on."
+  description = "Id of the hosts' subnetwork."
   value       = local.subnetwork
 }
 
 output "cidr" {
-  description = "The subnetwork's addresses; null for one that was there already."
+  description = "Address range of the subnetwork. Null for an existing subnetwork."
   value       = local.new ? google_compute_subnetwork.cluster[0].ip_cidr_range : null
 }

@@ -9,17 +9,17 @@ variable "region" {
 }
 
 variable "prefix" {
-  description = "First part of the names of what is made."
+  description = "Prefix of the names of the resources."
   type        = string
 }
 
 variable "mark" {
-  description = "Words in the description of what can't carry labels, by which teardown finds it."
+  description = "Text in the description of resources without labels, by which teardown finds them."
   type        = string
 }
 
 variable "network" {
-  description = "Addresses of a new subnetwork; or the names of a network and a subnetwork that are there."
+  description = "Address range of a new subnetwork, or the names of an existing network and subnetwork."
   type = object({
     cidr       = string
     network    = optional(string)
@@ -28,12 +28,12 @@ variable "network" {
 }
 
 variable "filestore_ranges" {
-  description = "Addresses of the Filestore instance: one range, or none."
+  description = "Address range of the Filestore instance. Empty without an instance."
   type        = list(string)
   default     = []
 }
 
 variable "service_accounts" {
-  description = "Emails of the accounts that the cluster's hosts act as: the firewall knows hosts by them."
+  description = "Emails of the hosts' service accounts, by which the firewall identifies hosts."
   type        = list(string)
 }

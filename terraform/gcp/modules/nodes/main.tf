@@ -1,5 +1,5 @@
-# The nodes, by hostname: another number of nodes touches only those that come or go. A node has nothing that is
-# not put there again, so one that is changed is replaced.
+# The nodes, by hostname, so that another number of nodes changes only new and removed nodes. A changed node is
+# replaced, because all its data can be restored.
 
 resource "google_compute_resource_policy" "compact" {
   for_each = var.placements

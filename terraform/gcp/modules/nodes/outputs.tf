@@ -1,4 +1,4 @@
 output "hosts" {
-  description = "Where the nodes are, and what they are, by hostname."
+  description = "Hostname -> address and properties of the node."
   value       = { for name, node in module.node : name => node.host }
 }

@@ -9,27 +9,27 @@ variable "region" {
 }
 
 variable "hosts" {
-  description = "The nodes by their hostname; the instance module knows the type."
+  description = "Hostname -> node. The module instance declares the type."
   type        = any
 }
 
 variable "placements" {
-  description = "Names of the compact placement policies that nodes are in."
+  description = "Names of the compact placement policies of the nodes."
   type        = set(string)
 }
 
 variable "mark" {
-  description = "Words in the description of what can't carry labels, by which teardown finds it."
+  description = "Text in the description of resources without labels, by which teardown finds them."
   type        = string
 }
 
 variable "common" {
-  description = "What all hosts have in common; the instance module knows the type."
+  description = "Common properties of all hosts. The module instance declares the type."
   type        = any
 }
 
 variable "service_account" {
-  description = "Email of the account that nodes act as."
+  description = "Email of the nodes' service account."
   type        = string
 }
 

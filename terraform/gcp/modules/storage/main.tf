@@ -1,5 +1,5 @@
-# The shared folder of a cluster that keeps its storage: a disk of the controller, or a Filestore instance. It is taken
-# out of the state before the cluster is destroyed, and imported by the next cluster; Terraform never deletes it.
+# The shared folder of a cluster with storage.keep: a disk of the controller, or a Filestore instance. It is removed
+# from the state before the cluster is destroyed, and imported by the next cluster. Terraform never deletes it.
 
 resource "google_compute_disk" "shared" {
   count = var.disk == null ? 0 : 1
@@ -27,11 +27,12 @@ resource "google_compute_disk" "shared" {
 resource "google_filestore_instance" "shared" {
   count = var.filestore == null ? 0 : 1
 
-  project      = var.project
-  name         = var.name
-  location     = var.filestore.tier == "REGIONAL" ? var.region : var.zone
-  tier         = var.filestore.tier
-  kms_key_name = startswith(var.filestore.tier, "BASIC") ? null : var.kms_key # Google has no keys for basic tiers
+  project  = var.project
+  name     = var.name
+  location = var.filestore.tier == "REGIONAL" ? var.region : var.zone
+  tier     = var.filestore.tier
+  # Google does not support keys for basic tiers.
+  kms_key_name = startswith(var.filestore.tier, "BASIC") ? null : var.kms_key
   labels       = var.labels
 
   file_shares {

@@ -4,22 +4,22 @@ variable "project" {
 }
 
 variable "region" {
-  description = "Region of a Filestore instance that is regional."
+  description = "Region of a regional Filestore instance."
   type        = string
 }
 
 variable "zone" {
-  description = "Zone of all else."
+  description = "Zone of other storage."
   type        = string
 }
 
 variable "name" {
-  description = "Its name, which outlives the cluster's id."
+  description = "Name of the storage, without the cluster's id if it is reused."
   type        = string
 }
 
 variable "disk" {
-  description = "The disk's size and type; null where it is a Filestore instance."
+  description = "Size and type of the disk. Null for a Filestore instance."
   type = object({
     size_gib = number
     type     = string
@@ -28,7 +28,7 @@ variable "disk" {
 }
 
 variable "filestore" {
-  description = "The Filestore instance's tier and size; null where it is a disk."
+  description = "Tier and size of the Filestore instance. Null for a disk."
   type = object({
     tier         = string
     capacity_gib = number
@@ -37,23 +37,23 @@ variable "filestore" {
 }
 
 variable "network" {
-  description = "Id of the network that a Filestore instance is reached on."
+  description = "Id of the network of a Filestore instance."
   type        = string
 }
 
 variable "cidr" {
-  description = "Addresses that may mount a Filestore instance; null for all of the network."
+  description = "Addresses that may mount a Filestore instance. Null for all addresses of the network."
   type        = string
   default     = null
 }
 
 variable "kms_key" {
-  description = "Key that it is encrypted with; null for Google's own."
+  description = "Key that encrypts the storage. Null for Google's own key."
   type        = string
   default     = null
 }
 
 variable "labels" {
-  description = "Its labels."
+  description = "Labels of the storage."
   type        = map(string)
 }
