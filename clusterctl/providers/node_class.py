@@ -47,10 +47,7 @@ class KeptImage:
 
 @dataclass(frozen=True, slots=True)
 class NodeClass:
-    """The images of new hosts, and the files that differ between the hosts.
-
-    keys: group -> key of its image. files: called once all hosts have addresses; returns the files.
-    """
+    """The images of new hosts, group -> key, and a function that returns the other files of each host."""
 
     keys: Mapping[str, str]
     files: Callable[[Inventory], NodeFiles]

@@ -35,10 +35,7 @@ def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Pr
 def record_pending(
     host: Host, inventory: Inventory, spec: ClusterSpec, workspace: Workspace, *, why: str
 ) -> PendingRelease:
-    """Record that a machine of the user's own left the cluster and is still to be restored.
-
-    spec: the applied spec of the cluster. why: why the machine was not restored at once.
-    """
+    """Record that a machine left the cluster (with the applied ``spec``) but was not restored, and why."""
     from clusterctl.providers.onprem import release  # noqa: PLC0415
 
     return release.record_pending(host, inventory, own_machines(spec.provider), workspace, why=why)

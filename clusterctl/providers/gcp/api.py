@@ -119,13 +119,9 @@ class Api:
         while True:
             page = self._call("GET", service, path, query | token)
             if unreachable := page.get("unreachables") or page.get("unreachable"):
-                raise CloudError(
-                    "Google could not search all zones and regions",
-                    code="cloud-incomplete",
-                    where=path,
-                    why=f"not searched: {', '.join(unreachable)}",
-                    fix="try again later",
-                )
+                message = "Google could not search all zones and regions"
+                reason, fix = f"not searched: {', '.join(unreachable)}", "try again later"
+                raise CloudError(message, code="cloud-incomplete", where=path, why=reason, fix=fix)
             yield page
             if not page.get("nextPageToken"):
                 return
@@ -274,10 +270,7 @@ def _session(project: str) -> requests.Session:
 
 
 def _is_done(operation: Json) -> bool:
-    """Return whether an operation has ended.
-
-    Compute Engine answers with ``status``, Filestore with ``done``, IAM and Cloud Storage without a name.
-    """
+    """Return whether an operation has ended. IAM and Cloud Storage answer at once, without a name."""
     return not operation.get("name") or operation.get("status") == "DONE" or operation.get("done") is True
 
 
@@ -351,17 +344,17 @@ def host_keys(api: Api, zone: str, names: Iterable[str], *, timeout_s: float = W
     keys: dict[str, str] = {}
     for _ in api.clock.polls(timeout_s, first_s=_LOOK_EVERY_S, longest_s=_LOOK_EVERY_S):
         for name in missing:
-            if key := _published(api, zone, name):
+            if key := _published_key(api, zone, name):
                 keys[name] = f"{KIND} {key}"
         missing = [name for name in missing if name not in keys]
         if not missing:
             return keys
         total = len(missing) + len(keys)
         api.reporter.progress(f"waiting for the host keys of {len(missing)} of {total} hosts")
-    raise _silent(api.project, zone, missing, timeout_s)
+    raise _late_keys_error(api.project, zone, missing, timeout_s)
 
 
-def _published(api: Api, zone: str, name: str) -> str | None:
+def _published_key(api: Api, zone: str, name: str) -> str | None:
     path = f"projects/{api.project}/zones/{zone}/instances/{name}/getGuestAttributes"
     # The answer is empty until the instance publishes its keys.
     answer = api.find("compute", path, queryPath="hostkeys/") or {}
@@ -370,7 +363,7 @@ def _published(api: Api, zone: str, name: str) -> str | None:
     return key if _KEY.fullmatch(key) else None
 
 
-def _silent(project: str, zone: str, names: list[str], timeout_s: float) -> ProvisionError:
+def _late_keys_error(project: str, zone: str, names: list[str], timeout_s: float) -> ProvisionError:
     failures = []
     for name in names:
         fix = f"`gcloud compute instances get-serial-port-output {name} --zone {zone} --project {project}`"

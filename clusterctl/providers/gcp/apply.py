@@ -45,10 +45,7 @@ _CLOCK: Final = Clock()
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The cluster that owns resources.
-
-    storage: Terraform's import id of the kept storage that the cluster reuses, if any.
-    """
+    """The cluster that owns resources. ``storage`` is the import id of the kept storage that it reuses."""
 
     cluster_id: str
     storage: str = ""
@@ -71,11 +68,7 @@ def apply_plan(
     *,
     clock: Clock = _CLOCK,
 ) -> None:
-    """Apply a plan. Retry transient errors, and import resources that exist and belong to ``owner``.
-
-    Raises:
-        TerraformError: an error lasts, or an existing resource belongs to another owner.
-    """
+    """Apply a plan. Retry transient errors, and import resources that exist and belong to ``owner``."""
     waits, layers = iter(WAITS_S), iter(range(_LAYERS))
     imports: Mapping[str, str] = MappingProxyType({})
     failed: TerraformError | None = None
@@ -349,14 +342,14 @@ def _host(
     prices: HostPrices | None,
 ) -> HostChange:
     attributes = change.after or change.before or {}
-    reason = _why(change, by_address.get(change.address.replace(f"{INSTANCE}.host", _SHAPE)))
+    reason = _reason(change, by_address.get(change.address.replace(f"{INSTANCE}.host", _SHAPE)))
     off = change.action == "update" and (change.before or {}).get("current_status") in OFF
     old_cost = prices.of(change.before) if prices and change.before else None
     cost = prices.of({**attributes, "current_status": "RUNNING"}) if prices and change.after else old_cost
     return HostChange(
         name=str(attributes["name"]),
         action=_ACTIONS[change.action],
-        what=_what(attributes),
+        what=_describe(attributes),
         why="; ".join(filter(None, ("it is off" if off else "", reason))),
         usd_per_hour=cost,
         was_usd_per_hour=old_cost if change.action in ("update", "replace") and old_cost != cost else None,
@@ -365,7 +358,7 @@ def _host(
     )
 
 
-def _what(instance: Mapping[str, Any]) -> str:
+def _describe(instance: Mapping[str, Any]) -> str:
     """Describe an instance, as `g2-standard-8, 1 x l4, spot`."""
     words = [str(instance.get("machine_type"))]
     machine = gcp_nodes.machines().get(words[0])
@@ -381,14 +374,14 @@ def _what(instance: Mapping[str, Any]) -> str:
     return ", ".join(words)
 
 
-def _why(change: ResourceChange, shape: ResourceChange | None) -> str:
+def _reason(change: ResourceChange, shape: ResourceChange | None) -> str:
     if change.action == "update":
-        return _list(_differing(change))
+        return _describe_changes(_differing(change))
     if change.action != "replace":
         return ", ".join(change.why_replaced)
     changed_inputs = _differing(shape, "input") if shape is not None and shape.action != "no-op" else ()
     paths = [path.split(".")[0] for path in change.why_replaced if " " not in path]
-    return _list([*changed_inputs, *paths]) or ", ".join(change.why_replaced)
+    return _describe_changes([*changed_inputs, *paths]) or ", ".join(change.why_replaced)
 
 
 def _differing(change: ResourceChange, key: str | None = None) -> tuple[str, ...]:
@@ -400,7 +393,7 @@ def _differing(change: ResourceChange, key: str | None = None) -> tuple[str, ...
     return tuple(name for name in after if before.get(name) != after[name] and name not in _UNTOLD)
 
 
-def _list(attributes: Iterable[str]) -> str:
+def _describe_changes(attributes: Iterable[str]) -> str:
     words = list(dict.fromkeys(name.replace("_", " ") for name in attributes))
     several = len(words) > 1 or (words[-1:] and words[-1].endswith("s"))
     return f"{' and '.join(words)} change{'' if several else 's'}" if words else ""

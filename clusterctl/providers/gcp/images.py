@@ -69,10 +69,7 @@ def machine_name(spec: ClusterSpec) -> str:
 
 
 def image_machines(spec: ClusterSpec) -> Iterator[HostGroup]:
-    """Yield the machine on which the image of each partition is built.
-
-    It is small, unless an NVIDIA driver is installed: then it is a machine of the partition.
-    """
+    """Yield the machine that builds the image of each partition: small, unless it installs a GPU driver."""
     settings = gcp.settings_of(spec)
     for partition in spec.partitions:
         nodes, machine = settings.nodes_of(partition.name), gcp.machine_of(spec, partition)
@@ -97,9 +94,9 @@ def images_of(api: Api, spec: ClusterSpec, inputs: str) -> dict[str, NodeImage]:
     kinds = (settings.filestore is not None, settings.bucket is not None, any(disks.values()))
     installed = digest(*install_inputs(), spec.software.model_dump_json(), *map(str, kinds))
     return {
-        group.name: _named(group, newest, inputs, installed, str(disks[group.name] > 0))
+        group.name: _node_image(group, newest, inputs, installed, str(disks[group.name] > 0))
         for group in image_machines(spec)
-        if (newest := _newest(api, group.image))
+        if (newest := _newest_image(api, group.image))
     }
 
 
@@ -121,7 +118,7 @@ def _local_disks(spec: ClusterSpec) -> dict[str, int]:
     return {name: settings.nodes_of(name).local_ssds + count for name, count in bundled.items()}
 
 
-def _newest(api: Api, image: Image) -> str | None:
+def _newest_image(api: Api, image: Image) -> str | None:
     """Return the name of an image, or of a family's newest usable image, if any."""
     if image.family is None:
         return image.name
@@ -129,7 +126,7 @@ def _newest(api: Api, image: Image) -> str | None:
     return str(newest["name"]) if newest else None
 
 
-def _named(group: HostGroup, newest: str, *inputs: str) -> NodeImage:
+def _node_image(group: HostGroup, newest: str, *inputs: str) -> NodeImage:
     # A node's disk may not be smaller than its image, so the size is part of the key.
     size = str(group.nodes.boot_disk.size)
     key = digest(*inputs, group.image.project, newest, size, group.machine.name)
@@ -213,11 +210,7 @@ def wait_until_ready(api: Api, name: str) -> bool:
 
 
 def build(api: Api, image: NodeImage, host: str, settings: gcp.GcpSettings) -> None:
-    """Stop the temporary machine ``host`` and create the image from its disk.
-
-    Raises:
-        ProvisionError: Google refused, or the image was not created.
-    """
+    """Stop the temporary machine ``host`` and create the image from its disk, or raise a ProvisionError."""
     zone = f"zones/{settings.zone}"
     api.reporter.progress(f"stopping {host}")
     discard = {"discardLocalSsd": "true"} if image.machine.bundled_ssds else {}

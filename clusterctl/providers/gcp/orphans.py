@@ -141,11 +141,7 @@ def orphan_ids(api: Api, cluster: str) -> tuple[str, ...]:
 
 
 def remove_resources(api: Api, resources: Iterable[CloudResource], *, timeout_s: float = WAIT_S) -> None:
-    """Delete resources kind by kind, and wait for each kind. Ignore resources that are gone already.
-
-    Raises:
-        ProvisionError: resources could not be deleted. ``failures`` names each of them.
-    """
+    """Delete resources kind by kind, and wait for each kind. Raise a ProvisionError with all failures."""
     to_delete = [resource for resource in resources if not resource.kept]
     failures: list[Failure] = []
     for kind in _KINDS:

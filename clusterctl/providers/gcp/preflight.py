@@ -83,15 +83,15 @@ class _Checks:
         try:
             groups = self.groups()
         except CloudError as exc:
-            return (self._refused("instances", exc),)
+            return (self._refusal_finding("instances", exc),)
         if not groups:
             return ()
         # If the project is missing, Google refuses all other calls.
-        if blockers := self._all([("project", self.project)]):
+        if blockers := self._run_checks([("project", self.project)]):
             return blockers
-        findings = self._all((name, partial(self.service, name)) for name in services)
+        findings = self._run_checks((name, partial(self.service, name)) for name in services)
         disabled = {finding.host for finding in findings if finding.code == ApiOffError.code}
-        return findings + self._all(self.checks(groups, disabled=disabled))
+        return findings + self._run_checks(self.checks(groups, disabled=disabled))
 
     def groups(self) -> tuple[HostGroup, ...]:
         """Return the hosts that are missing, grouped by kind."""
@@ -124,11 +124,11 @@ class _Checks:
             yield "quotas", partial(self.quotas, groups)
             for group in groups:
                 yield f"image of {group.title}", partial(self.image, group)
-        for code, where, path in self._named(groups):
+        for code, where, path in self._named_resources(groups):
             if "compute.googleapis.com" not in disabled or path.startswith("b/"):
                 yield f"{path.rpartition('/')[2]} of {where}", partial(self.exists, code, where, path)
 
-    def _named(self, groups: Collection[HostGroup]) -> Iterator[tuple[str, str, str]]:
+    def _named_resources(self, groups: Collection[HostGroup]) -> Iterator[tuple[str, str, str]]:
         """Yield resources that the spec names: the code if missing, the place in the spec, the path."""
         zone, network, region = self._zone, self.settings.network, self.settings.region_name
         yield "bad-zone", "provider.zone", zone
@@ -148,7 +148,7 @@ class _Checks:
         if state := self.settings.state:
             yield "bucket-missing", "provider.state", f"b/{state.bucket}"
 
-    def _all(self, checks: Iterable[Check]) -> tuple[Finding, ...]:
+    def _run_checks(self, checks: Iterable[Check]) -> tuple[Finding, ...]:
         """Run the checks in parallel and return their findings."""
 
         def ask(check: Check) -> tuple[Finding, ...]:
@@ -156,12 +156,12 @@ class _Checks:
             try:
                 return tuple(find_problems())
             except CloudError as exc:
-                return (self._refused(name, exc),)
+                return (self._refusal_finding(name, exc),)
 
         answers = parallel_map([*checks], ask, most=_MOST_CALLS)
         return tuple(finding for answer in answers for finding in answer)
 
-    def _refused(self, name: str, exc: CloudError) -> Finding:
+    def _refusal_finding(self, name: str, exc: CloudError) -> Finding:
         """Return a finding for Google's refusal: a warning about check ``name`` if it may be temporary."""
         code, fix = exc.failures[0].code, exc.fix or "run the same command again"
         lasting_codes = {rule.code for rule in rules() if not (rule.transient or rule.retryable)}
@@ -232,10 +232,7 @@ class _Checks:
                 yield self._error("org-policy", self.settings.project, message, reason, constraint=name)
 
     def exists(self, code: str, where: str, path: str) -> Iterator[Finding]:
-        """Yield an error if a resource that the spec names is missing.
-
-        A login that may not read the resource may be able to use it, so a refusal is no error.
-        """
+        """Yield an error if a resource that the spec names is missing. It may be usable but unreadable."""
         kind, _, name = path.removeprefix(f"{self._project}/").rpartition("/")
         with suppress(PermissionDeniedError):
             if self.api.find("storage" if kind == "b" else "compute", path) is None:
@@ -357,10 +354,7 @@ def fabric_manager_warning(spec: ClusterSpec, host: str, machine: Machine) -> It
             f"NVSwitches link the GPUs of {machine.name}. If instances see the switches, programs fail with "
             "CUDA error 802, unless the image has a fabric manager of the same version as its driver"
         )
-        fix = (
-            "set software: {nvidia: {driver: open}}, which installs a fabric manager if necessary; "
-            "or test the image on a single node"
-        )
+        fix = "set software: {nvidia: {driver: open}}, which installs it if needed; or try a single node"
         yield Finding(host, "warning", "fabric-manager", "GPUs may need a fabric manager", reason, fix)
 
 

@@ -98,7 +98,7 @@ class GcpProvider(Provider):
         name, owner = images.machine_name(spec), apply.Owner(workspace.cluster_id())
         machine = {**_host(image.nodes, image.machine), "role": "compute", "partition": "image"}
         machine["image"] = image.base.model_dump(mode="json")
-        kept = self._to_take_up(spec)
+        kept = self._storage_to_reuse(spec)
         self._write_module(spec, workspace, kept, {name: machine})
         terraform = self._terraform(workspace, spec.controller_host)
         terraform.init()
@@ -122,7 +122,7 @@ class GcpProvider(Provider):
     ) -> HostPlan:
         del recreated, keep
         self._use_images(spec, inputs)
-        kept = self._to_take_up(spec)
+        kept = self._storage_to_reuse(spec)
         variables_digest = self._write_module(spec, workspace, kept)
         terraform = self._terraform(workspace, spec.controller_host)
         terraform.init()
@@ -149,7 +149,7 @@ class GcpProvider(Provider):
             notes=(
                 *notes(spec),
                 *host_warnings(spec, new_nodes),
-                *_taken_up(plan, kept),
+                *_reuse_notes(plan, kept),
                 *(images.partitions_without_base(spec, self._images) if inputs else ()),
                 *(to_build if new_nodes else ()),
                 *filter(None, [costs.caveat(self._settings.region_name)]),
@@ -167,11 +167,11 @@ class GcpProvider(Provider):
         recreated: Collection[str] = (),  # noqa: ARG002
     ) -> Provisioned:
         self._use_images(spec, node_class.keys[COMPUTE] if node_class else "")
-        kept = self._to_take_up(spec)
+        kept = self._storage_to_reuse(spec)
         variables_digest = self._write_module(spec, workspace, kept)
         terraform = self._terraform(workspace, spec.controller_host)
         terraform.init()
-        digest_of_shown, plan = self._shown or (variables_digest, self._since_shown(terraform))
+        digest_of_shown, plan = self._shown or (variables_digest, self._new_plan(terraform))
         if digest_of_shown != variables_digest:
             # Rejects changes that the user has not seen.
             plan = terraform.plan_remaining(plan)
@@ -181,9 +181,9 @@ class GcpProvider(Provider):
         self._shown, self._is_done = None, True
         made, started = _new_hosts(plan)
         inventory = self._inventory(spec, workspace, terraform.outputs())
-        return Provisioned(inventory, (*notes(spec), *_taken_up(plan, kept)), made, started)
+        return Provisioned(inventory, (*notes(spec), *_reuse_notes(plan, kept)), made, started)
 
-    def _since_shown(self, terraform: Terraform) -> Plan:
+    def _new_plan(self, terraform: Terraform) -> Plan:
         """Return a new plan, if the user saw no plan or if that plan was applied.
 
         Raises:
@@ -204,13 +204,13 @@ class GcpProvider(Provider):
 
     def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:
         has_state = workspace is not None and has_module(workspace.terraform)
-        if workspace and has_state and not self._is_destroyed(cluster_id, workspace):
+        if workspace and has_state and not self._destroy_with_terraform(cluster_id, workspace):
             # Resources outside the state may have blocked the deletion of resources in the state.
-            self._remove_found(cluster_id)
-            self._is_destroyed(cluster_id, workspace)
-        self._remove_found(cluster_id)
+            self._delete_labelled(cluster_id)
+            self._destroy_with_terraform(cluster_id, workspace)
+        self._delete_labelled(cluster_id)
 
-    def _is_destroyed(self, cluster_id: str, workspace: Workspace) -> bool:
+    def _destroy_with_terraform(self, cluster_id: str, workspace: Workspace) -> bool:
         """Delete the resources in Terraform's state, and return whether that succeeded."""
         terraform = self._terraform(workspace, controller_of(workspace.terraform))
         try:
@@ -246,7 +246,7 @@ class GcpProvider(Provider):
         self.refuse_used(kept)
         orphans.remove_resources(self._api, [storage.as_resource(kept)])
 
-    def _to_take_up(self, spec: ClusterSpec) -> KeptStorage | None:
+    def _storage_to_reuse(self, spec: ClusterSpec) -> KeptStorage | None:
         """Return the kept storage of this cluster or of an earlier cluster of its name, if any."""
         storages = self.kept_storage(spec.name, [spec.job_user.name]) if spec.storage.keep else ()
         kept = to_take_up(spec, storages)
@@ -254,7 +254,7 @@ class GcpProvider(Provider):
             storage.reject_mismatch(spec, kept)
         return kept
 
-    def _remove_found(self, cluster_id: str) -> None:
+    def _delete_labelled(self, cluster_id: str) -> None:
         """Delete the resources that the API finds by the cluster's label, without Terraform's state."""
         resources = orphans.find_resources(self._api, cluster_id)
         orphans.remove_resources(self._api, resources)
@@ -269,10 +269,7 @@ class GcpProvider(Provider):
         kept: KeptStorage | None,
         more_hosts: Mapping[str, Variables] = MappingProxyType({}),
     ) -> str:
-        """Update Terraform's folder, and return a digest of the variables.
-
-        more_hosts: hosts besides those of the spec.
-        """
+        """Update Terraform's folder for the spec and ``more_hosts``, and return a digest of the variables."""
         module_variables = variables(spec, workspace.cluster_id(), workspace.public_key.read_text(), kept)
         paths = {partition: images.path_of(self._api, i.name) for partition, i in self._images.items()}
         boot = {partition: {"boot_image": path} for partition, path in paths.items()}
@@ -341,7 +338,7 @@ class GcpProvider(Provider):
         return str(IPv4Network(self._api.get("compute", path)["ipCidrRange"]))
 
 
-def _taken_up(plan: Plan, kept: KeptStorage | None) -> tuple[str, ...]:
+def _reuse_notes(plan: Plan, kept: KeptStorage | None) -> tuple[str, ...]:
     is_new = kept is not None and any(change.adopts == kept.id for change in plan.changes)
     return (taken_up_note(kept),) if kept is not None and is_new else ()
 

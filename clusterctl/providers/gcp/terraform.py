@@ -178,10 +178,7 @@ class Terraform(Runner):
         return run.code, errors
 
     def _release_stale_lock(self, errors: tuple[Diagnostic, ...], started_at: float) -> bool:
-        """Release the state lock if a killed run of clusterctl's left it. Return whether that was so.
-
-        errors: errors of a failed run. started_at: when that run began (Unix time).
-        """
+        """Release the lock that blocked a run, if a killed run left it. Return whether it was released."""
         if (lock := terraform_run.stale_lock(errors, self.folder, before=started_at)) is None:
             return False
         lock_id, created = lock
@@ -219,10 +216,7 @@ class Terraform(Runner):
 
     @contextmanager
     def shared_providers(self) -> Iterator[Mapping[str, str]]:
-        """Yield the environment variables that make `init` share its downloads.
-
-        Only a single `init` may run at a time, as Terraform demands. The cache is locked until the body ends.
-        """
+        """Lock the cache of providers, and yield the environment variables that make `init` use the cache."""
         files = [Path(os.environ[name]) for name in _CONFIGURATIONS if name in os.environ]
         has_configuration = any(path.is_file() for path in (files or [Path.home() / ".terraformrc"]))
         if has_configuration or _PLUGIN_CACHE in os.environ:
@@ -381,7 +375,7 @@ def outputs_change(shown: Mapping[str, Any]) -> bool:
 def _change(raw: Mapping[str, Any]) -> ResourceChange:
     change = raw["change"]
     action = _ACTIONS.get(tuple(change["actions"]), "no-op")
-    after = _unknown(change["after"], change.get("after_unknown"))
+    after = _mark_unknown(change["after"], change.get("after_unknown"))
     deposed = f" (deposed {raw['deposed']})" if raw.get("deposed") else ""
     return ResourceChange(
         address=raw["address"] + deposed,
@@ -390,12 +384,12 @@ def _change(raw: Mapping[str, Any]) -> ResourceChange:
         action=action,
         before=change["before"],
         after=after if isinstance(after, Mapping) else None,
-        why_replaced=_why(raw, change) if action in ("replace", "delete") else (),
+        why_replaced=_reasons_of(raw, change) if action in ("replace", "delete") else (),
         adopts=(change.get("importing") or {}).get("id") or "",
     )
 
 
-def _why(raw: Mapping[str, Any], change: Mapping[str, Any]) -> tuple[str, ...]:
+def _reasons_of(raw: Mapping[str, Any], change: Mapping[str, Any]) -> tuple[str, ...]:
     paths: Sequence[Sequence[str | int]] = change.get("replace_paths") or ()
     action_reason = raw.get("action_reason", "")
     is_unnamed = action_reason.startswith("delete_because")
@@ -403,15 +397,15 @@ def _why(raw: Mapping[str, Any], change: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(".".join(map(str, path)) for path in paths) or ((reason,) if reason else ())
 
 
-def _unknown(value: Any, unknown: Any) -> Any:
+def _mark_unknown(value: Any, unknown: Any) -> Any:
     """Return the value with a placeholder for each part that is known after the apply only."""
     if unknown is True:
         return UNKNOWN
     if isinstance(unknown, dict) and isinstance(value, dict | None):
         attributes = value or {}
-        inner = {key: _unknown(attributes.get(key), mark) for key, mark in unknown.items() if mark}
+        inner = {key: _mark_unknown(attributes.get(key), mark) for key, mark in unknown.items() if mark}
         return {**attributes, **inner} if value is not None or inner else value
     if isinstance(unknown, list) and isinstance(value, list):
         marks = [*unknown, *[False] * (len(value) - len(unknown))]
-        return [_unknown(inner, mark) for inner, mark in zip(value, marks, strict=False)]
+        return [_mark_unknown(inner, mark) for inner, mark in zip(value, marks, strict=False)]
     return value

