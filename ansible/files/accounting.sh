@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs Slurm's accounting while an image is built, without systemd. `start` starts MariaDB and munge with a temporary
 # key; `slurmdbd` starts slurmdbd, which creates its tables; `stop` stops all three and deletes their logs.
-# slurmdbd runs in a network namespace of its own. In the network of the build machine, others could reach it, and it
+# slurmdbd runs in a network namespace of its own. In the network of the build machine, other hosts could reach it, and it
 # would not start while the machine has no address. $mine/sacctmgr, first in the PATH of the tasks, enters the namespace.
 set -eu
 # The folder disappears with the build machine.
