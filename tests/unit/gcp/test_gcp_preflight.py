@@ -130,11 +130,11 @@ OBSTACLES: dict[str, tuple[Plant, str, str, str]] = {
     "reservation": (lambda g: has(g, "reservations/mine"), "reservation", "mine", "describe mine"),
     "network": (
         lambda g: g.world.put("google_compute_network", LAN, name="other"),
-        *("network-missing", "no lan in", "networks subnets list"),
+        *("network-missing", "lan does not exist in", "networks subnets list"),
     ),
     "subnetwork": (
         lambda g: g.world.put("google_compute_subnetwork", SUB, region="us-east1"),
-        *("network-missing", "no sub in", "networks subnets list"),
+        *("network-missing", "sub does not exist in", "networks subnets list"),
     ),
     "bucket": (lambda g: has(g, "b/my-data"), "bucket-missing", "my-data", "buckets create gs://my-data"),
 }
@@ -143,10 +143,10 @@ OBSTACLES: dict[str, tuple[Plant, str, str, str]] = {
 POLICIES = {
     "compute.disableGuestAttributesAccess": ("SSH host keys", "describe"),
     "compute.managed.disableGuestAttributesAccess": ("SSH host keys", "describe"),
-    "compute.requireOsLogin": ("rejects instances with OS Login off", "delete"),
-    "compute.managed.requireOsLogin": ("rejects instances with OS Login off", "delete"),
+    "compute.requireOsLogin": ("rejects instances without OS Login", "delete"),
+    "compute.managed.requireOsLogin": ("rejects instances without OS Login", "delete"),
     "iam.managed.disableServiceAccountCreation": ("service accounts", "describe"),
-    "compute.managed.restrictNonConfidentialComputing": ("no Confidential VMs", "describe"),
+    "compute.managed.restrictNonConfidentialComputing": ("not Confidential VMs", "describe"),
     "compute.requireShieldedVm": ("Secure Boot", "describe"),
 }
 OBSTACLES |= {
