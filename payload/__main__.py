@@ -1,6 +1,6 @@
-"""``python -m payload train|gemm|probe|...``: parse, then hand over to ``run`` of the module of that name.
+"""Entry point of ``python -m payload train|gemm|probe|...``: parses the command line and runs the command.
 
-It gives the exit code, or raises a ``PayloadError``, which is told here in one line.
+A ``PayloadError`` is printed in one line; otherwise the exit code is that of the command's ``run``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from payload.node.host import keep_freed_memory, launcher_rank
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one command and give its exit code."""
+    """Run one command and return its exit code."""
     _limit_threads()
     try:
         config = parse(argv)
@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     except UsageError as exc:
         return _refuse(exc)
     keep_freed_memory()
-    # Only now: NumPy and MPI are slow to load, and `--help` must work without them.
+    # Import late: NumPy and MPI are slow to load, and `--help` must work without them.
     name = next(name for name, kind in COMMANDS.items() if kind is type(config))
     command = importlib.import_module(f"payload.commands.{name}")
     try:
@@ -36,46 +36,49 @@ def main(argv: Sequence[str]) -> int:
     except Exception as exc:
         line = line_of(exc)
         if line is None or sys.excepthook is not sys.__excepthook__:
-            raise  # MPI's hook says so, and ends the other ranks, too
+            # MPI's hook prints the error and ends all ranks.
+            raise
         _report(PayloadError(line, code="rank-error"), rank=0)
         return PayloadError.exit_code
     return code
 
 
 def _refuse(error: UsageError) -> int:
-    """Say once what is wrong with the command line, or with the config file that any of the ranks was given.
+    """Print once that the command line, or the config file of any rank, is wrong.
 
-    mpirun ends all ranks as soon as one exits with an error: the others wait in MPI until rank 0 has spoken.
+    mpirun ends all ranks as soon as one rank exits with an error, so the other ranks wait in MPI until
+    rank 0 has printed the error.
     """
     rank = launcher_rank(os.environ)
-    refused: PayloadError = error
+    first_error: PayloadError = error
     if rank is not None:
         try:
             importlib.import_module("payload.comm.world").start(error)
         except LaunchError:
-            pass  # of what is wrong, the command line is nearer to the user
+            # The error in the command line is more useful to the user.
+            pass
         except PayloadError as exc:
-            refused = exc
-    _report(refused, rank=rank or 0)
-    return refused.exit_code
+            first_error = exc
+    _report(first_error, rank=rank or 0)
+    return first_error.exit_code
 
 
 def _report(error: PayloadError, *, rank: int) -> None:
     if rank == 0:
-        # For a program that shows the error as its own.
+        # For programs that show the error to their own users.
         code = f"[{error.code}] " if os.environ.get("PAYLOAD_ERROR_CODES") else ""
         sys.stderr.write(f"payload: error: {code}{error}\n")
         sys.stderr.flush()
 
 
 def _world_rank() -> int:
-    """0 for a command that does without MPI."""
+    """Return this process's rank. 0 if the command does not use MPI."""
     world = sys.modules.get("payload.comm.world")
     return world.world_rank() if world else 0
 
 
 def _limit_threads() -> None:
-    """Keep NumPy's BLAS to the cores this rank was given: by itself, each rank's takes all of the node's."""
+    """Limit NumPy's BLAS to the cores of this rank. By default each rank would use all cores of the node."""
     os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK", "1"))
 
 

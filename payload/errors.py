@@ -1,13 +1,13 @@
 """Errors that a user can correct: one line on stderr and an exit code, without a traceback.
 
-    PayloadError        1   a check failed: a wrong sum, ranks whose weights differ
-    ├── UsageError      2   the command line is wrong, or asks for what is not there
-    └── LaunchError     3   the launcher started other ranks than MPI sees
+    PayloadError        1   a check failed, such as a wrong sum or ranks with different weights
+    ├── UsageError      2   the command line is wrong, or names something that does not exist
+    └── LaunchError     3   the launcher started a different number of ranks than MPI sees
 
-A run that was asked to stop by a signal has no error: it ends with ``STOPPED`` or ``ENDED``.
+A run that a signal asked to stop has no error: it exits with ``STOPPED`` or ``ENDED``.
 
-Memory that runs out on any rank ends them all: one line there, and 1 (see ``line_of``). So does a
-``RankError``, of which the other ranks know nothing.
+If a rank runs out of memory, it prints one line, and all ranks end with exit code 1 (see ``line_of``). The
+same happens on a ``RankError``, which occurs on one rank only.
 
 All other exceptions are bugs or a broken machine: they leave a traceback and abort the whole MPI job.
 """
@@ -15,18 +15,18 @@ All other exceptions are bugs or a broken machine: they leave a traceback and ab
 from __future__ import annotations
 
 STOPPED = 75
-"""Exit code of a run that saved a checkpoint because a signal asked it to stop, and can be started again from
-it: EX_TEMPFAIL of sysexits.h."""
+"""Exit code of a run that saved a checkpoint after a signal and can be restarted (EX_TEMPFAIL of
+sysexits.h)."""
 
 
 ENDED = 128 + 15
-"""Exit code of a run without checkpoints that a signal asked to stop: as of a process that SIGTERM ends."""
+"""Exit code of a run without checkpoints after a signal: the same as for a process that SIGTERM ends."""
 
 
 class PayloadError(Exception):
-    """Raised on every rank alike (see ``comm.base.on_all_ranks``): all end with the same exit code.
+    """Error raised on every rank (see ``comm.base.on_all_ranks``), so that all end with the same exit code.
 
-    ``code`` is stable and names the condition, such as ``checkpoint-damaged``: see docs/errors.md.
+    ``code`` is a stable name of the condition, such as ``checkpoint-damaged``: see docs/errors.md.
     """
 
     exit_code = 1
@@ -37,7 +37,7 @@ class PayloadError(Exception):
 
 
 class UsageError(PayloadError):
-    """The command line is wrong, or asks for what is not there."""
+    """The command line is wrong, or names something that does not exist."""
 
     exit_code = 2
 
@@ -49,27 +49,27 @@ class LaunchError(PayloadError):
 
 
 class RankError(Exception):
-    """Raised on one rank alone, between two that it shares with others: ends all of them."""
+    """Error raised on a single rank, between two points of synchronization. Ends all ranks."""
 
     def __init__(self, message: str, *, code: str = "") -> None:
         super().__init__(message)
         self.code = code
 
 
-_BEYOND = ("Maximum allowed ", "array is too big", "Python int too large")
-"""So NumPy begins its ValueError or OverflowError about what no memory could have addresses for."""
+_TOO_LARGE = ("Maximum allowed ", "array is too big", "Python int too large")
+"""Starts of NumPy's ValueError or OverflowError messages for arrays too large for any memory."""
 
 
 def line_of(error: BaseException) -> str | None:
-    """What to tell a user of an error of one rank that ends them all; None: it is a bug."""
+    """Return the message for an error that occurred on one rank and ends all ranks. None: it is a bug."""
     if isinstance(error, RankError):
         return str(error)
-    beyond = isinstance(error, ValueError | OverflowError) and str(error).startswith(_BEYOND)
-    return _out_of_memory(error) if beyond or isinstance(error, MemoryError) else None
+    is_too_large = isinstance(error, ValueError | OverflowError) and str(error).startswith(_TOO_LARGE)
+    return _out_of_memory(error) if is_too_large or isinstance(error, MemoryError) else None
 
 
 def _out_of_memory(error: BaseException) -> str:
-    """What a user can do about it; NumPy and CuPy say how much was wanted."""
-    wanted = " ".join(str(error).split()).rstrip(".") or "an allocation failed"
-    less = "smaller sizes or a smaller --micro-batch-size, --recompute, --zero or more ranks need less"
-    return f"out of memory: {wanted}; {less}"
+    """Return a message with hints. NumPy and CuPy include the size of the failed allocation."""
+    failed_allocation = " ".join(str(error).split()).rstrip(".") or "an allocation failed"
+    hint = "use smaller sizes, a smaller --micro-batch-size, --recompute, --zero or more ranks"
+    return f"out of memory: {failed_allocation}; {hint}"

@@ -1,18 +1,18 @@
-"""GPT-2 and its training with nothing around it: one rank, plain NumPy or CuPy. Read this first.
+"""GPT-2 and its training in one file: one rank, plain NumPy or CuPy. Read this first.
 
     python -m payload.minimal book.txt --steps 200
 
-The rest of the package trains the same model (``models/gpt.py``) in the same way, to the same weights but for
-rounding, and a test holds the two equal. What it has beside this:
+The rest of the package trains the same model (``models/gpt.py``) in the same way, and a test checks that
+the weights are equal except for rounding. The differences:
 
     here                          in the package
     a dictionary of arrays        flat buffers, sharded over ranks (``parallel/zero.py``)
     one function for each layer   a class for each layer, which also works on a part of a tensor (``nn/``)
-    probs of all T x T pairs      blocks of queries, so that they stay in cache (``nn/attention.py``)
+    probs of all T x T pairs      blocks of queries, which fit in the cache (``nn/attention.py``)
     one batch                     micro-batches, over ranks and stages of a pipeline (``parallel/``)
     float32                       four precisions, with a loss scale (``optim/precision.py``)
 
-B samples of T tokens; C numbers a token; H heads of D = C / H numbers each; V tokens in the vocabulary.
+Shapes: B samples of T tokens, C numbers per token, H heads of D = C / H numbers, V tokens in the vocabulary.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Tensors = dict[str, Array]
-"""Weights or gradients, by the names that they have in checkpoints, and in PyTorch's modules."""
+"""Weights or gradients, by the names used in checkpoints and in PyTorch's modules."""
 
 xp: ModuleType = np
-"""numpy or cupy"""
+"""The module numpy or cupy."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Config:
     """The sizes of a model."""
 
     vocabulary: int = 256
-    length: int = 128  # T, at most
+    length: int = 128  # maximum T
     layers: int = 4
     heads: int = 4
     width: int = 128  # C
@@ -53,9 +53,10 @@ class Config:
 
 
 def init(config: Config, seed: int, dtype: str = "float32") -> Tensors:
-    """The first weights: normal ones for matrices, ones and zeros for norms and biases."""
+    """Return initial weights: normal for matrices, ones and zeros for norms and biases."""
     c = config.width
-    into_residual = 0.02 / math.sqrt(2 * config.layers)  # what is added 2 · layers times keeps its variance
+    # Smaller weights keep the variance of the residual stream, to which 2 · layers results are added.
+    into_residual = 0.02 / math.sqrt(2 * config.layers)
     deviations = {"embedding.weight": 0.02, "positions.weight": 0.02}
     shapes: dict[str, tuple[int, ...]] = {
         "embedding.weight": (config.vocabulary, c),
@@ -84,21 +85,23 @@ def init(config: Config, seed: int, dtype: str = "float32") -> Tensors:
     weights = {}
     for name, shape in shapes.items():
         if name in deviations:
-            rng = np.random.default_rng((seed, zlib.crc32(name.encode())))  # whatever the order of the names
-            first = rng.standard_normal(shape) * deviations[name]
+            # One generator per name, so the order of the names does not matter.
+            rng = np.random.default_rng((seed, zlib.crc32(name.encode())))
+            initial = rng.standard_normal(shape) * deviations[name]
         else:
-            first = np.ones(shape) if name.endswith(".weight") else np.zeros(shape)
-        weights[name] = xp.asarray(first, dtype=dtype)
+            initial = np.ones(shape) if name.endswith(".weight") else np.zeros(shape)
+        weights[name] = xp.asarray(initial, dtype=dtype)
     return weights
 
 
 # ---------------------------------------------------------------------------------------------------- layers
-# Each has a forward function, which gives its output and what its backward function needs. That takes the
-# gradient of the loss by the output (dy), puts those by the weights into ``grads``, and gives the one by x.
+# Each forward function returns the output, and the values that the backward function needs. A backward
+# function takes dy, the gradient with respect to the output. It writes the gradients of the weights to
+# ``grads`` and returns the gradient with respect to x.
 
 
 def linear(w: Tensors, name: str, x: Array) -> Array:
-    """y = x W + b: (B, T, inputs) → (B, T, outputs). Its backward function needs x."""
+    """y = x W + b: (B, T, inputs) → (B, T, outputs). The backward function needs x."""
     weight = w[f"{name}weight"]
     return x @ weight.reshape(len(weight), -1) + w[f"{name}bias"].ravel()
 
@@ -124,7 +127,8 @@ def norm_backward(w: Tensors, grads: Tensors, name: str, dy: Array, saved: tuple
     grads[f"{name}.weight"] = (dy * unit).sum(axis=(0, 1))
     grads[f"{name}.bias"] = dy.sum(axis=(0, 1))
     dunit = dy * w[f"{name}.weight"]
-    along_ones = dunit.mean(axis=-1, keepdims=True)  # the norm takes out these two parts of any change of x
+    # The norm removes these two components of any change of x.
+    along_ones = dunit.mean(axis=-1, keepdims=True)
     along_unit = unit * (dunit * unit).mean(axis=-1, keepdims=True)
     return (dunit - along_ones - along_unit) * inverse
 
@@ -133,7 +137,7 @@ _A, _B = math.sqrt(2 / math.pi), 0.044715
 
 
 def gelu(x: Array) -> Array:
-    """½ x (1 + tanh(a (x + b x³))). Its backward function needs x."""
+    """½ x (1 + tanh(a (x + b x³))). The backward function needs x."""
     return 0.5 * x * (1 + xp.tanh(_A * (x + _B * x * x * x)))
 
 
@@ -143,7 +147,7 @@ def gelu_backward(dy: Array, x: Array) -> Array:
 
 
 def attention(w: Tensors, name: str, x: Array, heads: int) -> tuple[Array, tuple[Array, ...]]:
-    """softmax(q kᵀ / √D) v in each head, in which a token sees itself and those before it."""
+    """Return softmax(q kᵀ / √D) v in each head. A token attends to itself and to earlier tokens."""
     b, t, c = x.shape
     qkv = linear(w, f"{name}.in_proj_", x).reshape(b, t, 3, heads, c // heads)
     q, k, v = qkv.transpose(2, 0, 3, 1, 4)  # (B, H, T, D) each
@@ -168,13 +172,14 @@ def attention_backward(w: Tensors, grads: Tensors, name: str, dy: Array, saved: 
 
 
 def softmax(x: Array) -> Array:
-    """Over the last axis; less the highest number, so that none overflows."""
+    """Return the softmax over the last axis. Subtracting the maximum prevents overflow."""
     exps = xp.exp(x - x.max(axis=-1, keepdims=True))
     return exps / exps.sum(axis=-1, keepdims=True)
 
 
 def block(w: Tensors, name: str, x: Array, heads: int) -> tuple[Array, tuple[Any, ...]]:
-    """x + attention(norm(x)), and to that its own feed-forward layers, likewise: (B, T, C) → (B, T, C)"""
+    """Return x + attention(norm(x)), plus feed-forward layers applied in the same way: (B, T, C) →
+    (B, T, C)."""
     normed1, saved_norm1 = norm(w, f"{name}.norm1", x)
     attended, saved_attention = attention(w, f"{name}.self_attn", normed1, heads)
     x = x + attended
@@ -198,11 +203,11 @@ def block_backward(w: Tensors, grads: Tensors, name: str, dx: Array, saved: tupl
 
 
 def loss_and_grads(w: Tensors, config: Config, tokens: Array, targets: Array) -> tuple[float, Tensors]:
-    """The mean cross-entropy of the tokens that follow, in nats, and its gradients.
+    """Return the mean cross-entropy of the next tokens, in nats, and its gradients.
 
     Args:
-        tokens: (B, T) whole numbers in [0, V).
-        targets: (B, T), the token that follows each.
+        tokens: (B, T) integers in [0, V).
+        targets: (B, T) next token of each token.
     """
     blocks = [f"layers.{number}" for number in range(config.layers)]
     b, t = tokens.shape
@@ -210,26 +215,28 @@ def loss_and_grads(w: Tensors, config: Config, tokens: Array, targets: Array) ->
     x = w["embedding.weight"][tokens] + w["positions.weight"][:t]  # (B, T, C)
     saved = []
     for name in blocks:
-        x, of_block = block(w, name, x, config.heads)
-        saved.append(of_block)
+        x, block_saved = block(w, name, x, config.heads)
+        saved.append(block_saved)
     last, saved_norm = norm(w, "norm", x)
-    logits = last @ w["embedding.weight"].T  # (B, T, V): the head is the embedding's table
+    # The output layer is the embedding's table.
+    logits = last @ w["embedding.weight"].T  # (B, T, V)
     probs = softmax(logits)
-    place = (*xp.ogrid[:b, :t], targets)  # of each target's own number in (B, T, V)
-    loss = -float(xp.log(probs[place]).mean())
+    target_index = (*xp.ogrid[:b, :t], targets)  # into (B, T, V)
+    loss = -float(xp.log(probs[target_index]).mean())
 
     grads: Tensors = {}
     dlogits = probs
-    dlogits[place] -= 1
+    dlogits[target_index] -= 1
     dlogits /= b * t
     dlast = dlogits @ w["embedding.weight"]
     dx = norm_backward(w, grads, "norm", dlast, saved_norm)
-    for name, of_block in zip(reversed(blocks), reversed(saved), strict=True):
-        dx = block_backward(w, grads, name, dx, of_block)
+    for name, block_saved in zip(reversed(blocks), reversed(saved), strict=True):
+        dx = block_backward(w, grads, name, dx, block_saved)
     grads["positions.weight"] = xp.zeros_like(w["positions.weight"])
     grads["positions.weight"][:t] = dx.sum(axis=0)
-    grads["embedding.weight"] = dlogits.reshape(b * t, -1).T @ last.reshape(b * t, -1)  # as the head,
-    xp.add.at(grads["embedding.weight"], tokens, dx)  # and as the embedding
+    # The table's gradient has two parts: as the output layer and as the embedding.
+    grads["embedding.weight"] = dlogits.reshape(b * t, -1).T @ last.reshape(b * t, -1)
+    xp.add.at(grads["embedding.weight"], tokens, dx)
     return loss, grads
 
 
@@ -251,7 +258,8 @@ class AdamW:
             mean, square, weight = self.mean[name], self.square[name], w[name]
             mean += (1 - self.beta1) * (grad - mean)
             square += (1 - self.beta2) * (grad * grad - square)
-            unbiased_mean = mean / (1 - self.beta1**self.steps)  # both began at 0
+            # Both moments started at 0.
+            unbiased_mean = mean / (1 - self.beta1**self.steps)
             unbiased_square = square / (1 - self.beta2**self.steps)
             if weight.ndim > 1 and not name.endswith("bias"):
                 weight *= 1 - lr * self.decay
@@ -262,14 +270,14 @@ class AdamW:
 
 
 def windows(text: Array, config: Config, batch: int, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Tokens (batch, T) from anywhere in the text, and those that follow."""
+    """Return tokens (batch, T) from random positions in the text, and the next token of each."""
     starts = rng.integers(len(text) - config.length, size=batch)
-    cut = text[starts[:, None] + np.arange(config.length + 1)].astype("int64")
-    return xp.asarray(cut[:, :-1]), xp.asarray(cut[:, 1:])
+    samples = text[starts[:, None] + np.arange(config.length + 1)].astype("int64")
+    return xp.asarray(samples[:, :-1]), xp.asarray(samples[:, 1:])
 
 
 def train(text: Array, config: Config, *, steps: int, batch: int, lr: float, seed: int) -> Tensors:
-    """The weights after so many steps; each step's loss is printed."""
+    """Train for some steps, print each step's loss, and return the weights."""
     rng = np.random.default_rng(seed)
     w = init(config, seed)
     optimizer = AdamW(w)
@@ -284,9 +292,9 @@ def main(argv: Sequence[str]) -> None:
     """Train on the bytes of a file."""
     global xp  # noqa: PLW0603
     parser = argparse.ArgumentParser(prog="python -m payload.minimal", description="Train a small GPT.")
-    parser.add_argument("text", type=Path, help="a file, each byte of which is a token")
+    parser.add_argument("text", type=Path, help="file whose bytes are the tokens")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--batch", type=int, default=16, help="samples in a step")
+    parser.add_argument("--batch", type=int, default=16, help="samples per step")
     parser.add_argument("--lr", type=float, default=1e-3, help="learning rate")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--gpu", action="store_true", help="compute with CuPy")

@@ -1,1 +1,1 @@
-"""What goes in, as flags and config files, and what comes out, as lines and records."""
+"""Input and output of commands: flags and config files, printed lines and records."""

@@ -1,6 +1,6 @@
-"""Command lines of ``python -m payload``: they are parsed, and their settings checked against each other.
+"""Parsing of the command lines of ``python -m payload``, and checks of settings against each other.
 
-As a program it checks command lines without running them: JSON in, JSON out.
+Run as a program, it checks command lines without running them: JSON in, JSON out.
 
     $ echo '[["train", "--lrr", "0.1"], ["gemm"]]' | python -m payload.cli.arguments
     ["unrecognized arguments: --lrr 0.1; did you mean --lr?", null]
@@ -26,7 +26,7 @@ from payload.cli.settings import (
     Command,
     did_you_mean,
     make,
-    refuse_idle,
+    refuse_without_effect,
     sections_of,
     settings_of,
     text_of,
@@ -37,60 +37,62 @@ from payload.models import MODELS
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises where argparse would print a usage text from every rank and exit."""
+    """A parser that raises an exception. argparse would print a usage text from every rank and exit."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see --help", code="bad-flag")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Refuse here what is unknown: the parser of a command knows what is near."""
-        found, unknown = super().parse_known_args(args, namespace)
+        """Reject unknown arguments here, because the parser of the command knows similar flags."""
+        namespace, unknown = super().parse_known_args(args, namespace)
         if unknown:
             hint = did_you_mean(unknown[0].partition("=")[0], self._option_string_actions)
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-        return found, unknown
+        return namespace, unknown
 
 
 @cache
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    parser = _Parser(prog="python -m payload", description="Train, probe and watch on a cluster's nodes.")
-    chosen = parser.add_subparsers(required=True, dest="command", metavar=f"{{{','.join(COMMANDS)}}}")
+    parser = _Parser(prog="python -m payload", description="Train, test and monitor on a cluster's nodes.")
+    subparsers = parser.add_subparsers(required=True, dest="command", metavar=f"{{{','.join(COMMANDS)}}}")
     for name, command in COMMANDS.items():
-        sub = chosen.add_parser(name, help=command.__doc__, description=command.__doc__, allow_abbrev=False)
+        sub = subparsers.add_parser(
+            name, help=command.__doc__, description=command.__doc__, allow_abbrev=False
+        )
         groups: dict[str, argparse._ActionsContainer] = {"": sub}
         for section, kind in sections_of(command).items():
             groups[section] = sub.add_argument_group((kind.__doc__ or "").rstrip("."))
         for section, setting in settings_of(command).values():
             _add_flag(groups[section], setting)
         if command is TrainConfig:
-            about = "TOML with any of these settings; flags win over it"
+            about = "TOML file with any of these settings; flags override it"
             sub.add_argument("--config", type=Path, metavar="FILE", help=about)
     return parser
 
 
 def _add_flag(group: argparse._ActionsContainer, setting: Field[Any]) -> None:
-    """Add the flag of a setting. The namespace has it only if it is given."""
+    """Add the flag of a setting. The parsed namespace contains it only if it was given."""
     kind, about, default = setting.metadata["kind"], setting.metadata["about"], setting.default
     if default not in (None, (), MISSING):
         about += f" (default {text_of(default).replace('%', '%%')})"
-    reading = {"type": kind.read, "metavar": setting.metadata["metavar"], "help": about}
+    value_options = {"type": kind.read, "metavar": setting.metadata["metavar"], "help": about}
     flag: dict[str, Any] = {"dest": setting.name, "default": argparse.SUPPRESS}
     option = f"--{setting.name.replace('_', '-')}"
     if setting.name == "files":
-        group.add_argument(setting.name, nargs="+", **reading)
+        group.add_argument(setting.name, nargs="+", **value_options)
     elif kind is yes_or_no:
         group.add_argument(option, action=argparse.BooleanOptionalAction, help=about, **flag)
     else:
-        group.add_argument(option, required=default is MISSING, **flag, **reading)
+        group.add_argument(option, required=default is MISSING, **flag, **value_options)
 
 
 def parse(argv: Sequence[str]) -> Any:
-    """Read a command line, and the config file that it names.
+    """Parse a command line, and the config file that it names.
 
     Raises:
-        UsageError: one of them is wrong.
-        SystemExit: it asked for help, which was printed.
+        UsageError: the command line or the file is wrong.
+        SystemExit: help was requested and has been printed.
     """
     flags = vars(parser().parse_args(argv))
     return make(COMMANDS[flags.pop("command")], flags, flags.pop("config", None))
@@ -104,62 +106,62 @@ def check(config: Command, *, several: bool | None = None, gpu: bool | None = No
         gpu: whether ranks compute on GPUs. None: not known yet.
 
     Raises:
-        UsageError: two settings contradict each other, or one that was given would have no effect.
+        UsageError: two settings contradict each other, or a given setting would have no effect.
     """
     if isinstance(config, TrainConfig):
         _refuse_contradictions(config)
         _refuse_for_launch(config, several, gpu)
-        _refuse_without_others(config)
+        _refuse_useless(config)
     elif isinstance(config, AllreduceConfig) and "mpi" not in config.comm:
-        refuse_idle(config, "cuda_aware", "with --comm mpi")
+        refuse_without_effect(config, "cuda_aware", "with --comm mpi")
     elif isinstance(config, EvalConfig | ExportConfig) and not config.model_folder:
-        refuse_idle(config, "weights", "with --model-folder")
+        refuse_without_effect(config, "weights", "with --model-folder")
 
 
 def _refuse_contradictions(config: TrainConfig) -> None:
     optimizer, layout, precision = config.optimizer, config.layout, config.precision
     complaint = ""
     if optimizer.schedule == "step" and not optimizer.decay_iterations:
-        complaint = "--schedule step: it lowers the learning rate after --decay-iterations; say which"
+        complaint = "--schedule step: needs --decay-iterations, after which it lowers the learning rate"
     elif layout.compress != "none" and layout.zero:
-        complaint = f"--compress {layout.compress} and --zero {layout.zero}: give only one of them"
+        complaint = f"--compress {layout.compress} and --zero {layout.zero}: cannot be combined"
     elif layout.compress != "none" and precision.precision == "fp16" and not precision.loss_scale:
         complaint = (
-            f"--compress {layout.compress} and --precision fp16: the scale of gradients that are held back "
-            "must not change: give a fixed --loss-scale, or use --precision bf16"
+            f"--compress {layout.compress} and --precision fp16: need a fixed --loss-scale, since delayed "
+            "gradients cannot be rescaled; or use --precision bf16"
         )
     if complaint:
         raise UsageError(complaint, code="bad-settings")
 
 
 def _refuse_for_launch(config: TrainConfig, several: bool | None, gpu: bool | None) -> None:
-    """Refuse flags without effect in this launch. A config file may hold them for another one."""
+    """Reject flags without effect in this launch. A config file may contain them for other launches."""
     bench, find = isinstance(config, BenchConfig), config.batch.find
-    of_training = (
+    training_only = (
         "epochs iterations lr schedule warmup_iterations min_lr decay_iterations decay_factor scale_lr "
         "save_interval save keep init new_head save_model profile profile_iterations tensorboard"
     )
     if bench or find:
-        refuse_idle(config, of_training, "in training", in_files=False)
+        refuse_without_effect(config, training_only, "in training", in_files=False)
     if bench:
         names = "prefetch find checkpoints resume"
-        refuse_idle(config, names, "in training and with --find", in_files=False)
+        refuse_without_effect(config, names, "in training and with --find", in_files=False)
     elif find:
         names = "compress compress_ratio compress_rank peak_tflops"
-        refuse_idle(config, names, "in training and bench", in_files=False)
+        refuse_without_effect(config, names, "in training and bench", in_files=False)
     if several is False:
         names = "zero bucket_mib overlap compress scale_lr"
-        refuse_idle(config, names, "on two or more data-parallel ranks", in_files=False)
+        refuse_without_effect(config, names, "on two or more data-parallel ranks", in_files=False)
     if gpu is False:
-        refuse_idle(config, "offload_optimizer", "on GPUs", in_files=False)
+        refuse_without_effect(config, "offload_optimizer", "on GPUs", in_files=False)
 
 
-def _refuse_without_others(config: TrainConfig) -> None:
-    """Refuse settings that have an effect with some other settings only."""
+def _refuse_useless(config: TrainConfig) -> None:
+    """Reject settings that have an effect only together with another setting, which is missing."""
     layout, optimizer, files = config.layout, config.optimizer, config.checkpoints
     takes, kind = MODELS[config.model.model].takes, config.data.data.partition(":")[0]
     resumes = bool(files.save_interval) or files.resume == "auto"
-    for has_effect, names, wanted in (
+    for has_effect, names, condition in (
         (takes != "images", "sequence_length", "with a --model of text"),
         (takes == "images", "new_head", "with a --model of images"),
         (kind == "text", "tokenizer", "with --data text:FILE"),
@@ -179,18 +181,20 @@ def _refuse_without_others(config: TrainConfig) -> None:
         (config.measuring.profile, "profile_iterations", "with --profile"),
     ):
         if not has_effect:
-            refuse_idle(config, names, wanted)
+            refuse_without_effect(config, names, condition)
 
 
-def wrong_with(argv: Sequence[str]) -> str | None:
-    """Return what is wrong with a command line, as far as that shows without the files that it names."""
+def find_error(argv: Sequence[str]) -> str | None:
+    """Return the error in a command line, or None. Files that it names are not read: they are on the node."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             flags = vars(parser().parse_args(argv))
         command = COMMANDS[flags.pop("command")]
-        if flags.pop("config", None) is None:  # the file is the node's
+        # A config file could change the outcome of the check.
+        if flags.pop("config", None) is None:
             check(make(command, flags))
-    except SystemExit:  # the help is wanted
+    # Help was requested.
+    except SystemExit:
         return None
     except UsageError as exc:
         return str(exc).removesuffix("; see --help")
@@ -198,4 +202,4 @@ def wrong_with(argv: Sequence[str]) -> str | None:
 
 
 if __name__ == "__main__":
-    json.dump([wrong_with(argv) for argv in json.load(sys.stdin)], sys.stdout)
+    json.dump([find_error(argv) for argv in json.load(sys.stdin)], sys.stdout)

@@ -1,7 +1,7 @@
-"""The settings of each command. ``arguments`` makes flags and help of them, ``settings`` config files.
+"""The settings of each command. ``arguments`` makes flags and help of them, ``settings`` reads config files.
 
-To add a setting, declare it in its section and use it; if other settings can make it useless, add a rule to
-``arguments``. Standard library only, so that `--help` is fast.
+To add a setting, declare it in its section and use it. If it has no effect together with some other
+settings, add a rule to ``arguments``. Standard library only, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OPTIMIZERS: dict[str, dict[str, float]] = {
     "adamw": {"lr": 1e-3, "eps": 1e-8, "weight_decay": 0.01},
     "lamb": {"lr": 2e-3, "eps": 1e-6, "weight_decay": 0.01},
 }
-"""The defaults of each."""
+"""Default settings of each optimizer."""
 
 TRANSPORTS = ("mpi", "nccl", "ring", "hierarchical", "naive")
 COMPRESSORS = ("topk", "int8", "powersgd")
@@ -50,87 +50,87 @@ _transport = one_of(*TRANSPORTS)
 _counts = by_commas(count)
 _dtype = one_of(*DTYPES)
 _formats = one_of("fp64", "fp32", "bf16", "fp16")
-_device = one_of("auto", "cpu", "gpu"), "auto: a GPU where CuPy finds one"
-_weights = one_of("best", "final"), "at the best evaluation, or at the end"
+_device = one_of("auto", "cpu", "gpu"), "auto: a GPU if CuPy finds one, otherwise the CPU"
+_weights = one_of("best", "final"), "best: weights of the best evaluation; final: weights at the end"
 _sizes = by_commas(gemm_size)
 _output = one_of("text", "json")
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The model."""
+    """Model"""
 
-    model: str = setting("mlp", one_of(*MODELS), "its sizes can be changed by what follows")
-    hidden: tuple[int, ...] | None = setting(None, _counts, "of an mlp: widths of hidden layers")
+    model: str = setting("mlp", one_of(*MODELS), "the flags below change its sizes")
+    hidden: tuple[int, ...] | None = setting(None, _counts, "mlp: widths of the hidden layers")
     layers: int | None = setting(None, depth, "blocks of a Transformer, layers of an LSTM")
-    heads: int | None = setting(None, count, "of attention")
+    heads: int | None = setting(None, count, "attention heads")
     width: int | None = setting(None, count, "per token, or units of an LSTM, or of a ResNet's first stage")
-    patch: int | None = setting(None, count, "of a vit: pixels along a side of a patch")
-    dropout: float | None = setting(None, fraction, "share of activations that is left out, in [0, 1)")
-    norm_eps: float | None = setting(None, positive, "of a Transformer: what its norms add to variances")
+    patch: int | None = setting(None, count, "vit: side of a patch in pixels")
+    dropout: float | None = setting(None, fraction, "share of activations to drop, in [0, 1)")
+    norm_eps: float | None = setting(None, positive, "Transformer: epsilon of its norms")
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """The data."""
+    """Data"""
 
-    data: str = setting("digits", data_name, "data to train on and to evaluate on")
-    augment: tuple[str, ...] = setting((), some_of("crop", "flip"), "vary images by chance", "crop,flip")
-    clean: bool = switch(False, "leave repeated images out, and print their number")
-    tokenizer: str = setting("bytes", tokenizer_name, "of text; N is learned; gpt2: its own files in DIR")
+    data: str = setting("digits", data_name, "data for training and evaluation")
+    augment: tuple[str, ...] = setting((), some_of("crop", "flip"), "random changes to images", "crop,flip")
+    clean: bool = switch(False, "remove repeated images, and print their number")
+    tokenizer: str = setting("bytes", tokenizer_name, "bpe:N learns N tokens; gpt2:DIR: GPT-2's files")
     sequence_length: int = setting(128, count, "tokens in a sample of text")
-    prefetch: int = setting(2, whole, "iterations for which samples are made ahead")
+    prefetch: int = setting(2, whole, "iterations whose samples are prepared in advance")
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The batch, and for how long."""
+    """Batch size and length of the training"""
 
     global_batch_size: int = setting(64, count, "samples in an iteration, over all ranks")
     micro_batch_size: int | None = setting(None, count, "samples at once on a rank (default: its share)")
     epochs: int = setting(30, count, "passes over the training set")
-    iterations: int | None = setting(None, count, "stop after so many, if sooner")
-    seed: int = setting(0, whole, "of the weights and of the order of samples")
-    find: bool = switch(False, "do not train, but look for a micro-batch size and a learning rate")
+    iterations: int | None = setting(None, count, "stop after this many iterations, if earlier")
+    seed: int = setting(0, whole, "for the initial weights and the order of samples")
+    find: bool = switch(False, "do not train; search for a micro-batch size and a learning rate")
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The layout: what is split over ranks. The batch is split over the remaining ones."""
+    """Distribution over ranks; the remaining ranks share the batch"""
 
     tp: int = setting(1, count, "ranks that split each layer's tensors")
-    pp: int = setting(1, count, "ranks that split the model's layers, as stages of a pipeline")
-    zero: int = setting(0, stage, "ZeRO's stage: what ranks hold in parts", "0-3")
-    offload_optimizer: bool = switch(False, "masters and optimizer state are in host memory")
-    recompute: bool = switch(False, "keep no activations but those between blocks")
-    bucket_mib: int = setting(25, count, "of gradients, at least, that are summed in one call")
+    pp: int = setting(1, count, "ranks that split the model's layers, as pipeline stages")
+    zero: int = setting(0, stage, "ZeRO stage: how much is sharded over ranks", "0-3")
+    offload_optimizer: bool = switch(False, "keep master weights and optimizer state in host memory")
+    recompute: bool = switch(False, "save only the activations between blocks, and recompute the rest")
+    bucket_mib: int = setting(25, count, "minimum size of gradients that are summed in one call")
     overlap: bool = switch(True, "sum gradients during the backward pass")
-    comm: str = setting("mpi", _transport, "how ranks talk")
-    cuda_aware: bool = switch(False, "give MPI a GPU's memory directly")
-    compress: str = setting("none", one_of("none", *COMPRESSORS), "sums of gradients over ranks")
-    compress_ratio: float = setting(0.01, share, "of topk: the share that is sent")
-    compress_rank: int = setting(4, count, "of powersgd's factors")
+    comm: str = setting("mpi", _transport, "how ranks communicate")
+    cuda_aware: bool = switch(False, "pass GPU memory to MPI directly")
+    compress: str = setting("none", one_of("none", *COMPRESSORS), "compression of summed gradients")
+    compress_ratio: float = setting(0.01, share, "topk: share of numbers that is sent")
+    compress_rank: int = setting(4, count, "powersgd: rank of the factors")
 
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """The optimizer."""
+    """Optimizer"""
 
-    optimizer: str = setting("sgd", one_of(*_OPTIMIZERS), "how gradients change the weights")
-    lr: float | None = setting(None, positive, "learning rate (default 0.05; of adamw 0.001, of lamb 0.002)")
-    momentum: float = setting(0.9, fraction, "of sgd, in [0, 1)")
-    nesterov: bool = switch(False, "Nesterov's momentum, for sgd")
-    beta1: float = setting(0.9, fraction, "of adamw and lamb, in [0, 1)")
-    beta2: float = setting(0.999, fraction, "of adamw and lamb, in [0, 1)")
-    eps: float | None = setting(None, positive, "(default 1e-8 for adamw, 1e-6 for lamb)")
-    weight_decay: float | None = setting(None, non_negative, "of matrices (default 0 for sgd, else 0.01)")
+    optimizer: str = setting("sgd", one_of(*_OPTIMIZERS), "algorithm that updates the weights")
+    lr: float | None = setting(None, positive, "learning rate (default 0.05; adamw 0.001, lamb 0.002)")
+    momentum: float = setting(0.9, fraction, "sgd: momentum, in [0, 1)")
+    nesterov: bool = switch(False, "sgd: use Nesterov momentum")
+    beta1: float = setting(0.9, fraction, "adamw and lamb: decay of the mean, in [0, 1)")
+    beta2: float = setting(0.999, fraction, "adamw and lamb: decay of the mean square, in [0, 1)")
+    eps: float | None = setting(None, positive, "epsilon (default 1e-8 for adamw, 1e-6 for lamb)")
+    weight_decay: float | None = setting(None, non_negative, "for matrices (default: sgd 0, otherwise 0.01)")
     clip_grad: float | None = setting(None, positive, "scale gradients down to this norm")
-    schedule: str = setting("constant", one_of("constant", "cosine", "step"), "of the rate, once warm")
-    warmup_iterations: int = setting(0, whole, "in which the learning rate climbs")
-    min_lr: float = setting(0.0, non_negative, "where cosine and step end")
-    decay_iterations: tuple[int, ...] | None = setting(None, _counts, "after which step lowers the rate")
-    decay_factor: float = setting(0.1, share, "by which step lowers it, at most 1")
-    scale_lr: str = setting("none", one_of("none", "linear", "sqrt"), "how it grows with data-parallel ranks")
+    schedule: str = setting("constant", one_of("constant", "cosine", "step"), "decay of the learning rate")
+    warmup_iterations: int = setting(0, whole, "iterations in which the learning rate rises to --lr")
+    min_lr: float = setting(0.0, non_negative, "lowest learning rate of cosine and step")
+    decay_iterations: tuple[int, ...] | None = setting(None, _counts, "when step lowers the rate")
+    decay_factor: float = setting(0.1, share, "factor by which step lowers the rate, at most 1")
+    scale_lr: str = setting("none", one_of("none", "linear", "sqrt"), "growth with data-parallel ranks")
 
     def __post_init__(self) -> None:
         for name, value in _OPTIMIZERS[self.optimizer].items():
@@ -140,46 +140,46 @@ class Optimizer:
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """The precision."""
+    """Precision"""
 
-    precision: str = setting("fp32", _formats, "of weights and activations; sums are at least fp32")
-    loss_scale: float | None = setting(None, positive, "fixed (default: dynamic for fp16, else 1)")
+    precision: str = setting("fp32", _formats, "for weights and activations; sums use at least fp32")
+    loss_scale: float | None = setting(None, positive, "fixed scale (default: dynamic for fp16, otherwise 1)")
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """Checkpoints."""
+    """Checkpoints"""
 
     save_interval: int | None = setting(
         None, count, "iterations between checkpoints (default: no checkpoints)"
     )
     save: str = setting("async", one_of("async", "sync"), "sync: training waits for the disk")
-    keep: int = setting(2, count, "checkpoints to keep, the newest")
-    checkpoints: Path | None = setting(None, folder, "the same on all nodes (default: in --out)")
-    resume: str = setting("never", word_or_path, "from the newest checkpoint, or that one", "auto|never|DIR")
+    keep: int = setting(2, count, "newest checkpoints to keep")
+    checkpoints: Path | None = setting(None, folder, "shared by all nodes (default: in --out)")
+    resume: str = setting("never", word_or_path, "from the newest checkpoint, or from DIR", "auto|never|DIR")
     init: Path | None = setting(
-        None, path, "weights of a model/, transformers or torchvision; a checkpoint comes first", "FILE|DIR"
+        None, path, "weights of a model/, transformers or torchvision; a checkpoint has priority", "FILE|DIR"
     )
-    new_head: bool = switch(False, "but draw the last layer, for other classes")
+    new_head: bool = switch(False, "with --init: start with a random last layer, for different classes")
     save_model: bool = switch(True, "write the final and the best weights to model/ in --out")
 
 
 @dataclass(frozen=True, slots=True)
 class Measuring:
-    """What is measured."""
+    """Measurements"""
 
     profile: bool = switch(False, "write a timeline of a few iterations to trace.json")
-    profile_iterations: int = setting(10, count, "of the timeline; not the first")
+    profile_iterations: int = setting(10, count, "iterations in the timeline, without the first")
     tensorboard: bool = switch(False, "write TensorBoard's event files to tensorboard/")
     peak_tflops: float | None = setting(None, positive, "of a rank's processor (default: known or measured)")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Where it runs, and where files go."""
+    """Device and output"""
 
     device: str = setting("auto", *_device)
-    out: Path = setting(Path(), folder, "for metrics.jsonl and the resolved config.toml; made if missing")
+    out: Path = setting(Path(), folder, "for metrics.jsonl and the resolved config.toml; created if missing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,18 +214,18 @@ class TrainConfig(Command):
 
 def _absolute(name: str) -> str:
     """Return the name of data or a tokenizer with an absolute path, if it has a path."""
-    kind, _, where = name.partition(":")
-    return f"{kind}:{Path(where).absolute()}" if kind in ("idx", "text", "gpt2") else name
+    kind, _, path = name.partition(":")
+    return f"{kind}:{Path(path).absolute()}" if kind in ("idx", "text", "gpt2") else name
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """The measurement."""
+    """Benchmark"""
 
-    rounds: int = setting(5, count, "in which all sides take their turns")
-    turn: int = setting(5, count, "iterations of each side in a round")
-    warmup: int = setting(3, count, "iterations of each side that are not measured")
-    ranks: tuple[int, ...] = setting((), _counts, "fewer ranks to compare with (default 1,2,4...)")
+    rounds: int = setting(5, count, "rounds in which each configuration runs once")
+    turn: int = setting(5, count, "iterations of each configuration in a round")
+    warmup: int = setting(3, count, "iterations of each configuration that are not measured")
+    ranks: tuple[int, ...] = setting((), _counts, "rank counts to compare with (default 1,2,4...)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,46 +239,46 @@ class BenchConfig(TrainConfig):
 class EvalConfig(Command):
     """evaluate a trained model on held-out data"""
 
-    out: Path | None = setting(None, folder, "of the run (default: this one; not needed with --resume DIR)")
-    resume: str = setting("auto", word_or_path, "the run's newest checkpoint, or that one")
+    out: Path | None = setting(None, folder, "the run (default: this folder; not needed with --resume DIR)")
+    resume: str = setting("auto", word_or_path, "auto: the run's newest checkpoint; DIR: this one")
     model_folder: Path | None = setting(None, folder, "a run's model/, instead of a checkpoint")
     weights: str = setting("best", *_weights)
-    data: str | None = setting(None, data_name, "other data than the run's")
-    tp: int = setting(1, count, "ranks that split each layer's tensors, now")
-    pp: int = setting(1, count, "ranks that split the model's layers, now")
+    data: str | None = setting(None, data_name, "data to evaluate on (default: that of the run)")
+    tp: int = setting(1, count, "ranks that split each layer's tensors in this evaluation")
+    pp: int = setting(1, count, "ranks that split the model's layers in this evaluation")
     device: str = setting("auto", *_device)
 
     def __post_init__(self) -> None:
         if self.model_folder and (self.out or self.resume != "auto" or self.tp > 1 or self.pp > 1):
             raise UsageError(
-                "--model-folder takes no --out, --resume, --tp or --pp: these are of checkpoints",
+                "--out, --resume, --tp and --pp are for checkpoints, not for --model-folder",
                 code="options-exclusive",
             )
 
 
 @dataclass(frozen=True, slots=True)
 class SampleConfig(Command):
-    """write text by a trained model"""
+    """generate text with a trained model"""
 
     model_folder: Path = setting(MISSING, folder, "a run's model/")
     weights: str = setting("best", *_weights)
-    prompt: str = setting("", Kind(str, "TEXT"), "what the text begins with")
-    tokens: int = setting(200, count, "tokens to write")
+    prompt: str = setting("", Kind(str, "TEXT"), "start of the text")
+    tokens: int = setting(200, count, "tokens to generate")
     temperature: float = setting(
-        1.0, non_negative, "below 1 likely tokens become likelier; 0: only the likeliest"
+        1.0, non_negative, "below 1 favours likely tokens; 0: always the most likely"
     )
-    top_k: int | None = setting(None, count, "draw among so many of the likeliest tokens")
-    seed: int = setting(0, whole, "of what is drawn")
+    top_k: int | None = setting(None, count, "draw only among this many most likely tokens")
+    seed: int = setting(0, whole, "for the random choice of tokens")
     output: str = setting("text", _output, "text as it comes, or one JSON object at the end")
     device: str = setting("auto", *_device)
 
 
 @dataclass(frozen=True, slots=True)
 class PredictConfig(Command):
-    """tell the classes of images by a trained model"""
+    """classify images with a trained model"""
 
     model_folder: Path = setting(MISSING, folder, "a run's model/")
-    files: tuple[Path, ...] = setting(MISSING, path, "a PNG, IDX or CSV file (an image a row)", "FILE")
+    files: tuple[Path, ...] = setting(MISSING, path, "a PNG, IDX or CSV file (one image per row)", "FILE")
     weights: str = setting("best", *_weights)
     output: str = setting("text", _output, "a line for each image, or one JSON object")
     device: str = setting("auto", *_device)
@@ -286,52 +286,50 @@ class PredictConfig(Command):
 
 @dataclass(frozen=True, slots=True)
 class ProbeConfig(Command):
-    """check that all ranks reach each other and add up right"""
+    """check that all ranks communicate and compute correctly"""
 
-    expect_hosts: tuple[str, ...] = setting((), some_of(), "fail if one of these has no rank")
+    expect_hosts: tuple[str, ...] = setting((), some_of(), "fail if any of these hosts has no rank")
 
 
 @dataclass(frozen=True, slots=True)
 class GemmConfig(Command):
-    """multiply a layer's weights by data on each rank, sum by MPI, check"""
+    """multiply a layer's weights with data on each rank, sum with MPI, and check"""
 
     sizes: tuple[GemmSize, ...] = setting(
-        _sizes.read("256,1024"), _sizes, "each rank's (m, k) times (k, n); N alone is a cube", "N|MxKxN[,...]"
+        _sizes.read("256,1024"), _sizes, "each rank's (m, k) times (k, n); N means NxNxN", "N|MxKxN[,...]"
     )
     dtypes: tuple[str, ...] = setting(("float32",), by_commas(_dtype), ", ".join(DTYPES), "D[,D...]")
     warmup: int = setting(2, count, "iterations that are not measured")
-    iterations: int = setting(10, count, "iterations measured, of which the median")
-    seed: int = setting(0, whole, "of the weights and the data")
+    iterations: int = setting(10, count, "measured iterations; the median counts")
+    seed: int = setting(0, whole, "for the weights and the data")
     device: str = setting("auto", *_device)
     comm: str = setting("mpi", _transport, "how ranks sum")
-    out: Path = setting(Path(), folder, "for gemm.jsonl; made if missing")
+    out: Path = setting(Path(), folder, "for gemm.jsonl; created if missing")
 
 
 @dataclass(frozen=True, slots=True)
 class AllreduceConfig(Command):
-    """measure how fast ranks sum, by size and by transport"""
+    """measure how fast ranks sum, by array size and transport"""
 
     comm: tuple[str, ...] = setting(("mpi",), some_of(*TRANSPORTS), ", ".join(TRANSPORTS))
     min: int = setting(4 << 10, memory, "smallest array, such as 4KiB")  # bytes
-    max: int = setting(256 << 20, memory, "largest; each is 4 times the one before")  # bytes
-    dtype: str = setting("float32", _dtype, "of what is summed")
-    iterations: int = setting(10, count, "rounds measured, of which the median")
-    cuda_aware: bool = switch(False, "let mpi have device memory, if this MPI can")
+    max: int = setting(256 << 20, memory, "largest array; sizes grow by a factor of 4")  # bytes
+    dtype: str = setting("float32", _dtype, "of the summed arrays")
+    iterations: int = setting(10, count, "measured rounds; the median counts")
+    cuda_aware: bool = switch(False, "pass GPU memory to mpi directly, if this MPI supports it")
     device: str = setting("auto", *_device)
-    out: Path = setting(Path(), folder, "for allreduce.jsonl; made if missing")
+    out: Path = setting(Path(), folder, "for allreduce.jsonl; created if missing")
 
     def __post_init__(self) -> None:
         if self.min > self.max:
-            raise UsageError(
-                f"--min is {self.min} bytes, above --max, which is {self.max}", code="min-above-max"
-            )
+            raise UsageError(f"--min is {self.min} bytes, but --max is only {self.max}", code="min-above-max")
 
 
 @dataclass(frozen=True, slots=True)
 class TelemetryConfig(Command):
-    """sample this node until SIGTERM"""
+    """record this node's telemetry until SIGTERM"""
 
-    out: Path = setting(MISSING, folder, "for HOSTNAME.jsonl; made if missing")
+    out: Path = setting(MISSING, folder, "for HOSTNAME.jsonl; created if missing")
     interval: float = setting(1.0, positive, "seconds between samples", "S")
 
 
@@ -339,21 +337,23 @@ class TelemetryConfig(Command):
 class ExportConfig(Command):
     """write a trained model's weights for other programs"""
 
-    to: Path | None = setting(None, path, "to write (default model.safetensors; hf: model-hf)", "FILE|DIR")
-    model_folder: Path | None = setting(None, folder, "the folder model/ that a run left")
+    to: Path | None = setting(None, path, "target (default model.safetensors; hf: model-hf)", "FILE|DIR")
+    model_folder: Path | None = setting(None, folder, "a run's model/ folder")
     weights: str = setting("best", *_weights)
-    checkpoint: Path | None = setting(None, path, "or a checkpoint's folder")
+    checkpoint: Path | None = setting(None, path, "a checkpoint's folder, instead of --model-folder")
     export_as: str = setting(
-        "torch", one_of("torch", "hf", "torchvision"), "whose names of tensors: PyTorch's, transformers' ..."
+        "torch",
+        one_of("torch", "hf", "torchvision"),
+        "library whose tensor names are used",
     )
-    force: bool = switch(False, "overwrite what is there")
+    force: bool = switch(False, "overwrite existing files")
 
 
 @dataclass(frozen=True, slots=True)
 class AlignConfig(Command):
-    """line a run's metrics and telemetry up by time"""
+    """join a run's metrics and telemetry by time"""
 
-    folder: Path = setting(MISSING, folder, "a job's or run's, with metrics.jsonl and telemetry/")
+    folder: Path = setting(MISSING, folder, "folder of a job or run, with metrics.jsonl and telemetry/")
 
 
 COMMANDS: dict[str, type[Command]] = {
@@ -369,4 +369,4 @@ COMMANDS: dict[str, type[Command]] = {
     "telemetry": TelemetryConfig,
     "align": AlignConfig,
 }
-"""Each is run by the module of its name."""
+"""The module with the command's name runs it."""

@@ -1,4 +1,4 @@
-"""JSON, one object a line: in files, and on stdout. Standard library only."""
+"""JSON Lines: one JSON object per line, in files and on stdout. Standard library only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Keep = Callable[[dict[str, Any]], bool]
 
 
 def answer(**fields: Any) -> None:
-    """Print one JSON object, in a line of its own."""
+    """Print one JSON object on its own line."""
     print_line(json.dumps(fields))
 
 
@@ -26,23 +26,23 @@ def print_line(line: str) -> None:
 
 
 class JsonLines:
-    """A file of JSON objects, flushed after each, so that a run that is killed leaves what it had done."""
+    """A file of JSON objects, flushed after each object, so that a killed run leaves its results so far."""
 
     def __init__(self, path: Path, *, keep: Keep | None = None) -> None:
-        """Start the file anew, or go on with it; make its folder where there is none.
+        """Open the file, creating its folder if necessary.
 
         Args:
-            keep: which of the objects that the file has already to go on after; None: none of them.
+            keep: called with each object in the file; returns whether to keep it. None: overwrite the file.
 
         Raises:
-            UsageError: it cannot be written.
+            UsageError: the file cannot be written.
         """
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if keep and path.exists():
-                _thin_out(path, keep)
-            # Nothing is left to be written when it is closed, which would fail once more.
+                _keep_only(path, keep)
+            # Unbuffered: closing the file has nothing to write, so it cannot fail again.
             self._file: BinaryIO = path.open("ab" if keep else "wb", buffering=0)
         except OSError as exc:
             raise UsageError(
@@ -50,16 +50,16 @@ class JsonLines:
             ) from exc
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Add one object, with the time in Unix seconds.
+        """Append one object, with the time in Unix seconds.
 
         Raises:
-            RankError: the disk is full, say.
+            RankError: the file cannot be written, for example because the disk is full.
         """
         line = json.dumps({"kind": kind, "time": time.time(), **fields}, allow_nan=False)
-        left = memoryview(f"{line}\n".encode())
+        remaining = memoryview(f"{line}\n".encode())
         try:
-            while left:
-                left = left[self._file.write(left) :]
+            while remaining:
+                remaining = remaining[self._file.write(remaining) :]
         except OSError as exc:
             raise RankError(
                 f"--out: {self._path} cannot be written: {exc.strerror}", code="file-unwritable"
@@ -72,16 +72,16 @@ class JsonLines:
         self._file.close()
 
 
-def _thin_out(path: Path, keep: Keep) -> None:
-    """Leave only some objects in a file, which is the old or the new one at any moment."""
-    new = path.with_name(f"{path.name}.new")
-    with path.open("rb") as old, new.open("wb") as kept:
-        kept.writelines(line for line in old if (record := _record(line)) and keep(record))
-    new.replace(path)
+def _keep_only(path: Path, keep: Keep) -> None:
+    """Keep only some objects of a file. The file is replaced atomically."""
+    new_path = path.with_name(f"{path.name}.new")
+    with path.open("rb") as old_file, new_path.open("wb") as new_file:
+        new_file.writelines(line for line in old_file if (record := _record(line)) and keep(record))
+    new_path.replace(path)
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """None for what is no whole object, as a run or a node leaves that was ended while it wrote."""
+    """Parse a line. None: it is incomplete, because its writer was killed, or not a record."""
     try:
         record = json.loads(line) if line.endswith(b"\n") else None
     except ValueError:

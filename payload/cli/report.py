@@ -1,4 +1,4 @@
-"""What commands do alike: start MPI and choose the device on all ranks, and have rank 0 tell."""
+"""Code shared by commands: start MPI and choose the device on all ranks, and report from rank 0."""
 
 from __future__ import annotations
 
@@ -13,35 +13,38 @@ from payload.device.base import Device
 from payload.node.host import hostname
 
 
-def begin(wanted: str) -> tuple[mpi.MpiCommunicator, Device]:
-    """The ranks of this job, and this rank's device.
+def begin(device_name: str) -> tuple[mpi.MpiCommunicator, Device]:
+    """Start MPI, and choose this rank's device.
+
+    Returns:
+        The communicator of all ranks, and this rank's device.
 
     Raises:
-        UsageError: there is no such device; on every rank.
+        UsageError: the device cannot be used. Raised on every rank.
         LaunchError: the launcher and MPI disagree about the number of ranks.
     """
     ranks = mpi.start()
-    return ranks, on_all_ranks(ranks, lambda: choose(wanted, world.local_rank()))
+    return ranks, on_all_ranks(ranks, lambda: choose(device_name, world.local_rank()))
 
 
 def place(rank: int, device: Device) -> dict[str, Any]:
-    """Where a rank is."""
+    """Return a rank's number, host and GPU."""
     return {"rank": rank, "host": hostname(), "gpu": device.gpu}
 
 
 class Report:
-    """A file of records, and lines for people, by rank 0."""
+    """A file of records and printed lines. Only rank 0 writes and prints."""
 
     def __init__(self, world: Communicator, path: Path, *, keep: Keep | None = None) -> None:
-        """``keep``: as of ``JsonLines``.
+        """Open the file. keep: see ``JsonLines``.
 
         Raises:
-            UsageError: the file cannot be written; on every rank.
+            UsageError: the file cannot be written. Raised on every rank.
         """
         self._file = on_all_ranks(world, lambda: JsonLines(path, keep=keep) if world.rank == 0 else None)
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Add one object to the file."""
+        """Append one object to the file."""
         if self._file:
             self._file.write(kind, **fields)
 
@@ -51,6 +54,6 @@ class Report:
             print_line(line)
 
     def answer(self, **fields: Any) -> None:
-        """Print what it all comes to."""
+        """Print the final result as one JSON object."""
         if self._file:
             answer(**fields)

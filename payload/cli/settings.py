@@ -1,12 +1,12 @@
-"""The settings of a command are the fields of a frozen dataclass, from flags, a config file and defaults.
+"""Settings of a command: fields of a frozen dataclass, set by flags, a config file and defaults.
 
-Those of a training are in sections, which are dataclasses too: the field ``micro_batch_size`` of section
-``batch`` is the flag ``--micro-batch-size``, and in a file
+The settings of a training are grouped in sections, which are dataclasses too: the field
+``micro_batch_size`` of section ``batch`` is the flag ``--micro-batch-size``, and in a config file
 
     [batch]
     micro-batch-size = 8
 
-Names of fields are unique in a command. Standard library only, so that `--help` is fast.
+Field names are unique in a command. Standard library only, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from payload.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """The settings of a command, and which of them were given."""
+    """The settings of a command, with a record of those that were given."""
 
     given: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """By field: "" for a flag, and "FILE: " for a value of a config file that is not the default."""
+    """Source of each given field: "" for a flag, "FILE: " for a non-default value in a config file."""
 
 
 T = TypeVar("T", bound=Command)
@@ -40,74 +40,76 @@ def setting(default: Any, kind: Kind, about: str, metavar: str = "") -> Any:
 
     Args:
         default: MISSING if the user must set it.
-        metavar: what stands for a value in the help. Default: that of the kind.
+        metavar: placeholder for the value in the help. Default: that of ``kind``.
     """
     return field(default=default, metadata={"kind": kind, "about": about, "metavar": metavar or kind.metavar})
 
 
 def switch(default: bool, about: str) -> Any:
-    """Declare a field that ``--flag`` and ``--no-flag`` set."""
+    """Declare a boolean field, set by ``--flag`` and ``--no-flag``."""
     return setting(default, yes_or_no, about)
 
 
 def sections_of(command: type[Any]) -> dict[str, Any]:
     """Return the dataclasses of a command's sections, by name."""
-    return {one.name: one.default_factory for one in fields(command) if is_dataclass(one.default_factory)}
+    return {f.name: f.default_factory for f in fields(command) if is_dataclass(f.default_factory)}
 
 
 def settings_of(command: type[Any]) -> dict[str, tuple[str, Field[Any]]]:
-    """Return all settings of a command, by name: the section, "" if it has none, and the field."""
-    own = {each.name: ("", each) for each in fields(command) if each.metadata}
+    """Return all settings of a command by name, each with its section ("": none) and its field."""
+    settings = {f.name: ("", f) for f in fields(command) if f.metadata}
     for name, section in sections_of(command).items():
-        own |= {each.name: (name, each) for each in fields(section)}
-    return own
+        settings |= {f.name: (name, f) for f in fields(section)}
+    return settings
 
 
 def make(
     command: type[T], flags: Mapping[str, Any], file: Path | None = None, *, named_by: str = "--config"
 ) -> T:
-    """Make the settings of a command.
+    """Create the settings of a command.
 
     Args:
         flags: values by field.
         file: a config file, for settings without a flag.
-        named_by: the flag that led to the file, for messages.
+        named_by: the flag that names the file, for messages.
 
     Raises:
         UsageError: the file cannot be read, or has an unknown key or a wrong value.
     """
     settings = settings_of(command)
-    read = _read_file(settings, file, named_by) if file else {}
-    changed = [name for name, value in read.items() if value != settings[name][1].default]
+    file_values = _read_file(settings, file, named_by) if file else {}
+    changed = [name for name, value in file_values.items() if value != settings[name][1].default]
     given = dict.fromkeys(changed, f"{named_by}: {file}: ") | dict.fromkeys(flags, "")
     values: dict[str, dict[str, Any]] = {"": {}, **{name: {} for name in sections_of(command)}}
-    for name, value in {**read, **flags}.items():
+    for name, value in {**file_values, **flags}.items():
         values[settings[name][0]][name] = value
     sections = {name: section(**values[name]) for name, section in sections_of(command).items()}
     return command(**values[""], **sections, given=given)
 
 
-def refuse_idle(config: Command, names: str, wanted: str, *, in_files: bool = True) -> None:
-    """Refuse settings that were given although they have an effect only ``wanted``.
+def refuse_without_effect(config: Command, names: str, condition: str, *, in_files: bool = True) -> None:
+    """Reject settings that were given but have an effect only under a condition.
 
     Args:
-        names: of their fields, separated by spaces.
-        wanted: the condition, such as "with --optimizer sgd".
-        in_files: refuse them in a config file as well. If not, a file may hold them for another launch.
+        names: field names, separated by spaces.
+        condition: such as "with --optimizer sgd".
+        in_files: whether to reject them in a config file, which other launches may share.
 
     Raises:
-        UsageError: one of them was given, and asks for something.
+        UsageError: one of the settings was given with a value other than a default.
     """
     record, settings = to_record(config), settings_of(type(config))
     for name in names.split():
-        place, value, (section, known) = config.given.get(name), record[name], settings[name]
-        # No other value than these has an effect anyway.
-        harmless = [known.default] if isinstance(value, bool) else [None, 0, (), "none", "never", "constant"]
-        if place is None or (place and not in_files) or value in harmless:
+        source, value, (section, declared) = config.given.get(name), record[name], settings[name]
+        # Only other values would have an effect.
+        harmless = (
+            [declared.default] if isinstance(value, bool) else [None, 0, (), "none", "never", "constant"]
+        )
+        if source is None or (source and not in_files) or value in harmless:
             continue
         flag = f"--no-{_key(name)}" if value is False else f"--{_key(name)}"
         raise UsageError(
-            f"{place}{_path(section, name) if place else flag}: it has an effect only {wanted}: leave it out",
+            f"{source}{_path(section, name) if source else flag}: has an effect only {condition}; remove it",
             code="setting-without-effect",
         )
 
@@ -117,51 +119,52 @@ def _key(name: str) -> str:
 
 
 def _path(section: str, name: str) -> str:
-    """Return where a file has a setting."""
+    """Return the name of a setting in a config file."""
     return f"[{section}] {_key(name)}"
 
 
 def _read_file(settings: Mapping[str, tuple[str, Field[Any]]], file: Path, named_by: str) -> dict[str, Any]:
-    """Return the values in a config file, by field."""
+    """Read a config file, and return its values by field."""
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as exc:
         raise UsageError(
             f"{named_by}: {file} cannot be read: {exc.strerror}", code="file-unreadable"
         ) from exc
-    except ValueError as exc:  # what TOML or UTF-8 forbid
+    # Raised for invalid TOML and invalid UTF-8.
+    except ValueError as exc:
         raise UsageError(f"{named_by}: {file} is not TOML: {exc}", code="not-toml") from exc
-    known = {_path(section, name): name for name, (section, _) in settings.items()}
-    found = {name: value for name, value in tables.items() if not isinstance(value, dict)}
+    names = {_path(section, name): name for name, (section, _) in settings.items()}
+    file_values = {name: value for name, value in tables.items() if not isinstance(value, dict)}
     for section, table in tables.items():
         if isinstance(table, dict):
-            found |= {f"[{section}] {key}": value for key, value in table.items()}
+            file_values |= {f"[{section}] {key}": value for key, value in table.items()}
     values = {}
-    for path, value in found.items():
-        if path not in known:
-            hint = did_you_mean(path, known)
-            raise UsageError(f"{named_by}: {file}: there is no {path}{hint}", code="unknown-key")
+    for path, value in file_values.items():
+        if path not in names:
+            hint = did_you_mean(path, names)
+            raise UsageError(f"{named_by}: {file}: unknown setting {path}{hint}", code="unknown-key")
         try:
-            values[known[path]] = _read(settings[known[path]][1], value)
+            values[names[path]] = _read(settings[names[path]][1], value)
         except argparse.ArgumentTypeError as exc:
             raise UsageError(f"{named_by}: {file}: {path}: {exc}", code="bad-value") from exc
     return values
 
 
 def _read(setting: Field[Any], value: Any) -> Any:
-    """Read a value of TOML or JSON like one on the command line."""
+    """Read a value from TOML or JSON in the same way as from the command line."""
     return setting.metadata["kind"].read(text_of(value))
 
 
-def did_you_mean(word: str, known: Collection[str]) -> str:
-    """Return a hint at the same key in another section, or else at a similar word."""
-    same_key = [other for other in known if other.rpartition(" ")[2] == word.rpartition(" ")[2]]
-    near = same_key or difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+def did_you_mean(word: str, names: Collection[str]) -> str:
+    """Return a hint to the same key in another section, or else to a similar word. Empty if there is none."""
+    same_key = [name for name in names if name.rpartition(" ")[2] == word.rpartition(" ")[2]]
+    similar = same_key or difflib.get_close_matches(word, names, n=1)
+    return f"; did you mean {similar[0]}?" if similar else ""
 
 
 def to_record(config: Any) -> dict[str, Any]:
-    """Return all settings of a command by the names of their fields, without sections, for JSON."""
+    """Return all settings of a command by field name, without sections, for JSON."""
     record = {}
     for name, (section, _) in settings_of(type(config)).items():
         value = getattr(getattr(config, section) if section else config, name)
@@ -170,20 +173,20 @@ def to_record(config: Any) -> dict[str, Any]:
 
 
 def from_record(command: type[T], record: Mapping[str, Any], flags: Mapping[str, Any]) -> T:
-    """Return the settings of which ``to_record`` made a record, changed by ``flags``."""
-    known = {name: each for name, (_, each) in settings_of(command).items()}
-    values = {name: _read(known[name], record[name]) for name in known if record.get(name) not in (None, [])}
+    """Restore the settings from a record made by ``to_record``, changed by ``flags``."""
+    declared = {name: f for name, (_, f) in settings_of(command).items()}
+    values = {
+        name: _read(declared[name], record[name]) for name in declared if record.get(name) not in (None, [])
+    }
     return make(command, {**values, **flags})
 
 
 def to_toml(config: Any) -> str:
-    """Return all settings of a command as a config file that gives the same again."""
+    """Return all settings of a command as the text of a config file that restores them."""
     record, tables = to_record(config), []
     for section, kind in sections_of(type(config)).items():
-        # TOML has no text for None.
-        values = {
-            each.name: record[each.name] for each in fields(kind) if record[each.name] not in (None, ())
-        }
+        # TOML cannot represent None.
+        values = {f.name: record[f.name] for f in fields(kind) if record[f.name] not in (None, ())}
         lines = [f"{_key(name)} = {_toml(value)}" for name, value in values.items()]
         tables.append("\n".join([f"[{section}]", *lines, ""]))
     return "\n".join(tables)
@@ -198,7 +201,7 @@ def _toml(value: Any) -> str:
 
 
 def text_of(value: Any) -> str:
-    """Return a value as a user would write it on a command line."""
+    """Return a value in the form used on the command line."""
     if isinstance(value, bool):
         return str(value).lower()
     return ",".join(map(text_of, value)) if isinstance(value, list | tuple) else str(value)

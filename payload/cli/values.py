@@ -1,4 +1,4 @@
-"""Kinds of settings: how a value of each is read from text, and what stands for it in the help."""
+"""Kinds of settings: how to read a value from text, and its placeholder in the help."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """``read`` raises ``ArgumentTypeError`` if a text is not a value of this kind."""
+    """A kind of value. ``read`` raises ``ArgumentTypeError`` if a text is not a valid value."""
 
     read: Callable[[str], Any]
     metavar: str
 
 
-def _number(kind: type[int | float], wanted: str, fits: Callable[[Any], bool]) -> Kind:
+def _number(kind: type[int | float], description: str, fits: Callable[[Any], bool]) -> Kind:
     def read(text: str) -> int | float:
         try:
             value = kind(text)
         except ValueError:
             value = math.nan
         if not (-math.inf < value < math.inf and fits(value)):
-            raise ArgumentTypeError(f"{text!r} is not {wanted}")
+            raise ArgumentTypeError(f"{text!r} is not {description}")
         return value
 
     return Kind(read, "N" if kind is int else "X")
@@ -48,32 +48,32 @@ folder = Kind(Path, "DIR")
 # Unlike Path.expanduser, this never raises.
 word_or_path = Kind(os.path.expanduser, "auto|DIR")
 path = Kind(lambda text: Path(word_or_path.read(text)), "DIR")
-"""A file or folder; ``~/`` is the home of the user that runs the program."""
+"""A file or folder; ``~/`` is the home folder of the user running the program."""
 
 
 def one_of(*words: str) -> Kind:
-    """One of a few words."""
+    """Return a kind that accepts only these words."""
 
     def read(text: str) -> str:
         if text not in words:
-            raise ArgumentTypeError(f"{text!r} is none of {', '.join(words)}")
+            raise ArgumentTypeError(f"{text!r} is not valid; use {', '.join(words[:-1])} or {words[-1]}")
         return text
 
     return Kind(read, "|".join(words))
 
 
 yes_or_no = Kind(lambda text: one_of("true", "false").read(text) == "true", "")
-"""As TOML writes it."""
+"""A boolean as written in TOML."""
 
 
 def by_commas(kind: Kind) -> Kind:
-    """Several values, separated by commas."""
+    """Return a kind for several values, separated by commas."""
     metavar = f"{kind.metavar}[,{kind.metavar}...]"
     return Kind(lambda text: tuple(kind.read(part) for part in text.split(",")), metavar)
 
 
 def some_of(*words: str) -> Kind:
-    """Words, separated by commas, each once: any, or only these."""
+    """Return a kind for distinct words, separated by commas. words: allowed words. Empty: any word."""
     allowed = one_of(*words).read if words else str
 
     def read(text: str) -> tuple[str, ...]:
@@ -83,19 +83,19 @@ def some_of(*words: str) -> Kind:
 
 
 def _memory(text: str) -> int:
-    found = re.fullmatch(r"([1-9]\d*)(|B|KiB|MiB|GiB)", text, re.ASCII)
-    if not found:
+    match = re.fullmatch(r"([1-9]\d*)(|B|KiB|MiB|GiB)", text, re.ASCII)
+    if not match:
         raise ArgumentTypeError(f"{text!r} is not a size such as 4096, 4KiB or 256MiB")
-    return int(found[1]) * _UNITS[found[2] or "B"]
+    return int(match[1]) * _UNITS[match[2] or "B"]
 
 
 memory = Kind(_memory, "SIZE")
-"""Bytes, such as 4096, 4KiB or 256MiB."""
+"""A size in bytes, such as 4096, 4KiB or 256MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class GemmSize:
-    """Sizes of each rank's product: (m, k) times (k, n)."""
+    """Sizes of each rank's product, (m, k) times (k, n)."""
 
     m: int
     k: int
@@ -108,30 +108,30 @@ class GemmSize:
 def _gemm_size(text: str) -> GemmSize:
     numbers = [count.read(number) for number in text.split("x")]
     if len(numbers) not in (1, 3):
-        raise ArgumentTypeError(f"{text!r} is not of the form N or MxKxN")
+        raise ArgumentTypeError(f"{text!r} does not have the form N or MxKxN")
     return GemmSize(*(numbers * 3)[:3])
 
 
 gemm_size = Kind(_gemm_size, "MxKxN")
-"""MxKxN, or N for a cube."""
+"""MxKxN, or N for NxNxN."""
 
 
 def _data_name(text: str) -> str:
-    kind, _, where = text.partition(":")
-    if kind not in ("digits", "idx", "text", "synthetic") or (kind in ("idx", "text")) != bool(where):
-        raise ArgumentTypeError(f"{text!r} is none of digits, idx:DIR, text:FILE, synthetic")
-    return f"{kind}:{path.read(where)}" if where else text
+    kind, _, location = text.partition(":")
+    if kind not in ("digits", "idx", "text", "synthetic") or (kind in ("idx", "text")) != bool(location):
+        raise ArgumentTypeError(f"{text!r} is not valid; use digits, idx:DIR, text:FILE or synthetic")
+    return f"{kind}:{path.read(location)}" if location else text
 
 
 data_name = Kind(_data_name, "digits|idx:DIR|text:FILE|synthetic")
 
 
 def _tokenizer_name(text: str) -> str:
-    kind, _, where = text.partition(":")
-    enough = kind == "bpe" and where.isdecimal() and int(where) > 256  # noqa: PLR2004
-    if text != "bytes" and not enough and not (kind == "gpt2" and where):
-        raise ArgumentTypeError(f"{text!r} is none of bytes, bpe:N with N above 256, gpt2:DIR")
-    return f"{kind}:{path.read(where)}" if kind == "gpt2" else text
+    kind, _, argument = text.partition(":")
+    is_bpe = kind == "bpe" and argument.isdecimal() and int(argument) > 256  # noqa: PLR2004
+    if text != "bytes" and not is_bpe and not (kind == "gpt2" and argument):
+        raise ArgumentTypeError(f"{text!r} is not valid; use bytes, bpe:N with N above 256, or gpt2:DIR")
+    return f"{kind}:{path.read(argument)}" if kind == "gpt2" else text
 
 
 tokenizer_name = Kind(_tokenizer_name, "bytes|bpe:N|gpt2:DIR")

@@ -1,7 +1,8 @@
-"""How ranks talk: one interface, transports, and compression around them.
+"""Communication between ranks: one interface, several transports, and compression on top of them.
 
-``base`` is the interface, ``transport`` what all transports over MPI share, ``mpi`` the default one: begin
-with its ``allreduce``. The others are in ``ring``, ``hierarchical`` and ``nccl``.
+``base`` is the interface, ``transport`` the code shared by all transports over MPI, ``mpi`` the default
+transport: start reading at its ``allreduce``. The other transports are in ``ring``, ``hierarchical`` and
+``nccl``.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ _TRANSPORTS = {
     "hierarchical": ("hierarchical", "Hierarchical"),
     "naive": ("ring", "Naive"),
 }
-"""The module and the class of each, imported only when it is asked for: MPI is slow to load."""
+"""Module and class of each transport. Imported on demand, because MPI is slow to load."""
 
 
 def make_transport(name: str, device: Device, *, cuda_aware: bool = False) -> Transport:
-    """The transport of that name between all ranks of the job.
+    """Return the named transport between all ranks of the job.
 
     Args:
-        cuda_aware: with ``mpi`` on a GPU, give MPI device memory as it is.
+        cuda_aware: with ``mpi`` on a GPU, pass device memory to MPI.
 
     Raises:
-        UsageError: it does not work with this device, these ranks, or this MPI; on every rank.
+        UsageError: the transport does not work with this device, these ranks or this MPI. On all ranks.
     """
     if cuda_aware and not device.gpu:
-        raise UsageError("--cuda-aware: there is no GPU whose memory MPI could be given", code="no-gpu")
+        raise UsageError("--cuda-aware: no GPU is in use, so MPI has no device memory to send", code="no-gpu")
     module, kind = _TRANSPORTS["mpi-cuda" if name == "mpi" and cuda_aware else name]
     return getattr(importlib.import_module(f"payload.comm.{module}"), kind)(device)

@@ -1,4 +1,4 @@
-"""What every transport between ranks offers; a group of one rank, and what wrappers share."""
+"""The interface of every communicator, a communicator of one rank, and a base class for wrappers."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ T = TypeVar("T")
 
 
 class Pending(Protocol):
-    """A collective or a message under way. Its arrays must be left alone until it is done."""
+    """A collective or message in progress. Its arrays must not be used until it is done."""
 
     def test(self) -> bool:
-        """Move it on as far as goes without waiting, and tell whether it is done."""
+        """Advance it as far as possible without blocking, and return whether it is done."""
 
     def wait(self) -> None:
-        """Until it is done: on a GPU at the latest for what is put on the current stream afterwards."""
+        """Block until it is done. On a GPU only work queued on the current stream afterwards has to wait."""
 
 
 class Request(Protocol):
-    """What mpi4py gives for a message or collective under way."""
+    """A request of mpi4py for a message or collective in progress."""
 
     def Test(self) -> bool: ...  # noqa: N802
 
@@ -31,79 +31,84 @@ class Request(Protocol):
 
 
 class Done:
-    """A ``Pending`` of what is done already."""
+    """A ``Pending`` that is already done."""
 
     def test(self) -> bool:
         return True
 
     def wait(self) -> None:
-        """There is nothing to wait for."""
+        """Return at once."""
 
 
 class Communicator(Protocol):
-    """A group of ranks. All must call its methods together, and start what is non-blocking in one order.
+    """A group of ranks. All ranks must call its methods in the same order, including non-blocking ones.
 
-    Arrays are C-contiguous and on the device. A non-blocking call gives the result of the blocking one.
-    What has 16 bits is summed in float32, and rounded once; by NCCL, at every hop. A rank that blocks in one
-    communicator does not move on what is under way in others.
+    Arrays are C-contiguous and on the device. A non-blocking call has the result of the blocking call. 16-bit
+    numbers are summed in float32 and rounded once (NCCL rounds at every hop). While a rank blocks in one
+    communicator, its operations in other communicators do not advance.
     """
 
-    rank: int  # this process, 0 to ``size - 1``
-    size: int  # how many ranks there are
+    rank: int
+    """This process: 0 to ``size - 1``."""
+    size: int
+    """Number of ranks."""
 
     @property
     def bytes_sent(self) -> int:
-        """By this rank so far: counted where the algorithm is ours; MPI's and NCCL's own count as rings."""
+        """Bytes that this rank has sent. Estimated as for a ring if MPI or NCCL chooses the algorithm."""
 
     @property
     def library(self) -> str:
-        """Name and version of what carries the messages."""
+        """Name and version of the library that sends the messages."""
 
     def allreduce(self, array: Array) -> None:
         """Replace an array on every rank with its sum over all ranks."""
         self.iallreduce(array).wait()
 
-    def iallreduce(self, array: Array) -> Pending: ...
+    def iallreduce(self, array: Array) -> Pending:
+        """Start an ``allreduce``."""
 
     def reduce_scatter(self, array: Array, out: Array) -> None:
-        """Sum (size · n,) over all ranks, and give each rank its part of the sum: ``out`` (n,).
+        """Sum ``array`` (size · n,) over all ranks; each rank gets its part of the sum in ``out`` (n,).
 
         ``out`` may be this rank's own part of ``array``; the rest of ``array`` is undefined afterwards.
         """
         self.ireduce_scatter(array, out).wait()
 
-    def ireduce_scatter(self, array: Array, out: Array) -> Pending: ...
+    def ireduce_scatter(self, array: Array, out: Array) -> Pending:
+        """Start a ``reduce_scatter``."""
 
     def allgather_into(self, part: Array, out: Array) -> None:
-        """Join each rank's ``part`` (n,) in order of rank: ``out`` (size · n,).
+        """Concatenate each rank's ``part`` (n,), in order of rank, in ``out`` (size · n,) on every rank.
 
-        ``part`` may be this rank's own place in ``out``.
+        ``part`` may be this rank's own part of ``out``.
         """
         self.iallgather_into(part, out).wait()
 
-    def iallgather_into(self, part: Array, out: Array) -> Pending: ...
+    def iallgather_into(self, part: Array, out: Array) -> Pending:
+        """Start an ``allgather_into``."""
 
     def broadcast(self, array: Array, root: int = 0) -> None:
-        """Replace an array on every rank with that of ``root``."""
+        """Replace an array on every rank with the array of rank ``root``."""
 
     def isend(self, array: Array, dest: int, tag: int = 0) -> Pending:
-        """Send an array to one rank; it may be changed once the result is done."""
+        """Start sending an array to one rank. It may be changed once the operation is done."""
 
     def recv(self, out: Array, source: int, tag: int = 0) -> None:
-        """Fill an array with what one rank sent."""
+        """Receive an array from one rank."""
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """The sums of a few numbers over all ranks, added in order of rank and so the same everywhere."""
+        """Sum a few numbers over all ranks. Added in order of rank, so all ranks get the same result."""
 
     def allgather(self, value: T) -> list[T]:
-        """Every rank's value (any picklable, small), in order of rank, on every rank."""
+        """Gather a small picklable value from every rank, in order of rank, on every rank."""
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank has called this."""
 
 
 class Solo(Communicator):
-    """A communicator of one: all sums are what they were."""
+    """A communicator of one rank: a sum is its own input."""
 
     rank = 0
     size = 1
@@ -122,13 +127,13 @@ class Solo(Communicator):
         return self.ireduce_scatter(part, out)
 
     def broadcast(self, array: Array, root: int = 0) -> None:
-        """All have it already."""
+        """Do nothing: the only rank already has the array."""
 
     def isend(self, array: Array, dest: int, tag: int = 0) -> Pending:
-        raise NotImplementedError("a rank alone has nobody to send to")
+        raise NotImplementedError("a communicator of one rank has no rank to send to")
 
     def recv(self, out: Array, source: int, tag: int = 0) -> None:
-        raise NotImplementedError("a rank alone has nobody to receive from")
+        raise NotImplementedError("a communicator of one rank has no rank to receive from")
 
     def sum(self, values: Sequence[float]) -> list[float]:
         return list(values)
@@ -137,18 +142,18 @@ class Solo(Communicator):
         return [value]
 
     def barrier(self) -> None:
-        """Nobody to wait for."""
+        """Return at once: there are no other ranks."""
 
 
 Inner = TypeVar("Inner", bound=Communicator)
 
 
-def _of_inner(name: str) -> Callable[..., Any]:
+def _delegate(name: str) -> Callable[..., Any]:
     return lambda wrapper, *arguments: getattr(wrapper.inner, name)(*arguments)
 
 
 class CommunicatorWrapper(Communicator, Generic[Inner]):
-    """A communicator that does all as another one does, but for what its subclass does otherwise."""
+    """A communicator that passes every call on to ``inner``, unless a subclass overrides the method."""
 
     def __init__(self, inner: Inner) -> None:
         self.inner = inner
@@ -162,22 +167,25 @@ class CommunicatorWrapper(Communicator, Generic[Inner]):
     def library(self) -> str:
         return self.inner.library
 
-    iallreduce = _of_inner("iallreduce")
-    ireduce_scatter = _of_inner("ireduce_scatter")
-    iallgather_into = _of_inner("iallgather_into")
-    broadcast = _of_inner("broadcast")
-    isend = _of_inner("isend")
-    recv = _of_inner("recv")
-    sum = _of_inner("sum")
-    allgather = _of_inner("allgather")
-    barrier = _of_inner("barrier")
+    iallreduce = _delegate("iallreduce")
+    ireduce_scatter = _delegate("ireduce_scatter")
+    iallgather_into = _delegate("iallgather_into")
+    broadcast = _delegate("broadcast")
+    isend = _delegate("isend")
+    recv = _delegate("recv")
+    sum = _delegate("sum")
+    allgather = _delegate("allgather")
+    barrier = _delegate("barrier")
 
 
 def on_all_ranks(comm: Communicator, act: Callable[[], T]) -> T:
-    """Do on every rank what may fail on some, such as opening a file, and fail on all of them alike.
+    """Call a function on every rank. If it fails on any rank, for example to open a file, fail on all.
+
+    Returns:
+        This rank's result.
 
     Raises:
-        PayloadError: of the first failed rank's kind and code, naming it and its host, on every rank.
+        PayloadError: on every rank: the error of the lowest failed rank, with that rank and its host.
     """
     result: list[T] = []
     failure: PayloadError | None = None
@@ -185,10 +193,10 @@ def on_all_ranks(comm: Communicator, act: Callable[[], T]) -> T:
         result.append(act())
     except PayloadError as exc:
         failure = exc
-    mine = failure and (type(failure), f"rank {comm.rank} on {hostname()}: {failure}", failure.code)
-    failures = [theirs for theirs in comm.allgather(mine) if theirs]
+    own_failure = failure and (type(failure), f"rank {comm.rank} on {hostname()}: {failure}", failure.code)
+    failures = [failure_of_rank for failure_of_rank in comm.allgather(own_failure) if failure_of_rank]
     if failures:
         kind, message, code = failures[0]
-        others = f" (and {len(failures) - 1} more ranks)" if len(failures) > 1 else ""
-        raise kind(message + others, code=code) from failure
+        more = f" (and {len(failures) - 1} more ranks)" if len(failures) > 1 else ""
+        raise kind(message + more, code=code) from failure
     return result[0]

@@ -9,26 +9,26 @@ import numpy as np
 
 from payload.comm import world
 from payload.comm.base import Request, on_all_ranks
-from payload.comm.ring import scattered, summed
+from payload.comm.ring import ring_allreduce, ring_reduce_scatter
 from payload.comm.staging import InPlace, Staging
 from payload.comm.transport import CHUNK_BYTES, MPI, Last, Steps, Transport, chunks
 from payload.device.base import Array, Device
 from payload.errors import PayloadError, UsageError
 
 RING_BYTES = 256 << 10
-"""From this size on, sums beside the computation go around a ring, which is then twice as fast as MPI's."""
+"""Non-blocking sums of at least this size use a ring, which is then twice as fast as MPI's collective."""
 
 _IN_PLACE = MPI.IN_PLACE
 
 _NATIVE = {np.dtype(code): MPI.Datatype.fromcode(code) for code in "bBhHiIlLqQfdFD"}
-"""The kinds of numbers that MPI sums, and its names of them: it takes longer to find these by itself."""
+"""MPI datatypes of the number formats that MPI can sum. Passing them is faster than a search by mpi4py."""
 
 
 class MpiCommunicator(Transport):
-    """MPI's own collectives where they are fast, in pieces that stay in cache.
+    """MPI's own collectives if they are fast, in pieces that fit in the cache.
 
-    Measured with Open MPI 4.1, two ranks of one node, 25 MiB: one blocking call takes 7.7 ms, calls of 2 MiB
-    2.3; non-blocking ones 5 to 13 ms, a ring 2.6; a scattered sum in one call 8.5 ms, around the ring 1.7.
+    Measured with Open MPI 4.1, two ranks on one node, 25 MiB, in ms. Blocking sum: one call 7.7, calls of
+    2 MiB 2.3. Non-blocking sum: MPI 5 to 13, a ring 2.6. Reduce-scatter: one call 8.5, a ring 1.7.
     """
 
     name = "mpi"
@@ -45,7 +45,7 @@ class MpiCommunicator(Transport):
         if datatype is None or self._under_way or not 0 < nbytes <= CHUNK_BYTES:
             self.lane.run(self._in_chunks(array))
             return
-        # A sum of one piece takes a microsecond or two: this is the short way to the same call of MPI.
+        # A sum of one piece takes a microsecond or two, so skip the lane and call MPI directly.
         try:
             self._allreduce(_IN_PLACE, (array, datatype))
         except BufferError as exc:
@@ -53,7 +53,7 @@ class MpiCommunicator(Transport):
         self._summed_bytes += nbytes
 
     def _in_chunks(self, array: Array) -> Steps:
-        """A blocking sum, while the copies between device and host go on beside it."""
+        """Sum an array in pieces with blocking calls, while the device copies other pieces."""
         upcast = self._upcast(array)
         staged = self.staging.of(upcast)
         host = staged.host
@@ -71,36 +71,36 @@ class MpiCommunicator(Transport):
 
     def _sum(self, host: Array) -> Steps:
         if host.nbytes >= RING_BYTES:
-            yield from summed(self._lane_comm, host, self.sent)
+            yield from ring_allreduce(self._lane_comm, host, self.count_sent)
         else:
             self._summed_bytes += host.nbytes
             yield Last([self._lane_comm.Iallreduce(MPI.IN_PLACE, host)])
 
     def _scatter(self, host: Array) -> Steps:
         if host.nbytes >= RING_BYTES:
-            yield from scattered(self._lane_comm, host, self.sent)
+            yield from ring_reduce_scatter(self._lane_comm, host, self.count_sent)
             return
-        mine = np.empty(host.size // self.size, host.dtype)
-        self.sent(self._others(host.nbytes))
-        yield Last([self._lane_comm.Ireduce_scatter_block(host, mine)])
-        host[self._own(host)] = mine
+        own_part = np.empty(host.size // self.size, host.dtype)
+        self.count_sent(self._without_own_share(host.nbytes))
+        yield Last([self._lane_comm.Ireduce_scatter_block(host, own_part)])
+        host[self._own_slice(host)] = own_part
 
     def _join(self, host: Array) -> Steps:
-        self.sent(self._others(host.nbytes))
+        self.count_sent(self._without_own_share(host.nbytes))
         yield Last([self._lane_comm.Iallgather(MPI.IN_PLACE, host)])
 
 
 def start(refusal: PayloadError | None = None) -> MpiCommunicator:
-    """Join the world: see ``world.start``."""
+    """Start MPI with all ranks of the job (see ``world.start``), and return their communicator."""
     world.start(refusal)
     return MpiCommunicator()
 
 
 class CudaAwareMpi(Transport):
-    """MPI's own blocking collectives on device memory, each when its turn comes.
+    """MPI's own blocking collectives on device memory. Each runs when it reaches the front of its lane.
 
-    Only for an MPI library that was built for it; others would crash on it. None of it goes on beside the
-    computation: Open MPI's non-blocking sums do not take device memory.
+    Works only with an MPI library built for CUDA; other libraries would crash. Nothing overlaps with the
+    computation, because Open MPI's non-blocking sums do not support device memory.
     """
 
     name = "mpi"
@@ -108,19 +108,19 @@ class CudaAwareMpi(Transport):
     def __init__(
         self, device: Device, comm: MPI.Comm | None = None, *, staging: InPlace | None = None
     ) -> None:
-        """The first time, ask the library whether it takes device memory, and only then give it some: a small
-        sum, which is checked. So nothing crashes but a library that is wrong about itself.
+        """Join the communicator. The first time, check that the library supports device memory: ask it,
+        then sum a small array and check the result. Only a library that answers wrongly can crash.
 
         Raises:
-            UsageError: it does not; on every rank.
+            UsageError: the library does not support device memory. Raised on every rank.
         """
         super().__init__(device, comm, staging=staging or InPlace(device))
         if staging is None:
             on_all_ranks(self, _check)
-            ones = device.xp.ones(1 << 10, "float32")
-            self.allreduce(ones)
-            right = bool((ones == self.size).all())
-            on_all_ranks(self, lambda: _refuse_unless(right, "its sum of a small array on the GPU is wrong"))
+            array = device.xp.ones(1 << 10, "float32")
+            self.allreduce(array)
+            is_correct = bool((array == self.size).all())
+            on_all_ranks(self, lambda: _refuse_unless(is_correct, "its sum of a small GPU array is wrong"))
 
     def _sum(self, host: Array) -> Steps:
         self._summed_bytes += host.nbytes
@@ -128,27 +128,30 @@ class CudaAwareMpi(Transport):
         yield ()
 
     def _scatter(self, host: Array) -> Steps:
-        self.sent(self._others(host.nbytes))
-        mine = self.device.xp.empty(host.size // self.size, host.dtype)
+        self.count_sent(self._without_own_share(host.nbytes))
+        own_part = self.device.xp.empty(host.size // self.size, host.dtype)
         self.device.synchronize()
-        self._lane_comm.Reduce_scatter_block(host, mine)
-        host[self._own(host)] = mine
+        self._lane_comm.Reduce_scatter_block(host, own_part)
+        host[self._own_slice(host)] = own_part
         yield ()
 
     def _join(self, host: Array) -> Steps:
-        self.sent(self._others(host.nbytes))
+        self.count_sent(self._without_own_share(host.nbytes))
         self._lane_comm.Allgather(MPI.IN_PLACE, host)
         yield ()
 
     def _trade(self, host: Array, out: Array) -> Steps:
-        self.sent(self._others(host.nbytes))
+        self.count_sent(self._without_own_share(host.nbytes))
         self._lane_comm.Alltoall(host, out)
         yield ()
 
 
 def takes_device_memory() -> bool:
-    """Whether the MPI library in this process says that it was built for CUDA (MPIX_Query_cuda_support, which
-    Open MPI and MPICH have); one that does not know the question was not."""
+    """Return whether the loaded MPI library reports that it was built for CUDA.
+
+    Open MPI and MPICH have MPIX_Query_cuda_support for this. A library without it counts as not built for
+    CUDA.
+    """
     maps = Path("/proc/self/maps").read_text().splitlines()
     paths = {line.split(maxsplit=5)[-1] for line in maps if "/libmpi" in line}
     for path in sorted(paths):
@@ -159,13 +162,13 @@ def takes_device_memory() -> bool:
 
 
 def _check() -> None:
-    _refuse_unless(takes_device_memory(), "it says that it was built without CUDA")
+    _refuse_unless(takes_device_memory(), "it reports that it was built without CUDA")
 
 
-def _refuse_unless(good: bool, why: str) -> None:
-    if not good:
+def _refuse_unless(is_supported: bool, reason: str) -> None:
+    if not is_supported:
         name = world.library()
         raise UsageError(
-            f"--cuda-aware: {name} takes no device memory: {why}; leave this flag out",
+            f"--cuda-aware: {name} does not support device memory: {reason}; omit --cuda-aware",
             code="mpi-not-cuda-aware",
         )

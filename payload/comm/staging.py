@@ -1,7 +1,7 @@
-"""Where messages are read from and written to: host memory, which for a CPU's arrays is their own.
+"""Host memory that messages are sent from and received in. For arrays on a CPU this is their own memory.
 
-MPI is never given device memory, since that crashes where MPI was built without CUDA: arrays of a GPU pass
-through pinned host memory, which the GPU copies at full speed and beside its computation.
+MPI never gets device memory, which crashes an MPI built without CUDA. Arrays on a GPU are copied through
+pinned host memory; the GPU copies it at full speed, in parallel with its computation.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ _WHOLE = slice(None)
 
 
 class Staged:
-    """One array of an operation, on the host: in its own memory, unless a subclass copies it."""
+    """Host copy of one array during an operation. Here it is the array's own memory; a subclass copies."""
 
     def __init__(self, host: Array) -> None:
         self.host = host
-        """flat; holds what was fetched, and what will be stored"""
+        """Flat array of the numbers that were fetched, or that will be stored."""
 
     def fetch(self, piece: slice = _WHOLE) -> Sequence[Request]:  # noqa: ARG002
-        """Begin to copy a piece from the device; ``host`` has it once the requests are done."""
+        """Start copying a piece from the device. ``host`` holds it once the returned requests are done."""
         return ()
 
     def store(self, piece: slice = _WHOLE) -> Sequence[Request]:  # noqa: ARG002
-        """Begin to copy a piece to the device."""
+        """Start copying a piece to the device."""
         return ()
 
     def release(self) -> None:
-        """All was fetched and stored, or is being stored; ``host`` is not used any more."""
+        """Release ``host``. Everything must have been fetched, and all stores started."""
 
 
 class InPlace:
-    """For arrays that are in host memory, or that MPI may be given as they are.
+    """Staging for arrays in host memory, or in device memory that MPI can use directly.
 
-    On a GPU they are waited for first: MPI knows nothing of streams.
+    On a GPU it waits for the computation first, because MPI does not know about streams.
     """
 
     def __init__(self, device: Device | None = None) -> None:
-        """``device``: the GPU whose memory MPI is given."""
+        """Create the staging. device: the GPU whose memory MPI gets. None: arrays are in host memory."""
         self._device = device
 
     def of(self, array: Array) -> Staged:
         """Stage a C-contiguous array.
 
         Raises:
-            ValueError: it is not C-contiguous.
+            ValueError: the array is not C-contiguous.
         """
         if self._device:
             self._device.synchronize()
@@ -60,26 +60,27 @@ class InPlace:
 
 
 class Pinned:
-    """For a GPU's arrays: buffers that belong to one operation each, and are then used again.
+    """Staging for arrays on a GPU: reusable pinned buffers, one for each operation.
 
-    Copies run on a stream of their own, which waits for what the computation had put on its stream before.
+    Copies run on their own stream, and wait for the work that the computing stream has queued before.
     """
 
     def __init__(self, cupy: ModuleType) -> None:
         self.cuda = cupy.cuda
         self.stream = self.cuda.Stream(non_blocking=True)
         self._empty = importlib.import_module("cupyx").empty_pinned
-        self._free: list[tuple[Array, Any]] = []  # buffers, and the events after which each may be written
+        # Buffers, each with the event after which it may be overwritten.
+        self._free: list[tuple[Array, Any]] = []
 
     def of(self, array: Array) -> Staged:
         return _Pinned(self, flat(array))
 
     def take(self, nbytes: int) -> Array:
-        """At least so many bytes of pinned memory, which nothing reads or writes."""
-        for place, (buffer, last) in enumerate(self._free):
+        """Return an unused pinned buffer of at least ``nbytes`` bytes."""
+        for index, (buffer, last_use) in enumerate(self._free):
             if nbytes <= buffer.nbytes <= max(4 * nbytes, _SMALLEST):
-                del self._free[place]
-                last.synchronize()
+                del self._free[index]
+                last_use.synchronize()
                 return buffer
         return self._empty(max(_SMALLEST, 1 << (nbytes - 1).bit_length()), np.uint8)
 
@@ -88,10 +89,11 @@ class Pinned:
 
 
 Staging = InPlace | Pinned
-"""Where a communicator has its arrays staged."""
+"""How a communicator stages its arrays."""
 
 _SMALLEST = 1 << 16
-_COPY_BY_ADDRESS = 4  # cudaMemcpyDefault: which side is the device's, the addresses tell
+# cudaMemcpyDefault: the direction follows from the addresses.
+_COPY_BY_ADDRESS = 4
 
 
 class _Pinned(Staged):
@@ -119,7 +121,7 @@ class _Pinned(Staged):
 
 
 class _OnHost:
-    """A copy that the host waits for, as a request."""
+    """A copy that the host waits for, with the methods of an MPI request."""
 
     def __init__(self, event: Any) -> None:
         self._event = event
@@ -132,7 +134,7 @@ class _OnHost:
 
 
 class OnDevice:
-    """What only the computation must wait for, on its stream, and not the host."""
+    """Work that only the computing stream waits for, not the host."""
 
     def __init__(self, event: Any, cuda: ModuleType) -> None:
         self._event, self._cuda = event, cuda
@@ -145,12 +147,12 @@ class OnDevice:
 
 
 def staging_for(device: Device) -> Staging:
-    """What suits a device."""
+    """Return the staging that suits a device."""
     return InPlace() if device.xp is np else Pinned(device.xp)
 
 
 def flat(array: Array) -> Array:
-    """A view of all numbers.
+    """Return a flat view of an array.
 
     Raises:
         ValueError: the array is not C-contiguous.
@@ -161,6 +163,6 @@ def flat(array: Array) -> Array:
 
 
 def address(array: Array) -> int:
-    """Where an array of either kind begins."""
+    """Return the address of an array's first byte, in host or device memory."""
     gpu: dict[str, Any] | None = getattr(array, "__cuda_array_interface__", None)
     return int((gpu or array.__array_interface__)["data"][0])

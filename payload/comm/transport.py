@@ -1,7 +1,7 @@
-"""What all transports over MPI share: each has to say only how it sums, scatters and joins on the host.
+"""The base of all transports over MPI. A transport defines how to sum, scatter and join host arrays.
 
-Collectives are generators: each ``yield`` gives the requests to wait for before the next step. So one
-text of an algorithm runs both blocking and, moved on between two layers, beside the computation.
+Collectives are generators: each ``yield`` returns the requests to wait for before the next step. So the
+same code runs blocking, or overlapped with the computation if it is advanced between layers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from payload.comm.world import MPI, library
 from payload.device.base import Array, Cpu, Device
 
 CHUNK_BYTES = 2 << 20
-"""Large sums go in pieces that stay in cache: 100 MiB took 9 ms so, 34 ms in one call."""
+"""Large sums are cut into pieces that fit in the cache: 100 MiB take 9 ms this way, 34 ms in one call."""
 
 T = TypeVar("T")
 
@@ -26,8 +26,8 @@ T = TypeVar("T")
 class Transport(Communicator):
     """The ranks of one MPI communicator.
 
-    The methods that end in ``_steps`` are the collectives as steps, which ``lane`` runs one after the other:
-    what is built on a transport makes longer ones of them.
+    Methods ending in ``_steps`` return the collectives as steps, which ``lane`` runs one after the other.
+    Code on top of a transport combines them to longer operations.
     """
 
     name: ClassVar[str]
@@ -35,22 +35,25 @@ class Transport(Communicator):
     def __init__(
         self, device: Device | None = None, comm: MPI.Comm | None = None, *, staging: Staging | None = None
     ) -> None:
-        """By default all ranks of the job."""
+        """Join a communicator. comm: default all ranks of the job."""
         self.device = device or Cpu()
         self.staging = staging or staging_for(self.device)
         self.lane = Lane()
         self._under_way = self.lane.queue
         self._sent_bytes = 0
-        self._summed_bytes = 0  # by MPI or NCCL, which sends a ring's share of it
+        # Bytes summed by MPI or NCCL, which are assumed to send as much as a ring.
+        self._summed_bytes = 0
         self._outbox = Lane()
-        self._comm = comm or MPI.COMM_WORLD  # for messages between two, and for what is small and blocks
-        self._lane_comm = self._comm.Dup()  # so that nothing else comes between the steps of the lane
+        # For messages between two ranks, and for small blocking operations.
+        self._comm = comm or MPI.COMM_WORLD
+        # A communicator of its own, so that no other call comes between the steps of the lane.
+        self._lane_comm = self._comm.Dup()
         self.rank = int(self._comm.rank)
         self.size = int(self._comm.size)
 
     @property
     def bytes_sent(self) -> int:
-        return self._sent_bytes + 2 * self._others(self._summed_bytes)
+        return self._sent_bytes + 2 * self._without_own_share(self._summed_bytes)
 
     @property
     def library(self) -> str:
@@ -60,20 +63,20 @@ class Transport(Communicator):
         return type(self)(self.device, self._comm.Split(color, key), staging=self.staging)
 
     def _sum(self, host: Array) -> Steps:
-        """Replace a flat array by its sum."""
+        """Replace a flat array by its sum over all ranks."""
         raise NotImplementedError
 
     def _scatter(self, host: Array) -> Steps:
-        """Replace this rank's part of a flat array by its sum; the other parts may be lost."""
+        """Replace this rank's part of a flat array by its sum over ranks. May overwrite the other parts."""
         raise NotImplementedError
 
     def _join(self, host: Array) -> Steps:
-        """Fill a flat array of which this rank has its own part."""
+        """Fill a flat array in which each rank has its own part."""
         raise NotImplementedError
 
     def _trade(self, host: Array, out: Array) -> Steps:
-        """Give each rank its part of ``host``, and join what they gave in ``out``."""
-        self.sent(self._others(host.nbytes))
+        """Send each rank its part of ``host``, and receive in ``out`` this rank's part from every rank."""
+        self.count_sent(self._without_own_share(host.nbytes))
         yield Last([self._lane_comm.Ialltoall(host, out)])
 
     def iallreduce(self, array: Array) -> Pending:
@@ -94,34 +97,34 @@ class Transport(Communicator):
 
     def reduce_scatter_steps(self, array: Array, out: Array) -> Steps:
         upcast = self._upcast(array)
-        own = self._own(upcast)
+        own = self._own_slice(upcast)
         staged = self.staging.of(upcast)
         yield staged.fetch()
         yield from self._scatter(staged.host)
         yield Last(staged.store(own))
         staged.release()
-        mine = flat(upcast)[own]
-        if address(mine) != address(out):
-            flat(out)[...] = mine
+        own_part = flat(upcast)[own]
+        if address(own_part) != address(out):
+            flat(out)[...] = own_part
 
     def iallgather_into(self, part: Array, out: Array) -> Pending:
         return self.lane.start(self.allgather_steps(part, out))
 
     def allgather_steps(self, part: Array, out: Array) -> Steps:
-        own = self._own(out)
-        mine = flat(out)[own]
-        if address(mine) != address(part):
-            mine[...] = flat(part)
+        own = self._own_slice(out)
+        own_part = flat(out)[own]
+        if address(own_part) != address(part):
+            own_part[...] = flat(part)
         staged = self.staging.of(out)
         yield staged.fetch(own)
-        yield from self._join(movable(staged.host))
+        yield from self._join(mpi_view(staged.host))
         yield Last(staged.store())
         staged.release()
 
     def alltoall_steps(self, array: Array, out: Array) -> Steps:
         source, target = self.staging.of(array), self.staging.of(out)
         yield source.fetch()
-        yield from self._trade(movable(source.host), movable(target.host))
+        yield from self._trade(mpi_view(source.host), mpi_view(target.host))
         source.release()
         yield Last(target.store())
         target.release()
@@ -133,8 +136,8 @@ class Transport(Communicator):
         staged = self.staging.of(array)
         if self.rank == root:
             yield staged.fetch()
-            self.sent(array.nbytes)
-        host = movable(staged.host)
+            self.count_sent(array.nbytes)
+        host = mpi_view(staged.host)
         for chunk in chunks(host):
             self._lane_comm.Bcast(host[chunk], root=root)
         yield Last(staged.store())
@@ -143,17 +146,18 @@ class Transport(Communicator):
     def isend(self, array: Array, dest: int, tag: int = 0) -> Pending:
         staged = self.staging.of(array)
         for request in staged.fetch():
-            request.Wait()  # now: a rank may block in ``recv`` next, and must not keep its message back
+            # Wait now: this rank may block in ``recv`` next, and its message must not be held back.
+            request.Wait()
         return self._outbox.start(self._send_steps(staged, dest, tag))
 
     def _send_steps(self, staged: Staged, dest: int, tag: int) -> Steps:
-        self.sent(staged.host.nbytes)
-        yield Last([self._comm.Isend(movable(staged.host), dest, tag)])
+        self.count_sent(staged.host.nbytes)
+        yield Last([self._comm.Isend(mpi_view(staged.host), dest, tag)])
         staged.release()
 
     def recv(self, out: Array, source: int, tag: int = 0) -> None:
         staged = self.staging.of(out)
-        self._comm.Recv(movable(staged.host), source, tag)
+        self._comm.Recv(mpi_view(staged.host), source, tag)
         for request in staged.store():
             request.Wait()
         staged.release()
@@ -161,7 +165,8 @@ class Transport(Communicator):
     def sum(self, values: Sequence[float]) -> list[float]:
         joined = np.empty((self.size, len(values)))
         self._comm.Allgather(np.array(values, dtype=np.float64), joined)
-        return [float(np.add.accumulate(column)[-1]) for column in joined.T]  # in order of rank
+        # Adding in order of rank gives the same result on all ranks.
+        return [float(np.add.accumulate(column)[-1]) for column in joined.T]
 
     def allgather(self, value: T) -> list[T]:
         return self._comm.allgather(value)
@@ -169,56 +174,60 @@ class Transport(Communicator):
     def barrier(self) -> None:
         self._comm.Barrier()
 
-    def sent(self, nbytes: int) -> None:
-        """Count."""
+    def count_sent(self, nbytes: int) -> None:
+        """Count bytes that this rank has sent."""
         self._sent_bytes += nbytes
 
-    def _own(self, array: Array) -> slice:
-        """Return this rank's part of (size · n,), or raise ValueError."""
-        n, rest = divmod(array.size, self.size)
-        if rest:
+    def _own_slice(self, array: Array) -> slice:
+        """Return the slice of this rank's part of an array (size · n,).
+
+        Raises:
+            ValueError: the size is not a multiple of the number of ranks.
+        """
+        count, remainder = divmod(array.size, self.size)
+        if remainder:
             raise ValueError(f"{array.size} numbers cannot be divided evenly among {self.size} ranks")
-        return slice(self.rank * n, (self.rank + 1) * n)
+        return slice(self.rank * count, (self.rank + 1) * count)
 
     def _upcast(self, array: Array) -> Array:
-        """The array, or a float32 copy on the device of what has 16 bits: not every MPI can sum that."""
+        """Return the array, or a float32 copy of a 16-bit array, which not every MPI can sum."""
         narrow = array.dtype.itemsize == 2 and array.dtype.kind in "fV"  # noqa: PLR2004
         return array.astype(np.float32) if narrow else array
 
-    def _others(self, nbytes: int) -> int:
-        """What is left of so many bytes without this rank's part."""
+    def _without_own_share(self, nbytes: int) -> int:
+        """Return the bytes without this rank's part."""
         return nbytes * (self.size - 1) // self.size
 
 
-def movable(host: Array) -> Array:
-    """A view that MPI can move: it knows no numbers of 16 bits but whole ones."""
+def mpi_view(host: Array) -> Array:
+    """Return a view that MPI can send: of the 16-bit formats it knows only integers."""
     return host.view(np.uint16) if host.dtype.itemsize == 2 else host  # noqa: PLR2004
 
 
 def chunks(host: Array, nbytes: int | None = None) -> Iterator[slice]:
-    """Pieces of a flat array, by default of ``CHUNK_BYTES``."""
+    """Return the slices of a flat array in pieces. nbytes: default ``CHUNK_BYTES``."""
     step = max(1, (nbytes or CHUNK_BYTES) // host.itemsize)
     return (slice(start, start + step) for start in range(0, host.size, step))
 
 
-__all__ = ["CHUNK_BYTES", "MPI", "Transport", "chunks", "movable"]
+__all__ = ["CHUNK_BYTES", "MPI", "Transport", "chunks", "mpi_view"]
 
 
 Steps = Generator[Sequence[Request], None, None]
 
 
 class Last(list[Request]):
-    """What an operation waits for that will start no further messages: the next in its lane may begin."""
+    """The requests of an operation's last step: no messages follow, so the next operation may start."""
 
 
 class Operation:
-    """Steps under way in a lane, as a ``Pending``."""
+    """Steps that run in a lane, as a ``Pending``."""
 
     def __init__(self, lane: Lane, steps: Steps) -> None:
         self._lane, self._steps = lane, steps
         self._waiting: list[Request] = []
-        self.settled = False
-        """It starts no further messages."""
+        self.all_started = False
+        """Whether the operation starts no further messages."""
         self.done = False
 
     def test(self) -> bool:
@@ -231,7 +240,7 @@ class Operation:
             self._lane.finish(self)
 
     def poll(self) -> None:
-        """As far as goes without waiting."""
+        """Run as many steps as possible without blocking."""
         while not self.done:
             while self._waiting:
                 if not self._waiting[-1].Test():
@@ -239,9 +248,9 @@ class Operation:
                 self._waiting.pop()
             self._next()
 
-    def force(self, *, until_settled: bool = False) -> None:
-        """To the end, or only so far that the next operation may begin."""
-        while not (self.settled if until_settled else self.done):
+    def force(self, *, until_all_started: bool = False) -> None:
+        """Block until the operation is done, or only until it has started all its messages."""
+        while not (self.all_started if until_all_started else self.done):
             while self._waiting:
                 self._waiting.pop().Wait()
             self._next()
@@ -250,51 +259,51 @@ class Operation:
         try:
             requests = next(self._steps)
         except StopIteration:
-            self.settled = self.done = True
+            self.all_started = self.done = True
             return
-        self.settled = self.settled or isinstance(requests, Last)
+        self.all_started = self.all_started or isinstance(requests, Last)
         self._waiting = list(requests)
 
 
 class Lane:
-    """The operations of one communicator.
+    """A queue of the operations of one communicator.
 
-    MPI and NCCL ask that all ranks start what belongs together in one order. An operation of several steps
-    starts its later ones whenever it is moved on, which is at another time on every rank: so each operation
-    begins when those before it have started all that they will.
+    MPI and NCCL require all ranks to start their messages in the same order. An operation of several steps
+    starts its later messages whenever it is advanced, at different times on different ranks. So an operation
+    begins only when all earlier operations have started all their messages.
     """
 
     def __init__(self) -> None:
         self.queue: deque[Operation] = deque()
 
     def start(self, steps: Steps) -> Operation:
-        """Put an operation last, and begin it if it is its turn."""
+        """Append an operation, and begin it if all earlier operations have started all their messages."""
         operation = Operation(self, steps)
         self.queue.append(operation)
         self.advance()
         return operation
 
     def run(self, steps: Steps) -> None:
-        """A whole operation, now."""
+        """Run an operation to its end."""
         self.finish(self.start(steps))
 
     def advance(self) -> None:
-        """Move all on as far as goes without waiting."""
+        """Advance all operations as far as possible without blocking."""
         for operation in self.queue:
             operation.poll()
-            if not operation.settled:
+            if not operation.all_started:
                 break
-        self._forget()
+        self._remove_done()
 
-    def finish(self, wanted: Operation) -> None:
-        """Wait for one operation."""
+    def finish(self, target: Operation) -> None:
+        """Block until an operation is done."""
         for operation in self.queue:
-            if operation is wanted:
+            if operation is target:
                 break
-            operation.force(until_settled=True)
-        wanted.force()
-        self._forget()
+            operation.force(until_all_started=True)
+        target.force()
+        self._remove_done()
 
-    def _forget(self) -> None:
+    def _remove_done(self) -> None:
         while self.queue and self.queue[0].done:
             self.queue.popleft()

@@ -1,6 +1,6 @@
-"""The start of MPI, and what a rank knows of its world. No NumPy: all nodes' verification loads this first.
+"""The start of MPI, and this process's rank. Does not import NumPy: verification loads it on all nodes.
 
-MPI is finalised when the interpreter exits.
+MPI is finalized when the interpreter exits.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ import mpi4py
 from payload.errors import LaunchError, PayloadError, line_of
 from payload.node.host import hostname, launcher_rank, pmi_complaint, size_complaint
 
-mpi4py.rc(initialize=False, finalize=True)  # not on import: where MPI cannot start, it ends the process
+# Not on import: if MPI cannot start, it ends the process.
+mpi4py.rc(initialize=False, finalize=True)
 from mpi4py import MPI  # noqa: E402
 
 __all__ = ["MPI", "library", "local_rank", "start", "world_rank"]
 
 
 def start(refusal: PayloadError | None = None) -> MPI.Intracomm:
-    """Join the world, before a device is chosen, and make sure that it is the whole one.
+    """Start MPI, before a device is chosen, and check that all ranks of the job are in it.
 
-    From here on an uncaught exception ends every rank of the job, so that none waits for a dead one.
+    From then on an uncaught exception ends every rank of the job, so that no rank waits for a dead one.
 
     Args:
-        refusal: why this rank cannot go on, such as a file that it alone lacks.
+        refusal: reason why this rank cannot continue, such as a missing file. Default: it can.
 
     Raises:
-        PayloadError: the ``refusal`` of the lowest rank that has one, on every rank.
-        LaunchError: the launcher started another number of ranks than MPI sees, or MPI cannot start under it.
+        PayloadError: the ``refusal`` of the lowest rank that has one, raised on every rank.
+        LaunchError: the launcher started another number of ranks than MPI sees, or MPI cannot start.
     """
     complaint = pmi_complaint(library(), os.environ)
     if complaint:
@@ -38,28 +39,28 @@ def start(refusal: PayloadError | None = None) -> MPI.Intracomm:
     MPI.Init()
     sys.excepthook = _abort
     world = MPI.COMM_WORLD
-    known = world.allgather((refusal, size_complaint(world.size, os.environ)))
-    for refused, _ in known:
-        if refused:
-            raise refused
-    complaints = [text for _, text in known if text]
+    answers = world.allgather((refusal, size_complaint(world.size, os.environ)))
+    for refusal_of_rank, _ in answers:
+        if refusal_of_rank:
+            raise refusal_of_rank
+    complaints = [text for _, text in answers if text]
     if complaints:
         raise LaunchError(f"on {hostname()}: {complaints[0]}")
     return world
 
 
 def library() -> str:
-    """MPI's name and version."""
+    """Return the name and version of the MPI library."""
     return str(MPI.Get_library_version()).splitlines()[0].split(",")[0].strip()
 
 
 def world_rank() -> int:
-    """This process's rank; the launcher's word for it if MPI did not start."""
+    """Return this process's rank. If MPI has not started, return the launcher's rank."""
     return int(MPI.COMM_WORLD.rank) if MPI.Is_initialized() else launcher_rank(os.environ) or 0
 
 
 def local_rank() -> int:
-    """This process's place among the ranks of its node, from 0."""
+    """Return this process's index among the ranks of its node, starting at 0."""
     node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
     rank = int(node.rank)
     node.Free()

@@ -1,1 +1,1 @@
-"""The commands of ``python -m payload``: each is the ``run`` of the module of its name."""
+"""The commands of ``python -m payload``. Each is the function ``run`` of the module with its name."""

@@ -1,8 +1,8 @@
-"""What the nodes did during each iteration: a run's metrics and its telemetry, lined up by time.
+"""Telemetry of the nodes during each iteration: joins a run's metrics with its telemetry by time.
 
-A sample of telemetry stands for the time since the one before it. An iteration takes from each the part of
-that time that lies within the iteration: means are weighted by it. Iterations shorter than the interval
-between samples so share one. Standard library only.
+A telemetry sample covers the time since the previous sample. The means of an iteration are weighted by the
+overlap of each sample with the iteration, so iterations shorter than the sampling interval may share a
+sample. Standard library only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one node did from ``start`` to ``end``, in Unix seconds."""
+    """Telemetry of one node from ``start`` to ``end``, in Unix seconds."""
 
     start: float
     end: float
@@ -33,7 +33,7 @@ class Sample:
 
 
 def run(config: AlignConfig) -> int:
-    """Write ``aligned.jsonl`` beside the metrics, print what all iterations come to, and give the exit code.
+    """Write ``aligned.jsonl`` next to the metrics, print the averages, and return the exit code.
 
     Raises:
         UsageError: the folder has no metrics or telemetry, or cannot be written.
@@ -41,24 +41,25 @@ def run(config: AlignConfig) -> int:
     nodes = {path.stem: read_samples(path) for path in sorted((config.folder / "telemetry").glob("*.jsonl"))}
     if not nodes:
         raise UsageError(
-            f"{config.folder} has no telemetry/<host>.jsonl; name the folder of a job or run",
+            f"{config.folder} has no telemetry/<host>.jsonl; pass the folder of a job or run",
             code="no-telemetry",
         )
-    iterations = [one for one in _records(config.folder / "metrics.jsonl") if one["kind"] == "iteration"]
-    spans = [(one["time"] - one["seconds"], one["time"]) for one in iterations]
+    iterations = [it for it in _records(config.folder / "metrics.jsonl") if it["kind"] == "iteration"]
+    spans = [(record["time"] - record["seconds"], record["time"]) for record in iterations]
     with JsonLines(config.folder / "aligned.jsonl") as file:
-        for one, span in zip(iterations, spans, strict=True):
-            file.write("iteration", step=one["step"], start=span[0], end=span[1], **averages([span], nodes))
-    seconds = sum(one["seconds"] for one in iterations)
+        for record, (start, end) in zip(iterations, spans, strict=True):
+            figures = averages([(start, end)], nodes)
+            file.write("iteration", step=record["step"], start=start, end=end, **figures)
+    seconds = sum(record["seconds"] for record in iterations)
     answer(iterations=len(iterations), seconds=seconds, **averages(spans, nodes))
     return 0
 
 
 def averages(spans: Iterable[tuple[float, float]], nodes: Mapping[str, Sequence[Sample]]) -> Record:
-    """Return the figures of some nodes over some spans of time, each weighted by how long it held.
+    """Average the telemetry of nodes over spans of time, weighted by duration.
 
     Returns:
-        Means by node; over all nodes the mean use of cores and GPUs, and the power of all GPUs together.
+        Means by node; over all nodes, the mean use of cores and of GPUs, and the total power of all GPUs.
     """
     totals: dict[str, dict[str, float]] = {host: defaultdict(float) for host in nodes}
     seconds: dict[str, dict[str, float]] = {host: defaultdict(float) for host in nodes}
@@ -72,27 +73,27 @@ def averages(spans: Iterable[tuple[float, float]], nodes: Mapping[str, Sequence[
                 totals[host][name] += figure * overlap
                 seconds[host][name] += overlap
     hosts = {
-        host: {name: round(integral / seconds[host][name], 3) for name, integral in found.items()}
-        for host, found in totals.items()
+        host: {name: round(integral / seconds[host][name], 3) for name, integral in integrals.items()}
+        for host, integrals in totals.items()
     }
-    known = {
+    means_of_nodes = {
         name: [means[name] for means in hosts.values() if name in means]
         for name in ("cpu_percent", "gpu_util", "power_w")
     }
     return {
-        "cpu_percent": _mean(known["cpu_percent"]),
-        "gpu_util": _mean(known["gpu_util"]),
-        "power_w": round(sum(known["power_w"]), 3) if known["power_w"] else None,
+        "cpu_percent": _mean(means_of_nodes["cpu_percent"]),
+        "gpu_util": _mean(means_of_nodes["gpu_util"]),
+        "power_w": round(sum(means_of_nodes["power_w"]), 3) if means_of_nodes["power_w"] else None,
         "hosts": hosts,
     }
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """Of one node, in order of time. What came before a job ran again is not joined to what came after."""
+    """Return the samples of one node in order of time. If the job was requeued, no sample spans the gap."""
     lines = _records(path)
     return [
-        Sample(before["time"], line["time"], dict(_figures(line)))
-        for before, line in pairwise(lines)
+        Sample(previous["time"], line["time"], dict(_figures(line)))
+        for previous, line in pairwise(lines)
         if line["kind"] == "sample"
     ]
 
@@ -123,7 +124,8 @@ def _records(path: Path) -> list[Record]:
         try:
             records.append(json.loads(line))
         except ValueError as exc:
-            if number < len(lines):  # a run that was killed may leave half a line at the end
+            # A run that was killed may leave half a line at the end.
+            if number < len(lines):
                 raise UsageError(f"{path}:{number} is not JSON: {exc}", code="not-json") from exc
     return records
 

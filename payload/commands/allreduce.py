@@ -1,8 +1,8 @@
-"""How fast ranks sum, by size of the array and by transport; every sum is checked first.
+"""Benchmark of sums over ranks, by array size and transport. Every sum is checked first.
 
-Figures are those of nccl-tests (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): where
-the sum of S bytes on n ranks takes t seconds, the algorithm bandwidth is S / t, and the bus bandwidth that
-times 2 (n - 1) / n, which does not depend on n where the slowest link is kept busy.
+Figures are those of nccl-tests (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): if
+the sum of S bytes on n ranks takes t seconds, the algorithm bandwidth is S / t. The bus bandwidth is that
+times 2 (n - 1) / n, which does not depend on n if the slowest link is always busy.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from payload.device.base import Device
 Record = dict[str, Any]
 
 _GROWTH = 4
-"""From one size to the next."""
+"""Factor from one size to the next."""
 
 _IN_A_ROW_BYTES = 1 << 20
-"""Small sums are timed so many bytes at once: one alone is shorter than ranks differ in leaving a barrier."""
+"""Small sums are timed in batches of this size: a single sum is shorter than the skew after a barrier."""
 
 _MOST_IN_A_ROW = 256
-"""By then the smallest sums take far longer than that, too."""
+"""Maximum sums in a batch. Batches of the smallest sums are long enough by then."""
 
 _PATTERN = 251
-"""What is summed repeats after this many numbers: a prime, so that a misplaced piece shows."""
+"""The summed numbers repeat after this many. It is prime, so that a misplaced piece is noticed."""
 
 
 def run(config: AllreduceConfig) -> int:
-    """Check, measure, print, and give the exit code: 0, or 1 if a sum is wrong."""
+    """Check, measure and print. Return the exit code: 1 if a sum is wrong, else 0."""
     world, device = begin(config.device)
     comms = {name: make_transport(name, device, cuda_aware=config.cuda_aware) for name in config.comm}
     return 0 if allreduce(config, device, world, comms) else 1
@@ -46,37 +46,38 @@ def run(config: AllreduceConfig) -> int:
 def allreduce(
     config: AllreduceConfig, device: Device, world: Communicator, comms: Mapping[str, Communicator]
 ) -> bool:
-    """Whether all sums are right; rank 0 prints and writes the figures."""
+    """Measure all sizes and transports, and return whether all sums are right. Rank 0 reports."""
     report = Report(world, config.out / "allreduce.jsonl")
     places = world.allgather(place(world.rank, device))
     records = []
-    wanted = sizes(config.min, config.max)
-    for count in dict.fromkeys(_count(nbytes, config.dtype) for nbytes in wanted):  # each once
+    nbytes_to_measure = sizes(config.min, config.max)
+    # Two small sizes may come to the same number of elements.
+    for count in dict.fromkeys(_count(nbytes, config.dtype) for nbytes in nbytes_to_measure):
         for name, comm in comms.items():
             record = _measure(name, comm, device, count, config)
             records.append(record)
             report.write("allreduce", **record)
-            report.print_line(_words(record))
+            report.print_line(_line_of(record))
     ok = all(record["ok"] for record in records)
     report.answer(ok=ok, world_size=world.size, ranks=places, results=records)
     return ok
 
 
-def sizes(least: int, most: int) -> list[int]:
-    """In bytes, each some times the one before, and the largest last."""
-    found = []
-    while least < most:
-        found.append(least)
-        least *= _GROWTH
-    return [*found, most]
+def sizes(smallest: int, largest: int) -> list[int]:
+    """Return sizes in bytes that grow by a constant factor, ending with the largest."""
+    growing = []
+    while smallest < largest:
+        growing.append(smallest)
+        smallest *= _GROWTH
+    return [*growing, largest]
 
 
 def _measure(name: str, comm: Communicator, device: Device, count: int, config: AllreduceConfig) -> Record:
-    """The median round of the slowest rank, and whether the sums are right on all."""
+    """Return the median time of the slowest rank, and whether the sums are right on all ranks."""
     wrong = comm.allgather(_wrong(comm, device, count, config.dtype))
     array = device.xp.zeros(count, _dtype(config.dtype))
     in_a_row = min(max(1, _IN_A_ROW_BYTES // array.nbytes), _MOST_IN_A_ROW)
-    taken, sent = [], comm.bytes_sent
+    durations, sent_before = [], comm.bytes_sent
     for _ in range(config.iterations):
         comm.barrier()
         device.synchronize()
@@ -84,8 +85,8 @@ def _measure(name: str, comm: Communicator, device: Device, count: int, config: 
         for _ in range(in_a_row):
             comm.allreduce(array)
         device.synchronize()
-        taken.append((time.perf_counter() - began) / in_a_row)
-    seconds = max(comm.allgather(statistics.median(taken)))
+        durations.append((time.perf_counter() - began) / in_a_row)
+    seconds = max(comm.allgather(statistics.median(durations)))
     bandwidth = array.nbytes / seconds / 1e9
     return {
         "ok": not any(wrong),
@@ -96,13 +97,13 @@ def _measure(name: str, comm: Communicator, device: Device, count: int, config: 
         "ms": round(seconds * 1e3, 6),
         "algorithm_gb_per_s": round(bandwidth, 4),
         "bus_gb_per_s": round(bandwidth * 2 * (comm.size - 1) / comm.size, 4),
-        "bytes_sent": (comm.bytes_sent - sent) // (config.iterations * in_a_row),
+        "bytes_sent": (comm.bytes_sent - sent_before) // (config.iterations * in_a_row),
         "wrong": wrong,
     }
 
 
 def _wrong(comm: Communicator, device: Device, count: int, dtype: str) -> int:
-    """How many numbers of a sum are wrong. All are 0 or 1, so sums are exact in 16 bits, too."""
+    """Return how many numbers of a sum are wrong. All inputs are 0 or 1, so even 16-bit sums are exact."""
     pattern = device.xp.arange(count) % _PATTERN
     array = ((pattern + comm.rank) % 2).astype(_dtype(dtype))
     comm.allreduce(array)
@@ -112,7 +113,7 @@ def _wrong(comm: Communicator, device: Device, count: int, dtype: str) -> int:
 
 
 def _count(nbytes: int, dtype: str) -> int:
-    """Numbers in an array of about that size."""
+    """Return the number of elements of an array of about this size."""
     return max(1, nbytes // int(_dtype(dtype).itemsize))
 
 
@@ -120,7 +121,7 @@ def _dtype(name: str) -> np.dtype[Any]:
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
-def _words(record: Record) -> str:
+def _line_of(record: Record) -> str:
     verdict = "right" if record["ok"] else f"WRONG: {max(record['wrong'])} numbers"
     speeds = f"algorithm {record['algorithm_gb_per_s']:8.3f} GB/s  bus {record['bus_gb_per_s']:8.3f} GB/s"
     return f"{record['bytes']:11} bytes  {record['comm']:12} {record['ms']:11.4f} ms  {speeds}  {verdict}"

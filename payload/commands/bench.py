@@ -1,9 +1,9 @@
-"""How fast a model trains on a layout, and on fewer of its ranks: throughput, MFU, scaling, communication.
+"""Benchmark of training on a layout and on fewer ranks: throughput, MFU, scaling, communication.
 
-The sides that are compared take turns in one job, a few iterations each, so that what else the machines do
-falls on all of them alike. Strong scaling keeps the global batch as ranks are added, weak scaling the share
-of each. One side runs with the sums of gradients left out: what it is faster is the communication that the
-layout exposes.
+The configurations that are compared (sides) take turns in one job, a few iterations each, so that other
+load on the machines affects all of them equally. Strong scaling keeps the global batch as ranks are added,
+weak scaling keeps the share of each rank. One side skips the sums of gradients: the time it saves is the
+communication that the layout exposes.
 """
 
 from __future__ import annotations
@@ -37,41 +37,44 @@ from payload.training.trace import OFF
 Record = dict[str, Any]
 
 _LR = 1e-6
-"""Nothing is to be learned, and nothing to diverge."""
+"""So small that training neither learns nor diverges."""
 
 
 def run(config: BenchConfig) -> int:
-    """Measure, print, and give the exit code."""
+    """Measure and print the results, and return the exit code."""
     _, device = begin(config.run.device)
-    check(config, gpu=device.gpu is not None)  # on one rank, too, which others are compared with
+    # Also on a single rank, which runs with more ranks are compared with.
+    check(config, gpu=device.gpu is not None)
     bench(config, device, make_transport(config.layout.comm, device, cuda_aware=config.layout.cuda_aware))
     return 0
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of those that take turns: ``ranks`` train on global batches of ``batch`` samples."""
+    """A configuration that is measured: ``ranks`` ranks train on global batches of ``batch`` samples."""
 
     name: str
     ranks: int
     batch: int
-    silent: bool = False  # without the sums of gradients
+    # Whether the sums of gradients are skipped.
+    silent: bool = False
 
 
 @dataclass(slots=True)
 class Team:
-    """The ranks of a side, and what they train."""
+    """This rank's part in a side: its engine, data and measurements."""
 
     engine: Engine
     feed: Feed
     times: CommTimes
     work: Work
     iterations: int = 0
-    seconds: list[float] = field(default_factory=list)  # by iteration, of those that are measured
+    # Of each measured iteration.
+    seconds: list[float] = field(default_factory=list)
     comm: list[CommTime] = field(default_factory=list)
 
     def train(self, iterations: int) -> None:
-        """Some more iterations, on the same batch."""
+        """Train for some iterations, always on the same batch."""
         for _ in range(iterations):
             self.iterations += 1
             self.times.take()
@@ -84,7 +87,7 @@ class Team:
 
 
 def bench(config: BenchConfig, device: Device, world: Transport) -> list[Record]:
-    """One record a side, the same on all ranks; rank 0 prints and writes them."""
+    """Measure all sides, and return a record for each, the same on all ranks. Rank 0 reports them."""
     report = Report(world, config.run.out / "bench.jsonl")
     dataset = open_dataset(config, world)
     sides = sides_of(config, world.size)
@@ -95,7 +98,8 @@ def bench(config: BenchConfig, device: Device, world: Transport) -> list[Record]
             team = teams.get(side)
             if team:
                 team.train(config.bench.turn if round_number else config.bench.warmup)
-        if not round_number:  # the first is the warm-up
+        # The first round is the warm-up.
+        if not round_number:
             for team in teams.values():
                 team.seconds.clear()
                 team.comm.clear()
@@ -103,7 +107,7 @@ def bench(config: BenchConfig, device: Device, world: Transport) -> list[Record]
     dtype = PRECISIONS[config.precision.precision].compute
     peak = find_peak(device, world, dtype, config.measuring.peak_tflops)
     peaks = world.allgather(peak.tflops)
-    # Rank 0 is on every side.
+    # Rank 0 takes part in every side.
     records = world.allgather(
         [_record(side, teams[side], peaks) for side in sides] if world.rank == 0 else []
     )[0]
@@ -117,24 +121,26 @@ def bench(config: BenchConfig, device: Device, world: Transport) -> list[Record]
 
 
 def sides_of(config: BenchConfig, size: int) -> list[Side]:
-    """All ranks, all without sums, and fewer ranks by strong and by weak scaling.
+    """Return the configurations: all ranks, with and without sums, and fewer ranks with strong and weak
+    scaling.
 
     Raises:
-        UsageError: a wanted number of ranks cannot be had.
+        UsageError: a requested number of ranks does not fit the job or the layout.
     """
-    batch, least = config.batch.global_batch_size, config.layout.tp * config.layout.pp
-    wanted = config.bench.ranks or [least << power for power in range(32) if least << power < size]
-    for ranks in wanted:
+    batch, smallest = config.batch.global_batch_size, config.layout.tp * config.layout.pp
+    counts = config.bench.ranks or [smallest << power for power in range(32) if smallest << power < size]
+    for ranks in counts:
         if ranks > size:
-            raise UsageError(f"--ranks {ranks} is above the {size} ranks of this job", code="too-few-ranks")
-        if ranks % least:
+            raise UsageError(f"--ranks {ranks}: this job has only {size} ranks", code="too-few-ranks")
+        if ranks % smallest:
             raise UsageError(
-                f"--ranks {ranks} is no multiple of the {least} of --tp x --pp", code="ranks-not-divisible"
+                f"--ranks {ranks} is not a multiple of --tp x --pp, which is {smallest}",
+                code="ranks-not-divisible",
             )
     sides = [Side("all", size, batch)]
-    if size > least:
+    if size > smallest:
         sides.append(Side("all, silent", size, batch, silent=True))
-    for ranks in sorted({ranks for ranks in wanted if ranks < size}, reverse=True):
+    for ranks in sorted({ranks for ranks in counts if ranks < size}, reverse=True):
         sides.append(Side(f"strong {ranks}", ranks, batch))
         sides.append(Side(f"weak {ranks}", ranks, max(1, batch * ranks // size)))
     return sides
@@ -143,7 +149,7 @@ def sides_of(config: BenchConfig, size: int) -> list[Side]:
 def _teams(
     config: BenchConfig, device: Device, world: Transport, dataset: Dataset, sides: Sequence[Side]
 ) -> Iterator[tuple[Side, Team]]:
-    """What this rank takes part in. Sides of the same ranks share an engine."""
+    """Yield the sides that this rank takes part in. Sides with the same ranks share an engine."""
     for (ranks, silent), group in itertools.groupby(sides, key=lambda side: (side.ranks, side.silent)):
         members = world.split(int(world.rank < ranks), world.rank)
         if world.rank >= ranks:
@@ -161,11 +167,11 @@ def _teams(
 
 
 def _record(side: Side, team: Team, peaks: Sequence[float | None]) -> Record:
-    """Medians over the iterations that were measured, as rank 0 saw them."""
+    """Return the medians over the measured iterations, as seen by rank 0."""
     seconds = statistics.median(team.seconds)
     samples_per_s = side.batch / seconds
-    known = [peak for peak in peaks[: side.ranks] if peak is not None]
-    peak = sum(known) * 1e12 if len(known) == side.ranks else None
+    known_peaks = [peak for peak in peaks[: side.ranks] if peak is not None]
+    peak = sum(known_peaks) * 1e12 if len(known_peaks) == side.ranks else None
     return {
         "side": side.name,
         "ranks": side.ranks,
@@ -175,39 +181,39 @@ def _record(side: Side, team: Team, peaks: Sequence[float | None]) -> Record:
         "samples_per_s": samples_per_s,
         "tokens_per_s": team.work.tokens and team.work.tokens * samples_per_s,
         "mfu": peak and 3 * team.work.flops * samples_per_s / peak,
-        "comm_total_ms": 1e3 * statistics.median(one.total_s for one in team.comm),
-        "comm_exposed_ms": 1e3 * statistics.median(one.exposed_s for one in team.comm),
+        "comm_total_ms": 1e3 * statistics.median(times.total_s for times in team.comm),
+        "comm_exposed_ms": 1e3 * statistics.median(times.exposed_s for times in team.comm),
         "comm_sent_bytes": team.comm[-1].bytes_sent,
         "memory_bytes": team.engine.device.memory_bytes(),
     }
 
 
 def _compare(records: Sequence[Record]) -> None:
-    """Add what only several sides together tell."""
-    whole = records[0]
+    """Add the figures that compare several sides."""
+    all_ranks = records[0]
     for record in records:
         if record["side"] == "all, silent":
-            whole["silence_saves_ms"] = whole["iteration_ms"] - record["iteration_ms"]
+            all_ranks["silence_saves_ms"] = all_ranks["iteration_ms"] - record["iteration_ms"]
     for kind in ("strong", "weak"):
         series = [record for record in records if record["side"].startswith(kind)]
         if series:
-            least = series[-1]
-            for record in (whole, *series):
-                speedup = record["samples_per_s"] / least["samples_per_s"]
-                record[f"{kind}_efficiency"] = speedup * least["ranks"] / record["ranks"]
+            fewest = series[-1]
+            for record in (all_ranks, *series):
+                speedup = record["samples_per_s"] / fewest["samples_per_s"]
+                record[f"{kind}_efficiency"] = speedup * fewest["ranks"] / record["ranks"]
 
 
 def _table(records: Sequence[Record]) -> str:
-    """For people."""
-    head = f"{'side':<14}{'ranks':>6}{'batch':>7}{'ms':>10}{'samples/s':>12}{'tokens/s':>11}{'MFU':>7}"
-    lines = [f"{head}{'exposed ms':>12}{'strong':>8}{'weak':>7}"]
-    for one in records:
-        tokens, mfu = one["tokens_per_s"], one["mfu"]
+    """Return the results as a table."""
+    columns = f"{'side':<14}{'ranks':>6}{'batch':>7}{'ms':>10}{'samples/s':>12}{'tokens/s':>11}{'MFU':>7}"
+    lines = [f"{columns}{'exposed ms':>12}{'strong':>8}{'weak':>7}"]
+    for record in records:
+        tokens, mfu = record["tokens_per_s"], record["mfu"]
         lines.append(
-            f"{one['side']:<14}{one['ranks']:>6}{one['global_batch_size']:>7}{one['iteration_ms']:>10.2f}"
-            f"{one['samples_per_s']:>12.1f}{'' if tokens is None else format(tokens, '.0f'):>11}"
-            f"{'' if mfu is None else format(mfu, '.1%'):>7}{one['comm_exposed_ms']:>12.2f}"
-            f"{_percent(one.get('strong_efficiency')):>8}{_percent(one.get('weak_efficiency')):>7}"
+            f"{record['side']:<14}{record['ranks']:>6}{record['global_batch_size']:>7}{record['iteration_ms']:>10.2f}"
+            f"{record['samples_per_s']:>12.1f}{'' if tokens is None else format(tokens, '.0f'):>11}"
+            f"{'' if mfu is None else format(mfu, '.1%'):>7}{record['comm_exposed_ms']:>12.2f}"
+            f"{_percent(record.get('strong_efficiency')):>8}{_percent(record.get('weak_efficiency')):>7}"
         )
     if "silence_saves_ms" in records[0]:
         lines.append(
@@ -221,7 +227,7 @@ def _percent(share: float | None) -> str:
 
 
 class Silent(CommunicatorWrapper[Communicator]):
-    """A communicator that leaves sums and joins of arrays out; all else goes through."""
+    """A communicator that skips sums and allgathers of arrays, and passes every other call on."""
 
     def iallreduce(self, array: Array) -> Pending:  # noqa: ARG002
         return Done()

@@ -1,4 +1,4 @@
-"""Judges a trained model, of a model folder or a checkpoint, by held-out data: one JSON object on stdout."""
+"""Evaluation of a model folder or a checkpoint on held-out data: one JSON object on stdout."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 
 
 def run(config: EvalConfig) -> int:
-    """Evaluate, print, and give the exit code."""
+    """Evaluate, print the result, and return the exit code."""
     if config.model_folder is not None:
         return _run_on_model(config, config.model_folder)
     from payload.cli.report import begin  # noqa: PLC0415
-    from payload.comm.mpi import MpiCommunicator  # noqa: PLC0415 - a model folder is judged without, too
+    from payload.comm.mpi import MpiCommunicator  # noqa: PLC0415 - evaluating a model folder needs no MPI
 
     world, device = begin(config.device)
-    trained = on_all_ranks(world, lambda: _settings(config))
-    found = evaluate(trained, device, MpiCommunicator(device))
+    trained = on_all_ranks(world, lambda: _settings_of_run(config))
+    result = evaluate(trained, device, MpiCommunicator(device))
     if world.rank == 0:
-        answer(**found)
+        answer(**result)
     return 0
 
 
-def _settings(config: EvalConfig) -> TrainConfig:
-    """Those of the run, but for what is asked otherwise; of a checkpoint without its run, those in it."""
+def _settings_of_run(config: EvalConfig) -> TrainConfig:
+    """Return the run's settings, changed by the flags. A checkpoint contains a copy of them."""
     out = config.out or Path()
     flags = {
         "out": out,
@@ -63,16 +63,16 @@ def _settings(config: EvalConfig) -> TrainConfig:
     try:
         return from_record(TrainConfig, read_manifest(Path(config.resume)).config, flags)
     except BrokenError as exc:
-        raise UsageError(f"--resume: {config.resume} is broken: {exc}", code="checkpoint-damaged") from exc
+        raise UsageError(f"--resume: {config.resume} is damaged: {exc}", code="checkpoint-damaged") from exc
 
 
 def _run_on_model(config: EvalConfig, folder: Path) -> int:
-    """As ``run``, by a model folder: on one rank without MPI, or where a launcher started us, on all."""
+    """Evaluate a model folder: on all ranks if a launcher started them, otherwise on one rank without MPI."""
     world: Communicator = Solo()
     if launcher_rank(os.environ) is None:
         device = choose(config.device, 0)
     else:
-        from payload.cli.report import begin  # noqa: PLC0415 - it needs MPI
+        from payload.cli.report import begin  # noqa: PLC0415 - needs MPI
 
         world, device = begin(config.device)
     model = on_all_ranks(world, lambda: load(folder, config.weights, device))
@@ -85,14 +85,14 @@ def _run_on_model(config: EvalConfig, folder: Path) -> int:
     parts = [loss.forward(model.forward(batch.inputs), batch.targets, tape) for batch in loader.held_out()]
     names = ("loss", "correct", "count")
     total, correct, count = world.sum([float(sum(getattr(part, name) for part in parts)) for name in names])
-    found = Evaluation(total / count, correct / count)
+    evaluation = Evaluation(total / count, correct / count)
     if world.rank == 0:
-        answer(**_as_record(model.record.files[config.weights].iteration, dataset, found))
+        answer(**_as_record(model.record.files[config.weights].iteration, dataset, evaluation))
     return 0
 
 
 def _settings_of_model(config: EvalConfig, folder: Path, model: TrainedModel) -> TrainConfig:
-    """Those by which the data is read; which data it is, the run tells that the model lies in."""
+    """Return settings to read the data as in training. Default data: that of the run that the model is in."""
     record, run = model.record, folder.absolute().parent / "config.toml"
     flags: dict[str, Any] = {"model": record.model, "device": config.device}
     if config.data:
@@ -101,7 +101,7 @@ def _settings_of_model(config: EvalConfig, folder: Path, model: TrainedModel) ->
         flags["data"] = make(TrainConfig, {}, run, named_by="the run's settings").data.data
     else:
         raise UsageError(
-            f"--data: {folder} does not tell what it was trained on: say what to judge it by",
+            f"--data is missing: {folder} is not in a run's folder, so its training data is not known",
             code="data-not-named",
         )
     if record.tokenizer is not None:
@@ -112,39 +112,43 @@ def _settings_of_model(config: EvalConfig, folder: Path, model: TrainedModel) ->
 
 
 def _data_state(model: TrainedModel) -> dict[str, Any]:
-    """What the model's run learned of its data."""
+    """Return the data state that the model was trained with."""
     return {**model.record.input, "classes": model.classes, **(model.record.tokenizer or {})}
 
 
 def evaluate(config: TrainConfig, device: Device, world: Transport) -> dict[str, int | float | None]:
-    """Loss in nats a target, accuracy, and for text perplexity and bits per byte; the same on all ranks."""
+    """Evaluate a checkpoint. The result is the same on all ranks.
+
+    Returns:
+        Loss in nats per target, accuracy, and for text perplexity and bits per byte.
+    """
     mesh = make_mesh(world, tp=config.layout.tp, pp=config.layout.pp)
     checkpoints = Session(config, world)
     if checkpoints.data_state is None:
         raise UsageError(
-            f"--resume {config.checkpoints.resume}: there is no checkpoint in {config.run.out}",
+            f"--resume {config.checkpoints.resume}: {config.run.out} has no checkpoint",
             code="no-checkpoint",
         )
     dataset = open_dataset(config, world, checkpoints.data_state, eval_only=True)
     loader = build_loader(config, dataset, device, mesh, eval_only=True)
     engine = build_engine(config, device, mesh, build_units(config.model, dataset, mesh.context(device)))
     resumed = resume(checkpoints.chosen, engine, checkpoints.describe(engine, {}))
-    found = engine.evaluate(loader.held_out())
-    return _as_record(resumed.iteration, dataset, found)
+    evaluation = engine.evaluate(loader.held_out())
+    return _as_record(resumed.iteration, dataset, evaluation)
 
 
-def _as_record(iteration: int, dataset: Dataset, found: Evaluation) -> dict[str, int | float | None]:
+def _as_record(iteration: int, dataset: Dataset, evaluation: Evaluation) -> dict[str, int | float | None]:
     size = dataset.bytes_per_target
     return {
         "iteration": iteration,
         "samples": dataset.held_out,
-        "loss": _finite(found.loss),
-        "accuracy": found.accuracy,
-        "perplexity": _finite(found.perplexity),
-        "bits_per_byte": _finite(found.bits_per_byte(size)) if size else None,
+        "loss": _finite(evaluation.loss),
+        "accuracy": evaluation.accuracy,
+        "perplexity": _finite(evaluation.perplexity),
+        "bits_per_byte": _finite(evaluation.bits_per_byte(size)) if size else None,
     }
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no other numbers."""
+    """Return None for a value that JSON cannot represent."""
     return value if math.isfinite(value) else None

@@ -1,5 +1,5 @@
-"""Writes a trained model's weights for other programs: whole tensors in one file, by the names of PyTorch,
-transformers or torchvision."""
+"""Export of a trained model's weights for other programs: whole tensors in one file, with the names of
+PyTorch, transformers or torchvision."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ from payload.saved_model.libraries import config as library_config
 from payload.saved_model.libraries import naming
 
 _TORCHVISION = (64, 3, 7, 7)
-"""Of its ResNets' first convolution."""
+"""Shape of the first convolution's weights in torchvision's ResNets."""
 _IN_FOLDER = ("model.safetensors", "config.json")
-"""What transformers' models have in their folder."""
+"""Files in the folder of a transformers model."""
 
 
 def run(config: ExportConfig) -> int:
-    """Write, tell what, and give the exit code.
+    """Write the weights, print a summary, and return the exit code.
 
     Raises:
-        UsageError: there is no such model, it is broken, or the file cannot be written.
+        UsageError: the model does not exist or is damaged, or the file cannot be written.
     """
-    if launcher_rank(os.environ):  # one rank does it
+    # Only rank 0 writes.
+    if launcher_rank(os.environ):
         return 0
     if (config.checkpoint is None) == (config.model_folder is None):
-        raise UsageError("export: give either --model-folder or --checkpoint", code="options-exclusive")
+        raise UsageError("export: pass either --model-folder or --checkpoint", code="options-exclusive")
     is_folder = config.export_as == "hf"
     file = config.to or Path("model-hf" if is_folder else "model.safetensors")
     _check_target(file, is_folder=is_folder, force=config.force)
@@ -58,8 +59,8 @@ def run(config: ExportConfig) -> int:
         shape = tensors["conv1.weight"].shape
         if shape != _TORCHVISION:
             raise UsageError(
-                f"--export-as torchvision: its ResNets begin with weights of {_TORCHVISION}, and this one, "
-                f"for other images, with {shape}: use --export-as torch",
+                f"--export-as torchvision: its ResNets start with weights {_TORCHVISION}, but this model "
+                f"for smaller images starts with {shape}; use --export-as torch",
                 code="export-unfit",
             )
     if is_folder:
@@ -72,22 +73,28 @@ def run(config: ExportConfig) -> int:
 
 
 def _check_target(to: Path, *, is_folder: bool, force: bool) -> None:
-    """Raise UsageError if ``to`` cannot be written there, or something is there already."""
+    """Check that ``to`` can be written.
+
+    Raises:
+        UsageError: its folder is missing, it is of the wrong kind, or it exists and ``force`` is not set.
+    """
     if not to.parent.is_dir():
-        raise UsageError(f"--to: there is no folder {to.parent}: make it first", code="no-such-folder")
+        raise UsageError(
+            f"--to: the folder {to.parent} does not exist; create it first", code="no-such-folder"
+        )
     if to.exists() and to.is_dir() != is_folder:
         kinds = ("a file", "a folder")[:: 1 if is_folder else -1]
-        raise UsageError(f"--to: {to} is {kinds[0]}: name {kinds[1]}", code="target-other-kind")
-    there = [file for file in ([to / name for name in _IN_FOLDER] if is_folder else [to]) if file.exists()]
-    if there and not force:
+        raise UsageError(f"--to: {to} is {kinds[0]}; pass {kinds[1]}", code="target-other-kind")
+    existing = [file for file in ([to / name for name in _IN_FOLDER] if is_folder else [to]) if file.exists()]
+    if existing and not force:
         raise UsageError(
-            f"--to: {there[0]} is there already: name another, or overwrite it with --force",
+            f"--to: {existing[0]} exists; choose another name, or overwrite it with --force",
             code="file-exists",
         )
 
 
 def _write_texts(folder: Path, record: ModelRecord) -> None:
-    """Write transformers' files beside the weights: config, preprocessing of images, GPT-2's tokens."""
+    """Write transformers' other files: config, image preprocessing, GPT-2's tokenizer."""
     classes = record.classes
     names = [f"LABEL_{number}" for number in range(classes)] if isinstance(classes, int) else [*classes]
     config = library_config(record.model, record.settings, names)
@@ -119,10 +126,10 @@ def _write_texts(folder: Path, record: ModelRecord) -> None:
 
 
 def write(path: Path, weights: Weights) -> int:
-    """One file in the safetensors format, of so many bytes.
+    """Write a file in the safetensors format, and return its size in bytes.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the file cannot be written.
     """
     stream = safetensors.Stream(path, {name: weights[name].shape for name in sorted(weights)})
     for name in sorted(weights):
@@ -135,17 +142,17 @@ def write(path: Path, weights: Weights) -> int:
 
 
 def of_checkpoint(folder: Path) -> tuple[ModelRecord, Weights, int]:
-    """What a checkpoint has of a model, and its iteration.
+    """Read a model from a checkpoint: its record, weights and iteration.
 
     Raises:
-        UsageError: it is broken.
+        UsageError: the checkpoint is damaged.
     """
     try:
         manifest = read_manifest(folder)
         for facts in manifest.files:
             verify(folder, facts)
     except BrokenError as exc:
-        raise UsageError(f"--checkpoint: {folder} is broken: {exc}", code="checkpoint-damaged") from exc
+        raise UsageError(f"--checkpoint: {folder} is damaged: {exc}", code="checkpoint-damaged") from exc
     record, reader = parse_record(manifest.model, folder), Reader(folder, manifest)
     layers = [unit.layer for unit in make_units(record.model, record.settings, Context(Cpu()))]
     weights = {name: reader.whole("state", name) for name in state_of(layers)}

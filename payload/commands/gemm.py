@@ -1,9 +1,9 @@
-"""Each rank's layer times its part of the data, summed over ranks by MPI: what training spends its time on.
+"""Matrix products of each rank, summed over ranks by MPI: the work that dominates training.
 
-Rank r holds k of a layer's inputs: their values for m samples, A_r (m, k), and their weights, B_r (k, n). The
-layer's output is the product over all inputs, C = A B = sum over r of A_r B_r (m, n). All numbers are small
-whole ones, so float32 and float64 give C exactly, whatever the order of the sums. It is checked as Freivalds
-did ("Probabilistic machines can use less running time", 1977): C x = A (B x) for a random x of ±1, which a
+Rank r holds k of a layer's inputs: their values for m samples, A_r (m, k), and their weights, B_r (k, n).
+The layer's output is the product over all inputs, C = A B = sum over r of A_r B_r (m, n). All numbers are
+small integers, so float32 and float64 give C exactly, for any order of the sums. The check is that of
+Freivalds ("Probabilistic machines can use less running time", 1977): C x = A (B x) for a random x of ±1. A
 wrong row of C passes with a probability of at most 1/2.
 """
 
@@ -27,18 +27,21 @@ from payload.device.base import Array, Device
 Record = dict[str, Any]
 
 _LARGEST = 4
-"""The factors' entries are whole numbers between minus and plus this."""
+"""The factors are integers from minus to plus this."""
 
 
 def run(config: GemmConfig) -> int:
-    """Multiply, sum, check, print, and give the exit code: 0, or 1 if a result is wrong."""
+    """Multiply, sum, check and print. Return the exit code: 1 if a result is wrong, else 0."""
     _, device = begin(config.device)
     records = gemm(config, device, make_transport(config.comm, device))
     return 0 if all(record["ok"] for record in records) else 1
 
 
 def gemm(config: GemmConfig, device: Device, comm: Communicator) -> list[Record]:
-    """One record for each size and dtype, the same on all ranks; rank 0 prints and writes them."""
+    """Measure all sizes and dtypes, and return a record for each, the same on all ranks.
+
+    Rank 0 prints and writes the records.
+    """
     report = Report(comm, config.out / "gemm.jsonl")
     places = comm.allgather(place(comm.rank, device))
     records = []
@@ -48,7 +51,7 @@ def gemm(config: GemmConfig, device: Device, comm: Communicator) -> list[Record]
             record = _measure(layer, device, comm, warmup=config.warmup, iterations=config.iterations)
             records.append(record)
             report.write("gemm", **record)
-            report.print_line(_words(record, places))
+            report.print_line(_line_of(record, places))
     ok = all(record["ok"] for record in records)
     report.answer(ok=ok, world_size=comm.size, ranks=places, results=records)
     return records
@@ -56,22 +59,25 @@ def gemm(config: GemmConfig, device: Device, comm: Communicator) -> list[Record]
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One rank's part of a layer, and what checks the layer's output."""
+    """One rank's part of a layer, with the values for checking the output."""
 
     size: GemmSize
-    a: Array  # (m, k) on the device
-    b: Array  # (k, n) on the device
-    x: Array  # (n,) float64 on the device: ±1, the same on all ranks
-    expected: Array  # (m,) float64 on the host: A (B x), summed over ranks
-    rounding: float  # of one number of a product, relative; 0: all are exact
+    a: Array  # (m, k)
+    b: Array  # (k, n)
+    # [n] float64, ±1, the same on all ranks
+    x: Array
+    # [m] float64 on the host: A (B x), summed over ranks
+    expected: Array
+    # Relative rounding error of an element of a product. 0: products are exact.
+    rounding: float
 
     @classmethod
     def draw(cls, device: Device, comm: Communicator, size: GemmSize, dtype: str, *, seed: int) -> _Layer:
-        own = np.random.default_rng((seed, comm.rank))
-        a = own.integers(-_LARGEST, _LARGEST, (size.m, size.k), endpoint=True).astype(np.float64)
-        b = own.integers(-_LARGEST, _LARGEST, (size.k, size.n), endpoint=True).astype(np.float64)
+        rng = np.random.default_rng((seed, comm.rank))
+        a = rng.integers(-_LARGEST, _LARGEST, (size.m, size.k), endpoint=True).astype(np.float64)
+        b = rng.integers(-_LARGEST, _LARGEST, (size.k, size.n), endpoint=True).astype(np.float64)
         x = np.random.default_rng(seed).choice([-1.0, 1.0], size.n)
-        # Not by the allreduce that is to be checked.
+        # Not summed with the allreduce, which this value checks.
         expected = np.array(comm.sum((a @ (b @ x)).tolist()))
         largest_sum = _LARGEST**2 * size.k * comm.size
         spacing = float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]
@@ -82,29 +88,29 @@ class _Layer:
 
     @property
     def flops(self) -> int:
-        """Of one rank's product, each multiply-add as 2."""
+        """Operations of one rank's product; a multiply-add counts as 2."""
         return 2 * self.size.m * self.size.k * self.size.n
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of sums: factors of 16 bits are summed as float32."""
+        """Dtype of the sums: 16-bit factors are summed as float32."""
         return np.promote_types(self.a.dtype, np.float32)
 
-    def wrong_rows(self, device: Device, comm: Communicator, own: Array, output: Array) -> int:
-        """How many rows of the output (m, n) are not what they must be; ``own`` is this rank's product."""
-        found = device.to_host(output.astype(self.x.dtype) @ self.x).copy()
+    def wrong_rows(self, device: Device, comm: Communicator, own_product: Array, output: Array) -> int:
+        """Return how many rows of the output (m, n) are wrong. own_product: the product of this rank."""
+        actual = device.to_host(output.astype(self.x.dtype) @ self.x).copy()
         tolerance = np.zeros(self.size.m)
         if self.rounding:
-            sizes = device.to_host(abs(own).sum(axis=1, dtype=self.x.dtype)).tolist()
+            sizes = device.to_host(abs(own_product).sum(axis=1, dtype=self.x.dtype)).tolist()
             tolerance = self.rounding * np.array(comm.sum(sizes))
-        return int((np.abs(found - self.expected) > tolerance).sum())
+        return int((np.abs(actual - self.expected) > tolerance).sum())
 
 
 def _measure(layer: _Layer, device: Device, comm: Communicator, *, warmup: int, iterations: int) -> Record:
-    """Medians over the iterations, and whether the last one's output is right."""
+    """Return medians over the iterations, and whether the last output is right."""
     xp, size = device.xp, layer.size
     product = xp.empty((size.m, size.n), layer.dtype)
-    own = product
+    own_product = product
     product_s, sum_s = [], []
     for _ in range(warmup + iterations):
         comm.barrier()
@@ -112,16 +118,17 @@ def _measure(layer: _Layer, device: Device, comm: Communicator, *, warmup: int, 
         device.matmul(layer.a, layer.b, out=product)
         device.synchronize()
         product_s.append(time.perf_counter() - began)
-        own = product.copy()
+        own_product = product.copy()
         device.synchronize()
-        comm.barrier()  # so that the sum's time has no waiting for a slower rank in it
+        # So that the time of the sum does not include waiting for a slower rank.
+        comm.barrier()
         began = time.perf_counter()
         comm.allreduce(product)
         device.synchronize()
         sum_s.append(time.perf_counter() - began)
     gflops = layer.flops / statistics.median(product_s[warmup:]) / 1e9
     sum_ms = 1e3 * max(comm.allgather(statistics.median(sum_s[warmup:])))
-    wrong = comm.allgather(layer.wrong_rows(device, comm, own, product))
+    wrong = comm.allgather(layer.wrong_rows(device, comm, own_product, product))
     return {
         "ok": not any(wrong),
         "m": size.m,
@@ -129,14 +136,14 @@ def _measure(layer: _Layer, device: Device, comm: Communicator, *, warmup: int, 
         "n": size.n,
         "dtype": layer.a.dtype.name,
         "iterations": iterations,
-        "gflops": [round(one, 3) for one in comm.allgather(gflops)],
+        "gflops": [round(speed, 3) for speed in comm.allgather(gflops)],
         "sum_bytes": product.nbytes,
         "sum_ms": round(sum_ms, 4),
         "wrong_rows": wrong,
     }
 
 
-def _words(record: Record, places: list[Record]) -> str:
+def _line_of(record: Record, places: list[Record]) -> str:
     shape = f"({record['m']}, {record['k']}) x ({record['k']}, {record['n']}) {record['dtype']}"
     speeds = ", ".join(
         f"rank {place['rank']} on {place['host']} {speed:.1f} GFLOP/s"

@@ -1,4 +1,4 @@
-"""Tells the classes of images by a trained model."""
+"""Classification of images with a trained model."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _BATCH = 64
 
 
 def run(config: PredictConfig) -> int:
-    """Predict all images of all files, print a line for each, and give the exit code.
+    """Classify all images of all files, print a line for each, and return the exit code.
 
     Raises:
-        UsageError: the model is of another kind, or a file has no images for it.
+        UsageError: the model does not classify images, or a file has no images that fit it.
     """
     model = load(config.model_folder, config.weights, choose(config.device, 0), takes="images")
     try:
@@ -28,10 +28,11 @@ def run(config: PredictConfig) -> int:
         names = [str(name) for name in _names(model)]
     except (LookupError, TypeError, ValueError) as exc:
         raise UsageError(
-            f"{config.model_folder}: what it says of its images is incomplete", code="model-input-unknown"
+            f"{config.model_folder}: model.json does not describe the model's images",
+            code="model-input-unknown",
         ) from exc
     files = [(file, read_images(file, (height, width, channels))) for file in config.files]
-    found = []
+    predictions = []
     for file, images in files:
         probs = probabilities(model, (images - mean) * scale)
         for row, (best, share) in enumerate(zip(probs.argmax(axis=1), probs.max(axis=1), strict=True), 1):
@@ -39,7 +40,7 @@ def run(config: PredictConfig) -> int:
                 place = f"{file}:{row}" if len(images) > 1 else str(file)
                 print_line(f"{place}: {names[best]} {share:.4f}")
             else:
-                found.append(
+                predictions.append(
                     {
                         "file": str(file),
                         "row": row,
@@ -48,17 +49,17 @@ def run(config: PredictConfig) -> int:
                     }
                 )
     if config.output == "json":
-        answer(predictions=found)
+        answer(predictions=predictions)
     return 0
 
 
 def _names(model: TrainedModel) -> list[str] | range:
-    known = model.record.classes
-    return range(known) if isinstance(known, int) else list(known)
+    classes = model.record.classes
+    return range(classes) if isinstance(classes, int) else list(classes)
 
 
 def probabilities(model: TrainedModel, inputs: Array) -> Array:
-    """(N, H, W, C) on the host → (N, classes)"""
+    """Return class probabilities (N, classes) of images (N, H, W, C) on the host."""
     parts = []
     for start in range(0, len(inputs), _BATCH):
         x = model.device.asarray(np.ascontiguousarray(inputs[start : start + _BATCH], "float32"))

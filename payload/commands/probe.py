@@ -1,7 +1,7 @@
-"""Can all ranks reach each other, and do they add up right? One JSON object on stdout says so.
+"""Check that all ranks can communicate, and that their sums are right: one JSON object on stdout.
 
-Without NumPy and the other commands' settings, whose import takes longer than all of this: on a local cluster
-the ranks of many nodes share cores.
+Does not import NumPy or the settings of other commands, which would take longer than the whole check: on a
+local cluster the ranks of many nodes share cores.
 """
 
 from __future__ import annotations
@@ -21,48 +21,50 @@ if TYPE_CHECKING:
     from payload.cli.config import ProbeConfig
 
 SIZES = (1, 1_000, 131_072, 393_217)
-"""Numbers in the arrays summed, 8 bytes each: the last one is three chunks and a bit."""
+"""Lengths of the arrays that are summed, 8 bytes per number. The last is just over three chunks."""
 
 _PATTERN = array("d", range(1, 252))
-"""The arrays repeat it: it has a prime number of numbers, so that a misplaced chunk shows."""
+"""The arrays repeat this pattern. Its length is prime, so that a misplaced chunk is noticed."""
 
 
 def run(config: ProbeConfig) -> int:
-    """Probe, print, and give the exit code: 0, or 1 if an answer is wrong or a host missing."""
+    """Check and print. Return the exit code: 1 if an answer is wrong or a host is missing, else 0."""
     return _run(config.expect_hosts)
 
 
 def _run(expected: Sequence[str]) -> int:
     world = start()
-    found = probe(expected, world)
+    result = probe(expected, world)
     if world.rank == 0:
-        answer(**found)
-        for failure in found["failures"]:
-            sys.stderr.write(f"payload: probe failed: {_words(failure)}\n")
-    return 0 if found["ok"] else 1
+        answer(**result)
+        for failure in result["failures"]:
+            sys.stderr.write(f"payload: probe failed: {_line_of(failure)}\n")
+    return 0 if result["ok"] else 1
 
 
 def probe(expected: Sequence[str], comm: MPI.Intracomm) -> dict[str, Any]:
-    """Every rank's place, and what was found wrong on which; the same on all ranks.
+    """Return the place of every rank and all failures. The result is the same on all ranks.
 
     Args:
-        expected: hosts of which each must have a rank.
+        expected: hosts that must each run a rank.
     """
     ranks = comm.allgather({"rank": comm.rank, "host": hostname(), "cores": own_cores()})
     hosts = [str(rank["host"]) for rank in ranks]
 
     started = time.perf_counter()
-    wrong = [_wrong_sum(comm, size) for size in SIZES]
+    causes_here = [_wrong_sum(comm, size) for size in SIZES]
     seconds = time.perf_counter() - started
-    wrong += _wrong_tokens(comm, hosts)
+    causes_here += _wrong_tokens(comm, hosts)
 
     failures: list[dict[str, Any]] = [
         {"rank": rank, "host": hosts[rank], "cause": cause}
-        for rank, causes in enumerate(comm.allgather([cause for cause in wrong if cause]))
+        for rank, causes in enumerate(comm.allgather([cause for cause in causes_here if cause]))
         for cause in causes
     ]
     failures += [
-        {"rank": None, "host": host, "cause": "no rank runs there"} for host in expected if host not in hosts
+        {"rank": None, "host": host, "cause": "no rank runs on this host"}
+        for host in expected
+        if host not in hosts
     ]
     return {
         "ok": not failures,
@@ -76,7 +78,7 @@ def probe(expected: Sequence[str], comm: MPI.Intracomm) -> dict[str, Any]:
 
 
 def _wrong_sum(comm: MPI.Intracomm, size: int) -> str | None:
-    """Sum whole numbers, which float64 does exactly, and compare with the sum by formula."""
+    """Sum integers, which is exact in float64, and compare with the known sum. Return the error, or None."""
     numbers = _repeated(comm.rank + 1, size)
     comm.Allreduce(MPI.IN_PLACE, numbers)
     expected = _repeated(comm.size * (comm.size + 1) // 2, size)
@@ -92,7 +94,7 @@ def _repeated(factor: int, size: int) -> array[float]:
 
 
 def _wrong_tokens(comm: MPI.Intracomm, hosts: Sequence[str]) -> list[str]:
-    """Every rank sends to every other, in turn, and says what did not arrive as it was sent."""
+    """Exchange a token between every pair of ranks, and return the errors."""
     wrong = []
     for distance in range(1, comm.size):
         dest, source = (comm.rank + distance) % comm.size, (comm.rank - distance) % comm.size
@@ -102,13 +104,13 @@ def _wrong_tokens(comm: MPI.Intracomm, hosts: Sequence[str]) -> list[str]:
     return wrong
 
 
-def _words(failure: dict[str, Any]) -> str:
-    where = failure["host"] if failure["rank"] is None else f"rank {failure['rank']} on {failure['host']}"
-    return f"{where}: {failure['cause']}"
+def _line_of(failure: dict[str, Any]) -> str:
+    place = failure["host"] if failure["rank"] is None else f"rank {failure['rank']} on {failure['host']}"
+    return f"{place}: {failure['cause']}"
 
 
 def main(expected: str) -> None:
-    """Probe as the verification of a cluster does, and end; ``expected``: hosts, separated by commas."""
+    """Check all ranks for the verification of a cluster, and exit. expected: hosts, separated by commas."""
     try:
         sys.exit(_run(expected.split(",")))
     except PayloadError as exc:

@@ -1,4 +1,4 @@
-"""Writes text by a trained model: token by token, each drawn by the probabilities that the model gives."""
+"""Text generation with a trained model: token by token, each drawn from the model's probabilities."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from payload.saved_model.folder import TrainedModel, load
 
 
 def run(config: SampleConfig) -> int:
-    """Print the prompt and what follows, as it comes, and give the exit code.
+    """Print the prompt and the generated text as it comes, and return the exit code.
 
     Raises:
-        UsageError: the model is of another kind.
+        UsageError: the model does not generate text.
     """
     model = load(config.model_folder, config.weights, choose(config.device, 0), takes="text")
     if model.record.tokenizer is None:
         raise UsageError(
-            f"{config.model_folder} was trained on synthetic tokens, which have no text",
+            f"{config.model_folder} was trained on synthetic tokens, which cannot be converted to text",
             code="model-without-text",
         )
     tokenizer = tokenizer_of(model.record.tokenizer)
@@ -53,27 +53,27 @@ def _write(text: bytes) -> None:
 
 
 def tokens(model: TrainedModel, prompt: Sequence[int], config: SampleConfig, *, limit: int) -> Iterator[int]:
-    """What follows the prompt. The model sees as many tokens as it was trained on, the last ones.
+    """Yield the tokens that follow the prompt. The model sees the last tokens, as many as it was trained on.
 
     Args:
-        limit: how many tokens have a text.
+        limit: number of tokens that can be converted to text.
     """
     rng = np.random.default_rng(config.seed)
     length = int(model.record.input.get("length", len(prompt)))
-    seen = list(prompt)
+    context = list(prompt)
     for _ in range(config.tokens):
-        window = np.array([seen[-length:]], "int64")
+        window = np.array([context[-length:]], "int64")
         logits = model.forward(model.device.asarray(window))[0, -1, :limit]
-        seen.append(chosen(np.array(model.device.to_host(logits), float), config, rng))
-        yield seen[-1]
+        context.append(choose_token(np.array(model.device.to_host(logits), float), config, rng))
+        yield context[-1]
 
 
-def chosen(logits: Array, config: SampleConfig, rng: np.random.Generator) -> int:
-    """One of the tokens: the likeliest at a temperature of 0, else drawn, by Gumbel's noise, among the
-    ``top_k`` likeliest (Fan et al., arXiv:1805.04833)."""
+def choose_token(logits: Array, config: SampleConfig, rng: np.random.Generator) -> int:
+    """Choose a token: at temperature 0 the most likely, otherwise one of the ``top_k`` most likely (Fan et
+    al., arXiv:1805.04833), drawn with Gumbel noise."""
     if config.top_k is not None and config.top_k < len(logits):
-        least = np.partition(logits, -config.top_k)[-config.top_k]
-        logits = np.where(logits < least, -np.inf, logits)
+        threshold = np.partition(logits, -config.top_k)[-config.top_k]
+        logits = np.where(logits < threshold, -np.inf, logits)
     if config.temperature:
         logits = logits / config.temperature + rng.gumbel(size=len(logits))
     return int(logits.argmax())

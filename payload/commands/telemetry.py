@@ -1,4 +1,4 @@
-"""Watches one node: a line about the host, then a sample every few seconds, until SIGTERM or SIGINT."""
+"""Telemetry of one node: a line about the host, then a sample every few seconds, until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -19,19 +19,23 @@ _STOP = (signal.SIGTERM, signal.SIGINT)
 
 
 def run(config: TelemetryConfig) -> int:
-    """Sample this node until told to stop, and give the exit code.
+    """Sample this node until it is told to stop, and return the exit code.
 
     Raises:
         UsageError: the file cannot be written.
     """
-    # Blocked signals wait until sigtimedwait asks for them: no handler can interrupt a line half written.
+    # Blocked signals wait until sigtimedwait asks for them, so no handler interrupts a half-written line.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
     memory, gpus = Memory(), Gpus()
     sensors: Sequence[Sensor] = (Cpu(host.node_cores()), memory, Network(), gpus)
-    again = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"  # the job goes on where it was stopped
-    with JsonLines(config.out / f"{host.hostname()}.jsonl", keep=(lambda _: True) if again else None) as file:
+    # A requeued job continues its file.
+    is_requeued = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
+    with JsonLines(
+        config.out / f"{host.hostname()}.jsonl", keep=(lambda _: True) if is_requeued else None
+    ) as file:
         file.write("host", **_host(memory, gpus))
-        sample(sensors)  # the rates count from here
+        # Rates are measured from this sample on.
+        sample(sensors)
         due = time.monotonic()
         stopped = False
         while not stopped:
@@ -42,7 +46,7 @@ def run(config: TelemetryConfig) -> int:
 
 
 def sample(sensors: Sequence[Sensor]) -> dict[str, Any]:
-    """One reading of every source; what failed is named under ``errors``, and the others go on."""
+    """Read every sensor once. Failures are listed under ``errors``; other sensors are still read."""
     fields: dict[str, Any] = {}
     errors: list[str] = []
     for sensor in sensors:
@@ -71,7 +75,7 @@ def _host(memory: Memory, gpus: Gpus) -> dict[str, Any]:
 
 
 def _mpi_version() -> dict[str, str]:
-    """Of Open MPI, if it is installed; asked for without starting MPI."""
+    """Return the version of Open MPI, if installed, without starting MPI."""
     ompi_info = shutil.which("ompi_info")
     if ompi_info is None:
         return {}

@@ -1,4 +1,4 @@
-"""Trains a model over MPI, on all ranks that the launcher started."""
+"""Training over MPI, on all ranks that the launcher started."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from payload.training.loop import train
 
 
 def run(config: TrainConfig) -> int:
-    """Train, and give the exit code."""
-    with nullcontext() if config.batch.find else StopSignals() as signals:  # before all that takes long
+    """Train, and return the exit code."""
+    # Signals are handled from the start, because loading takes a while.
+    with nullcontext() if config.batch.find else StopSignals() as signals:
         world, device = begin(config.run.device)
         layout = config.layout
         check(config, several=world.size > layout.tp * layout.pp, gpu=device.gpu is not None)

@@ -1,4 +1,4 @@
-"""NumPy or CuPy: the only place that distinguishes the two. Everything else computes with ``device.xp``."""
+"""Choice between NumPy and CuPy. Only this package distinguishes them; all other code uses ``device.xp``."""
 
 from __future__ import annotations
 
@@ -11,44 +11,47 @@ from payload.device.gpu import Gpu
 from payload.errors import UsageError
 
 
-def choose(wanted: str, local_rank: int) -> Device:
-    """The device for the ``local_rank``-th rank of this node; ranks share GPUs in turn if there are fewer.
+def choose(requested: str, local_rank: int) -> Device:
+    """Return the device for a rank. If a node has fewer GPUs than ranks, the ranks share them in turn.
 
     Args:
-        wanted: ``cpu``, ``gpu``, or ``auto`` for a GPU where CuPy finds one.
+        requested: ``cpu``, ``gpu``, or ``auto`` for a GPU if CuPy finds one.
+        local_rank: index of the rank on its node.
 
     Raises:
-        UsageError: ``gpu`` was asked for and cannot be had.
+        UsageError: ``gpu`` was requested, but no GPU can be used.
     """
-    if wanted == "cpu":
+    if requested == "cpu":
         return Cpu()
-    _take_own_part(local_rank)
+    _select_own_mig_part(local_rank)
     try:
         cupy = importlib.import_module("cupy")
     except ImportError as exc:
-        return _without_gpu(wanted, f"no CuPy: {exc}", exc)
+        return _without_gpu(requested, f"CuPy cannot be imported: {exc}", exc)
     try:
         count: int = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as exc:
-        return _without_gpu(wanted, f"no GPU: {exc}", exc)
+        return _without_gpu(requested, f"CUDA cannot be used: {exc}", exc)
     if not count:
-        return _without_gpu(wanted, "CUDA counts no GPU")
+        return _without_gpu(requested, "CUDA finds no GPU")
     try:
         return Gpu(cupy, local_rank % count)
     except ImportError as exc:
-        return _without_gpu(wanted, f"CuPy finds no cuBLAS: {exc}", exc)
+        return _without_gpu(requested, f"CuPy cannot load cuBLAS: {exc}", exc)
 
 
-def _take_own_part(local_rank: int) -> None:
-    """Of several parts of GPUs (MIG) CUDA shows a process the first alone: each rank names its own to it."""
+def _select_own_mig_part(local_rank: int) -> None:
+    """Select this rank's part of a GPU (MIG). CUDA shows a process only the first part listed."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if len(visible) > 1 and all(name.startswith("MIG-") for name in visible):
         os.environ["CUDA_VISIBLE_DEVICES"] = visible[local_rank % len(visible)]
 
 
-def _without_gpu(wanted: str, why: str, cause: Exception | None = None) -> Cpu:
-    if wanted == "gpu":
-        ask = "see that nvidia-smi shows one there, and that the job asks for it (submit --gpus 1)"
-        raise UsageError(f"--device gpu: {why}; {ask}", code="no-gpu") from cause
-    # Where there is no GPU, nobody misses it.
-    return Cpu(f"a GPU is here but not used: {why}" if Path("/dev/nvidia0").exists() else "")
+def _without_gpu(requested: str, reason: str, cause: Exception | None = None) -> Cpu:
+    if requested == "gpu":
+        hint = (
+            "check that nvidia-smi lists a GPU on the node, and that the job requests one (submit --gpus 1)"
+        )
+        raise UsageError(f"--device gpu: {reason}; {hint}", code="no-gpu") from cause
+    # On a node without a GPU there is nothing to report.
+    return Cpu(f"the node's GPU is not used: {reason}" if Path("/dev/nvidia0").exists() else "")

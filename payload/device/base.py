@@ -1,7 +1,7 @@
-"""Where arrays live and are computed with: the interface, which NumPy on the host has.
+"""The device interface, implemented here with NumPy on the host.
 
-MPI is never given device memory, since that crashes where MPI was built without CUDA: arrays of a GPU are
-staged through pinned host memory, which the GPU copies at full speed.
+MPI never gets device memory, which crashes an MPI built without CUDA: arrays on a GPU are copied through
+pinned host memory, at full speed.
 """
 
 from __future__ import annotations
@@ -19,29 +19,30 @@ from numpy.typing import DTypeLike, NDArray
 from payload.node.host import host_memory_bytes
 
 Array = NDArray[Any]
-"""NumPy's array or CuPy's, which has the same methods."""
+"""A NumPy or CuPy array; both have the same methods."""
 
 GpuFacts = dict[str, str | int | None]
-"""index, name and uuid"""
+"""The keys ``index``, ``name`` and ``uuid``."""
 
 Mark = Any
-"""A point in time, which only its device understands."""
+"""A point in time on a device. Only that device can interpret it."""
 
 FLOAT32 = np.dtype("float32")
 
 _BLOCK_BYTES = 1 << 18
-"""Rows that are worked on at once on a CPU: they and what comes of them stay in the second-level cache."""
+"""Bytes of rows that a CPU processes at once. They and their results fit in the second-level cache."""
 
 _MATRIX_BYTES = 1 << 20
-"""Of a temporary matrix on a CPU: it stays in the second-level cache, or nearly."""
+"""Bytes of a temporary matrix on a CPU, chosen so that it nearly fits in the second-level cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A formula for each element of equally long arrays, in one pass through memory.
+    """A formula for each element of equally long arrays, computed in one pass through memory.
 
-    ``host`` computes it for blocks of NumPy arrays, which it is given in this order, and scalars by name.
-    ``code`` says the same in CUDA C for one element, where arrays have names too. ``writes`` may be read.
+    ``host`` computes it on blocks of NumPy arrays, passed in the order of ``reads`` and ``writes``, with
+    the scalars as keyword arguments. ``code`` is the same formula in CUDA C for one element, with the
+    arrays by name. Arrays in ``writes`` may also be read.
     """
 
     name: str
@@ -53,42 +54,46 @@ class Kernel:
 
 
 class Device:
-    """Where arrays live and are computed with: NumPy and the memory of the host, but for subclasses."""
+    """A place for arrays and their computation: NumPy and host memory, unless a subclass overrides it."""
 
     xp: ModuleType = np
-    """numpy or cupy"""
+    """The module numpy or cupy."""
     gpu: GpuFacts | None = None
-    """None on a CPU"""
+    """None on a CPU."""
     note: str = ""
-    """why it is this one, in words"""
+    """Reason why this device was chosen."""
 
     def asarray(self, host: Array, dtype: DTypeLike | None = None) -> Array:
-        """A host array, on the device."""
+        """Copy a host array to the device, if necessary."""
         return np.asarray(host, dtype=dtype)
 
     def to_host(self, array: Array) -> Array:
-        """A device array, on the host; valid until the next call with an array of that size and dtype."""
+        """Copy an array to the host. The result is valid until the next call with the same size and dtype."""
         return array
 
     def matmul(
         self, left: Array, right: Array, out: Array | None = None, dtype: DTypeLike | None = None
     ) -> Array:
-        """left @ right, summed in at least float32, as ``dtype`` (by default the factors')."""
-        wanted = np.dtype(dtype) if dtype is not None else out.dtype if out is not None else left.dtype
-        if left.dtype.itemsize < FLOAT32.itemsize:  # BLAS knows none of those
+        """Return left @ right, summed in float32 or wider.
+
+        out: array for the result. Default: a new array. dtype: default that of ``out`` or of the factors.
+        """
+        result_dtype = np.dtype(dtype) if dtype is not None else out.dtype if out is not None else left.dtype
+        # BLAS does not support smaller formats.
+        if left.dtype.itemsize < FLOAT32.itemsize:
             left, right = left.astype(FLOAT32), right.astype(FLOAT32)
         if out is not None and out.dtype == left.dtype:
             return np.matmul(left, right, out=out)
-        product: Array = (left @ right).astype(wanted, copy=False)
+        product: Array = (left @ right).astype(result_dtype, copy=False)
         if out is None:
             return product
         out[...] = product
         return out
 
     def blocked(self, function: Callable[..., None], *arrays: Array) -> None:
-        """Call ``function`` on the same rows of all arrays, as many at once as is fast here.
+        """Call ``function`` on the same rows of all arrays, in blocks of rows that suit the device.
 
-        It must treat rows alike, and write its results into rows that it was given or add them up.
+        ``function`` must treat rows independently, and write results to the given rows or accumulate them.
         """
         rows = len(arrays[0])
         row_bytes = sum(array.nbytes for array in arrays) // max(rows, 1)
@@ -97,67 +102,70 @@ class Device:
             function(*(array[start : start + step] for array in arrays))
 
     def block_rows(self, row_bytes: int) -> int:
-        """How many rows of a temporary matrix to make before they are used."""
+        """Return how many rows of a temporary matrix to compute before using them."""
         return max(1, _MATRIX_BYTES // row_bytes)
 
     def apply(self, kernel: Kernel, scalars: Mapping[str, float], *arrays: Array) -> None:
-        """Run a kernel over arrays of one dtype, (N,) each: those it reads, then those it writes."""
+        """Run a kernel on arrays (N,) of one dtype: first those it reads, then those it writes."""
         self.blocked(partial(kernel.host, **scalars), *arrays)
 
     def use(self) -> None:
-        """Let the thread that calls this work with the device."""
+        """Select this device for the calling thread."""
 
     def pinned_copy(self, host: Array) -> Array:
-        """A host array in memory from which ``upload`` need not wait."""
+        """Copy a host array to memory from which ``upload`` does not block."""
         return host
 
     def upload(self, host: Array) -> Array:
-        """A host array on the device, maybe still under way: it must not be changed any more."""
+        """Copy a host array to the device. It may still be copying, so the array must not change any more."""
         return host
 
     def synchronize(self) -> None:
-        """Wait until all that was asked of the device is done."""
+        """Wait until all queued work of the device is done."""
 
     def mark(self) -> Mark:
-        """A point in time: on a GPU, when the work put on the current stream so far is done."""
+        """Return the current time; on a GPU, when the work queued on the current stream is done."""
         return time.perf_counter()
 
     def elapsed_s(self, start: Mark, end: Mark) -> float:
-        """Seconds between two marks, for which a GPU is waited for."""
+        """Return the seconds between two marks. Waits for the GPU if necessary."""
         return float(end - start)
 
     def has_passed(self, mark: Mark) -> bool:  # noqa: ARG002
-        """Whether the work before a mark is done."""
+        """Return whether the work before a mark is done."""
         return True
 
     def pin(self, host: Array) -> None:
-        """Let host memory be the target of ``copy_out`` while the host does other things."""
+        """Pin host memory, so that ``copy_out`` to it does not block the host."""
 
     def unpin(self, host: Array) -> None:
-        """Before pinned memory is given back."""
+        """Unpin host memory. Must be called before the memory is freed."""
 
     def copy_out(self, array: Array, host: Array) -> None:
-        """Begin to copy an array into pinned host memory; what is put on the stream later comes after."""
+        """Start copying an array to pinned host memory. Later work on the stream runs after the copy."""
         np.copyto(host, array)
 
     def memory_bytes(self) -> int:
-        """What this process holds of the device's memory; on a CPU its resident set, at its highest."""
+        """Return the bytes of device memory held by this process; on a CPU, its peak resident set size."""
         return host_memory_bytes()
 
 
 class Cpu(Device):
-    """NumPy."""
+    """NumPy on the host."""
 
-    def __init__(self, note: str = "asked for") -> None:
+    def __init__(self, note: str = "requested") -> None:
         self.note = note
 
 
 def bits(x: Array) -> Array:
-    """A view of the numbers as whole numbers: their product with a mask of bools keeps or clears any number,
-    while that of an infinity or NaN with 0 would be NaN. It is no slower, and for 16 bits faster."""
+    """View the numbers as integers of the same size.
+
+    A product with a boolean mask then keeps or clears any number; an infinity or NaN times 0.0 would be
+    NaN. It is as fast as with floats, and faster with 16 bits.
+    """
     return x.view(f"int{8 * x.itemsize}")
 
 
 def acc_dtype(dtype: DTypeLike) -> np.dtype[Any]:
-    """In which to sum and to take exponentials: float32 for half precision, else ``dtype`` itself."""
-    return max(np.dtype(dtype), FLOAT32, key=lambda known: known.itemsize)
+    """Return the dtype for sums and exponentials: float32 for half precision, otherwise ``dtype``."""
+    return max(np.dtype(dtype), FLOAT32, key=lambda candidate: candidate.itemsize)

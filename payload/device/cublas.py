@@ -1,4 +1,4 @@
-"""Products of 16-bit matrices which cuBLAS sums and gives as float32; CuPy's ``matmul`` gives 16 bits."""
+"""Products of 16-bit matrices with float32 results, by cuBLAS. CuPy's ``matmul`` returns 16-bit results."""
 
 from __future__ import annotations
 
@@ -13,25 +13,28 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 _KINDS = {"float16": 2, "bfloat16": 14, "float32": 0}
-"""cudaDataType_t"""
+"""Values of cudaDataType_t."""
 _SUM_IN_FLOAT32 = 68
-"""CUBLAS_COMPUTE_32F"""
+"""CUBLAS_COMPUTE_32F."""
 _DEFAULT = -1
-"""CUBLAS_GEMM_DEFAULT"""
+"""CUBLAS_GEMM_DEFAULT."""
 _PLAIN, _TRANSPOSED = 0, 1
-"""CUBLAS_OP_N and CUBLAS_OP_T"""
+"""CUBLAS_OP_N and CUBLAS_OP_T."""
 
 _ONE, _ZERO = np.ones(1, np.float32), np.zeros(1, np.float32)
 
 
 class Products:
-    """``library`` is cupy_backends.cuda.libs.cublas, ``handle`` gives the calling thread's."""
+    """Matrix products by cuBLAS.
+
+    library: the module cupy_backends.cuda.libs.cublas. handle: returns the calling thread's cuBLAS handle.
+    """
 
     def __init__(self, library: Any, handle: Callable[[], int]) -> None:
         self._library, self._handle = library, handle
 
     def fits(self, left: Array, right: Array) -> bool:
-        """Whether these can be multiplied here: (..., M, K) by (..., K, N), of as many matrices each."""
+        """Return whether arrays (..., M, K) and (..., K, N) are supported by ``write``."""
         return (
             left.dtype == right.dtype
             and left.dtype.itemsize == 2  # noqa: PLR2004 - bytes
@@ -44,12 +47,12 @@ class Products:
         )
 
     def write(self, left: Array, right: Array, out: Array) -> None:
-        """out[...] = left @ right, for float32 in C order."""
+        """Compute out[...] = left @ right, with ``out`` in float32 and C order."""
         rows, inner, columns = *left.shape[-2:], right.shape[-1]
         left, left_op, left_step, left_jump = _laid_out(left)
         right, right_op, right_step, right_jump = _laid_out(right)
         kind = _KINDS[left.dtype.name]
-        # Column after column, as cuBLAS reads memory, the result's transpose: rightᵀ @ leftᵀ.
+        # cuBLAS reads memory column by column, so compute the transpose of the result: rightᵀ @ leftᵀ.
         head = (self._handle(), right_op, left_op, columns, rows, inner, _ONE.ctypes.data)
         tail = (_SUM_IN_FLOAT32, _DEFAULT)
         to = (_ZERO.ctypes.data, _pointer(out), _KINDS["float32"], columns)
@@ -63,13 +66,16 @@ class Products:
 
 
 def _laid_out(array: Array) -> tuple[Array, int, int, int]:
-    """Itself or a copy; whether transposed; how many elements lie from one row to the next (of the transpose,
-    if so), and from one matrix to the next."""
+    """Return an array, or a copy of it, whose layout cuBLAS supports.
+
+    Returns:
+        The array; whether it is transposed; elements between its rows and between its matrices.
+    """
     layout = _layout(array)
     if layout is None:
         array = array.copy(order="C")
         layout = _layout(array)
-    assert layout is not None  # noqa: S101 - what is in C order has one
+    assert layout is not None  # noqa: S101 - C order has a layout
     return (array, *layout)
 
 

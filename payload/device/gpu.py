@@ -1,4 +1,4 @@
-"""CuPy on one GPU: memory that is pinned, products of 16 bits that are summed in 32, and streams."""
+"""CuPy on one GPU: pinned memory, 16-bit products summed in 32 bits, and streams."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from payload.device.base import FLOAT32, Array, Device, Kernel, Mark
 from payload.device.cublas import Products
 
 _GPU_MATRIX_BYTES = 1 << 28
-"""Likewise on a GPU, where only memory bounds it: large enough for products at full speed."""
+"""Bytes of a temporary matrix on a GPU. Large enough for products at full speed."""
 
 
 class Gpu(Device):
@@ -22,7 +22,7 @@ class Gpu(Device):
 
     def __init__(self, cupy: ModuleType, index: int) -> None:
         self.xp = cupy
-        self.note = "CuPy found it"
+        self.note = "CuPy detected it"
         self._index = index
         self.use()
         properties = cupy.cuda.runtime.getDeviceProperties(index)
@@ -32,10 +32,11 @@ class Gpu(Device):
             "uuid": _uuid(properties.get("uuid", b"")),
         }
         self._empty_pinned = importlib.import_module("cupyx").empty_pinned
-        libraries = importlib.import_module("cupy_backends.cuda.libs")  # finds and loads what it is asked for
+        # Accessing an attribute loads that library.
+        libraries = importlib.import_module("cupy_backends.cuda.libs")
         self._products = Products(libraries.cublas, cupy.cuda.device.get_cublas_handle)
         self._staging: dict[tuple[int, str], Array] = {}
-        self._on_their_way: list[tuple[Any, Array]] = []
+        self._uploads: list[tuple[Any, Array]] = []
         self._kernels: dict[str, Callable[..., Any]] = {}
 
     def asarray(self, host: Array, dtype: DTypeLike | None = None) -> Array:
@@ -53,26 +54,26 @@ class Gpu(Device):
     def matmul(
         self, left: Array, right: Array, out: Array | None = None, dtype: DTypeLike | None = None
     ) -> Array:
-        wanted = np.dtype(dtype) if dtype is not None else out.dtype if out is not None else left.dtype
-        if wanted.itemsize > left.dtype.itemsize:
-            # CuPy's product of 16 bits is rounded to 16, and fp16 may overflow, before it could be widened.
-            if wanted == FLOAT32 and self._products.fits(left, right):
+        result_dtype = np.dtype(dtype) if dtype is not None else out.dtype if out is not None else left.dtype
+        if result_dtype.itemsize > left.dtype.itemsize:
+            # CuPy rounds a 16-bit product to 16 bits before it can be widened, and fp16 may overflow.
+            if result_dtype == FLOAT32 and self._products.fits(left, right):
                 return self._float32_product(left, right, out)
-            left, right = left.astype(wanted), right.astype(wanted)
+            left, right = left.astype(result_dtype), right.astype(result_dtype)
         if out is not None and out.dtype == left.dtype and out.flags.c_contiguous:
             return self.xp.matmul(left, right, out=out)
-        product = self.xp.matmul(left, right).astype(wanted, copy=False)
+        product = self.xp.matmul(left, right).astype(result_dtype, copy=False)
         if out is None:
             return product
         out[...] = product
         return out
 
     def _float32_product(self, left: Array, right: Array, out: Array | None) -> Array:
-        direct = out is not None and out.flags.c_contiguous
+        is_direct = out is not None and out.flags.c_contiguous
         shape = (*left.shape[:-1], right.shape[-1])
-        product: Array = out if direct and out is not None else self.xp.empty(shape, FLOAT32)
+        product: Array = out if is_direct and out is not None else self.xp.empty(shape, FLOAT32)
         self._products.write(left, right, product)
-        if out is None or direct:
+        if out is None or is_direct:
             return product
         out[...] = product
         return out
@@ -108,9 +109,9 @@ class Gpu(Device):
         device_array.set(host, stream=self.xp.cuda.get_current_stream())
         arrived = self.xp.cuda.Event(disable_timing=True)
         arrived.record()
-        # Pinned memory that nobody refers to is given out again at once.
-        self._on_their_way = [(event, kept) for event, kept in self._on_their_way if not event.done]
-        self._on_their_way.append((arrived, host))
+        # Pinned memory without a reference is reused at once, so keep a reference until the copy is done.
+        self._uploads = [(event, source) for event, source in self._uploads if not event.done]
+        self._uploads.append((arrived, host))
         return array
 
     def synchronize(self) -> None:
@@ -132,11 +133,13 @@ class Gpu(Device):
         self.xp.cuda.runtime.hostRegister(host.ctypes.data, host.nbytes, 0)
 
     def unpin(self, host: Array) -> None:
-        self.synchronize()  # a copy may be under way
+        # A copy may be in progress.
+        self.synchronize()
         self.xp.cuda.runtime.hostUnregister(host.ctypes.data)
 
     def copy_out(self, array: Array, host: Array) -> None:
-        if isinstance(array, np.ndarray):  # such as an optimizer's state that was offloaded
+        # Offloaded optimizer state, for example, is on the host already.
+        if isinstance(array, np.ndarray):
             np.copyto(host, array)
         else:
             array.get(out=host, blocking=False)
@@ -146,7 +149,7 @@ class Gpu(Device):
 
 
 def _uuid(raw: bytes) -> str | None:
-    """In the form nvidia-smi and Slurm print; None where its 16 bytes were cut at a zero."""
+    """Return a UUID as nvidia-smi and Slurm print it. None if its 16 bytes were cut off at a zero byte."""
     if len(raw) < 16:  # noqa: PLR2004
         return None
     digits = raw[:16].hex()

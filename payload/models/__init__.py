@@ -1,6 +1,6 @@
-"""One file a model, each with ``build(context, **sizes)``, which gives its units in order.
+"""Models, one per file. Each has ``build(context, **sizes)``, which returns its units in order.
 
-A model knows nothing of ranks beyond the layers it is built of. This list of them is standard library only.
+A model is built from layers and does not handle ranks itself. This list of models is standard library only.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ Takes = Literal["images", "text", "masked text"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A name that ``--model`` knows."""
+    """Module and input of a model, by its name for ``--model``."""
 
     module: str
     takes: Takes
-    sizes: Mapping[str, int | float] = field(default_factory=dict)  # where they differ from ``build``'s own
+    # Sizes that differ from the defaults of ``build``.
+    sizes: Mapping[str, int | float] = field(default_factory=dict)
 
 
 def _transformer(layers: int, heads: int, width: int) -> Mapping[str, int]:

@@ -1,7 +1,7 @@
-"""BERT with its masked-language head (Devlin et al., arXiv:1810.04805), without the next-sentence task, as
-RoBERTa has it (Liu et al., arXiv:1907.11692). All tokens are of the first segment.
+"""BERT with its masked-language head (Devlin et al., arXiv:1810.04805).
 
-B samples of T tokens, C numbers a token, V tokens in the vocabulary.
+Without the next-sentence task, as in RoBERTa (Liu et al., arXiv:1907.11692). All tokens are in the first
+segment. Shapes: B samples of T tokens, C numbers per token, V tokens in the vocabulary.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from payload.nn.sequence import Positions, Segments
 VOCABULARY = 30522
 
 SPLIT_LOGITS = True
-"""Each tensor-parallel rank gives the logits of its part of the vocabulary."""
+"""Each tensor-parallel rank computes the logits of its part of the vocabulary."""
 
 _INIT = normal(0.02)
 
@@ -36,9 +36,9 @@ def build(
     dropout: float = 0.1,
     norm_eps: float = 1e-12,
 ) -> list[Unit]:
-    """Tokens (B, T), T ≤ ``length``, some of them masked, to logits (B, T, V); a unit a block.
+    """Build a model from masked tokens (B, T), T ≤ ``length``, to logits (B, T, V). Units are blocks.
 
-    Targets are the tokens that were masked, and -1 elsewhere.
+    Targets are the masked tokens, and -1 at all other positions.
     """
     embedding = Embedding(context, "embedding", vocabulary, width)
     first = Sequential(
@@ -55,7 +55,7 @@ def build(
         TiedHead(context, "head", embedding, bias=True),  # (B, T, C) → (B, T, V)
     )
     block = partial(_block, context, width=width, heads=heads, dropout=dropout, norm_eps=norm_eps)
-    # A block: 12 C² weights of linear layers for each token; scores and sums, of T · T · C each.
+    # FLOPs of a block: 12 C² weights of linear layers for each token, and scores and sums of T · T · C each.
     flops = 2.0 * length * (12 * width * width) + 4.0 * length * length * width
     return [
         Unit("embedding", first),
@@ -65,7 +65,7 @@ def build(
 
 
 def _block(context: Context, name: str, *, width: int, heads: int, dropout: float, norm_eps: float) -> Layer:
-    """(B, T, C) → (B, T, C): attention and feed-forward layers, each beside a shortcut, their sum normed."""
+    """Build a block (B, T, C) → (B, T, C): attention and feed-forward layers with shortcuts and norms."""
     return Sequential(
         Residual(
             Attention(context, f"{name}.self_attn", width, heads, causal=False, init=_INIT, dropout=dropout),

@@ -1,12 +1,14 @@
-"""A small convolutional network for small images, such as Fashion-MNIST: convolution, normalisation and
-max-pooling, stage by stage, as in VGG (Simonyan and Zisserman 2014, arXiv:1409.1556)."""
+"""A small convolutional network for small images such as Fashion-MNIST.
+
+Each stage has a convolution, batch norm and max-pooling, as in VGG (Simonyan and Zisserman, arXiv:1409.1556).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from payload.nn.conv import Conv2d
-from payload.nn.form import of_images
+from payload.nn.form import flattened_image
 from payload.nn.linear import Linear
 from payload.nn.module import Context, Flatten, Layer, Sequential, Unit
 from payload.nn.norm import BatchNorm
@@ -21,10 +23,10 @@ def build(
     classes: int = 10,
     widths: Sequence[int] = (16, 32, 64),
 ) -> list[Unit]:
-    """Images (B, side, side, channels) to logits (B, classes); a unit a stage.
+    """Build a model from images (B, side, side, channels) to logits (B, classes). Units are stages.
 
     Args:
-        widths: channels of each stage; behind each stage but the last, images shrink to half their side.
+        widths: channels of each stage. After each stage but the last, the sides of the images are halved.
     """
     units = []
     for number, width in enumerate(widths):
@@ -38,6 +40,6 @@ def build(
             side, channels = pool.output_size(side), width
         units.append(Unit(name, Sequential(*layers), flops))
     inputs = side * side * widths[-1]
-    form = of_images((side, side, widths[-1]), classes)
+    form = flattened_image((side, side, widths[-1]), classes)
     head = Sequential(Flatten(), Linear(context, "head", inputs, classes, form=form))
     return [*units, Unit("head", head, flops=2.0 * inputs * classes)]

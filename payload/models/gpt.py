@@ -1,6 +1,6 @@
 """GPT-2 (Radford et al., "Language Models are Unsupervised Multitask Learners", 2019).
 
-B samples of T tokens, C numbers a token, V tokens in the vocabulary.
+Shapes: B samples of T tokens, C numbers per token, V tokens in the vocabulary.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from payload.nn.sequence import Positions
 VOCABULARY = 50257
 
 SPLIT_LOGITS = True
-"""Each tensor-parallel rank gives the logits of its part of the vocabulary."""
+"""Each tensor-parallel rank computes the logits of its part of the vocabulary."""
 
 
 def build(
@@ -34,7 +34,7 @@ def build(
     dropout: float = 0.0,
     norm_eps: float = 1e-5,
 ) -> list[Unit]:
-    """Tokens (B, T), T ≤ ``length``, to logits (B, T, V) for the token that follows each; a unit a block."""
+    """Build a model from tokens (B, T), T ≤ ``length``, to next-token logits (B, T, V). Units are blocks."""
     embedding = Embedding(context, "embedding", vocabulary, width)
     first = Sequential(
         embedding,  # (B, T) → (B, T, C)
@@ -48,8 +48,8 @@ def build(
     block = partial(
         _block, context, width=width, heads=heads, layers=layers, dropout=dropout, norm_eps=norm_eps
     )
-    # A block: 12 C² weights of linear layers for each token; scores and sums over the tokens seen, of half of
-    # T · T · C each.
+    # FLOPs of a block: 12 C² weights of linear layers for each token, and scores and sums over the earlier
+    # tokens, which are half of T · T · C each.
     flops = 2.0 * length * (12 * width * width) + 2.0 * length * length * width
     return [
         Unit("embedding", first),
@@ -61,9 +61,10 @@ def build(
 def _block(
     context: Context, name: str, *, width: int, heads: int, layers: int, dropout: float, norm_eps: float
 ) -> Layer:
-    """(B, T, C) → (B, T, C): attention and feed-forward layers, each behind a norm and beside a shortcut."""
+    """Build a block (B, T, C) → (B, T, C): norms, attention and feed-forward layers with shortcuts."""
     init = normal(0.02)
-    into_shortcut = normal(0.02 / math.sqrt(2 * layers))  # what is added 2 · layers times keeps its variance
+    # Smaller weights keep the variance of the shortcut's value, to which 2 · layers results are added.
+    into_shortcut = normal(0.02 / math.sqrt(2 * layers))
     return Sequential(
         Residual(
             LayerNorm(context, f"{name}.norm1", width, eps=norm_eps),

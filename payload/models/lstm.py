@@ -1,7 +1,6 @@
-"""Stacked LSTMs, that tell the next character of a text or the class of a sequence, such as an image row by
-row (Hochreiter and Schmidhuber 1997; Graves, arXiv:1308.0850).
+"""Stacked LSTMs that predict the next character of a text, or the class of a sequence, such as image rows.
 
-B samples of T steps, H hidden numbers.
+Hochreiter and Schmidhuber 1997; Graves, arXiv:1308.0850. Shapes: B samples of T steps, H hidden units.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ def build(
     width: int = 512,
     dropout: float = 0.0,
 ) -> list[Unit]:
-    """A unit a layer.
+    """Build a model for text or for other sequences. Units are layers.
 
     Args:
-        classes: of logits; for text those of the vocabulary.
-        vocabulary: for tokens (B, T) → logits (B, T, classes).
-        features: else for sequences (B, T, ...) with so many numbers a step → logits (B, classes).
-        length: T, for the count of operations alone.
+        classes: number of logits. For text, the size of the vocabulary.
+        vocabulary: for text: tokens (B, T) → logits (B, T, classes). None: use ``features``.
+        features: for other sequences: numbers per step of (B, T, ...) → logits (B, classes).
+        length: T, used only to count operations.
     """
     text = vocabulary is not None
     first: Layer

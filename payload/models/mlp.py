@@ -1,4 +1,4 @@
-"""A multilayer perceptron: linear, ReLU, linear, ..., linear."""
+"""A multilayer perceptron: linear layers with ReLU between them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from payload.nn.activation import ReLU
-from payload.nn.form import of_images
+from payload.nn.form import flattened_image
 from payload.nn.linear import Linear
 from payload.nn.module import Context, Flatten, Layer, Sequential, Unit
 
@@ -19,18 +19,19 @@ def build(
     hidden: Sequence[int] = (256, 128),
     channels: int = 1,
 ) -> list[Unit]:
-    """(B, ...), ``inputs`` numbers a sample → logits (B, classes); one unit a linear layer.
+    """Build a model from (B, ...), ``inputs`` numbers per sample, to logits (B, classes). Units are layers.
 
     Args:
-        channels: of images: their pixels' numbers lie next to each other.
+        channels: channels of an image, whose numbers are adjacent in memory.
     """
     widths = (inputs, *hidden, classes)
     units = []
     for number, (fan_in, fan_out) in enumerate(pairwise(widths)):
-        form = None if number else of_images((1, inputs // channels, channels), fan_out)
+        form = None if number else flattened_image((1, inputs // channels, channels), fan_out)
         linear = Linear(context, f"linear{number}", fan_in, fan_out, form=form)
         last = number == len(hidden)
-        layers: list[Layer] = [linear] if last else [linear, ReLU()]  # logits may be negative
+        # No ReLU after the last layer: logits may be negative.
+        layers: list[Layer] = [linear] if last else [linear, ReLU()]
         layer = Sequential(*([] if number else [Flatten()]), *layers)
         units.append(Unit(f"linear{number}", layer, flops=2.0 * fan_in * fan_out))
     return units

@@ -1,5 +1,7 @@
-"""Residual networks for images (He et al. 2015, arXiv:1512.03385); ResNet-50 with the stride in the 3x3
-convolution, which is known as version 1.5. Layers have torchvision's names."""
+"""Residual networks for images (He et al. 2015, arXiv:1512.03385), with torchvision's layer names.
+
+ResNet-50 has the stride in the 3x3 convolution ("version 1.5").
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,10 @@ from payload.nn.norm import BatchNorm
 from payload.nn.pool import GlobalAveragePool, MaxPool2d
 
 _BLOCKS = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}
-"""Of each of the four stages, by depth."""
+"""Number of blocks in each of the four stages, by depth."""
 
-_SMALL = 64  # images up to this are not shrunk fourfold before the first block
+# Images up to this side are not reduced to a quarter of it before the first block.
+_SMALL = 64
 
 
 def build(
@@ -26,23 +29,23 @@ def build(
     depth: int = 18,
     width: int = 64,
 ) -> list[Unit]:
-    """Images (B, side, side, channels) to logits (B, classes); a unit a residual block.
+    """Build a model from images (B, side, side, channels) to logits (B, classes). Units are blocks.
 
-    The first layer is a 3x3 convolution for small images; for larger ones, such as ImageNet's, it is a 7x7
-    convolution of stride 2, and a max-pooling of stride 2 follows.
+    For small images the first layer is a 3x3 convolution. For larger images, such as ImageNet's, it is a 7x7
+    convolution with stride 2, followed by max-pooling with stride 2.
 
     Args:
-        width: channels of the first stage; each further stage has twice as many on a quarter of the area.
+        width: channels of the first stage. Each further stage has twice as many channels, and half the side.
     """
-    built = _Builder(context, side)
-    units = [built.unit("stem", built.stem(channels, width, large=side > _SMALL))]
-    block = built.basic if depth == 18 else built.bottleneck  # noqa: PLR2004
+    builder = _Builder(context, side)
+    units = [builder.unit("stem", builder.stem(channels, width, large=side > _SMALL))]
+    block = builder.basic if depth == 18 else builder.bottleneck  # noqa: PLR2004
     inputs = width
     for stage, blocks in enumerate(_BLOCKS[depth]):
         for number in range(blocks):
             name = f"layer{stage + 1}.{number}"
             layer, inputs = block(name, inputs, width << stage, stride=2 if stage and not number else 1)
-            units.append(built.unit(name, layer))
+            units.append(builder.unit(name, layer))
     head = Sequential(GlobalAveragePool(context), Linear(context, "fc", inputs, classes))
     return [*units, Unit("head", head, flops=2.0 * inputs * classes)]
 
@@ -51,38 +54,38 @@ class Residual(Sequential):
     """y = max(0, branch(x) + shortcut(x))"""
 
     def __init__(self, branch: Layer, shortcut: Layer | None) -> None:
-        """``shortcut``: None for x itself."""
+        """Create the block. shortcut: None uses x itself."""
         super().__init__(branch, *([shortcut] if shortcut else []))
         self._branch, self._shortcut, self._relu = branch, shortcut, ReLU()
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        """(B, H, W, channels) → (B, H', W', channels')"""
+        """Map x (B, H, W, channels) to y (B, H', W', channels')."""
         y = self._branch.forward(x, tape)
         y += self._shortcut.forward(x, tape) if self._shortcut else x
         return self._relu.forward(y, tape)
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """(B, H', W', channels') → (B, H, W, channels)"""
+        """Map dy (B, H', W', channels') to dx (B, H, W, channels)."""
         dy = self._relu.backward(dy, tape)
-        by_shortcut = self._shortcut.backward(dy, tape) if self._shortcut else dy
+        shortcut_dx = self._shortcut.backward(dy, tape) if self._shortcut else dy
         dx = self._branch.backward(dy, tape)
-        dx += by_shortcut
+        dx += shortcut_dx
         return dx
 
 
 class _Builder:
-    """Makes blocks one after the other, and keeps account of the image's side and of what a block costs."""
+    """Builder of blocks in order. Tracks the image's side and the FLOPs of each unit."""
 
     def __init__(self, context: Context, side: int) -> None:
         self._context, self._side, self._flops = context, side, 0.0
 
     def unit(self, name: str, layer: Layer) -> Unit:
-        """Of the layers made since the last one."""
+        """Make a unit of a layer, with the FLOPs of all convolutions built since the previous unit."""
         flops, self._flops = self._flops, 0.0
         return Unit(name, layer, flops)
 
     def stem(self, channels: int, width: int, *, large: bool) -> Layer:
-        """side → side, or side / 4 if large"""
+        """Build the first layers. Large images shrink to a quarter of their side."""
         if not large:
             return self._conv("conv1", "bn1", channels, width, 3, relu=True, first=True)
         layer = self._conv("conv1", "bn1", channels, width, 7, stride=2, relu=True, first=True)
@@ -91,7 +94,10 @@ class _Builder:
         return Sequential(layer, pool)
 
     def basic(self, name: str, inputs: int, width: int, *, stride: int) -> tuple[Layer, int]:
-        """Two 3x3 convolutions: (B, H, W, inputs) → (B, H/stride, W/stride, width); and how many channels."""
+        """Build a block of two 3x3 convolutions: (B, H, W, inputs) → (B, H/stride, W/stride, width).
+
+        Returns the block and its number of output channels.
+        """
         shortcut = self._shrink(name, inputs, width, stride)
         branch = Sequential(
             self._conv(f"{name}.conv1", f"{name}.bn1", inputs, width, 3, stride=stride, relu=True),
@@ -100,7 +106,12 @@ class _Builder:
         return Residual(branch, shortcut), width
 
     def bottleneck(self, name: str, inputs: int, width: int, *, stride: int) -> tuple[Layer, int]:
-        """1x1, 3x3, 1x1: (B, H, W, inputs) → (B, H/stride, W/stride, 4 · width); and how many channels."""
+        """Build a block of 1x1, 3x3, 1x1 convolutions: (B, H, W, inputs) → (B, H/stride, W/stride, 4 ·
+        width).
+
+        Returns:
+            The block, and its number of output channels.
+        """
         outputs = 4 * width
         shortcut = self._shrink(name, inputs, outputs, stride)
         branch = Sequential(
@@ -111,13 +122,15 @@ class _Builder:
         return Residual(branch, shortcut), outputs
 
     def _shrink(self, name: str, inputs: int, outputs: int, stride: int) -> Layer | None:
-        """The shortcut of a block whose output has another shape than its input."""
+        """Build a shortcut if the block's output shape differs from its input shape, otherwise
+        return None."""
         if stride == 1 and inputs == outputs:
             return None
         side = self._side
         name = f"{name}.downsample"
         shortcut = self._conv(f"{name}.0", f"{name}.1", inputs, outputs, 1, stride=stride)
-        self._side = side  # the branch begins where the shortcut did
+        # The branch starts at the same image as the shortcut.
+        self._side = side
         return shortcut
 
     def _conv(
@@ -133,10 +146,10 @@ class _Builder:
         first: bool = False,
         last: bool = False,
     ) -> Layer:
-        """A convolution and its normalisation.
+        """Build a convolution followed by batch norm.
 
-        The ``last`` one of a block begins with a gain of 0, so that the block begins as its shortcut: easier
-        to train with large batches (Goyal et al. 2017, arXiv:1706.02677).
+        last: whether it is the last of its block. Its gain starts at 0, so that the block starts as its
+        shortcut: this makes training with large batches easier (Goyal et al. 2017, arXiv:1706.02677).
         """
         conv = Conv2d(
             *(self._context, conv_name, inputs, outputs, kernel),

@@ -1,6 +1,6 @@
 """The Vision Transformer (Dosovitskiy et al., arXiv:2010.11929).
 
-B images, cut into square patches; T = 1 + patches, C numbers each.
+B images, cut into square patches; T = 1 + number of patches, C numbers each.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def build(
     dropout: float = 0.0,
     norm_eps: float = 1e-6,
 ) -> list[Unit]:
-    """Images (B, side, side, channels) to logits (B, classes); a unit a block.
+    """Build a model from images (B, side, side, channels) to logits (B, classes). Units are blocks.
 
     Raises:
-        UsageError: images cannot be cut into such patches.
+        UsageError: the image's side is not a multiple of the patch's side.
     """
     if side % patch:
         raise UsageError(
@@ -58,7 +58,7 @@ def build(
         Linear(context, "head", width, classes, init=_INIT),  # → (B, classes)
     )
     block = partial(_block, context, width=width, heads=heads, dropout=dropout, norm_eps=norm_eps)
-    # A block: 12 C² weights of linear layers for each token; scores and sums, of T · T · C each.
+    # FLOPs of a block: 12 C² weights of linear layers for each token, and scores and sums of T · T · C each.
     flops = 2.0 * length * (12 * width * width) + 4.0 * length * length * width
     return [
         Unit("patches", first, flops=2.0 * patches * pixels * width),
@@ -68,7 +68,7 @@ def build(
 
 
 def _block(context: Context, name: str, *, width: int, heads: int, dropout: float, norm_eps: float) -> Layer:
-    """(B, T, C) → (B, T, C): attention and feed-forward layers, each behind a norm and beside a shortcut."""
+    """Build a block (B, T, C) → (B, T, C): norms, attention and feed-forward layers with shortcuts."""
     return Sequential(
         Residual(
             LayerNorm(context, f"{name}.norm1", width, eps=norm_eps),

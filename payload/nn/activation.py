@@ -1,4 +1,4 @@
-"""Activation functions, and the error function, which NumPy lacks and CUDA has."""
+"""Activation functions, and an error function (erf) for NumPy, which has none."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from payload.nn.module import Context, Parameter, Tape
 
 
 class ReLU:
-    """y = max(x, 0), in the place of x."""
+    """y = max(x, 0). The result overwrites x."""
 
     parameters: Sequence[Parameter] = ()
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        """Any shape."""
-        kept = bits(x)
-        kept *= ~(x <= 0)
+        """Map x of any shape to y of the same shape."""
+        x_bits = bits(x)
+        x_bits *= ~(x <= 0)
         tape.push(x)
         return x
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """Same shape."""
+        """Map dy to dx of the same shape, in place."""
         (y,) = tape.pop()
-        kept = bits(dy)
-        kept *= y != 0  # NaN, too
+        dy_bits = bits(dy)
+        # Only y = 0 blocks the gradient: NaN passes.
+        dy_bits *= y != 0
         return dy
 
 
 class GELU:
-    """y = x Φ(x), Φ being the normal distribution's sum (Hendrycks and Gimpel, arXiv:1606.08415).
+    """y = x Φ(x) with Φ the standard normal CDF (Hendrycks and Gimpel, arXiv:1606.08415).
 
-    Either exact, as BERT and ViT have it, or with that paper's approximation by tanh, as GPT-2 has it; in at
-    least float32.
+    Exact, as in BERT and ViT, or with that paper's tanh approximation, as in GPT-2. At least float32.
     """
 
     parameters: Sequence[Parameter] = ()
@@ -46,14 +46,14 @@ class GELU:
         self._forward, self._backward = (_EXACT, _EXACT_SLOPE) if exact else (_TANH, _TANH_SLOPE)
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        """Any shape."""
+        """Map x of any shape to y of the same shape."""
         tape.push(x)
         y: Array = self._device.xp.empty(x.shape, acc_dtype(x.dtype))
         self._device.apply(self._forward, {}, self._flat(x), y.reshape(-1))
         return y.astype(x.dtype, copy=False)
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """Same shape; in the place of dy."""
+        """Map dy to dx of the same shape. May overwrite dy."""
         (x,) = tape.pop()
         dx = self._flat(dy)
         self._device.apply(self._backward, {}, self._flat(x), dx)
@@ -68,7 +68,7 @@ _A, _B = math.sqrt(2 / math.pi), 0.044715
 
 
 def _tanh(x: Array, y: Array) -> None:
-    """½ x (1 + tanh(a (x + b x³)))"""
+    """y = ½ x (1 + tanh(a (x + b x³)))"""
     np.multiply(x, x, out=y)
     y *= _A * _B
     y += _A
@@ -103,7 +103,7 @@ def _exact(x: Array, y: Array) -> None:
 
 
 def _exact_slope(x: Array, dy: Array) -> None:
-    """Φ(x) + x φ(x), φ being the density."""
+    """Multiply dy by Φ(x) + x φ(x), with φ the standard normal density."""
     slope = erf(x * math.sqrt(0.5))
     slope += 1
     slope *= 0.5
@@ -142,8 +142,8 @@ _EXACT_SLOPE = _kernel(
 )
 
 
-# artanh(erf(x)) / x as a polynomial in x²/8 - 1, the highest power first: fitted at Chebyshev's points up to
-# |x| = 4, with the slope of tanh as weights.
+# Coefficients of artanh(erf(x)) / x as a polynomial in x²/8 - 1, highest power first. Fitted at Chebyshev
+# points up to |x| = 4, weighted with the slope of tanh.
 _ERF = (
     *(0.04327175968603004, 0.060157408143779845, 0.021601576473853547, 0.02913430997173047),
     *(-0.10140513686554094, 0.5771551198824594, 1.8313584119237372),
@@ -152,7 +152,7 @@ _exact_erf = np.frompyfunc(math.erf, 1, 1)
 
 
 def erf(x: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Of float32 to 3e-7, by few terms: tanh of x times a polynomial in x². Of float64 exact, and slow."""
+    """Return erf(x). float64: exact but slow. float32: tanh(x · polynomial in x²), error below 3e-7."""
     if x.dtype.itemsize > 4:  # noqa: PLR2004
         return _exact_erf(x).astype(x.dtype)
     x = np.clip(x, -4.0, 4.0)

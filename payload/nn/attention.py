@@ -1,8 +1,8 @@
 """Multi-head self-attention (Vaswani et al., arXiv:1706.03762).
 
-B samples of T positions; tensor-parallel ranks hold h heads each, of D numbers. Nothing of T x T outlives a
-block of queries: as in Dao et al., "FlashAttention" (2022), the backward pass computes the probabilities
-again from the logarithms of their sums. Scores and probabilities are of at least float32.
+Shapes: B samples, T positions, h heads on this tensor-parallel rank, D numbers per head. The (T, T) scores
+exist only for one block of queries at a time: as in Dao et al., "FlashAttention" (2022), the backward pass
+recomputes the probabilities from the logarithms of their sums. Scores and probabilities are float32 or wider.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from payload.device.base import Array, acc_dtype
 from payload.errors import UsageError
 from payload.nn.linear import Linear
 from payload.nn.module import Context, Init, Tape
-from payload.nn.random import kept, part_keys, sample_keys
+from payload.nn.random import keep_mask, part_keys, sample_keys
 
 _QUERIES, _QUERIES_ON_GPU = 128, 1024
-"""In one block: for causal attention, fewer save more of the scores that are 0, and cost more calls."""
+"""Queries in a block. With causal attention, smaller blocks skip more masked scores but need more calls."""
 
 
 class Attention:
-    """y = softmax(q kᵀ / √D) v in each head, with q, k, v and the result each through a linear layer."""
+    """y = softmax(q kᵀ / √D) v in each head. Linear layers compute q, k, v and project the result."""
 
     def __init__(
         self,
@@ -37,24 +37,26 @@ class Attention:
         out_init: Init | None = None,
         dropout: float = 0.0,
     ) -> None:
-        """
+        """Create the two linear layers.
+
         Args:
-            causal: a position sees itself and those before it, not those after it.
-            out_init: of the last linear layer, if not ``init``.
-            dropout: the share of the softmax's results to drop in training.
+            causal: a position attends only to itself and to earlier positions.
+            out_init: initial weights of the output layer. Default: ``init``.
+            dropout: share of the attention probabilities to drop in training.
 
         Raises:
-            UsageError: the heads divide neither the width nor evenly over the tensor-parallel ranks.
+            UsageError: the heads do not divide the width, or the tensor-parallel ranks do not divide the
+                heads.
         """
         if width % heads:
             raise UsageError(
-                f"a width of {width} cannot be divided among {heads} heads of attention",
+                f"a width of {width} cannot be divided among {heads} attention heads",
                 code="heads-not-divisible",
             )
         if heads % context.tp.size:
-            able = ", ".join(str(size) for size in range(1, heads + 1) if heads % size == 0)
+            sizes = ", ".join(str(size) for size in range(1, heads + 1) if heads % size == 0)
             raise UsageError(
-                f"--tp {context.tp.size} does not divide the {heads} heads of attention: it can be {able}",
+                f"--tp {context.tp.size} does not divide the {heads} attention heads: use one of {sizes}",
                 code="tp-not-divisible",
             )
         self._device, self._name, self._causal, self._rate = context.device, name, causal, dropout
@@ -66,7 +68,7 @@ class Attention:
         self.parameters = [*self.qkv.parameters, *self.out.parameters]
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        """(B, T, width) → (B, T, width)"""
+        """Map x (B, T, width) to y (B, T, width)."""
         xp = self._device.xp
         q, k, v = self._heads_of(self.qkv.forward(x, tape), 3)
         y = xp.empty((*x.shape[:2], self._heads * self._width), x.dtype)
@@ -78,7 +80,7 @@ class Attention:
         return self.out.forward(y, tape)
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """(B, T, width) → (B, T, width)"""
+        """Map dy (B, T, width) to dx (B, T, width)."""
         do = self._heads_of(self.out.backward(dy, tape), 1)
         q, k, v, o, log_sums, keys = tape.pop()
         dqkv = self._device.xp.empty((*dy.shape[:2], 3 * self._heads * self._width), dy.dtype)
@@ -87,74 +89,79 @@ class Attention:
         return self.qkv.backward(dqkv, tape)
 
     def _attend(self, q: Array, k: Array, v: Array, o: Array, log_sums: Array, *keys: Array) -> None:
-        """Of some heads of some samples, in any order of the first two axes: set ``o`` and ``log_sums``.
+        """Compute ``o`` and ``log_sums`` of some heads and samples; the first two axes may be swapped.
 
-        ``keys``: what ``_keys`` gave.
+        keys: random keys for dropout, from ``_keys``. Empty: no dropout.
         """
         xp = self._device.xp
         q = _scaled(q, self._width**-0.5)
-        for at, seen in self._blocks(q.shape[-2]):
-            probs = self._scores(q, k, at, seen)
+        for rows, columns in self._blocks(q.shape[-2]):
+            probs = self._scores(q, k, rows, columns)
             top = probs.max(axis=-1, keepdims=True)
             probs -= top
             xp.exp(probs, out=probs)
             total = probs.sum(axis=-1, keepdims=True)
-            log_sums[..., at, :] = xp.log(total) + top
+            log_sums[..., rows, :] = xp.log(total) + top
             for key in keys:
-                probs *= self._mask(key, at, seen, probs)
-            parts = self._device.matmul(probs.astype(q.dtype, copy=False), v[..., seen, :], dtype=total.dtype)
+                probs *= self._mask(key, rows, columns, probs)
+            parts = self._device.matmul(
+                probs.astype(q.dtype, copy=False), v[..., columns, :], dtype=total.dtype
+            )
             parts /= total
-            o[..., at, :] = parts
+            o[..., rows, :] = parts
 
     def _differentiate(self, *arrays: Array) -> None:
-        """Likewise: given the arrays of ``_attend`` and the gradient by ``o``, set those by q, k and v."""
+        """Compute dq, dk and dv of some heads, given the arrays of ``_attend`` and the gradient ``do``."""
         q, k, v, o, log_sums, do, dq, dk, dv, *keys = arrays
         xp, matmul, kind = self._device.xp, self._device.matmul, q.dtype
         scale = self._width**-0.5
         q = _scaled(q, scale)
         dk[...] = 0
         dv[...] = 0
-        for at, seen in self._blocks(q.shape[-2]):
-            probs = self._scores(q, k, at, seen)
-            probs -= log_sums[..., at, :]
+        for rows, columns in self._blocks(q.shape[-2]):
+            probs = self._scores(q, k, rows, columns)
+            probs -= log_sums[..., rows, :]
             xp.exp(probs, out=probs)
-            dprobs = matmul(do[..., at, :], v[..., seen, :].swapaxes(-1, -2), dtype=probs.dtype)
-            used = probs
+            dprobs = matmul(do[..., rows, :], v[..., columns, :].swapaxes(-1, -2), dtype=probs.dtype)
+            dropped_probs = probs
             for key in keys:
-                mask = self._mask(key, at, seen, probs)
+                mask = self._mask(key, rows, columns, probs)
                 dprobs *= mask
-                used = probs * mask
-            dv[..., seen, :] += matmul(used.swapaxes(-1, -2).astype(kind, copy=False), do[..., at, :])
-            # Σ probs · dprobs over the keys is Σ o · do over the head's numbers
-            dprobs -= (o[..., at, :] * do[..., at, :]).sum(axis=-1, keepdims=True, dtype=probs.dtype)
+                dropped_probs = probs * mask
+            dv[..., columns, :] += matmul(
+                dropped_probs.swapaxes(-1, -2).astype(kind, copy=False), do[..., rows, :]
+            )
+            # Σ probs · dprobs over the keys equals Σ o · do over the numbers of the head.
+            dprobs -= (o[..., rows, :] * do[..., rows, :]).sum(axis=-1, keepdims=True, dtype=probs.dtype)
             dprobs *= probs
             dscores = dprobs.astype(kind, copy=False)
-            dq[..., at, :] = matmul(dscores, k[..., seen, :])
-            dk[..., seen, :] += matmul(dscores.swapaxes(-1, -2), q[..., at, :])
+            dq[..., rows, :] = matmul(dscores, k[..., columns, :])
+            dk[..., columns, :] += matmul(dscores.swapaxes(-1, -2), q[..., rows, :])
         dq *= scale
 
-    def _scores(self, q: Array, k: Array, at: slice, seen: slice) -> Array:
-        """(..., queries, keys), -inf for keys that a query does not see."""
+    def _scores(self, q: Array, k: Array, rows: slice, columns: slice) -> Array:
+        """Return scores of shape (..., queries, keys): -inf for keys that the query must not see."""
         scores = self._device.matmul(
-            q[..., at, :], k[..., seen, :].swapaxes(-1, -2), dtype=acc_dtype(q.dtype)
+            q[..., rows, :], k[..., columns, :].swapaxes(-1, -2), dtype=acc_dtype(q.dtype)
         )
         if self._causal:
             later = _later(self._device.xp, scores.shape[-2])
-            self._device.xp.copyto(scores[..., at.start :], -math.inf, where=later)
+            self._device.xp.copyto(scores[..., rows.start :], -math.inf, where=later)
         return scores
 
-    def _mask(self, key: Array, at: slice, seen: slice, probs: Array) -> Array:
-        """What dropout multiplies the probabilities by, drawn by their places in their head's (T, T)."""
+    def _mask(self, key: Array, rows: slice, columns: slice, probs: Array) -> Array:
+        """Return dropout factors for the probabilities: 0, or 1 / (1 - rate). Drawn by position in (T, T)."""
         arange = self._device.xp.arange
-        rows = arange(at.start, at.stop, dtype="uint32")[:, None]
-        rows *= 1 << 16  # no longer sequence has been attended to as a whole
-        places = rows + arange(seen.stop, dtype="uint32")
-        mask: Array = kept(key, places, self._rate).astype(probs.dtype)
+        row_places = arange(rows.start, rows.stop, dtype="uint32")[:, None]
+        # Sequences are shorter than 2¹⁶, so each place in (T, T) has its own 32-bit number.
+        row_places *= 1 << 16
+        places = row_places + arange(columns.stop, dtype="uint32")
+        mask: Array = keep_mask(key, places, self._rate).astype(probs.dtype)
         mask *= 1 / (1 - self._rate)
         return mask
 
     def _blocks(self, length: int) -> list[tuple[slice, slice]]:
-        """Blocks of queries, and for each the keys that any of them sees."""
+        """Return the blocks of queries, each with the range of keys that its queries attend to."""
         stops = [min(start + self._queries, length) for start in range(0, length, self._queries)]
         starts = range(0, length, self._queries)
         return [
@@ -163,34 +170,34 @@ class Attention:
         ]
 
     def _keys(self, tape: Tape) -> Sequence[Array]:
-        """(B, h, 2) for the random numbers, or nothing where nothing is dropped."""
+        """Return random keys (B, h, 2) for dropout; empty if dropout is off."""
         if not self._rate or not tape.training or tape.draw is None:
             return ()
         keys = sample_keys(tape.draw, self._name)
         return (part_keys(self._device, keys, self._first_head, self._heads),)
 
     def _heads_of(self, x: Array, parts: int) -> list[Array]:
-        """(B, T, parts · h · D) → for each part a view (B, h, T, D)"""
+        """Split (B, T, parts · h · D) into views (B, h, T, D), one for each part."""
         split = x.reshape(*x.shape[:2], parts, self._heads, self._width)
         return [split[:, :, i].swapaxes(1, 2) for i in range(parts)]
 
     def _each_head(self, function: Callable[..., None], *arrays: Array) -> None:
-        """Call it on arrays (B, h, ...), for as many samples and heads at once as is fast here."""
+        """Call a function on arrays (B, h, ...) in blocks of samples and heads that suit the device."""
 
-        def sample(*some: Array) -> None:
-            self._device.blocked(function, *(array.swapaxes(0, 1) for array in some))
+        def sample(*blocks: Array) -> None:
+            self._device.blocked(function, *(array.swapaxes(0, 1) for array in blocks))
 
         self._device.blocked(sample, *arrays)
 
 
 @cache
 def _later(xp: ModuleType, size: int) -> Array:
-    """(queries, keys) of the same positions: whether the key is later."""
+    """Return a (queries, keys) mask, True where the key comes after the query."""
     return xp.triu(xp.ones((size, size), bool), 1)
 
 
 def _scaled(q: Array, scale: float) -> Array:
-    """Of the same dtype, unlike a product of bfloat16 with Python's float."""
+    """Return q times scale in q's dtype. (bfloat16 times a Python float would be wider.)"""
     scaled: Array = q.copy()
     scaled *= scale
     return scaled

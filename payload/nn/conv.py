@@ -1,4 +1,4 @@
-"""Convolution over images whose channels come last: (B, height, width, channels)."""
+"""Convolution over images with channels last: (B, height, width, channels)."""
 
 from __future__ import annotations
 
@@ -14,29 +14,28 @@ from payload.nn.form import convolution
 from payload.nn.module import Context, Parameter, Tape, normal
 
 _MIN_POSITIONS = 512
-"""Fewer rows in a product, and BLAS spends more on packing the weights than on multiplying."""
+"""Minimum rows of a product: with fewer, BLAS spends more time packing the weights than multiplying."""
 
 _TILE = 4
-"""The side of a tile of outputs, in Winograd's algorithm."""
+"""Side of a tile of outputs in Winograd's algorithm."""
 
 _TILES = 128
-"""In a block: fewer are slower to multiply, and more do not stay in the cache."""
+"""Tiles in a block: fewer multiply slower, more do not fit in the cache."""
 
 _MIN_WINOGRAD = 32
-"""Tiles and channels: with fewer, the transforms take longer than the products save."""
+"""Minimum number of tiles and of channels for Winograd: below it the transforms cost more than they save."""
 
 
 class Conv2d:
     """y[h, w] = Σ over i, j of x[h·stride + i - padding, w·stride + j - padding] W[-1 - i, -1 - j].
 
-    The weights (inputs, kernel, kernel, outputs) are those of a convolution as mathematics has it: flipped
-    against those of a correlation, as most libraries have it. So they are used as they lie in the backward
-    pass of stride 1, which is a correlation of dy with them, and are copied in the forward pass alone.
-
-    Patches of the input are laid out as rows of a matrix (im2col), a block at a time that stays in the cache,
-    and multiplied with the weights. On a CPU, a 3x3 convolution of stride 1 with many channels takes a fourth
-    of the multiplications: it makes tiles of 4x4 outputs by Winograd's F(4x4, 3x3) (Lavin and Gray 2015,
-    arXiv:1509.09308). Its rounding errors are five times as large: in float32, 1e-6 of the result.
+    The weights (inputs, kernel, kernel, outputs) are those of a mathematical convolution: flipped, compared
+    with the correlation that most libraries compute. The backward pass at stride 1 is a correlation of dy
+    with these weights and reads them in place; only the forward pass needs a flipped copy. Patches of the
+    input become rows of a matrix (im2col), in blocks that fit in the cache, and are multiplied with the
+    weights. On a CPU, a 3x3 convolution with stride 1 and many channels uses Winograd's F(4x4, 3x3) (Lavin
+    and Gray 2015, arXiv:1509.09308): a quarter of the multiplications, on tiles of 4x4 outputs. Its rounding
+    errors are five times as large: in float32, 1e-6 of the result.
     """
 
     def __init__(
@@ -51,15 +50,16 @@ class Conv2d:
         padding: int = 0,
         first: bool = False,
     ) -> None:
-        """
+        """Create the layer.
+
         Args:
-            first: the input is data; nobody wants the gradient by it, and ``backward`` gives zeros (0,).
+            first: the input is data and needs no gradient; ``backward`` returns an array of shape (0,).
         """
         self._device = context.device
         self._inputs, self._outputs, self._kernel = inputs, outputs, kernel
         self._stride, self._padding, self._first = stride, padding, first
         shape = (inputs, kernel, kernel, outputs)
-        # He et al. 2015 (arXiv:1502.01852), for the fan-out, as its authors' residual networks have it.
+        # He et al. 2015 (arXiv:1502.01852), with the fan-out, as in the authors' residual networks.
         self.weight = Parameter(
             context,
             f"{name}.weight",
@@ -70,43 +70,43 @@ class Conv2d:
         self.parameters = [self.weight]
 
     def output_size(self, size: int) -> int:
-        """Height or width of the output for that of an input."""
+        """Return the output height or width for an input height or width."""
         return output_size(size, self._kernel, self._stride, self._padding)
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        """(B, H, W, inputs) → (B, H', W', outputs)"""
+        """Map x (B, H, W, inputs) to y (B, H', W', outputs)."""
         batch, height, width, _ = x.shape
         shape = (batch, self.output_size(height), self.output_size(width), self._outputs)
         y: Array = self._device.xp.empty(shape, x.dtype)
         if self._suits_winograd(y):
             weight = self._tile_weights(flipped=True)
-            for where, windows in self._tiles(x, _OF_WINDOW, self._padding, y.shape):
-                self._write_tiles(self._device.matmul(windows, weight), y, where)
+            for index, windows in self._tiles(x, _OF_WINDOW, self._padding, y.shape):
+                self._write_tiles(self._device.matmul(windows, weight), y, index)
         else:
             weight = self._rows()
-            for where, patches in self._patches(x, self._stride, self._padding):
-                self._device.matmul(patches, weight, out=y[where].reshape(-1, self._outputs))
+            for index, patches in self._patches(x, self._stride, self._padding):
+                self._device.matmul(patches, weight, out=y[index].reshape(-1, self._outputs))
         tape.push(x)
         return y
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """(B, H', W', outputs) → (B, H, W, inputs)"""
+        """Map dy (B, H', W', outputs) to dx (B, H, W, inputs)."""
         (x,) = tape.pop()
         if self._stride == 1 and not self._first and self._padding < self._kernel:
             return self._backward_tiles(x, dy) if self._suits_winograd(x) else self._backward_dense(x, dy)
         return self._backward_strided(x, dy)
 
     def _backward_dense(self, x: Array, dy: Array) -> Array:
-        """The patches of dy that each position of x went into serve both gradients."""
+        """Backward pass for stride 1. One set of patches of dy serves both gradients."""
         dx: Array = self._device.xp.empty(x.shape, x.dtype)
         weight = self.weight.value.reshape(self._inputs, -1)
-        for where, patches in self._patches(dy, 1, self._kernel - 1 - self._padding):
-            self._device.matmul(patches, weight.T, out=dx[where].reshape(-1, self._inputs))
-            self.weight.add_product(x[where].reshape(-1, self._inputs), patches)
+        for index, patches in self._patches(dy, 1, self._kernel - 1 - self._padding):
+            self._device.matmul(patches, weight.T, out=dx[index].reshape(-1, self._inputs))
+            self.weight.add_product(x[index].reshape(-1, self._inputs), patches)
         return dx
 
     def _backward_strided(self, x: Array, dy: Array) -> Array:
-        """Gradients by patches of x, added up where patches overlap."""
+        """Backward pass for any stride. Adds up the gradient of x where patches overlap."""
         xp, kernel, padding = self._device.xp, self._kernel, self._padding
         batch, height, width, inputs = x.shape
         dw: Array = xp.zeros((kernel * kernel * inputs, self._outputs), self.weight.grad.dtype)
@@ -114,18 +114,18 @@ class Conv2d:
             (0,) if self._first else (batch, height + 2 * padding, width + 2 * padding, inputs), x.dtype
         )
         weight = self._rows()
-        for where, patches in self._patches(x, self._stride, padding):
-            dy_rows = dy[where].reshape(-1, self._outputs)
+        for index, patches in self._patches(x, self._stride, padding):
+            dy_rows = dy[index].reshape(-1, self._outputs)
             dw += self._device.matmul(patches.T, dy_rows, dtype=dw.dtype)
             if not self._first:
                 self._device.matmul(dy_rows, weight.T, out=patches)
-                self._scatter(patches.reshape(*dy[where].shape[:3], kernel, kernel, inputs), padded, where)
+                self._scatter(patches.reshape(*dy[index].shape[:3], kernel, kernel, inputs), padded, index)
         self.weight.add(dw.reshape(kernel, kernel, inputs, -1)[::-1, ::-1].transpose(2, 0, 1, 3))
         return padded if self._first else padded[:, padding : padding + height, padding : padding + width]
 
-    def _scatter(self, patches: Array, padded: Array, where: tuple[slice, slice]) -> None:
-        """Add (n, rows, W', kernel, kernel, inputs) to the places of the padded input they came from."""
-        samples, rows = where
+    def _scatter(self, patches: Array, padded: Array, index: tuple[slice, slice]) -> None:
+        """Add patches (n, rows, W', kernel, kernel, inputs) to their positions in the padded input."""
+        samples, rows = index
         stride, width = self._stride, patches.shape[2]
         for i in range(self._kernel):
             top = rows.start * stride + i
@@ -138,7 +138,8 @@ class Conv2d:
                 places += patches[:, :, :, i, j]
 
     def _suits_winograd(self, y: Array) -> bool:
-        """Whether to make ``y`` (B, H, W, channels) of tiles; not if a quarter of their area is outside."""
+        """Return whether to compute ``y`` (B, H, W, channels) in tiles. Not if a quarter of them is
+        unused."""
         batch, height, width, _ = y.shape
         tiles = math.ceil(height / _TILE) * math.ceil(width / _TILE)
         return (
@@ -149,19 +150,21 @@ class Conv2d:
         )
 
     def _backward_tiles(self, x: Array, dy: Array) -> Array:
-        """As ``_backward_dense``: the windows of dy serve both gradients."""
+        """Backward pass with Winograd's algorithm. One set of windows of dy serves both gradients."""
         dx: Array = self._device.xp.empty(x.shape, x.dtype)
         weight = self._tile_weights(flipped=False).transpose(0, 2, 1)
         to_weights = self._device.asarray(_OF_WEIGHTS.T, self.weight.grad.dtype)
         windows = self._tiles(dy, _OF_WINDOW, self._kernel - 1 - self._padding, x.shape)
-        for (where, by_y), (_, tiles) in zip(windows, self._tiles(x, _OF_TILE, 0, x.shape), strict=True):
-            self._write_tiles(self._device.matmul(by_y, weight), dx, where)
-            dw = self._device.matmul(tiles.transpose(0, 2, 1), by_y, dtype=to_weights.dtype)
+        for (index, windows_dy), (_, tiles) in zip(
+            windows, self._tiles(x, _OF_TILE, 0, x.shape), strict=True
+        ):
+            self._write_tiles(self._device.matmul(windows_dy, weight), dx, index)
+            dw = self._device.matmul(tiles.transpose(0, 2, 1), windows_dy, dtype=to_weights.dtype)
             self.weight.add(self._device.matmul(to_weights, dw.transpose(1, 0, 2)))
         return dx
 
     def _tile_weights(self, *, flipped: bool) -> Array:
-        """Winograd's transform of the weights: (36, inputs, outputs)"""
+        """Return Winograd's transform of the weights: (36, inputs, outputs)."""
         value = self.weight.value.reshape(self._inputs, -1, self._outputs)
         transform = self._device.asarray(_OF_WEIGHTS[:, :: -1 if flipped else 1], value.dtype)
         return self._device.matmul(transform, value).transpose(1, 0, 2)
@@ -169,19 +172,23 @@ class Conv2d:
     def _tiles(
         self, x: Array, transform: Array, padding: int, shape: tuple[int, ...]
     ) -> Iterator[tuple[tuple[slice, slice], Array]]:
-        """Blocks of samples and rows of the tiles of an output of a ``shape``, and Winograd's transform (36,
-        tiles, channels) of the windows that they are made of, or of the tiles themselves."""
+        """Iterate over blocks of output tiles. Yield the slices of samples and tile rows, and the transformed
+        input (36, tiles, channels).
+
+        transform: Winograd's matrix for the windows that the tiles are computed from, or for the tiles
+        themselves. shape: shape of the output.
+        """
         xp, size = self._device.xp, math.isqrt(transform.shape[1])
         grid = (math.ceil(shape[1] / _TILE), math.ceil(shape[2] / _TILE))
         transform = self._device.asarray(transform, x.dtype)
         blocks = _blocks(xp, x, grid, kernel=size, stride=_TILE, padding=padding, positions=_TILES)
-        for where, block in blocks:
+        for index, block in blocks:
             numbers = xp.ascontiguousarray(block.transpose(3, 4, 0, 1, 2, 5)).reshape(size * size, -1)
-            yield where, self._device.matmul(transform, numbers).reshape(len(transform), -1, x.shape[3])
+            yield index, self._device.matmul(transform, numbers).reshape(len(transform), -1, x.shape[3])
 
-    def _write_tiles(self, products: Array, y: Array, where: tuple[slice, slice]) -> None:
-        """Transform (36, tiles, channels) back to tiles, cut them at the edges, and write them."""
-        samples, rows = where
+    def _write_tiles(self, products: Array, y: Array, index: tuple[slice, slice]) -> None:
+        """Transform products (36, tiles, channels) back to output tiles, crop them, and write them."""
+        samples, rows = index
         target = y[samples, rows.start * _TILE : rows.stop * _TILE]
         back = self._device.asarray(_OF_TILE.T, y.dtype)
         tiles = self._device.matmul(back, products.reshape(len(products), -1))
@@ -191,13 +198,16 @@ class Conv2d:
             part[...] = tiles[i, j, :, : part.shape[1], : part.shape[2]]
 
     def _rows(self) -> Array:
-        """The weights in the order of a patch: (kernel · kernel · inputs, outputs)"""
+        """Return the weights in the order of a patch: (kernel · kernel · inputs, outputs)."""
         flipped = self.weight.value[:, ::-1, ::-1].transpose(1, 2, 0, 3)
         return self._device.xp.ascontiguousarray(flipped).reshape(-1, self._outputs)
 
     def _patches(self, x: Array, stride: int, padding: int) -> Iterator[tuple[tuple[slice, slice], Array]]:
-        """Blocks of samples and rows of the output, and the patches (positions, kernel · kernel · channels)
-        that they are made of, which may be overwritten; all blocks share one array."""
+        """Iterate over blocks of output rows. Yield the slices of samples and rows, and the input patches
+        (positions, kernel · kernel · channels).
+
+        All blocks share one array, which the caller may overwrite.
+        """
         kernel, (batch, height, width, channels) = self._kernel, x.shape
         if not batch:
             return
@@ -217,16 +227,17 @@ class Conv2d:
             padding=padding,
             positions=positions,
         )
-        for where, block in blocks:
-            if buffer is None:  # no block is larger than the first
+        for index, block in blocks:
+            # The first block is the largest.
+            if buffer is None:
                 buffer = self._device.xp.empty((block.size // row, row), x.dtype)
             patches = buffer[: block.size // row]
             patches.reshape(block.shape)[...] = block  # (samples, rows, wide, kernel, kernel, channels)
-            yield where, patches
+            yield index, patches
 
 
 def output_size(size: int, kernel: int, stride: int, padding: int) -> int:
-    """How many windows fit along a side of an image."""
+    """Return the number of windows along one side of an image."""
     return (size + 2 * padding - kernel) // stride + 1
 
 
@@ -240,12 +251,12 @@ def _blocks(
     padding: int,
     positions: int,
 ) -> Iterator[tuple[tuple[slice, slice], Array]]:
-    """Blocks of samples and rows of windows, and views (samples, rows, wide, kernel, kernel, channels) of a
-    padded copy, which all blocks share.
+    """Iterate over blocks of windows. Yield the slices of samples and rows, and a view (samples, rows, wide,
+    kernel, kernel, channels) of a padded copy that all blocks share.
 
     Args:
         grid: rows of windows, and windows in a row: (high, wide).
-        positions: windows in a block, or one row.
+        positions: maximum windows in a block; a block has at least one row.
     """
     (batch, height, width, channels), (high, wide) = x.shape, grid
     if not batch:
@@ -267,7 +278,7 @@ def _blocks(
 
 
 def windows(xp: ModuleType, image: Array, kernel: int, stride: int) -> Array:
-    """(B, H, W, C) → (B, H', W', kernel, kernel, C): a view, in which neighbours overlap."""
+    """Return a view (B, H', W', kernel, kernel, C) of an image (B, H, W, C). Neighbouring windows overlap."""
     batch, height, width, channels = image.shape
     high, wide = (output_size(n, kernel, stride, 0) for n in (height, width))
     along_batch, down, right, along_channels = image.strides
@@ -279,19 +290,21 @@ def windows(xp: ModuleType, image: Array, kernel: int, stride: int) -> Array:
 
 
 def _winograd(tile: int, kernel: int) -> tuple[Array, Array, Array]:
-    """Transforms of a tile of outputs, of the weights and of a window: (36, 16), (36, 9) and (36, 36).
+    """Return the transforms of an output tile (36, 16), of the weights (36, 9), and of a window (36, 36).
 
-    A convolution is a product of polynomials. It is known by its values at some points and its leading
-    coefficient, which are products of those of the factors (Toom and Cook).
+    A convolution is a product of polynomials. Its values at a few points, and its leading coefficient, are
+    products of those of the factors (Toom and Cook).
     """
-    points = (0, math.sqrt(0.5), -math.sqrt(0.5), math.sqrt(2), -math.sqrt(2))  # with small errors
+    # These points keep the rounding errors small.
+    points = (0, math.sqrt(0.5), -math.sqrt(0.5), math.sqrt(2), -math.sqrt(2))
     size = tile + kernel - 1
 
     def values(count: int) -> Array:
         return np.vstack([np.vander(points, count, increasing=True), np.eye(count)[-1]])
 
     sides = values(tile), values(kernel), np.linalg.inv(values(size)).T
-    of_tile, of_weights, of_window = (np.kron(side, side) for side in sides)  # along columns and rows
+    # The Kronecker product applies the transform along columns and rows.
+    of_tile, of_weights, of_window = (np.kron(side, side) for side in sides)
     return of_tile, of_weights, of_window
 
 

@@ -7,28 +7,29 @@ from collections.abc import Sequence
 
 from payload.device.base import Array, bits
 from payload.nn.module import Context, Parameter, Tape
-from payload.nn.random import kept, sample_keys
+from payload.nn.random import keep_mask, sample_keys
 
 
 class Dropout:
-    """In training, makes a share of the numbers 0 and the others larger, so that their expectation stays.
+    """Dropout: in training, set a share of the numbers to 0 and scale up the rest to keep the expected value.
 
-    What it drops depends on the tape's ``draw``, the layer's name and the place in the sample alone.
+    The mask depends only on the tape's ``draw``, the layer's name and the position in the sample.
     """
 
     parameters: Sequence[Parameter] = ()
 
     def __init__(self, context: Context, name: str, rate: float, *, split: bool = False) -> None:
-        """
+        """Create the layer.
+
         Args:
-            rate: the share to drop, in [0, 1).
-            split: tensor-parallel ranks hold parts of the last axis; else each holds the whole.
+            rate: share to drop, in [0, 1).
+            split: whether each tensor-parallel rank holds a part of the last axis. Default: the whole axis.
         """
         self._device, self._name, self._rate = context.device, name, rate
         self._part, self._parts = (context.tp.rank, context.tp.size) if split else (0, 1)
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        """(B, ..., width); one whole sample has less than 2³² numbers."""
+        """Map x (B, ..., width) to y of the same shape. A sample must have fewer than 2³² numbers."""
         if not self._rate or not tape.training or tape.draw is None:
             tape.push(None)
             return x
@@ -36,19 +37,19 @@ class Dropout:
         index = self._index(x.shape[1:])
 
         def draw(mask: Array, keys: Array) -> None:
-            mask[...] = kept(keys, index, self._rate)
+            mask[...] = keep_mask(keys, index, self._rate)
 
         self._device.blocked(draw, mask, sample_keys(tape.draw, self._name))
         tape.push(mask)
         return self._scaled(x, mask)
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """Same shape."""
+        """Map dy to dx of the same shape."""
         (mask,) = tape.pop()
         return dy if mask is None else self._scaled(dy, mask)
 
     def _index(self, shape: tuple[int, ...]) -> Array:
-        """The places of this rank's numbers in a whole sample."""
+        """Return the position of each of this rank's numbers in a whole sample."""
         width, arange = shape[-1], self._device.xp.arange
         rows = arange(math.prod(shape[:-1]), dtype="uint32")[:, None] * (width * self._parts)
         index: Array = rows + arange(self._part * width, (self._part + 1) * width, dtype="uint32")

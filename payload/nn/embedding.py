@@ -1,4 +1,4 @@
-"""From tokens to vectors and back, with one table."""
+"""Token embedding, and the output layer that shares its table."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from payload.device.base import Array, bits
 from payload.nn.module import Context, Parameter, Tape, normal, zeros
 
 _MULTIPLE = 64
-"""Of which a table has so many rows, besides one of the tensor-parallel ranks: products are faster so."""
+"""The padded vocabulary is a multiple of this and of the number of tensor-parallel ranks: faster products."""
 
 _NEVER = -65504.0
-"""The logit of what is no token: the lowest number that all formats have. Its probability is 0."""
+"""Logit of padding rows: the lowest number that every supported format has. Its probability is 0."""
 
 
 class Embedding:
-    """The row of a table for each token; tensor-parallel ranks hold parts of the vocabulary, which is padded
-    for them to be even."""
+    """Look up the table row of each token. Tensor-parallel ranks hold parts of the padded vocabulary."""
 
     def __init__(self, context: Context, name: str, vocabulary: int, width: int) -> None:
         self._device, self._tp = context.device, context.tp
@@ -28,31 +27,32 @@ class Embedding:
         self.parameters = [self.table]
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        """Tokens (B, ...), whole numbers in [0, vocabulary) → (B, ..., width)"""
+        """Map tokens (B, ...), integers in [0, vocabulary), to vectors (B, ..., width)."""
         local = x.astype("int64", copy=False) - self._tp.rank * self.table.shape[0]
-        here = (local >= 0) & (local < self.table.shape[0])
-        local *= here  # a token of another rank's reads row 0 here, and counts for nothing
-        tape.push(local, here)
+        is_local = (local >= 0) & (local < self.table.shape[0])
+        # Tokens of other ranks read row 0; their vectors are set to 0 below.
+        local *= is_local
+        tape.push(local, is_local)
         y: Array = self.table.value[local]
         if self._tp.size > 1:
-            known = bits(y)
-            known *= here[..., None]
+            y_bits = bits(y)
+            y_bits *= is_local[..., None]
             self._tp.allreduce(y)
         return y
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """(B, ..., width) → nothing of use: there is no gradient by a token."""
-        local, here = tape.pop()
+        """Add the table's gradient. Tokens have no gradient, so the result is meaningless."""
+        local, is_local = tape.pop()
         xp = self._device.xp
         if self._tp.size > 1:
-            dy = (bits(dy) * here[..., None]).view(dy.dtype)
-        # Sorted by token, and each token's rows summed: in the same order each time, on a GPU too.
+            dy = (bits(dy) * is_local[..., None]).view(dy.dtype)
+        # Sort by token, then sum each token's rows: the same order every time, also on a GPU.
         order = xp.argsort(local.ravel(), kind="stable")
         tokens = local.ravel()[order]
         first = xp.ones(len(tokens), bool)
         first[1:] = tokens[1:] != tokens[:-1]
         starts = xp.flatnonzero(first)
-        self.table.settle()
+        self.table.zero_unset_grad()
         if len(starts):
             rows = dy.reshape(-1, dy.shape[-1]).astype(self.table.grad.dtype, copy=False)[order]
             self.table.grad[tokens[starts]] += xp.add.reduceat(rows, starts, axis=0)
@@ -60,18 +60,19 @@ class Embedding:
 
 
 class TiedHead:
-    """Logits: the product with each token's vector, which is the embedding's own (Press and Wolf, 2017)."""
+    """Logits: the product with every token's embedding vector (weight tying; Press and Wolf, 2017)."""
 
     def __init__(self, context: Context, name: str, embedding: Embedding, *, bias: bool = False) -> None:
-        """``bias``: add a number for each token, first 0."""
+        """Create the layer. bias: whether to add a number for each token, initially 0."""
         self._device, self._tp, self.table = context.device, context.tp, embedding.table
         rows, shape = self.table.rows, self.table.full_shape[:1]
         self.bias = Parameter(context, f"{name}.bias", shape, zeros, axis=0, rows=rows) if bias else None
         self.parameters = [self.table, self.bias] if self.bias else [self.table]
-        self._tokens = max(0, rows - self._tp.rank * self.table.shape[0])  # here, before the padding
+        # Rows of this rank that are tokens, without padding.
+        self._tokens = max(0, rows - self._tp.rank * self.table.shape[0])
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        """(..., width) → (..., this rank's part of the vocabulary)"""
+        """Map x (..., width) to logits (..., this rank's part of the vocabulary)."""
         tape.push(x)
         y = self._device.matmul(x.reshape(-1, x.shape[-1]), self.table.value.T)
         if self.bias:
@@ -80,7 +81,7 @@ class TiedHead:
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """(..., this rank's part of the vocabulary) → (..., width)"""
+        """Map the gradient of the logits (..., this rank's part of the vocabulary) to dx (..., width)."""
         (x,) = tape.pop()
         rows = dy.reshape(-1, dy.shape[-1])
         dx = self._device.matmul(rows, self.table.value)

@@ -1,7 +1,7 @@
-"""A tensor as PyTorch's module of its name has it, and as the layers here do.
+"""Conversion between the layout of a weight here and in the PyTorch module of the same name.
 
-Layers here keep weights as their products read them: (inputs, outputs), and images with channels last.
-PyTorch's have outputs first, and channels before height and width.
+Layers here store weights in the order in which their products read them: (inputs, outputs), and images with
+channels last. PyTorch puts outputs first, and channels before height and width.
 """
 
 from __future__ import annotations
@@ -19,58 +19,61 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The way from here to there: cut into the axes ``split``, of which some are reversed, put in another
-    ``order``, and join them to ``shape``."""
+    """Conversion of one weight: reshape to ``split``, reverse the axes in ``reversed``, transpose by
+    ``order``, and reshape to ``shape``."""
 
-    shape: Shape  # PyTorch's
+    # Shape in PyTorch.
+    shape: Shape
     split: Shape
     order: tuple[int, ...]
     reversed: tuple[int, ...] = ()
 
-    def to_torch(self, ours: Array) -> Array:
-        """The same numbers in PyTorch's shape; a view where that is possible."""
-        cut = np.flip(ours.reshape(self.split), self.reversed)
+    def to_torch(self, weight: Array) -> Array:
+        """Return the same numbers in PyTorch's shape, as a view if possible."""
+        cut = np.flip(weight.reshape(self.split), self.reversed)
         return cut.transpose(self.order).reshape(self.shape)
 
-    def from_torch(self, theirs: Array) -> Array:
-        """Back again, as ``split``.
+    def from_torch(self, torch_weight: Array) -> Array:
+        """Convert a PyTorch weight back, to the shape ``split``.
 
         Raises:
-            ValueError: it is of another size.
+            ValueError: the number of elements differs.
         """
-        cut = theirs.reshape([self.split[axis] for axis in self.order])
+        cut = torch_weight.reshape([self.split[axis] for axis in self.order])
         return np.flip(cut.transpose(np.argsort(self.order)), self.reversed)
 
 
-def same(shape: Shape) -> Form:
-    """PyTorch has it as it is."""
+def identity(shape: Shape) -> Form:
+    """Return the form of a weight that has the same layout in PyTorch."""
     return Form(shape, shape, tuple(range(len(shape))))
 
 
-def reshaped(ours: Shape, theirs: Shape) -> Form:
-    """PyTorch has the same numbers in the same order."""
-    return Form(theirs, ours, tuple(range(len(ours))))
+def reshaped(shape: Shape, torch_shape: Shape) -> Form:
+    """Return the form of a weight that only has another shape in PyTorch: same numbers, same order."""
+    return Form(torch_shape, shape, tuple(range(len(shape))))
 
 
 def matrix(inputs: int, outputs: int) -> Form:
-    """(inputs, outputs) → (outputs, inputs), as of ``torch.nn.Linear``"""
+    """(inputs, outputs) → (outputs, inputs), as in ``torch.nn.Linear``."""
     return Form((outputs, inputs), (inputs, outputs), (1, 0))
 
 
-def of_images(image: Sequence[int], outputs: int) -> Form:
-    """(height · width · channels, outputs) → (outputs, channels · height · width): a linear layer behind an
-    image that was flattened with its channels last, here, and first, there."""
+def flattened_image(image: Sequence[int], outputs: int) -> Form:
+    """(height · width · channels, outputs) → (outputs, channels · height · width).
+
+    For a linear layer after an image is flattened: channels come last here and first in PyTorch.
+    """
     return Form((outputs, math.prod(image)), (*image, outputs), (3, 2, 0, 1))
 
 
 def patches(size: int, channels: int, outputs: int) -> Form:
-    """(size · size · channels, outputs) → (outputs, channels, size, size): as of ``torch.nn.Conv2d`` with a
-    stride of ``size``"""
+    """(size · size · channels, outputs) → (outputs, channels, size, size): a ``torch.nn.Conv2d`` of this
+    stride."""
     return Form((outputs, channels, size, size), (size, size, channels, outputs), (3, 2, 0, 1))
 
 
 def convolution(inputs: int, kernel: int, outputs: int) -> Form:
-    """(inputs, kernel, kernel, outputs), turned by 180° → (outputs, inputs, kernel, kernel), as of
-    ``torch.nn.Conv2d``, which computes a correlation"""
+    """(inputs, kernel, kernel, outputs), flipped → (outputs, inputs, kernel, kernel), as in
+    ``torch.nn.Conv2d``, which computes a correlation."""
     shape = (inputs, kernel, kernel, outputs)
     return Form((outputs, inputs, kernel, kernel), shape, (3, 0, 1, 2), reversed=(1, 2))

@@ -1,4 +1,4 @@
-"""The linear layer, whole or divided over tensor-parallel ranks."""
+"""Linear layer, whole or split over tensor-parallel ranks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from payload.nn.module import Context, Init, Parameter, Tape, normal, zeros
 
 
 class Linear:
-    """y = x W + b, over the last axis of x.
+    """y = x W + b over the last axis of x.
 
-    Split by columns, each tensor-parallel rank has a part of the outputs, and the gradients by the inputs are
-    summed; split by rows, each has a part of the inputs, and the outputs are summed. So two layers, the first
-    split by columns and the second by rows, need one sum a pass (Shoeybi et al., "Megatron-LM", 2019).
+    Split by columns, each tensor-parallel rank computes a part of the outputs, and the gradients of the
+    inputs are summed. Split by rows, each rank holds a part of the inputs, and the outputs are summed. Two
+    layers, split by columns and then by rows, need one sum per pass (Shoeybi et al., "Megatron-LM", 2019).
     """
 
     def __init__(
@@ -31,12 +31,13 @@ class Linear:
         parts: int = 1,
         form: Form | None = None,
     ) -> None:
-        """
+        """Create the layer.
+
         Args:
-            init: of the weights; by default He's, for a ReLU to follow.
-            parts: how many tensors the outputs are, side by side: each of them is split by columns. Of more
-                than one the names are those of ``torch.nn.MultiheadAttention``.
-            form: of the weights; by default that of ``torch.nn.Linear``.
+            init: initial weights. Default: He initialization, for a following ReLU.
+            parts: number of tensors that the outputs consist of, each split by columns. With more than one,
+                the parameters are named as in ``torch.nn.MultiheadAttention``.
+            form: layout of the weights in PyTorch. Default: ``torch.nn.Linear``.
         """
         joint = "." if parts == 1 else "_"
         self._device, self._tp, self._split = context.device, context.tp, split
@@ -62,7 +63,7 @@ class Linear:
         self.parameters = [self.weight, self.bias] if self.bias else [self.weight]
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        """(..., inputs) → (..., outputs), of which a side that is split is this rank's part."""
+        """Map x (..., inputs) to y (..., outputs). The last axis that is split holds this rank's part."""
         tape.push(x)
         rows = x.reshape(-1, x.shape[-1])
         y = self._device.matmul(rows, self._matrix())
@@ -73,11 +74,12 @@ class Linear:
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """(..., outputs) → (..., inputs)"""
+        """Map dy (..., outputs) to dx (..., inputs)."""
         (x,) = tape.pop()
         rows = dy.reshape(-1, dy.shape[-1])
         dx = self._device.matmul(rows, self._matrix().T)
-        summed = self._tp.iallreduce(dx) if self._split == "columns" else None  # while the weights' goes on
+        # The sum runs while the gradient of the weights is computed.
+        summed = self._tp.iallreduce(dx) if self._split == "columns" else None
         self.weight.add_product(x.reshape(-1, x.shape[-1]), rows)
         if self.bias:
             self.bias.add(rows.sum(axis=0, dtype=self.bias.grad.dtype))
@@ -86,6 +88,6 @@ class Linear:
         return dx.reshape(x.shape)
 
     def _matrix(self) -> Array:
-        """(inputs, outputs)"""
+        """Return the weights as (inputs, outputs)."""
         weight = self.weight.value
         return weight.reshape(len(weight), -1)

@@ -1,4 +1,4 @@
-"""The loss, summed over targets: the caller divides by their number in the *global* batch."""
+"""The loss, summed over targets. The caller divides by the number of targets in the *global* batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from payload.nn.module import Context, Tape
 
 @dataclass(frozen=True, slots=True)
 class LossSums:
-    """Over the targets of one micro-batch; numbers or arrays of one number that are still on the device."""
+    """Sums over the targets of one micro-batch: numbers, or 0-d arrays that are still on the device."""
 
     loss: Array | float
     correct: Array | float
@@ -22,34 +22,38 @@ class LossSums:
 
 
 class SoftmaxCrossEntropy:
-    """-log softmax(logits)[target], over the last axis, in at least float32.
+    """-log softmax(logits)[target] over the last axis, in float32 or wider.
 
-    Where tensor-parallel ranks hold the logits of parts of the classes, those stay where they are: four
-    numbers a target are exchanged.
+    If tensor-parallel ranks hold the logits of different classes, the logits are not exchanged: the ranks
+    exchange four numbers for each target.
     """
 
     def __init__(self, context: Context, *, split: bool = False) -> None:
-        """``split``: each tensor-parallel rank holds the logits of its part of the classes."""
+        """Create the layer. split: whether tensor-parallel ranks hold the logits of different classes."""
         self._device, self._tp, self._split = context.device, context.tp, split
 
     def forward(self, logits: Array, targets: Array, tape: Tape) -> LossSums:
-        """(..., classes or this rank's part), (...) whole numbers, of which those below 0 do not count."""
+        """Return the sums over all targets >= 0; negative targets are ignored.
+
+        logits: (..., classes or this rank's part). targets: (...) integers.
+        """
         xp = self._device.xp
         rows, labels = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1).astype("int64", copy=False)
         start = self._tp.rank * rows.shape[1] if self._split else 0
-        mine = xp.empty((4, len(rows)), acc_dtype(logits.dtype))  # one number of each kind for each target
+        # Rows: highest logit, its class, Σ exp(logit - highest), the target's logit.
+        local = xp.empty((4, len(rows)), acc_dtype(logits.dtype))
 
-        def reduce(logits: Array, place: Array, *results: Array) -> None:
+        def reduce(logits: Array, index: Array, *results: Array) -> None:
             top, best, total, target = results
             logits = logits.astype(total.dtype)
             top[...], best[...] = logits.max(axis=1), logits.argmax(axis=1) + start
-            target[...] = xp.where(_here(place, logits), logits[_at(xp, place, logits)], 0)
+            target[...] = xp.where(_is_local(index, logits), logits[_local_index(xp, index, logits)], 0)
             logits -= top[:, None]
             total[...] = xp.exp(logits, out=logits).sum(axis=1)
 
-        self._device.blocked(reduce, rows, labels - start, *mine)
-        # (ranks, targets) each: the highest logit, its class, Σ exp(logit - highest), the target's logit
-        tops, bests, totals, target_logits = self._from_all_parts(mine).swapaxes(0, 1)
+        self._device.blocked(reduce, rows, labels - start, *local)
+        # Each has shape (ranks, targets).
+        tops, bests, totals, target_logits = self._from_all_parts(local).swapaxes(0, 1)
         top = tops.max(axis=0)
         log_sum = xp.log((totals * xp.exp(tops - top)).sum(axis=0)) + top
         best = xp.take_along_axis(bests, tops.argmax(axis=0)[None], axis=0)[0]
@@ -59,14 +63,14 @@ class SoftmaxCrossEntropy:
         return LossSums(loss, (best == labels).sum(), counts.sum())
 
     def backward(self, scale: float, tape: Tape) -> Array:
-        """The gradient of ``scale`` times the summed loss, of the shape of the logits and in their place."""
+        """Return the gradient of ``scale`` times the summed loss, written over the logits."""
         logits, labels, places, log_sum = tape.pop()
         xp = self._device.xp
 
-        def differentiate(logits: Array, label: Array, place: Array, log_sum: Array) -> None:
+        def differentiate(logits: Array, label: Array, index: Array, log_sum: Array) -> None:
             probs = logits - log_sum[:, None]
             xp.exp(probs, out=probs)
-            probs[_at(xp, place, logits)] -= _here(place, logits)
+            probs[_local_index(xp, index, logits)] -= _is_local(index, logits)
             probs *= ((label >= 0) * scale).astype(probs.dtype)[:, None]
             logits[...] = probs
 
@@ -74,20 +78,20 @@ class SoftmaxCrossEntropy:
         self._device.blocked(differentiate, rows, labels, places, log_sum)
         return logits
 
-    def _from_all_parts(self, mine: Array) -> Array:
-        """(4, targets) → (ranks, 4, targets)"""
+    def _from_all_parts(self, local: Array) -> Array:
+        """Gather (4, targets) from all tensor-parallel ranks: (ranks, 4, targets)."""
         if not self._split or self._tp.size == 1:
-            return mine[None]
-        every: Array = self._device.xp.empty((self._tp.size, *mine.shape), mine.dtype)
-        self._tp.allgather_into(mine.ravel(), every.ravel())
-        return every
+            return local[None]
+        gathered: Array = self._device.xp.empty((self._tp.size, *local.shape), local.dtype)
+        self._tp.allgather_into(local.ravel(), gathered.ravel())
+        return gathered
 
 
-def _here(place: Array, logits: Array) -> Array:
-    """Whether a target's class is among those of these logits."""
-    return (place >= 0) & (place < logits.shape[1])
+def _is_local(index: Array, logits: Array) -> Array:
+    """Return whether each target's class is among the classes of these logits."""
+    return (index >= 0) & (index < logits.shape[1])
 
 
-def _at(xp: ModuleType, place: Array, logits: Array) -> tuple[Array, Array]:
-    """Where a target's logit is; some other place in its row if it is not here."""
-    return xp.arange(len(logits)), place.clip(0, logits.shape[1] - 1)
+def _local_index(xp: ModuleType, index: Array, logits: Array) -> tuple[Array, Array]:
+    """Return the index of each target's logit; an arbitrary valid index if it is on another rank."""
+    return xp.arange(len(logits)), index.clip(0, logits.shape[1] - 1)

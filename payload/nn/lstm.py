@@ -1,7 +1,7 @@
-"""A layer of long short-term memory (Hochreiter and Schmidhuber 1997, with Gers' forget gate).
+"""LSTM layer (Hochreiter and Schmidhuber 1997, with Gers' forget gate).
 
-B samples of T steps, H hidden numbers. The gates lie in the order of cuDNN and PyTorch: input, forget, cell,
-output. Every tensor-parallel rank computes the whole.
+Shapes: B samples, T steps, H hidden units. The gates have the order of cuDNN and PyTorch: input, forget,
+cell, output. Every tensor-parallel rank computes the whole layer.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from payload.nn.module import Context, Parameter, Tape, uniform, zeros
 
 
 class LSTM:
-    """From h = c = 0 on, for each step: i, f, g, o are parts of x Wx + h Wh + b, through sigmoids and, for g,
-    tanh; c becomes f c + i g; and h, which is the result, o tanh(c). Gates and c are of at least float32.
+    """For each step, starting at h = c = 0: i, f, g and o are the parts of x Wx + h Wh + b, through a sigmoid
+    (g: tanh); c becomes f c + i g; h, the output, becomes o tanh(c). Gates and c are float32 or wider.
 
-    PyTorch adds a second bias, for cuDNN's sake; here it is 0 unless it comes from there, and not learned.
+    PyTorch adds a second bias for cuDNN. Here it is not trained, and is 0 unless loaded from a PyTorch model.
     """
 
     def __init__(self, context: Context, name: str, inputs: int, hidden: int, *, number: int = 0) -> None:
-        """First weights are uniform in ±1/√hidden, as PyTorch's. ``number``: of the layer, among several of
-        one ``torch.nn.LSTM``."""
+        """Create the layer with weights uniform in ±1/√hidden, as in PyTorch.
+
+        number: index of this layer in a ``torch.nn.LSTM`` with several layers.
+        """
         self._device, self._hidden = context.device, hidden
         init = uniform(hidden**-0.5)
         of_x, of_h = matrix(inputs, 4 * hidden), matrix(hidden, 4 * hidden)
@@ -38,7 +40,7 @@ class LSTM:
         self.state = {f"{name}.bias_hh_l{number}": self._bias_h}
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        """(B, T, inputs) → (B, T, H)"""
+        """Map x (B, T, inputs) to h of all steps (B, T, H)."""
         xp, matmul, kind, size = (
             self._device.xp,
             self._device.matmul,
@@ -50,7 +52,8 @@ class LSTM:
         gates = matmul(x.reshape(steps * count, x.shape[2]), self.weight_x.value, dtype=kind)
         gates += self.bias.value + self._bias_h.astype(kind)
         gates = gates.reshape(steps, count, 4 * size)
-        cells = xp.zeros((steps + 1, count, size), kind)  # of all steps, behind a first one of 0
+        # Index 0 is the initial state.
+        cells = xp.zeros((steps + 1, count, size), kind)
         hidden = xp.zeros((steps + 1, count, size), x.dtype)
         for step in range(steps):
             gates[step] += matmul(hidden[step], self.weight_h.value, dtype=kind)
@@ -62,11 +65,12 @@ class LSTM:
         return xp.ascontiguousarray(hidden[1:].swapaxes(0, 1))
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """(B, T, H) → (B, T, inputs)"""
+        """Map dy (B, T, H) to dx (B, T, inputs)."""
         x, gates, cells, hidden = tape.pop()
         xp, matmul, size = self._device.xp, self._device.matmul, self._hidden
         steps, count = x.shape[:2]
-        dgates = xp.empty((steps, count, 4 * size), x.dtype)  # by the gates before their activation
+        # Gradients with respect to the gates before their activation.
+        dgates = xp.empty((steps, count, 4 * size), x.dtype)
         dh, dc = xp.zeros((count, size), gates.dtype), xp.zeros((count, size), gates.dtype)
         for step in range(steps - 1, -1, -1):
             i, f, g, o = _parts(gates[step], size)
@@ -88,12 +92,12 @@ class LSTM:
 
 
 def _parts(gates: Array, size: int) -> list[Array]:
-    """Views of the four gates: (B, 4 H) → (B, H) each."""
+    """Return views (B, H) of the four gates (B, 4 H)."""
     return [gates[:, start : start + size] for start in range(0, 4 * size, size)]
 
 
 def _activate(xp: ModuleType, gates: Array, size: int) -> list[Array]:
-    """In place, with sigmoid(x) = (1 + tanh(x / 2)) / 2."""
+    """Apply the activations in place, with sigmoid(x) = (1 + tanh(x / 2)) / 2."""
     parts = _parts(gates, size)
     sigmoids = gates[:, : 2 * size], parts[3]
     for gate in sigmoids:

@@ -1,9 +1,9 @@
-"""What a layer is: its parameters, the tape between its two passes, and units of layers.
+"""The layer interface: parameters, the tape between forward and backward, and units of layers.
 
-B is the number of samples in the micro-batch at hand; it may be 0. ``forward`` pushes onto the tape what
-``backward`` pops. ``backward`` takes the gradient of the loss by the layer's output, *adds* to the gradients
-of its parameters, and gives the gradient by its input. A layer keeps nothing of a micro-batch in itself:
-several can be in flight, and a part can be run again.
+B is the number of samples in the current micro-batch; it may be 0. ``forward`` pushes the values that
+``backward`` needs onto a tape. ``backward`` takes the gradient of the loss with respect to the layer's
+output, *adds* to the gradients of the layer's parameters, and returns the gradient with respect to its input.
+A layer stores nothing of a micro-batch in itself, so several can be in flight, and parts can be recomputed.
 """
 
 from __future__ import annotations
@@ -19,52 +19,58 @@ import numpy as np
 from payload.comm.base import Communicator, Solo
 from payload.device.base import Array, Device
 from payload.errors import UsageError
-from payload.nn.form import Form, Shape, same
+from payload.nn.form import Form, Shape, identity
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Whence one micro-batch's random numbers come: the same on any layout, and again in a recompute."""
+    """Source of a micro-batch's random numbers. They are the same in every layout and in a recompute."""
 
     seed: int
     iteration: int
-    samples: Array  # (B,) uint32 on the device: each sample's place in the global batch
+    # [B] uint32, position in the global batch
+    samples: Array
 
 
 @dataclass(slots=True)
 class Tape:
-    """A stack, one for each micro-batch in flight: layers push in ``forward`` and pop in ``backward``.
+    """Stack of saved values for one micro-batch in flight: ``forward`` pushes and ``backward`` pops.
 
-    Layers run backward in the reverse order of forward, so that each finds its own on top.
+    Layers run backward in reverse order, so each finds its own values on top.
     """
 
     training: bool = True
-    draw: Draw | None = None  # None: dropout is off
-    again: bool = False  # in a recompute: running statistics and the like have seen this micro-batch
+    # None turns dropout off.
+    draw: Draw | None = None
+    # True while a forward pass is repeated: running statistics have already counted this micro-batch.
+    recompute: bool = False
     _stack: list[tuple[Any, ...]] = field(default_factory=list)
 
     def push(self, *values: Any) -> None:
-        """Keep values for ``backward``; an evaluation keeps none."""
+        """Save values for ``backward``. Does nothing in evaluation."""
         if self.training:
             self._stack.append(values)
 
     def pop(self) -> tuple[Any, ...]:
-        """The values that were pushed last."""
+        """Remove and return the values that were pushed last."""
         return self._stack.pop()
 
-    def fork(self, *, again: bool) -> Tape:
-        """An empty tape of the same micro-batch, for a part of it: first run, or run again."""
-        return Tape(self.training, self.draw, again)
+    def fork(self, *, recompute: bool) -> Tape:
+        """Return an empty tape for a part of the same micro-batch.
+
+        recompute: whether the forward pass of that part is being repeated.
+        """
+        return Tape(self.training, self.draw, recompute)
 
     @property
     def nbytes(self) -> int:
-        """Memory that it keeps from being freed; what several views look into is counted once."""
+        """Bytes that this tape keeps alive. Memory shared by several views counts once."""
         owners = {id(owner): owner.nbytes for values in self._stack for owner in _owners(values)}
         return sum(owners.values())
 
 
 def _owners(value: Any) -> Iterator[Array]:
-    """The arrays that own the memory of the arrays in a value."""
+    """Iterate over the arrays that own the memory of the arrays in a value."""
     if isinstance(value, tuple | list):
         for part in value:
             yield from _owners(part)
@@ -74,14 +80,14 @@ def _owners(value: Any) -> Iterator[Array]:
 
 
 Init = Callable[[np.random.Generator, Shape], Array]
-"""Draws the first values of a whole parameter, on the host."""
+"""Draws the initial values of a whole parameter, on the host."""
 
 
 class Parameter:
-    """One tensor that is learned, or this rank's part of it.
+    """A trainable tensor, or this rank's part of it.
 
-    ``value`` and ``grad`` are views of ``shape`` into flat buffers. Whoever holds the buffers binds them, and
-    may bind others at any time between two layers: a layer must ask for them anew in each pass.
+    ``value`` and ``grad`` are views of ``shape`` into flat buffers. The owner of the buffers sets them and
+    may replace them between any two layers, so a layer must read them again in each pass.
     """
 
     value: Array
@@ -99,15 +105,16 @@ class Parameter:
         form: Form | None = None,
         rows: int | None = None,
     ) -> None:
-        """
+        """Describe the parameter; the owner of the buffers binds ``value`` and ``grad`` later.
+
         Args:
-            name: unique in the model, as PyTorch has it; first values depend on it and the seed alone,
-                whatever the layout.
-            full_shape: of the whole tensor, over all tensor-parallel ranks.
-            axis: that along which tensor-parallel ranks hold parts; None: each holds the whole.
-            decay: whether weight decay applies; by default to matrices and larger, not to biases and gains.
-            form: how PyTorch has it, without what is padding; by default the same.
-            rows: those of the first axis that are no padding; by default all. Padding is 0, and stays it.
+            name: unique in the model, as in PyTorch. The initial values depend only on the name and the seed,
+                not on the layout.
+            full_shape: shape of the whole tensor, over all tensor-parallel ranks.
+            axis: axis that is split over tensor-parallel ranks. None: each rank holds the whole tensor.
+            decay: whether weight decay applies. Default: to matrices and larger, not to biases and gains.
+            form: layout in PyTorch, without padding. Default: the same layout.
+            rows: rows of the first axis that are not padding. Default: all. Padding is 0 and stays 0.
 
         Raises:
             UsageError: ``axis`` cannot be divided evenly.
@@ -115,8 +122,9 @@ class Parameter:
         self.context, self.name, self.full_shape, self.init, self.axis = context, name, full_shape, init, axis
         self.decay = len(full_shape) > 1 if decay is None else decay
         self.rows = full_shape[0] if rows is None else rows
-        self.form = form or same((self.rows, *full_shape[1:]))
-        self.fresh = True  # the gradient of this iteration is still to be set
+        self.form = form or identity((self.rows, *full_shape[1:]))
+        # True until the first gradient of an iteration is written.
+        self.grad_unset = True
         size = 1 if axis is None else context.tp.size
         if axis is not None and full_shape[axis] % size:
             raise UsageError(
@@ -127,33 +135,33 @@ class Parameter:
 
     @property
     def size(self) -> int:
-        """Numbers in this rank's part."""
+        """Number of elements in this rank's part."""
         return math.prod(self.shape)
 
     def initial_value(self, seed: int) -> Array:
-        """This rank's part of the first values, float64 on the host: of ``shape``."""
-        return self.part(self.padded(self.drawn(seed)))
+        """Return this rank's part of the initial values: float64 on the host, of ``shape``."""
+        return self.part(self.padded(self.draw_initial(seed)))
 
-    def drawn(self, seed: int) -> Array:
-        """All first values, without padding, float64 on the host."""
+    def draw_initial(self, seed: int) -> Array:
+        """Return all initial values without padding: float64 on the host."""
         rng = np.random.default_rng((seed, zlib.crc32(self.name.encode())))
         return self.init(rng, (self.rows, *self.full_shape[1:]))
 
     def padded(self, whole: Array) -> Array:
-        """The whole tensor, of ``rows``, in its ``full_shape``."""
+        """Pad a whole tensor of ``rows`` rows to ``full_shape``."""
         missing = self.full_shape[0] - len(whole)
         return np.pad(whole, [(0, missing), *[(0, 0)] * (whole.ndim - 1)]) if missing else whole
 
     def from_torch(self, theirs: Array) -> Array:
-        """PyTorch's tensor in the ``full_shape``; as a rule a view.
+        """Convert PyTorch's tensor to ``full_shape``. Usually a view.
 
         Raises:
-            ValueError: it is of another size.
+            ValueError: the number of elements differs.
         """
         return self.padded(self.form.from_torch(theirs).reshape(self.rows, *self.full_shape[1:]))
 
     def part(self, full: Array) -> Array:
-        """This rank's part of the whole tensor."""
+        """Return this rank's part of the whole tensor."""
         if self.axis is None:
             return full
         start = self.context.tp.rank * self.shape[self.axis]
@@ -161,34 +169,34 @@ class Parameter:
         return full[index]
 
     def add(self, gradient: Array) -> None:
-        """Add to the gradient: any shape of the same size and order."""
+        """Add to the gradient. The argument may have any shape with the same elements in the same order."""
         gradient = gradient.reshape(self.shape)
-        if self.fresh:
+        if self.grad_unset:
             self.grad[...] = gradient
-            self.fresh = False
+            self.grad_unset = False
         else:
             self.grad += gradient
 
     def add_product(self, left: Array, right: Array) -> None:
-        """Add left ᵀ @ right to the gradient: (N, I), (N, O) for a parameter whose rows are of O numbers."""
+        """Add leftᵀ @ right to the gradient: (N, I) and (N, O), for a parameter with rows of O numbers."""
         device = self.context.device
-        if self.fresh:
+        if self.grad_unset:
             device.matmul(left.T, right, out=self.grad.reshape(left.shape[1], right.shape[1]))
-            self.fresh = False
+            self.grad_unset = False
         else:
             self.grad += device.matmul(left.T, right, dtype=self.grad.dtype).reshape(self.shape)
 
-    def settle(self) -> None:
-        """Make the gradient zero if nothing was added to it in this iteration."""
-        if self.fresh:
+    def zero_unset_grad(self) -> None:
+        """Set the gradient to zero if nothing was added to it in this iteration."""
+        if self.grad_unset:
             self.grad[...] = 0
-            self.fresh = False
+            self.grad_unset = False
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of a parameter in a flat array: ``[start, stop)`` there begins at ``offset`` of the parameter's
-    own part, flattened."""
+    """A piece of a parameter in a flat array: [start, stop) there starts at ``offset`` of the flattened part
+    of the parameter that this rank holds."""
 
     parameter: Parameter
     start: int
@@ -197,32 +205,34 @@ class Segment:
 
 
 def zeros(_: np.random.Generator, shape: Shape) -> Array:
-    """For biases."""
+    """Return zeros, for biases."""
     return np.zeros(shape)
 
 
 def ones(_: np.random.Generator, shape: Shape) -> Array:
-    """For gains."""
+    """Return ones, for gains."""
     return np.ones(shape)
 
 
 def normal(std: float) -> Init:
-    """A normal distribution around 0."""
+    """Return an initializer that draws from a normal distribution with mean 0."""
     return lambda rng, shape: rng.standard_normal(shape) * std
 
 
 def uniform(limit: float) -> Init:
-    """Evenly between -limit and limit."""
+    """Return an initializer that draws uniformly between -limit and limit."""
     return lambda rng, shape: rng.uniform(-limit, limit, shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What layers are built with: where they compute, and with whom they share a tensor or a statistic."""
+    """The device and the communicators that layers are built with."""
 
     device: Device
-    tp: Communicator = field(default_factory=Solo)  # the ranks that hold parts of the same layers
-    dp: Communicator = field(default_factory=Solo)  # the ranks that hold other samples of the same batch
+    # Ranks that hold parts of the same layers.
+    tp: Communicator = field(default_factory=Solo)
+    # Ranks that hold different samples of the same batch.
+    dp: Communicator = field(default_factory=Solo)
 
 
 class Layer(Protocol):
@@ -230,15 +240,17 @@ class Layer(Protocol):
 
     @property
     def parameters(self) -> Sequence[Parameter]:
-        """What it learns, always in the same order."""
+        """Trainable parameters, always in the same order."""
 
-    def forward(self, x: Array, tape: Tape) -> Array: ...
+    def forward(self, x: Array, tape: Tape) -> Array:
+        """Return the output, and push the values that ``backward`` needs."""
 
-    def backward(self, dy: Array, tape: Tape) -> Array: ...
+    def backward(self, dy: Array, tape: Tape) -> Array:
+        """Add to the parameters' gradients, and return the gradient with respect to x."""
 
 
 class Sequential:
-    """Layers one after the other."""
+    """Layers applied one after the other."""
 
     def __init__(self, *layers: Layer) -> None:
         self.layers = layers
@@ -257,32 +269,32 @@ class Sequential:
 
 
 class Residual(Sequential):
-    """y = x + f(x), f being layers one after the other. The first must not change x, nor the last dy."""
+    """y = x + f(x), with f a sequence of layers. Its first layer must not change x, nor its last layer dy."""
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        """Same shape."""
+        """Map x to y of the same shape."""
         y = super().forward(x, tape)
         y += x
         return y
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """Same shape."""
+        """Map dy to dx of the same shape."""
         dx = super().backward(dy, tape)
         dx += dy
         return dx
 
 
 class Flatten:
-    """All numbers of a sample in a row, or in steps: of an image its rows."""
+    """Flatten each sample to a vector, or to a sequence of vectors (an image: its rows)."""
 
     parameters: Sequence[Parameter] = ()
 
     def __init__(self, step: int | None = None) -> None:
-        """``step``: numbers in one."""
+        """Create the layer. step: numbers in each vector of the sequence. None: one vector."""
         self._step = step
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        """(B, ...) → (B, numbers), or (B, steps, step)"""
+        """Map x (B, ...) to (B, numbers) or (B, steps, step)."""
         tape.push(x.shape)
         numbers = math.prod(x.shape[1:])
         return x.reshape(len(x), *((numbers // self._step, self._step) if self._step else (numbers,)))
@@ -293,47 +305,50 @@ class Flatten:
 
 
 def state_of(layers: Sequence[Layer]) -> dict[str, Array]:
-    """What layers keep in ``state`` that is not learned by gradients, such as running statistics: arrays by
-    unique name, which are saved with the parameters, and restored in place."""
+    """Collect the ``state`` of layers that is not trained by gradients, such as running statistics.
+
+    Returns:
+        Arrays by unique name. They are saved with the parameters, and restored in place.
+    """
     return {name: array for layer in layers for name, array in getattr(layer, "state", {}).items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A run of layers, such as one Transformer block: what is placed on a pipeline stage, gathered and freed,
-    reduced and recomputed as a whole. Between two units passes one array; the second leaves it as it was."""
+    """A group of layers, such as one Transformer block. It is placed on a pipeline stage, gathered, freed,
+    reduced and recomputed as a whole. One array passes from unit to unit; the receiver must not change it."""
 
     name: str
     layer: Layer
-    flops: float = 0.0  # of one sample's forward pass through its matrix products, each multiply-add as 2
+    # Of one sample's forward pass through matrix products; a multiply-add counts as 2.
+    flops: float = 0.0
 
 
 def torch_shapes(units: Sequence[Unit]) -> dict[str, Shape]:
-    """The shapes that PyTorch's tensors of a whole model have: of its parameters and of layers' state."""
+    """Return the PyTorch shapes of a whole model's tensors: parameters and layer state."""
     layers = [unit.layer for unit in units]
     shapes = {p.name: p.form.shape for layer in layers for p in layer.parameters}
     return shapes | {name: tuple(array.shape) for name, array in state_of(layers).items()}
 
 
 class Recompute(Sequential):
-    """Layers that leave nothing but their input on the tape: memory for computation (Chen et al., "Training
+    """Layers that save only their input on the tape, to trade computation for memory (Chen et al., "Training
     Deep Nets with Sublinear Memory Cost", 2016).
 
-    Their forward pass is run again before their backward pass: about a third more computation, the gradients
-    the same to the bit.
+    Their forward pass runs again before their backward pass: a third more work, bit-identical gradients.
     """
 
     def forward(self, x: Array, tape: Tape) -> Array:
         tape.push(x)
-        return super().forward(x, tape.fork(again=False))
+        return super().forward(x, tape.fork(recompute=False))
 
     def backward(self, dy: Array, tape: Tape) -> Array:
         (x,) = tape.pop()
-        again = tape.fork(again=True)
-        super().forward(x, again)
-        return super().backward(dy, again)
+        replayed = tape.fork(recompute=True)
+        super().forward(x, replayed)
+        return super().backward(dy, replayed)
 
 
 def recomputed(units: Sequence[Unit]) -> list[Unit]:
-    """The units of a whole model, but its last, whose backward pass follows its forward pass at once."""
+    """Wrap all units of a model in ``Recompute``, except the last: its backward pass starts immediately."""
     return [*(replace(unit, layer=Recompute(unit.layer)) for unit in units[:-1]), *units[-1:]]

@@ -6,13 +6,13 @@ from payload.device.base import Array, acc_dtype, bits
 from payload.nn.module import Context, Init, Parameter, Tape, ones, zeros
 
 _MOMENTUM = 0.1
-"""The weight of the newest micro-batch in the running averages."""
+"""Weight of the newest micro-batch in the running averages."""
 
 _EPSILON = 1e-5
 
 
 class LayerNorm:
-    """y = (x - mean) / √(variance + eps) · weight + bias, over the last axis; in at least float32."""
+    """y = (x - mean) / √(variance + eps) · weight + bias over the last axis, in float32 or wider."""
 
     def __init__(self, context: Context, name: str, width: int, *, eps: float = 1e-5) -> None:
         self._device, self._eps = context.device, eps
@@ -21,14 +21,15 @@ class LayerNorm:
         self.parameters = [self.weight, self.bias]
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        """(..., width) → (..., width)"""
+        """Map x (..., width) to y (..., width)."""
         xp, kind = self._device.xp, acc_dtype(x.dtype)
         rows = x.reshape(-1, x.shape[-1])
         y: Array = xp.empty_like(rows)
         mean, inverse = xp.empty((2, len(rows), 1), kind)
         weight, bias = self.weight.value.astype(kind, copy=False), self.bias.value.astype(kind, copy=False)
         matmul = self._device.matmul
-        share = xp.full(x.shape[-1], 1 / x.shape[-1], kind)  # a product is quicker than mean()
+        # A product with this vector is faster than mean().
+        share = xp.full(x.shape[-1], 1 / x.shape[-1], kind)
 
         def normalise(x: Array, y: Array, mean: Array, inverse: Array) -> None:
             x = x.astype(kind, copy=False)
@@ -45,7 +46,7 @@ class LayerNorm:
         return y.reshape(x.shape)
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """(..., width) → (..., width)"""
+        """Map dy (..., width) to dx (..., width)."""
         x, mean, inverse = tape.pop()
         xp, kind = self._device.xp, mean.dtype
         dx: Array = xp.empty_like(x)
@@ -61,7 +62,7 @@ class LayerNorm:
             ones = xp.ones(len(x), kind)
             dweight[...] += matmul(ones, product)
             dbias[...] += matmul(ones, dy)
-            # of dy · weight: less its mean, and less its mean product with unit times unit
+            # Subtract from dy · weight its mean, and unit times the mean of their product.
             unit *= matmul(product, share)[:, None]
             xp.multiply(dy, weight, out=product)
             product -= unit
@@ -76,10 +77,10 @@ class LayerNorm:
 
 
 class BatchNorm:
-    """y = (x - mean) / √(variance + ε) · weight + bias for each channel, the last axis; then ReLU on request.
+    """y = (x - mean) / √(variance + ε) · weight + bias for each channel (last axis), then ReLU if requested.
 
-    Mean and variance are those of the micro-batch on all data-parallel ranks together, by a small sum in each
-    pass, so that dividing it among more ranks changes no number. An evaluation takes running averages.
+    Mean and variance cover the micro-batches of all data-parallel ranks, summed in each pass, so the number
+    of ranks does not change the result. An evaluation uses the running averages.
     """
 
     def __init__(
@@ -103,12 +104,12 @@ class BatchNorm:
         }
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        """(..., channels) → the same shape"""
+        """Map x (..., channels) to y of the same shape."""
         xp, rows = self._device.xp, x.reshape(-1, x.shape[-1])
         y: Array = xp.empty(rows.shape, x.dtype)
         if tape.training:
             count, mean, variance = self._moments(rows)
-            if not tape.again:
+            if not tape.recompute:
                 self._track(count, mean, variance)
         else:
             count, mean, variance = xp.ones(1), self._running_mean, self._running_variance
@@ -120,8 +121,8 @@ class BatchNorm:
             z = xp.multiply(x.astype(dtype, copy=False), slope, out=y if y.dtype == dtype else None)
             z += offset
             if self._relu:
-                kept = bits(z)
-                kept *= ~(z <= 0)
+                z_bits = bits(z)
+                z_bits *= ~(z <= 0)
             if z is not y:
                 y[...] = z
 
@@ -130,13 +131,15 @@ class BatchNorm:
         return y.reshape(x.shape)
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """(..., channels) → the same shape"""
+        """Map dy (..., channels) to dx of the same shape."""
         rows, y, count, mean, inverse = tape.pop()
         xp, dy_rows = self._device.xp, dy.reshape(rows.shape)
-        dx: Array = xp.empty(rows.shape, dy.dtype)  # at first the gradient by what ReLU was given
+        # Holds the gradient with respect to the input of ReLU first.
+        dx: Array = xp.empty(rows.shape, dy.dtype)
         dtype = acc_dtype(dy.dtype)
         centre = mean.astype(dtype)
-        totals: Array = xp.zeros((2, len(mean)))  # Σ dz, Σ dz · (x - mean)
+        # Σ dz, and Σ dz · (x - mean) of each channel.
+        totals: Array = xp.zeros((2, len(mean)))
 
         def add_up(x: Array, dy: Array, dx: Array, *y: Array) -> None:
             if y:
@@ -172,18 +175,20 @@ class BatchNorm:
         return dx.reshape(dy.shape)
 
     def _float64_parameters(self) -> tuple[Array, Array]:
-        """Gain and bias in float64."""
+        """Return gain and bias in float64."""
         return self.weight.value.astype("float64"), self.bias.value.astype("float64")
 
     def _moments(self, rows: Array) -> tuple[Array, Array, Array]:
-        """Number of rows, and each channel's mean and variance, in float64, over all ranks."""
+        """Return the number of rows, and each channel's mean and variance, in float64, over all ranks."""
         xp, channels = self._device.xp, rows.shape[1]
-        totals: Array = xp.zeros((3, channels))  # Σ 1, Σ x, Σ x²
+        # Σ 1, Σ x and Σ x² of each channel.
+        totals: Array = xp.zeros((3, channels))
 
         dtype = acc_dtype(rows.dtype)
 
         def add_up(x: Array) -> None:
-            x = x.astype(dtype, copy=False) - origin  # so float32 loses nothing where the mean is large
+            # Subtracting a row keeps float32 accurate if the mean is large.
+            x = x.astype(dtype, copy=False) - origin
             totals[1] += _sum(x)
             x *= x
             totals[2] += _sum(x)
@@ -201,7 +206,7 @@ class BatchNorm:
         return total, mean, xp.maximum(totals[2] / total - mean * mean, 0)
 
     def _track(self, count: Array, mean: Array, variance: Array) -> None:
-        """Move the running averages; that of the variance is of its unbiased estimate."""
+        """Update the running averages, with the unbiased estimate of the variance."""
         self._running_mean += _MOMENTUM * (mean - self._running_mean)
         unbiased = variance * (count / self._device.xp.maximum(count - 1, 1))
         self._running_variance += _MOMENTUM * (unbiased - self._running_variance)
@@ -211,7 +216,7 @@ _LANES = 32
 
 
 def _sum(rows: Array) -> Array:
-    """(N, channels) → (channels,): faster and with smaller errors for adding up interleaved rows first."""
+    """Sum (N, channels) over rows to (channels,). Adding interleaved rows first is faster and more exact."""
     channels, even = rows.shape[1], len(rows) // _LANES * _LANES
     lanes = rows[:even].reshape(-1, _LANES * channels).sum(axis=0)
     total: Array = lanes.reshape(_LANES, channels).sum(axis=0)

@@ -1,4 +1,4 @@
-"""Pooling over images whose channels come last: (B, height, width, channels)."""
+"""Pooling over images with channels last: (B, height, width, channels)."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from payload.nn.module import Context, Parameter, Tape
 
 
 class MaxPool2d:
-    """The largest of each window; its gradient goes to the first position that has it."""
+    """Maximum of each window. The gradient goes to the first position that holds the maximum."""
 
     parameters: Sequence[Parameter] = ()
 
     def __init__(self, context: Context, kernel: int, *, stride: int | None = None, padding: int = 0) -> None:
-        """``stride``: by default the kernel's size, so that windows do not overlap."""
+        """Create the layer. stride: default the kernel's size, so that windows do not overlap."""
         self._xp = context.device.xp
         self._kernel, self._stride, self._padding = kernel, stride or kernel, padding
 
     def output_size(self, size: int) -> int:
-        """Height or width of the output for that of an input."""
+        """Return the output height or width for an input height or width."""
         return output_size(size, self._kernel, self._stride, self._padding)
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        """(B, H, W, C) → (B, H', W', C)"""
+        """Map x (B, H, W, C) to y (B, H', W', C)."""
         padded = self._pad(x)
         positions = self._positions(padded)
         y = next(positions).copy()
@@ -35,14 +35,15 @@ class MaxPool2d:
         return y
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """(B, H', W', C) → (B, H, W, C)"""
+        """Map dy (B, H', W', C) to dx (B, H, W, C)."""
         padded, y = tape.pop()
         dx: Array = self._xp.zeros(padded.shape, dy.dtype)
-        left = self._xp.ones(y.shape, bool)  # windows whose largest is not yet found
+        # Windows whose gradient has not been assigned to a position yet.
+        unassigned = self._xp.ones(y.shape, bool)
         for position, gradient in zip(self._positions(padded), self._positions(dx), strict=True):
-            found = (position == y) & left
-            left ^= found
-            self._xp.add(gradient, (bits(dy) * found).view(dy.dtype), out=gradient)
+            is_maximum = (position == y) & unassigned
+            unassigned ^= is_maximum
+            self._xp.add(gradient, (bits(dy) * is_maximum).view(dy.dtype), out=gradient)
         return self._unpad(dx)
 
     def _pad(self, x: Array) -> Array:
@@ -57,7 +58,8 @@ class MaxPool2d:
         return padded[:, edge : height - edge, edge : width - edge]
 
     def _positions(self, padded: Array) -> Iterator[Array]:
-        """Each window's first position, then its second, ...: views (B, H', W', C) of the padded input."""
+        """Yield each window's first position, then its second, ...: views (B, H', W', C) of the
+        padded input."""
         _, height, width, _ = padded.shape
         kernel, stride = self._kernel, self._stride
         for i in range(kernel):
@@ -66,7 +68,7 @@ class MaxPool2d:
 
 
 class GlobalAveragePool:
-    """The mean of each channel over the whole image."""
+    """Mean of each channel over the whole image."""
 
     parameters: Sequence[Parameter] = ()
 
@@ -74,12 +76,12 @@ class GlobalAveragePool:
         self._xp = context.device.xp
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        """(B, H, W, C) → (B, C)"""
+        """Map x (B, H, W, C) to y (B, C)."""
         tape.push(x.shape)
         return x.mean(axis=(1, 2))
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """(B, C) → (B, H, W, C)"""
+        """Map dy (B, C) to dx (B, H, W, C)."""
         (shape,) = tape.pop()
         dx: Array = self._xp.empty(shape, dy.dtype)
         dx[...] = (dy / (shape[1] * shape[2]))[:, None, None]

@@ -1,7 +1,7 @@
-"""Random numbers that are counted, not drawn one after another (after Salmon et al., "Parallel Random
-Numbers: As Easy as 1, 2, 3", SC 2011): each is a hash of what it is for.
+"""Counter-based random numbers (after Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011).
 
-So a number does not depend on the layout, on the order of work, or on whether NumPy or CuPy computes it.
+Each number is a hash of its purpose and position. It depends neither on the layout nor on the order of work,
+and NumPy and CuPy compute the same number.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from payload.nn.module import Draw
 
 
 def sample_keys(draw: Draw, stream: str) -> Array:
-    """For a layer, by its unique name: (B, 2) uint32, a key for each sample of the micro-batch."""
+    """Return a random key for each sample of the micro-batch: (B, 2) uint32.
+
+    stream: unique name of the layer or purpose.
+    """
     words = hashlib.blake2b(f"{draw.seed} {draw.iteration} {stream}".encode(), digest_size=8).digest()
     low, high = int.from_bytes(words[:4], "little"), int.from_bytes(words[4:], "little")
     keys = draw.samples[:, None].repeat(2, axis=1)
@@ -23,20 +26,21 @@ def sample_keys(draw: Draw, stream: str) -> Array:
 
 
 def part_keys(device: Device, keys: Array, start: int, count: int) -> Array:
-    """For parts ``start`` to ``start + count`` of each sample, such as attention heads:
+    """Derive keys for the parts ``start`` to ``start + count`` of each sample, such as attention heads:
     (B, 2) → (B, count, 2)."""
     parts = device.xp.arange(start + 1, start + count + 1, dtype="uint32")
-    parts *= 0x9E3779B9  # 2³² divided by the golden ratio: neighbours get distant values
+    # 2³² divided by the golden ratio: neighbouring parts get distant values.
+    parts *= 0x9E3779B9
     return _mix(keys[:, None, :] ^ parts[:, None])
 
 
-def kept(keys: Array, index: Array, rate: float) -> Array:
-    """Whether dropout keeps the elements of these places in their sample, or part of one.
+def keep_mask(keys: Array, index: Array, rate: float) -> Array:
+    """Return which elements dropout keeps.
 
     Args:
         keys: (..., 2) uint32
-        index: uint32, below 2³²; its shape follows on that of the keys.
-        rate: the share that is not kept.
+        index: uint32 position of each element in its sample or part. Its shape follows that of the keys.
+        rate: share of elements to drop.
 
     Returns:
         bool of shape (..., \\*index.shape)
@@ -45,7 +49,8 @@ def kept(keys: Array, index: Array, rate: float) -> Array:
 
 
 def drawn(keys: Array, index: Array) -> Array:
-    """32 random bits for each of these places: (..., 2), any shape → (..., \\*index.shape), all uint32."""
+    """Return 32 random bits for each position: keys (..., 2) and index → (..., \\*index.shape), all
+    uint32."""
     low, high = (keys[..., i].reshape(*keys.shape[:-1], *(1,) * index.ndim) for i in (0, 1))
     bits = index * 0x9E3779B9 + low
     bits ^= bits >> 15
@@ -55,7 +60,7 @@ def drawn(keys: Array, index: Array) -> Array:
 
 
 def _mix(bits: Array) -> Array:
-    """MurmurHash3's last step, in place: every bit in changes half of those out."""
+    """Apply MurmurHash3's final step in place: each input bit flips half of the output bits."""
     bits ^= bits >> 16
     bits *= 0x85EBCA6B
     bits ^= bits >> 13

@@ -10,46 +10,46 @@ from payload.nn.module import Context, Parameter, Tape, normal
 
 
 class Positions:
-    """Adds a learned vector for each position, in the place of x."""
+    """Add a learned vector for each position. The result overwrites x."""
 
     def __init__(self, context: Context, name: str, length: int, width: int) -> None:
         self.table = Parameter(context, f"{name}.weight", (length, width), normal(0.02))
         self.parameters = [self.table]
 
     def forward(self, x: Array, tape: Tape) -> Array:  # noqa: ARG002
-        """(B, T, C), T being at most the length."""
+        """Map x (B, T, C) to y of the same shape. T must not exceed ``length``."""
         x += self.table.value[: x.shape[1]]
         return x
 
     def backward(self, dy: Array, tape: Tape) -> Array:  # noqa: ARG002
-        """Same shape."""
-        self.table.settle()
+        """Return dy, which is also dx."""
+        self.table.zero_unset_grad()
         self.table.grad[: dy.shape[1]] += dy.sum(axis=0, dtype=self.table.grad.dtype)
         return dy
 
 
 class Segments:
-    """Adds a learned vector for the segment of each token, in the place of x: here all are of the first."""
+    """Add a learned segment vector to each token, in place of x. All tokens are in the first segment."""
 
     def __init__(self, context: Context, name: str, width: int) -> None:
-        """BERT has two segments, and so are the weights of other programs."""
+        """Create a table of two segments, as in BERT, so that weights of other programs fit."""
         self.table = Parameter(context, f"{name}.weight", (2, width), normal(0.02))
         self.parameters = [self.table]
 
     def forward(self, x: Array, tape: Tape) -> Array:  # noqa: ARG002
-        """(B, T, C)"""
+        """Map x (B, T, C) to y of the same shape."""
         x += self.table.value[0]
         return x
 
     def backward(self, dy: Array, tape: Tape) -> Array:  # noqa: ARG002
-        """Same shape."""
-        self.table.settle()
+        """Return dy, which is also dx."""
+        self.table.zero_unset_grad()
         self.table.grad[0] += dy.sum(axis=(0, 1), dtype=self.table.grad.dtype)
         return dy
 
 
 class ClassToken:
-    """Puts a learned vector before each sequence, to gather there what is asked of the whole."""
+    """Put a learned vector before each sequence. Its output represents the whole sequence."""
 
     def __init__(self, context: Context, name: str, width: int) -> None:
         self._device = context.device
@@ -58,34 +58,34 @@ class ClassToken:
         self.parameters = [self.token]
 
     def forward(self, x: Array, tape: Tape) -> Array:  # noqa: ARG002
-        """(B, T, C) → (B, 1 + T, C)"""
+        """Map x (B, T, C) to y (B, 1 + T, C)."""
         y: Array = self._device.xp.empty((x.shape[0], x.shape[1] + 1, x.shape[2]), x.dtype)
         y[:, 0] = self.token.value
         y[:, 1:] = x
         return y
 
     def backward(self, dy: Array, tape: Tape) -> Array:  # noqa: ARG002
-        """(B, 1 + T, C) → (B, T, C)"""
+        """Map dy (B, 1 + T, C) to dx (B, T, C)."""
         self.token.add(dy[:, 0].sum(axis=0, dtype=self.token.grad.dtype))
         return dy[:, 1:]
 
 
 class Pick:
-    """One position of each sequence."""
+    """Select one position of each sequence."""
 
     parameters: Sequence[Parameter] = ()
 
     def __init__(self, context: Context, position: int) -> None:
-        """``position``: 0 is the first, -1 the last."""
+        """Create the layer. position: 0 is the first, -1 the last."""
         self._device, self._position = context.device, position
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        """(B, T, C) → (B, C)"""
+        """Map x (B, T, C) to y (B, C)."""
         tape.push(x.shape)
         return x[:, self._position]
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """(B, C) → (B, T, C)"""
+        """Map dy (B, C) to dx (B, T, C)."""
         (shape,) = tape.pop()
         dx: Array = self._device.xp.zeros(shape, dy.dtype)
         dx[:, self._position] = dy
@@ -93,16 +93,16 @@ class Pick:
 
 
 class Patches:
-    """Cuts images into square patches, row by row."""
+    """Cut images into square patches, row by row."""
 
     parameters: Sequence[Parameter] = ()
 
     def __init__(self, size: int) -> None:
-        """``size``: of a patch's side, in pixels."""
+        """Create the layer. size: side of a patch in pixels."""
         self._size = size
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        """(B, height, width, channels) → (B, patches, size · size · channels)"""
+        """Map x (B, height, width, channels) to y (B, patches, size · size · channels)."""
         tape.push(x.shape)
         count, height, width, channels = x.shape
         rows, columns, size = height // self._size, width // self._size, self._size
@@ -110,7 +110,7 @@ class Patches:
         return cut.reshape(count, rows * columns, size * size * channels)
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """(B, patches, size · size · channels) → (B, height, width, channels)"""
+        """Map dy (B, patches, size · size · channels) to dx (B, height, width, channels)."""
         ((count, height, width, channels),) = tape.pop()
         rows, columns, size = height // self._size, width // self._size, self._size
         cut = dy.reshape(count, rows, columns, size, size, channels).swapaxes(2, 3)

@@ -1,1 +1,1 @@
-"""Optimizers over flat arrays, with the names and formulas of PyTorch's where it has them."""
+"""Optimizers over flat arrays, with PyTorch's names and formulas if it has the optimizer."""

@@ -13,8 +13,11 @@ from payload.optim.base import runs
 
 
 class AdamW:
-    """m ← β1·m + (1 - β1)·grad; v ← β2·v + (1 - β2)·grad²; and with m̂ and v̂, m and v put right for their
-    start from 0 (that paper's algorithm 2), value ← value - lr·decay·value - lr·m̂ / (√v̂ + ε)."""
+    """AdamW: m ← β1·m + (1 - β1)·grad; v ← β2·v + (1 - β2)·grad²; value ← (1 - lr·decay)·value - lr·m̂ / (√v̂
+    + ε).
+
+    m̂ and v̂ are m and v, corrected for their start at 0 (algorithm 2 of the paper).
+    """
 
     def __init__(
         self,
@@ -34,15 +37,15 @@ class AdamW:
 
     def step(self, weights: Array, grads: Array, *, lr: float, scale: float = 1.0) -> None:
         self.updates += 1
-        given = self._moments.scalars(lr, scale, self.updates)
+        scalars = self._moments.scalars(lr, scale, self.updates)
         mean, square = self.state["mean"], self.state["square"]
         for run, decay in self._runs:
-            scalars = {**given, "keep": 1 - lr * decay}
-            self._device.apply(_KERNEL, scalars, grads[run], weights[run], mean[run], square[run])
+            kernel_scalars = {**scalars, "keep": 1 - lr * decay}
+            self._device.apply(_KERNEL, kernel_scalars, grads[run], weights[run], mean[run], square[run])
 
 
 class Moments:
-    """What Adam and its relatives remember of the gradients."""
+    """Moments of the gradients, for Adam and related optimizers."""
 
     def __init__(self, device: Device, weights: Array, beta1: float, beta2: float, eps: float) -> None:
         self._beta1, self._beta2, self._eps = beta1, beta2, eps
@@ -52,15 +55,17 @@ class Moments:
         }
 
     def scalars(self, lr: float, scale: float, updates: int) -> dict[str, float]:
-        """Those of the kernels; with ``rate`` and ``eps``, rate·m / (√v + ε) is lr·m̂ / (√v̂ + ε)."""
+        """Return the kernels' scalars: rate·m / (√v + eps), with eps scaled, equals lr·m̂ / (√v̂ + ε)."""
         first, second = 1 - self._beta1**updates, 1 - self._beta2**updates
         root = math.sqrt(second)
         rate, eps = lr * root / first, self._eps * root
         return {"rate": rate, "eps": eps, "scale": scale, "beta1": self._beta1, "beta2": self._beta2}
 
 
-def remember(grad: Array, mean: Array, square: Array, *, scale: float, beta1: float, beta2: float) -> Array:
-    """Update blocks of the moments by the gradient. Gives a block of scratch memory to go on in."""
+def update_moments(
+    grad: Array, mean: Array, square: Array, *, scale: float, beta1: float, beta2: float
+) -> Array:
+    """Update blocks of the moments with the gradient. Returns a scratch block for further use."""
     gradient = grad * scale if scale != 1 else grad
     mean *= beta1
     scratch = gradient * (1 - beta1)
@@ -83,7 +88,7 @@ def _update(
     eps: float,
     **moments: float,
 ) -> None:
-    scratch = remember(grad, mean, square, **moments)
+    scratch = update_moments(grad, mean, square, **moments)
     np.sqrt(square, out=scratch)
     scratch += eps
     np.divide(mean, scratch, out=scratch)
@@ -98,7 +103,7 @@ MOMENTS = """
     mean = beta1 * mean + (1 - beta1) * gradient;
     square = beta2 * square + (1 - beta2) * gradient * gradient;
 """
-"""``remember`` in CUDA C."""
+"""``update_moments`` in CUDA C."""
 
 _KERNEL = Kernel(
     "adamw",

@@ -1,4 +1,4 @@
-"""What an optimizer is, and what it knows of the flat arrays that it works on."""
+"""The optimizer interface, and helpers for the flat arrays that optimizers update."""
 
 from __future__ import annotations
 
@@ -10,27 +10,24 @@ from payload.nn.module import Segment
 
 
 class Optimizer(Protocol):
-    """Updates values by gradients."""
+    """Updates weights with their gradients."""
 
     state: dict[str, Array]
-    """What it remembers: arrays like ``weights``, by name."""
+    """Arrays shaped like ``weights``, by name."""
     updates: int
-    """How many there were; to be kept and restored with ``state``."""
+    """Number of updates so far. Saved and restored with ``state``."""
 
     def step(self, weights: Array, grads: Array, *, lr: float, scale: float = 1.0) -> None:
-        """Update ``weights`` (N,) in place by ``scale`` times ``grads`` (N,).
-
-        ``grads`` are undefined afterwards.
-        """
+        """Update ``weights`` (N,) with ``scale`` times ``grads`` (N,). May overwrite ``grads``."""
 
 
 def runs(segments: Sequence[Segment], weight_decay: float) -> list[tuple[slice, float]]:
-    """Stretches of the flat arrays, as long as can be, each with the decay that all of it is subject to."""
-    found: list[tuple[slice, float]] = []
+    """Return the longest slices of the flat arrays that have the same weight decay, each with that decay."""
+    slices: list[tuple[slice, float]] = []
     for segment in segments:
         decay = weight_decay if segment.parameter.decay else 0.0
         start = segment.start
-        if found and found[-1][1] == decay and found[-1][0].stop == start:
-            start = found.pop()[0].start
-        found.append((slice(start, segment.stop), decay))
-    return found
+        if slices and slices[-1][1] == decay and slices[-1][0].stop == start:
+            start = slices.pop()[0].start
+        slices.append((slice(start, segment.stop), decay))
+    return slices

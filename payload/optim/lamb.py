@@ -1,5 +1,5 @@
-"""LAMB: Adam's steps at a length of each parameter's own (You et al., "Large Batch Optimization for Deep
-Learning: Training BERT in 76 minutes", 2020, algorithm 2)."""
+"""LAMB: Adam steps scaled for each parameter (You et al., "Large Batch Optimization for Deep Learning:
+Training BERT in 76 minutes", 2020, algorithm 2)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ import numpy as np
 from payload.comm.base import Communicator
 from payload.device.base import Array, Device, Kernel
 from payload.nn.module import Parameter, Segment
-from payload.optim.adamw import MOMENTS, Moments, remember
+from payload.optim.adamw import MOMENTS, Moments, update_moments
 from payload.optim.base import runs
 
 
 class LAMB:
-    """Of a parameter x with Adam's direction r = m̂ / (√v̂ + ε) + decay·x, the step is lr·‖x‖/‖r‖·r.
+    """For a parameter x with Adam's direction r = m̂ / (√v̂ + ε) + decay·x, the step is lr·‖x‖/‖r‖·r.
 
-    Where a norm is 0 the ratio is 1, and so it is for parameters without decay, biases and gains, as in the
-    authors' own program.
+    The ratio is 1 if a norm is 0, and for parameters without decay, as in the authors' program.
     """
 
     def __init__(
@@ -34,52 +33,54 @@ class LAMB:
         eps: float = 1e-6,
         weight_decay: float = 0.01,
     ) -> None:
-        """
+        """Allocate the optimizer's state.
+
         Args:
-            segments: what lies in this rank's ``weights``.
-            parameters: those of which some rank of the groups holds a piece, in the same order on all.
-            groups: the ranks that hold other pieces or, by tensor parallelism, other parts of them. Ranks
-                that hold the same pieces must not be among them.
+            segments: positions of the parameters in this rank's ``weights``.
+            parameters: all parameters that ranks of the groups have pieces of, in the same order on all
+                ranks.
+            groups: communicators of the ranks with other pieces or, with tensor parallelism, other parts.
+                They must not contain ranks with the same pieces.
         """
         self._device, self._moments = device, Moments(device, weights, beta1, beta2, eps)
         self._runs = runs(segments, weight_decay)
-        places = {id(parameter): place for place, parameter in enumerate(parameters)}
-        self._pieces = [(slice(p.start, p.stop), places[id(p.parameter)], p.parameter) for p in segments]
+        indices = {id(parameter): index for index, parameter in enumerate(parameters)}
+        self._pieces = [(slice(p.start, p.stop), indices[id(p.parameter)], p.parameter) for p in segments]
         self._count, self._groups = len(parameters), groups
         self.updates = 0
         self.state = self._moments.state
 
     def step(self, weights: Array, grads: Array, *, lr: float, scale: float = 1.0) -> None:
         self.updates += 1
-        given = self._moments.scalars(1.0, scale, self.updates)
+        scalars = self._moments.scalars(1.0, scale, self.updates)
         mean, square = self.state["mean"], self.state["square"]
         for run, decay in self._runs:
             self._device.apply(
-                _DIRECTION, {**given, "decay": decay}, weights[run], grads[run], mean[run], square[run]
+                _DIRECTION, {**scalars, "decay": decay}, weights[run], grads[run], mean[run], square[run]
             )
         ratios = self._ratios(weights, grads)
-        for run, place, _ in self._pieces:
-            grads[run] *= (lr * ratios[place]).astype(grads.dtype)
+        for run, index, _ in self._pieces:
+            grads[run] *= (lr * ratios[index]).astype(grads.dtype)
         for run, _ in self._runs:
             weights[run] -= grads[run]
 
     def _ratios(self, weights: Array, directions: Array) -> Array:
-        """‖x‖/‖r‖ of each parameter as a whole, wherever its pieces are.
+        """Return ‖x‖/‖r‖ of each whole parameter, over all ranks that have pieces of it.
 
-        What several tensor-parallel ranks have whole counts several times in both, and so in neither.
+        A parameter that several tensor-parallel ranks hold whole counts several times in both norms.
         """
         xp = self._device.xp
         squares = xp.zeros((2, self._count))
-        for run, place, parameter in self._pieces:
+        for run, index, parameter in self._pieces:
             if parameter.decay:
                 for row, flat in enumerate((weights[run], directions[run])):
-                    squares[row, place] += flat @ flat
+                    squares[row, index] += flat @ flat
         sums = squares.ravel().tolist()
         for group in self._groups:
             sums = group.sum(sums)
         norms = xp.sqrt(xp.asarray(sums).reshape(squares.shape))
-        known = (norms > 0).all(axis=0)
-        return xp.where(known, norms[0] / xp.where(known, norms[1], 1), 1)
+        is_valid = (norms > 0).all(axis=0)
+        return xp.where(is_valid, norms[0] / xp.where(is_valid, norms[1], 1), 1)
 
 
 def _direct(
@@ -93,8 +94,8 @@ def _direct(
     eps: float,
     **moments: float,
 ) -> None:
-    """Puts the direction in the gradient's place."""
-    remember(grad, mean, square, **moments)
+    """Write the direction over the gradient."""
+    update_moments(grad, mean, square, **moments)
     np.sqrt(square, out=grad)
     grad += eps
     np.divide(mean, grad, out=grad)

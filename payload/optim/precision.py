@@ -1,8 +1,8 @@
-"""Formats of numbers, and the scale that keeps small gradients from vanishing in half precision.
+"""Number formats, and the loss scale that keeps small gradients from vanishing in half precision.
 
-In half precision layers compute with weights and activations of 16 bits, and sum products, norms,
-probabilities and losses in float32. Masters, gradients and the optimizer's state are float32 (Micikevicius et
-al., "Mixed Precision Training", ICLR 2018). bfloat16 has float32's range; float16 needs its loss scaled.
+In half precision, layers use 16-bit weights and activations, and sum products, norms, probabilities and
+losses in float32. Master weights, gradients and optimizer state are float32 (Micikevicius et al., "Mixed
+Precision Training", ICLR 2018). bfloat16 has the range of float32; float16 needs loss scaling.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """In what is computed, and in what is summed and updated."""
+    """Number formats of layers (``compute``) and of sums and updates (``master``)."""
 
     compute: np.dtype[Any]
     master: np.dtype[Any]
@@ -32,20 +32,23 @@ PRECISIONS = {
 
 @dataclass(slots=True)
 class LossScale:
-    """What the loss is multiplied by, so that its gradients fall into the range of the format.
+    """Factor on the loss that moves the gradients into the range of the format.
 
-    A dynamic one is halved when a gradient overflows, and the step left out; after ``interval`` steps without
-    an overflow it is doubled. Interval and start are NVIDIA's (Apex) and PyTorch's.
+    A dynamic factor is halved, and the step skipped, when a gradient overflows; it is doubled after
+    ``interval`` steps without overflow. Interval and initial value are those of NVIDIA's Apex and PyTorch.
     """
 
     value: float = 1.0
     dynamic: bool = False
     interval: int = 2000
-    skipped: int = 0  # steps
-    unbroken: int = 0  # steps since the value changed
+    # Number of skipped steps.
+    skipped: int = 0
+    # Steps since the value changed.
+    unbroken: int = 0
 
     def overflowed(self) -> bool:
-        """Gradients are not finite. Whether a lower scale may help: the step is to be skipped then."""
+        """Handle gradients that are not finite. Return whether to skip the step and retry with a
+        lower scale."""
         if not self.dynamic or self.value <= 1:
             return False
         self.value /= 2
@@ -53,8 +56,8 @@ class LossScale:
         self.unbroken = 0
         return True
 
-    def held(self) -> None:
-        """A step went well."""
+    def record_success(self) -> None:
+        """Count a step without overflow, and raise a dynamic scale if it is time."""
         self.unbroken += 1
         if self.dynamic and self.unbroken == self.interval:
             self.value *= 2
@@ -62,18 +65,21 @@ class LossScale:
 
     @property
     def state(self) -> dict[str, float]:
-        """What a checkpoint keeps of it."""
+        """Values that a checkpoint saves."""
         return {"value": self.value, "skipped": self.skipped, "unbroken": self.unbroken}
 
     def restore(self, state: dict[str, float]) -> None:
-        """Go on from there; a scale that the user set stays as it is."""
+        """Restore a saved state. A fixed scale stays as the user set it."""
         if self.dynamic:
             self.value, self.unbroken = state["value"], int(state["unbroken"])
         self.skipped = int(state["skipped"])
 
 
-def loss_scale(precision: str, wanted: float | None) -> LossScale:
-    """``wanted``: a fixed one; None: dynamic for fp16, and none for formats with the range of float32."""
-    if wanted is not None:
-        return LossScale(wanted)
+def loss_scale(precision: str, fixed: float | None) -> LossScale:
+    """Return the loss scale of a precision.
+
+    fixed: scale set by the user. None: dynamic for fp16, and 1 for formats with the range of float32.
+    """
+    if fixed is not None:
+        return LossScale(fixed)
     return LossScale(2.0**16, dynamic=True) if precision == "fp16" else LossScale()

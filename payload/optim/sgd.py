@@ -1,4 +1,4 @@
-"""Stochastic gradient descent with momentum, as PyTorch has it."""
+"""Stochastic gradient descent with momentum, as in PyTorch."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from payload.optim.base import runs
 
 
 class SGD:
-    """g ← grad + decay·value; v ← momentum·v + g; value ← value - lr·v.
+    """SGD: g ← grad + decay·value; v ← momentum·v + g; value ← value - lr·v.
 
-    With Nesterov's momentum, value ← value - lr·(g + momentum·v).
+    With Nesterov momentum: value ← value - lr·(g + momentum·v).
     """
 
     def __init__(
@@ -53,14 +53,14 @@ def _nesterov(
     gradient = _decayed(grad, value, scale, decay)
     velocity *= momentum
     velocity += gradient
-    ahead = velocity * momentum
-    ahead += gradient
-    ahead *= lr
-    value -= ahead
+    update = velocity * momentum
+    update += gradient
+    update *= lr
+    value -= update
 
 
 def _decayed(grad: Array, value: Array, scale: float, decay: float) -> Array:
-    """scale·grad + decay·value"""
+    """Return scale·grad + decay·value."""
     gradient = grad * scale if scale != 1 else grad
     return gradient + value * decay if decay else gradient
 

@@ -1,1 +1,1 @@
-"""Which rank does what part of the work."""
+"""Distribution of a model and its training over ranks."""

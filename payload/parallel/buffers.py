@@ -1,10 +1,10 @@
-"""Where each parameter lies in the flat buffers of a stage, and which shard of it this rank owns.
+"""Layout of the parameters in a stage's flat buffers, and the shard of each that this rank owns.
 
-Consecutive units form a bucket, which is summed, gathered and freed as one. A bucket is padded to a multiple
-of the number of owners and cut evenly among them:
+Consecutive units form a bucket, which is summed, gathered and freed as a whole. A bucket is padded to a
+multiple of the number of owners and cut evenly among them:
 
     whole    | bucket 0: rank 0 | rank 1 | bucket 1: rank 0 | rank 1 |   all parameters, in the order of units
-    owned    | bucket 0 | bucket 1 |                                     by rank 0: a shard of every bucket
+    owned    | bucket 0 | bucket 1 |                                     of rank 0: a shard of every bucket
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ from payload.nn.module import Parameter, Segment, Unit
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Units that are treated as one. A parameter that units share lies with the first of them."""
+    """Units that are processed together. A parameter shared by several units belongs to the first of them."""
 
     number: int
-    start: int  # in the whole flat array
-    stop: int  # with padding
-    segments: tuple[Segment, ...]  # in the whole flat array
+    # Position in the flat array of all parameters; ``stop`` includes padding.
+    start: int
+    stop: int
+    # With positions in the flat array of all parameters.
+    segments: tuple[Segment, ...]
 
     @property
     def size(self) -> int:
         return self.stop - self.start
 
     def views(self, whole: Array) -> Iterator[tuple[Parameter, Array]]:
-        """Each parameter, and its place in an array of this bucket alone, in its shape."""
+        """Yield each parameter with a view of its values in ``whole``, an array of this bucket alone."""
         for segment in self.segments:
             view = whole[segment.start - self.start : segment.stop - self.start]
             yield segment.parameter, view.reshape(segment.parameter.shape)
@@ -41,17 +43,21 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class BufferLayout:
-    """Of one stage's units."""
+    """Buckets of the units of one stage."""
 
     buckets: Sequence[Bucket]
-    uses: Mapping[str, Sequence[Bucket]]  # by unit: those that hold its parameters
-    completes: Mapping[str, Sequence[Bucket]]  # by unit: whose gradients are whole after its backward pass
-    parts: int  # how many ranks own a part each
-    rank: int  # among them
+    # By unit: the buckets that hold its parameters.
+    uses: Mapping[str, Sequence[Bucket]]
+    # By unit: the buckets whose gradients are complete after its backward pass.
+    completes: Mapping[str, Sequence[Bucket]]
+    # Number of ranks that own a part of every bucket.
+    parts: int
+    # Index of this rank among the owners.
+    rank: int
 
     @property
     def size(self) -> int:
-        """Of the whole flat array."""
+        """Size of the flat array of all parameters."""
         return self.buckets[-1].stop if self.buckets else 0
 
     @property
@@ -59,17 +65,17 @@ class BufferLayout:
         return self.size // self.parts
 
     def owned(self, bucket: Bucket) -> slice:
-        """This rank's part of a bucket, in the flat array of what it owns."""
+        """Return the position of this rank's part of a bucket in the flat array that this rank owns."""
         return slice(bucket.start // self.parts, bucket.stop // self.parts)
 
     def part(self, bucket: Bucket) -> slice:
-        """This rank's part of a bucket, in an array of that bucket alone."""
+        """Return the position of this rank's part of a bucket in an array of that bucket alone."""
         size = bucket.size // self.parts
         return slice(self.rank * size, (self.rank + 1) * size)
 
     def segments(self) -> list[Segment]:
-        """What this rank owns."""
-        found = []
+        """Return the parameters, or parts of them, that this rank owns."""
+        owned_segments = []
         for bucket in self.buckets:
             part = self.part(bucket)
             shift = self.owned(bucket).start - bucket.start - part.start
@@ -78,56 +84,57 @@ class BufferLayout:
                 stop = min(segment.stop, bucket.start + part.stop)
                 if start < stop:
                     offset = start - segment.start
-                    found.append(Segment(segment.parameter, start + shift, stop + shift, offset))
-        return found
+                    owned_segments.append(Segment(segment.parameter, start + shift, stop + shift, offset))
+        return owned_segments
 
 
 def make_layout(
-    units: Sequence[Unit], *, least: int = 0, parts: int = 1, rank: int = 0, tied: Unit | None = None
+    units: Sequence[Unit], *, min_size: int = 0, parts: int = 1, rank: int = 0, tied: Unit | None = None
 ) -> BufferLayout:
-    """Group units from the last to the first, as their gradients appear.
+    """Group units into buckets, from the last unit to the first: the order in which their gradients appear.
 
     Args:
-        least: numbers in a bucket, but the first, which may have fewer.
-        tied: a unit that comes before the others, in a bucket of its own: so what stages of a pipeline share
-            lies at the same place on all of them.
+        min_size: minimum size of a bucket. The first bucket may be smaller.
+        parts: number of ranks that each own a part of every bucket.
+        tied: parameters shared with other pipeline stages, as a unit of its own. It gets the first bucket, so
+            that it has the same position on all stages.
     """
-    everything = [tied, *units] if tied else list(units)
-    own = _own(everything)
-    runs = _runs({unit.name: sum(p.size for p in own[unit.name]) for unit in units}, least)
+    all_units = [tied, *units] if tied else list(units)
+    first_uses = _first_uses(all_units)
+    runs = _runs({unit.name: sum(p.size for p in first_uses[unit.name]) for unit in units}, min_size)
     buckets: list[Bucket] = []
-    where: dict[int, Bucket] = {}
-    completes: dict[str, list[Bucket]] = {unit.name: [] for unit in everything}
+    bucket_of: dict[int, Bucket] = {}
+    completes: dict[str, list[Bucket]] = {unit.name: [] for unit in all_units}
     for names in [[tied.name], *runs] if tied else runs:
         start = buckets[-1].stop if buckets else 0
-        bucket = _bucket(len(buckets), start, [p for name in names for p in own[name]], parts)
+        bucket = _bucket(len(buckets), start, [p for name in names for p in first_uses[name]], parts)
         if bucket.size:
             buckets.append(bucket)
             completes[names[0]].append(bucket)
-            where |= {id(segment.parameter): bucket for segment in bucket.segments}
+            bucket_of |= {id(segment.parameter): bucket for segment in bucket.segments}
     uses = {
-        unit.name: list({where[id(p)].number: where[id(p)] for p in unit.layer.parameters}.values())
-        for unit in everything
+        unit.name: list({bucket_of[id(p)].number: bucket_of[id(p)] for p in unit.layer.parameters}.values())
+        for unit in all_units
     }
     return BufferLayout(buckets, uses, completes, parts, rank)
 
 
-def _own(units: Sequence[Unit]) -> dict[str, list[Parameter]]:
-    """By unit: its parameters, but those of a unit before it."""
-    own: dict[str, list[Parameter]] = {}
+def _first_uses(units: Sequence[Unit]) -> dict[str, list[Parameter]]:
+    """Map each unit to its parameters, without those that an earlier unit also uses."""
+    first_uses: dict[str, list[Parameter]] = {}
     seen: set[int] = set()
     for unit in units:
-        own[unit.name] = [p for p in unit.layer.parameters if id(p) not in seen]
-        seen |= {id(p) for p in own[unit.name]}
-    return own
+        first_uses[unit.name] = [p for p in unit.layer.parameters if id(p) not in seen]
+        seen |= {id(p) for p in first_uses[unit.name]}
+    return first_uses
 
 
-def _runs(sizes: dict[str, int], least: int) -> list[list[str]]:
-    """Names in runs that come to at least ``least`` together, filled from the last."""
+def _runs(sizes: dict[str, int], min_size: int) -> list[list[str]]:
+    """Group names into runs whose sizes add up to at least ``min_size``, starting at the last name."""
     runs: list[list[str]] = []
-    filled = least
+    filled = min_size
     for name in reversed(sizes):
-        if filled >= least:
+        if filled >= min_size:
             runs.append([])
             filled = 0
         runs[-1].append(name)
@@ -145,19 +152,20 @@ def _bucket(number: int, start: int, parameters: Sequence[Parameter], parts: int
 
 
 _SLACK = 16
-"""A sixteenth more is made than asked for, so that what is a little larger fits, too."""
+"""Arrays are allocated a sixteenth larger than requested, so that slightly larger requests fit too."""
 
 
 class Pool:
-    """Flat arrays of one dtype, which are kept: a page of fresh memory costs more than its reuse."""
+    """Reusable flat arrays of one dtype: reusing memory is cheaper than touching new pages."""
 
     def __init__(self, device: Device, dtype: DTypeLike) -> None:
         self._device, self._dtype = device, dtype
         self._free: list[Array] = []
-        self.nbytes = 0  # of all arrays that were made
+        # Of all arrays ever allocated.
+        self.nbytes = 0
 
     def take(self, size: int) -> Array:
-        """An array with any content: a view of one that may be larger, but not by far."""
+        """Return an uninitialized array. It is a view of an array that may be up to twice as large."""
         fitting = [n for n, array in enumerate(self._free) if size <= len(array) <= 2 * size]
         if fitting:
             return self._free.pop(min(fitting, key=lambda n: len(self._free[n])))[:size]
@@ -165,7 +173,7 @@ class Pool:
         self.nbytes += array.nbytes
         return array[:size]
 
-    def give(self, array: Array) -> None:
-        """Take it back."""
+    def put_back(self, array: Array) -> None:
+        """Return an array to the pool, for reuse."""
         whole: Any = array.base
         self._free.append(whole)

@@ -1,4 +1,4 @@
-"""One training step over the mesh: gradients of a global batch, their sums and norm, and the update."""
+"""One training step on the mesh: gradients of a global batch, their sum and norm, and the update."""
 
 from __future__ import annotations
 
@@ -28,15 +28,22 @@ _DEFAULT = Options()
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Of one step, the same on every rank."""
+    """Result of one step. It is the same on every rank."""
 
-    loss: float  # mean over the global batch's targets, before the update
-    grad_norm: float  # of that mean, over all parameters, before clipping
-    targets: int  # in the global batch
-    flags: tuple[float, ...] = ()  # sums over all ranks
-    skipped: bool = False  # for gradients that overflowed; the loss scale has been lowered
-    skips: int = 0  # of the whole training so far
-    loss_scale: float = 1.0  # with which gradients were computed
+    # Mean over the targets of the global batch, before the update.
+    loss: float
+    # Norm of the gradient of that mean over all parameters, before clipping.
+    grad_norm: float
+    # Number of targets in the global batch.
+    targets: int
+    # Sums over all ranks.
+    flags: tuple[float, ...] = ()
+    # Whether the gradients overflowed. The weights are unchanged, and the loss scale was lowered.
+    skipped: bool = False
+    # Number of skipped steps so far in the whole training.
+    skips: int = 0
+    # Scale with which the gradients were computed.
+    loss_scale: float = 1.0
 
     @property
     def finite(self) -> bool:
@@ -45,22 +52,24 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Over all held-out targets, the same on every rank."""
+    """Result over all held-out targets. It is the same on every rank."""
 
-    loss: float  # mean, in nats
-    accuracy: float  # in [0, 1]
+    # Mean, in nats.
+    loss: float
+    # In [0, 1].
+    accuracy: float
 
     @property
     def perplexity(self) -> float:
         return math.exp(self.loss) if self.loss < _LARGEST_EXPONENT else math.inf
 
     def bits_per_byte(self, bytes_per_target: float) -> float:
-        """Of text, whatever its tokens are."""
+        """Return the loss of text in bits per byte, which does not depend on the tokenizer."""
         return self.loss / math.log(2) / bytes_per_target
 
 
 class Engine:
-    """A model on the mesh, in the layout that was chosen: trains, evaluates or measures."""
+    """A model on the mesh, in the chosen layout. Trains and evaluates it."""
 
     def __init__(
         self,
@@ -74,12 +83,13 @@ class Engine:
         loss_scale: LossScale | None = None,
         compressor: Compressed | None = None,
     ) -> None:
-        """
+        """Lay out the model on the mesh.
+
         Args:
-            units: the whole model, built with ``mesh.context(device)``; its parameters take no memory yet.
-            make_optimizer: of what this rank updates.
-            loss_scale: by default none.
-            compressor: of ``mesh.dp``, or what that times; it is given the gradients to compress.
+            units: whole model, built with ``mesh.context(device)``. Its parameters are not allocated yet.
+            make_optimizer: called once with this rank's storage; returns the optimizer that updates it.
+            loss_scale: default: no scaling.
+            compressor: ``mesh.dp``, or the communicator it wraps. The gradients are attached to it.
 
         Raises:
             UsageError: the model cannot be laid out on this mesh.
@@ -91,15 +101,15 @@ class Engine:
         stages = split(recomputed(units) if options.recompute else units, mesh.pp.size)
         self.device, self.mesh, self._options = device, mesh, options
         self.units = stages[mesh.pp.rank]
-        """Of this rank's stage."""
+        """Units of this rank's stage."""
         self.ties = Ties(stages, mesh.pp, device)
-        """Those of their parameters that other stages have, too."""
+        """Parameters of this stage that other stages also have."""
         self.storage = Storage(device, self.units, mesh.dp, options, tied=self.ties.unit)
         self.loss_scale = loss_scale or LossScale()
         self.own_state: Mapping[str, Array] = {}
-        """Arrays that this rank alone has, and must have again to go on."""
+        """Arrays that only this rank has. They must be restored to resume training."""
         if compressor:
-            from payload.comm.compression import ParamSlice  # noqa: PLC0415 - it needs MPI
+            from payload.comm.compression import ParamSlice  # noqa: PLC0415 - needs MPI
 
             slices = [ParamSlice(s.start, s.parameter.shape) for s in self.storage.segments]
             compressor.attach(self.storage.grad_buffer, slices)
@@ -107,7 +117,8 @@ class Engine:
         self._pipeline = Pipeline(Stage(self.units, self.storage, self.ties.unit), loss, mesh.pp)
         self.optimizer = make_optimizer(self.storage)
 
-    @np.errstate(over="ignore", invalid="ignore")  # the outcome tells
+    # Overflow shows in the result.
+    @np.errstate(over="ignore", invalid="ignore")
     def step(
         self,
         batches: Sequence[MicroBatch],
@@ -117,16 +128,16 @@ class Engine:
         lr: float,
         flags: Sequence[float] = (),
     ) -> StepResult:
-        """Train on this rank's share of a global batch, cut into micro-batches; their number is the same on
-        all ranks.
+        """Train on this rank's share of a global batch, cut into micro-batches.
+
+        If the loss or the gradients are not finite, the weights stay as they are; the loss scale, and
+        layer state such as the statistics of batch norm, may change.
 
         Args:
-            targets: in the whole global batch, as far as known beforehand: gradients are scaled by it, and
-                put right by what was really counted.
-            flags: numbers of this rank that are summed along, so that ranks agree at no cost.
-
-        A step whose numbers are not finite changes no weights, but the loss scale, and layers' own state
-        such as the statistics of batch norm.
+            batches: as many on every rank.
+            targets: expected number of targets in the global batch. Gradients are scaled by it and
+                corrected by the counted number.
+            flags: numbers of this rank that are summed over ranks along with the loss, at no extra cost.
         """
         self.storage.begin()
         loss_scale = self.loss_scale.value
@@ -134,41 +145,47 @@ class Engine:
             batches, scale=loss_scale / targets, seed=self._options.seed, iteration=iteration
         )
         self.storage.reduce(across=self.ties.sum)
-        first = self.mesh.tp.rank == 0  # tensor-parallel ranks have the same sums
-        mine = [float(value) if first else 0.0 for value in (sums.loss, sums.count)]
-        loss, count, squares, *summed_flags = self.mesh.world.sum([*mine, float(self._squares()), *flags])
+        counts = self.mesh.tp.rank == 0  # tensor-parallel ranks have the same sums
+        local = [float(value) if counts else 0.0 for value in (sums.loss, sums.count)]
+        loss, count, squares, *summed_flags = self.mesh.world.sum([*local, float(self._squares()), *flags])
         scale = targets / count / loss_scale if count else 0.0
         mean, norm = loss / count if count else 0.0, math.sqrt(squares) * scale
-        # A loss that is not finite is not the scale's fault.
+        # A loss that is not finite was not caused by the loss scale.
         overflow = math.isfinite(mean) and not math.isfinite(norm) and self.loss_scale.overflowed()
         skips = self.loss_scale.skipped
-        outcome = StepResult(mean, norm, int(count), tuple(summed_flags), overflow, skips, loss_scale)
-        if outcome.finite:
-            self.loss_scale.held()
-            if outcome.grad_norm > self._options.clip:
-                scale *= self._options.clip / outcome.grad_norm
+        result = StepResult(mean, norm, int(count), tuple(summed_flags), overflow, skips, loss_scale)
+        if result.finite:
+            self.loss_scale.record_success()
+            if result.grad_norm > self._options.clip:
+                scale *= self._options.clip / result.grad_norm
             self.optimizer.step(self.storage.master_weights, self.storage.grads, lr=lr, scale=scale)
             self.storage.publish()
-        return outcome
+        return result
 
-    @np.errstate(over="ignore", invalid="ignore")  # the loss tells
+    # Overflow shows in the loss.
+    @np.errstate(over="ignore", invalid="ignore")
     def evaluate(self, batches: Iterable[MicroBatch]) -> Evaluation:
-        """Of this rank's share of the held-out data; the number of batches is the same on all ranks."""
+        """Evaluate this rank's share of the held-out data, and return the result over all ranks.
+
+        batches: as many on every rank.
+        """
         sums = self._pipeline.evaluate(batches)
-        first = self.mesh.tp.rank == 0
+        counts = self.mesh.tp.rank == 0
         loss, correct, count = self.mesh.world.sum(
-            [float(value) if first else 0.0 for value in (sums.loss, sums.correct, sums.count)]
+            [float(value) if counts else 0.0 for value in (sums.loss, sums.correct, sums.count)]
         )
         return Evaluation(loss / count, correct / count)
 
     def counts(self, parameter: Parameter) -> bool:
-        """Whether this rank is to count and to save what it holds of a parameter, among the tensor-parallel
-        ranks and stages that hold the same."""
-        parted = parameter.axis is not None
-        return (parted or self.mesh.tp.rank == 0) and self.ties.counts(parameter)
+        """Return whether this rank counts and saves its part of a parameter.
+
+        If several tensor-parallel ranks or stages hold the same part, only one of them does.
+        """
+        is_split = parameter.axis is not None
+        return (is_split or self.mesh.tp.rank == 0) and self.ties.counts(parameter)
 
     def _squares(self) -> Array | float:
-        """The sum of this rank's squared gradients, each number of the model being counted on one rank."""
+        """Return the sum of squares of this rank's gradients. Each number counts on one rank only."""
         if not self.storage.sharded and self.mesh.dp.rank:
             return 0.0
         flat = self.storage.grads

@@ -1,4 +1,4 @@
-"""The mesh of ranks (data-, tensor- and pipeline-parallel groups), and how a model is laid out on it."""
+"""The mesh of ranks (data-, tensor- and pipeline-parallel groups), and options of the layout on it."""
 
 from __future__ import annotations
 
@@ -13,44 +13,50 @@ from payload.nn.module import Context
 from payload.optim.precision import PRECISIONS, Precision
 
 if TYPE_CHECKING:
-    from payload.comm.transport import Transport  # it needs MPI, which one rank does without
+    from payload.comm.transport import Transport  # needs MPI
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """dp x tp x pp ranks. Neighbours in rank are tensor-parallel, since these talk most, and share a node;
-    stages of a pipeline, which talk least, have the most distant ranks: rank = (pp · DP + dp) · TP + tp."""
+    """A grid of dp x tp x pp ranks: rank = (pp · DP + dp) · TP + tp.
+
+    Tensor-parallel ranks communicate most, so they are neighbours and share a node. Pipeline stages
+    communicate least, so they are farthest apart.
+    """
 
     world: Communicator
-    dp: Communicator  # same tensors, same stage, other samples
-    tp: Communicator  # other parts of the same tensors
-    pp: Communicator  # other stages of the same samples
+    # Ranks with the same tensors and stage, but different samples.
+    dp: Communicator
+    # Ranks with other parts of the same tensors.
+    tp: Communicator
+    # Ranks with other stages of the same samples.
+    pp: Communicator
 
     def context(self, device: Device) -> Context:
-        """What the layers of this rank are built with."""
+        """Return the device and communicators for building the layers of this rank."""
         return Context(device, tp=self.tp, dp=self.dp)
 
 
 def alone() -> Mesh:
-    """A mesh of one rank."""
+    """Return a mesh of one rank."""
     solo = Solo()
     return Mesh(solo, solo, solo, solo)
 
 
 def make_mesh(world: Transport, *, tp: int = 1, pp: int = 1) -> Mesh:
-    """All ranks as dp x tp x pp, dp being what is left.
+    """Arrange all ranks as dp x tp x pp. dp follows from the number of ranks.
 
     Raises:
-        UsageError: the number of ranks is no multiple of tp x pp.
+        UsageError: the number of ranks is not a multiple of tp x pp.
     """
-    dp, rest = divmod(world.size, tp * pp)
-    if rest:
+    dp, remainder = divmod(world.size, tp * pp)
+    if remainder:
         raise UsageError(
-            f"--tp {tp} x --pp {pp} does not divide the {world.size} ranks: start a multiple of {tp * pp}",
+            f"--tp {tp} x --pp {pp} does not divide the {world.size} ranks; start a multiple of {tp * pp}",
             code="ranks-not-divisible",
         )
     rank = world.rank
-    here = (rank // (dp * tp), rank // tp % dp, rank % tp)  # pp, dp, tp
+    position = (rank // (dp * tp), rank // tp % dp, rank % tp)  # pp, dp, tp
 
     def group(size: int, color: int) -> Communicator:
         if size == 1:
@@ -59,21 +65,28 @@ def make_mesh(world: Transport, *, tp: int = 1, pp: int = 1) -> Mesh:
 
     return Mesh(
         world,
-        dp=group(dp, here[0] * tp + here[2]),
-        tp=group(tp, here[0] * dp + here[1]),
-        pp=group(pp, here[1] * tp + here[2]),
+        dp=group(dp, position[0] * tp + position[2]),
+        tp=group(tp, position[0] * dp + position[1]),
+        pp=group(pp, position[1] * tp + position[2]),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the mesh does not say."""
+    """Options of the layout and of the training step."""
 
-    seed: int = 0  # of first values and of dropout
+    # Of initial weights and dropout.
+    seed: int = 0
     precision: Precision = PRECISIONS["fp32"]
-    clip: float = math.inf  # the norm above which gradients are scaled down to it
-    recompute: bool = False  # keep no activations but those between units
-    zero: int = 0  # the stage, 0 to 3: see ``zero``
-    offload: bool = False  # what the optimizer works on is in the memory of the host
-    bucket_bytes: int = 25 << 20  # of gradients, at least, that are summed in one call; as PyTorch's DDP
-    overlap: bool = True  # at stages 0 and 1 sum while the backward pass goes on, not after it
+    # Gradients with a larger norm are scaled down to it.
+    clip: float = math.inf
+    # Whether to keep only the activations between units, and recompute the rest.
+    recompute: bool = False
+    # ZeRO stage, 0 to 3: see ``zero``.
+    zero: int = 0
+    # Whether the optimizer and its data are in host memory.
+    offload: bool = False
+    # Minimum bytes of gradients that are summed in one call. The default is that of PyTorch's DDP.
+    bucket_bytes: int = 25 << 20
+    # Whether stages 0 and 1 sum gradients during the backward pass, not after it.
+    overlap: bool = True

@@ -1,7 +1,7 @@
-"""Pipeline parallelism: which units lie on which stage, what passes between stages, and in which order.
+"""Pipeline parallelism: the units of each stage, the data that passes between stages, and the schedule.
 
-Each rank runs its stage, sends activations on, and gradients back. Where the whole model is one stage, it is
-one micro-batch after the other, their gradients added up.
+Each rank runs its stage, sends activations forward and gradients back. With a single stage, it runs one
+micro-batch after the other and adds up the gradients.
 """
 
 from __future__ import annotations
@@ -23,33 +23,37 @@ from payload.nn.module import Draw, Parameter, Segment, Sequential, Tape, Unit
 from payload.parallel.zero import Storage
 
 _BLOCK = 1 << 20
-"""Numbers that stages exchange at once: the other stages' need a place of their own for so long."""
+"""Numbers that stages exchange at a time. Each other stage needs a temporary buffer of this size."""
 
 _MEMORY_WEIGHT = 1e-3
-"""Work decides; parameters decide between splits of about the same work."""
+"""Weight of a unit's parameters relative to its FLOPs: it decides between splits of about equal work."""
 
 
 def split(units: Sequence[Unit], stages: int) -> list[Sequence[Unit]]:
-    """Runs of consecutive units, at least one each, of which the most laborious is as light as can be.
+    """Split units into stages of consecutive units, so that the most expensive stage is as cheap as possible.
 
     Raises:
         UsageError: there are fewer units than stages.
     """
     if stages > len(units):
         raise UsageError(
-            f"--pp {stages}: the model can only be cut into {len(units)} stages; ask for fewer",
+            f"--pp {stages}: the model has only {len(units)} units to split; use --pp {len(units)} or less",
             code="too-many-stages",
         )
-    until = list(accumulate(_costs(units), initial=0.0))  # until[n]: of the first n units
-    # best[n]: of the first n units cut into runs, the heaviest run, and where the runs begin
-    best = [(math.inf, [0]), *((cost, [0]) for cost in until[1:])]
+    # cumulative[n]: cost of the first n units.
+    cumulative = list(accumulate(_costs(units), initial=0.0))
+    # best[n]: cost of the most expensive stage, and where the stages begin, if the first n units are split.
+    best = [(math.inf, [0]), *((cost, [0]) for cost in cumulative[1:])]
     for _ in range(1, stages):
         best = [
             min(
-                ((max(best[cut][0], until[end] - until[cut]), [*best[cut][1], cut]) for cut in range(end)),
+                (
+                    (max(best[cut][0], cumulative[end] - cumulative[cut]), [*best[cut][1], cut])
+                    for cut in range(end)
+                ),
                 default=(math.inf, [0]),
             )
-            for end in range(len(until))
+            for end in range(len(cumulative))
         ]
     _, cuts = best[-1]
     return [units[start:end] for start, end in pairwise([*cuts, len(units)])]
@@ -58,17 +62,20 @@ def split(units: Sequence[Unit], stages: int) -> list[Sequence[Unit]]:
 def _costs(units: Sequence[Unit]) -> list[float]:
     sizes = [sum(parameter.size for parameter in unit.layer.parameters) for unit in units]
     flops, size = sum(unit.flops for unit in units) or 1, sum(sizes) or 1
-    return [unit.flops / flops + _MEMORY_WEIGHT * own / size for unit, own in zip(units, sizes, strict=True)]
+    return [
+        unit.flops / flops + _MEMORY_WEIGHT * numbers / size
+        for unit, numbers in zip(units, sizes, strict=True)
+    ]
 
 
 class Ties:
-    """Parameters that units on several stages use, such as GPT's embedding, which is its head as well.
+    """Parameters that units on several stages share, such as GPT's embedding, which is also its output layer.
 
-    Each of those stages has a copy. All copies start alike, and get the sum of the gradients of all.
+    Each of these stages has a copy. All copies start equal, and get the sum of the gradients of all copies.
     """
 
     def __init__(self, stages: Sequence[Sequence[Unit]], pp: Communicator, device: Device) -> None:
-        """``stages``: all of them, on every rank."""
+        """Find the shared parameters. stages: the units of all stages, on every rank."""
         self._pp, self._device = pp, device
         users: dict[int, list[int]] = {}
         for stage, units in enumerate(stages):
@@ -77,41 +84,45 @@ class Ties:
         tied = [p for p in _distinct(stages[pp.rank]) if len(users[id(p)]) > 1]
         tied.sort(key=lambda parameter: parameter.name)
         self._users = {id(parameter): users[id(parameter)] for parameter in tied}
-        holder = Sequential()  # of no layers: it has only parameters that others use
+        # A layer without a computation, which only holds the shared parameters.
+        holder = Sequential()
         holder.parameters = tied
         self.unit = Unit("tied", holder) if tied else None
-        """Those of this stage, as a unit that comes before its others: so they lie at the same place on all
-        stages, and are reduced last, since a unit's gradients are complete when all later ones' are."""
+        """The shared parameters of this stage, as a unit before its other units.
+
+        So they have the same position on all stages, and are reduced last: a unit's gradients are complete
+        when those of all later units are.
+        """
 
     def counts(self, parameter: Parameter) -> bool:
-        """Whether this stage is the one to count and to save it: the first of those that have it."""
+        """Return whether this stage counts and saves a parameter: the first stage that has it."""
         return self._users.get(id(parameter), [self._pp.rank])[0] == self._pp.rank
 
     def sum(self, grads: Array, segments: Sequence[Segment]) -> None:
-        """Replace gradients of tied parameters, which are sums over data-parallel ranks already, by their
-        sums over stages: with the same rounding on all.
+        """Replace the gradients of shared parameters by their sums over stages, rounded alike.
 
-        Ranks at the same place on their stages own the same pieces of tied parameters.
+        The gradients are already sums over data-parallel ranks. Ranks at the same position in their stages
+        own the same pieces of shared parameters.
         """
         for segment in segments:
             stages = self._users.get(id(segment.parameter), [])
             for start in range(segment.start, segment.stop, _BLOCK) if stages else ():
                 self._sum(grads[start : min(start + _BLOCK, segment.stop)], stages)
 
-    def _sum(self, mine: Array, stages: Sequence[int]) -> None:
-        sent = [self._pp.isend(mine, stage) for stage in stages if stage != self._pp.rank]
+    def _sum(self, grads: Array, stages: Sequence[int]) -> None:
+        sent = [self._pp.isend(grads, stage) for stage in stages if stage != self._pp.rank]
         parts = []
         for stage in stages:
-            parts.append(mine)
+            parts.append(grads)
             if stage != self._pp.rank:
-                parts[-1] = self._device.xp.empty_like(mine)
+                parts[-1] = self._device.xp.empty_like(grads)
                 self._pp.recv(parts[-1], stage)
         total = parts[0] + parts[1]
         for part in parts[2:]:
             total += part
         for pending in sent:
             pending.wait()
-        mine[...] = total
+        grads[...] = total
 
 
 def _distinct(units: Sequence[Unit]) -> list[Parameter]:
@@ -119,47 +130,52 @@ def _distinct(units: Sequence[Unit]) -> list[Parameter]:
 
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
-_HEADER = 8  # numbers: dtype, number of axes, sizes of up to six axes
+# Numbers: dtype, number of axes, and up to six sizes.
+_HEADER = 8
 
 
 class Link:
-    """One end of it: activations pass to the later stage, and their gradients, of the same shape, back.
+    """One end of the connection between two neighbouring stages.
 
-    A header says of what shape and dtype an activation is, but only the first time that it comes of inputs of
-    some shape: both ends remember. Sends do not block: two stages can send to each other at the same time.
+    Activations pass to the later stage, and gradients of the same shape come back. A header with shape and
+    dtype precedes the first activation for each input shape; both ends remember it. Sends do not block, so
+    two stages can send to each other at the same time.
     """
 
     def __init__(self, device: Device, pp: Communicator, neighbour: int) -> None:
         self._device, self._pp, self._neighbour = device, pp, neighbour
-        self._known: dict[Shape, tuple[Shape, str]] = {}
+        self._activation_types: dict[Shape, tuple[Shape, str]] = {}
         self._sent: deque[Pending] = deque()
 
     def send_activation(self, y: Array, inputs: Shape) -> None:
-        """To the later stage. ``inputs``: the shape of the micro-batch's inputs, which both ends know."""
-        if inputs not in self._known:
-            self._known[inputs] = y.shape, y.dtype.name
+        """Send an activation to the later stage.
+
+        inputs: shape of the micro-batch's inputs, which both ends know.
+        """
+        if inputs not in self._activation_types:
+            self._activation_types[inputs] = y.shape, y.dtype.name
             header = [_DTYPES.index(y.dtype.name), y.ndim, *y.shape]
             self._send(self._device.asarray(np.array(header + [0] * (_HEADER - len(header)))))
         self._send(y)
 
     def receive_activation(self, inputs: Shape) -> Array:
-        if inputs not in self._known:
+        if inputs not in self._activation_types:
             device_header = self._device.xp.empty(_HEADER, "int64")
             self._pp.recv(device_header, self._neighbour)
             dtype, axes, *sizes = self._device.to_host(device_header).tolist()
-            self._known[inputs] = tuple(sizes[:axes]), _DTYPES[dtype]
+            self._activation_types[inputs] = tuple(sizes[:axes]), _DTYPES[dtype]
         return self._receive(inputs)
 
     def send_gradient(self, dx: Array, inputs: Shape) -> None:
-        """To the earlier stage: the gradient by what it sent."""
-        _, dtype = self._known[inputs]
+        """Send the gradient of a received activation to the earlier stage."""
+        _, dtype = self._activation_types[inputs]
         self._send(dx.astype(dtype, copy=False))
 
     def receive_gradient(self, inputs: Shape) -> Array:
         return self._receive(inputs)
 
     def drain(self, unsent: int = 0) -> None:
-        """Wait until no more than so many of the messages sent are still under way."""
+        """Wait until at most ``unsent`` of the messages sent are still in progress."""
         while len(self._sent) > unsent:
             self._sent.popleft().wait()
 
@@ -169,31 +185,33 @@ class Link:
         self._sent.append(self._pp.isend(self._device.xp.ascontiguousarray(array), self._neighbour))
 
     def _receive(self, inputs: Shape) -> Array:
-        shape, dtype = self._known[inputs]
+        shape, dtype = self._activation_types[inputs]
         array: Array = self._device.xp.empty(shape, dtype)
         self._pp.recv(array, self._neighbour)
         return array
 
 
 _NOTHING = LossSums(0.0, 0.0, 0.0)
-_AHEAD = 2  # micro-batches that an evaluation may be ahead of a slower stage
+# Micro-batches that an evaluation may be ahead of a slower stage.
+_AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """A micro-batch, on the device. Every stage of a pipeline is given all of it, though only the first
-    computes with the inputs, and the last with the targets."""
+    """A micro-batch on the device. Every stage gets all of it; the first uses the inputs, the last the
+    targets."""
 
     inputs: Array  # (B, ...)
     targets: Array  # (B,) or (B, ...)
-    samples: Array  # (B,) uint32: each sample's place in the global batch
+    # [B] uint32, position in the global batch
+    samples: Array
 
 
 class Stage:
-    """A run of units, whose parameters a storage holds."""
+    """Consecutive units, with the storage that holds their parameters."""
 
     def __init__(self, units: Sequence[Unit], storage: Storage, tied: Unit | None = None) -> None:
-        """``tied``: the parameters that other stages use too (see ``Ties``)."""
+        """Create the stage. tied: parameters that other stages also have (see ``Ties``)."""
         self.units, self.storage, self._tied = units, storage, tied
 
     def forward(self, x: Array, tape: Tape) -> Array:
@@ -204,7 +222,7 @@ class Stage:
         return x
 
     def backward(self, dy: Array, tape: Tape, *, last: bool) -> Array:
-        """``last``: of this iteration's micro-batches."""
+        """Run the backward pass. last: whether this is the last micro-batch of the iteration."""
         for unit in reversed(self.units):
             self.storage.gather(unit, backward=True)
             dy = unit.layer.backward(dy, tape)
@@ -215,7 +233,8 @@ class Stage:
 
 
 def one_forward_one_backward(micro_batches: int, later_stages: int) -> Iterator[bool]:
-    """What a stage does next: forward (True) of the next micro-batch, or backward of the oldest in flight."""
+    """Yield a stage's schedule: True for the forward pass of the next micro-batch, False for the backward
+    pass of the oldest micro-batch in flight."""
     ahead = min(micro_batches, later_stages)
     yield from [True] * ahead
     yield from [True, False] * (micro_batches - ahead)
@@ -223,47 +242,48 @@ def one_forward_one_backward(micro_batches: int, later_stages: int) -> Iterator[
 
 
 def idle_share(stages: int, micro_batches: int) -> float:
-    """Of a stage's time: the bubble, while the pipeline fills and empties, if all micro-batches take as long.
+    """Return the share of time that a stage is idle while the pipeline fills and empties (the bubble).
 
-    Of Narayanan et al. (SC 2021), section 2.2.1, who divide by the ideal time: (stages - 1) / micro_batches.
+    Assumes that all micro-batches take equally long. Narayanan et al. (SC 2021), section 2.2.1, divide by
+    the ideal time instead: (stages - 1) / micro_batches.
     """
     return (stages - 1) / (micro_batches + stages - 1)
 
 
 class Pipeline:
-    """1F1B: after as many forward passes as there are later stages, one backward and one forward in turn.
+    """1F1B schedule: one forward pass per later stage, then forward and backward in turn.
 
-    So a stage keeps tapes for itself and the later stages, however many micro-batches there are; all forward
-    first (GPipe) would keep all. Of PipeDream (Narayanan et al., SOSP 2019), with one update for all
-    micro-batches, as in Megatron (Narayanan et al., SC 2021, section 2.2.1). Sums are the last stage's, and
-    0 elsewhere.
+    So a stage keeps tapes only for itself and the later stages, for any number of micro-batches. (GPipe
+    runs all forward passes first, and keeps all tapes.) From PipeDream (Narayanan et al., SOSP 2019), with
+    one update for all micro-batches as in Megatron (Narayanan et al., SC 2021, section 2.2.1). The last
+    stage returns the loss sums; the other stages return 0.
     """
 
     def __init__(self, stage: Stage, loss: SoftmaxCrossEntropy, pp: Communicator | None = None) -> None:
         pp = pp or Solo()
         device = stage.storage.device
         self._stage, self._loss, self._later = stage, loss, pp.size - 1 - pp.rank
-        self._before = Link(device, pp, pp.rank - 1) if pp.rank else None
-        self._after = Link(device, pp, pp.rank + 1) if self._later else None
+        self._previous_link = Link(device, pp, pp.rank - 1) if pp.rank else None
+        self._next_link = Link(device, pp, pp.rank + 1) if self._later else None
 
     def train(self, batches: Sequence[MicroBatch], *, scale: float, seed: int, iteration: int) -> LossSums:
-        """Forward and backward; the gradients are of ``scale`` times the summed loss."""
+        """Run forward and backward passes. Gradients are those of ``scale`` times the summed loss."""
         sums = _NOTHING
-        waiting, flying = deque(batches), deque[tuple[MicroBatch, Tape]]()
+        remaining, in_flight = deque(batches), deque[tuple[MicroBatch, Tape]]()
         for forward in one_forward_one_backward(len(batches), self._later):
             if forward:
-                batch = waiting.popleft()
+                batch = remaining.popleft()
                 tape = Tape(draw=Draw(seed, iteration, batch.samples))
-                flying.append((batch, tape))
+                in_flight.append((batch, tape))
                 sums += self._forward(batch, tape)
             else:
-                batch, tape = flying.popleft()
-                self._backward(batch, tape, scale=scale, last=not (waiting or flying))
+                batch, tape = in_flight.popleft()
+                self._backward(batch, tape, scale=scale, last=not (remaining or in_flight))
         self._drain()
         return sums
 
     def evaluate(self, batches: Iterable[MicroBatch]) -> LossSums:
-        """Forward only."""
+        """Run forward passes only."""
         sums = _NOTHING
         for batch in batches:
             sums += self._forward(batch, Tape(training=False))
@@ -273,21 +293,21 @@ class Pipeline:
 
     def _forward(self, batch: MicroBatch, tape: Tape) -> LossSums:
         shape = batch.inputs.shape
-        x = self._before.receive_activation(shape) if self._before else batch.inputs
+        x = self._previous_link.receive_activation(shape) if self._previous_link else batch.inputs
         y = self._stage.forward(x, tape)
-        if not self._after:
+        if not self._next_link:
             return self._loss.forward(y, batch.targets, tape)
-        self._after.send_activation(y, shape)
+        self._next_link.send_activation(y, shape)
         return _NOTHING
 
     def _backward(self, batch: MicroBatch, tape: Tape, *, scale: float, last: bool) -> None:
         shape = batch.inputs.shape
-        dy = self._after.receive_gradient(shape) if self._after else self._loss.backward(scale, tape)
+        dy = self._next_link.receive_gradient(shape) if self._next_link else self._loss.backward(scale, tape)
         dx = self._stage.backward(dy, tape, last=last)
-        if self._before:
-            self._before.send_gradient(dx, shape)
+        if self._previous_link:
+            self._previous_link.send_gradient(dx, shape)
 
     def _drain(self, unsent: int = 0) -> None:
-        for link in (self._before, self._after):
+        for link in (self._previous_link, self._next_link):
             if link:
                 link.drain(unsent)

@@ -1,4 +1,4 @@
-"""The whole tensors of a model, one after the other on rank 0, wherever their parts are."""
+"""Collection of a model's whole tensors, one by one, on rank 0."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from payload.parallel.engine import Engine
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Numbers ``[start, stop)`` of a tensor-parallel part, flattened, that a rank gives."""
+    """Elements [start, stop) of a flattened tensor-parallel part, sent by a rank."""
 
     rank: int
     part: int
@@ -25,35 +25,40 @@ class _Piece:
 
 
 class WholeTensors:
-    """A model's parameters and layers' state as PyTorch has them, in float32, by sorted name: the same on any
-    layout of ranks."""
+    """A model's parameters and layer state as PyTorch stores them, in float32, by sorted name.
+
+    The result is the same for any layout of ranks.
+    """
 
     def __init__(self, engine: Engine, units: Sequence[Unit]) -> None:
-        """All ranks call it together. ``units``: the whole model; the engine has this rank's stage."""
+        """Find the rank that holds each piece. All ranks must call it together.
+
+        units: whole model. The engine has this rank's stage.
+        """
         self._engine, self._world = engine, engine.mesh.world
         self._parameters = {p.name: p for unit in units for p in unit.layer.parameters}
         self.shapes: dict[str, Shape] = dict(sorted(torch_shapes(units).items()))
-        self._mine: dict[str, list[tuple[_Piece, Array]]] = {}
-        for name, piece, array in self._held():
-            self._mine.setdefault(name, []).append((piece, array))
-        pieces = {name: [piece for piece, _ in held] for name, held in self._mine.items()}
+        self._own_pieces: dict[str, list[tuple[_Piece, Array]]] = {}
+        for name, piece, array in self._find_own_pieces():
+            self._own_pieces.setdefault(name, []).append((piece, array))
+        pieces = {name: [piece for piece, _ in held] for name, held in self._own_pieces.items()}
         self._pieces: dict[str, list[_Piece]] = {}
-        for theirs in self._world.allgather(pieces):
-            for name, some in theirs.items():
-                self._pieces.setdefault(name, []).extend(some)
+        for pieces_of_rank in self._world.allgather(pieces):
+            for name, rank_pieces in pieces_of_rank.items():
+                self._pieces.setdefault(name, []).extend(rank_pieces)
 
     def __iter__(self) -> Iterator[tuple[str, Array]]:
-        """All ranks iterate together, to the end; rank 0 is given the tensors, others empty arrays."""
+        """Yield the tensors on rank 0, and empty arrays on other ranks. All ranks must iterate to the end."""
         for name, shape in self.shapes.items():
             if self._world.rank == 0:
                 yield name, np.ascontiguousarray(self._joined(name).astype("float32").reshape(shape))
             else:
-                for _, array in self._mine.get(name, ()):
+                for _, array in self._own_pieces.get(name, ()):
                     self._world.isend(self._on_device(array), 0).wait()
                 yield name, np.empty(0, "float32")
 
-    def _held(self) -> Iterator[tuple[str, _Piece, Array]]:
-        """What this rank gives: of what several have alike, one does."""
+    def _find_own_pieces(self) -> Iterator[tuple[str, _Piece, Array]]:
+        """Yield the pieces that this rank sends. Of several ranks with the same piece, one sends it."""
         engine, mesh, storage = self._engine, self._engine.mesh, self._engine.storage
         rank = self._world.rank
         if storage.sharded or mesh.dp.rank == 0:
@@ -69,13 +74,13 @@ class WholeTensors:
                 yield name, _Piece(rank, 0, 0, array.size), array.reshape(-1)
 
     def _joined(self, name: str) -> Array:
-        """Of all ranks' pieces, as PyTorch has it."""
+        """Assemble a tensor from the pieces of all ranks, in PyTorch's layout."""
         parameter = self._parameters.get(name)
         size = parameter.size if parameter else math.prod(self.shapes[name])
         parts: dict[int, Array] = {}
-        mine = iter(self._mine.get(name, ()))
+        own_pieces = iter(self._own_pieces.get(name, ()))
         for piece in self._pieces[name]:
-            array = self._host(next(mine)[1]) if piece.rank == 0 else self._received(parameter, piece)
+            array = self._on_host(next(own_pieces)[1]) if piece.rank == 0 else self._receive(parameter, piece)
             part = parts.setdefault(piece.part, np.empty(size, array.dtype))
             part[piece.start : piece.stop] = array
         if parameter is None:
@@ -84,14 +89,15 @@ class WholeTensors:
         whole = shaped[0] if parameter.axis is None else np.concatenate(shaped, axis=parameter.axis)
         return parameter.form.to_torch(whole[: parameter.rows])
 
-    def _received(self, parameter: Parameter | None, piece: _Piece) -> Array:
-        dtype = self._engine.storage.master_weights.dtype if parameter else "float64"  # as state is
+    def _receive(self, parameter: Parameter | None, piece: _Piece) -> Array:
+        # State is float64.
+        dtype = self._engine.storage.master_weights.dtype if parameter else "float64"
         array: Array = self._engine.device.xp.empty(piece.stop - piece.start, dtype)
         self._world.recv(array, piece.rank)
         return self._engine.device.to_host(array)
 
-    def _host(self, array: Array) -> Array:
-        """One that is maybe offloaded already."""
+    def _on_host(self, array: Array) -> Array:
+        """Copy an array to the host, unless it is already there because of offloading."""
         return array if isinstance(array, np.ndarray) else self._engine.device.to_host(array)
 
     def _on_device(self, array: Array) -> Array:

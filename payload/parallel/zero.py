@@ -1,16 +1,16 @@
-"""Where a stage's weights, gradients and master weights lie on data-parallel ranks: replicated, or sharded.
+"""Weights, gradients and master weights of a stage on data-parallel ranks: replicated or sharded.
 
-ZeRO (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020), of
-N data-parallel ranks each owning an N-th of every bucket of units:
+ZeRO (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020).
+Each of N data-parallel ranks owns an N-th of every bucket of units:
 
-    stage 0    all ranks hold all, plain data parallelism: gradients are summed by allreduce
-    stage 1    a rank updates the master weights that it owns, with their optimizer state: gradients are
+    stage 0    plain data parallelism: all ranks hold everything, gradients are summed by allreduce
+    stage 1    a rank updates only the master weights that it owns, with their optimizer state: gradients are
                summed by reduce-scatter, and new weights gathered
-    stage 2    so with gradients, too: others exist only until they are summed, after each micro-batch
-    stage 3    so with weights, too: others exist only around a unit's pass
+    stage 2    gradients are also sharded: the rest exists only until it is summed, after each micro-batch
+    stage 3    weights are also sharded: the rest exists only during the passes of a unit
 
-Gradients are summed bucket by bucket, from the last to the first, while the backward pass still goes on, as
-by PyTorch's DistributedDataParallel (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.3).
+Gradients are summed bucket by bucket, from the last to the first, during the backward pass, as in PyTorch's
+DistributedDataParallel (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.3).
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ from payload.parallel.mesh import Options
 
 
 class Storage:
-    """All that a stage learns, in flat buffers."""
+    """All trainable parameters of a stage, in flat buffers."""
 
-    master_weights: Array  # (owned,) in at least float32: what this rank's optimizer updates
-    grads: Array  # (owned,): what it reads
+    master_weights: Array
+    """(owned,) in float32 or wider: updated by this rank's optimizer."""
+    grads: Array
+    """(owned,): read by the optimizer."""
 
     def __init__(
         self,
@@ -42,23 +44,26 @@ class Storage:
         *,
         tied: Unit | None = None,
     ) -> None:
-        """``tied``: what ``units`` share with other stages of the pipeline."""
+        """Allocate the buffers and draw the initial weights.
+
+        tied: parameters that ``units`` share with other pipeline stages.
+        """
         self.device, zero, master = device, options.zero, options.precision.master
-        # On a CPU there is nothing to move: its memory is the host's.
+        # A CPU device is already in host memory.
         self.optimizer_device: Device = (
             Cpu("offloaded") if options.offload and not isinstance(device, Cpu) else device
         )
-        """Where ``master_weights`` and ``grads`` are."""
+        """Device of ``master_weights`` and ``grads``."""
         parts, rank = (dp.size, dp.rank) if zero else (1, 0)
         self.sharded = parts > 1
-        """Other data-parallel ranks hold other shards, not the same."""
-        least = options.bucket_bytes // master.itemsize
-        self._layout = make_layout(units, least=least, parts=parts, rank=rank, tied=tied)
+        """Whether other data-parallel ranks hold other shards instead of the same data."""
+        min_size = options.bucket_bytes // master.itemsize
+        self._layout = make_layout(units, min_size=min_size, parts=parts, rank=rank, tied=tied)
         self.segments = self._layout.segments()
         owned = self._layout.owned_size
         self.master_weights = self.optimizer_device.xp.zeros(owned, master)
         self.grad_buffer: Array = device.xp.zeros(owned, master)
-        """What ``grads`` are summed in, on the device that computes: (owned,)"""
+        """(owned,) on the computing device: buffer in which gradients are summed."""
         self.grads = self.optimizer_device.xp.zeros(owned, master) if self._offloaded else self.grad_buffer
         self._gradients = self._choose_gradients(dp, zero, options.overlap)
         self._weights = self._choose_weights(dp, zero, units, options.precision.compute)
@@ -83,40 +88,40 @@ class Storage:
 
         masters_serve = not self._offloaded and self.master_weights.dtype == dtype
         if zero == 3:  # noqa: PLR2004
-            mine = self.master_weights if masters_serve else zeros(len(self.master_weights))
-            return ShardedWeights(self.device, self._layout, dp, units, mine)
+            owned_weights = self.master_weights if masters_serve else zeros(len(self.master_weights))
+            return ShardedWeights(self.device, self._layout, dp, units, owned_weights)
         whole = self.master_weights if masters_serve and not self.sharded else zeros(self._layout.size)
         return ReplicatedWeights(self._layout, dp, whole)
 
     def _fill(self, bucket: Bucket, dp: Communicator, seed: int) -> None:
-        """First values, those of the first rank."""
+        """Write the initial weights of a bucket, as drawn by the first data-parallel rank."""
         whole = self.device.xp.zeros(bucket.size, self.master_weights.dtype)
         for parameter, view in bucket.views(whole):
             view[...] = self.device.asarray(parameter.initial_value(seed))
         dp.broadcast(whole)
-        mine = whole[self._layout.part(bucket)]
+        owned_weights = whole[self._layout.part(bucket)]
         self.master_weights[self._layout.owned(bucket)] = (
-            self.device.to_host(mine) if self._offloaded else mine
+            self.device.to_host(owned_weights) if self._offloaded else owned_weights
         )
 
     @property
     def weights(self) -> Array:
-        """What this rank keeps of the weights that layers compute with; maybe the master weights."""
-        return self._weights.kept
+        """Weights for the layers that this rank holds permanently. They may be the master weights."""
+        return self._weights.resident
 
     @property
     def gradients(self) -> Sequence[Array]:
-        """What this rank keeps of the gradients, on the device and offloaded."""
-        return [*self._gradients.kept, *([self.grads] if self._offloaded else [])]
+        """Gradient buffers that this rank holds permanently, on the device and offloaded."""
+        return [*self._gradients.resident, *([self.grads] if self._offloaded else [])]
 
     @property
     def working_bytes(self) -> int:
-        """Of the buffers, through which weights and gradients come and go that this rank does not keep."""
+        """Bytes of temporary buffers for weights and gradients that this rank does not hold permanently."""
         return self._weights.working_bytes + self._gradients.working_bytes
 
     @property
     def parameters(self) -> list[Parameter]:
-        """All that data-parallel ranks hold together, in the same order on each."""
+        """Parameters of all data-parallel ranks together, in the same order on each rank."""
         return [segment.parameter for bucket in self._layout.buckets for segment in bucket.segments]
 
     @property
@@ -124,21 +129,24 @@ class Storage:
         return self.optimizer_device is not self.device
 
     def begin(self) -> None:
-        """A new iteration: gradients start anew."""
+        """Start an iteration: the next gradients replace the previous ones."""
         self._gradients.begin()
 
     def gather(self, unit: Unit, *, backward: bool = False) -> None:
-        """Bind the unit's parameters to their values, and for a backward pass to their gradients."""
+        """Make the unit's weights available to its parameters, and for a backward pass also its gradients."""
         self._weights.gather(unit, backward=backward)
         if backward:
             self._gradients.expect(unit)
 
     def release(self) -> None:
-        """The forward pass of the unit that was gathered last is done."""
+        """Release the weights of the unit that was gathered last, after its forward pass."""
         self._weights.release()
 
     def backward_done(self, unit: Unit, *, last: bool) -> None:
-        """The unit's backward pass is done, for the iteration's last micro-batch or an earlier one."""
+        """Release a unit's weights and start summing its gradients, after its backward pass.
+
+        last: whether this was the last micro-batch of the iteration.
+        """
         self._weights.release()
         self._gradients.backward_done(unit, last=last)
 
@@ -146,7 +154,8 @@ class Storage:
         """Wait until ``grads`` are sums over the data-parallel ranks.
 
         Args:
-            across: what else to do to these sums, in place on the device.
+            across: called with the sums (owned,) on the device and their segments; may change the sums in
+                place.
         """
         self._gradients.finish()
         across(self.grad_buffer, self.segments)
@@ -154,79 +163,82 @@ class Storage:
             self.grads[...] = self.device.to_host(self.grad_buffer)
 
     def publish(self) -> None:
-        """The optimizer has changed ``master_weights``: let the next passes see them."""
-        if self._offloaded:  # what layers need may be half as much to move
-            self._weights.publish(self.device.asarray(self.master_weights, self._weights.kept.dtype))
+        """Pass the updated ``master_weights`` on to the layers."""
+        # Convert on the host: the layers' dtype may be half as large to copy.
+        if self._offloaded:
+            self._weights.publish(self.device.asarray(self.master_weights, self._weights.resident.dtype))
         else:
             self._weights.publish(self.master_weights)
 
 
 class ReplicatedGradients:
-    """All gradients stay for the iteration, and are summed after its last micro-batch."""
+    """Complete gradients, held for the whole iteration, and summed after its last micro-batch."""
 
     def __init__(
         self, layout: BufferLayout, dp: Communicator, whole: Array, owned_grads: Array, *, overlap: bool
     ) -> None:
-        """``owned_grads`` (owned,) is ``whole`` (size,) itself where this rank owns all."""
+        """Bind the gradients. ``owned_grads`` (owned,) is ``whole`` (size,) itself if this rank owns all."""
         self._layout, self._dp, self._overlap = layout, dp, overlap
         self._whole, self._owned_grads = whole, owned_grads
         self._pending: list[Pending] = []
-        self._rest: list[Bucket] = []  # complete, and not yet begun with
+        # Buckets that are complete but whose sum has not started.
+        self._unstarted: list[Bucket] = []
         for bucket in layout.buckets:
             bind_gradients(bucket, whole[bucket.start : bucket.stop])
 
     working_bytes = 0
-    """Of the buffers for gradients that this rank has only at times, at most."""
+    """Maximum bytes of temporary gradient buffers."""
 
     @property
-    def kept(self) -> Sequence[Array]:
-        """What this rank has of gradients all the time, with the sums."""
+    def resident(self) -> Sequence[Array]:
+        """Buffers that this rank holds permanently: gradients and their sums."""
         return [self._owned_grads] if self._whole is self._owned_grads else [self._owned_grads, self._whole]
 
     def begin(self) -> None:
-        """A new iteration."""
+        """Start an iteration."""
         for bucket in self._layout.buckets:
-            start_anew(bucket)
+            mark_grads_unset(bucket)
 
     def expect(self, unit: Unit) -> None:
-        """Bind the unit's parameters to their gradients, for its backward pass: they always are."""
+        """Do nothing: the parameters are always bound to their gradients."""
 
     def backward_done(self, unit: Unit, *, last: bool) -> None:
-        """That pass is done; ``last``: of this iteration's micro-batches."""
+        """Start the sums that a unit's backward pass completes, if this is the ``last`` micro-batch."""
         if not last:
             return
         for pending in self._pending:
             pending.test()
         for bucket in self._layout.completes[unit.name]:
-            settle(bucket)
+            zero_unset_grads(bucket)
             if self._overlap and bucket.number:
                 self._pending.append(self._start(bucket))
-            else:  # the first bucket is complete last, with nothing beside it: a blocking call is faster
-                self._rest.append(bucket)
+            # The first bucket is complete last, when nothing overlaps its sum: a blocking call is faster.
+            else:
+                self._unstarted.append(bucket)
 
     def finish(self) -> None:
         """Wait until all gradients are summed."""
         for pending in self._pending:
             pending.wait()
         self._pending.clear()
-        for bucket in self._rest:
-            whole, owned_grads = self._places(bucket)
+        for bucket in self._unstarted:
+            whole, owned_grads = self._slices(bucket)
             if whole is owned_grads:
                 self._dp.allreduce(whole)
             else:
                 self._dp.reduce_scatter(whole, owned_grads)
-        self._rest.clear()
+        self._unstarted.clear()
 
     def _start(self, bucket: Bucket) -> Pending:
-        whole, owned_grads = self._places(bucket)
+        whole, owned_grads = self._slices(bucket)
         return (
             self._dp.iallreduce(whole)
             if whole is owned_grads
             else self._dp.ireduce_scatter(whole, owned_grads)
         )
 
-    def _places(self, bucket: Bucket) -> tuple[Array, Array]:
-        """A bucket's gradients, and this rank's part of their sums; the same where it owns all."""
+    def _slices(self, bucket: Bucket) -> tuple[Array, Array]:
+        """Return a bucket's gradients and this rank's part of their sums. They are equal if it owns all."""
         whole = self._whole[bucket.start : bucket.stop]
         if self._whole is self._owned_grads:
             return whole, whole
@@ -235,27 +247,31 @@ class ReplicatedGradients:
 
 @dataclass(slots=True)
 class _Scatter:
-    """A bucket's gradients of one micro-batch on their way to who owns them."""
+    """A bucket's gradients of one micro-batch that are being sent to their owners."""
 
     pending: Pending
     whole: Array
-    part: Array  # this rank's
-    owned_grads: Array  # where it belongs, or is added
+    # This rank's part of the sum.
+    part: Array
+    # Destination of ``part``, or the array that it is added to.
+    owned_grads: Array
 
 
 class ShardedGradients:
-    """A bucket's gradients exist from its first backward pass of a micro-batch to the sum of its last one."""
+    """Gradients that exist only from a bucket's first backward pass of a micro-batch until they are
+    summed."""
 
     def __init__(self, device: Device, layout: BufferLayout, dp: Communicator, owned_grads: Array) -> None:
-        """``owned_grads``: (owned,)"""
+        """Create buffers for gradients. owned_grads: (owned,) receives the sums."""
         self._layout, self._dp, self._owned_grads = layout, dp, owned_grads
         self._pool = Pool(device, owned_grads.dtype)
         self._live: dict[int, Array] = {}
         self._scatters: list[_Scatter] = []
-        self._summed: set[int] = set()  # buckets with gradients of an earlier micro-batch
+        # Numbers of the buckets that hold gradients of an earlier micro-batch.
+        self._summed: set[int] = set()
 
     @property
-    def kept(self) -> Sequence[Array]:
+    def resident(self) -> Sequence[Array]:
         return [self._owned_grads]
 
     @property
@@ -270,15 +286,17 @@ class ShardedGradients:
             scatter.pending.test()
         for bucket in self._layout.uses[unit.name]:
             if bucket.number not in self._live:
-                self._wait(leave=1)  # one beside the computation is enough, and frees memory sooner
+                # One sum overlapping the computation is enough, and frees memory sooner.
+                self._wait(allowed=1)
                 self._live[bucket.number] = whole = self._pool.take(bucket.size)
-                whole[bucket.segments[-1].stop - bucket.start :] = 0  # the padding
+                # Clear the padding.
+                whole[bucket.segments[-1].stop - bucket.start :] = 0
                 bind_gradients(bucket, whole)
-                start_anew(bucket)
+                mark_grads_unset(bucket)
 
     def backward_done(self, unit: Unit, *, last: bool) -> None:  # noqa: ARG002
         for bucket in self._layout.completes[unit.name]:
-            settle(bucket)
+            zero_unset_grads(bucket)
             whole = self._live.pop(bucket.number)
             owned_grads = self._owned_grads[self._layout.owned(bucket)]
             part = self._pool.take(len(owned_grads)) if bucket.number in self._summed else owned_grads
@@ -286,52 +304,54 @@ class ShardedGradients:
             self._scatters.append(_Scatter(self._dp.ireduce_scatter(whole, part), whole, part, owned_grads))
 
     def finish(self) -> None:
-        self._wait(leave=0)
+        self._wait(allowed=0)
 
-    def _wait(self, leave: int) -> None:
-        """Until no more than ``leave`` are under way."""
-        while len(self._scatters) > leave:
+    def _wait(self, allowed: int) -> None:
+        """Wait until at most ``allowed`` sums are in progress."""
+        while len(self._scatters) > allowed:
             scatter = self._scatters.pop(0)
             scatter.pending.wait()
-            self._pool.give(scatter.whole)
+            self._pool.put_back(scatter.whole)
             if scatter.part is not scatter.owned_grads:
                 scatter.owned_grads += scatter.part
-                self._pool.give(scatter.part)
+                self._pool.put_back(scatter.part)
 
 
 def bind_gradients(bucket: Bucket, whole: Array) -> None:
-    """Let the gradients of the bucket's parameters look into an array of that bucket alone."""
+    """Bind the gradients of the bucket's parameters to views of an array of that bucket alone."""
     for parameter, view in bucket.views(whole):
         parameter.grad = view
 
 
-def start_anew(bucket: Bucket) -> None:
-    """What is added next replaces what is there."""
+def mark_grads_unset(bucket: Bucket) -> None:
+    """Let the next gradients replace the current ones."""
     for segment in bucket.segments:
-        segment.parameter.fresh = True
+        segment.parameter.grad_unset = True
 
 
-def settle(bucket: Bucket) -> None:
-    """Nothing more is added."""
+def zero_unset_grads(bucket: Bucket) -> None:
+    """Set gradients to zero if nothing was added to them in this iteration."""
     for segment in bucket.segments:
-        segment.parameter.settle()
+        segment.parameter.zero_unset_grad()
 
 
 class ReplicatedWeights:
-    """All weights stay. Where ranks own parts, each casts its own and gathers the others'."""
+    """Complete weights on every rank. If ranks own parts, each converts its part and gathers the rest."""
 
     def __init__(self, layout: BufferLayout, dp: Communicator, whole: Array) -> None:
-        """``whole``: (size,), maybe the masters themselves."""
-        self._layout, self._dp, self.kept = layout, dp, whole
+        """Bind the parameters' values. ``whole`` (size,) may be the master weights themselves."""
+        self._layout, self._dp, self.resident = layout, dp, whole
         self.working_bytes = 0
-        self._stale = False  # others' parts are those of before the last update
+        # Whether the other ranks' parts are older than the last update.
+        self._stale = False
         self._pending: dict[int, Pending] = {}
         for bucket in layout.buckets:
             bind_values(bucket, whole[bucket.start : bucket.stop])
 
     def gather(self, unit: Unit, *, backward: bool) -> None:  # noqa: ARG002
-        """Bind the unit's parameters to their values."""
-        if self._stale:  # not before it is needed: a run may end after any update, with nothing under way
+        """Wait until the unit's weights are up to date."""
+        # Started only when needed: a run may end after any update, with no operation in progress.
+        if self._stale:
             self._stale = False
             self._pending = {bucket.number: self._start(bucket) for bucket in self._layout.buckets}
         for bucket in self._layout.uses[unit.name] if self._pending else ():
@@ -339,83 +359,90 @@ class ReplicatedWeights:
                 self._pending.pop(bucket.number).wait()
 
     def release(self) -> None:
-        """The pass of the unit that was gathered last is done; its weights stay."""
+        """Do nothing: the weights stay."""
 
-    def publish(self, mine: Array) -> None:
-        """Take new values of what this rank owns: (owned,), on the device, of any float dtype."""
-        if mine is self.kept:
+    def publish(self, owned_weights: Array) -> None:
+        """Take new values of the weights that this rank owns: (owned,), on the device, of any float dtype."""
+        if owned_weights is self.resident:
             return
         for bucket in self._layout.buckets:
-            part = self.kept[bucket.start : bucket.stop][self._layout.part(bucket)]
-            part[...] = mine[self._layout.owned(bucket)]
+            part = self.resident[bucket.start : bucket.stop][self._layout.part(bucket)]
+            part[...] = owned_weights[self._layout.owned(bucket)]
         self._stale = self._layout.parts > 1
 
     def _start(self, bucket: Bucket) -> Pending:
-        whole = self.kept[bucket.start : bucket.stop]
+        whole = self.resident[bucket.start : bucket.stop]
         return self._dp.iallgather_into(as_bytes(whole[self._layout.part(bucket)]), as_bytes(whole))
 
 
 class ShardedWeights:
-    """A rank keeps what it owns. A unit's weights are gathered for its passes, the next unit's meanwhile."""
+    """Weights sharded over ranks. A unit's weights are gathered for its passes, and those of the next unit in
+    the meantime."""
 
     def __init__(
-        self, device: Device, layout: BufferLayout, dp: Communicator, units: Sequence[Unit], mine: Array
+        self,
+        device: Device,
+        layout: BufferLayout,
+        dp: Communicator,
+        units: Sequence[Unit],
+        owned_weights: Array,
     ) -> None:
-        """``mine``: (owned,), maybe the masters themselves."""
-        self._layout, self._dp, self.kept = layout, dp, mine
-        self._pool = Pool(device, mine.dtype)
+        """Create buffers for weights. ``owned_weights`` (owned,) may be the master weights themselves."""
+        self._layout, self._dp, self.resident = layout, dp, owned_weights
+        self._pool = Pool(device, owned_weights.dtype)
         self._live: dict[int, tuple[Array, Pending]] = {}
-        self._wanted: Sequence[Bucket] = ()  # by the unit that comes next
+        # Buckets of the unit that comes next.
+        self._next: Sequence[Bucket] = ()
         names = [unit.name for unit in units]
-        # Past either end the same unit comes next: its backward pass, or another micro-batch's forward pass.
-        self._after = dict(zip(names, [*names[1:], *names[-1:]], strict=True))
-        self._before = dict(zip(names, [*names[:1], *names[:-1]], strict=True))
+        # At either end the same unit comes next: its backward pass, or another micro-batch's forward pass.
+        self._unit_after = dict(zip(names, [*names[1:], *names[-1:]], strict=True))
+        self._unit_before = dict(zip(names, [*names[:1], *names[:-1]], strict=True))
 
     @property
     def working_bytes(self) -> int:
         return self._pool.nbytes
 
     def gather(self, unit: Unit, *, backward: bool) -> None:
-        here = self._layout.uses[unit.name]
-        self._keep(here)
-        for bucket in here:
+        buckets = self._layout.uses[unit.name]
+        self._free_except(buckets)
+        for bucket in buckets:
             self._start(bucket)
-        self._wanted = self._layout.uses[(self._before if backward else self._after)[unit.name]]
-        for bucket in self._wanted:
+        self._next = self._layout.uses[(self._unit_before if backward else self._unit_after)[unit.name]]
+        for bucket in self._next:
             self._start(bucket)
-        for bucket in here:
+        for bucket in buckets:
             whole, pending = self._live[bucket.number]
             pending.wait()
             bind_values(bucket, whole)
 
     def release(self) -> None:
-        self._keep(self._wanted)
+        self._free_except(self._next)
 
-    def publish(self, mine: Array) -> None:
-        self._keep(())
-        if mine is not self.kept:
-            self.kept[...] = mine
+    def publish(self, owned_weights: Array) -> None:
+        self._free_except(())
+        if owned_weights is not self.resident:
+            self.resident[...] = owned_weights
 
     def _start(self, bucket: Bucket) -> None:
         if bucket.number not in self._live:
             whole = self._pool.take(bucket.size)
-            part = self.kept[self._layout.owned(bucket)]
+            part = self.resident[self._layout.owned(bucket)]
             self._live[bucket.number] = whole, self._dp.iallgather_into(as_bytes(part), as_bytes(whole))
 
-    def _keep(self, buckets: Sequence[Bucket]) -> None:
-        kept = {bucket.number for bucket in buckets}
-        for number in [number for number in self._live if number not in kept]:
+    def _free_except(self, buckets: Sequence[Bucket]) -> None:
+        numbers = {bucket.number for bucket in buckets}
+        for number in [number for number in self._live if number not in numbers]:
             whole, pending = self._live.pop(number)
             pending.wait()
-            self._pool.give(whole)
+            self._pool.put_back(whole)
 
 
 def bind_values(bucket: Bucket, whole: Array) -> None:
-    """Let the bucket's parameters look into an array of that bucket alone."""
+    """Bind the values of the bucket's parameters to views of an array of that bucket alone."""
     for parameter, view in bucket.views(whole):
         parameter.value = view
 
 
 def as_bytes(array: Array) -> Array:
-    """The same memory: what is moved and not added needs no dtype, of which MPI does not know all."""
+    """View an array as bytes, because MPI does not know all dtypes. Moving data needs none."""
     return array.view("uint8")

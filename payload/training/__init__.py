@@ -1,1 +1,1 @@
-"""The training loop and what it is made of: begin with ``loop``."""
+"""The training loop and its parts. Start reading at ``loop``."""

@@ -1,4 +1,4 @@
-"""From settings to what they name: the model's units, the optimizer and the learning rate."""
+"""Construction of a run's parts from its settings: model, optimizer, mesh, engine, loader and schedule."""
 
 from __future__ import annotations
 
@@ -31,20 +31,21 @@ if TYPE_CHECKING:
     from payload.comm.compression import Compressed
     from payload.comm.transport import Transport
 
-_EVAL_BATCH = 32  # held-out samples at once on a rank
+# Held-out samples that a rank evaluates at once.
+_EVAL_BATCH = 32
 
 
 def build_units(model: Model, dataset: Dataset, context: Context) -> list[Unit]:
-    """The model, sized for the data.
+    """Build the model's units, sized for the data.
 
     Raises:
-        UsageError: it has no such size, or cannot be of that size.
+        UsageError: the model has no such size, or does not support it.
     """
     return make_units(model.model, model_sizes(model, dataset), context)
 
 
 def model_record(model: Model, dataset: Dataset) -> ModelRecord:
-    """What is needed to use the model that is trained, but for its weights."""
+    """Return the description of the trained model: everything needed to use it except its weights."""
     return ModelRecord(
         model=model.model,
         settings=model_sizes(model, dataset),
@@ -55,33 +56,34 @@ def model_record(model: Model, dataset: Dataset) -> ModelRecord:
 
 
 def model_sizes(model: Model, dataset: Dataset) -> dict[str, Any]:
-    """All that the model is built with.
+    """Return all arguments that the model is built with.
 
     Raises:
-        UsageError: it has no such size.
+        UsageError: a size was given that the model does not have.
     """
-    known = inspect.signature(module_of(model.model).build).parameters
-    defaults = {name: one.default for name, one in known.items() if one.default is not one.empty}
+    parameters = inspect.signature(module_of(model.model).build).parameters
+    defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
     given = {name: value for name, value in asdict(model).items() if name != "model" and value is not None}
-    facts = {name: value for name, value in dataset.facts.items() if name in known}
+    facts = {name: value for name, value in dataset.facts.items() if name in parameters}
     for name in given:
-        if name not in known:
+        if name not in parameters:
             raise UsageError(
-                f"--{name.replace('_', '-')}: --model {model.model} has no such size",
+                f"--{name.replace('_', '-')}: --model {model.model} does not have this size",
                 code="model-without-size",
             )
     return {**defaults, **MODELS[model.model].sizes, **given, **facts}
 
 
 def run_identity(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
-    """What a run has in common with the checkpoint that it goes on from. All else may change."""
+    """Return the settings that must equal those of a resumed checkpoint. Other settings may change."""
     sizes = model_sizes(config.model, dataset)
     return {
         "model": config.model.model,
         **{name: value for name, value in sizes.items() if name != "dropout"},
         "optimizer": config.optimizer.optimizer,
         "precision": config.precision.precision,
-        "data": config.data.data.partition(":")[0],  # which may lie elsewhere now
+        # The path may have changed.
+        "data": config.data.data.partition(":")[0],
         "tokenizer": "gpt2" if config.data.tokenizer.startswith("gpt2:") else config.data.tokenizer,
         "samples": dataset.training,
         "global-batch-size": config.batch.global_batch_size,
@@ -90,12 +92,17 @@ def run_identity(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
 
 
 def build_optimizer(settings: Optimizer, storage: Storage, mesh: Mesh) -> base.Optimizer:
-    """Of what this rank updates."""
-    home, values, segments = storage.optimizer_device, storage.master_weights, storage.segments
+    """Build the optimizer for the parameters that this rank updates."""
+    device, values, segments = storage.optimizer_device, storage.master_weights, storage.segments
     decay = settings.weight_decay or 0.0
     if settings.optimizer == "sgd":
         return SGD(
-            home, values, segments, momentum=settings.momentum, nesterov=settings.nesterov, weight_decay=decay
+            device,
+            values,
+            segments,
+            momentum=settings.momentum,
+            nesterov=settings.nesterov,
+            weight_decay=decay,
         )
     adam = {
         "beta1": settings.beta1,
@@ -104,22 +111,26 @@ def build_optimizer(settings: Optimizer, storage: Storage, mesh: Mesh) -> base.O
         "weight_decay": decay,
     }
     if settings.optimizer == "adamw":
-        return AdamW(home, values, segments, **adam)
+        return AdamW(device, values, segments, **adam)
     groups = [*([mesh.dp] if storage.sharded else []), mesh.tp]
-    return LAMB(home, values, segments, storage.parameters, groups, **adam)
+    return LAMB(device, values, segments, storage.parameters, groups, **adam)
 
 
 def build_mesh(layout: Layout, world: Transport) -> tuple[Mesh, Compressed | None]:
-    """The ranks as the layout has them, and what compresses the sums between those that are data-parallel.
+    """Arrange the ranks as in ``layout``, and add compression to the data-parallel sums if requested.
+
+    Returns:
+        The mesh, and the compressor that its data-parallel group is wrapped in. None: no compression.
 
     Raises:
-        UsageError: the number of ranks does not fit.
+        UsageError: the number of ranks does not fit the layout.
     """
-    from payload.comm.compression import make_compressor  # noqa: PLC0415 - these need MPI
+    from payload.comm.compression import make_compressor  # noqa: PLC0415 - needs MPI
     from payload.comm.transport import Transport  # noqa: PLC0415
 
     mesh = make_mesh(world, tp=layout.tp, pp=layout.pp)
-    if layout.compress == "none" or not isinstance(mesh.dp, Transport):  # there is nobody to talk to
+    # A single data-parallel rank sums nothing.
+    if layout.compress == "none" or not isinstance(mesh.dp, Transport):
         return mesh, None
     options: dict[str, dict[str, float]] = {
         "topk": {"ratio": layout.compress_ratio},
@@ -137,14 +148,14 @@ def build_engine(
     *,
     compressor: Compressed | None = None,
 ) -> Engine:
-    """The model on the mesh, in the layout that was asked for.
+    """Build the engine: the model on the mesh, in the configured layout.
 
     Args:
-        units: the whole model.
-        compressor: of ``mesh``, or what that times.
+        units: whole model.
+        compressor: from ``build_mesh``.
 
     Raises:
-        UsageError: the model cannot be laid out so.
+        UsageError: the model cannot be laid out in this way.
     """
     layout, precision = config.layout, config.precision
     split = getattr(module_of(config.model.model), "SPLIT_LOGITS", False)
@@ -173,29 +184,29 @@ def build_engine(
 def build_loader(
     config: TrainConfig, dataset: Dataset, device: Device, mesh: Mesh, *, eval_only: bool = False
 ) -> Loader:
-    """The loader of this rank's samples.
+    """Build the loader of this rank's samples.
 
     Args:
-        eval_only: held-out samples alone are asked for, perhaps on fewer ranks than there were in training,
-            whose shares of a batch would be too large.
+        eval_only: use only held-out samples, in small batches, because there may be fewer ranks than in
+            training.
 
     Raises:
-        UsageError: the batch is above the data.
+        UsageError: the global batch is larger than the data.
     """
-    wanted, micro_batch = config.batch.global_batch_size, config.batch.micro_batch_size
+    global_batch, micro_batch = config.batch.global_batch_size, config.batch.micro_batch_size
     if eval_only:
         micro_batch = min(micro_batch or _EVAL_BATCH, _EVAL_BATCH)
-        wanted = micro_batch * mesh.dp.size
-    elif wanted > dataset.training:
+        global_batch = micro_batch * mesh.dp.size
+    elif global_batch > dataset.training:
         raise UsageError(
-            f"--global-batch-size {wanted} is above the {dataset.training} samples",
+            f"--global-batch-size {global_batch} is larger than the number of samples, {dataset.training}",
             code="batch-above-samples",
         )
     return Loader(
         dataset,
         device,
         mesh,
-        global_batch=wanted,
+        global_batch=global_batch,
         micro_batch=micro_batch,
         seed=config.batch.seed,
         prefetch=config.data.prefetch,
@@ -204,7 +215,7 @@ def build_loader(
 
 
 def build_schedule(config: TrainConfig, mesh: Mesh, per_epoch: int) -> LearningRate:
-    """``per_epoch``: iterations in an epoch."""
+    """Build the learning-rate schedule. per_epoch: iterations in an epoch."""
     settings, batch = config.optimizer, config.batch
     iterations = min(batch.epochs * per_epoch, batch.iterations or batch.epochs * per_epoch)
     return LearningRate(
@@ -212,7 +223,7 @@ def build_schedule(config: TrainConfig, mesh: Mesh, per_epoch: int) -> LearningR
         kind=settings.schedule,
         iterations=iterations,
         warmup=settings.warmup_iterations,
-        least=settings.min_lr,
+        minimum=settings.min_lr,
         milestones=settings.decay_iterations or (),
         factor=settings.decay_factor,
     )

@@ -1,4 +1,4 @@
-"""Weights that training begins with: of a run here, of transformers or of torchvision."""
+"""Initial weights for training: from an earlier run, or from transformers or torchvision."""
 
 from __future__ import annotations
 
@@ -25,106 +25,115 @@ from payload.saved_model.folder import (
 )
 from payload.saved_model.libraries import from_any, refuse_other
 
-_TOLD_BY_NO_SHAPE = ("heads", "norm_eps")
+# Settings that the shapes of the weights do not show.
+_NOT_IN_SHAPES = ("heads", "norm_eps")
 
 
 @dataclass(frozen=True, slots=True)
 class Initial:
-    """Weights to begin with."""
+    """Weights that training starts from."""
 
     file: Path
-    record: ModelRecord | None  # of a run of ours
+    # None if the file was not written by an earlier run.
+    record: ModelRecord | None
 
     def data_state(self, tokenizer: str) -> Mapping[str, Any] | None:
-        """How text was read for the model, if it was by tokens that were learned; see ``open_dataset``.
+        """Return the learned tokenizer of the weights' model for ``open_dataset``, or None if it has none.
 
         Raises:
-            UsageError: it was not by such a ``--tokenizer``.
+            UsageError: ``--tokenizer`` is of another kind.
         """
-        known = self.record and self.record.tokenizer
-        if not known:
+        tokenizer_record = self.record and self.record.tokenizer
+        if not tokenizer_record:
             return None
-        kind, wanted = known["kind"], tokenizer.partition(":")[0]
-        if kind != wanted:
+        trained_with, requested = tokenizer_record["kind"], tokenizer.partition(":")[0]
+        if trained_with != requested:
             raise UsageError(
-                f"--init: {self.file} is of a model with --tokenizer {kind}, not {wanted}",
+                f"--init: {self.file} was trained with --tokenizer {trained_with}, not {requested}",
                 code="init-other-tokenizer",
             )
-        return {name: value for name, value in known.items() if name != "kind"} or None
+        return {name: value for name, value in tokenizer_record.items() if name != "kind"} or None
 
     def load(
         self, engine: Engine, units: Sequence[Unit], config: TrainConfig, settings: Mapping[str, Any]
     ) -> None:
-        """Let the engine have these weights; all ranks call it together.
+        """Load these weights into the engine. All ranks must call it together.
 
         Args:
-            units: the whole model.
-            settings: with which it is built.
+            units: whole model.
+            settings: arguments that the model is built with.
 
         Raises:
-            UsageError: they are not of this model, or not the same on all nodes; on every rank.
+            UsageError: the weights do not fit the model, or differ between nodes. Raised on every rank.
         """
-        # In all models the last two parameters are those of the logits.
+        # In all models the last two parameters compute the logits.
         head = units[-1].layer.parameters[-2:] if config.checkpoints.new_head else ()
-        drawn = {p.name: p.form.to_torch(p.drawn(config.batch.seed)) for p in head}
+        new_head = {p.name: p.form.to_torch(p.draw_initial(config.batch.seed)) for p in head}
 
         def read() -> tuple[Mapping[str, Array], str]:
             try:
                 weights, foreign = from_any(
-                    config.model.model, torch_shapes(units), read_file(self.file), drawn
+                    config.model.model, torch_shapes(units), read_file(self.file), new_head
                 )
                 self._refuse_other(config.model.model, settings, foreign=foreign)
             except UsageError as exc:
                 raise UsageError(f"--init: {self.file}: {exc}", code="init-unfit") from exc
-            return {**weights, **drawn}, sha256_of(self.file)
+            return {**weights, **new_head}, sha256_of(self.file)
 
         weights, digest = on_all_ranks(engine.mesh.world, read)
         if len(set(engine.mesh.world.allgather(digest))) > 1:
             raise UsageError(
-                f"--init: {self.file} is not the same on all nodes: put it in a shared folder",
+                f"--init: {self.file} differs between nodes; put it in a shared folder",
                 code="init-differs-on-nodes",
             )
         set_weights(engine, units, weights)
 
     def _refuse_other(self, model: str, settings: Mapping[str, Any], *, foreign: bool) -> None:
-        """Raise UsageError if a size that no shape tells is another than the model's."""
+        """Check the sizes that the shapes of the weights do not show.
+
+        Raises:
+            UsageError: a size differs from the model's.
+        """
         if self.record:
-            for name in _TOLD_BY_NO_SHAPE:
-                theirs = self.record.settings.get(name, settings.get(name))
-                if theirs != settings.get(name):
+            for name in _NOT_IN_SHAPES:
+                size = self.record.settings.get(name, settings.get(name))
+                if size != settings.get(name):
                     flag = name.replace("_", "-")
                     raise UsageError(
-                        f"it is of a model with --{flag} {theirs}, and this one has {settings[name]}",
+                        f"the weights have --{flag} {size}, but this model has {settings[name]}",
                         code="init-other-size",
                     )
         elif foreign and (file := self.file.parent / "config.json").exists():
             try:
-                theirs = json.loads(file.read_bytes())
+                library_config = json.loads(file.read_bytes())
             except (OSError, ValueError) as exc:
                 raise UsageError(f"its config.json cannot be read: {exc}", code="init-unreadable") from exc
-            refuse_other(model, settings, theirs)
+            refuse_other(model, settings, library_config)
 
 
-def initial(path: Path | None, world: Communicator) -> Initial | None:
-    """What ``--init`` names; all ranks call it together.
+def find_initial(path: Path | None, world: Communicator) -> Initial | None:
+    """Find the weights that ``--init`` names. All ranks must call it together.
+
+    Returns:
+        None if ``path`` is None.
 
     Raises:
-        UsageError: there is none such; on every rank.
+        UsageError: they cannot be found or read. Raised on every rank.
     """
-    return on_all_ranks(world, lambda: _found(path) if path else None)
+    return on_all_ranks(world, lambda: _find(path) if path else None)
 
 
-def _found(path: Path) -> Initial:
+def _find(path: Path) -> Initial:
     folder, file = (path, path / "model.safetensors") if path.is_dir() else (path.parent, path)
     if not (folder / RECORD).exists():
         if not file.exists():
             raise UsageError(
-                f"--init: there is no {file}: give a file of weights, or the folder of a model",
+                f"--init: {file} does not exist; give a file of weights or the folder of a model",
                 code="no-such-file",
             )
         return Initial(file, None)
     record = read_record(folder)
     if path.is_dir():
-        known = record.files.get(BEST) or next(iter(record.files.values()))
-        file = folder / known.file
+        best = record.files.get(BEST) or next(iter(record.files.values()))
+        file = folder / best.file
     return Initial(file, record)

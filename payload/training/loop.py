@@ -1,7 +1,6 @@
-"""The training loop: load, split over ranks, iterate, evaluate, prove that all ranks agree.
+"""The training loop: load data, split it over ranks, iterate, evaluate, and check that all ranks agree.
 
-``train`` makes the parts of a run, ``Trainer.loop`` is the loop over iterations, ``Trainer.step`` one of
-them.
+``train`` builds the parts of a run, ``Trainer.loop`` runs the iterations, ``Trainer.step`` one of them.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from payload.training.build import (
     model_sizes,
     run_identity,
 )
-from payload.training.initial import initial
+from payload.training.initial import find_initial
 from payload.training.metrics import Metrics, Work
 from payload.training.schedule import LearningRate
 from payload.training.search import find
@@ -43,19 +42,19 @@ from payload.training.trace import Timeline
 
 
 def train(config: TrainConfig, device: Device, world: Transport, signals: StopSignals | None = None) -> int:
-    """Train on all ranks of ``world``, record the metrics, and give the exit code.
+    """Train on all ranks of ``world``, record the metrics, and return the exit code.
 
     Args:
-        signals: that end a run, once its work is saved.
+        signals: signals that end the run after its work is saved. Default: none.
     """
     trace, times = _timeline(config, device), CommTimes(device)
     mesh, compressor = build_mesh(config.layout, world)
     mesh = timed_mesh(mesh, times, trace)
     checkpoints = Session(config, world)
-    begun = initial(config.checkpoints.init, world)
+    init = find_initial(config.checkpoints.init, world)
     data_state = checkpoints.data_state
-    if begun and data_state is None:
-        data_state = begun.data_state(config.data.tokenizer)
+    if init and data_state is None:
+        data_state = init.data_state(config.data.tokenizer)
     dataset = open_dataset(config, world, data_state)
     if config.batch.find:
         find(config, device, mesh, dataset)
@@ -63,14 +62,14 @@ def train(config: TrainConfig, device: Device, world: Transport, signals: StopSi
     loader = build_loader(config, dataset, device, mesh)
     units = build_units(config.model, dataset, mesh.context(device))
     engine = build_engine(config, device, mesh, timed_units(units, trace), compressor=compressor)
-    if trace.wanted:
+    if trace.enabled:
         engine.optimizer = TimedOptimizer(engine.optimizer, trace)
     schedule = build_schedule(config, mesh, loader.order.per_epoch)
-    now = checkpoints.describe(engine, run_identity(config, dataset))
-    resumed = resume(checkpoints.chosen, engine, now)
-    if begun and not resumed.iteration:
-        begun.load(engine, units, config, model_sizes(config.model, dataset))
-        resumed.notes.append(f"begins with the weights of {begun.file}")
+    description = checkpoints.describe(engine, run_identity(config, dataset))
+    resumed = resume(checkpoints.chosen, engine, description)
+    if init and not resumed.iteration:
+        init.load(engine, units, config, model_sizes(config.model, dataset))
+        resumed.notes.append(f"starts with the weights of {init.file}")
     work = Work(sum(unit.flops for unit in units), tokens=dataset.facts.get("tokens"))
     metrics = Metrics(config, device, world, work, times, done=resumed.iteration)
     on_all_ranks(world, lambda: _write_config(config) if world.rank == 0 else None)
@@ -78,14 +77,16 @@ def train(config: TrainConfig, device: Device, world: Transport, signals: StopSi
 
     record, model = model_record(config.model, dataset), None
     if config.checkpoints.save_model:
-        again = (resumed.path, resumed.model) if resumed.path else None
-        model = ModelWriter(config.run.out / "model", record, engine, units, resumed=again)
+        resumed_model = (resumed.path, resumed.model) if resumed.path else None
+        model = ModelWriter(config.run.out / "model", record, engine, units, resumed=resumed_model)
     trainer = Trainer(engine, loader, dataset, schedule, metrics, trace, model, signals)
     for note in (*_profile_note(config, schedule, resumed.iteration), *trainer.notes(), *resumed.notes):
         metrics.print_line(note)
     started = time.perf_counter()
     save_model = model.save_best if model else lambda _: record.fields()
-    saving = checkpoints.saver(engine, now, metrics, data_state=dataset.data_state, save_model=save_model)
+    saving = checkpoints.saver(
+        engine, description, metrics, data_state=dataset.data_state, save_model=save_model
+    )
     with saving as saver:
         evaluation = trainer.loop(resumed.iteration, saver)
     trace.write(config.run.out / "trace.json", world)
@@ -98,7 +99,7 @@ def train(config: TrainConfig, device: Device, world: Transport, signals: StopSi
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """What the iterations of a run need."""
+    """The objects that the iterations of a run use."""
 
     engine: Engine
     loader: Loader
@@ -110,14 +111,15 @@ class Trainer:
     signals: StopSignals | None = None
 
     def loop(self, done: int, saver: Saver | None) -> Evaluation | None:
-        """Iterate after the ``done`` iterations to the end of the schedule, and save the best model and
-        checkpoints on the way; and at the end, or when a signal comes to any rank, the final model.
+        """Run the iterations after the ``done`` finished ones. Save checkpoints and the best model.
+
+        The final model is saved at the end of the schedule, or when any rank gets a signal.
 
         Returns:
-            The last evaluation; None if a signal ended the run, whose work is on disk then.
+            The last evaluation; None if a signal ended the run. Its work is saved then.
 
         Raises:
-            PayloadError: training diverged, or a checkpoint cannot be written; on every rank.
+            PayloadError: training diverged, or a checkpoint cannot be written. Raised on every rank.
         """
         iterations = self.schedule.iterations
         feeds = self.loader.training(done + 1, iterations)
@@ -126,7 +128,7 @@ class Trainer:
             self.trace.next()
             with self.trace.span("batch", "data"):
                 feed = next(feeds)
-            self.metrics.fed()
+            self.metrics.mark_data_ready()
             last = iteration == iterations
             signalled = float(self.signals is not None and self.signals.came)
             result = self.step(iteration, feed, (signalled, float(saver is not None and saver.written())))
@@ -140,25 +142,27 @@ class Trainer:
                 if saver:
                     saver.after(iteration, written, stop=stop, last=last)
             if stop:
-                self._stopped(iteration, saver)
+                self._report_stop(iteration, saver)
                 return None
             if last:
                 return evaluation
-        evaluation = self._evaluated(iterations)  # all was done before
+        # All iterations were done before this run.
+        evaluation = self._evaluate(iterations)
         if self.model:
             self.model.conclude(iterations, evaluation)
         return evaluation
 
-    def _stopped(self, iteration: int, saver: Saver | None) -> None:
-        """A signal has ended the run."""
+    def _report_stop(self, iteration: int, saver: Saver | None) -> None:
+        """Print that a signal has ended the run, and how to resume it."""
         if self.signals:
-            self.signals.came = True  # perhaps to another rank
-        go_on = ": go on with --resume auto" if saver else ""
+            # The signal may have reached only another rank.
+            self.signals.came = True
+        resume_hint = "; continue with --resume auto" if saver else ""
         saved = "saved" if saver or self.model else "nothing saved"
-        self.metrics.print_line(f"stopped by a signal; {saved} after iteration {iteration}{go_on}")
+        self.metrics.print_line(f"stopped by a signal; {saved} after iteration {iteration}{resume_hint}")
 
     def step(self, iteration: int, feed: Feed, flags: tuple[float, ...]) -> StepResult:
-        """One update of the weights by a global batch, of which ``feed`` is this rank's share."""
+        """Update the weights with one global batch. feed: this rank's share of it."""
         lr = self.schedule.at(iteration)
         result = self.engine.step(feed.batches, targets=feed.targets, iteration=iteration, lr=lr, flags=flags)
         _check_finite(iteration, result)
@@ -166,8 +170,8 @@ class Trainer:
         return result
 
     def evaluate(self, iteration: int, epoch: int, result: StepResult) -> Evaluation:
-        """Loss and accuracy on the held-out samples, recorded and printed."""
-        evaluation = self._evaluated(iteration)
+        """Evaluate on the held-out samples, and record and print the result."""
+        evaluation = self._evaluate(iteration)
         bytes_per_target = self.dataset.bytes_per_target
         self.metrics.evaluation(iteration, epoch, evaluation, bytes_per_target)
         if self.model:
@@ -178,22 +182,26 @@ class Trainer:
         self.metrics.print_line(f"{line}  accuracy {evaluation.accuracy:.4f}")
         return evaluation
 
-    def _evaluated(self, iteration: int) -> Evaluation:
-        """Evaluate, or raise PayloadError on all ranks if the loss is not finite."""
+    def _evaluate(self, iteration: int) -> Evaluation:
+        """Evaluate on the held-out samples.
+
+        Raises:
+            PayloadError: the loss is not finite. Raised on all ranks.
+        """
         evaluation = self.engine.evaluate(self.loader.held_out())
         if not math.isfinite(evaluation.loss):
             raise _diverged(iteration, f"test loss {evaluation.loss}", "--lr")
         return evaluation
 
     def notes(self) -> list[str]:
-        """For people: what the data is, and how long the stages of a pipeline wait for each other."""
-        stages, number = self.engine.mesh.pp.size, self.loader.micro_batches
+        """Return lines for the user about the data and the idle time of pipeline stages."""
+        stages, micro_batches = self.engine.mesh.pp.size, self.loader.micro_batches
         if stages == 1:
             return [self.dataset.about]
-        waits = f"each stage waits {idle_share(stages, number):.0%} of the time"
+        idle = f"each stage is idle {idle_share(stages, micro_batches):.0%} of the time"
         return [
             self.dataset.about,
-            f"pipeline of {stages} stages, {number} micro-batches: {waits}, less with more micro-batches",
+            f"pipeline of {stages} stages, {micro_batches} micro-batches: {idle}; more micro-batches help",
         ]
 
 
@@ -205,11 +213,13 @@ def _timeline(config: TrainConfig, device: Device) -> Timeline:
 def _profile_note(config: TrainConfig, schedule: LearningRate, done: int) -> list[str]:
     if not config.measuring.profile or schedule.iterations - done >= 2:  # noqa: PLR2004
         return []
-    return ["--profile: trace.json stays empty, since it leaves the first iteration out; run two or more"]
+    return [
+        "--profile: trace.json will be empty, because the first iteration is not recorded; run at least two"
+    ]
 
 
 def _write_config(config: TrainConfig) -> None:
-    """Write the resolved settings into the run's folder, with paths that hold from any other."""
+    """Write the resolved settings to the run's folder, with absolute paths."""
     path = config.run.out / "config.toml"
     try:
         path.write_bytes(to_toml(config.placed()).encode(errors="surrogateescape"))
@@ -218,7 +228,11 @@ def _write_config(config: TrainConfig) -> None:
 
 
 def _check_finite(iteration: int, result: StepResult) -> None:
-    """Raise PayloadError if the run has diverged: on all ranks, which see the same numbers."""
+    """Check that the loss and the gradient are finite. All ranks see the same numbers.
+
+    Raises:
+        PayloadError: training has diverged.
+    """
     if not result.finite and not result.skipped:
         flags = "--lr" if result.loss_scale == 1 else "--lr or --loss-scale"
         raise _diverged(iteration, f"loss {result.loss}, gradient norm {result.grad_norm}", flags)

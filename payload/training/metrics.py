@@ -1,4 +1,4 @@
-"""metrics.jsonl and the lines on stdout: what a run was, did and came to, as rank 0 tells it."""
+"""The record of a run in metrics.jsonl and on stdout, written by rank 0."""
 
 from __future__ import annotations
 
@@ -25,22 +25,25 @@ from payload.training.peak import find_peak
 from payload.training.tensorboard import EventFile
 from payload.training.timing import CommTimes
 
-_WINDOW = 10  # iterations, over which a rank's time is averaged before ranks are compared
+# Iterations over which a rank's time is averaged before ranks are compared.
+_WINDOW = 10
 
-FLOPS_FORMULA = "3 x the matrix products of the forward pass; what is recomputed is not counted"
-"""Each product of the forward pass has two in the backward pass: the gradients by either factor."""
+FLOPS_FORMULA = "3 x the matrix products of the forward pass; recomputation is not counted"
+"""Each product of the forward pass has two in the backward pass: one for the gradient of each factor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one sample is, and costs."""
+    """Size and cost of one sample."""
 
-    flops: float  # of its forward pass, over all ranks that share it
-    tokens: int | None = None  # None: it is not made of tokens
+    # Of its forward pass, over all ranks that share it.
+    flops: float
+    # Tokens in the sample. None: it does not consist of tokens.
+    tokens: int | None = None
 
 
 class Metrics(Report):
-    """The record of one run. All ranks must call ``introduce`` and ``conclude``; only rank 0 writes."""
+    """Writer of a run's metrics. All ranks must call ``introduce`` and ``conclude``; only rank 0 writes."""
 
     def __init__(
         self,
@@ -52,37 +55,43 @@ class Metrics(Report):
         *,
         done: int = 0,
     ) -> None:
-        """
+        """Open the files.
+
         Args:
-            done: iterations, with which the run goes on. What the file has of later ones is removed.
+            done: iterations that a resumed run keeps. Records of later iterations are removed from the file.
 
         Raises:
-            UsageError: a file cannot be written; on every rank.
+            UsageError: a file cannot be written. Raised on every rank.
         """
         self._done = done
         super().__init__(comm, config.run.out / "metrics.jsonl", keep=self._is_done if done else None)
         self._config, self._device, self._comm, self._work = config, device, comm, work
         self._comm_times = comm_times
-        self._computed: list[float] = []  # milliseconds of this rank's iterations since the last evaluation
+        # Computing time, in ms, of this rank's iterations since the last evaluation.
+        self._computed: list[float] = []
         self._gpus = Gpus()
-        self._peak_tflops: float | None = None  # of all ranks
+        # Of all ranks together. None: unknown.
+        self._peak_tflops: float | None = None
         board = comm.rank == 0 and config.measuring.tensorboard
         folder = config.run.out / "tensorboard"
         self._board = on_all_ranks(comm, lambda: EventFile(folder, done=done) if board else None)
 
     def _is_done(self, record: dict[str, Any]) -> bool:
-        """Whether it is of an iteration with which the run goes on."""
+        """Return whether a record belongs to an iteration that the resumed run keeps."""
         return record["kind"] != "result" and int(record.get("step", 0)) <= self._done
 
     def introduce(self, data: Mapping[str, Any]) -> None:
-        """Who takes part, with what; ``data``: what is read, as ``data_record`` says it."""
+        """Record the ranks, their devices, the settings and the data.
+
+        data: description of the data, from ``data_record``.
+        """
         more = {"cores": own_cores(), "device_note": self._device.note}
         ranks = self._comm.allgather({**place(self._comm.rank, self._device), **more})
         dtype = PRECISIONS[self._config.precision.precision].compute
         peak = find_peak(self._device, self._comm, dtype, self._config.measuring.peak_tflops)
         peaks = self._comm.allgather(peak.tflops)
-        known = [one for one in peaks if one is not None]
-        self._peak_tflops = sum(known) if len(known) == len(peaks) else None
+        known_peaks = [tflops for tflops in peaks if tflops is not None]
+        self._peak_tflops = sum(known_peaks) if len(known_peaks) == len(peaks) else None
         self._joules_before = self._joules()
         self.write(
             "run",
@@ -98,32 +107,32 @@ class Metrics(Report):
             versions={**versions("numpy", "mpi4py", "cupy-cuda12x"), "mpi": self._comm.library},
         )
         hosts = sorted({str(rank["host"]) for rank in ranks})
-        because = f" ({self._device.note})" if self._device.note else ""
-        where = self._device.gpu["name"] if self._device.gpu else f"CPU{because}"
+        reason = f" ({self._device.note})" if self._device.note else ""
+        processor = self._device.gpu["name"] if self._device.gpu else f"CPU{reason}"
         precision = self._config.precision.precision
-        self.print_line(f"world size {self._comm.size}, on {', '.join(hosts)}; {precision} on {where}")
+        self.print_line(f"world size {self._comm.size}, on {', '.join(hosts)}; {precision} on {processor}")
 
     def begin(self) -> None:
-        """An iteration begins here."""
+        """Start timing an iteration."""
         self._comm_times.take()
-        self._began = self._fed = time.perf_counter()
+        self._began = self._data_ready = time.perf_counter()
 
-    def fed(self) -> None:
-        """Its samples are here."""
-        self._fed = time.perf_counter()
+    def mark_data_ready(self) -> None:
+        """Note the time at which the iteration's samples are ready."""
+        self._data_ready = time.perf_counter()
 
-    def iteration(self, step: int, epoch: int, outcome: StepResult, *, lr: float, samples: int) -> None:
-        """It is over: one line, and one point of each of TensorBoard's curves."""
+    def iteration(self, step: int, epoch: int, result: StepResult, *, lr: float, samples: int) -> None:
+        """Record a finished iteration, in the file and in TensorBoard."""
         seconds = time.perf_counter() - self._began
-        comm, data_s = self._comm_times.take(), self._fed - self._began
+        comm, data_s = self._comm_times.take(), self._data_ready - self._began
         self._computed.append(1e3 * (seconds - data_s - comm.exposed_s))
         flops_per_s = 3 * self._work.flops * samples / seconds
         fields = {
-            "loss": outcome.loss,
+            "loss": result.loss,
             "lr": lr,
-            "grad_norm": None if outcome.skipped else outcome.grad_norm,
-            "loss_scale": outcome.loss_scale,
-            "skipped": outcome.skips,
+            "grad_norm": None if result.skipped else result.grad_norm,
+            "loss_scale": result.loss_scale,
+            "skipped": result.skips,
             "seconds": seconds,
             "samples_per_s": samples / seconds,
             "tokens_per_s": self._work.tokens and self._work.tokens * samples / seconds,
@@ -142,7 +151,7 @@ class Metrics(Report):
     def evaluation(
         self, step: int, epoch: int, evaluation: Evaluation, bytes_per_target: float | None = None
     ) -> None:
-        """One line, also of how long the ranks computed since the last one."""
+        """Record an evaluation, with the ranks' computing times since the last evaluation."""
         fields = {"accuracy": evaluation.accuracy, "loss": evaluation.loss}
         if bytes_per_target:
             fields["bits_per_byte"] = evaluation.bits_per_byte(bytes_per_target)
@@ -151,25 +160,26 @@ class Metrics(Report):
             self._board.write("evaluation", step, fields)
 
     def _compute_times(self) -> dict[str, Any]:
-        """Of each rank the milliseconds of an iteration in which it computed, and in how many windows of
-        iterations no rank took longer: waits for data and for other ranks are left out.
+        """Return each rank's computing time per iteration in ms, and in how many windows it was slowest.
+
+        Times of waiting for data and for other ranks are not included.
         """
-        parts = [self._computed[at : at + _WINDOW] for at in range(0, len(self._computed), _WINDOW)]
-        mine = [sum(part) / len(part) for part in parts]
+        windows = [self._computed[i : i + _WINDOW] for i in range(0, len(self._computed), _WINDOW)]
+        own_means = [sum(window) / len(window) for window in windows]
         self._computed.clear()
-        ranks = self._comm.allgather(mine)
-        slowest = Counter(at.index(max(at)) for at in zip(*ranks, strict=True))
+        ranks = self._comm.allgather(own_means)
+        slowest = Counter(means.index(max(means)) for means in zip(*ranks, strict=True))
         return {
-            "compute_ms": [round(sum(one) / len(one), 3) for one in ranks if one],
+            "compute_ms": [round(sum(means) / len(means), 3) for means in ranks if means],
             "slowest": [slowest[rank] for rank in range(len(ranks))],
-            "windows": len(mine),
+            "windows": len(own_means),
         }
 
     def conclude(self, storage: Storage, mesh: Mesh, evaluation: Evaluation, *, seconds: float) -> None:
-        """The result, if all ranks with the same parameters came to the same values.
+        """Record the result, and check that all ranks with the same parameters have the same values.
 
         Raises:
-            PayloadError: they did not.
+            PayloadError: the values differ.
         """
         digest = hashlib.sha256(
             storage.optimizer_device.to_host(storage.master_weights).tobytes()
@@ -188,22 +198,23 @@ class Metrics(Report):
             peak_memory_bytes=self._comm.allgather(self._device.memory_bytes()),
         )
         self.close()
-        firsts = [places.index(place) for place in places]  # the first rank that holds the same parameters
-        strays = [
-            f"rank {rank} on {hosts[rank]} from those of rank {first} on {hosts[first]}"
+        # For each rank, the first rank that holds the same parameters.
+        firsts = [places.index(place) for place in places]
+        mismatches = [
+            f"rank {rank} on {hosts[rank]} differs from rank {first} on {hosts[first]}"
             for rank, first in enumerate(firsts)
             if hashes[rank] != hashes[first]
         ]
-        if strays:
-            raise PayloadError(f"parameters differ: {', '.join(strays)}", code="parameters-differ")
+        if mismatches:
+            raise PayloadError(f"parameters differ: {', '.join(mismatches)}", code="parameters-differ")
         replicas = places.count(places[0])
-        alike = f", and alike on its {replicas} replicas" if replicas > 1 else ""
-        same = "on all ranks" if replicas == len(places) else f"on rank 0{alike}"
+        replicas_note = f", and the same on its {replicas} replicas" if replicas > 1 else ""
+        same = "on all ranks" if replicas == len(places) else f"on rank 0{replicas_note}"
         self.print_line(f"{seconds:.1f} s; parameters {digest[:12]} {same}")
         self.print_line(f"test accuracy {evaluation.accuracy:.4f}")
 
     def close(self) -> None:
-        """All is written."""
+        """Close the files."""
         if self._board:
             self._board.close()
 
@@ -211,10 +222,11 @@ class Metrics(Report):
         return self._gpus.energy_j(str(self._device.gpu["uuid"])) if self._device.gpu else None
 
     def _energy_j(self) -> float | None:
-        """What the GPUs in use took since ``introduce``, each counted once; None where one does not say."""
-        before, now = self._joules_before, self._joules()
-        mine = None if before is None or now is None else now - before
+        """Return the energy that the GPUs used since ``introduce``, each GPU once. None if any does not
+        report it."""
+        start, end = self._joules_before, self._joules()
+        own_joules = None if start is None or end is None else end - start
         gpu = (hostname(), self._device.gpu and self._device.gpu["uuid"])
-        each = dict(self._comm.allgather((gpu, mine)))
-        known = [joules for joules in each.values() if joules is not None]
-        return round(sum(known), 3) if len(known) == len(each) else None
+        joules_of_gpus = dict(self._comm.allgather((gpu, own_joules)))
+        known_joules = [joules for joules in joules_of_gpus.values() if joules is not None]
+        return round(sum(known_joules), 3) if len(known_joules) == len(joules_of_gpus) else None

@@ -1,4 +1,4 @@
-"""The most that a rank's processor can do, which MFU (model FLOPs utilisation) is a share of."""
+"""Peak speed of a rank's processor, the reference for MFU (model FLOPs utilization)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from numpy.typing import DTypeLike
 from payload.comm.base import Communicator
 from payload.device.base import Device
 
-# TFLOP/s of dense matrix products at boost clock, from NVIDIA's data sheets and architecture white papers, by
-# the words of the GPU's name: the first row that fits counts. Half precision is with sums in float32.
-# A precision that is missing has no figure of its own there, or is not done in hardware.
+# TFLOP/s of dense matrix products at boost clock, from NVIDIA's data sheets and architecture white papers.
+# The first row whose words are all in the GPU's name applies. Half precision accumulates in float32. A
+# precision is missing if the sheet has no figure for it, or if the hardware does not support it.
 _SHEETS: tuple[tuple[str, dict[str, float]], ...] = (
     ("H200 NVL", {"half": 835.5, "tf32": 417.5, "float32": 60.0, "float64": 60.0}),
     ("H200", {"half": 989.4, "tf32": 494.7, "float32": 66.9, "float64": 66.9}),
@@ -38,7 +38,7 @@ _SHEETS: tuple[tuple[str, dict[str, float]], ...] = (
     ("RTX 3090", {"half": 71.0, "tf32": 35.6, "float32": 35.6}),
 )
 _VARIANTS = {"Ti", "SUPER", "Laptop", "Max"}
-"""Of consumer GPUs: other chips under the same number."""
+"""Words in the names of consumer GPUs that mark a different chip."""
 
 _EDGE = 512
 _SECONDS = 0.2
@@ -46,16 +46,20 @@ _SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """Of one rank; ``tflops`` is None where nobody knows it."""
+    """Peak speed of one rank, and its source. tflops: None if unknown."""
 
     tflops: float | None
+    # Where the figure comes from, or why it is unknown.
     source: str
 
 
-def find_peak(device: Device, comm: Communicator, dtype: DTypeLike, given: float | None) -> Peak:
-    """What was given; or by the table, for a GPU; or measured, for a CPU, on all ranks at once."""
-    if given is not None:
-        return Peak(given, "--peak-tflops")
+def find_peak(device: Device, comm: Communicator, dtype: DTypeLike, fixed: float | None) -> Peak:
+    """Return the peak speed: ``fixed`` if set, from the table for a GPU, measured for a CPU.
+
+    All ranks must call it together, because CPUs are measured at the same time.
+    """
+    if fixed is not None:
+        return Peak(fixed, "--peak-tflops")
     if device.gpu is None:
         return _measured(device, comm, dtype)
     return _by_sheet(str(device.gpu["name"]), np.dtype(dtype).name, tf32=os.environ.get("CUPY_TF32") == "1")
@@ -64,33 +68,35 @@ def find_peak(device: Device, comm: Communicator, dtype: DTypeLike, given: float
 def _by_sheet(name: str, dtype: str, *, tf32: bool) -> Peak:
     words = set(name.replace("-", " ").split())
     if "MIG" in words:
-        return Peak(None, f"{name} is a part of a GPU, of which no data sheet is known; say --peak-tflops")
+        return Peak(None, f"{name} is a part of a GPU and has no data sheet; pass --peak-tflops")
     precision = "tf32" if tf32 and dtype == "float32" else dtype
     for model, sheet in _SHEETS:
         if words >= set(model.split()) and not words & _VARIANTS - set(model.split()):
             tflops = sheet.get(precision)
             if tflops is None and precision in ("float16", "bfloat16"):
                 tflops = sheet.get("half")
-            told = f"NVIDIA's data sheet of the {model}, {precision}, dense"
-            return Peak(tflops, told if tflops is not None else f"none in {told}; say --peak-tflops")
-    return Peak(None, f"no data sheet of the {name} is known; say --peak-tflops")
+            sheet_name = f"NVIDIA's data sheet of the {model}, {precision}, dense"
+            return Peak(
+                tflops, sheet_name if tflops is not None else f"no figure in {sheet_name}; pass --peak-tflops"
+            )
+    return Peak(None, f"the data sheet of the {name} is not known; pass --peak-tflops")
 
 
 def _measured(device: Device, comm: Communicator, dtype: DTypeLike) -> Peak:
-    """The best of many products: the first ones meet a clock that is still low, or a busy machine.
+    """Measure a CPU: the fastest of many products, as the clock may start low or the machine be busy.
 
-    NumPy computes 16-bit ones as float32.
+    NumPy computes 16-bit products in float32.
     """
     kind = np.promote_types(np.float32, dtype)
-    left = device.xp.ones((_EDGE, _EDGE), kind)
-    out = device.xp.empty_like(left)
+    matrix = device.xp.ones((_EDGE, _EDGE), kind)
+    out = device.xp.empty_like(matrix)
     comm.barrier()
-    best, spent = math.inf, 0.0
-    while spent < _SECONDS:
+    best, total = math.inf, 0.0
+    while total < _SECONDS:
         began = time.perf_counter()
-        device.matmul(left, left, out=out)
+        device.matmul(matrix, matrix, out=out)
         seconds = time.perf_counter() - began
-        best, spent = min(best, seconds), spent + seconds
+        best, total = min(best, seconds), total + seconds
     tflops = round(2 * _EDGE**3 / best / 1e12, 4)
-    what = f"the best product of {_EDGE}^3 in {kind.name} within {_SECONDS} s, all ranks at once"
-    return Peak(tflops, f"measured: {what}")
+    method = f"the fastest product of {_EDGE}^3 in {kind.name} within {_SECONDS} s, all ranks at once"
+    return Peak(tflops, f"measured: {method}")

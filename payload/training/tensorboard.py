@@ -1,4 +1,4 @@
-"""The figures of a run as event files, which TensorBoard shows."""
+"""The metrics of a run as TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from payload.errors import RankError, UsageError
 
 
 class EventFile:
-    """Scalars by name and iteration.
+    """Writer of scalars by name and iteration.
 
-    Not by tensorboardX's SummaryWriter: a full disk ends its thread with a traceback, and lets the rank wait
-    for that thread for ever.
+    tensorboardX's SummaryWriter is not used: on a full disk its thread ends with a traceback, and the rank
+    then waits for that thread forever.
     """
 
     def __init__(self, folder: Path, *, done: int = 0) -> None:
-        """
+        """Open the event file.
+
         Args:
-            done: iterations; what the folder has of later ones, TensorBoard no longer shows.
+            done: iterations that a resumed run keeps. TensorBoard no longer shows later values in the folder.
 
         Raises:
             UsageError: tensorboardX is not installed, or the folder cannot be written.
@@ -48,10 +49,10 @@ class EventFile:
             ) from exc
 
     def write(self, group: str, step: int, fields: Mapping[str, float | None]) -> None:
-        """Add what is known of the fields, each as ``group/name``.
+        """Add the fields that are not None, each as ``group/name``.
 
         Raises:
-            RankError: the disk is full, say.
+            RankError: the file cannot be written, for example because the disk is full.
         """
         try:
             for name, value in fields.items():
@@ -59,21 +60,21 @@ class EventFile:
                     self._add(step, summary=self._scalar(f"{group}/{name}", value))
             self._file.flush()
         except OSError as exc:
-            raise self._refusal(exc) from exc
+            raise self._write_error(exc) from exc
 
     def close(self) -> None:
-        """When all of it is on disk.
+        """Write everything to disk and close the file.
 
         Raises:
-            RankError: it cannot be written.
+            RankError: the file cannot be written.
         """
         try:
             self._file.close()
         except OSError as exc:
-            raise self._refusal(exc) from exc
+            raise self._write_error(exc) from exc
 
-    def _add(self, step: int, **what: Any) -> None:
-        self._file.write_event(self._protocol.Event(wall_time=time.time(), step=step, **what))
+    def _add(self, step: int, **content: Any) -> None:
+        self._file.write_event(self._protocol.Event(wall_time=time.time(), step=step, **content))
 
-    def _refusal(self, exc: OSError) -> RankError:
+    def _write_error(self, exc: OSError) -> RankError:
         return RankError(f"--out: {self._folder} cannot be written: {exc.strerror}", code="file-unwritable")

@@ -1,9 +1,9 @@
-"""Wrappers that time what they wrap: communicators always, layers and optimizers for a timeline.
+"""Wrappers that measure time: of communicators always, of layers and optimizers if a timeline is recorded.
 
-Communication is *exposed* while the rank is inside a call of a communicator, starting, moving on or waiting:
-it cannot compute then. Its *total* time is that in which any call was under way, from its start until it was
-seen to be done; what is not exposed went on beside the computation. On a GPU both are told by events on the
-stream that computes: a wait counts for as long as that stream stood still.
+Communication is *exposed* while the rank is inside a call of a communicator that starts, advances or
+awaits an operation, because it cannot compute then. The *total* time covers every operation from its start
+until it is seen to be done; the part that is not exposed overlapped with computation. On a GPU, both are
+measured with events on the computing stream: a wait counts for as long as that stream stood still.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from payload.training.trace import Timeline
 
 @dataclass(frozen=True, slots=True)
 class CommTime:
-    """What communication took of one rank."""
+    """Communication of one rank during a period."""
 
     total_s: float
     exposed_s: float
@@ -33,87 +33,96 @@ class CommTime:
 
 @dataclass(slots=True)
 class CommTimes:
-    """What communication took since it was last asked for: intervals, which a GPU tells only later."""
+    """Collector of a rank's communication times. It keeps intervals, as a GPU reports times late."""
 
     device: Device
-    _comms: dict[int, Communicator] = field(default_factory=dict, init=False)  # each once
-    _sent: int = field(default=0, init=False)  # before
+    # Each communicator once, by its id.
+    _comms: dict[int, Communicator] = field(default_factory=dict, init=False)
+    # Bytes sent before the current period.
+    _sent: int = field(default=0, init=False)
     _total: list[tuple[Mark, Mark]] = field(default_factory=list, init=False)
     _exposed: list[tuple[Mark, Mark]] = field(default_factory=list, init=False)
 
-    def blocked(self, start: Mark) -> None:
-        """A call that began then has just ended, and all of its work with it."""
+    def add_blocking(self, start: Mark) -> None:
+        """Count a blocking call that began at ``start`` and has just ended."""
         interval = start, self.device.mark()
         self._total.append(interval)
         self._exposed.append(interval)
 
-    def waited(self, start: Mark) -> Mark:
-        """The same of a call whose work may go on; gives its end."""
+    def add_exposed(self, start: Mark) -> Mark:
+        """Count a call from ``start`` until now. Its operation may continue. Return the end."""
         end = self.device.mark()
         self._exposed.append((start, end))
         return end
 
-    def ran(self, start: Mark, end: Mark) -> None:
-        """Work that was under way from then to then."""
+    def add_operation(self, start: Mark, end: Mark) -> None:
+        """Count the total time of an operation."""
         self._total.append((start, end))
 
     def count(self, comm: Communicator) -> None:
-        """Count what it sends, or rather what sends for it: a wrapper has its own's figure."""
+        """Count a communicator's sent bytes. A wrapper reports those of its inner communicator."""
         while (inner := getattr(comm, "inner", None)) is not None:
             comm = inner
         self._comms[id(comm)] = comm
 
     def take(self) -> CommTime:
-        """Give it; the next time counts from here."""
+        """Return the times since the last call, and start a new period."""
         total, exposed = (self._covered_s(intervals) for intervals in (self._total, self._exposed))
         self._total.clear()
         self._exposed.clear()
-        before, self._sent = self._sent, sum(comm.bytes_sent for comm in self._comms.values())
-        return CommTime(total, exposed, self._sent - before)
+        sent_before, self._sent = self._sent, sum(comm.bytes_sent for comm in self._comms.values())
+        return CommTime(total, exposed, self._sent - sent_before)
 
     def _covered_s(self, intervals: Sequence[tuple[Mark, Mark]]) -> float:
-        """In which at least one of them lay."""
+        """Return the seconds that at least one of the intervals covers."""
         if not intervals:
             return 0.0
         covered, reached = 0.0, -math.inf
-        since = partial(self.device.elapsed_s, self._exposed[0][0])  # all of it began with a call
+        # Every interval began with a call, so the first call is the origin.
+        since = partial(self.device.elapsed_s, self._exposed[0][0])
         for start, end in sorted((since(start), since(end)) for start, end in intervals):
             covered += max(0.0, end - max(start, reached))
             reached = max(reached, end)
         return covered
 
 
-def _blocking(name: str, shown: str, array: int | None = None) -> Callable[..., Any]:
-    """A method that times the one of the inner communicator. ``array``: which argument is moved, if any."""
+def _blocking(method: str, shown: str, array: int | None = None) -> Callable[..., Any]:
+    """Return a method that calls and times a blocking method of the inner communicator.
+
+    array: index of the argument whose bytes are recorded. None: no argument.
+    """
 
     def call(timed: TimedCommunicator, *arguments: Any) -> Any:
         nbytes = 0 if array is None else arguments[array].nbytes
         start = timed.times.device.mark()
         with timed.trace.span(shown, timed.group, bytes=nbytes):
-            result = getattr(timed.inner, name)(*arguments)
-        timed.times.blocked(start)
+            result = getattr(timed.inner, method)(*arguments)
+        timed.times.add_blocking(start)
         return result
 
     return call
 
 
-def _started(name: str, shown: str, array: int) -> Callable[..., Pending]:
-    """The same of a method that does not wait."""
+def _nonblocking(method: str, shown: str, array: int) -> Callable[..., Pending]:
+    """Return a method that calls and times a non-blocking method of the inner communicator.
+
+    array: index of the argument whose bytes are recorded.
+    """
 
     def call(timed: TimedCommunicator, *arguments: Any) -> Pending:
         start = timed.times.device.mark()
         nbytes = arguments[array].nbytes
-        landed = timed.trace.under_way(shown, f"{timed.group} under way", bytes=nbytes)
+        end_flight = timed.trace.begin_flight(shown, f"{timed.group} under way", bytes=nbytes)
         with timed.trace.span(f"start {shown}", timed.group):
-            pending = getattr(timed.inner, name)(*arguments)
-        timed.times.waited(start)
-        return _Timed(pending, start, landed, timed.times, timed.trace, f"wait for {shown}", timed.group)
+            pending = getattr(timed.inner, method)(*arguments)
+        timed.times.add_exposed(start)
+        return _Timed(pending, start, end_flight, timed.times, timed.trace, f"wait for {shown}", timed.group)
 
     return call
 
 
 class TimedCommunicator(CommunicatorWrapper[Communicator]):
-    """A communicator whose calls are timed, and shown on the timeline under ``group``: dp, tp, pp."""
+    """A communicator that times its calls and shows them on the timeline under ``group``: dp, tp or pp."""
 
     def __init__(self, inner: Communicator, times: CommTimes, trace: Timeline, group: str) -> None:
         super().__init__(inner)
@@ -121,13 +130,13 @@ class TimedCommunicator(CommunicatorWrapper[Communicator]):
         times.count(inner)
 
     allreduce = _blocking("allreduce", "allreduce", 0)
-    iallreduce = _started("iallreduce", "allreduce", 0)
+    iallreduce = _nonblocking("iallreduce", "allreduce", 0)
     reduce_scatter = _blocking("reduce_scatter", "reduce_scatter", 0)
-    ireduce_scatter = _started("ireduce_scatter", "reduce_scatter", 0)
+    ireduce_scatter = _nonblocking("ireduce_scatter", "reduce_scatter", 0)
     allgather_into = _blocking("allgather_into", "allgather", 1)
-    iallgather_into = _started("iallgather_into", "allgather", 1)
+    iallgather_into = _nonblocking("iallgather_into", "allgather", 1)
     broadcast = _blocking("broadcast", "broadcast", 0)
-    isend = _started("isend", "send", 0)
+    isend = _nonblocking("isend", "send", 0)
     recv = _blocking("recv", "recv", 0)
     sum = _blocking("sum", "sum")
     allgather = _blocking("allgather", "allgather")
@@ -136,11 +145,11 @@ class TimedCommunicator(CommunicatorWrapper[Communicator]):
 
 @dataclass(slots=True)
 class _Timed:
-    """A ``Pending`` that is timed until it is seen to be done."""
+    """A ``Pending`` that measures the time until it is done."""
 
     inner: Pending
     start: Mark
-    landed: Callable[[], None]
+    end_flight: Callable[[], None]
     times: CommTimes
     trace: Timeline
     name: str
@@ -151,7 +160,7 @@ class _Timed:
         if not self.done:
             began = self.times.device.mark()
             done = self.inner.test()
-            end = self.times.waited(began)
+            end = self.times.add_exposed(began)
             if done:
                 self._finish(end)
         return self.done
@@ -161,16 +170,16 @@ class _Timed:
             began = self.times.device.mark()
             with self.trace.span(self.name, self.group):
                 self.inner.wait()
-            self._finish(self.times.waited(began))
+            self._finish(self.times.add_exposed(began))
 
     def _finish(self, end: Mark) -> None:
         self.done = True
-        self.times.ran(self.start, end)
-        self.landed()
+        self.times.add_operation(self.start, end)
+        self.end_flight()
 
 
 def timed_mesh(mesh: Mesh, times: CommTimes, trace: Timeline) -> Mesh:
-    """The same groups of ranks, timed."""
+    """Return the same groups of ranks, with timing."""
 
     def timed(group: Communicator, name: str) -> Communicator:
         return TimedCommunicator(group, times, trace, name) if group.size > 1 else group
@@ -179,23 +188,23 @@ def timed_mesh(mesh: Mesh, times: CommTimes, trace: Timeline) -> Mesh:
 
 
 class TimedUnit(Sequential):
-    """A unit's layer, each of whose passes is a span."""
+    """A unit's layer that records each of its passes as a span."""
 
     def __init__(self, unit: Unit, timeline: Timeline) -> None:
         super().__init__(unit.layer)
         self._name, self._timeline = unit.name, timeline
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        with self._timeline.span(self._name, "forward", micro_batch=self._timeline.number(tape.draw)):
+        with self._timeline.span(self._name, "forward", micro_batch=self._timeline.number_of(tape.draw)):
             return super().forward(x, tape)
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        with self._timeline.span(self._name, "backward", micro_batch=self._timeline.number(tape.draw)):
+        with self._timeline.span(self._name, "backward", micro_batch=self._timeline.number_of(tape.draw)):
             return super().backward(dy, tape)
 
 
 class TimedOptimizer:
-    """An optimizer whose steps are spans."""
+    """An optimizer that records its steps as spans."""
 
     def __init__(self, inner: Optimizer, timeline: Timeline) -> None:
         self._inner, self._timeline = inner, timeline
@@ -215,5 +224,5 @@ class TimedOptimizer:
 
 
 def timed_units(units: Sequence[Unit], trace: Timeline) -> Sequence[Unit]:
-    """The same units, on the timeline if that is wanted."""
-    return [replace(unit, layer=TimedUnit(unit, trace)) for unit in units] if trace.wanted else units
+    """Return the same units, with spans if the timeline is enabled."""
+    return [replace(unit, layer=TimedUnit(unit, trace)) for unit in units] if trace.enabled else units

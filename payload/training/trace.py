@@ -1,7 +1,7 @@
-"""A timeline of what every rank does: a file for Chrome's tracing or Perfetto, and NVTX ranges for nsys.
+"""A timeline of every rank's work: a file for Chrome's tracing or Perfetto, and NVTX ranges for nsys.
 
-Times are the host's. A CPU computes within its spans; a GPU's spans show when its work was put on the stream,
-and nsys shows beside the same names when it ran.
+Times are those of the host. A CPU computes during its spans. Spans of a GPU show when its work was queued
+on the stream; nsys shows under the same names when it ran.
 """
 
 from __future__ import annotations
@@ -21,38 +21,41 @@ from payload.nn.module import Draw
 from payload.node.host import hostname
 
 Event = dict[str, Any]
-"""As https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU calls its fields."""
+"""An event with the fields of
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU."""
 
-_UNSEEN = nullcontext()
+_NOT_RECORDED = nullcontext()
 
 
 class Timeline:
-    """Records some iterations but not the first, which is unlike the others.
+    """Recorder of a few iterations. It skips the first iteration, which is not typical.
 
-    ``category`` is what the time goes to: forward, backward, dp...
+    ``category`` of a span is the kind of work: forward, backward, dp, ...
     """
 
     def __init__(self, device: Device | None = None, *, iterations: int = 0) -> None:
-        """``iterations``: 0 where nobody looks."""
-        self.wanted = iterations > 0
+        """Create the recorder. iterations: number to record. 0: record nothing."""
+        self.enabled = iterations > 0
         self._last = iterations + 1
-        self._seen = 0
+        self._iteration = 0
         nvtx = device.xp.cuda.nvtx if device and device.gpu else None
         self._nvtx: ModuleType | None = nvtx if nvtx and nvtx.available else None
-        self._unix_ns = time.time_ns() - time.perf_counter_ns()  # between the two clocks
+        # Difference between Unix time and the monotonic clock.
+        self._unix_ns = time.time_ns() - time.perf_counter_ns()
         self._events: list[Event] = []
         self._on = False
         self._flights = 0
-        self._draws: list[Draw] = []  # of this iteration's micro-batches
+        # Of this iteration's micro-batches.
+        self._draws: list[Draw] = []
 
     def next(self) -> None:
-        """Another iteration begins."""
-        self._seen += 1
-        self._on = 1 < self._seen <= self._last
+        """Begin the next iteration."""
+        self._iteration += 1
+        self._on = 1 < self._iteration <= self._last
 
     def span(self, name: str, category: str, **details: object) -> AbstractContextManager[None]:
-        """The time that the block takes."""
-        return self._recorded(name, category, details) if self._on else _UNSEEN
+        """Record the time that a ``with`` block takes."""
+        return self._recorded(name, category, details) if self._on else _NOT_RECORDED
 
     @contextmanager
     def _recorded(self, name: str, category: str, details: Mapping[str, object]) -> Iterator[None]:
@@ -67,21 +70,23 @@ class Timeline:
             if self._nvtx:
                 self._nvtx.RangePop()
 
-    def under_way(self, name: str, category: str, **details: object) -> Callable[[], None]:
-        """From now until the result is called, beside whatever else is done."""
+    def begin_flight(self, name: str, category: str, **details: object) -> Callable[[], None]:
+        """Record an operation that runs in parallel with other work. Calling the returned function
+        ends it."""
         if not self._on:
             return lambda: None
         self._flights += 1
-        both = {"name": name, "cat": category, "id2": {"local": self._flights}}  # of this process
-        self._events.append({**both, "ph": "b", "ts": self._now_ns(), "args": details})
-        return lambda: self._events.append({**both, "ph": "e", "ts": self._now_ns()})
+        # The id is unique in this process.
+        common = {"name": name, "cat": category, "id2": {"local": self._flights}}
+        self._events.append({**common, "ph": "b", "ts": self._now_ns(), "args": details})
+        return lambda: self._events.append({**common, "ph": "e", "ts": self._now_ns()})
 
-    def number(self, draw: Draw | None) -> int | None:
-        """Which of the iteration's micro-batches it is, from 0; None for one of an evaluation."""
+    def number_of(self, draw: Draw | None) -> int | None:
+        """Return a micro-batch's number within its iteration, from 0. None in an evaluation."""
         if draw is None:
             return None
-        for number, known in enumerate(self._draws):
-            if known is draw:
+        for number, earlier in enumerate(self._draws):
+            if earlier is draw:
                 return number
         if self._draws and self._draws[0].iteration != draw.iteration:
             self._draws.clear()
@@ -89,16 +94,16 @@ class Timeline:
         return len(self._draws) - 1
 
     def _now_ns(self) -> int:
-        """Unix time in nanoseconds, on a clock that never jumps."""
+        """Return Unix time in nanoseconds, on a clock that never jumps."""
         return self._unix_ns + time.perf_counter_ns()
 
     def write(self, path: Path, comm: Communicator) -> None:
-        """Gather the events of all ranks, each as a process of its own, into one file by rank 0.
+        """Write the events of all ranks to one file, on rank 0. Each rank is shown as a process.
 
         Raises:
-            UsageError: it cannot be written.
+            UsageError: the file cannot be written.
         """
-        if not self.wanted:
+        if not self.enabled:
             return
         ranks = comm.allgather((hostname(), self._events))
         start = min((event["ts"] for _, events in ranks for event in events), default=0)

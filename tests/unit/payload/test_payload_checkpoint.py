@@ -158,9 +158,7 @@ def test_a_vocabulary_is_padded_anew_for_other_ranks(device: Device, tmp_path: P
 
 
 @ON_BOTH
-def test_what_belongs_to_a_rank_alone_is_loaded_in_the_same_layout_only(
-    device: Device, save: Save, tmp_path: Path
-) -> None:
+def test_rank_state_is_loaded_only_in_the_same_layout(device: Device, save: Save, tmp_path: Path) -> None:
     def engine(residual: float, size: int = 4) -> Engine:
         made = make_engine(device)
         made.own_state = {"residual": device.asarray(np.full(size, residual, "float32"))}
@@ -357,9 +355,7 @@ def test_what_cannot_be_written_fails_the_run(device: Device, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("room", "wait"), [(0, True), (4096, True), (4096, False)])  # a page: for one file
-def test_a_full_disk_costs_the_checkpoint_that_is_being_written_alone(
-    device: Device, room: int, wait: bool
-) -> None:
+def test_full_disk_loses_only_the_checkpoint_being_written(device: Device, room: int, wait: bool) -> None:
     with small_disk() as disk:
         folder, engine = disk.path / "checkpoints", make_engine(device)
         prepare(folder, engine.mesh.world)
@@ -388,9 +384,7 @@ def test_a_full_disk_costs_the_checkpoint_that_is_being_written_alone(
             assert numbers(other) == saved
 
 
-def test_a_last_one_that_cannot_be_written_fails_the_run_and_leaves_no_thread(
-    device: Device, tmp_path: Path
-) -> None:
+def test_unwritable_last_checkpoint_fails_and_leaves_no_thread(device: Device, tmp_path: Path) -> None:
     before = threading.enumerate()
     (tmp_path / "file").touch()
     with refused("checkpoint-unwritable", PayloadError):  # noqa: SIM117

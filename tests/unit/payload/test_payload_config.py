@@ -243,7 +243,7 @@ def test_what_a_file_has_counts_where_it_is_no_default(tmp_path: Path) -> None:
     file.write_text("[optimizer]\nmomentum = 0.8\n")
     checked(line)
     place = f"--config: {file}: [optimizer] momentum: "
-    with refused("setting-without-effect", UsageError, place, "--optimizer sgd:"):
+    with refused("setting-without-effect", UsageError, place, "--optimizer sgd;"):
         checked(f"{line} --optimizer adamw")
     for row in TRAIN.values():
         file.write_text(to_toml(parse(f"train {row.line} {row.given}".split())))
@@ -272,7 +272,7 @@ def test_learning_rates_that_are_none_are_refused() -> None:
         with refused("run-too-short", UsageError, "10 iterations"):
             LearningRate(0.05, "step", 10, **late)
     with refused("min-above-max", UsageError, "--min-lr 0.1", "0.05"):
-        LearningRate(0.05, "cosine", 10, least=0.1)
+        LearningRate(0.05, "cosine", 10, minimum=0.1)
 
 
 def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
@@ -295,10 +295,10 @@ def test_what_is_written_gives_the_same_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "code", "values"),
     [
-        ("[batch]\nsed = 1", "unknown-key", ("no [batch] sed;", "[batch] seed?")),
-        ("seed = 1", "unknown-key", ("no seed;", "[batch] seed?")),
-        ("[optimizer]\nseed = 1", "unknown-key", ("no [optimizer] seed;", "[batch] seed?")),
-        ("zzz = 1", "unknown-key", ("no zzz",)),
+        ("[batch]\nsed = 1", "unknown-key", ("setting [batch] sed;", "[batch] seed?")),
+        ("seed = 1", "unknown-key", ("setting seed;", "[batch] seed?")),
+        ("[optimizer]\nseed = 1", "unknown-key", ("setting [optimizer] seed;", "[batch] seed?")),
+        ("zzz = 1", "unknown-key", ("setting zzz",)),
         ("[optimizer]\nlr = 'fast'", "bad-value", ("[optimizer] lr: 'fast'",)),
         ("[batch]\nseed = true", "bad-value", ("[batch] seed: 'true'",)),
         ("[batch]\nseed = {a = 1}", "bad-value", ("[batch] seed: \"{'a': 1}\"",)),

@@ -14,29 +14,29 @@ from payload.device.base import Cpu
 from payload.errors import UsageError
 from payload.parallel.mesh import alone as alone_mesh
 from payload.training.build import build_loader
-from payload.training.search import Point, Speed, knee, steepest, usable
+from payload.training.search import Point, Speed, fastest_size, fit_to_ranks, steepest_rate
 from tests.support.messages import refused
 from tests.unit.payload.conftest import Runner, assert_one_error, records, train_config
 
 
 def test_the_knee_is_where_more_gains_nothing() -> None:
     speeds = [Speed(1, 10), Speed(2, 19), Speed(4, 35), Speed(8, 36), Speed(16, 36.5)]
-    assert knee(speeds) == 4
-    assert knee([Speed(1, 10)]) == 1
+    assert fastest_size(speeds) == 4
+    assert fastest_size([Speed(1, 10)]) == 1
 
 
-def test_the_global_batch_that_is_proposed_gives_each_rank_its_micro_batch() -> None:
-    assert usable(16, batch=64, ranks=2, samples=1000) == (16, 64)
-    assert usable(128, batch=64, ranks=2, samples=1000) == (128, 256)
-    assert usable(512, batch=64, ranks=3, samples=1000) == (333, 999)  # all there is
+def test_fit_to_ranks_gives_each_rank_its_micro_batch() -> None:
+    assert fit_to_ranks(16, batch=64, ranks=2, samples=1000) == (16, 64)
+    assert fit_to_ranks(128, batch=64, ranks=2, samples=1000) == (128, 256)
+    assert fit_to_ranks(512, batch=64, ranks=3, samples=1000) == (333, 999)  # all there is
 
 
-def test_the_rate_is_where_the_loss_falls_fastest_before_its_lowest_point() -> None:
+def test_steepest_rate_is_found_before_the_lowest_loss() -> None:
     losses = [2.0, 2.0, 1.9, 1.6, 0.9, 0.7, 0.6, 3.0, 5.0, 0.8, 0.7]  # what comes after the lowest is noise
-    assert steepest([Point(10.0**place, loss) for place, loss in enumerate(losses)]) == 1e3
+    assert steepest_rate([Point(10.0**place, loss) for place, loss in enumerate(losses)]) == 1e3
     for useless in ([], [1.0], [1.0, 2.0, 3.0], [1.0, 1.0, 1.0]):
         with refused("no-learning-rate", UsageError):
-            steepest([Point(0.1, loss) for loss in useless])
+            steepest_rate([Point(0.1, loss) for loss in useless])
 
 
 def test_what_was_found_on_two_ranks_trains_well(mpirun: Runner, tmp_path: Path) -> None:
@@ -103,9 +103,7 @@ def test_a_run_is_evaluated_from_any_folder(
     alone("eval", "--out", str(tmp_path))
 
 
-def test_evaluation_takes_few_samples_at_once_and_less_data_than_a_batch(
-    alone: Runner, trained: Path, tmp_path: Path
-) -> None:
+def test_evaluation_uses_small_batches_and_few_samples(alone: Runner, trained: Path, tmp_path: Path) -> None:
     sizes = ("--model", "lstm", "--width", "8", "--layers", "1", "--sequence-length", "16")
     given = ("--data", f"text:{trained.parent / 'text'}", "--iterations", "1", "--save-interval", "1")
     config = train_config(*sizes, *given, "--global-batch-size", "150", "--out", str(tmp_path))
@@ -118,9 +116,7 @@ def test_evaluation_takes_few_samples_at_once_and_less_data_than_a_batch(
     assert 0 < json.loads(answer.stdout)["samples"] < 30
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_in_one_line_and_is_null(
-    alone: Runner, tmp_path: Path
-) -> None:
+def test_infinite_loss_ends_the_run_in_one_line_and_is_null(alone: Runner, tmp_path: Path) -> None:
     """The weights of the first iteration are too large; their loss is that of the second, or of a test."""
     flags = ("--lr", "1e30", "--save-interval", "1", "--save", "sync", "--out", str(tmp_path))
     for iterations, values in (("1", ("iteration 1 ", "test loss")), ("2", ("iteration 2 ",))):
@@ -161,9 +157,7 @@ def test_other_text_is_judged_by_the_runs_tokenizer(alone: Runner, trained: Path
     assert kept.read_bytes() == before
 
 
-def test_training_goes_on_with_the_runs_tokenizer_or_that_of_an_older_checkpoint(
-    alone: Runner, trained: Path, tmp_path: Path
-) -> None:
+def test_resume_uses_the_tokenizer_of_the_checkpoint(alone: Runner, trained: Path, tmp_path: Path) -> None:
     out = shutil.copytree(trained, tmp_path / "run")
     before = (_newest(out) / "data.json").read_text()
     again = ("train", "--config", str(out / "config.toml"), "--resume", "auto", "--out", str(out))
@@ -179,7 +173,7 @@ def test_training_goes_on_with_the_runs_tokenizer_or_that_of_an_older_checkpoint
     assert broken.read_text() == before  # it was made anew
 
 
-def test_a_checkpoint_that_was_moved_is_evaluated_exported_and_gone_on_from(
+def test_moved_checkpoint_is_evaluated_exported_and_resumed(
     alone: Runner, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = json.loads(alone("eval", "--out", str(trained)).stdout)

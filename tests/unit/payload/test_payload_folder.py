@@ -19,7 +19,7 @@ from tests.support.messages import refused
 from tests.unit.payload.conftest import Runner, Starter, assert_one_error, records
 
 
-def test_a_file_that_is_missing_or_short_makes_no_checkpoint_and_costs_none(tmp_path: Path) -> None:
+def test_publish_with_a_missing_or_short_file_keeps_the_old_one(tmp_path: Path) -> None:
     old, new = tmp_path / "iteration-00000001", tmp_path / "iteration-00000002"
     work = tmp_path / "iteration-00000002.ab.incomplete"
     old.mkdir()
@@ -36,7 +36,7 @@ def test_a_file_that_is_missing_or_short_makes_no_checkpoint_and_costs_none(tmp_
     assert "has 4 bytes, not 5" in tried({"rank-00000.safetensors": 5})
 
 
-def test_a_second_run_in_a_folder_goes_on_from_what_the_first_saves(
+def test_second_run_in_a_folder_waits_and_resumes_from_the_first(
     alone: Runner, launch: Starter, tmp_path: Path
 ) -> None:
     flags = ("train", *"--peak-tflops 1 --save-interval 5 --resume auto --out".split(), str(tmp_path))
@@ -57,7 +57,7 @@ def test_a_second_run_in_a_folder_goes_on_from_what_the_first_saves(
 
 
 @pytest.mark.parametrize("compress", COMPRESSORS)
-def test_what_compression_held_back_is_kept_but_for_another_loss_scale(
+def test_residual_is_restored_unless_the_loss_scale_differs(
     mpirun: Runner, tmp_path: Path, compress: str
 ) -> None:
     def hashes(out: str, iterations: str, scale: str, *, anew: bool = False) -> list[str]:
@@ -73,7 +73,7 @@ def test_what_compression_held_back_is_kept_but_for_another_loss_scale(
     hashes("parted", "5", "4", anew=True)
 
 
-def test_a_full_disk_under_the_metrics_ends_all_ranks_in_one_line(mpirun: Runner, tmp_path: Path) -> None:
+def test_full_disk_under_the_metrics_ends_all_ranks_in_one_line(mpirun: Runner, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     answer = mpirun(2, "train", "--iterations", "1", "--out", str(tmp_path), launched=True, rc=1)
     assert "Traceback" not in answer.stderr

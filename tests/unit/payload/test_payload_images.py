@@ -82,7 +82,7 @@ def test_batch_norm_keeps_pytorchs_running_averages(device: Device) -> None:
         layer.forward(device.asarray(x), Tape())
         theirs(torch.tensor(x).permute(0, 3, 1, 2))
     layer.forward(device.asarray(x), Tape(training=False))
-    layer.forward(device.asarray(x), Tape(again=True))
+    layer.forward(device.asarray(x), Tape(recompute=True))
     for name, expected in (("n.running_mean", theirs.running_mean), ("n.running_var", theirs.running_var)):
         assert_close(device.to_host(layer.state[name]).copy(), expected, name)
     theirs.eval()

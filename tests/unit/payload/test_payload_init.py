@@ -23,7 +23,7 @@ from payload.parallel.whole import WholeTensors
 from payload.saved_model.folder import make_units, read_record
 from payload.saved_model.libraries import LIBRARIES, config, naming
 from payload.training.build import build_engine, model_sizes
-from payload.training.initial import initial
+from payload.training.initial import find_initial
 from tests.support.messages import refused, shows
 from tests.support.sweeps import in_sweep
 from tests.unit.payload.conftest import Runner, assert_one_error, records
@@ -41,7 +41,7 @@ def _gpt(folder: Path, tokenizer: str = "bytes") -> list[str]:
 def _of_gpt2(folder: Path, **changes: Any) -> dict[str, Array]:
     """Weights in transformers' names, with the config beside them."""
     units = make_units("gpt-tiny", {**_SETTINGS, "length": 12}, Context(Cpu()))
-    weights = {p.name: p.form.to_torch(p.drawn(7)) for unit in units for p in unit.layer.parameters}
+    weights = {p.name: p.form.to_torch(p.draw_initial(7)) for unit in units for p in unit.layer.parameters}
     theirs = {
         name: np.ascontiguousarray(a, "float32")
         for name, a in naming("hf", "gpt-tiny").to_library(weights).items()
@@ -67,7 +67,7 @@ def test_every_tensor_has_a_name_in_each_library(name: str) -> None:
     needed["resnet"] = {"classes": 3, "width": 2}
     settings = {**MODELS[name].sizes, **sizes, **needed.get(MODELS[name].module, {})}
     units = make_units(name, settings, Context(Cpu()))
-    weights = {p.name: p.form.to_torch(p.drawn(7)) for unit in units for p in unit.layer.parameters}
+    weights = {p.name: p.form.to_torch(p.draw_initial(7)) for unit in units for p in unit.layer.parameters}
     shapes = {ours: array.shape for ours, array in weights.items()}
     for library in ("torch", "hf", "torchvision"):
         if MODELS[name].module not in LIBRARIES[library]:
@@ -107,7 +107,7 @@ def test_any_layout_begins_with_them(alone: Runner, mpirun: Runner, layout: str,
     assert ours == pytest.approx(theirs, rel=rel)
 
 
-def test_a_run_of_ours_is_begun_with_and_its_checkpoint_goes_before(alone: Runner, tmp_path: Path) -> None:
+def test_init_from_a_run_yields_to_a_checkpoint(alone: Runner, tmp_path: Path) -> None:
     flags = _gpt(tmp_path, "bpe:270")
     first, second = tmp_path / "first", tmp_path / "second"
     saving = ("--save-interval", "1", "--resume", "auto", "--out")
@@ -116,7 +116,7 @@ def test_a_run_of_ours_is_begun_with_and_its_checkpoint_goes_before(alone: Runne
     init = ("--init", str(first / "model"))
     for _ in range(2):
         answer = alone("train", *flags, *init, *saving, str(second))
-    assert "begins with" not in answer.stdout
+    assert "starts with" not in answer.stdout
     assert "resuming from " in answer.stdout
     records = [read_record(out / "model") for out in (first, second)]
     assert records[0].tokenizer == records[1].tokenizer
@@ -201,7 +201,7 @@ def _begin(file: Path) -> WholeTensors:
     settings = model_sizes(told.model, synthetic_tokens(256, 8))
     units = make_units("gpt-tiny", settings, mesh.context(device))
     engine = build_engine(told, device, mesh, units)
-    begun = initial(file, Solo())
+    begun = find_initial(file, Solo())
     assert begun
     begun.load(engine, units, told, settings)
     return WholeTensors(engine, units)

@@ -122,7 +122,7 @@ def test_relu_of_what_is_not_finite_is_pytorchs(device: Device, kind: str, gradi
 
 
 @pytest.mark.parametrize("gradient", [1.0, np.inf])
-def test_batch_norm_before_relu_of_what_is_not_finite_is_pytorchs(device: Device, gradient: float) -> None:
+def test_batch_norm_with_relu_equals_pytorch_if_not_finite(device: Device, gradient: float) -> None:
     """In an evaluation, and in training by a gradient that has overflowed where ReLU lets none through."""
     x = np.array([_ODD, _ODD[::-1]], "float32").T.copy()
     norm = BatchNorm(Context(device), "norm", 2, relu=True)
@@ -140,7 +140,7 @@ def test_batch_norm_before_relu_of_what_is_not_finite_is_pytorchs(device: Device
     np.testing.assert_allclose(ours, dx, atol=1e-6)
 
 
-def test_max_pooling_gives_an_infinite_gradient_to_one_place_alone(device: Device) -> None:
+def test_max_pool_passes_an_infinite_gradient_to_one_position(device: Device) -> None:
     x = np.array([[1.0, 5.0], [-np.inf, 2.0]], "float32").reshape(1, 2, 2, 1)
     y, dx = _passed(device, MaxPool2d(Context(device), 2), x, np.full((1, 1, 1, 1), np.inf, "float32"))
     assert (y.item(), dx.ravel().tolist()) == (5, [0, np.inf, 0, 0])
@@ -187,7 +187,7 @@ def test_logits_of_parts_of_the_classes_stay_where_they_are(device: Device) -> N
     assert half.gathered == 4 * 6
 
 
-def test_a_token_of_another_rank_takes_nothing_of_this_ones_table(device: Device) -> None:
+def test_embedding_ignores_tokens_of_another_rank(device: Device) -> None:
     """Not even where that has overflowed; nor does its gradient come here."""
     layer = Embedding(Context(device, tp=_Half()), "e", 128, 2)
     storage = stored([Unit("u", layer)], device, "float32")

@@ -183,8 +183,8 @@ def test_an_export_overwrites_nothing_unless_it_is_told_to(
         ("missing/hf", "hf", "no-such-folder", "missing"),
         ("file", "torch", "file-exists", "--force"),
         ("hf", "hf", "file-exists", "config.json"),
-        ("hf", "torch", "target-other-kind", "name a file"),
-        ("file", "hf", "target-other-kind", "name a folder"),
+        ("hf", "torch", "target-other-kind", "pass a file"),
+        ("file", "hf", "target-other-kind", "pass a folder"),
     ):
         assert main([*argv, str(tmp_path / to), "--export-as", library]) == 2
         assert_one_error(capsys.readouterr().err, code, value)
@@ -219,7 +219,7 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_full_disk_is_one_line_and_leaves_the_model_that_was_there(left: Path) -> None:
+def test_full_disk_is_one_line_and_leaves_the_old_model(left: Path) -> None:
     with small_disk() as disk:
         folder = disk.path / "model"
         shutil.copytree(left, folder)

@@ -143,7 +143,7 @@ def _at(rate: LearningRate, count: int) -> list[float]:
 
 def test_schedules_are_pytorchs() -> None:
     lr = torch.optim.lr_scheduler
-    cosine = LearningRate(0.4, "cosine", iterations=20, least=0.1)
+    cosine = LearningRate(0.4, "cosine", iterations=20, minimum=0.1)
     assert _at(cosine, 20) == pytest.approx(
         _rates(lambda o: lr.CosineAnnealingLR(o, 19, eta_min=0.1), 20), rel=1e-12
     )
@@ -165,10 +165,10 @@ def test_schedules_are_pytorchs() -> None:
 
 def test_schedules_begin_and_end_where_they_should() -> None:
     assert _at(LearningRate(0.4, "constant", iterations=4, warmup=2), 4) == [0.2, 0.4, 0.4, 0.4]
-    assert LearningRate(0.4, "cosine", iterations=9, least=0.01).at(9) == pytest.approx(0.01)
-    assert LearningRate(0.4, "cosine", iterations=9, least=0.01).at(12) == pytest.approx(0.01)
+    assert LearningRate(0.4, "cosine", iterations=9, minimum=0.01).at(9) == pytest.approx(0.01)
+    assert LearningRate(0.4, "cosine", iterations=9, minimum=0.01).at(12) == pytest.approx(0.01)
     assert LearningRate(0.4, "cosine", iterations=1).at(1) == 0.4
-    assert LearningRate(0.4, "step", iterations=9, milestones=(1, 2), least=0.1).at(9) == 0.1
+    assert LearningRate(0.4, "step", iterations=9, milestones=(1, 2), minimum=0.1).at(9) == 0.1
 
 
 def test_the_rate_grows_with_the_workers_by_the_rule() -> None:

@@ -63,5 +63,5 @@ def test_a_stage_waits_while_the_pipeline_fills_and_empties() -> None:
     assert idle_share(4, 13) == pytest.approx(3 / 16)
 
 
-def test_a_stage_keeps_no_more_micro_batches_than_there_are_stages(program: Runner) -> None:
+def test_stage_has_at_most_as_many_micro_batches_as_stages(program: Runner) -> None:
     program(4, "flight.py")

@@ -110,7 +110,7 @@ def test_training_reaches_what_float32_reaches(precision: str, device: Device) -
     assert abs(accuracy(precision) - whole) <= 0.01
 
 
-def test_a_step_that_overflows_is_left_out_and_the_scale_recovers(device: Device) -> None:
+def test_overflowing_step_is_skipped_and_the_scale_recovers(device: Device) -> None:
     scale = LossScale(2.0**24, dynamic=True, interval=3)
     engine = _engine(device, "fp16", scale)
     batch = _batches(device, "fp16", 64)[0]
@@ -154,11 +154,11 @@ def test_a_loss_that_is_not_finite_is_not_the_scales_fault(device: Device) -> No
 
 def test_the_scale_grows_after_its_interval_and_gives_up_at_one() -> None:
     scale = LossScale(4.0, dynamic=True, interval=2)
-    scale.held()
+    scale.record_success()
     assert scale.overflowed()
-    scale.held()
+    scale.record_success()
     assert scale.value == 2
-    scale.held()
+    scale.record_success()
     assert scale.value == 4
     assert [scale.overflowed() for _ in range(3)] == [True, True, False]
     again = LossScale(64.0, dynamic=True)

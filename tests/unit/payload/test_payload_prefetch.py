@@ -18,7 +18,7 @@ def _numbers(broken_at: int) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3, 20])
-def test_what_is_made_ahead_comes_in_order_with_its_errors_in_place(depth: int) -> None:
+def test_prefetched_items_and_errors_arrive_in_order(depth: int) -> None:
     assert list(prefetched(_numbers(99), depth)) == list(range(10))
     items = prefetched(_numbers(4), depth)
     assert [next(items) for _ in range(4)] == [0, 1, 2, 3]

@@ -158,7 +158,7 @@ def test_kills_at_many_random_moments(
     assert saving or runs < 10, f"never while it saved: seed {SEED}"
 
 
-def test_a_run_that_is_stopped_and_killed_ends_as_if_it_had_not_been(
+def test_stopped_and_killed_run_ends_with_the_same_weights(
     launch: Starter, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
     """mpirun hands SIGUSR1 on to all ranks. SIGTERM comes to one alone here, and comes again."""

@@ -41,7 +41,7 @@ def test_a_signal_before_the_first_iteration_stops_after_that(tmp_path: Path) ->
         held.close()
         output, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (75, "")
-    assert "saved after iteration 1:" in output
+    assert "saved after iteration 1;" in output
 
 
 def test_signals_while_it_leaves_change_nothing(tmp_path: Path) -> None:

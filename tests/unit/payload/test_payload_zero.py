@@ -60,7 +60,7 @@ def _named(segments: Sequence[Segment]) -> list[tuple[str, int, int, int]]:
 
 
 def test_buckets_fill_from_the_last_unit_and_are_padded() -> None:
-    layout = make_layout(_units(), least=8, parts=4)
+    layout = make_layout(_units(), min_size=8, parts=4)
     assert [(bucket.start, bucket.stop) for bucket in layout.buckets] == [(0, 8), (8, 16)]
     assert [[g.number for g in layout.completes[unit]] for unit in ("a", "none", "b", "c")] == [
         [0],
@@ -73,7 +73,7 @@ def test_buckets_fill_from_the_last_unit_and_are_padded() -> None:
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 5])
 def test_parts_are_of_one_size_and_cover_every_number_once(parts: int) -> None:
-    layouts = [make_layout(_units(), least=1, parts=parts, rank=rank) for rank in range(parts)]
+    layouts = [make_layout(_units(), min_size=1, parts=parts, rank=rank) for rank in range(parts)]
     owned = [(s.parameter.name, s.offset, s.stop - s.start) for layout in layouts for s in layout.segments()]
     for name, size in (("a.weight", 6), ("b.weight", 6), ("b.bias", 2)):
         numbers = [
@@ -84,7 +84,7 @@ def test_parts_are_of_one_size_and_cover_every_number_once(parts: int) -> None:
 
 
 def test_a_piece_says_where_it_lies() -> None:
-    segments = make_layout(_units(), least=8, parts=2, rank=1).segments()
+    segments = make_layout(_units(), min_size=8, parts=2, rank=1).segments()
     assert _named(segments) == [("a.weight", 0, 3, 3), ("b.weight", 3, 5, 4), ("b.bias", 5, 7, 0)]
 
 
@@ -92,7 +92,7 @@ def test_what_stages_share_lies_first_and_alike() -> None:
     units = _units()
     shared = Unit("tied", units[2].layer)
     for others in (units, units[2:], [units[0], units[3]]):
-        layout = make_layout(others, least=1 << 20, parts=3, rank=1, tied=shared)
+        layout = make_layout(others, min_size=1 << 20, parts=3, rank=1, tied=shared)
         assert _named(layout.segments())[0] == ("b.weight", 0, 3, 3)
         assert [bucket.number for bucket in layout.completes["tied"]] == [0]
         assert layout.buckets[0].stop == 9

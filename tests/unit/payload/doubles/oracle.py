@@ -103,7 +103,7 @@ def gradients(units: Sequence[Unit], device: Device) -> dict[str, Array]:
     """Of every parameter, by name, shaped as PyTorch's."""
     parameters = [parameter for unit in units for parameter in unit.layer.parameters]
     for parameter in parameters:
-        parameter.settle()
+        parameter.zero_unset_grad()
     return {p.name: _in_torch(p, p.grad, device).copy() for p in parameters}
 
 
