@@ -90,7 +90,7 @@ def boot_of(cluster: Cluster) -> str:
     return cluster.ssh(f"{cluster.name}-train-1", "systemctl show -p UserspaceTimestampMonotonic --value")
 
 
-def test_a_node_whose_supervisor_was_killed_lives_on_and_can_be_stopped(one: Cluster) -> None:
+def test_node_survives_its_killed_supervisor_and_can_be_stopped(one: Cluster) -> None:
     """`up` goes on from where it was ended, and opens a home that a job closed."""
     assert one.raised["ready"]
     name, before = f"c{cluster_id(one)}-002", boot_of(one)
@@ -104,7 +104,7 @@ def test_a_node_whose_supervisor_was_killed_lives_on_and_can_be_stopped(one: Clu
     assert name not in machine.alive()
 
 
-def test_a_reboot_of_this_machine_is_mended_with_data_and_accounting_kept(one: Cluster) -> None:
+def test_up_after_a_reboot_keeps_data_and_accounting(one: Cluster) -> None:
     """`down` that cannot bring runs home, without Slurm or without the machines, says what to do."""
     leader, node = f"{one.name}-ctl", f"{one.name}-train-1"
     assert one.json("up")["probed"] == [node]
@@ -141,7 +141,7 @@ sleep 600
 """
 
 
-def test_down_stops_at_what_failed_cancelled_and_requeued_jobs_left(one: Cluster) -> None:
+def test_down_refuses_files_of_failed_and_cancelled_jobs(one: Cluster) -> None:
     """A requeued job writes into the folder of a run that is here already."""
     script, controller = one.runner.cwd / "saves.sh", f"{one.name}-ctl"
     script.write_text(SAVES)

@@ -106,7 +106,7 @@ def test_files_accounts_and_units_are_put_back_and_named(one: Cluster) -> None:
     assert one.ssh(leader, "head -n1 .ssh/authorized_keys", user=one.user) == "# mine\n"
 
 
-def test_what_a_person_drained_stays_and_what_slurm_drained_is_resumed(one: Cluster) -> None:
+def test_up_resumes_nodes_that_slurm_drained_but_not_others(one: Cluster) -> None:
     """Nothing else is put back: what `up` has mended stays so."""
     second, third = node(one, 2), node(one, 3)
     drain = "scontrol update nodename={} state=drain reason='{}'"
@@ -209,7 +209,7 @@ def see_that_root_was_led_nowhere(cluster: Cluster) -> None:
     assert cluster.ssh(leader, "id -un", user=cluster.user).strip() == cluster.user
 
 
-def test_an_edited_configuration_and_nodes_without_power_come_back_in_one_up(one: Cluster) -> None:
+def test_up_repairs_edited_files_and_powered_off_nodes_at_once(one: Cluster) -> None:
     """Which runs all roles on demand. So does a key whose folder leads elsewhere."""
     leader, second, third = ctl(one), node(one, 2), node(one, 3)
     shown = "scontrol show config | grep ^SlurmdTimeout"
@@ -395,7 +395,7 @@ def test_a_uid_does_not_pass_to_another_user(one: Cluster) -> None:
     one.spec.write_text(text)
 
 
-def test_another_release_of_slurm_is_refused_before_anything_changes(one: Cluster) -> None:
+def test_up_refuses_another_slurm_release_before_changes(one: Cluster) -> None:
     """`up` upgrades no Slurm in place, not under --force either."""
     text, applied, slurmd = one.spec.read_text(), one.workspace / "spec.yaml", daemons(one, 1)
     before = applied.read_bytes(), one.ssh(ctl(one), "systemctl show --property=MainPID slurmctld slurmdbd")

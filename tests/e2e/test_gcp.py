@@ -209,7 +209,7 @@ def test_its_instances_are_made_once(gcp: Gcp) -> None:
     assert sorted(gcp.cloud.instances) == [f"{gcp.name}-ctl", *nodes]
 
 
-def test_the_accounts_are_those_that_the_guest_agent_made_once_sshd_answered(gcp: Gcp) -> None:
+def test_accounts_are_those_of_the_guest_agent(gcp: Gcp) -> None:
     """`up` was refused at first, and asked again.
 
     The project has OS Login on, and keys of its own: neither counts on the cluster's instances.
@@ -301,7 +301,7 @@ def nested_host(inventory: Inventory, address: str) -> Host:
 
 @pytest.mark.sweep  # tests/unit/gcp/test_gcp_bake.py
 @pytest.mark.platform("stand-in", "google-image")
-def test_an_image_is_made_of_a_machine_that_keeps_nothing_of_its_own(
+def test_image_has_nothing_of_the_machine_it_was_made_of(
     gcp: Gcp, machines: tuple[Workspace, Inventory]
 ) -> None:
     """The third machine becomes one. It is installed already: nothing here leads to a mirror."""

@@ -124,7 +124,7 @@ def test_ranks_that_share_a_node_in_parts_have_one_part_each(gpus: Cluster, tmp_
     assert sorted(said) == [f"{rank} {part['uuid']}" for rank, part in enumerate(_CUT["parts"])]
 
 
-def test_unhealthy_node_is_drained_with_reason_then_resumed(gpus: Cluster) -> None:
+def test_unhealthy_node_is_drained_with_a_reason_and_resumed(gpus: Cluster) -> None:
     _becomes(gpus, _two_t4(temperature=97))
     said = _wait(gpus, lambda said: "drain" in said)
     assert "clusterctl health: GPU 0: 97 C" in said
@@ -149,7 +149,7 @@ def _job(cluster: Cluster, job: str) -> str:
     return cluster.ssh(f"{cluster.name}-ctl", f"scontrol -o show job {job} | {told}").strip()
 
 
-def test_up_takes_up_a_card_that_was_put_in_while_a_job_elsewhere_goes_on(gpus: Cluster) -> None:
+def test_up_configures_a_new_gpu_beside_a_running_job(gpus: Cluster) -> None:
     """It sees at once, too, that the node is well again."""
     _log(gpus, machines.xid(79) + "\n")
     assert "XID 79" in _wait(gpus, lambda said: "drain" in said)

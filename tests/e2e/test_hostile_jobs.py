@@ -237,13 +237,13 @@ def test_all_that_can_come_home_does_and_the_rest_is_named(attack: Attack) -> No
         assert not any(path.is_symlink() for path in run.rglob("*"))
 
 
-def test_what_is_shown_of_collecting_does_nothing_to_the_terminal(attack: Attack) -> None:
+def test_collect_prints_no_control_sequences_of_hostile_names(attack: Attack) -> None:
     shutil.rmtree(attack.cluster.runner.cwd / "runs")
     with memory_bounded(attack.cluster):
         attack.on_terminal("collect", *sorted(attack.all), rc=None)
 
 
-def test_down_stops_at_what_can_not_come_home_until_that_is_discarded(attack: Attack) -> None:
+def test_down_refuses_uncollectable_files_until_discard(attack: Attack) -> None:
     """Of a job whose folder is gone, nothing exists; what one moved away is named as the file that it is."""
     moved, sparse = attack.hostile["swapped"], attack.hostile["sparse"]
     left = f"files of job {sparse}"

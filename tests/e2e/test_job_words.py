@@ -65,9 +65,7 @@ def apptainer(cluster: Cluster) -> Iterator[None]:
     on_nodes(cluster, f"sudo rm {place}")
 
 
-def test_variants_of_a_job_file_with_variables_on_all_ranks_and_outputs(
-    cluster: Cluster, project: Path
-) -> None:
+def test_job_file_variants_set_variables_and_collect_outputs(cluster: Cluster, project: Path) -> None:
     jobs = cluster.json("submit", project / "sweep.yaml", "--wait")["jobs"]
     assert [(job["name"], job["state"]) for job in jobs] == [
         ("ranks-srun", "COMPLETED"),
@@ -107,7 +105,7 @@ def test_ranks_in_a_container_that_was_sent(
     assert said.count("/clusterctl/store/") == 2
 
 
-def test_a_stopped_slurmctld_is_said_soon_and_nothing_is_submitted(cluster: Cluster, project: Path) -> None:
+def test_submit_with_slurmctld_stopped_fails_soon(cluster: Cluster, project: Path) -> None:
     controller = f"{cluster.name}-ctl"
     before = cluster.ssh(controller, "ls clusterctl/jobs", user=cluster.user)
     cluster.ssh(controller, "sudo systemctl stop slurmctld")

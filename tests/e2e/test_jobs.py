@@ -242,7 +242,7 @@ with open("metrics.jsonl", "w") as file:
 """
 
 
-def test_a_sweep_is_one_array_its_failed_tasks_run_again_and_its_winner_is_replayed(cluster: Cluster) -> None:
+def test_sweep_reruns_failed_tasks_and_replays_the_best_one(cluster: Cluster) -> None:
     path = script(cluster, "tries.py", TRIES)
     grid = ("--sweep", "lr=0.1,0.01,1", "--sweep", "seed=0..1")
     ran = cluster("submit", path, *grid, "--wait", "--", "--base", "7", rc=4)

@@ -222,7 +222,7 @@ echo kept >/var/tmp/kept.txt
 """
 
 
-def test_down_stops_at_the_only_copy_of_anything_and_goes_through_once_it_is_here(
+def test_down_refuses_only_copies_until_they_are_collected(
     plain: Cluster, script: Any, tmp_path: Path
 ) -> None:
     """A checkpoint that `collect` leaves, a file in the home, one on a node's own disk, and a job at work."""

@@ -13,7 +13,7 @@ def state(cluster: Cluster, node: str) -> str:
     return str(found["state"])
 
 
-def test_a_drained_node_lets_its_job_end_takes_no_other_and_comes_back(cluster: Cluster) -> None:
+def test_drained_node_ends_its_job_starts_none_and_resumes(cluster: Cluster) -> None:
     one, two = (f"{cluster.name}-train-{i}" for i in (1, 2))
     script = cluster.runner.cwd / "at-work.sh"
     script.write_text("#!/bin/bash\n#SBATCH --exclusive\nuntil test -e ~/enough; do sleep 0.2; done\n")
@@ -47,7 +47,7 @@ def test_a_drained_node_lets_its_job_end_takes_no_other_and_comes_back(cluster: 
     assert cluster.json("up")["not_probed"] == []
 
 
-def test_nodes_that_are_not_there_or_not_ours_to_make_are_refused(cluster: Cluster) -> None:
+def test_node_verbs_refuse_unknown_and_managed_nodes(cluster: Cluster) -> None:
     node, other = f"{cluster.name}-train-1", f"{cluster.name}-train-9"
     for argv, code in (
         (("node", "drain", other, "--reason", "x"), "unknown-name"),

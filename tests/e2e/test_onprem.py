@@ -42,7 +42,7 @@ def spec_of(machines: Lab, name: str, **provider: object) -> str:
     )
 
 
-def test_what_is_wrong_is_said_for_every_machine_before_any_is_changed(
+def test_up_reports_all_wrong_machines_before_changing_any(
     machines: Lab, cluster_name: str, clusterctl: Clusterctl, tmp_path: Path
 ) -> None:
     spec = tmp_path / "wrong.yaml"
@@ -76,7 +76,7 @@ def test_what_is_wrong_is_said_for_every_machine_before_any_is_changed(
     clusterctl("-f", spec, "down", "--yes")
 
 
-def test_the_machines_are_reached_through_the_gate_alone_and_have_no_route_out(machines: Lab) -> None:
+def test_machines_are_reached_only_by_the_gate_and_have_no_route(machines: Lab) -> None:
     assert not is_reached_from_here(machines.host("node1").address)
     assert is_reached_from_here(machines.host(GATE).address)
     for host in HOSTS:
@@ -120,9 +120,7 @@ def cluster(
         yield one
 
 
-def test_all_came_out_of_the_bundle_which_is_gone_from_the_machines(
-    cluster: Cluster, machines: Lab, apt: str
-) -> None:
+def test_packages_came_from_the_bundle_which_is_removed(cluster: Cluster, machines: Lab, apt: str) -> None:
     assert cluster.raised["nodes"] == cluster.raised["probed"] == ["node1"]
     notes = {phase["phase"]: phase["note"] for phase in cluster.raised["phases"]}
     assert DEBIAN.release in notes["open_bundle"]

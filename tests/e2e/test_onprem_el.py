@@ -212,7 +212,7 @@ def test_it_is_up_with_the_distributions_own_packages(rocky: Cluster) -> None:
     assert rocky.ssh("node2", "sudo firewall-cmd --state").strip() == "running"
 
 
-def test_doctor_shows_the_firewall_that_is_in_force_and_finds_it_open(rocky: Cluster) -> None:
+def test_doctor_shows_the_active_firewall_as_open(rocky: Cluster) -> None:
     looked = rocky.json("doctor")
     firewalls = [host["firewall"] for host in looked["hosts"].values()]
     assert firewalls == [{"name": "firewalld", "zone": "public"}] * 2
@@ -220,7 +220,7 @@ def test_doctor_shows_the_firewall_that_is_in_force_and_finds_it_open(rocky: Clu
     as_shown(rocky("status"), "clusterctl status", rocky.name)
 
 
-def test_doctor_names_ports_that_are_closed_in_a_cluster_that_is_up(rocky: Cluster, machines: Lab) -> None:
+def test_doctor_reports_closed_ports_of_a_running_cluster(rocky: Cluster, machines: Lab) -> None:
     host, address = machines.host("node1").inside, machines.host("node1").address
     host.sh(f"nft -f - <<'EOF'\n{SHUT % '192.0.2.1'}\nEOF")
     try:
@@ -245,7 +245,7 @@ def test_the_firewall_lets_members_through_and_nobody_else(rocky: Cluster, machi
             assert stranger.connect_ex((address, port)) == errno.EHOSTUNREACH
 
 
-def test_a_host_with_cards_has_what_the_spec_asks_for_and_says_what_it_waits_for(rocky: Cluster) -> None:
+def test_gpu_host_has_the_packages_and_a_note_about_its_reboot(rocky: Cluster) -> None:
     wanted = "nvidia-open cuda-toolkit-12-9 datacenter-gpu-manager-4-cuda12 libnccl nvidia-fabricmanager"
     assert rocky.ssh("node2", f"rpm -q --qf '%{{name}} ' {wanted}").split() == wanted.split()
     assert "not installed" in rocky.ssh("node1", "rpm -q nvidia-open || true")
@@ -271,7 +271,7 @@ def test_two_nodes_train_together_and_the_run_comes_home(rocky: Cluster) -> None
 
 
 @pytest.mark.sweep  # tests/unit/cluster/test_node_reboot.py
-def test_a_node_is_booted_when_its_job_has_ended_and_has_its_gpu_then(rocky: Cluster, tmp_path: Path) -> None:
+def test_node_reboot_waits_for_the_job_and_enables_the_gpu(rocky: Cluster, tmp_path: Path) -> None:
     def job(node: str, until: str) -> str:
         options = f"--parsable --nodelist={node} --chdir=/tmp --output=/dev/null"
         command = f"sbatch {options} --wrap 'until [ -e {until} ]; do sleep 0.2; done'"

@@ -180,7 +180,7 @@ def test_another_distribution(
         changes_nothing(cluster)
 
 
-def test_one_machine_that_calls_itself_otherwise_is_a_whole_cluster(
+def test_single_machine_with_another_hostname_is_a_cluster(
     no_residue: None, cluster_name: str, clusterctl: Clusterctl, tmp_path: Path
 ) -> None:
     with lab("debian", 1, internet=True) as machines:

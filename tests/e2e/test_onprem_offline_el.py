@@ -92,7 +92,7 @@ def repositories(web: Path, *keys: str) -> str:
     )
 
 
-def test_packages_come_with_all_that_they_need_and_the_keys_they_are_signed_with(bundle: Path) -> None:
+def test_bundle_has_dependencies_and_signing_keys(bundle: Path) -> None:
     paths = open_bundle(bundle).hashes
     packages = [path for path in paths if path.startswith("systems/rocky-9/Packages/")]
     for name in ("slurm-slurmd-ohpc-23", "apptainer-1", "munge-0", "munge-libs-0", "openmpi-4", "pmix-"):

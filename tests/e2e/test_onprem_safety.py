@@ -113,7 +113,7 @@ def planned(raised: Raised, words: str) -> list[tuple[str, set[str]]]:
     return [(note.partition(": ")[0], set(note.rpartition(": ")[2].split(", "))) for note in notes]
 
 
-def test_a_plan_names_what_comes_to_machines_and_what_of_theirs_may_be_changed(raised: Raised) -> None:
+def test_plan_lists_packages_users_and_files_to_change(raised: Raised) -> None:
     ((machines, files),) = planned(raised, "files that may change")
     assert machines == "node1, node2"
     assert {"/etc/hosts", "/etc/slurm/slurm.conf"} <= files
@@ -126,7 +126,7 @@ def test_a_plan_names_what_comes_to_machines_and_what_of_theirs_may_be_changed(r
         raised.sh(name, f"dpkg-query --show {' '.join(packages)} >/dev/null")
 
 
-def test_a_machine_is_lost_while_it_is_added_beside_a_running_job(raised: Raised, job: str) -> None:
+def test_node_add_of_a_lost_machine_keeps_a_running_job(raised: Raised, job: str) -> None:
     slurmd = "systemctl show slurmd --property=MainPID,ActiveEnterTimestampMonotonic"
     started = raised.sh("node2", slurmd)
     raised.write("node[1-3]")
@@ -149,7 +149,7 @@ def test_a_machine_is_lost_while_it_is_added_beside_a_running_job(raised: Raised
     assert raised.state_of(job) == "RUNNING"
 
 
-def test_another_machine_takes_the_place_of_one_that_does_not_answer(raised: Raised, job: str) -> None:
+def test_node_replace_replaces_an_unreachable_machine(raised: Raised, job: str) -> None:
     raised.sh("node3", "systemctl stop ssh")
     raised.write("node[1-3]", node3="node4")
     ran = raised.verbs("-f", raised.file, "node", "replace", "node3", rc=2)
@@ -189,7 +189,7 @@ def test_a_machine_that_leaves_is_as_it_was(raised: Raised) -> None:
     assert [node["name"] for node in status["nodes"]] == ["node1", "node2"]
 
 
-def test_the_machines_are_as_they_were_and_what_others_did_since_stays(raised: Raised) -> None:
+def test_down_restores_machines_and_keeps_later_changes(raised: Raised) -> None:
     raised.sh("node2", "echo '10.9.9.8 scanner' >> /etc/hosts; echo 'mine' > /etc/munge/mine")
     raised.sh("node1", "echo '# my word' >> /etc/slurm/slurm.conf")
     down = raised.verbs("-f", raised.file, "down", "--yes", "--discard", rc=1, timeout_s=600)

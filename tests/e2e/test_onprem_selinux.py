@@ -106,7 +106,7 @@ def labels(machines: Lab, name: str) -> dict[str, str]:
     return {path: context.split(":")[2] for path, context in (line.split() for line in said.splitlines())}
 
 
-def test_what_slurm_starts_is_labelled_once_beside_what_the_owner_set(machines: Lab) -> None:
+def test_selinux_labels_are_set_once_beside_the_owners_own(machines: Lab) -> None:
     before = {host.name: own(machines, host.name) for host in machines.hosts}
     assert before["node1"] == []
     play(machines)

@@ -253,7 +253,7 @@ def test_the_job_runs_under_their_name_and_number(person: Person, demo: None) ->
     assert {job["association"]["user"] for job in accounting["jobs"]} == {person.name}
 
 
-def test_everything_written_is_theirs_and_the_state_folder_private(person: Person, demo: None) -> None:
+def test_all_files_belong_to_the_user_and_state_is_private(person: Person, demo: None) -> None:
     result = json.loads(person.runs("sh", "-c", "tail -n 1 runs/demo-*-train/metrics.jsonl"))
     assert (result["kind"], result["accuracy"] >= 0.95) == ("result", True)
     assert belonging_to_others(person) == []

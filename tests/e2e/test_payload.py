@@ -41,7 +41,7 @@ def test_a_training_is_measured_and_lined_up_with_its_nodes(cluster: Cluster) ->
     assert 0 < told["cpu_percent"] <= 100
 
 
-def test_a_gpt_learns_text_that_was_put_there_split_over_the_nodes(cluster: Cluster) -> None:
+def test_gpt_learns_uploaded_text_split_over_the_nodes(cluster: Cluster) -> None:
     folder = cluster.json("put", ROOT / "docs" / "scope.md", "corpus")["folder"]
     flags = ("--model", "gpt-tiny", "--data", f"text:{folder}/scope.md", "--sequence-length", "32")
     more = ("--tp", "2", "--optimizer", "adamw", "--iterations", "12", "--global-batch-size", "8")
@@ -56,7 +56,7 @@ def test_a_gpt_learns_text_that_was_put_there_split_over_the_nodes(cluster: Clus
     assert whole == (run / "model" / "best.safetensors").read_bytes()
 
 
-def test_a_training_whose_time_is_over_goes_on_to_the_same_weights(cluster: Cluster) -> None:
+def test_requeued_training_ends_with_the_same_weights(cluster: Cluster) -> None:
     work = ("--hidden", "512,512", "--global-batch-size", "719", "--epochs", "60")  # two iterations an epoch
     flags = (*work, "--save-interval", "80", "--resume", "auto")
     submitted = cluster.json("submit", "train", "--nodes", "2", "--requeue", "--", *flags)

@@ -45,7 +45,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_one_command_runs_in_the_job_environment_and_its_exit_code_is_ours(cluster: Cluster) -> None:
+def test_shell_runs_a_command_and_returns_its_exit_code(cluster: Cluster) -> None:
     script = 'hostname; id -un; command -v python; srun hostname | sort; printf "<%s>" "$@"; exit 3'
     ran = cluster("shell", "--nodes", "2", "--", "bash", "-c", script, "-", "a b", "$(id)", "'q'", rc=3)
     first, second = (f"{cluster.name}-train-{i}" for i in (1, 2))

@@ -105,7 +105,7 @@ def test_a_cut_connection_while_slurm_takes_the_job(cluster: Cluster) -> None:
         assert len(told(cluster, "cut")) == len(there)
 
 
-def test_a_submit_that_is_killed_while_slurm_takes_the_job_is_found(cluster: Cluster) -> None:
+def test_submit_killed_during_sbatch_is_found_again(cluster: Cluster) -> None:
     path = script(cluster, "killed")
     with silent_slurmctld(cluster) as go_on:
         victim = Victim(cluster.runner, "-f", cluster.spec, "submit", path)
