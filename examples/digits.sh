@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train on handwritten digits, judge the model on the cluster, and tell digits by it on this machine.
+# Train on handwritten digits, evaluate the model on the cluster, and classify digits with it on this machine.
 #
 # examples/digits.sh
 set -euo pipefail

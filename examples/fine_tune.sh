@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train on one text, go on with those weights on another, and let the model write what it has learned of both.
+# Train on a text, continue with these weights on another text, and generate text with the model.
 #
 # examples/fine_tune.sh
 set -euo pipefail

@@ -1,4 +1,4 @@
-"""A program of your own with mpi4py, which every node has: pi by the midpoint rule, in slices.
+"""MPI in Python with mpi4py, which every node has: compute pi by the midpoint rule, a slice per rank.
 
 clusterctl submit examples/mpi4py_pi.py --nodes 2 --tasks-per-node 2 --follow
 """

@@ -1,4 +1,4 @@
-"""One task of an array: fit a line by gradient descent with the task's own learning rate.
+"""A task of a job array: fit a line by gradient descent with the learning rate of the task.
 
 clusterctl submit examples/sweep.py --array 0-3 --wait
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train an LSTM on a text, and let it write: on the cluster, then on this machine, which needs no cluster.
+# Train an LSTM on a text, then generate text with it: on the cluster, and on this machine without a cluster.
 #
 # examples/text.sh
 set -euo pipefail

@@ -1,10 +1,10 @@
-"""Distributed data-parallel training with PyTorch, as its own tutorials have it: one process for each rank.
+"""Distributed data-parallel training with PyTorch, as in its own tutorials: a process per rank.
 
     clusterctl submit examples/torch_ddp.py --requirements examples/requirements-torch.txt --nodes 2 --follow
 
-It learns to tell two spirals apart. The rank and the address of rank 0 come from the environment (RANK,
-WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), which clusterctl sets as torchrun does. The backend is NCCL
-on GPUs and Gloo on CPUs.
+The network learns to classify the points of two spirals. The rank and the address of rank 0 come from the
+environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), which clusterctl sets as torchrun does.
+The backend is NCCL on GPUs and Gloo on CPUs.
 """
 
 import argparse

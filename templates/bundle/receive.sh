@@ -1,5 +1,5 @@
 #!/bin/sh
-# Answers `there`, or `send` and then takes a tar.
+# Print `there` if the bundle already exists; otherwise print `send` and unpack a tar from standard input.
 set -eu
 umask 077
 folder=$1 digest=$2
