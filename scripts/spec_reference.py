@@ -104,7 +104,7 @@ def _default(name: str, field: Schema, model: Schema) -> str:
         return "required"
     default = field.get("default")
     if default is None or isinstance(default, Mapping) or default == []:
-        return "none"
+        return ""
     return f"`{default if isinstance(default, str) else json.dumps(default)}`"
 
 
