@@ -25,12 +25,12 @@ HEAD: Final = """\
 
 <!-- Written by scripts/platforms.py from scripts/platforms.toml and the tests' markers: `make reference`. -->
 
-What ran for real, what ran on a stand-in, and what no test shows. A *stand-in* is a program or a machine of
-the tests that behaves as the named thing does, as far as its documentation and source tell. *Only rendered*
-means that files or requests were written and compared, and nothing ran them.
+The tests that ran on the real system, the tests that ran on a stand-in, and aspects without a test. A
+*stand-in* is a program or a machine of the tests that behaves like the real system, according to its
+documentation and source. *Only rendered* means that files or requests were written and compared, not used.
 
-Each cell names the tests. They run in every `make test`, several of them with further cases in
-`make test-all`; those after *sweep* run in `make test-all` only.
+The cells list the tests. They run in every `make test`, several of them with further cases in
+`make test-all`; tests after *sweep* run only in `make test-all`.
 
 **Nothing has run on Google Cloud, on Rocky Linux or Ubuntu, or on a machine with a GPU yet.**
 """
@@ -40,10 +40,9 @@ COLUMNS: Final = ("platform", "versions", "for real", "on a stand-in", "only ren
 UNCONFIRMED: Final = """\
 ## Package names
 
-Every name of a package that a role asks for is recorded with a source and a date in
-[tests/unit/packages/facts](../tests/unit/packages/facts); so is every unit, program and folder of packages
-that a role names, as Debian 12 and 13 have it. Those of Rocky Linux, Ubuntu and NVIDIA's packages are
-unconfirmed: none could be looked into. For these names of packages, no source was found:
+[tests/unit/packages/facts](../tests/unit/packages/facts) has a source and a date for every package name in a
+role, and for every unit, program and folder of a package in Debian 12 and 13. Those of Rocky Linux, Ubuntu
+and NVIDIA's packages are unconfirmed, since they were not available. These package names have no source:
 """
 
 
