@@ -124,7 +124,7 @@ def test_an_array_that_the_script_asks_for_has_logs_of_its_own(tmp_path, line, i
         ("job.sbatch", b"#!/bin/sh\n", "script-unfit", "file that clusterctl"),
         ("a\nb.sh", b"true\n", "script-unfit", "can't be printed"),
         ("big.sh", b"#" * ((4 << 20) + 1), "script-unfit", "4 MiB"),
-        ("binary.sh", b"\x7fELF\0", "script-unfit", "no text"),
+        ("binary.sh", b"\x7fELF\0", "script-unfit", "not a text file"),
         ("het.sh", b"#!/bin/bash\n#SBATCH -N1\n#SBATCH hetjob\n", "heterogeneous-job", "het.sh"),
         ("missing.sh", None, "file-unreadable", "missing.sh"),
         (".", None, "file-unreadable", "directory"),
