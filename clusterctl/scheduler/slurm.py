@@ -306,10 +306,10 @@ def fix_of(refusal: str) -> str:
     """Return the fix for a rejection in Slurm's words, with the command that lists the valid values."""
     for pattern, flag, command in _REFUSALS:
         if re.search(pattern, refusal, re.IGNORECASE):
-            return f"leave {flag} out, or use a value from `clusterctl ssh '{command}'`"
+            return f"leave out {flag}, or use a value from `clusterctl ssh '{command}'`"
     if _TOO_LARGE.search(refusal):
-        return "ask for fewer resources; `clusterctl status` shows the nodes with their cores and memory"
-    return "correct the option that Slurm's message names"
+        return "ask for less; `clusterctl status` shows the nodes with their cores and memory"
+    return "correct the option that Slurm names"
 
 
 def _sorted(jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:
