@@ -35,7 +35,7 @@ from clusterctl.cluster.hardware import (
     with_recorded_memory,
     without_missing_cgroups,
 )
-from clusterctl.cluster.node_class import can_renew, node_files, own_marks, renew, shared_inputs
+from clusterctl.cluster.node_class import can_renew, expected_marks, node_files, renew, shared_inputs
 from clusterctl.cluster.phases import Drift, Outcome
 from clusterctl.configure import ansible, events, inventory_file
 from clusterctl.errors import Notice
@@ -113,7 +113,7 @@ def converge(
     needs_files = provisioned.classed or (groups and has_changed)
     files = node_files(cluster.spec, inventory, workspace) if needs_files else {}
     hosts = HostsToConfigure(inventory, recorded, reports, rendered, groups, files)
-    work = hosts.of_limit(limit) if limit else hosts.choose(provisioned.classed, again=again)
+    work = hosts.choose_limited(limit) if limit else hosts.choose(provisioned.classed, again=again)
     if not work:
         return Outcome(reports, f"unchanged: {len(reports)} hosts checked", notes)
 
@@ -126,10 +126,10 @@ def converge(
     _record(workspace, Configured(inputs=inputs, groups=groups, marks=after, hardware=current))
     # Without recorded inputs, the earlier state of the hosts is unknown, so no repair can be reported.
     if limit or recorded.inputs:
-        cluster.repaired(Drift(host, change, "configured") for host, change in nodes.taken_up.items())
+        cluster.report_repairs(Drift(host, change, "configured") for host, change in nodes.applied.items())
     if recorded.inputs and not limit:
         for host in sorted(before.keys() & recorded.marks.keys()):
-            cluster.repaired(repairs_of(host, recorded.marks[host], before[host], after[host]))
+            cluster.report_repairs(repairs_of(host, recorded.marks[host], before[host], after[host]))
     return Outcome({**reports, **new_reports}, summary, notes)
 
 
@@ -171,7 +171,7 @@ class HostsToConfigure:
     groups: Mapping[str, str]
     files: NodeFiles
 
-    def of_limit(self, limit: Collection[str]) -> Work:
+    def choose_limited(self, limit: Collection[str]) -> Work:
         """Return the work for `up --limit`: these hosts and the controller. Others only get the host list."""
         ansible = tuple(
             host.name for host in self.inventory.hosts if host.name in limit or host.is_controller
@@ -239,9 +239,9 @@ def _change_hosts(
     if work.reconfigures and isinstance(scheduler := cluster.scheduler(inventory), Nodes):
         scheduler.reconfigure()
     expected: dict[str, Checksums] = {
-        host: {**reports[host].checksums, **own_marks(files[host])} for host in work.renewed
+        host: {**reports[host].checksums, **expected_marks(files[host])} for host in work.renewed
     }
-    expected |= {host: own_marks(files[host]) for host in work.classed}
+    expected |= {host: expected_marks(files[host]) for host in work.classed}
     if expected:
         compute = [host.name for host in inventory.compute if host.name in work.classed]
         # They booted before the controller was ready, and newer slurmd retry only after 10 s.

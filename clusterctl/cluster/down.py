@@ -128,7 +128,7 @@ def down_locked(runner: PhaseRunner, options: DownOptions) -> DownResult:
         )
     discarded = to_discard(workspace, options.discard_runs, everything=options.discard)
     with _writable(runner) as writing_runner:
-        result = take_down(writing_runner, options, discarded)
+        result = run_phases(writing_runner, options, discarded)
     # Without kept storage, the list of copies describes files that are gone.
     if recorded(workspace.root.name) is None:
         with suppress(OSError):
@@ -138,7 +138,7 @@ def down_locked(runner: PhaseRunner, options: DownOptions) -> DownResult:
     return result
 
 
-def take_down(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEntry, ...]) -> DownResult:
+def run_phases(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEntry, ...]) -> DownResult:
     """Run the phases of `down`: collect runs, search for only copies, destroy, record kept storage."""
     workspace = runner.workspace
     if not _has_begun(workspace):

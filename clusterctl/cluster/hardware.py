@@ -82,7 +82,7 @@ class NodeConfig:
         return as_recorded(self.reports, self.recorded, self.changes)
 
     @property
-    def taken_up(self) -> dict[str, str]:
+    def applied(self) -> dict[str, str]:
         """The changes that are applied now."""
         return {host: words for host, words in self.changes.items() if host not in self.waiting}
 

@@ -132,7 +132,7 @@ def _value(text: str, variables: Mapping[str, Any]) -> Any:
     return _expression(match[1].strip())(**variables) if match else _template(text).render(**variables)
 
 
-def own_marks(files: Mapping[str, NodeFile]) -> Checksums:
+def expected_marks(files: Mapping[str, NodeFile]) -> Checksums:
     """Return the marks that a probe shows for these host-specific files."""
     return {_key(path, file): file.mark for path, file in files.items()}
 
@@ -146,7 +146,7 @@ def can_renew(files: Mapping[str, NodeFile], checksums: Checksums) -> bool:
 
     checksums: the marks of the host, as shown by a probe.
     """
-    marks = own_marks(files)
+    marks = expected_marks(files)
     secrets = [f"file {path}" for path, file in files.items() if not file.mode & 0o077]
     return marks.keys() <= checksums.keys() and all(checksums[key] == marks[key] for key in secrets)
 

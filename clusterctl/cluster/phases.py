@@ -101,7 +101,7 @@ class PhaseRunner:
             with suppress(DiskError):
                 append_line(self.workspace.journal, json.dumps({"verb": self.verb, **row}))
 
-    def repaired(self, repairs: Iterable[Drift]) -> None:
+    def report_repairs(self, repairs: Iterable[Drift]) -> None:
         """Report repairs immediately, because they have been made even if a later phase fails."""
         for repair in repairs:
             self.repairs.append(repair)

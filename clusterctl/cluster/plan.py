@@ -85,7 +85,7 @@ def preview(cluster: ClusterContext) -> Plan:
         notes = [*outcome.notes, *plan.hosts.notes, *plan.jobs.notes]
         if worker := cluster.workspace.worker():
             notes.append(f"{worker}: this plan may change while it works")
-        notes += _refusals(cluster)
+        notes += _reasons_to_reject(cluster)
         drift = tuple(_drift(cluster, plan, notes))
         plan = replace(plan, drift=drift, notes=tuple(notes))
         if inventory is None or plan.is_empty or not cluster.spec.provider.user_owned:
@@ -213,7 +213,7 @@ def _drift_of_services(cluster: ClusterContext, inventory: Inventory, staying: s
         yield Drift(controller, f"Python environment of the spec: {reason}")
 
 
-def _refusals(cluster: ClusterContext) -> Iterator[str]:
+def _reasons_to_reject(cluster: ClusterContext) -> Iterator[str]:
     """Yield each reason why `up` would reject the spec, its users, or this machine."""
     for check in (partial(cluster.provider.check, cluster.spec), partial(reject_changed_users, cluster)):
         try:

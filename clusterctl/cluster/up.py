@@ -251,7 +251,7 @@ def provision(cluster: ClusterContext, decision: Decision, keys: Mapping[str, st
 
 
 def _report_started(cluster: ClusterContext, provisioned: Provisioned) -> None:
-    cluster.repaired(Drift(host, "was powered off", "started") for host in provisioned.started)
+    cluster.report_repairs(Drift(host, "was powered off", "started") for host in provisioned.started)
 
 
 def probe(

@@ -96,10 +96,10 @@ def verify(
     nodes = [host.name for host in inventory.compute if host.is_controller or host.name in host_names]
     verification = run_verification(inventory, cluster.connections.to, nodes)
     resumed = ((host, state) for host, state in verification.resumed.items() if REASON not in state)
-    cluster.repaired(Drift(host, f"was {state}", "resumed") for host, state in resumed)
+    cluster.report_repairs(Drift(host, f"was {state}", "resumed") for host, state in resumed)
     scheduler = cluster.scheduler(inventory)
-    released = scheduler.release_held_jobs() if isinstance(scheduler, Nodes) else ()
-    cluster.repaired(Drift(f"job {job}", "was held after a failed launch", "released") for job in released)
+    jobs = scheduler.release_held_jobs() if isinstance(scheduler, Nodes) else ()
+    cluster.report_repairs(Drift(f"job {job}", "was held after a failed launch", "released") for job in jobs)
     notes = [f"not verified, busy with jobs: {', '.join(verification.busy)}"] if verification.busy else []
     notes += [f"not verified, stays drained: {host}: {text}" for host, text in verification.drained.items()]
     findings = driver_findings(cluster.spec, inventory, cluster.connections)

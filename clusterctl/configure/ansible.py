@@ -86,7 +86,7 @@ def run_playbook(run: PlaybookRun) -> Results:
     with (
         temporary_folder(run.log.parent, prefix=".ansible-") as private,
         temporary_folder(home) as sockets,
-        _opened(run.log) as log,
+        _open_log(run.log) as log,
         closing(_events(run, private, sockets)) as run_events,
     ):
         for event in run_events:
@@ -112,7 +112,7 @@ def run_playbook(run: PlaybookRun) -> Results:
     raise _error(run, failed, rc)
 
 
-def _opened(log: Path) -> IO[bytes]:
+def _open_log(log: Path) -> IO[bytes]:
     """Open the log to append. It is unbuffered, so a failed write to a full disk is not repeated."""
     with writing(log):
         return os.fdopen(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab", buffering=0)
@@ -150,11 +150,11 @@ def _events(run: PlaybookRun, private: Path, sockets: Path) -> Generator[Event, 
     thread.start()
     pid: int | None = None
     try:
-        while (event := _next(inbox, pid))["event"] != _ENDED:
+        while (event := _next_event(inbox, pid))["event"] != _ENDED:
             pid = event["pid"] if event["event"] == "playbook_on_start" else pid
             yield event
     finally:
-        _end(thread, pid)
+        _stop(thread, pid)
         # Makes the runner kill the rest of Ansible's process group.
         cancelled.set()
         thread.join()
@@ -163,7 +163,7 @@ def _events(run: PlaybookRun, private: Path, sockets: Path) -> Generator[Event, 
     yield event
 
 
-def _next(inbox: queue.SimpleQueue[Event], pid: int | None) -> Event:
+def _next_event(inbox: queue.SimpleQueue[Event], pid: int | None) -> Event:
     """Return the next event. Raise ConfigureError if Ansible waits for a process that has died."""
     eldest: int | None = None
     while True:
@@ -171,7 +171,7 @@ def _next(inbox: queue.SimpleQueue[Event], pid: int | None) -> Event:
             return inbox.get(timeout=LOOK_EVERY_S)
         except queue.Empty:
             # At its normal end, the process is dead for a moment. So it must be dead in two checks in a row.
-            previous, eldest = eldest, _dead_eldest(pid) if pid is not None else None
+            previous, eldest = eldest, _dead_child(pid) if pid is not None else None
             if eldest is not None and eldest == previous:
                 message = "Ansible's connection process died"
                 cause = "the process was killed, perhaps because this machine ran out of memory"
@@ -184,7 +184,7 @@ def _next(inbox: queue.SimpleQueue[Event], pid: int | None) -> Event:
                 ) from None
 
 
-def _end(thread: threading.Thread, pid: int | None) -> None:
+def _stop(thread: threading.Thread, pid: int | None) -> None:
     """Stop Ansible if it still runs. Its subreaper stops the remaining processes."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         if pid is not None and thread.is_alive():
@@ -257,7 +257,7 @@ def _error(run: PlaybookRun, failed: Iterable[Event], rc: int) -> ConfigureError
     return error
 
 
-def _dead_eldest(parent: int) -> int | None:
+def _dead_child(parent: int) -> int | None:
     """Return the oldest child of a process if it is a zombie, or None."""
     # The process may have ended or have no child, or this system has no /proc.
     with suppress(OSError, IndexError):

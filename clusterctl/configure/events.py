@@ -72,10 +72,10 @@ def result_of(event: Event, hosts: Mapping[str, Collection[str]]) -> TaskResult 
     host_count = len([host for host, roles in hosts.items() if is_for_all or not groups.isdisjoint(roles)])
     diff = "\n".join(_diffs(result)) if status is Status.CHANGED else ""
     failed = status in {Status.FAILED, Status.UNREACHABLE}
-    return TaskResult(data["host"], _titled(data, ": "), host_count, status, failed, diff)
+    return TaskResult(data["host"], _task_name(data, ": "), host_count, status, failed, diff)
 
 
-def _titled(data: Mapping[str, Any], separator: str) -> str:
+def _task_name(data: Mapping[str, Any], separator: str) -> str:
     """Return the name of a task, with the name of its role in front."""
     return separator.join(filter(None, (data.get("role"), data["task"])))
 
@@ -92,7 +92,7 @@ def failures_of(events: Iterable[Event]) -> tuple[Failure, ...]:
             code="unreachable" if unreachable else "configure",
             cause=_cause(data.get("res", {})),
             host=task.host,
-            phase=_titled(data, " / "),
+            phase=_task_name(data, " / "),
             fix="check that the host is up" if unreachable else role_hint(data.get("role", "")),
             retryable=unreachable,
         )
@@ -127,11 +127,11 @@ def _diffs(result: Mapping[str, Any]) -> Iterator[str]:
             yield from _diffs(item)
     differences = result.get("diff") or ()
     for difference in differences if isinstance(differences, list | tuple) else [differences]:
-        if text := _text(difference):
+        if text := _diff_text(difference):
             yield text
 
 
-def _text(difference: Mapping[str, Any]) -> str:
+def _diff_text(difference: Mapping[str, Any]) -> str:
     if prepared := str(difference.get("prepared", "")).strip():
         return prepared
     before, after = (str(difference.get(key) or "") for key in ("before", "after"))

@@ -64,7 +64,7 @@ class _Inventory:
     """The user's inventory: the hosts that are reached by SSH, and this machine."""
 
     def __init__(self, source: Path) -> None:
-        listing = _listed(source)
+        listing = _read_inventory(source)
         self.source = source
         self.notes: list[str] = []
         # Note -> the hosts that it concerns.
@@ -128,7 +128,7 @@ class _Inventory:
         return tuple(host for host in self.connections if host not in others)
 
     def _connection(self, host: str) -> str:
-        connection = str(self._plain(host, "ansible_connection") or "ssh")
+        connection = str(self._variable(host, "ansible_connection") or "ssh")
         return connection.removeprefix("ansible.builtin.").removeprefix("ansible.legacy.")
 
     def _partitions(self, leader: str, logins: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
@@ -169,10 +169,10 @@ class _Inventory:
     def _access(self, host: str) -> dict[str, Any]:
         """Return the spec's access settings for a host, from its Ansible variables."""
         variables = self.variables.get(host, {})
-        user = self._plain(host, "ansible_user", "ansible_ssh_user")
-        port = self._plain(host, "ansible_port", "ansible_ssh_port")
-        key = self._plain(host, "ansible_ssh_private_key_file", "ansible_private_key_file")
-        jump, ignored = _jump(" ".join(str(self._plain(host, name) or "") for name in _ARGUMENTS))
+        user = self._variable(host, "ansible_user", "ansible_ssh_user")
+        port = self._variable(host, "ansible_port", "ansible_ssh_port")
+        key = self._variable(host, "ansible_ssh_private_key_file", "ansible_private_key_file")
+        jump, ignored = _split_jumps(" ".join(str(self._variable(host, name) or "") for name in _ARGUMENTS))
         if ignored:
             self.note(host, f"arguments of ssh are not converted: {' '.join(ignored)}")
         if any(secret in variables for secret in _SECRETS):
@@ -188,7 +188,7 @@ class _Inventory:
         }
         return {name: value for name, value in access.items() if value not in (None, "", [])}
 
-    def _plain(self, host: str, *keys: str) -> Any:
+    def _variable(self, host: str, *keys: str) -> Any:
         """Return the value of the first of these variables that is set. Templates are skipped with a note."""
         for key in keys:
             if (value := self.variables.get(host, {}).get(key)) in (None, ""):
@@ -200,7 +200,7 @@ class _Inventory:
         return None
 
 
-def _listed(source: Path) -> dict[str, Any]:
+def _read_inventory(source: Path) -> dict[str, Any]:
     """Return the inventory as `ansible-inventory --list` prints it."""
     if not source.exists():
         message = f"there is no inventory {source}"
@@ -233,18 +233,18 @@ def _name(host: str) -> str:
     return re.sub(r"[^a-z0-9-]", "-", plain.lower()).strip("-")
 
 
-def _jump(arguments: str) -> tuple[list[str], list[str]]:
+def _split_jumps(arguments: str) -> tuple[list[str], list[str]]:
     """Return the jump hosts in the arguments of ssh, and all other arguments."""
     try:
         flags, words = getopt(shlex.split(arguments), _FLAGS)
     except (ValueError, GetoptError):
         return [], [arguments]
-    jumps = [(_hosts_on_the_way(flag, value), f"{flag} {value}".strip()) for flag, value in flags]
+    jumps = [(_jump_hosts(flag, value), f"{flag} {value}".strip()) for flag, value in flags]
     jump = next((hosts for hosts, _ in jumps if hosts), [])
     return jump, [*(word for hosts, word in jumps if hosts is not jump or not hosts), *words]
 
 
-def _hosts_on_the_way(flag: str, value: str) -> list[str]:
+def _jump_hosts(flag: str, value: str) -> list[str]:
     """Return the jump hosts in an argument of ssh."""
     if flag == "-J":
         return value.split(",")

@@ -415,7 +415,7 @@ _UNPACK_S: Final = 1800.0
 _TEMPLATES: Final = "bundle"
 
 # Prints a line for each mark file of a finished installation that exists.
-_LOOK: Final = 'for mark; do [ ! -e "$mark" ] || echo there; done'
+_FIND_MARKS: Final = 'for mark; do [ ! -e "$mark" ] || echo there; done'
 
 
 def hosts_to_install(
@@ -431,7 +431,7 @@ def hosts_to_install(
     with_cards = {host.name for host in nodes if reports[host.name].cards}
 
     def lacks(host: Host) -> bool:
-        argv = ["sh", "-c", _LOOK, "sh", *_marks(host, mark, with_cards=host.name in with_cards)]
+        argv = ["sh", "-c", _FIND_MARKS, "sh", *_marks(host, mark, with_cards=host.name in with_cards)]
         return not to(host.name).run(argv).stdout
 
     lacking = parallel_map(inventory.hosts, lacks)
@@ -450,7 +450,7 @@ def send_repository(bundle: Bundle, hosts: Sequence[Host], to: Connect) -> tuple
     releases = {distribution_of(host.distribution).release for host in hosts}
     reject_defects(bundle.file, mismatches(bundle, None, sorted(releases)))
     by_name = {host.name: host for host in hosts}
-    sent, failed = on_each(by_name, lambda name: _bring(bundle, by_name[name], to(name)), most=_MAX_PARALLEL)
+    sent, failed = on_each(by_name, lambda name: _send(bundle, by_name[name], to(name)), most=_MAX_PARALLEL)
     if failed:
         is_full = any(isinstance(exc, CommandError) and "No space" in exc.why for exc in failed.values())
         remedy = "free space in /var/lib on the host" if is_full else "check `clusterctl ssh --admin HOST`"
@@ -463,7 +463,7 @@ def send_repository(bundle: Bundle, hosts: Sequence[Host], to: Connect) -> tuple
     return tuple(sorted(name for name, was_sent in sent.items() if was_sent))
 
 
-def _bring(bundle: Bundle, host: Host, transport: Transport) -> bool:
+def _send(bundle: Bundle, host: Host, transport: Transport) -> bool:
     """Send the repository to a host, unless it has it. Return whether it was sent."""
     argv = ["sudo", "-n", "sh", "-c", render(f"{_TEMPLATES}/receive.sh"), "sh", BUNDLE_FOLDER, bundle.digest]
     with transport.converse(argv, silence_s=_UNPACK_S) as stream:

@@ -105,7 +105,7 @@ class Builds:
     def take_for_cpus(self) -> None:
         """Make pip use the index with CPU builds of torch, if that index can be reached."""
         index = cpu_index()
-        if _is_there(f"{index.rstrip('/')}/torch/"):
+        if _is_reachable(f"{index.rstrip('/')}/torch/"):
             self.report(f"downloading torch from {index}, because the nodes have no GPU")
             # A command-line option would be overridden by an --index-url in the user's files.
             index_file = self.folder / "index.txt"
@@ -118,7 +118,7 @@ class Builds:
             )
 
 
-def _is_there(url: str) -> bool:
+def _is_reachable(url: str) -> bool:
     import requests  # noqa: PLC0415 - 60 ms of verbs that ask no index
 
     if url.startswith("file:"):

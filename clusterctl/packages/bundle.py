@@ -123,7 +123,7 @@ class Bundle:
 
         as_folder: the folder's name in the new tar.
         """
-        with _opened(self.file) as archive:
+        with _open_tar(self.file) as archive:
             members = (
                 (
                     as_folder + member.name.removeprefix(folder),
@@ -141,7 +141,7 @@ class Bundle:
         Raises:
             BundleError: a file is damaged or missing.
         """
-        with _opened(self.file) as archive:
+        with _open_tar(self.file) as archive:
             for path in paths:
                 target = folder / PurePosixPath(path).name
                 with target.open("wb") as out:
@@ -159,8 +159,8 @@ def open_bundle(file: Path) -> Bundle:
         BundleError: the file can't be read, is not a bundle, or has an unknown format.
     """
     try:
-        with _opened(file) as archive:
-            raw, listed = (_next(archive, name) for name in (MANIFEST, HASHES))
+        with _open_tar(file) as archive:
+            raw, listed = (_read_next(archive, name) for name in (MANIFEST, HASHES))
     except OSError as exc:
         message, reason = "the bundle can't be read", exc.strerror or str(exc)
         fix = "pass a file that was created by `clusterctl bundle create`"
@@ -168,14 +168,14 @@ def open_bundle(file: Path) -> Bundle:
     matches = [_SUM.fullmatch(line) for line in listed.decode(errors="replace").splitlines()]
     hashes = {match[2]: match[1] for match in matches if match}
     if len(hashes) != len(matches):
-        raise _no_bundle(file, f"a line of {HASHES} is not a hash and a path, or repeats a path")
+        raise _not_a_bundle(file, f"a line of {HASHES} is not a hash and a path, or repeats a path")
     if hashlib.sha256(raw).hexdigest() != hashes.get(MANIFEST):
         message = f"{MANIFEST} in the bundle is damaged"
         raise BundleError(message, code="bundle-damaged", where=str(file), fix=_AGAIN)
     return Bundle(file.absolute(), _manifest(raw, file), hashes, hashlib.sha256(listed).hexdigest())
 
 
-def _next(archive: tarfile.TarFile, name: str) -> bytes:
+def _read_next(archive: tarfile.TarFile, name: str) -> bytes:
     """Return the content of the next file in the archive, which must have this name."""
     member = archive.next()
     if member is None or member.name != name or member.size > _LONGEST:
@@ -195,11 +195,11 @@ def _manifest(raw: bytes, file: Path) -> Manifest:
     except ValidationError as exc:
         first = exc.errors()[0]
         location = ".".join(map(str, first["loc"]))
-        raise _no_bundle(file, f"{MANIFEST}: {location + ': ' if location else ''}{first['msg']}") from exc
+        raise _not_a_bundle(file, f"{MANIFEST}: {location + ': ' if location else ''}{first['msg']}") from exc
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[tarfile.TarFile]:
+def _open_tar(file: Path) -> Iterator[tarfile.TarFile]:
     """Open a bundle as a tar archive.
 
     Raises:
@@ -209,10 +209,10 @@ def _opened(file: Path) -> Iterator[tarfile.TarFile]:
         with tarfile.open(file, "r:") as archive:
             yield archive
     except (tarfile.TarError, KeyError) as exc:
-        raise _no_bundle(file, str(exc)) from exc
+        raise _not_a_bundle(file, str(exc)) from exc
 
 
-def _no_bundle(file: Path, reason: str) -> BundleError:
+def _not_a_bundle(file: Path, reason: str) -> BundleError:
     message = "this file is not a bundle of clusterctl"
     return BundleError(message, code="not-a-bundle", where=str(file), why=reason, fix=_AGAIN)
 
@@ -238,7 +238,7 @@ def damages(bundle: Bundle) -> tuple[Failure, ...]:
     """Compare each file of the bundle with SHA256SUMS. The whole bundle is read."""
     hashes = {HASHES: bundle.digest, **bundle.hashes}
     corrupted = []
-    with _opened(bundle.file) as archive, suppress(tarfile.ReadError):
+    with _open_tar(bundle.file) as archive, suppress(tarfile.ReadError):
         for member in archive:
             # A duplicate file, or a file that is not listed, has no hash left.
             if not _is_plain(member) or _sha256(_content(archive, member)) != hashes.get(member.name):
@@ -320,12 +320,12 @@ def mismatches(
 ) -> tuple[Failure, ...]:
     """Compare a bundle with this clusterctl, the spec (if given), and hosts of these releases."""
     manifest = bundle.manifest
-    differences = [*_of_clusterctl(manifest)]
+    differences = [*_clusterctl_mismatches(manifest)]
     reason = f"the bundle only has packages for {', '.join(manifest.systems)}"
     differences += [(release, reason) for release in releases if release not in manifest.systems]
     for release, system in manifest.systems.items():
         if not releases or release in releases:
-            differences += [(release, reason) for reason in _of_system(release, system, spec)]
+            differences += [(release, reason) for reason in _system_mismatches(release, system, spec)]
     fix = "create a matching bundle with `clusterctl bundle create`, with the same version of clusterctl"
     return tuple(
         Failure("bundle-mismatch", f"mismatch: {subject}: {reason}", fix=fix)
@@ -333,15 +333,15 @@ def mismatches(
     )
 
 
-def _of_clusterctl(manifest: Manifest) -> Iterator[tuple[str, str]]:
+def _clusterctl_mismatches(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if manifest.clusterctl != __version__:
         yield "clusterctl", f"created by version {manifest.clusterctl}, but this is {__version__}"
     if manifest.architecture != ARCHITECTURE:
         yield "architecture", f"for {manifest.architecture}, but the hosts have {ARCHITECTURE}"
 
 
-def _of_system(release: str, system: System, spec: ClusterSpec | None) -> Iterator[str]:
-    if lacking := _wanted(release, spec) - set(system.asked):
+def _system_mismatches(release: str, system: System, spec: ClusterSpec | None) -> Iterator[str]:
+    if lacking := _needed_packages(release, spec) - set(system.asked):
         yield f"lacks the packages {named(sorted(lacking))}"
     if system.base != digest(job_lock().read_bytes()):
         yield "the wheels of the job environment are from another version of clusterctl"
@@ -355,7 +355,7 @@ def _of_system(release: str, system: System, spec: ClusterSpec | None) -> Iterat
         yield f"{requirements} requires Python packages, but the bundle was created {other}"
 
 
-def _wanted(release: str, spec: ClusterSpec | None) -> set[str]:
+def _needed_packages(release: str, spec: ClusterSpec | None) -> set[str]:
     """Return the packages that a bundle needs for a release. Without a spec: the packages of all specs."""
     try:
         distribution = distribution_of(release)

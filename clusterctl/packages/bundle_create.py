@@ -60,7 +60,7 @@ def create(request: BundleRequest, out: Path) -> Bundle:
         UsageError: the requirements can't be met, a distribution is not supported, or ``out`` can't be
             written.
     """
-    _check(request, out)
+    _check_request(request, out)
     lock, software, report = _cache_folder() / ".lock", request.spec.software, request.report
     with hold(lock, "bundle create", what="the cache of packages", wait_s=WAIT_S, waiting=report):
         sources: Sources = {}
@@ -117,7 +117,7 @@ def _wheels(request: BundleRequest, distribution: Distribution, packages: int) -
     return system, sources | {f"{WHEELS}/{path.name}": path for path in (*base, *gpu, *more)}
 
 
-def _check(request: BundleRequest, out: Path) -> None:
+def _check_request(request: BundleRequest, out: Path) -> None:
     for distribution in request.distributions:
         check(distribution, request.archives.get(distribution.release))
     if (file := request.spec.software.python.requirements) is not None:

@@ -51,7 +51,7 @@ def package_names(distribution: Distribution, software: Software = PLAIN) -> tup
     excluded = _AT_GOOGLE if software.apptainer else {*_AT_GOOGLE, _APPTAINER}
     roles = {folder.parent.name for folder in asset("ansible").glob("roles/*/vars")} - excluded
     names = {*_OF_MODULES[distribution.family], *packages_of(roles, distribution, software)}
-    return tuple(sorted(names.union(_of_nvidia(software.nvidia, distribution))))
+    return tuple(sorted(names.union(_nvidia_packages(software.nvidia, distribution))))
 
 
 def asked_packages(distribution: Distribution, software: Software) -> tuple[str, ...]:
@@ -63,7 +63,9 @@ def asked_packages(distribution: Distribution, software: Software) -> tuple[str,
 def packages_of(roles: Iterable[str], distribution: Distribution, software: Software) -> tuple[str, ...]:
     """Return the packages that these Ansible roles install on hosts of this distribution."""
     openhpc = software.slurm == "openhpc"
-    return tuple(sorted({name for role in roles for name in _names(role, distribution, openhpc=openhpc)}))
+    return tuple(
+        sorted({name for role in roles for name in _read_names(role, distribution, openhpc=openhpc)})
+    )
 
 
 def nvidia_stream(distribution: Distribution, software: Software) -> str | None:
@@ -85,7 +87,7 @@ def nvidia_preference(distribution: Distribution, software: Software) -> str:
     return text.replace("%s", branch)
 
 
-def _of_nvidia(nvidia: Nvidia, distribution: Distribution) -> Iterator[str]:
+def _nvidia_packages(nvidia: Nvidia, distribution: Distribution) -> Iterator[str]:
     """Yield the packages of the role cuda for hosts with NVIDIA GPUs, except names that depend on the GPU."""
     values = _variables(_CUDA_ROLE, distribution)
     toolkit = nvidia.toolkit or ""
@@ -115,7 +117,7 @@ def upstream_packages(distribution: Distribution, software: Software) -> tuple[U
     )
 
 
-def _names(role: str, distribution: Distribution, *, openhpc: bool) -> Iterator[str]:
+def _read_names(role: str, distribution: Distribution, *, openhpc: bool) -> Iterator[str]:
     variables = _variables(role, distribution)
     for name, packages in variables.items():
         if not name.endswith(_SUFFIX):

@@ -90,13 +90,13 @@ def check(distribution: Distribution, archive: Path | None) -> None:
         UsageError: the file is not a list of repositories.
     """
     if archive:
-        _read_own(archive)
+        _read_user_file(archive)
     for tool, fix in _TOOLS[distribution.family].items():
         if shutil.which(tool) is None:
             message = f"packages of {distribution.release} can't be downloaded: this machine has no {tool}"
             raise MachineError(message, code="tool-missing", fix=fix)
     if archive:
-        {"Debian": _check_sources, "RedHat": _own_repositories}[distribution.family](archive)
+        {"Debian": _check_sources, "RedHat": _user_repositories}[distribution.family](archive)
 
 
 def pack(request: RepositoryRequest, names: Sequence[str]) -> Path:
@@ -116,11 +116,11 @@ def _pack_apt(request: RepositoryRequest, names: Sequence[str]) -> Path:
     apt = partial(_apt, _apt_options(request))
     request.report(f"{release}: reading the package lists")
     apt("update", task=f"reading the package lists of {release}")
-    install = ("install", "--quiet=2", *names, *(_fetched(package, folder) for package in request.upstream))
+    install = ("install", "--quiet=2", *names, *(_upstream(package, folder) for package in request.upstream))
     # With its cache, apt would list only the packages that are not downloaded yet.
     no_cache = f"Dir::Cache::archives={folder / 'none'}"
     uris = apt(*install, "--print-uris", "-o", no_cache, task=f"finding what the packages of {release} need")
-    paths = {file: _place(file, uri, folder, sha256) for uri, file, sha256 in _FILE.findall(uris)}
+    paths = {file: _cached_path(file, uri, folder, sha256) for uri, file, sha256 in _FILE.findall(uris)}
     request.report(f"{release}: downloading {len(paths)} packages")
     apt(*install, "--download-only", task=f"downloading the packages of {release}")
     root = _repository(folder, "pool", paths)
@@ -173,7 +173,7 @@ def _apt(options: Sequence[str], *words: str, task: str) -> str:
     )
 
 
-def _place(file: str, uri: str, folder: Path, sha256: str) -> Path:
+def _cached_path(file: str, uri: str, folder: Path, sha256: str) -> Path:
     """Return the path of a package in apt's cache. If the cached file is damaged, remove it.
 
     apt checks only the size of cached files, and does not copy packages of `file:` repositories.
@@ -186,7 +186,7 @@ def _place(file: str, uri: str, folder: Path, sha256: str) -> Path:
     return path
 
 
-def _fetched(package: Upstream, folder: Path) -> str:
+def _upstream(package: Upstream, folder: Path) -> str:
     """Return the path of an upstream package. It is downloaded, unless it is in the cache."""
     path = folder / package.file
     if not path.is_file() or file_sha256(path) != package.sha256:
@@ -200,7 +200,7 @@ def _fetched(package: Upstream, folder: Path) -> str:
 def _check_sources(path: Path) -> None:
     """Raise UsageError if apt can't read the user's list of repositories."""
     options = (f"Dir::Etc::SourceList={path.absolute()}", "Dir::Etc::SourceParts=/dev/null")
-    result = _done(["apt-get", "indextargets", *(f"--option={option}" for option in options)])
+    result = _run_process(["apt-get", "indextargets", *(f"--option={option}" for option in options)])
     if result.rc != 0 or not result.stdout:
         reason = result.stderr.partition("\n")[0] or "the file names no repository"
         fix = "use the format of /etc/apt/sources.list.d; a .sources file needs the deb822 format"
@@ -268,7 +268,7 @@ def _dnf(request: RepositoryRequest, *words: str, task: str) -> str:
 
 def _repositories(request: RepositoryRequest) -> tuple[str, tuple[str, ...]]:
     if request.archive is not None:
-        return _own_repositories(request.archive)
+        return _user_repositories(request.archive)
     text = "\n".join(
         f"[{name}]\nname={name}\nbaseurl={url}\ngpgcheck=1\ngpgkey={' '.join(source['keys'])}\n"
         for source in request.sources
@@ -277,13 +277,13 @@ def _repositories(request: RepositoryRequest) -> tuple[str, tuple[str, ...]]:
     return text, tuple(key for source in request.sources for key in source["keys"])
 
 
-def _own_repositories(path: Path) -> tuple[str, tuple[str, ...]]:
+def _user_repositories(path: Path) -> tuple[str, tuple[str, ...]]:
     """Return the text of the user's .repo file, and the URLs of its keys.
 
     Raises:
         UsageError: the file is not a .repo file, or has no gpgkey.
     """
-    text = _read_own(path)
+    text = _read_user_file(path)
     parser = configparser.ConfigParser(interpolation=None)
     try:
         parser.read_string(text)
@@ -307,7 +307,7 @@ def _check_signatures(folder: Path, root: Path) -> None:
         sorted(str(path.resolve()) for path in (root / name).iterdir()) for name in ("keys", "Packages")
     )
     _run([*rpmkeys, "--import", *keys], task="reading the keys of repositories", fix="correct gpgkey=")
-    result = _done([*rpmkeys, "--checksig", *packages])
+    result = _run_process([*rpmkeys, "--checksig", *packages])
     if result.rc != 0:
         rejected = "; ".join(line for line in result.stdout.splitlines() if line.endswith("NOT OK"))
         fix = "check its source and remove the package, then run the command again; downloads are kept"
@@ -316,7 +316,7 @@ def _check_signatures(folder: Path, root: Path) -> None:
         raise MachineError(message, code="package-signature", where="rpmkeys", why=reason, fix=fix)
 
 
-def _read_own(path: Path) -> str:
+def _read_user_file(path: Path) -> str:
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as exc:
@@ -333,14 +333,14 @@ def _not_repositories(path: Path, problem: str, reason: str, fix: str) -> UsageE
 def _run(
     argv: Sequence[str], *, task: str, fix: str = "run the command again", cwd: Path | None = None
 ) -> str:
-    result = _done(argv, cwd)
+    result = _run_process(argv, cwd)
     if result.rc != 0:
         message = f"{task} failed"
         raise MachineError(message, code="package-tool-failed", where=argv[0], why=result.reason, fix=fix)
     return result.stdout
 
 
-def _done(argv: Sequence[str], cwd: Path | None = None) -> process.Result:
+def _run_process(argv: Sequence[str], cwd: Path | None = None) -> process.Result:
     return process.run(argv, env={**os.environ, **_ALWAYS}, cwd=cwd)
 
 

@@ -344,7 +344,7 @@ def resolve(requirements: Requirements, *, report: LineReporter, heard: LineRepo
         answer.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(home) as folder:
             wheels = _download(requirements, folder, Pip(requirements.node, report, heard))
-            additions = tuple(w for w in map(_kept, wheels) if base.get(w.name) != w.version)
+            additions = tuple(w for w in map(_move_to_cache, wheels) if base.get(w.name) != w.version)
             lock = Lock(additions, base, requirements.node)
         write_atomic(answer, lock.text)
     return lock
@@ -390,7 +390,7 @@ def locked(
                     fix="check that the package index can be reached (pip's settings apply)",
                 )
             for path in target.glob("*.whl"):
-                _kept(path)
+                _move_to_cache(path)
     return lock
 
 
@@ -404,7 +404,7 @@ def store_lock(requirements: Requirements, text: str, wheels: Path) -> None:
     """Store a result for ``resolve`` in the cache. The wheels are moved from their folder."""
     with cache_of_downloads(_CACHE):
         for path in wheels.glob("*.whl"):
-            _kept(path)
+            _move_to_cache(path)
         requirements.answer.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(requirements.answer, text)
 
@@ -442,7 +442,7 @@ def _download(requirements: Requirements, folder: Path, pip: Pip) -> list[Path]:
             raise _unresolvable(requirements, result)
         kept = _without_conflict(kept, result)
     chosen = sorted(target.glob("*.whl"))
-    _refuse_sources(files, result, {Wheel.of(path.name, "").name for path in chosen})
+    _reject_sources(files, result, {Wheel.of(path.name, "").name for path in chosen})
     return chosen
 
 
@@ -457,7 +457,7 @@ def _without_conflict(kept: Mapping[str, str], result: Result) -> dict[str, str]
     return {name: kept[name] for name in kept if name not in parties} if parties & kept.keys() else {}
 
 
-def _refuse_sources(files: Sequence[Path], result: Result, wheels: set[str]) -> None:
+def _reject_sources(files: Sequence[Path], result: Result, wheels: set[str]) -> None:
     """Raise UsageError if pip downloaded sources, for a line with a folder, an archive or a repository."""
     names = " ".join(_DOWNLOADED.findall(result.stdout)).split()
     if missing := [name for name in names if canonicalize_name(name) not in wheels]:
@@ -471,7 +471,7 @@ def _refuse_sources(files: Sequence[Path], result: Result, wheels: set[str]) -> 
         )
 
 
-def _kept(path: Path) -> Wheel:
+def _move_to_cache(path: Path) -> Wheel:
     """Move a downloaded wheel to the cache."""
     wheel = Wheel.of(path.name, file_sha256(path))
     place = wheel_path(wheel)

@@ -68,14 +68,14 @@ def facts_of(workspace: Workspace) -> ClusterFacts:
         UsageError: its record is damaged.
     """
     try:
-        return _recorded(json.loads(workspace.inventory.read_bytes()))
+        return _facts_of_record(json.loads(workspace.inventory.read_bytes()))
     except FileNotFoundError as exc:
         raise not_up(workspace) from exc
     except (ValueError, LookupError, TypeError, StopIteration) as exc:
         raise damaged(workspace) from exc
 
 
-def _recorded(record: dict[str, Any]) -> ClusterFacts:
+def _facts_of_record(record: dict[str, Any]) -> ClusterFacts:
     roles = {str(host["name"]): host["roles"] for host in record["hosts"]}
     partitions = (PartitionFacts(**{**row, "nodes": (*row["nodes"],)}) for row in record["partitions"])
     facts = ClusterFacts(

@@ -55,7 +55,7 @@ class Host(BaseModel):
 
     name: str
     address: str
-    ssh_address: str | None = Field(None, description="where SSH goes, unless that is `address`")
+    ssh_address: str | None = Field(None, description="address for SSH, if it is not `address`")
     port: int = 22
     user: str = ADMIN_USER
     roles: tuple[str, ...]
@@ -64,15 +64,15 @@ class Host(BaseModel):
     distribution: str = Field(
         distributions.BEFORE, description="ID and VERSION_ID of its os-release, or UNSEEN"
     )
-    cgroups: bool = Field(True, description="its kernel lets Slurm make control groups there")
+    cgroups: bool = Field(True, description="whether Slurm can use control groups on this host")
     cpus: int | None = None
     memory_mib: int | None = None
     disk_mib: int | None = None
-    hostname: str | None = Field(None, description="its own short name, unless that is `name`")
-    instance_id: str | None = Field(None, description="this very machine; one made anew has other keys")
+    hostname: str | None = Field(None, description="the machine's short hostname, if it is not `name`")
+    instance_id: str | None = Field(None, description="id of the machine; a recreated host has another")
     proxy_command: tuple[str, ...] = ()
     job_environment: Mapping[str, str] = {}
-    local_ssds: int = Field(0, description="local disks that become its /scratch")
+    local_ssds: int = Field(0, description="number of local disks that form /scratch")
 
     @property
     def own_name(self) -> str:
@@ -98,9 +98,9 @@ class SharedFolder(BaseModel):
     model_config = ConfigDict(frozen=True, defer_build=True)
 
     kind: Literal["existing", "nfs", "filestore", "server", "none"] = "existing"
-    server: str | None = Field(None, description="address of the server that exports it, unless it exists")
-    path: str | None = Field(None, description="what is exported, unless it exists")
-    disk: str | None = Field(None, description="device name of the controller's disk that it is on, if any")
+    server: str | None = Field(None, description="address of the server that exports the folder")
+    path: str | None = Field(None, description="exported path, unless it is mounted already")
+    disk: str | None = Field(None, description="device name of the controller's disk for the folder")
 
 
 class Inventory(BaseModel):
@@ -113,20 +113,20 @@ class Inventory(BaseModel):
     provider: str
     hosts: tuple[Host, ...]
     network: str = Field(description="CIDR that MPI and Slurm traffic uses")
-    shared: str = Field(description="folder that every host sees")
+    shared: str = Field(description="path of the shared folder on every host")
     shared_folder: SharedFolder = SharedFolder()
-    bucket: str | None = Field(None, description="Cloud Storage bucket that every host sees as /bucket")
+    bucket: str | None = Field(None, description="Cloud Storage bucket mounted at /bucket on every host")
     oversubscribed: bool = Field(False, description="the compute nodes share cores with each other")
-    usd_per_hour: float | None = Field(None, description="its cost, at the prices of its last `up`")
+    usd_per_hour: float | None = Field(None, description="cost of the cluster at the prices of its last `up`")
     scheduler: Literal["slurm", "none"] = Field("slurm", description="the scheduler of its jobs")
     job_user: str | None = Field(None, description="the account that jobs run as")
     partitions: tuple[PartitionFacts, ...] = ()
     interval_s: int = Field(1, description="seconds between two samples of telemetry")
     requirements: str | None = Field(None, description="requirements file of the jobs' Python")
-    root: str = Field(ROOT, description="folder on every host with what jobs use, such as their Python")
-    slurm: str = Field("", description="Slurm's release, where it is another than the distribution's")
+    root: str = Field(ROOT, description="folder with the software of jobs, such as their Python")
+    slurm: str = Field("", description="Slurm's release, if it is not the distribution's")
     pmix: bool = Field(True, description="Slurm starts ranks of MPI programs itself, by PMIx")
-    baked: bool = Field(description="the install part of every role is in the hosts' image already")
+    baked: bool = Field(description="whether the hosts' image has the install part of every role")
 
     @property
     def traits(self) -> type[ProviderSettings]:

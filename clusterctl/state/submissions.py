@@ -120,7 +120,7 @@ class Ledger:
 
     def keep(self, token: str, files: Mapping[str, bytes]) -> None:
         """Store clusterctl's files of a job's folder. If writing fails, nothing is stored."""
-        folder = self._kept(token)
+        folder = self._folder(token)
         try:
             with writing(folder):
                 for directory in (folder.parent, folder):
@@ -134,9 +134,9 @@ class Ledger:
 
     def kept(self, token: str) -> Mapping[str, bytes]:
         """Return the files that ``keep`` stored. Empty for a job that was submitted from elsewhere."""
-        folder = self._kept(token)
+        folder = self._folder(token)
         return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.is_dir() else {}
 
-    def _kept(self, token: str) -> Path:
+    def _folder(self, token: str) -> Path:
         # A token read from a job's comment is not trusted.
         return self._path.with_suffix("") / (token if _TOKEN.fullmatch(token) else "-")

@@ -37,7 +37,7 @@ def state_home() -> Path:
         MachineError: the caller has no home folder, or the path can't be written in an ssh_config.
     """
     home = os.environ.get("CLUSTERCTL_HOME")
-    folder = _expanded(home).absolute() if home else _xdg_folder("XDG_STATE_HOME", ".local/state")
+    folder = _expand_home(home).absolute() if home else _xdg_folder("XDG_STATE_HOME", ".local/state")
     if invalid := _UNFIT & set(str(folder)):
         raise MachineError(
             "the path of the state folder can't be used in an ssh_config",
@@ -61,10 +61,10 @@ def cache_home() -> Path:
 def _xdg_folder(variable: str, default: str) -> Path:
     """Return clusterctl's folder in an XDG base directory. As specified, relative paths are ignored."""
     named = Path(os.environ.get(variable, ""))
-    return (named if named.is_absolute() else _expanded("~") / default) / "clusterctl"
+    return (named if named.is_absolute() else _expand_home("~") / default) / "clusterctl"
 
 
-def _expanded(path: str) -> Path:
+def _expand_home(path: str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as exc:

@@ -77,9 +77,7 @@ def test_so_does_one_beside_a_node_that_is_new(installed: Install) -> None:
     assert views[ONE] == views[TWO] == WAS
 
 
-def test_a_card_that_was_put_in_is_a_change_and_one_that_waits_for_a_reboot_is_none(
-    installed: Install, workspace: Workspace
-) -> None:
+def test_gpu_added_is_a_change_unless_a_reboot_is_pending(installed: Install, workspace: Workspace) -> None:
     before = {CTL: HostReport(None, {}), ONE: LACKS, TWO: shows()}
     noted(workspace, before)
     assert installed(INVENTORY, before)[ONE] == LACKS

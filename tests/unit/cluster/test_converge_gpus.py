@@ -66,9 +66,7 @@ def views(one: Driver, two: Driver) -> dict[str, HostReport]:
 
 
 @pytest.mark.parametrize(("has", "tracks"), [(True, "cgroup"), (False, "linuxproc")])
-def test_a_slurm_without_the_plugin_for_the_kernels_control_groups_does_without(
-    workspace: Workspace, has: bool, tracks: str
-) -> None:
+def test_slurm_without_cgroup_plugin_uses_no_cgroups(workspace: Workspace, has: bool, tracks: str) -> None:
     """slurmd would not start on any node: the plugin is a file that not every build has."""
     facts = NodeFacts(4, 1, 1, 4, 1, 64000)
     reports = {**views(Driver(), Driver()), ONE: HostReport(facts, {})}
@@ -120,7 +118,7 @@ def test_hosts_that_show_cards_get_cupy(workspace: Workspace) -> None:
     }
 
 
-def test_nothing_is_fetched_where_no_host_shows_any_or_it_is_not_wanted(workspace: Workspace) -> None:
+def test_cupy_is_not_downloaded_without_gpus_or_if_disabled(workspace: Workspace) -> None:
     assert fetched(workspace, spec(), views(Driver(), Driver())) == ()
     assert fetched(workspace, spec(cupy=False), views(T4, T4)) == ()
     assert not workspace.gpu_wheels.is_symlink()
@@ -149,7 +147,7 @@ class Installs(LocalTransport):
 
 
 @pytest.mark.parametrize("index", ["exit", "exit 28", 'case "$*" in *files*) exit 7;; esac'])
-def test_a_rented_node_fetches_cupy_by_itself_where_it_reaches_the_package_index(
+def test_cloud_node_with_package_index_downloads_cupy_itself(
     workspace: Workspace, tmp_path: Path, index: str
 ) -> None:
     """Through Identity-Aware Proxy 2.1 GB would take hours, a node, and Google does not want it there."""
@@ -175,7 +173,7 @@ def test_a_rented_node_fetches_cupy_by_itself_where_it_reaches_the_package_index
     assert not workspace.gpu_wheels.is_symlink()
 
 
-def test_a_rented_node_that_can_not_be_asked_is_no_node_without_an_index(workspace: Workspace) -> None:
+def test_cloud_node_without_answer_raises(workspace: Workspace) -> None:
     plant()
     lost = ScriptedTransport([Step(("...",), error=UnreachableError("no SSH connection"))])
     with pytest.raises(UnreachableError):

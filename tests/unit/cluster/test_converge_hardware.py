@@ -72,18 +72,18 @@ def fitted(
 )
 def test_what_came_or_went_is_said_and_taken_up(now: HostReport, words: str) -> None:
     found = fitted(now, TWO)
-    assert found.taken_up == {ONE: words}
+    assert found.applied == {ONE: words}
     assert (found.notes, found.reports[ONE]) == ((), now)
 
 
 def test_another_device_file_is_a_change() -> None:
     gpus = (Gpu("t4", 0, minor=3),)
     found = fitted(HostReport(replace(FACTS, gpus=gpus), {}, driver=Driver(1, gpus), cards=1), ONE)
-    assert found.taken_up.keys() == {ONE}
-    assert "topology" in found.taken_up[ONE]
+    assert found.applied.keys() == {ONE}
+    assert "topology" in found.applied[ONE]
 
 
-def test_what_the_kernel_takes_of_memory_and_what_a_driver_complains_of_is_none() -> None:
+def test_memory_jitter_and_driver_faults_are_no_change() -> None:
     now = shows("t4", memory_mib=63_800, mpi=("pmix_v4",))
     found = fitted(replace(now, driver=replace(now.driver, fault="later")))
     assert found.changes == {}
@@ -93,9 +93,9 @@ def test_what_the_kernel_takes_of_memory_and_what_a_driver_complains_of_is_none(
 @pytest.mark.parametrize(
     "now", [shows("t4", "t4"), shows(), shows("t4", cpus=8), shows("t4", memory_mib=32_000)]
 )
-def test_a_node_at_work_stays_as_it_was_until_its_jobs_have_ended(now: HostReport) -> None:
+def test_busy_node_keeps_its_hardware_until_jobs_end(now: HostReport) -> None:
     found = fitted(now, ONE, TWO)
-    assert (found.taken_up, list(found.waiting)) == ({}, [ONE])
+    assert (found.applied, list(found.waiting)) == ({}, [ONE])
     (note,) = found.notes
     assert note.startswith(f"{ONE}: {found.changes[ONE]}: ")
     assert found.reports[ONE] == WAS
@@ -124,13 +124,13 @@ def test_without_slurm_nothing_ends_a_job() -> None:
 
 def test_cards_whose_driver_does_not_answer_have_not_gone() -> None:
     found = fitted(failing(cards=1, fault="Driver/library version mismatch"))
-    assert (found.taken_up, found.reports[ONE]) == ({}, WAS)
+    assert (found.applied, found.reports[ONE]) == ({}, WAS)
     (note,) = found.notes
     assert note.startswith(f"{ONE}: its driver ")
     assert note.endswith("Driver/library version mismatch")
     gone = fitted(failing(cards=0, fault="No devices were found"))
-    assert gone.taken_up.keys() == {ONE}
-    assert "(was gpu:t4:1)" in gone.taken_up[ONE]
+    assert gone.applied.keys() == {ONE}
+    assert "(was gpu:t4:1)" in gone.applied[ONE]
 
 
 def test_a_node_that_nothing_was_noted_of_has_not_changed() -> None:
@@ -138,7 +138,7 @@ def test_a_node_that_nothing_was_noted_of_has_not_changed() -> None:
     assert node_config(SPEC, INVENTORY, views, {}, ask, concerned=(ONE,)).changes == {}
 
 
-def test_what_is_counted_on_the_bus_concerns_only_who_installs_for_it() -> None:
+def test_cards_on_bus_count_only_with_software_for_gpus() -> None:
     plain = SPEC.model_copy(update={"software": type(SPEC.software)()})
     assert hardware(plain, INVENTORY, {ONE: shows(cards=2)}) == {ONE: Hardware(FACTS)}
 
@@ -162,7 +162,7 @@ def resume(*nodes: str) -> Step:
     return Step(("scontrol", "update", f"nodename={','.join(nodes)}", "state=resume"))
 
 
-def test_no_job_begins_where_none_is_at_work_and_the_other_is_put_back_at_once() -> None:
+def test_idle_nodes_are_drained_and_busy_nodes_resumed() -> None:
     steps = sinfo(TWO, ONE), drain(ONE, TWO), squeue((7, "train", TWO)), resume(TWO)
     assert asked(*steps) == {TWO: AT_WORK}
 

@@ -62,7 +62,7 @@ def test_a_host_that_was_never_configured_is_named(workspace: Workspace) -> None
     assert [drift.host for drift in converge.drift_of(workspace, views())] == [ONE]
 
 
-def test_another_spec_other_hardware_and_a_torn_up_concern_all_hosts(workspace: Workspace) -> None:
+def test_changed_spec_hardware_or_torn_up_outdate_all_hosts(workspace: Workspace) -> None:
     larger = views(NodeFacts(8, 1, 1, 8, 1, 8000))
     for found in (
         why_outdated(workspace, views(), spec("1h")),

@@ -135,7 +135,7 @@ def test_what_is_discarded_is_noted_before_anything_goes(
 
 
 @pytest.mark.parametrize("removed", [True, False])
-def test_a_down_that_failed_counts_as_begun_only_where_hosts_are_gone(
+def test_failed_down_counts_as_begun_only_if_hosts_are_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, removed: bool
 ) -> None:
     monkeypatch.setattr(down, "provider_of", lambda *_: Stub({"ffffff": (DISK,)}, stubborn=True))
@@ -171,7 +171,7 @@ def test_a_down_that_is_refused_says_which_runs_it_has_collected(
     assert not json or loads(said.out)["runs"] == [str(collected.directory)]
 
 
-def test_a_down_that_can_not_collect_says_which_jobs_and_how_to_give_them_up() -> None:
+def test_down_that_can_not_collect_names_jobs_and_remedy() -> None:
     error = CollectError("2 of 3 runs could not be brought home", why="job 2: no; job 7: gone")
     error.jobs = ("2", "7")
     said = not_collected_error(error)
@@ -184,7 +184,7 @@ def test_a_down_that_can_not_collect_says_which_jobs_and_how_to_give_them_up() -
     assert not_collected_error(UnreachableError("no answer")).fix.endswith("--discard")
 
 
-def test_a_damaged_record_does_not_make_terraforms_hosts_forgotten(tmp_path: Path) -> None:
+def test_damaged_record_does_not_lose_terraforms_hosts(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path / "d")
     workspace.create()
     workspace.spec.write_text("torn")

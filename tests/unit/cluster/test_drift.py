@@ -96,7 +96,7 @@ def test_a_user_who_is_gone_has_a_home_that_is_not_theirs() -> None:
     assert ["account ada" in one.what for one in repairs_of("d-ctl", noted, before, noted)] == [True]
 
 
-def test_what_could_not_be_asked_has_drifted_but_is_not_said_to_be_changed() -> None:
+def test_mark_without_answer_is_drift_but_not_reported() -> None:
     before = {**NOTED, "accounting all": "no answer"}
     assert drifted(NOTED, before) == ("accounting all",)
     assert repairs_of("d-ctl", NOTED, before, NOTED) == []
@@ -108,7 +108,7 @@ def test_slurms_own_files_concern_all_nodes() -> None:
 
 
 @pytest.mark.parametrize("baked", [True, False])
-def test_a_package_that_was_removed_is_installed_again_or_its_node_made_anew(
+def test_removed_package_is_reinstalled_or_its_node_recreated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, baked: bool
 ) -> None:
     """Where there is a repository, Ansible looks again. What was never there is not meant."""

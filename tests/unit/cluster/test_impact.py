@@ -162,7 +162,7 @@ def test_what_the_provider_makes_anew_or_stops_ends_jobs_too() -> None:
         look(spec(train(2)), before(ONE, TWO), same, *asked, hosts=hosts)
 
 
-def test_a_machine_that_another_takes_the_place_of_leaves_with_its_jobs() -> None:
+def test_replaced_machine_loses_its_jobs() -> None:
     hosts = (HostChange(TWO, "replace", "", "another machine takes its place", released=True),)
     found = look_ahead(
         spec(train(2)),
@@ -215,7 +215,7 @@ def test_a_node_whose_jobs_end_gets_its_new_size() -> None:
     assert ([one.job.id for one in found.affected], found.keep) == (["7"], {})
 
 
-def test_a_node_that_leaves_with_a_job_on_it_is_refused_and_used_on() -> None:
+def test_leaving_node_with_job_is_rejected_and_resumed() -> None:
     asked = sinfo(ONE, TWO), DRAIN, squeue((7, "train", TWO), (8, "train", ONE)), RESUME
     with rejected("jobs-would-end", UsageError) as caught:
         look(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, *asked)
@@ -276,7 +276,7 @@ def test_memory_that_jobs_leave_free_may_go() -> None:
 
 
 @pytest.mark.parametrize("error", [SlurmError("slurmctld is away"), UnreachableError("no")])
-def test_a_controller_that_is_mute_does_not_speak_for_nodes_at_work(error: ClusterctlError) -> None:
+def test_silent_controller_means_unknown_jobs_if_nodes_live(error: ClusterctlError) -> None:
     away = Step(("sinfo", "..."), error=error)
     with rejected("jobs-unknown", UsageError):
         look(spec(train(1)), before(ONE, TWO), {}, away)

@@ -171,7 +171,7 @@ def test_down_leaves_it_and_notes_where(home: Path, stub: Stub) -> None:
 
 
 @pytest.mark.parametrize("how", ["kept", "not kept", "kept before", "nothing was up"])
-def test_where_copies_are_is_known_as_long_as_the_storage_is_kept(home: Path, stub: Stub, how: str) -> None:
+def test_list_of_copies_stays_while_storage_is_kept(home: Path, stub: Stub, how: str) -> None:
     """The runs, too, which the workspace alone knows until then."""
     runner = cluster(keep=how == "kept")
     if how in {"kept before", "nothing was up"}:  # and not taken up

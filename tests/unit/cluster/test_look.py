@@ -111,7 +111,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     return Stage(tmp_path, monkeypatch)
 
 
-def test_all_that_would_be_lost_is_listed_with_size_owner_and_age(stage: Stage) -> None:
+def test_losses_are_listed_with_size_owner_and_age(stage: Stage) -> None:
     stage.found = OnlyCopies(files=(MODEL, SCRATCH))
     stage.jobs = [job(7, JobState.RUNNING, "d-train-1"), job(8, JobState.PENDING), job(9, JobState.COMPLETED)]
     with pytest.raises(OnlyCopyError) as caught:
@@ -195,7 +195,7 @@ def test_a_down_that_was_killed_goes_on_where_hosts_are_gone(stage: Stage) -> No
 @pytest.mark.parametrize(
     "how", ["all answer", "some did not answer before", "a job was submitted since", "it was long ago"]
 )
-def test_it_passes_over_silent_hosts_only_if_it_has_just_looked_at_them(
+def test_silent_hosts_are_ignored_only_after_recent_search(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     note_removal(stage.workspace, SILENT if how == "some did not answer before" else OnlyCopies())
@@ -331,7 +331,7 @@ def test_what_a_job_writes_until_it_is_ended_is_looked_for_too(
     ("kind", "nodes", "stops"),
     [("none", ["d-train-2"], True), ("none", ["d-train-1"], False), ("nfs", ["d-train-2"], False)],
 )
-def test_a_machine_of_the_users_own_leaves_once_its_runs_are_collected(
+def test_own_machine_leaves_only_after_its_runs_are_collected(
     stage: Stage, kind: Any, nodes: list[str], *, stops: bool
 ) -> None:
     before = inventory("onprem", shared_folder=SharedFolder(kind=kind))

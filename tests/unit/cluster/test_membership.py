@@ -71,14 +71,14 @@ def test_only_the_named_host_leaves(raised: Raise) -> None:
     assert nodes(limited(spec(train="gpu1"), workspace, ["gpu3"])) == {"train": ("gpu1", "gpu2")}
 
 
-def test_a_host_that_the_spec_moves_stays_where_it_is_unless_it_is_named(raised: Raise) -> None:
+def test_moved_host_outside_limit_keeps_its_partition(raised: Raise) -> None:
     workspace = raised(spec(train="gpu[1-2]", big="gpu3"))
     wanted = spec(train="gpu1", big="gpu[2-3]")
     assert nodes(limited(wanted, workspace, ["ctl"])) == {"train": ("gpu1", "gpu2"), "big": ("gpu3",)}
     assert nodes(limited(wanted, workspace, ["gpu2"])) == {"train": ("gpu1",), "big": ("gpu2", "gpu3")}
 
 
-def test_a_machine_that_the_spec_forgot_is_known_as_long_as_it_stays(raised: Raise) -> None:
+def test_machine_removed_from_spec_is_known_while_it_stays(raised: Raise) -> None:
     workspace = raised(spec(train="gpu[1-3]"))
     found = limited(spec("gpu1", train="gpu1"), workspace, ["ctl"])
     assert nodes(found) == {"train": ("gpu1", "gpu2", "gpu3")}
@@ -124,7 +124,7 @@ def known(file: Path) -> list[str]:
     return [host.name for host in Inventory.model_validate_json(file.read_bytes()).hosts]
 
 
-def test_a_machine_that_is_replaced_is_known_as_left_behind_alone(noted: Workspace) -> None:
+def test_replaced_machine_has_only_a_pending_release(noted: Workspace) -> None:
     with replacing(noted, ["gpu1"]):
         pass
     assert known(noted.inventory) == known(noted.joining) == ["ctl", "gpu2"]
@@ -138,7 +138,7 @@ def test_a_machine_that_is_replaced_is_known_as_left_behind_alone(noted: Workspa
     assert (one.machine.address, one.machine.become) == ("10.0.0.2", "sudo")
 
 
-def test_a_replacement_that_fails_before_it_is_settled_has_changed_nothing(noted: Workspace) -> None:
+def test_replacement_that_fails_changes_nothing(noted: Workspace) -> None:
     before = {path: path.read_bytes() for path in noted.root.iterdir() if path.is_file()}
     with pytest.raises(KeyboardInterrupt), replacing(noted, ["gpu1"]):
         raise KeyboardInterrupt
@@ -146,7 +146,7 @@ def test_a_replacement_that_fails_before_it_is_settled_has_changed_nothing(noted
     assert pending_releases(noted) == ()
 
 
-def test_a_replacement_is_known_once_though_it_is_asked_for_again(noted: Workspace) -> None:
+def test_replacement_repeated_is_recorded_once(noted: Workspace) -> None:
     for _ in range(2):
         with replacing(noted, ["gpu1"]):
             pass
@@ -169,7 +169,7 @@ def test_machines_that_are_gone_for_good_are_forgotten(noted: Workspace) -> None
     assert not noted.inventory.exists()
 
 
-def test_a_machine_that_was_left_behind_is_forgotten_without_the_one_that_has_its_name_now(
+def test_forget_removes_release_but_not_host_of_same_name(
     noted: Workspace,
 ) -> None:
     raised = {path: path.read_bytes() for path in noted.root.iterdir() if path.is_file()}

@@ -21,8 +21,8 @@ from clusterctl.cluster.drift import matches
 from clusterctl.cluster.node_class import (
     can_renew,
     class_inputs,
+    expected_marks,
     node_files,
-    own_marks,
     shared_inputs,
 )
 from clusterctl.configure import inventory_file
@@ -172,9 +172,7 @@ def test_another_cluster_of_the_same_kind_has_the_same_class() -> None:
 
 
 @pytest.mark.parametrize("group", [COMPUTE, CONTROLLER])
-def test_what_a_class_is_made_of_holds_no_secret_and_no_host_of_a_cluster(
-    workspace: Workspace, group: str
-) -> None:
+def test_class_inputs_have_no_secret_and_no_host(workspace: Workspace, group: str) -> None:
     place = {"cluster": "", "cluster_id": "", "provider": "", "network": "", "shared": ""}
     image = Host(name="image", address="127.0.0.1", roles=(group,), host_key="k")
     alone = Inventory(hosts=(image,), baked=False, **place)
@@ -207,7 +205,7 @@ def test_each_node_has_its_own_files(workspace: Workspace) -> None:
     assert json.loads(files[TWO]["/opt/clusterctl/health.json"].data)["node"] == TWO
 
 
-def test_without_pmix_nodes_have_the_prolog_that_ansible_would_write(workspace: Workspace) -> None:
+def test_nodes_without_pmix_get_the_prolog_of_ansible(workspace: Workspace) -> None:
     spec, inventory = spec_of(), INVENTORY.model_copy(update={"pmix": False})
     files = own_files(spec, inventory, workspace)
     prolog = files[ONE]["/opt/clusterctl/task-prolog"]
@@ -254,7 +252,7 @@ def cluster(workspace: Workspace) -> Cluster:
 def growing(cluster: Cluster) -> Cluster:
     """A cluster of two nodes that is configured, and is to have three."""
     now = cluster.hosts(INVENTORY)
-    cluster.seen = {host: own_marks(files) | SHARED for host, files in now.files.items()}
+    cluster.seen = {host: expected_marks(files) | SHARED for host, files in now.files.items()}
     cluster.recorded = Configured(inputs=now.rendered.inputs, groups=now.groups, marks=cluster.seen)
     return cluster
 
@@ -350,18 +348,18 @@ def test_after_an_unfinished_up_nothing_is_renewed(growing: Cluster) -> None:
     ],
 )
 def test_a_host_that_shows_something_else_is_not_as_its_class(growing: Cluster, key: str, mark: str) -> None:
-    expected = own_marks(growing.hosts(INVENTORY).files[ONE])
+    expected = expected_marks(growing.hosts(INVENTORY).files[ONE])
     assert matches(expected, growing.seen[ONE] | {"accounting all": "of any kind"})
     assert not matches(expected, {**growing.seen[ONE], key: mark})
     assert not matches(expected, SHARED)
 
 
 def test_a_limit_names_the_only_hosts_that_are_configured(growing: Cluster) -> None:
-    work = growing.hosts(INVENTORY).of_limit((TWO,))
+    work = growing.hosts(INVENTORY).choose_limited((TWO,))
     assert work == Work((CTL, TWO), (ONE,), reconfigures=True, replaces_record=True)
 
 
-def test_files_of_a_node_are_replaced_whole_and_others_lines_stay(tmp_path: Path) -> None:
+def test_renew_replaces_files_and_keeps_lines_outside_blocks(tmp_path: Path) -> None:
     hosts, conf = tmp_path / "hosts", tmp_path / "conf"
     hosts.write_text("1 mine\n# BEGIN\nold\n# END\n2 mine\n")
     asked = {str(conf): ["text", 0o640, None], str(hosts): ["new\n", 0o644, ["# BEGIN", "# END"]]}

@@ -64,7 +64,7 @@ def test_who_does_not_come_back_is_named_with_the_reason() -> None:
     assert said["b"] == "connection refused"
 
 
-def test_one_that_does_not_answer_beforehand_keeps_no_other_from_its_boot() -> None:
+def test_host_without_answer_does_not_stop_other_reboots() -> None:
     hosts: dict[str, Any] = {"a": Machine(), "b": Machine(), "c": Machine()}
     hosts["a"].down = 10**6
     with rejected("nodes-did-not-come-back", TransportError) as caught:
@@ -82,7 +82,7 @@ def test_one_that_does_not_answer_beforehand_keeps_no_other_from_its_boot() -> N
         ({"ssh_address": "localhost"}, "node-is-this-machine"),
     ],
 )
-def test_nodes_that_no_job_or_nobody_can_be_kept_from_are_not_booted(made: dict[str, str], code: str) -> None:
+def test_nodes_that_can_not_be_drained_are_not_rebooted(made: dict[str, str], code: str) -> None:
     with rejected(code, UsageError):
         node._refuse_reboot(cluster(**made), ["a"])
 
@@ -167,7 +167,7 @@ def booted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Booted:
     return Booted(Workspace(tmp_path / "own"), monkeypatch)
 
 
-def test_nodes_are_put_back_by_the_up_that_follows_and_no_other_clusterctl_is_at_work_before(
+def test_nodes_are_resumed_by_up_under_the_same_lock(
     booted: Booted,
 ) -> None:
     assert booted() == 0

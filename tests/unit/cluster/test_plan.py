@@ -135,7 +135,7 @@ def test_hosts_that_do_not_answer_are_named(workspace: Workspace, monkeypatch: p
     assert "does not answer" in drift.what
 
 
-def test_nodes_whose_slurm_does_without_control_groups_are_told_of(
+def test_slurm_without_control_groups_gives_a_note(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workspace.inventory.write_text(inventory_of("d-train-1").model_dump_json())

@@ -188,7 +188,7 @@ def test_jobs_that_slurm_held_for_a_nodes_sake_wait_again() -> None:
     assert SlurmNodes(ScriptedTransport([squeue(waits="Priority")])).release_held_jobs() == ()
 
 
-def test_a_node_that_slurm_gives_up_again_is_an_error_with_its_reason() -> None:
+def test_node_drained_again_after_resume_raises_with_reason() -> None:
     states = sinfo("Low RealMemory", "slurm", d_train_1="idle+drain", d_train_2="idle")
     resume = Step(("scontrol", "..."))
     with rejected("cluster-not-ready", VerifyError) as caught:
@@ -275,7 +275,7 @@ def test_the_advice_of_mpirun_is_not_repeated() -> None:
     assert caught.value.why.endswith("Permission denied (publickey).")
 
 
-def test_nodes_that_slurm_does_not_use_are_told_unless_a_person_wants_it_so() -> None:
+def test_unusable_nodes_are_listed_unless_an_admin_drained_them() -> None:
     def node(shown: str, reason: str = "", by: str = "") -> NodeInfo:
         return NodeInfo(shown, shown, reason, 1, 1, "", (), by)
 

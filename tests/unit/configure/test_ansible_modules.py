@@ -123,7 +123,7 @@ class TestServiceCurrent:
             assert listens(port)
         assert not listens(port)
 
-    def test_a_restart_waits_for_the_end_of_a_script_that_the_unit_runs(self, tmp_path: Path) -> None:
+    def test_restart_waits_for_the_script_of_the_unit(self, tmp_path: Path) -> None:
         is_run = load_module("service_current").is_run
         script = tmp_path / "prolog"
         script.write_text("#!/bin/sh\necho begun\nread _\nexit 0\n")
@@ -136,7 +136,7 @@ class TestServiceCurrent:
             process.communicate("end\n")
         assert not is_run(str(script))
 
-    def test_the_cause_of_a_failure_is_found_in_what_the_daemon_logged_since(self, tmp_path: Path) -> None:
+    def test_cause_of_failure_is_read_from_the_daemons_log(self, tmp_path: Path) -> None:
         """slurmctld tells its log why it ends, not its journal."""
         errors_since = load_module("service_current").errors_since
         log = tmp_path / "slurmctld.log"

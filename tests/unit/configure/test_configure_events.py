@@ -32,7 +32,7 @@ def test_message_and_stderr_are_joined_without_repeating() -> None:
 
 
 @pytest.mark.parametrize("how", ["failed", "unreachable"])
-def test_a_loop_shows_the_item_that_failed_or_did_not_reach_the_host(how: str) -> None:
+def test_loop_shows_the_item_that_failed_or_was_unreachable(how: str) -> None:
     results = [{how: False, "msg": "fine"}, {how: True, "msg": TAKEN}]
     (failure,) = failures_of([event("a", msg="All items completed", results=results)])
     assert failure.cause == TAKEN
@@ -69,7 +69,7 @@ def test_a_changed_task_is_told_as_changed() -> None:
     assert task.of == 1
 
 
-def test_a_task_is_told_with_the_number_of_hosts_that_have_it_to_do() -> None:
+def test_task_result_has_the_number_of_its_hosts() -> None:
     hosts = {"ctl": ("controller",), "a": ("compute",), "b": ("compute",)}
     for pattern, of in (("compute", 2), ("controller:compute", 3), ("all", 3), ("clusterctl_own", 3)):
         told = event("a", kind="runner_on_ok")

@@ -103,7 +103,7 @@ def test_users_and_their_accounts(seen: dict[str, Any]) -> None:
     ]
 
 
-def test_every_role_gets_its_arguments_and_another_structure_is_refused(
+def test_roles_get_valid_arguments_and_reject_invalid_ones(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, tmp_path: Path
 ) -> None:
     write_ansible_inventory(spec, inventory, workspace)
@@ -142,7 +142,7 @@ def test_one_host_may_have_every_role_and_others_be_for_logins(
     }
 
 
-def test_a_controller_that_exports_the_shared_folder_is_given_back_last(
+def test_controller_with_exported_folder_is_restored_last(
     inventory: Inventory, workspace: Workspace, tmp_path: Path
 ) -> None:
     argv = ["-i", workspace.ansible_inventory, "--list-hosts", asset("ansible") / "restore.yml"]
@@ -162,7 +162,7 @@ def test_no_secret_stands_in_it(spec: ClusterSpec, inventory: Inventory, workspa
 
 
 @pytest.mark.parametrize(("auto_down", "after_s"), [("8h", 8 * 3600), (None, 0)])
-def test_what_an_idle_cluster_may_take_away_is_said_also_where_it_is_not_to(
+def test_auto_down_variables_are_set_even_if_it_is_off(
     inventory: Inventory, workspace: Workspace, tmp_path: Path, auto_down: str | None, after_s: int
 ) -> None:
     users = [{"name": "ada", "uid": 10001}]
@@ -210,7 +210,7 @@ def test_what_only_some_hosts_have_reaches_their_roles(
     assert refusal(workspace, tmp_path) == ""
 
 
-def test_other_packages_that_a_spec_asks_for_are_installed_on_hosts_that_have_all_else(
+def test_packages_added_to_spec_are_installed_on_ready_hosts(
     inventory: Inventory,
 ) -> None:
     choices = (Software(), Software(slurm="openhpc"), Software(apptainer=True))

@@ -190,7 +190,7 @@ for task in run_playbook(run):
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
-def test_nothing_runs_on_when_clusterctl_ends_and_an_interrupt_leaves_only_the_log(
+def test_interrupt_stops_all_processes_and_leaves_only_the_log(
     local_inventory: WriteInventory, tmp_path: Path, short_tmp: Path, ending: signal.Signals
 ) -> None:
     inventory, log = local_inventory("one", never=tmp_path / "never"), tmp_path / "log"

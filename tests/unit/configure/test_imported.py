@@ -115,7 +115,7 @@ def test_what_can_not_become_a_spec_is_one_clear_error(
         spec_of_inventory(tmp_path / "none")
 
 
-def test_hosts_that_ssh_does_not_lead_to_stay_out_and_equal_notes_are_one(tmp_path: Path) -> None:
+def test_hosts_without_ssh_are_left_out_and_notes_are_merged(tmp_path: Path) -> None:
     text = (
         "[controller]\nbox ansible_connection=community.docker.docker\n"
         "[gpu]\ngpu[01:03] ansible_become_password=secret\nwin1 ansible_connection=winrm\n"
@@ -144,9 +144,7 @@ def test_hosts_that_ssh_does_not_lead_to_stay_out_and_equal_notes_are_one(tmp_pa
         ),
     ],
 )
-def test_what_no_spec_can_say_is_named_where_the_inventory_has_it(
-    text: str, said: str, tmp_path: Path
-) -> None:
+def test_settings_without_spec_key_get_a_note(text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         imported(tmp_path, text)
     assert said in str(caught.value)

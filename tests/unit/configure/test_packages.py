@@ -133,7 +133,7 @@ def test_whatever_uses_apt_or_dnf_waits_for_another_that_does() -> None:
     assert (seen["ansible.builtin.apt"], seen["ansible.builtin.dnf"]) == (3, 1)
 
 
-def test_what_waits_for_no_lock_by_itself_is_tried_until_it_is_free() -> None:
+def test_commands_without_lock_wait_are_retried() -> None:
     words = ("dpkg --configure", "apt-get, clean")
     tasks = [
         task

@@ -272,7 +272,7 @@ def test_another_dnf_is_waited_for_and_named_where_it_stays(tmp_path: Path) -> N
     play(tmp_path, "packages", "wait", **waiting, packages_lock_timeout_s=0)  # a note that its holder left
 
 
-def test_less_than_our_limit_is_taken_out_of_files_that_are_read_later(tmp_path: Path) -> None:
+def test_lower_limits_are_removed_from_files_read_later(tmp_path: Path) -> None:
     """By the pattern that the probe looks with. Elsewhere, and on somebody's own machine, it stays."""
     named = role_data("common", "meta/touches.yml")["common_touches"]["drift"][1]
     ((default, pattern),) = named["rivals"].items()

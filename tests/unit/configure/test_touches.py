@@ -118,7 +118,7 @@ def test_each_role_says_what_it_touches(role: str) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_what_a_role_takes_from_the_spec_is_a_variable_of_its_own(role: str) -> None:
+def test_spec_values_of_a_role_are_its_own_variables(role: str) -> None:
     named = document(ANSIBLE / f"roles/{role}/meta/touches.yml")[f"{role}_touches"].get("variables", {})
     specs = document(ANSIBLE / f"roles/{role}/meta/argument_specs.yml")["argument_specs"].values()
     assert named.keys() <= {name for one in specs for name in one.get("options", {})}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from clusterctl.packages import wheelhouse
-from clusterctl.packages.accelerators import INDEX_VARIABLE, _is_there, has_gpus
+from clusterctl.packages.accelerators import INDEX_VARIABLE, _is_reachable, has_gpus
 from clusterctl.packages.wheelhouse import Requirements, resolve
 from clusterctl.spec.models import ClusterSpec
 from tests.support.wheels import a_wheel
@@ -53,9 +53,9 @@ def test_a_mirror_is_there_if_it_has_the_page() -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Mirror) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
-        assert [_is_there(f"{url}/{name}/") for name in ("torch", "other")] == [True, False]
+        assert [_is_reachable(f"{url}/{name}/") for name in ("torch", "other")] == [True, False]
         server.shutdown()
-    assert not _is_there(f"{url}/torch/")
+    assert not _is_reachable(f"{url}/torch/")
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_torch_with_gpus_is_built_for_cuda_and_that_is_said(
     assert "gigabytes" in said[-1]
 
 
-def test_without_the_index_for_cpus_torch_comes_with_cuda_and_that_is_said(
+def test_torch_without_cpu_index_is_cuda_build_with_note(
     solve: Solve, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(INDEX_VARIABLE, "http://127.0.0.1:9/cpu")

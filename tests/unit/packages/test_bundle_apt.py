@@ -104,9 +104,7 @@ def test_a_package_comes_with_all_that_it_needs(pack: Packed, scheme: str) -> No
     assert pack("munge", scheme=scheme) == {"Packages": index, **made}
 
 
-def test_what_only_its_makers_release_comes_with_what_it_needs_of_the_archive(
-    pack: Packed, archive: Archive, tmp_path: Path
-) -> None:
+def test_upstream_package_comes_with_its_dependencies(pack: Packed, archive: Archive, tmp_path: Path) -> None:
     archive.run(ADD, "apptainer", "1.3", "libmunge2")
     (deb,) = archive.root.glob("apptainer*.deb")
     own = deb.rename(tmp_path / deb.name)
@@ -137,7 +135,7 @@ def test_what_the_archive_lacks_is_named(pack: Packed) -> None:
         ("sed -i 's/^999$/998/' libmunge2*.deb", "hash sum mismatch"),
     ],
 )
-def test_an_archive_that_was_changed_after_it_was_signed_is_refused(
+def test_archive_changed_after_signing_is_rejected(
     pack: Packed, archive: Archive, change: str, why: str
 ) -> None:
     archive.run(change)

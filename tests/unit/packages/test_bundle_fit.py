@@ -115,7 +115,7 @@ def test_another_format_is_refused_and_other_fields_are_not(
         open_bundle(path)
 
 
-def test_a_manifest_that_makes_no_sense_is_an_error_with_its_place(tmp_path: Path) -> None:
+def test_invalid_manifest_raises_with_location(tmp_path: Path) -> None:
     manifest = Manifest.model_construct(format=FORMAT, clusterctl="0.1.0", cluster="demo", systems={})
     with refused("not-a-bundle") as caught:
         write_bundle(tmp_path / "b.tar", manifest, {})

@@ -182,7 +182,7 @@ def test_each_fact_says_who_says_so_and_when() -> None:
         assert all(len(one["why"]) > 10 for one in doubtful)
 
 
-def test_machines_of_the_tests_have_what_the_facts_say_and_nothing_else_that_is_asked_for() -> None:
+def test_machines_have_exactly_the_packages_of_the_facts() -> None:
     """Else a name that a role has wrong could be wrong there, too."""
     facts = [one for one in recorded("fact") if "rocky-9" in one.of and 580 in one.branches]
     known = {(one.repository, name) for one in facts for name in one.names}

@@ -73,9 +73,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_every_wheel_of_the_lock_is_fetched_once_and_nothing_beside(
-    fetch: Fetch, lock: Path, tmp_path: Path
-) -> None:
+def test_wheelhouse_downloads_each_locked_wheel_once(fetch: Fetch, lock: Path, tmp_path: Path) -> None:
     folder = Path(fetch()["folder"])
     assert names(folder) == ["firstpart-1.0-py3-none-any.whl", "secondpart-1.0-py3-none-any.whl"]
     assert names(tmp_path / "cache" / "clusterctl") == [folder.name]
