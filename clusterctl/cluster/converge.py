@@ -354,7 +354,7 @@ def drift_of(workspace: Workspace, reports: Mapping[str, HostReport]) -> Iterato
     recorded = _read(workspace).marks
     for host, report in reports.items():
         if host not in recorded:
-            yield Drift(host, "it is not configured yet")
+            yield Drift(host, "is not configured yet")
             continue
         yield from drift_of_host(host, recorded[host], report.checksums)
 

@@ -295,7 +295,7 @@ def not_collected_error(exc: ClusterctlError, discarded: Sequence[str] = ()) -> 
         code="runs-not-collected",
         where=exc.where,
         why=f"job {jobs[0]}: {exc.cause}" if len(jobs) == 1 else exc.cause,
-        fix=f"{remedy}; or give these runs up: {' '.join(options)}",
+        fix=f"{remedy}; or delete these runs: pass {' '.join(options)}",
         failures=exc.failures if jobs else (),
     )
 
@@ -404,10 +404,7 @@ def remove_storage(runner: PhaseRunner, storage: Storage) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Orphans:
-    """Clusters called ``name`` that have no workspace.
-
-    clusters: cluster id -> the machines, disks and other resources that exist.
-    """
+    """Clusters called ``name`` without a workspace: cluster id -> its machines, disks and other resources."""
 
     name: str
     settings: ProviderSettings

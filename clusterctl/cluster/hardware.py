@@ -245,9 +245,7 @@ def fetch_gpu_wheels(cluster: ClusterContext, inventory: Inventory, reports: Rep
     if spec.provider.is_cloud and not workspace.bundle.exists():
         # Cloud hosts may reach the package index through NAT.
         argv = ["sh", "-c", _CAN_FETCH, "sh", f"{inventory.root}/env/{mark_of_wheels(gpu_lock())}"]
-        lacking = parallel_map(
-            hosts, lambda name: cluster.connections.to(name).run(argv, check=False).rc != 0
-        )
+        lacking = parallel_map(hosts, lambda h: cluster.connections.to(h).run(argv, check=False).rc != 0)
         if not (needy := [host for host, lacks in zip(hosts, lacking, strict=True) if lacks]):
             # Without this link, the role job_env lets the hosts download the wheels.
             workspace.gpu_wheels.unlink(missing_ok=True)

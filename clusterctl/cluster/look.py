@@ -116,10 +116,7 @@ class LeavingHosts:
         return {change.name for change in self.planned.changes if change.action in {"remove", "replace"}}
 
     def places_lost(self, *, keep: bool) -> tuple[list[str], bool]:
-        """Return the hosts that lose their local disks, and whether the shared folder is lost.
-
-        keep: whether the shared folder is kept when the controller is removed.
-        """
+        """Return the hosts that lose local disks, and whether the shared folder is lost (unless ``keep``)."""
         restarted = {change.name for change in self.planned.changes if change.restarts}
         emptied = {host.name for host in self.before.hosts if host.name in restarted and host.local_ssds}
         hosts = [host.name for host in self.before.hosts if host.name in self.names | emptied]

@@ -142,10 +142,7 @@ def _key(path: str, file: NodeFile) -> str:
 
 
 def can_renew(files: Mapping[str, NodeFile], checksums: Checksums) -> bool:
-    """Return whether it is enough to rewrite host-specific, not secret files on a host.
-
-    checksums: the marks of the host, as shown by a probe.
-    """
+    """Return whether it is enough to rewrite host-specific, not secret files on a host with these marks."""
     marks = expected_marks(files)
     secrets = [f"file {path}" for path, file in files.items() if not file.mode & 0o077]
     return marks.keys() <= checksums.keys() and all(checksums[key] == marks[key] for key in secrets)

@@ -130,17 +130,15 @@ def reboot(hosts: Mapping[str, Transport], *, timeout_s: float = BOOT_S) -> None
     Raises:
         TransportError: hosts did not answer or did not come back in time; with a failure for each host.
     """
-    reasons = dict(
-        zip(hosts, parallel_map([*hosts.values()], lambda host: _reboot_host(host, timeout_s)), strict=True)
-    )
+    reasons = dict(zip(hosts, parallel_map([*hosts.values()], lambda h: _reboot(h, timeout_s)), strict=True))
     if failures := [Failure("reboot", reason, host, "reboot") for host, reason in reasons.items() if reason]:
         fix = "check the host's console; when the host answers again, `clusterctl up` resumes the node"
         raise TransportError.of_hosts(
-            "{hosts} did not come back", failures, code="nodes-did-not-come-back", fix=fix
+            "{hosts} did not come back after the reboot", failures, code="nodes-did-not-come-back", fix=fix
         )
 
 
-def _reboot_host(host: Transport, timeout_s: float) -> str:
+def _reboot(host: Transport, timeout_s: float) -> str:
     """Reboot a host, and wait until it is up again. Return why it is not, or ""."""
     try:
         boot_id = host.run(_BOOT_ID, timeout_s=_ANSWER_S).stdout

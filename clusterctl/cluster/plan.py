@@ -83,7 +83,7 @@ def preview(cluster: ClusterContext) -> Plan:
         outcome = plan_changes(replace(cluster, workspace=copy))
         plan = outcome.value
         notes = [*outcome.notes, *plan.hosts.notes, *plan.jobs.notes]
-        if worker := cluster.workspace.worker():
+        if worker := cluster.workspace.lock_holder():
             notes.append(f"{worker}: this plan may change while it works")
         notes += _reasons_to_reject(cluster)
         drift = tuple(_drift(cluster, plan, notes))

@@ -69,10 +69,7 @@ def _unfinished_tasks(row: Row, changes: Mapping[str, str]) -> list[int]:
 def differences(
     row: Row, replay: Replay, changes: Mapping[str, str], facts: ClusterFacts, job: JobSpec
 ) -> list[Difference]:
-    """Return the differences between a run and its replay that are known before the replay starts.
-
-    facts: the cluster that runs the replay. job: the job of the replay, as submitted.
-    """
+    """Return the differences between a run and its replay that are known before the replay starts."""
     run, programs = row.run, payload_hash()
     compared = [
         ("code", "clusterctl", replay.version, __version__),

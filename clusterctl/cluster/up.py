@@ -212,10 +212,7 @@ def _resolve_environment(cluster: ClusterContext, distribution: Distribution) ->
 
 
 def provision(cluster: ClusterContext, decision: Decision, keys: Mapping[str, str]) -> Outcome[Provisioned]:
-    """Create, start and remove hosts.
-
-    keys: group of hosts -> the key of the shared configuration that its new hosts start from.
-    """
+    """Create, start and remove hosts. ``keys``: group -> key of the shared configuration of new hosts."""
     spec, workspace, progress = cluster.spec, cluster.workspace, cluster.reporter.progress
 
     def completed(inventory: Inventory) -> Inventory:

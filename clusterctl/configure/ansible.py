@@ -119,10 +119,7 @@ def _open_log(log: Path) -> IO[bytes]:
 
 
 def _events(run: PlaybookRun, private: Path, sockets: Path) -> Generator[Event, None, None]:
-    """Run Ansible in a thread, and yield its events in this thread, so interrupts arrive here.
-
-    The last event has the exit code.
-    """
+    """Run Ansible in a thread, and yield its events in this thread. The last event has the exit code."""
     import ansible_runner  # noqa: PLC0415
 
     inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -173,14 +170,12 @@ def _next_event(inbox: queue.SimpleQueue[Event], pid: int | None) -> Event:
             # At its normal end, the process is dead for a moment. So it must be dead in two checks in a row.
             previous, eldest = eldest, _dead_child(pid) if pid is not None else None
             if eldest is not None and eldest == previous:
-                message = "Ansible's connection process died"
+                text = "Ansible's connection process died"
                 cause = "the process was killed, perhaps because this machine ran out of memory"
                 fix = "run `clusterctl up` again, which continues from here"
-                failure = Failure(
-                    "ansible-lost", f"{message}: {cause}", None, "configure", fix, retryable=True
-                )
+                failure = Failure("ansible-lost", f"{text}: {cause}", None, "configure", fix, retryable=True)
                 raise ConfigureError(
-                    message, code="ansible-lost", why=cause, fix=fix, failures=(failure,)
+                    text, code="ansible-lost", why=cause, fix=fix, failures=(failure,)
                 ) from None
 
 
@@ -344,10 +339,7 @@ def _play(
     logs: Workspace | None = None,
     check: bool = False,
 ) -> Results:
-    """Run a playbook on these hosts, with the Ansible inventory of the workspace.
-
-    logs: the workspace for the output. Default: the same workspace.
-    """
+    """Run a playbook with the workspace's Ansible inventory. ``logs``: another workspace for the output."""
     groups = {host.name: host.roles for host in inventory.hosts if host.name in hosts}
     log = (logs or workspace).logs / f"ansible-{time.strftime('%Y%m%dT%H%M%S')}.log"
     return run_playbook(PlaybookRun(f"{playbook}.yml", workspace.ansible_inventory, groups, log, check))

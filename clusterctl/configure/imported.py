@@ -85,10 +85,8 @@ class _Inventory:
         if duplicates:
             raise self.error(f"several hosts have the same name: {', '.join(duplicates)}", fix="rename hosts")
 
-    def error(self, message: str, reason: str = "", fix: str = "correct the inventory") -> UsageError:
-        return UsageError(
-            message, code="inventory-not-importable", where=str(self.source), why=reason, fix=fix
-        )
+    def error(self, text: str, reason: str = "", fix: str = "correct the inventory") -> UsageError:
+        return UsageError(text, code="inventory-not-importable", where=str(self.source), why=reason, fix=fix)
 
     def note(self, host: str, text: str) -> None:
         """Add a note about a host. The same note about several hosts becomes one line."""
@@ -152,9 +150,7 @@ class _Inventory:
         all_local = len(local_hosts) == len(self.hosts)
         access = {host: {} if all_local else self._access(host) for host in self.hosts}
         first, *rest = access.values()
-        common = {
-            key: value for key, value in first.items() if all(other.get(key) == value for other in rest)
-        }
+        common = {key: v for key, v in first.items() if all(other.get(key) == v for other in rest)}
         hosts = {}
         for host, name in self.names.items():
             differing = {key: value for key, value in access[host].items() if key not in common}

@@ -115,10 +115,7 @@ def class_variables(
 
 
 def class_inventory_text(inventory: Inventory, ssh_config: Path, variables: Variables, rendered: Path) -> str:
-    """Return the Ansible inventory for the shared configuration. It is only for `class.yml`.
-
-    rendered: folder with placeholders for the host-specific files.
-    """
+    """Return the Ansible inventory for `class.yml`. ``rendered`` has placeholders of host-specific files."""
     paths = {
         "health_config_src": rendered / HEALTH_FILE,
         "slurmdbd_config_src": rendered / "slurmdbd.conf",

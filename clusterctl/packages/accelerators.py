@@ -80,7 +80,7 @@ class Builds:
             result[-1].write_text(new_text, errors="surrogateescape")
         return result
 
-    def ask_for_cuda(self, text: str) -> None:
+    def request_cuda(self, text: str) -> None:
         """For nodes with GPUs, request JAX and TensorFlow with CUDA. (For torch this is the default.)"""
         for name, extra in _CUDA_EXTRAS.items() if self.gpus and "--hash" not in text else ():
             for match in re.finditer(
@@ -88,7 +88,7 @@ class Builds:
             ):
                 self.arguments.append(f"{name}[{extra}]{match[1] or ''}")
 
-    def hear(self, line: str) -> None:
+    def read_line(self, line: str) -> None:
         """Read a line of pip's output, and report large downloads.
 
         Raises:
@@ -102,7 +102,7 @@ class Builds:
         if large := _LARGE.search(line):
             self.report(f"downloading {large[1]} {large[2].replace('%2B', '+')}, {large[3]}")
 
-    def take_for_cpus(self) -> None:
+    def use_cpu_index(self) -> None:
         """Make pip use the index with CPU builds of torch, if that index can be reached."""
         index = cpu_index()
         if _is_reachable(f"{index.rstrip('/')}/torch/"):

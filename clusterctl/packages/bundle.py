@@ -119,10 +119,7 @@ class Bundle:
     digest: str
 
     def stream(self, folder: str, *, as_folder: str, after: Mapping[str, bytes]) -> Iterator[bytes]:
-        """Yield the bytes of a tar with the files ``after`` and a folder of the bundle.
-
-        as_folder: the folder's name in the new tar.
-        """
+        """Yield a tar with the files ``after`` and a folder of the bundle, renamed to ``as_folder``."""
         with _open_tar(self.file) as archive:
             members = (
                 (
@@ -224,7 +221,7 @@ def reject_defects(file: Path, defects: Sequence[Failure]) -> None:
     causes, fix = named([defect.cause for defect in defects], most=10), defects[-1].fix
     details: dict[str, Any] = {"where": str(file), "why": causes, "fix": fix, "failures": tuple(defects)}
     if all(defect.code == MISMATCH for defect in defects):
-        raise BundleError("the bundle does not match", code="bundle-mismatch", **details)
+        raise BundleError("the bundle does not fit this cluster", code="bundle-mismatch", **details)
     raise BundleError("the bundle is damaged", code="bundle-damaged", **details)
 
 

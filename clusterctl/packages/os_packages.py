@@ -63,9 +63,7 @@ def asked_packages(distribution: Distribution, software: Software) -> tuple[str,
 def packages_of(roles: Iterable[str], distribution: Distribution, software: Software) -> tuple[str, ...]:
     """Return the packages that these Ansible roles install on hosts of this distribution."""
     openhpc = software.slurm == "openhpc"
-    return tuple(
-        sorted({name for role in roles for name in _read_names(role, distribution, openhpc=openhpc)})
-    )
+    return tuple(sorted({name for role in roles for name in _names(role, distribution, openhpc=openhpc)}))
 
 
 def nvidia_stream(distribution: Distribution, software: Software) -> str | None:
@@ -117,7 +115,7 @@ def upstream_packages(distribution: Distribution, software: Software) -> tuple[U
     )
 
 
-def _read_names(role: str, distribution: Distribution, *, openhpc: bool) -> Iterator[str]:
+def _names(role: str, distribution: Distribution, *, openhpc: bool) -> Iterator[str]:
     variables = _variables(role, distribution)
     for name, packages in variables.items():
         if not name.endswith(_SUFFIX):

@@ -119,12 +119,12 @@ def _pack_apt(request: RepositoryRequest, names: Sequence[str]) -> Path:
     install = ("install", "--quiet=2", *names, *(_upstream(package, folder) for package in request.upstream))
     # With its cache, apt would list only the packages that are not downloaded yet.
     no_cache = f"Dir::Cache::archives={folder / 'none'}"
-    uris = apt(*install, "--print-uris", "-o", no_cache, task=f"finding what the packages of {release} need")
+    uris = apt(*install, "--print-uris", "-o", no_cache, task=f"resolving the packages of {release}")
     paths = {file: _cached_path(file, uri, folder, sha256) for uri, file, sha256 in _FILE.findall(uris)}
     request.report(f"{release}: downloading {len(paths)} packages")
     apt(*install, "--download-only", task=f"downloading the packages of {release}")
     root = _repository(folder, "pool", paths)
-    index = _run(["apt-ftparchive", "packages", "pool"], task="making the repository's index", cwd=root)
+    index = _run(["apt-ftparchive", "packages", "pool"], task="creating the repository's index", cwd=root)
     (root / "Packages").write_text(index)
     return root
 
@@ -236,7 +236,7 @@ def _pack_dnf(request: RepositoryRequest, names: Sequence[str]) -> Path:
         dnf("module", "enable", f"nvidia-driver:{stream}", task=task)
     keys = [_download(url, item="a repository's key") for url in urls]
     download = ("download", "--resolve", "--alldeps", f"--arch={ARCHITECTURE}", "--arch=noarch")
-    urls_text = dnf(*download, "--url", *names, task=f"finding what the packages of {release} need")
+    urls_text = dnf(*download, "--url", *names, task=f"resolving the packages of {release}")
     files = {line.rpartition("/")[2] for line in urls_text.split() if line.endswith(".rpm")}
     request.report(f"{release}: downloading {len(files)} packages")
     downloads = folder / "packages"
@@ -247,7 +247,7 @@ def _pack_dnf(request: RepositoryRequest, names: Sequence[str]) -> Path:
         (root / f"keys/{number}.asc").write_bytes(key)
     _check_signatures(folder, root)
     words = ["--quiet", "--no-database", "--revision=1", "--set-timestamp-to-revision"]
-    _run(["createrepo_c", *words, str(root)], task="making the repository's index")
+    _run(["createrepo_c", *words, str(root)], task="creating the repository's index")
     return root
 
 

@@ -76,7 +76,7 @@ class Pip:
         def hear(line: str) -> None:
             self.heard(line)
             if builds is not None:
-                builds.hear(line)
+                builds.read_line(line)
 
         return run_heard([*argv, *arguments], hear, env=env, cwd=cwd)
 
@@ -422,7 +422,7 @@ def _download(requirements: Requirements, folder: Path, pip: Pip) -> list[Path]:
     limits = folder / "constraints.txt"
     builds = Builds(requirements.gpus, pip.report, folder)
     contents = b"\n".join(text for file in files for _, text in _contents(file, constraints=False))
-    builds.ask_for_cuda(contents.decode(errors="replace"))
+    builds.request_cuda(contents.decode(errors="replace"))
     arguments = [word for file in builds.files(files) for word in ("--requirement", str(file))]
     arguments += ["--constraint", str(limits)]
     while True:
@@ -434,7 +434,7 @@ def _download(requirements: Requirements, folder: Path, pip: Pip) -> list[Path]:
         try:
             result = pip.download(argv, cwd=folder_of_last, builds=builds)
         except CudaBuildError:
-            builds.take_for_cpus()
+            builds.use_cpu_index()
             continue
         if result.rc == 0:
             break

@@ -155,7 +155,7 @@ def naming_lock_holder(workspace: Workspace) -> Iterator[None]:
     try:
         yield
     except (NotUpError, SchedulerError, TransportError) as exc:
-        worker = workspace.worker()
+        worker = workspace.lock_holder()
         if worker is None or exc.had_side_effects:
             raise
         raise LockedError(

@@ -224,10 +224,7 @@ def applied_if_known(workspace: Workspace) -> ClusterSpec | None:
 
 
 def keeps_storage(workspace: Workspace, *, if_damaged: bool = False) -> bool:
-    """Return whether the applied spec keeps the shared folder after `down`.
-
-    if_damaged: the result if the spec can't be read.
-    """
+    """Return whether the applied spec keeps the shared folder after `down`; ``if_damaged`` without a spec."""
     try:
         return applied_spec(workspace).storage.keep
     except UsageError:

@@ -243,7 +243,7 @@ class Workspace:
         locked = f"cluster {self.root.name!r}"
         return hold(self.lock_file, verb, what=locked, wait_s=wait_s, waiting=waiting)
 
-    def worker(self) -> Holder | None:
+    def lock_holder(self) -> Holder | None:
         return holder(self.lock_file)
 
 
@@ -310,7 +310,7 @@ def hold(
                 fix = "wait until that command is done, or stop its process"
                 raise LockedError(f"{what} is locked", why=owner, fix=fix)
             if not is_reported:
-                waiting(f"{owner}; waiting for at most {wait_s / 60:g} minutes until it is done")
+                waiting(f"{owner}; waiting until it is done, for at most {wait_s / 60:g} minutes")
                 is_reported = True
             time.sleep(_PAUSE_S)
         try:

@@ -375,7 +375,7 @@ def test_a_cluster_grows_and_shrinks_beside_the_job_as_planned(one: Cluster) -> 
     assert [path.read_text() for path in brought if path.exists()] == ["kept\n"]
     answer = up("--force", "--yes")
     notes = "\n".join(answer["notes"])
-    assert f"ended job {on_second}" in notes
+    assert f"cancelled job {on_second}" in notes
     assert f"{node(one, 1)} keeps 1 CPU" in notes
     assert [each["name"] for each in one.json("status")["nodes"]] == [node(one, 1)]
     assert (converged(answer), daemons(one, 1)) == (f"2 {AS_CLASS}", slurmd[:1])

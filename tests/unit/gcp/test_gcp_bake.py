@@ -357,7 +357,7 @@ def test_ahead_of_up_nothing_but_the_image_stays(
     destroy = GcpProvider.destroy
 
     def seen(self: GcpProvider, cluster_id: str, *, workspace: Workspace | None) -> None:
-        workers.append(workspace and (holder := workspace.worker()) and holder.verb)
+        workers.append(workspace and (holder := workspace.lock_holder()) and holder.verb)
         destroy(self, cluster_id, workspace=workspace)
 
     monkeypatch.setattr(GcpProvider, "destroy", seen)

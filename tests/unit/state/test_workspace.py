@@ -62,7 +62,7 @@ def test_a_second_clusterctl_is_told_who_holds_the_lock(workspace: Workspace) ->
         assert re.match(
             rf"`clusterctl up` of \S+ \(pid {process.pid}\) has been running since ", caught.value.why
         )
-        assert str(workspace.worker()) == caught.value.why
+        assert str(workspace.lock_holder()) == caught.value.why
 
 
 def test_it_waits_saying_once_for_whom_and_gets_the_lock(workspace: Workspace) -> None:
@@ -74,25 +74,25 @@ def test_it_waits_saying_once_for_whom_and_gets_the_lock(workspace: Workspace) -
             process.communicate("")
 
         with workspace.lock("down", wait_s=60, waiting=end_it):
-            worker = workspace.worker()
+            worker = workspace.lock_holder()
             assert worker is not None
             assert (worker.verb, worker.pid) == ("down", os.getpid())
     (said,) = told
     assert f" (pid {process.pid}) " in said
-    assert workspace.worker() is None
+    assert workspace.lock_holder() is None
 
 
 def test_the_lock_file_of_the_dead_is_harmless(workspace: Workspace) -> None:
     with holding_lock(workspace.root) as process:
         process.kill()
         process.wait()
-        assert workspace.worker() is None
+        assert workspace.lock_holder() is None
         with workspace.lock("down", wait_s=0, waiting=silent):
             pass
     # Nor does a pid that lives again, or a file that says nothing, make a worker.
     for text in (f'{{"verb": "up", "pid": {os.getpid()}, "since": 0}}', "", "{", "[]"):
         workspace.lock_file.write_text(text)
-        assert workspace.worker() is None
+        assert workspace.lock_holder() is None
         with workspace.lock("down", wait_s=0, waiting=silent):
             pass
 
