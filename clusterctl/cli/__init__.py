@@ -1,5 +1,5 @@
-"""The command line: each verb parses, makes one call, and shows. The only place that prints or exits.
+"""The command line. Each command parses its options, makes a single call, and shows the result.
 
-``run``, ``options`` and ``output`` import little, so that ``clusterctl --help`` starts soon.
-The other modules are those of the verbs, and are imported when one of theirs is called.
+Only this package prints or exits. ``run``, ``options`` and ``output`` import little, so that ``clusterctl
+--help`` starts quickly. The other modules contain the commands and are imported when their command is called.
 """

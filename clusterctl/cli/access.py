@@ -1,4 +1,4 @@
-"""ssh, shell: the ways to a host, for a terminal and a command."""
+"""The commands ssh and shell: terminals and commands on hosts."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def ssh(
     host: Annotated[str | None, argument("Host name. Default: the controller.", tab=hosts)] = None,
     command: Command = None,
     user: Annotated[str | None, option("Login user. Default: the job user.", "--user", "-u")] = None,
-    admin: Annotated[bool, option(f"Log in as the administrator, {ADMIN_USER}, who may use sudo.")] = False,
+    admin: Annotated[bool, option(f"Log in as the administrator {ADMIN_USER}, with sudo rights.")] = False,
 ) -> int:
     """Open a shell on a host, or run a command there.
 
-    One string is for the remote shell, as with ssh; several words after -- arrive verbatim.
+    A single string is parsed by the remote shell, as with ssh; several words after -- are passed unchanged.
     """
     if admin and user is not None:
         raise excluded("--admin", "--user")
@@ -51,7 +51,8 @@ def ssh(
     code = _run(screen, argv, {"host": host})
     if code == NO_CONNECTION and not (admin or user):
         screen.note(
-            f"note: if {login} may not log in to {host}, the administrator may: clusterctl ssh --admin {host}"
+            f"note: if {login} may not log in to {host}, log in as the administrator: "
+            f"clusterctl ssh --admin {host}"
         )
     return code
 
@@ -67,51 +68,52 @@ def shell(
 ) -> int:
     """Open a shell, or run a command, on allocated nodes.
 
-    It runs on the first node of its own allocation, in the job environment. The allocation is released at
-    the end.
+    Runs on the first node of a new allocation, in the job environment. The allocation is released afterwards.
     """
-    words = job_options(given)
+    options = job_options(given)
     terminal = sys.stdin.isatty() and sys.stdout.isatty() and not screen.json
     _refuse_shell_as_json(screen, command)
     if not command and not terminal:
         raise UsageError(
             "there is no terminal for a shell",
             code="needs-terminal",
-            fix="name a command: clusterctl shell -- COMMAND",
+            fix="pass a command: clusterctl shell -- COMMAND",
         )
     forwards = parse_forwards(forward or [])
     with open_session(screen.chosen()) as session, ExitStack() as stack:
         ssh = OpenSSH(session.workspace.ssh_config, session.facts.job_user)
-        environment = _environment(screen, session, words)
-        lease = stack.enter_context(asking(session, ssh, words))
+        environment = _environment(screen, session, options)
+        lease = stack.enter_context(asking(session, ssh, options))
         with screen.working("waiting for nodes"):
-            while isinstance(held := lease.allocation(), str):
-                _note_wait(screen, session, held)
-        stack.enter_context(forwarded(ssh, held.nodes[0], forwards))
-        screen.note(f"job {held.job_id} has {', '.join(held.nodes)} until this ends")
+            while isinstance(allocation := lease.allocation(), str):
+                _note_wait(screen, session, allocation)
+        stack.enter_context(forwarded(ssh, allocation.nodes[0], forwards))
+        screen.note(f"job {allocation.job_id} holds {', '.join(allocation.nodes)} until you exit")
         for port in forwards:
-            screen.note(f"localhost:{port.local} leads to port {port.remote} of {held.nodes[0]}")
-        argv = held.argv(command or [], environment, terminal=terminal)
-        code = _run(screen, argv, {"job_id": held.job_id, "nodes": held.nodes})
+            screen.note(f"localhost:{port.local} forwards to port {port.remote} of {allocation.nodes[0]}")
+        argv = allocation.argv(command or [], environment, terminal=terminal)
+        code = _run(screen, argv, {"job_id": allocation.job_id, "nodes": allocation.nodes})
         if lease.was_revoked():
-            screen.note(f"note: Slurm ended the allocation; `clusterctl jobs {held.job_id}` says why")
+            screen.note(
+                f"note: Slurm ended the allocation; `clusterctl jobs {allocation.job_id}` shows the reason"
+            )
     return code
 
 
-def _environment(screen: Screen, session: Session, words: JobOptions) -> Environment:
-    """The Python of the spec's and the flag's requirements, on the cluster before nodes are asked for."""
+def _environment(screen: Screen, session: Session, options: JobOptions) -> Environment:
+    """Build the Python environment on the cluster before nodes are allocated, and return it."""
     with screen.working("resolving requirements"):
-        environment = preparer(screen).environment(session, words)
+        environment = preparer(screen).environment(session, options)
     with screen.transfers() as progress:
         Environments(screen.note, progress=progress).build_for(session, environment, None)
     return environment
 
 
 def _host_and_command(inventory: Inventory, host: str | None, words: list[str]) -> tuple[str, list[str]]:
-    """What the words of `ssh` mean: `ssh HOST -- COMMAND`, `ssh -- COMMAND`, or `ssh 'A COMMAND'`."""
+    """Return host and command of `ssh HOST -- COMMAND`, `ssh -- COMMAND`, or `ssh 'A COMMAND'`."""
     if host is None:
         return inventory.controller.name, words
-    names = [one.name for one in inventory.hosts]
+    names = [entry.name for entry in inventory.hosts]
     after_dashes = sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
     if host not in names and (host in after_dashes[:1] or " " in host):
         return inventory.controller.name, [host, *words]
@@ -122,26 +124,26 @@ def _host_and_command(inventory: Inventory, host: str | None, words: list[str]) 
 def _refuse_shell_as_json(screen: Screen, command: Sequence[str] | None) -> None:
     if screen.json and not command:
         raise UsageError(
-            "a shell has no answer in JSON",
+            "a shell can't answer in JSON",
             code="no-json-answer",
-            fix="name a command after --, or leave out -o json",
+            fix="pass a command after --, or remove -o json",
         )
 
 
 def _note_wait(screen: Screen, session: Session, job_id: str) -> None:
-    """Why the nodes are not there yet, in Slurm's word."""
+    """Show that the job is pending, with Slurm's reason."""
     (job,) = session.scheduler.jobs([job_id]) or (None,)
     reason = f" ({job.reason})" if job is not None and job.reason not in {"", "None"} else ""
-    screen.note(f"job {job_id} waits in the queue{reason}; Ctrl-C takes the request back")
+    screen.note(f"job {job_id} is waiting in the queue{reason}; Ctrl-C withdraws it")
 
 
 def _run(screen: Screen, argv: Sequence[str], answer: dict[str, Any]) -> int:
     if not screen.json:
         return attached(argv)
-    done = captured(argv)
-    answer |= {"exit_code": done.rc, "stdout": done.stdout, "stderr": done.stderr}
-    if done.rc != 0:
-        failure = Failure("command", f"the command ended with exit status {done.rc}")
+    result = captured(argv)
+    answer |= {"exit_code": result.rc, "stdout": result.stdout, "stderr": result.stderr}
+    if result.rc != 0:
+        failure = Failure("command", f"the command ended with exit status {result.rc}")
         answer |= {"ok": False, "failures": [asdict(failure)]}
     screen.result(answer)
-    return done.rc
+    return result.rc

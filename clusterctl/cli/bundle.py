@@ -1,4 +1,4 @@
-"""bundle create, verify, show: everything for a cluster in one file, for air-gapped hosts."""
+"""The commands bundle create, verify and show: a file with all software for air-gapped hosts."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from clusterctl.state.chosen_spec import spec_of
 from clusterctl.state.inventory import inventory_of
 from clusterctl.transport.tree import shown_size
 
-BundleFile = Annotated[Path, argument("A bundle that `bundle create` made.", metavar="FILE")]
+BundleFile = Annotated[Path, argument("A bundle from `bundle create`.", metavar="FILE")]
 Systems = Annotated[
-    Words, option("A distribution of the hosts, such as debian-12 or rocky-9.", "--os", metavar="NAME")
+    Words,
+    option("A distribution of the hosts, such as debian-12 or rocky-9. Repeatable.", "--os", metavar="NAME"),
 ]
 
 
@@ -28,41 +29,44 @@ def create(
     archive: Annotated[
         Words,
         option(
-            "Package repositories of a distribution, in apt or dnf format. Default: its public ones.",
+            "A file with package repositories of a distribution, in apt or dnf format. Default: its public "
+            "repositories.",
             "--from",
             metavar="NAME=FILE",
         ),
     ] = None,
-    out: Annotated[Path | None, option("Default: NAME.bundle.tar here.", metavar="FILE")] = None,
+    out: Annotated[
+        Path | None, option("The file to write. Default: NAME.bundle.tar here.", metavar="FILE")
+    ] = None,
 ) -> None:
-    """Pack OS packages with dependencies and Python wheels into one file.
+    """Pack OS packages with dependencies and Python wheels into a single file.
 
-    For the distributions of the hosts if the cluster is up, else of --os.
+    Covers the hosts' distributions if the cluster is up, otherwise those given by --os.
     """
     spec = spec_of(screen.chosen())
     reject_bundles(spec, fix="create it without a bundle: `clusterctl up`")
     names = _names(screen, system)
-    distributions = tuple({one.release: one for one in map(_distribution, names)}.values())
+    by_release = {distribution.release: distribution for distribution in map(_distribution, names)}
     archives = dict(_assignment(text) for text in archive or ())
-    if unknown := archives.keys() - {one.release for one in distributions}:
+    if unknown := archives.keys() - by_release.keys():
         raise UsageError(
-            f"--from names {', '.join(sorted(unknown))}, which no host has",
+            f"no host has the distribution of --from: {', '.join(sorted(unknown))}",
             code="unknown-distribution",
-            fix="say it with --os",
+            fix="add it with --os",
         )
     for name in names:
         if name.startswith("rhel-") and _distribution(name).release not in archives:
             raise UsageError(
-                f"--from must say where packages of {name} come from",
+                f"the package repositories of {name} are missing",
                 code="rhel-without-repositories",
-                why="RHEL's come with a subscription, and no public repository has them",
-                fix=f"say --from {name}=FILE, written as in /etc/yum.repos.d",
+                why="packages of RHEL need a subscription; no public repository has them",
+                fix=f"pass --from {name}=FILE, with a file as in /etc/yum.repos.d",
             )
     target = out or Path(f"{spec.name}.bundle.tar")
-    request = bundle_create.BundleRequest(spec, distributions, archives, screen.note)
+    request = bundle_create.BundleRequest(spec, tuple(by_release.values()), archives, screen.note)
     made = bundle_create.create(request, target)
     size = shown_size(target.stat().st_size)
-    _show(screen, made, f"wrote {target}, {size}; take it along with clusterctl itself")
+    _show(screen, made, f"wrote {target}, {size}; copy it together with clusterctl")
 
 
 def verify(screen: Screen, path: BundleFile, system: Systems = None) -> None:
@@ -70,10 +74,10 @@ def verify(screen: Screen, path: BundleFile, system: Systems = None) -> None:
     opened = open_bundle(path)
     releases = list({_distribution(name).release: None for name in system or ()})
     has_spec = screen.cluster is not None or screen.chosen().spec_file is not None
-    # Without a spec, a bundle may be for any.
+    # Without a spec, the bundle is not compared with any.
     spec = spec_of(screen.chosen()) if has_spec else None
-    wrong = (*mismatches(opened, spec, releases), *damages(opened))
-    reject_defects(path, wrong)
+    defects = (*mismatches(opened, spec, releases), *damages(opened))
+    reject_defects(path, defects)
     _show(screen, opened, "all checksums match")
 
 
@@ -92,17 +96,17 @@ def _distribution(name: str) -> Distribution:
 
 
 def _names(screen: Screen, names: list[str] | None) -> list[str]:
-    """Distributions that are named, else those of the hosts as they were last looked at."""
+    """Return the given distributions, otherwise those of the hosts in the inventory."""
     if names:
         return names
     try:
         hosts = inventory_of(screen.chosen().workspace()).hosts
     except NotUpError as exc:
         raise UsageError(
-            "which distributions do the hosts have?",
+            "the distributions of the hosts are unknown",
             code="missing-argument",
-            why="the cluster is not up, so nobody has looked yet",
-            fix="say it: --os debian-12, or --os rocky-9; several if several have to be served",
+            why="the cluster is not up, so its hosts have not been probed",
+            fix="pass --os for each distribution, such as --os debian-12 or --os rocky-9",
         ) from exc
     return [host.distribution for host in hosts]
 
@@ -111,7 +115,9 @@ def _assignment(text: str) -> tuple[str, Path]:
     name, equals, path = text.partition("=")
     if not (name and equals and path):
         raise UsageError(
-            f"--from {text} is not NAME=FILE", code="bad-value", fix="say it as debian-12=mirror.list"
+            f"--from {text} is not of the form NAME=FILE",
+            code="bad-value",
+            fix="write it as --from debian-12=mirror.list",
         )
     return _distribution(name).release, Path(path)
 

@@ -1,4 +1,4 @@
-"""collect: runs are brought home, and what of them was not."""
+"""The command collect, which copies runs from the cluster and lists skipped files."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ _MOST_REASONS = 8
 _SELECTION: Final = {
     "checkpoints": flag(
         str,
-        "Which checkpoints of each run to copy; the others are listed. Default: latest.",
+        "Which checkpoints of each run to copy; skipped checkpoints are listed. Default: latest.",
         metavar="latest|all|none",
         tab=lambda: list(CHECKPOINTS),
     ),
     "max_checkpoint": flag(
-        str, "Do not copy the latest checkpoint if it is larger; list it. Default: 4GiB.", metavar="SIZE"
+        str,
+        "Skip and list the latest checkpoint if it is larger than this. Default: 4GiB.",
+        metavar="SIZE",
     ),
-    "max_file": flag(str, "Do not copy larger files; list them. Default: 64GiB.", metavar="SIZE"),
+    "max_file": flag(str, "Skip and list files larger than this. Default: 64GiB.", metavar="SIZE"),
     "everything": flag(
         bool,
-        "Copy all that exists only on the cluster: all files of runs, whatever their size, also "
-        "what earlier collects left; files in homes and on nodes' own disks.",
+        "Copy everything that exists only on the cluster: all files of runs of any size, including what "
+        "earlier collects skipped, and files in home folders and on node disks.",
         "--all",
     ),
 }
@@ -42,14 +44,15 @@ _SELECTION: Final = {
 def collect(
     screen: Screen,
     ids: Annotated[
-        Words, argument("Default: all that are not collected yet.", metavar="[ID...]", tab=job_ids)
+        Words,
+        argument("Job IDs. Default: all jobs that are not collected yet.", metavar="[ID...]", tab=job_ids),
     ] = None,
     out: OutFolder = None,
     **given: Any,
 ) -> None:
     """Copy runs from the cluster, with the SHA-256 of each file.
 
-    A run is a job's logs, metrics, telemetry, accounting, and the other files in its folder.
+    A run consists of a job's logs, metrics, telemetry, accounting, and the other files in its folder.
     """
     everything, out = bool(given.get("everything")), out or RUNS
     selection = selection_of(**{**dict.fromkeys(_SELECTION), **given})
@@ -61,18 +64,18 @@ def collect(
         runs = [*collecting(session, ids or None, out=out, selection=selection, progress=progress)]
         folders: tuple[Path, ...] = ()
         if everything and not ids:
-            # It takes a fifth of the time of a `collect` that has little to do.
+            # A slow import, which takes a fifth of the time of a short `collect`.
             from clusterctl.runs.only_copies import bring_all
 
             folders = bring_all(workspace, out, progress=progress)
     lines = []
     for run in runs:
-        # `collect --all` has brought with the files of homes what a run lacks.
-        if (ids or not everything) and (stays := not_brought_home(run)):
-            screen.note(f"note: {stays}; {_what_becomes(workspace)}")
+        # `collect --all` has copied skipped files of runs together with the home folders.
+        if (ids or not everything) and (uncollected := not_brought_home(run)):
+            screen.note(f"note: {uncollected}; {_what_becomes(workspace)}")
         cost = "" if run.cost_usd is None else f", {run.cost_usd:.2f} USD"
         lines.append(f"job {run.job_id} ({run.name}) {run.state}: {_nearby(run.directory)}{cost}")
-    lines += [f"files that are of no run: {_nearby(folder)}" for folder in folders]
+    lines += [f"files outside runs: {_nearby(folder)}" for folder in folders]
     answer = {"runs": [_answer(run) for run in runs], "folders": [str(folder) for folder in folders]}
     screen.result(answer, *(lines or ["nothing to collect"]))
 
@@ -89,16 +92,17 @@ def _answer(run: RunRecord) -> dict[str, Any]:
 
 
 def _what_becomes(workspace: Workspace) -> str:
-    """What `down` does to files in jobs' folders."""
+    """Return the effect of `down` on files in jobs' folders, in words."""
     from clusterctl.state.inventory import inventory_of, keeps_storage
 
     if inventory_of(workspace).traits.user_owned:
-        return "it stays on your machines"
-    return "it stays on the kept storage" if keeps_storage(workspace) else "it ends with the cluster"
+        return "they stay on your machines"
+    kept = keeps_storage(workspace)
+    return "they stay on the kept storage" if kept else "they are deleted with the cluster"
 
 
 def not_brought_home(run: RunRecord) -> str:
-    """Return the files of a job that stayed on the cluster, in one line; "" if none did."""
+    """Return a line about a job's files that were not collected. "": all were collected."""
     by_reason: dict[str, list[str]] = {}
     for skipped in run.skipped:
         if skipped.reason != UNCHANGED:
@@ -111,10 +115,10 @@ def not_brought_home(run: RunRecord) -> str:
     ]
     more = f", and more: see {_nearby(run.directory)}/run.json" if len(reasons) > _MOST_REASONS else ""
     shown = ", ".join(reasons[:_MOST_REASONS])
-    return f"of job {run.job_id} ({run.name}) was not collected: {shown}{more}"
+    return f"job {run.job_id} ({run.name}): not collected: {shown}{more}"
 
 
 def _nearby(path: Path) -> Path:
-    """A path as seen from here, where it lies below."""
+    """Return a path relative to the current folder if it lies below."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path

@@ -1,4 +1,4 @@
-"""down, storage remove, orphans: clusters and what they left are removed."""
+"""The commands down, storage remove, orphans list and orphans remove."""
 
 from __future__ import annotations
 
@@ -24,21 +24,23 @@ from clusterctl.state.workspace import WAIT_S, Workspace
 
 Name = Annotated[
     str | None,
-    argument("Name of the cluster. Default: the spec's.", metavar="[NAME]", tab=clusters),
+    argument("Name of the cluster. Default: the spec's name.", metavar="[NAME]", tab=clusters),
 ]
 Project = Annotated[str | None, option("The Google Cloud project, if there is no spec.", "--project")]
-DiscardAll = Annotated[bool, option("Lose all that is on it.", "--discard")]
+DiscardAll = Annotated[bool, option("Delete all data on it.", "--discard")]
 
 
-# Fields of DownOptions, and how `down` is asked.
+# The fields of DownOptions, and the options about prompts and locks.
 _DOWN_FLAGS: Final = {
     "yes": Yes,
     "discard": flag(
-        bool, "Lose what exists only on the cluster: runs, files, jobs. Nothing is collected.", "--discard"
+        bool,
+        "Delete everything on the cluster and on kept storage, without collecting anything.",
+        "--discard",
     ),
     "discard_runs": flag(
         list[str],
-        "Lose the run of this job, and its files on the cluster. Repeatable.",
+        "Delete the run of this job without collecting it. Repeatable.",
         "--discard-run",
         metavar="ID",
         tab=job_ids,
@@ -48,7 +50,10 @@ _DOWN_FLAGS: Final = {
     "ask_become_pass": AskBecomePass,
     "accept_host_key": AcceptHostKey,
     "gone": flag(
-        list[str], "Do not wait for this on-prem host: it is gone for good.", "--forget", metavar="HOST"
+        list[str],
+        "Do not restore this on-prem host, because it no longer exists. Repeatable.",
+        "--forget",
+        metavar="HOST",
     ),
 }
 
@@ -66,25 +71,26 @@ def down(
 ) -> None:
     """Collect runs, remove the cluster, and verify the cleanup.
 
-    Stops with exit code 1 where something would be lost that exists only on the cluster, also under --yes.
+    Refuses, with exit code 1, if data exists only on the cluster, even with --yes.
     """
-    workspace = screen.chosen().workspace(named=yes)  # else the question names it
+    # Without --yes, the prompt names the cluster.
+    workspace = screen.chosen().workspace(named=yes)
     name = workspace.root.name
     is_own = is_of_own_machines(workspace)
-    what = "and give its machines back as they were" if is_own else "with all data on its nodes"
-    screen.confirm(f"take cluster {name!r} down, {what}?", yes=yes)
+    consequence = "and restore its machines" if is_own else "with all data on its nodes"
+    screen.confirm(f"remove cluster {name!r} {consequence}?", yes=yes)
     phases = Phases(screen)
-    screen.known = {"runs": []}
+    screen.partial_answer = {"runs": []}
 
     def on_run(run: RunRecord) -> None:
-        screen.known["runs"].append(str(run.directory))
+        screen.partial_answer["runs"].append(str(run.directory))
         screen.note(f"collected {run.directory}")
-        if left := not_brought_home(run):
-            screen.note(f"note: {left}")
+        if uncollected := not_brought_home(run):
+            screen.note(f"note: {uncollected}")
 
     prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
     down_options = cluster_down.DownOptions(**given, on_run=on_run, gone=names_of(gone), prompts=prompts)
-    with phases.shown("`clusterctl down` goes on from here"):
+    with phases.shown("`clusterctl down` continues from here"):
         runner = PhaseRunner(workspace=workspace, reporter=phases, wait_s=0 if no_wait else WAIT_S)
         result = cluster_down.down(runner, down_options)
     _show(screen, name, result)
@@ -92,20 +98,20 @@ def down(
 
 def _show(screen: Screen, name: str, result: cluster_down.DownResult) -> None:
     screen.note(*(f"discarded: {line}" for line in result.lost.lines))
-    images = cached_images(report=lambda what: screen.note(str(what))) if result.on_this_machine else ()
+    images = cached_images(report=lambda line: screen.note(str(line))) if result.on_this_machine else ()
     size = sum(image.size_mib for image in images)
     answer = {
         "cluster": name,
-        **screen.known,
+        **screen.partial_answer,
         "discarded": [entry.job_id for entry in result.discarded],
-        "lost": [one.as_dict() for one in result.lost.files],
-        "storage": [one.as_dict() for one in result.kept],
+        "lost": [file.as_dict() for file in result.lost.files],
+        "storage": [storage.as_dict() for storage in result.kept],
         "kept_images": [asdict(image) for image in result.images],
         "phases": phase_dicts(result.phases),
         "cache_mib": size,
     }
     verified = "cleanup verified" if result.verified else "it had no machines"
-    prune = "`clusterctl cache prune --images` with this spec removes it"
+    prune = "remove it with `clusterctl cache prune --images` and this spec"
     lines = [f"cluster {name!r} is down; {verified}", *_kept_lines(name, result.kept)]
     lines += [f"kept: {image}; {prune}" for image in result.images]
     if size:
@@ -114,8 +120,8 @@ def _show(screen: Screen, name: str, result: cluster_down.DownResult) -> None:
 
 
 def _kept_lines(name: str, kept: Iterable[KeptStorage]) -> list[str]:
-    then = "the next `clusterctl up` with `storage: {keep: true}` takes it up"
-    return [f"kept storage of {name!r}: {one}; {then}" for one in kept]
+    then = "the next `clusterctl up` with `storage: {keep: true}` reuses it"
+    return [f"kept storage of {name!r}: {storage}; {then}" for storage in kept]
 
 
 def storage_remove(
@@ -126,30 +132,30 @@ def storage_remove(
     ask_become_pass: AskBecomePass = False,
     accept_host_key: AcceptHostKey = None,
 ) -> None:
-    """Remove kept storage with all that is on it. Shows what there is, and asks.
+    """Remove kept storage with all data on it. Lists the storage first, and asks.
 
-    Stops with exit code 1 without --discard, also under --yes: it may hold the only copy of files.
+    Refuses, with exit code 1, without --discard, even with --yes: it may hold the only copy of files.
     """
     phases = Phases(screen)
     prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
-    with screen.working("looking"):
+    with screen.working("searching"):
         prompts = replace(prompts, reporter=phases)
         storage = cluster_down.find_storage(_chosen(screen, name), prompts, named=yes)
-    known = storage.name
-    screen.note(*(f"kept storage of {known!r}: {one}" for one in storage.kept))
+    cluster = storage.name
+    screen.note(*(f"kept storage of {cluster!r}: {kept}" for kept in storage.kept))
     cluster_down.reject_storage(storage, discard=discard)
     if storage.kept:
-        screen.confirm("remove it, with all that is on it?", yes=yes)
+        screen.confirm("remove the kept storage with all data on it?", yes=yes)
     with phases.shown():
-        cluster_down.remove_storage(PhaseRunner(workspace=Workspace.of(known), reporter=phases), storage)
-    screen.note(*(f"discarded: {one.dated}" for one in storage.kept))
-    removed = f"the kept storage of cluster {known!r} is removed"
-    answer = {"cluster": known, "storage": [one.as_dict() for one in storage.kept]}
-    screen.result(answer, removed if storage.kept else f"cluster {known!r} has no kept storage")
+        cluster_down.remove_storage(PhaseRunner(workspace=Workspace.of(cluster), reporter=phases), storage)
+    screen.note(*(f"discarded: {kept.dated}" for kept in storage.kept))
+    removed = f"removed the kept storage of cluster {cluster!r}"
+    answer = {"cluster": cluster, "storage": [kept.as_dict() for kept in storage.kept]}
+    screen.result(answer, removed if storage.kept else f"cluster {cluster!r} has no kept storage")
 
 
 def _chosen(screen: Screen, name: str | None) -> ChosenCluster:
-    """The cluster of the name that was given as an argument, or of the common options."""
+    """Return the cluster with this name (the argument NAME), or the cluster of the common options."""
     if name is not None and screen.cluster is not None:
         raise excluded("NAME", "--cluster")
     return ChosenCluster(screen.file, name or screen.cluster, screen.note)
@@ -158,9 +164,9 @@ def _chosen(screen: Screen, name: str | None) -> ChosenCluster:
 def orphans_list(
     screen: Screen, name: Name = None, project: Project = None, ask_become_pass: AskBecomePass = False
 ) -> None:
-    """List orphans: clusters of a name without a workspace, with their cost."""
-    found = _orphans(screen, Phases(screen), name, project, ask_password=ask_become_pass)
-    screen.result(_orphans_dict(found), *_orphan_lines(found))
+    """List orphans: clusters with this name but without a workspace, with their cost."""
+    orphans = _orphans(screen, Phases(screen), name, project, ask_password=ask_become_pass)
+    screen.result(_orphans_dict(orphans), *_orphan_lines(orphans))
 
 
 def orphans_remove(
@@ -171,49 +177,51 @@ def orphans_remove(
     discard: DiscardAll = False,
     ask_become_pass: AskBecomePass = False,
 ) -> None:
-    """Remove orphans: clusters of a name without a workspace. Shows them with their cost, and asks.
+    """Remove orphans: clusters with this name but without a workspace. Lists them with their cost, and asks.
 
-    Stops with exit code 1 without --discard, also under --yes: nobody can look at what is on them.
+    Refuses, with exit code 1, without --discard, even with --yes: their data can't be examined.
     """
     phases = Phases(screen)
-    found = _orphans(screen, phases, name, project, ask_password=ask_become_pass)
-    lines = list(_orphan_lines(found))
-    if found.clusters:
+    orphans = _orphans(screen, phases, name, project, ask_password=ask_become_pass)
+    lines = list(_orphan_lines(orphans))
+    if orphans.clusters:
         screen.note(*lines)
-        cluster_down.reject_orphans(found, discard=discard)
-        which = ", ".join(found.clusters)
-        screen.confirm(f"remove all of this ({which})? It may be somebody else's", yes=yes)
+        cluster_down.reject_orphans(orphans, discard=discard)
+        cluster_ids = ", ".join(orphans.clusters)
+        screen.confirm(f"remove these clusters ({cluster_ids})? They may belong to another user", yes=yes)
         with phases.shown():
-            runner = PhaseRunner(workspace=Workspace.of(found.name), reporter=phases)
-            kept = cluster_down.remove_orphans(runner, found)
-        down_line = f"cluster {found.name!r} ({which}) is down; cleanup verified"
-        lines = [down_line, *_kept_lines(found.name, kept)]
-    screen.result(_orphans_dict(found), *lines)
+            runner = PhaseRunner(workspace=Workspace.of(orphans.name), reporter=phases)
+            kept = cluster_down.remove_orphans(runner, orphans)
+        down_line = f"removed cluster {orphans.name!r} ({cluster_ids}); cleanup verified"
+        lines = [down_line, *_kept_lines(orphans.name, kept)]
+    screen.result(_orphans_dict(orphans), *lines)
 
 
 def _orphans(
     screen: Screen, phases: Phases, name: str | None, project: str | None, *, ask_password: bool
 ) -> cluster_down.Orphans:
     prompts = replace(prompts_for(screen, ask_password=ask_password), reporter=phases)
-    with screen.working("looking"):
-        found = cluster_down.find_orphans(_chosen(screen, name), prompts, project=project)
-    for one in pending_releases(Workspace.of(found.name)):  # of a cluster that has a workspace
-        screen.note(f"note: {one}", f"  {one.fix}")
-    return found
+    with screen.working("searching"):
+        orphans = cluster_down.find_orphans(_chosen(screen, name), prompts, project=project)
+    # Only a cluster with a workspace has pending releases.
+    for release in pending_releases(Workspace.of(orphans.name)):
+        screen.note(f"note: {release}", f"  {release.fix}")
+    return orphans
 
 
-def _orphans_dict(found: cluster_down.Orphans) -> dict[str, object]:
-    orphans = [
-        {"cluster_id": key, "left": [asdict(one) for one in left]} for key, left in found.clusters.items()
+def _orphans_dict(orphans: cluster_down.Orphans) -> dict[str, object]:
+    rows = [
+        {"cluster_id": cluster_id, "left": [asdict(resource) for resource in resources]}
+        for cluster_id, resources in orphans.clusters.items()
     ]
-    return {"cluster": found.name, "provider": found.settings.type, "orphans": orphans}
+    return {"cluster": orphans.name, "provider": orphans.settings.type, "orphans": rows}
 
 
-def _orphan_lines(found: cluster_down.Orphans) -> Iterator[str]:
-    if not found.clusters:
-        here = " on this machine; -f or --project says where else to look"
-        yield f"cluster {found.name!r} has no orphans{here if found.settings.shares_kernel else ''}"
-    for cluster_id, left in found.clusters.items():
-        cost = sum(one.usd_per_hour or 0 for one in left)
+def _orphan_lines(orphans: cluster_down.Orphans) -> Iterator[str]:
+    if not orphans.clusters:
+        elsewhere = " on this machine; search a cloud with -f or --project"
+        yield f"cluster {orphans.name!r} has no orphans{elsewhere if orphans.settings.shares_kernel else ''}"
+    for cluster_id, resources in orphans.clusters.items():
+        cost = sum(resource.usd_per_hour or 0 for resource in resources)
         yield f"cluster {cluster_id}" + (f", {cost:.2f} USD an hour:" if cost else ":")
-        yield from (f"  {one}" for one in left)
+        yield from (f"  {resource}" for resource in resources)

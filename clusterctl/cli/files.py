@@ -1,4 +1,4 @@
-"""put, get: files and folders, to the cluster and from it."""
+"""The commands put and get, which copy files and folders to and from the cluster."""
 
 from __future__ import annotations
 
@@ -18,63 +18,66 @@ from clusterctl.transport.tree import shown_size
 def put(
     screen: Screen,
     paths: Annotated[
-        list[str], argument("Files and folders here, then the folder there.", metavar="LOCAL... [REMOTE]")
+        list[str],
+        argument("Files and folders here, then the folder on the cluster.", metavar="LOCAL... [REMOTE]"),
     ],
 ) -> None:
     """Copy files and folders to the cluster.
 
-    They go to the home folder, unless the last argument names another.
+    With a single argument, the target is your home folder; with more, the last is the target folder.
     """
-    begun = time.monotonic()
+    started_at = time.monotonic()
     with screen.transfers() as progress:
         done = files.put(screen.chosen(), paths, progress=progress)
     for path in done.skipped:
-        screen.note(f"note: not sent, being no file: {path}")
+        screen.note(f"note: not sent, because it is neither a file nor a folder: {path}")
     folder, skipped = done.sent.folder, [str(path) for path in done.skipped]
-    _show_transfer(screen, done.sent, begun, "sent", folder=folder, where=folder, skipped=skipped)
+    _show_transfer(screen, done.sent, started_at, "sent", folder=folder, where=folder, skipped=skipped)
 
 
 def get(
     screen: Screen,
     paths: Annotated[
-        list[str], argument("Files and folders there, then the folder here.", metavar="REMOTE... [LOCAL]")
+        list[str],
+        argument("Files and folders on the cluster, then the folder here.", metavar="REMOTE... [LOCAL]"),
     ],
 ) -> None:
     """Copy files and folders from the cluster.
 
-    They go to this folder, unless the last argument names another.
+    With a single argument, the target is the current folder; with more, the last is the target folder.
     """
-    begun = time.monotonic()
+    started_at = time.monotonic()
     with screen.transfers() as progress:
         done = files.get(screen.chosen(), paths, progress=progress)
     for path in done.skipped:
-        screen.note(f"note: not fetched, being no file: {path}")
+        screen.note(f"note: not fetched, because it is neither a file nor a folder: {path}")
     local = paths[-1] if len(paths) > 1 else "."
     folder = str(Path(local).absolute())
-    _show_transfer(screen, done, begun, "fetched", folder=folder, where=local, skipped=done.skipped)
+    _show_transfer(screen, done, started_at, "fetched", folder=folder, where=local, skipped=done.skipped)
 
 
 def _show_transfer(
     screen: Screen,
     done: Sent | Fetched,
-    begun: float,
+    started_at: float,
     verb: str,
     *,
     folder: str,
     where: str,
     skipped: Sequence[str],
 ) -> None:
-    """Show how much was transferred, and how fast.
+    """Show the size and the duration of a transfer.
 
-    begun: when it began, by the monotonic clock in seconds.
-    verb: what was done to the files.
-    folder, where: the whole path of their new folder, and the folder as it was named.
-    skipped: paths that are no files.
+    started_at: start of the transfer by the monotonic clock, in seconds.
+    verb: the past participle for the message: sent or fetched.
+    folder: the full path of the target folder.
+    where: the target folder as the user wrote it.
+    skipped: paths that are neither files nor folders.
     """
-    seconds, size = time.monotonic() - begun, shown_size(done.bytes)
-    are = f"1 file, {size}, is" if done.files == 1 else f"{done.files} files, {size}, are"
+    seconds, size = time.monotonic() - started_at, shown_size(done.bytes)
+    amount = f"1 file, {size}, is" if done.files == 1 else f"{done.files} files, {size}, are"
     answer = {"folder": folder, "files": done.files, "bytes": done.bytes, "sent_bytes": done.sent_bytes}
     screen.result(
         {**answer, "seconds": round(seconds, 3), "skipped": list(skipped)},
-        f"{are} in {where}: {shown_size(done.sent_bytes)} {verb} in {seconds:.1f} s",
+        f"{amount} in {where}: {shown_size(done.sent_bytes)} {verb} in {seconds:.1f} s",
     )

@@ -1,4 +1,4 @@
-"""logs, cancel, and how a job is waited for and followed."""
+"""The commands logs and cancel, and functions that wait for jobs and follow their output."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from clusterctl.scheduler.diagnosis import Diagnosis
 
 Ids = Annotated[
-    list[str], argument("Job ids, such as 12, or 12_3 of an array.", metavar="ID...", tab=job_ids)
+    list[str], argument("Job IDs, such as 12, or 12_3 for an array task.", metavar="ID...", tab=job_ids)
 ]
 
 
@@ -33,30 +33,30 @@ def logs(
     screen: Screen,
     job_id: Annotated[
         str | None,
-        argument("Job id. Default: the last job submitted.", metavar="[ID]", tab=job_ids),
+        argument("Job ID. Default: the last submitted job.", metavar="[ID]", tab=job_ids),
     ] = None,
     follow: Annotated[bool, option("Follow the output until the job has ended.", "--follow", "-f")] = False,
-    rank: Annotated[int | None, option("Only what this rank wrote.", min=0, metavar="N")] = None,
-    label: Annotated[bool, option("Begin each line with its rank, as `1: `.")] = False,
+    rank: Annotated[int | None, option("Show only the output of this rank.", min=0, metavar="N")] = None,
+    label: Annotated[bool, option("Begin each line with its rank, such as `1: `.")] = False,
     raw: Annotated[bool, option("Write the bytes unchanged to files and pipes.")] = False,
-    # -f means something else here.
+    # Here, -f is --follow.
     file: Annotated[Path | None, option("Cluster spec. Default: ./cluster.yaml.")] = None,
 ) -> None:
-    """Print a job's stdout and stderr. Ctrl-C detaches; the job goes on.
+    """Print a job's stdout and stderr. Ctrl-C detaches; the job keeps running.
 
     Colors are kept; other control characters are escaped.
     """
     if raw and screen.json:
         raise excluded("--raw", "-o json")
-    kept = KeptLogs()
-    shown = nullcontext(kept.keep) if screen.json else screen.logs(raw=raw)
+    collected = KeptLogs()
+    output = nullcontext(collected.keep) if screen.json else screen.logs(raw=raw)
     ranks = str(rank) if rank is not None else "all" if label else ""
     state: dict[str, Any] = {}
     causes: tuple[Diagnosis, ...] = ()
     try:
         with (
             open_session(screen.chosen()) as session,
-            shown as on_output,
+            output as on_output,
             labelled(on_output) if label and not screen.json else nullcontext(on_output) as show,
         ):
             job_id = job_id or _last_submitted(screen, session)
@@ -64,41 +64,41 @@ def logs(
                 ended = follow_job(screen, session, job_id, None, show=show, rank=ranks)
                 state = {"state": worst(ended).state.value}
             else:
-                # Two answers of the cluster take as long as one.
+                # Both requests to the cluster run at the same time. A diagnosis is optional.
                 jobs = started(functools.partial(session.scheduler.jobs, [job_id]))
                 watch.logs(session, job_id, on_output=show, rank=ranks)
-                with contextlib.suppress(SchedulerError, TransportError):  # the log is what was asked for
+                with contextlib.suppress(SchedulerError, TransportError):
                     causes = () if raw else watch.diagnoses(session, jobs())
     except ENDINGS:
         if not follow:
-            raise  # else detaching is what was asked for
+            raise
     finally:
-        screen.known = {"job_id": job_id, "logs": [asdict(one) for one in kept.texts()]}
+        screen.partial_answer = {"job_id": job_id, "logs": [asdict(log) for log in collected.texts()]}
     if causes:
         screen.note(f"{causes[0].summary}; fix: {causes[0].fix}")
         state = {"diagnosis": causes[0].as_dict()}
-    screen.result({**screen.known, **state})
+    screen.result({**screen.partial_answer, **state})
 
 
 def _last_submitted(screen: Screen, session: Session) -> str:
     for entry in reversed(session.ledger.entries()):
         if entry.job_id is not None:
-            screen.note(Notice("last-job", f"{entry.shown}, the last one submitted"))
+            screen.note(Notice("last-job", f"{entry.shown}, the last submitted job"))
             return entry.job_id
     raise UsageError(
-        "no job was submitted yet",
+        "no job was submitted from here yet",
         code="no-job-yet",
-        fix="name one: `clusterctl jobs` lists the jobs there are",
+        fix="pass a job ID; `clusterctl jobs` lists the jobs",
     )
 
 
 def cancel(screen: Screen, ids: Ids) -> None:
-    """Cancel jobs. The id of an array cancels all of its tasks."""
+    """Cancel jobs. The ID of an array cancels all its tasks."""
     with open_session(screen.chosen(), patience_s=SOON_S) as session:
         jobs = watch.cancel(session, ids)
     cancelled, ended = ([job for job in jobs if job.ended is over] for over in (False, True))
     lines = [f"cancelled job {job.id} ({job.name})" for job in cancelled]
-    lines += [f"job {job.id} ({job.name}) had ended already: {job.state}" for job in ended]
+    lines += [f"job {job.id} ({job.name}) had already ended: {job.state}" for job in ended]
     answer = {
         "cancelled": [job.id for job in cancelled],
         "already_ended": [{"job_id": job.id, "state": job.state.value} for job in ended],
@@ -116,7 +116,7 @@ def wait_for(
 def follow_job(
     screen: Screen, session: Session, job_id: str, timeout_s: float | None, *, show: OnOutput, rank: str = ""
 ) -> tuple[JobInfo, ...]:
-    """Show what a job writes until it has ended; raises unless it completed."""
+    """Show the output of a job until it has ended. Raise an error unless it completed."""
     changes = ChangeNotes(screen.note)
     with _detaching(screen, [job_id]):
         ended = watch.follow(
@@ -128,18 +128,18 @@ def follow_job(
 
 @contextmanager
 def _detaching(screen: Screen, ids: Sequence[str]) -> Iterator[None]:
-    """Ctrl-C or a signal ends the watching, never the job; that is said."""
+    """Tell the user that Ctrl-C or a signal detached from jobs, which keep running."""
     try:
         yield
     except ENDINGS:
-        goes_on = f"detached; job {', '.join(ids)} goes on: `clusterctl logs {ids[0]} -f` follows it again"
-        screen.note(Notice("detached", goes_on))
+        text = f"detached; job {', '.join(ids)} keeps running; follow it with `clusterctl logs {ids[0]} -f`"
+        screen.note(Notice("detached", text))
         raise
 
 
 def timeout_of(text: str | None) -> float | None:
-    """Seconds of ``--timeout``, which is written as ``--time`` is."""
+    """Return the value of ``--timeout`` in seconds. It has the format of ``--time``."""
     try:
         return None if text is None else float(parse_slurm_time_s(text))
     except ValueError as exc:
-        raise UsageError("--timeout is wrong", code="bad-value", why=str(exc)) from exc
+        raise UsageError("the value of --timeout is wrong", code="bad-value", why=str(exc)) from exc

@@ -1,4 +1,4 @@
-"""status, jobs: nodes and jobs as they are, and one job in full."""
+"""The commands status and jobs, which show nodes, jobs, and a single job in full."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from clusterctl.scheduler.diagnosis import Diagnosis
 
 _NONE: Final = "-"
-# So many jobs get a line that tells what they wait for. As JSON, all of them do.
+# The most pending jobs whose reason is shown. JSON has the reasons of all.
 _MOST_WAITING: Final = 10
-_RECENT: Final = 20  # jobs that are listed, besides those that go on
+# The number of ended jobs in the list, in addition to active jobs.
+_RECENT: Final = 20
 _REFRESH_S: Final = 2.0
 _MOST_FILES: Final = 100
 _LIST: Final = f'cd -- "$1" && find . -maxdepth 2 -type f -printf "%s %P\\0" | head -z -n {_MOST_FILES}'
@@ -36,50 +37,53 @@ _LIST: Final = f'cd -- "$1" && find . -maxdepth 2 -type f -printf "%s %P\\0" | h
 def status(screen: Screen) -> None:
     """Show the state of nodes and jobs."""
     workspace = screen.chosen().workspace()
-    found = status_of(workspace)
+    cluster_status = status_of(workspace)
     waits: list[Diagnosis] = []
-    if any(job.state is JobState.PENDING for job in found.jobs):
-        # The catalogue of causes takes a while to read.
+    if any(job.state is JobState.PENDING for job in cluster_status.jobs):
+        # A slow import.
         from clusterctl.scheduler.diagnosis import waiting
 
-        waits = waiting(found.jobs)
+        waits = waiting(cluster_status.jobs)
     releases: tuple[PendingRelease, ...] = ()
     if workspace.releases.exists():
-        # Only machines of the user's own are released.
+        # Only the user's own machines have releases.
         from clusterctl.providers.base import pending_releases
 
         releases = pending_releases(workspace)
     answer = {
-        "cluster": found.cluster,
-        "provider": found.provider,
-        "ready": found.ready,
+        "cluster": cluster_status.cluster,
+        "provider": cluster_status.provider,
+        "ready": cluster_status.ready,
         "nodes": [
             {key: getattr(node, key) for key in ("name", "cpus", "memory_mib", "reason")}
             | {"state": node.shown}
-            for node in found.nodes
+            for node in cluster_status.nodes
         ],
-        "jobs": [job.as_dict() for job in found.jobs],
+        "jobs": [job.as_dict() for job in cluster_status.jobs],
         "waiting": [diagnosis.as_dict() for diagnosis in waits],
-        "auto_down": found.auto_down,
+        "auto_down": cluster_status.auto_down,
         "pending_releases": [release.as_dict() for release in releases],
     }
-    # A table of many jobs takes as long as the scheduler's answer.
-    lines = [] if screen.json else _lines(screen, found, waits, releases)
+    lines = [] if screen.json else _lines(screen, cluster_status, waits, releases)
     screen.result(answer, *lines)
 
 
 def _lines(
-    screen: Screen, found: Status, waits: Sequence[Diagnosis], releases: Sequence[PendingRelease]
+    screen: Screen, cluster_status: Status, waits: Sequence[Diagnosis], releases: Sequence[PendingRelease]
 ) -> list[str]:
-    lines = [f"cluster {found.cluster} ({found.provider}): {'ready' if found.ready else 'NOT ready'}", ""]
-    rows = [(n.name, n.shown, n.cpus, shown_memory(n.memory_mib), n.reason) for n in found.nodes]
+    lines = [
+        f"cluster {cluster_status.cluster} ({cluster_status.provider}): "
+        f"{'ready' if cluster_status.ready else 'NOT ready'}",
+        "",
+    ]
+    rows = [(n.name, n.shown, n.cpus, shown_memory(n.memory_mib), n.reason) for n in cluster_status.nodes]
     lines += screen.table(["NODE", "STATE", "CPUS", "MEMORY", "REASON"], rows)
-    if found.jobs:
-        lines += ["", *job_table(screen, found.jobs, users=True)]
+    if cluster_status.jobs:
+        lines += ["", *job_table(screen, cluster_status.jobs, users=True)]
         lines += ["", *(diagnosis.summary for diagnosis in waits[:_MOST_WAITING])] if waits else []
-    if auto_down := found.auto_down:
-        state = "" if auto_down["armed"] else ", but its timer does not run: `clusterctl up` starts it"
-        lines += ["", f"an idle cluster takes itself down after {auto_down['after']}{state}"]
+    if auto_down := cluster_status.auto_down:
+        state = "" if auto_down["armed"] else ", but its timer is stopped; start it with `clusterctl up`"
+        lines += ["", f"the cluster shuts itself down after {auto_down['after']} without jobs{state}"]
     for release in releases:
         lines += ["", str(release), f"  {release.fix}"]
     return lines
@@ -88,116 +92,120 @@ def _lines(
 def jobs(
     screen: Screen,
     ids: Annotated[
-        Words, argument("Only these jobs; one alone in full.", metavar="[ID...]", tab=job_ids)
+        Words,
+        argument("Show only these jobs; a single job is shown in full.", metavar="[ID...]", tab=job_ids),
     ] = None,
     everything: Annotated[
-        bool, option(f"All jobs, not only the last {_RECENT} and those that go on.", "--all")
+        bool, option(f"List all jobs, not just the last {_RECENT} and those still active.", "--all")
     ] = False,
-    watch: Annotated[bool, option("Show them again as they change, until Ctrl-C.")] = False,
+    watch: Annotated[bool, option("Show changes of jobs until Ctrl-C.")] = False,
 ) -> None:
-    """List your jobs, newest first; or show one in full.
+    """List your jobs, newest first, or show a single job in full.
 
-    Lists jobs that wait or run, and those submitted from here; an array is one line. With one ID: also its
-    resources, its folder and files on the cluster, where its run was collected to, and how it ended.
+    Lists pending and running jobs, and jobs submitted from here; an array has a single line. With a single
+    ID: also its resources, its folder and files on the cluster, the folder of its collected run, and the
+    cause of a failure.
     """
     if watch and screen.json:
         raise excluded("--watch", "-o json")
     with open_session(screen.chosen(), patience_s=SOON_S) as session:
         if watch:
-            with suppress(*ENDINGS):  # which is how it ends
+            # The user ends the watch by Ctrl-C or a signal.
+            with suppress(*ENDINGS):
                 _watch(screen, _rounds(session, ids, everything=everything))
             return
-        found, older = _asked(session, ids, everything=everything)
-        if ids and len({job.whole_id for job in found}) == 1:
-            _show_in_full(screen, session, found)
+        infos, older = _list_or_find(session, ids, everything=everything)
+        if ids and len({job.whole_id for job in infos}) == 1:
+            _show_in_full(screen, session, infos)
             return
-    screen.result({"jobs": [job.as_dict() for job in found]}, *job_table(screen, found))
+    screen.result({"jobs": [job.as_dict() for job in infos]}, *job_table(screen, infos))
     if older:
-        screen.note(Notice("older-jobs", f"{older} older ones: `clusterctl jobs --all`"))
+        screen.note(Notice("older-jobs", f"{older} older jobs: `clusterctl jobs --all`"))
 
 
-def _asked(session: Session, ids: Words, *, everything: bool) -> tuple[tuple[JobInfo, ...], int]:
+def _list_or_find(session: Session, ids: Words, *, everything: bool) -> tuple[tuple[JobInfo, ...], int]:
     return (known_jobs(session, ids), 0) if ids else list_jobs(session, None if everything else _RECENT)
 
 
 def _rounds(session: Session, ids: Words, *, everything: bool) -> Iterator[tuple[JobInfo, ...]]:
-    """Yield the jobs again and again, those of ``ids`` until they have ended."""
+    """Yield the jobs repeatedly. If ``ids`` are given, stop when these jobs have ended."""
     while True:
-        yield (found := _asked(session, ids, everything=everything)[0])
-        if ids and all(job.ended for job in found):
+        yield (infos := _list_or_find(session, ids, everything=everything)[0])
+        if ids and all(job.ended for job in infos):
             return
         session.scheduler.clock.sleep(_REFRESH_S)
 
 
 def _watch(screen: Screen, rounds: Iterator[tuple[JobInfo, ...]]) -> None:
-    """Show jobs as they change: drawn anew on a terminal, elsewhere a line for each that changed."""
+    """Show jobs as they change: redraw the table on a terminal, otherwise print a line for each change."""
     if sys.stdout.isatty():
         with screen.redrawing() as draw:
-            for found in rounds:
-                draw(job_table(screen, found))
+            for infos in rounds:
+                draw(job_table(screen, infos))
         return
-    seen: dict[str, Any] = {}
-    for found in rounds:
-        for job in reversed(found):
-            if seen.get(job.id) != reported(job):
-                seen[job.id] = reported(job)
+    shown: dict[str, Any] = {}
+    for infos in rounds:
+        for job in reversed(infos):
+            if shown.get(job.id) != reported(job):
+                shown[job.id] = reported(job)
                 screen.result({}, _in_a_line(job))
 
 
 def _in_a_line(job: JobInfo) -> str:
     where = f" on {','.join(job.nodes)}" if job.nodes else ""
     code = f", exit {job.exit}" if job.exit else ""
-    why = f" ({job.reason})" if job.reason else ""
-    return f"job {job.id} ({job.name}) {job.state.value}{where}{code}{why}"
+    reason = f" ({job.reason})" if job.reason else ""
+    return f"job {job.id} ({job.name}) {job.state.value}{where}{code}{reason}"
 
 
-def _show_in_full(screen: Screen, session: Session, found: Sequence[JobInfo]) -> None:
-    """One job, or all tasks of one array, whose folder is one."""
-    job = found[0]
+def _show_in_full(screen: Screen, session: Session, tasks: Sequence[JobInfo]) -> None:
+    """Show a job in full, or an array, whose tasks share a folder."""
+    job = tasks[0]
     entry = session.ledger.find(job.whole_id)
     script = f"{job.work_dir}/{session.scheduler.script_name}" if job.token else None
     files = _files(session, job) if job.token else []
     run_dir = entry.run_dir if entry is not None else None
-    is_here = run_dir is not None and os.path.isdir(run_dir)  # noqa: PTH112 - no error
-    cause = diagnosis_of(session, found)
+    is_here = run_dir is not None and os.path.isdir(run_dir)  # noqa: PTH112 - never raises
+    cause = diagnosis_of(session, tasks)
     diagnosis = cause.as_dict() if cause is not None else None
     more = {"script": script, "files": files, "run_dir": run_dir, "diagnosis": diagnosis}
-    rows = _rows(job) if len(found) == 1 else []
+    rows = _rows(job) if len(tasks) == 1 else []
     rows += [("folder", job.work_dir), ("script", script), ("files", _shown_files(files) if script else "")]
-    lacks = f"{'not here any more' if run_dir else 'not yet'}: `clusterctl collect {job.whole_id}`"
+    lacks = f"{'no longer here' if run_dir else 'not yet'}: `clusterctl collect {job.whole_id}`"
     rows += [("collected", run_dir if is_here else lacks)] if script else []
-    lines = [] if len(found) == 1 else [*job_table(screen, found, tasks=True), ""]
+    lines = [] if len(tasks) == 1 else [*job_table(screen, tasks, tasks=True), ""]
     lines += [f"{name:<10} {value}" for name, value in rows if value]
     if cause is not None:
         lines += ["", cause.summary, *(f"| {line}" for line in cause.lines), f"fix: {cause.fix}"]
-    screen.result({"jobs": [{**one.as_dict(), **more} for one in found]}, *lines)
+    screen.result({"jobs": [{**task.as_dict(), **more} for task in tasks]}, *lines)
 
 
 def _rows(job: JobInfo) -> list[tuple[str, str | None]]:
     limit = "no limit" if job.time_limit_s is None else f"limit {shown_elapsed(job.time_limit_s)}"
-    said = ("name", "user", "state", "reason", "exit", "partition", "account", "qos")
+    fields = ("name", "user", "state", "reason", "exit", "partition", "account", "qos")
     times = {"submitted": job.submit_time, "started": job.start_time, "ended": job.end_time}
     return [
         ("job", job.id),
-        *((key, getattr(job, key)) for key in said),
+        *((key, getattr(job, key)) for key in fields),
         ("nodes", ", ".join(job.nodes)),
         ("resources", job.tres),
-        *((key, shown_time(at)) for key, at in times.items()),
+        *((key, shown_time(time)) for key, time in times.items()),
         ("elapsed", f"{shown_elapsed(job.elapsed_s)}, {limit}"),
     ]
 
 
 def _files(session: Session, job: JobInfo) -> list[dict[str, Any]] | None:
-    """The files of a job's folder, of up to two levels; None where they can't be listed."""
-    found: list[dict[str, Any]] = []
+    """Return the files of a job's folder, up to two levels deep. None: they can't be listed."""
+    files: list[dict[str, Any]] = []
     try:
         for host, transport in session.hosts_with_files(job.nodes):
-            said = transport.run(["sh", "-c", _LIST, "sh", job.work_dir], check=False).stdout
-            for size, _, path in (line.partition(" ") for line in said.split("\0")[:-1]):
-                found.append({"path": path, "bytes": int(size), "host": host})
-    except (TransportError, ValueError):  # how the job is was what was asked for
+            listing = transport.run(["sh", "-c", _LIST, "sh", job.work_dir], check=False).stdout
+            for size, _, path in (line.partition(" ") for line in listing.split("\0")[:-1]):
+                files.append({"path": path, "bytes": int(size), "host": host})
+    except (TransportError, ValueError):
+        # The state of the job can be shown without the files.
         return None
-    return sorted(found, key=lambda file: (file["path"], file["host"]))
+    return sorted(files, key=lambda file: (file["path"], file["host"]))
 
 
 def _shown_files(files: Sequence[dict[str, Any]] | None) -> str:
@@ -205,40 +213,41 @@ def _shown_files(files: Sequence[dict[str, Any]] | None) -> str:
     from clusterctl.transport.tree import shown_size
 
     if files is None:
-        return "they can't be listed now"
+        return "can't be listed now"
     several = len({file["host"] for file in files}) > 1
     logs = [
         f"{file['path']}{' of ' + file['host'] if several else ''} ({shown_size(file['bytes'])})"
         for file in files
         if file["path"].endswith(".log")
     ]
-    others = len(files) - len(logs)
-    shown = [*logs, *([f"{others} more"] if others else [])]
-    return ", ".join(shown) or Notice("job-folder-empty", "none: the folder is empty, or gone")
+    other_count = len(files) - len(logs)
+    shown = [*logs, *([f"{other_count} more"] if other_count else [])]
+    return ", ".join(shown) or Notice("job-folder-empty", "the folder is empty or was deleted")
 
 
 def job_table(
     screen: Screen, infos: Sequence[JobInfo], *, users: bool = False, tasks: bool = False
 ) -> list[str]:
-    """Jobs as `jobs` and `status` show them; ``users``: whose each is, too.
+    """Return the table of jobs for `jobs` and `status`. Empty if the output is JSON.
 
-    An array is one line, or a line for each of its ``tasks``. None where the answer is JSON.
+    users: add a column with the user of each job.
+    tasks: show a line for each task of an array, instead of a single line.
     """
     if screen.json:
         return []
     if not infos:
         return ["no jobs"]
     head = ["JOB", "NAME", "STATE", "NODES", "SUBMITTED", "ELAPSED", "LIMIT", "EXIT", "REASON"]
-    lines = [list(one) for _, one in groupby(infos, key=lambda job: job.id if tasks else job.whole_id)]
-    rows = [_job_row(one) for one in lines]
+    groups = [list(group) for _, group in groupby(infos, key=lambda job: job.id if tasks else job.whole_id)]
+    rows = [_job_row(group) for group in groups]
     if users:
-        for row, cell in zip((head, *rows), ("USER", *(one[0].user for one in lines)), strict=True):
+        for row, cell in zip((head, *rows), ("USER", *(group[0].user for group in groups)), strict=True):
             row.insert(2, cell)
     return screen.table(head, rows)
 
 
 def _job_row(jobs: Sequence[JobInfo]) -> list[str]:
-    """A job, or the tasks of an array: how many are in which state, and the rest of the worst of them."""
+    """Return the table row of a job or an array. For an array: counts of states, values of the worst task."""
     head, array = worst(jobs), len(jobs) > 1
     return [
         f"{head.whole_id} ({len(jobs)} tasks)" if array else head.id,
@@ -254,14 +263,15 @@ def _job_row(jobs: Sequence[JobInfo]) -> list[str]:
 
 
 def shown_time(at: int | None) -> str:
-    """A time as people read it, of their own time zone."""
-    with suppress(OverflowError, ValueError, OSError):  # a damaged record
+    """Format a time for people, in the local time zone."""
+    # The time in a damaged record may be out of range.
+    with suppress(OverflowError, ValueError, OSError):
         return _NONE if at is None else f"{datetime.fromtimestamp(at).astimezone():%Y-%m-%d %H:%M:%S}"
     return str(at)
 
 
 def shown_elapsed(seconds: int | None) -> str:
-    """A time span as Slurm writes it: ``01:30:00``, ``2-00:00:00``."""
+    """Format a duration like Slurm: ``01:30:00``, ``2-00:00:00``."""
     if seconds is None:
         return _NONE
     days, rest = divmod(seconds, 86_400)

@@ -1,4 +1,4 @@
-"""The options common to all verbs, what TAB offers, and how a verb ends."""
+"""The options common to all commands, completions for TAB, and the handling of errors in commands."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ from clusterctl.errors import ClusterctlError, MachineError, printable
 from clusterctl.state.workspace import clusters_up, state_home, write_atomic
 from clusterctl.util.disk import REFUSALS, disk_error, read_rows
 
-# What TAB offers is words from the workspace and the current folder, never from the network. What a shell
-# could take for more than a word is not offered: zsh evaluates even what is said of one.
+# Completions come from the workspace and the current folder, never from the network. Only words without
+# special characters are offered, because zsh evaluates even the descriptions of completions.
 _PROGRAMS = (".py", ".sh", ".bash", ".yaml", ".yml")
-_PLAIN = re.compile(r"[\w.+][\w.+-]*")  # a shell takes it as it is
+_PLAIN = re.compile(r"[\w.+][\w.+-]*")
 _NOT_PLAIN = re.compile(r"[^\w.+-]")
 
 INTERRUPTED = 130
 
 
 def jobs_to_submit(incomplete: str) -> list[str]:
-    """Bundled jobs, and the scripts and job files of this folder; other paths the shell completes itself."""
+    """Complete bundled jobs, and scripts and job files in this folder. The shell completes other paths."""
     from clusterctl.spec.job import BUNDLED_JOBS
 
     try:
         names = [path.name for path in Path().iterdir()]
-    except OSError:  # a folder that can't be listed
+    except OSError:
         names = []
     here = sorted(name for name in names if name.endswith(_PROGRAMS))
     return _offered((*BUNDLED_JOBS, *here), incomplete)
 
 
 def job_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Jobs submitted from here, the newest first, with their names."""
-    found: dict[str, dict[str, Any]] = {}
+    """Complete the IDs of jobs submitted from here, the newest first, with their names."""
+    entries: dict[str, dict[str, Any]] = {}
     with suppress(OSError, UnicodeDecodeError):
         for row in read_rows(_workspace(ctx) / "jobs.jsonl"):
-            found.setdefault(row.get("token", ""), {}).update(row)
-    names = {str(row.get("job_id", "")): str(row.get("name") or "") for row in found.values()}
+            entries.setdefault(row.get("token", ""), {}).update(row)
+    names = {str(row.get("job_id", "")): str(row.get("name") or "") for row in entries.values()}
     return [(job_id, _NOT_PLAIN.sub("_", names[job_id])) for job_id in _offered(reversed(names), incomplete)]
 
 
@@ -81,9 +81,9 @@ def _offered(words: Iterable[str], incomplete: str) -> list[str]:
 
 
 def _workspace(ctx: typer.Context) -> Path:
-    """The folder of the cluster that the words typed so far mean."""
-    given = {**(ctx.parent.params if ctx.parent else {}), **{k: v for k, v in ctx.params.items() if v}}
-    file, name = given.get("file"), given.get("cluster")
+    """Return the workspace folder of the cluster that the words typed so far select."""
+    typed = {**(ctx.parent.params if ctx.parent else {}), **{k: v for k, v in ctx.params.items() if v}}
+    file, name = typed.get("file"), typed.get("cluster")
     screen = Screen(json=False, color=False, file=Path(file) if file else None, cluster=name)
     with suppress(ClusterctlError):
         return replace(screen.chosen(), note=lambda _: None).workspace().root
@@ -94,15 +94,21 @@ def _hosts(ctx: typer.Context) -> list[dict[str, Any]]:
     try:
         return list(json.loads((_workspace(ctx) / "hosts.json").read_bytes())["hosts"])
     except (OSError, ValueError, KeyError):
-        return []  # not up: nothing to offer
+        # The cluster is not up.
+        return []
 
 
 Words = list[str] | None
-Tab = Callable[..., Sequence[object]]  # says what TAB offers
+# A function that returns completions.
+Tab = Callable[..., Sequence[object]]
 
 
 def option(text: str, *names: str, tab: Tab | None = None, **settings: Any) -> Any:
-    """Return an option with this help. Without ``names`` it has that of its parameter."""
+    """Return a Typer option with this help text.
+
+    names: its flags. Empty: derived from the name of the parameter.
+    tab: called by TAB; returns completions.
+    """
     return typer.Option(*names, help=text, autocompletion=tab, **settings)
 
 
@@ -120,25 +126,31 @@ class Output(StrEnum):
 
 
 def folder_path(text: str) -> Path:
-    """A folder that is named at all: the empty text would be the current one."""
+    """Parse the path of a folder. The empty text is an error, because it would mean the current folder."""
     if not text:
-        raise typer.BadParameter("it names no folder")
+        raise typer.BadParameter("the path is empty")
     return Path(text)
 
 
 File = Annotated[
-    Path | None, option("Cluster spec. Default: ./cluster.yaml, else a local cluster.", "--file", "-f")
+    Path | None, option("Cluster spec. Default: ./cluster.yaml, or a local cluster.", "--file", "-f")
 ]
 Cluster = Annotated[
     str | None,
-    option("Name of a cluster: uses its applied spec, not a spec file.", "--cluster", tab=clusters),
+    option(
+        "Use this cluster and the spec it was created with, instead of a spec file.",
+        "--cluster",
+        tab=clusters,
+    ),
 ]
 Format = Annotated[Output | None, option("Show results as text or as JSON.", "--output", "-o")]
-Verbose = Annotated[bool, option("More detail; tracebacks of unexpected errors.", "--verbose", "-v")]
+Verbose = Annotated[
+    bool, option("Show more detail, and tracebacks for unexpected errors.", "--verbose", "-v")
+]
 OutFolder = Annotated[
     Path | None, option("Folder for collected runs. Default: ./runs.", parser=folder_path, metavar="PATH")
 ]
-NoColor = Annotated[bool, option("No colors; the same as the variable NO_COLOR.", "--no-color")]
+NoColor = Annotated[bool, option("Disable colors, as the variable NO_COLOR does.", "--no-color")]
 
 COMMON: Final = {"file": File, "cluster": Cluster, "output": Format, "verbose": Verbose, "no_color": NoColor}
 
@@ -169,10 +181,10 @@ _SYNONYM: Final = "_synonym"
 
 
 def takes(flags: Mapping[str, Any], **synonyms: Any) -> Callable[[Verb], Verb]:
-    """Give a verb more options than its signature spells out. Those that are given arrive as ``**given``.
+    """Add options to a command that its signature does not list. Options that are set arrive as ``**given``.
 
     flags: name -> annotation.
-    synonyms: the same, of further options that set what the option of the same name does.
+    synonyms: name -> annotation of a further option that sets the same value.
     """
 
     def decorate(function: Verb) -> Verb:
@@ -184,47 +196,52 @@ def takes(flags: Mapping[str, Any], **synonyms: Any) -> Callable[[Verb], Verb]:
 
 
 def verb(function: Verb) -> Callable[..., None]:
-    """Turn ``function(screen, ...)`` into a Typer command that also takes the common options.
+    """Turn ``function(screen, ...)`` into a Typer command with the common options.
 
-    An option of its own takes the place of a common one of that name, and fills the same place of the screen.
-    What the function returns is the exit code. Expected errors are shown in one shape; an unexpected one
-    leaves its traceback in the state folder and one line here.
+    The function returns the exit code. An option of the function replaces the common option with the same
+    name and sets the same field of the screen. Expected errors are shown in the same format. The traceback of
+    an unexpected error is written to the state folder, and a single line is shown.
     """
     flags = getattr(function, "flags", {})
-    named = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+    declared = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
     rest = inspect.Parameter.VAR_KEYWORD
-    own = {one.name: one for one in named if one.kind is not rest and one.name not in flags}
-    more = {**flags, **{name: kind for name, kind in COMMON.items() if name not in own}}
-    own |= {name: inspect.Parameter(name, _BY_NAME, default=None, annotation=more[name]) for name in more}
+    by_name = {
+        parameter.name: parameter
+        for parameter in declared
+        if parameter.kind is not rest and parameter.name not in flags
+    }
+    more = {**flags, **{name: kind for name, kind in COMMON.items() if name not in by_name}}
+    by_name |= {name: inspect.Parameter(name, _BY_NAME, default=None, annotation=more[name]) for name in more}
 
     @functools.wraps(function)
-    def command(ctx: typer.Context, **given: Any) -> None:
-        common = {name: given.pop(name, None) or ctx.obj[name] for name in COMMON}
+    def command(ctx: typer.Context, **arguments: Any) -> None:
+        common = {name: arguments.pop(name, None) or ctx.obj[name] for name in COMMON}
         output, no_color = common.pop("output"), common.pop("no_color") or os.environ.get("NO_COLOR")
         screen = Screen(json=output == "json", markdown=output == "md", color=not no_color, **common)
         for name in flags:
-            if (value := given.pop(name)) not in (None, [], ()):
-                given[name.removesuffix(_SYNONYM)] = value
+            if (value := arguments.pop(name)) not in (None, [], ()):
+                arguments[name.removesuffix(_SYNONYM)] = value
         try:
-            code = function(screen, **given) or 0
-        except (Exception, KeyboardInterrupt) as exc:  # no traceback ever reaches a user unasked
+            code = function(screen, **arguments) or 0
+        except (Exception, KeyboardInterrupt) as exc:
+            # Tracebacks are only shown with -v.
             code = _ended(exc, screen)
         raise typer.Exit(code)
 
     parameters = [inspect.Parameter("ctx", _BY_NAME, annotation=typer.Context)]
-    parameters += [one.replace(kind=_BY_NAME) for one in own.values()]
-    for one in parameters:
-        kind, info = (*get_args(one.annotation), None, None)[:2]
-        # Else Typer would add ``--no-NAME``. The first of the names that were given is its ``default``.
+    parameters += [parameter.replace(kind=_BY_NAME) for parameter in by_name.values()]
+    for parameter in parameters:
+        kind, info = (*get_args(parameter.annotation), None, None)[:2]
+        # Otherwise Typer adds ``--no-NAME``. Typer stores the first of the given flags as the ``default``.
         if kind is bool and info.default is ... and not info.param_decls:
-            info.param_decls = (f"--{one.name.replace('_', '-')}",)
+            info.param_decls = (f"--{parameter.name.replace('_', '-')}",)
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     return command
 
 
 def _ended(exc: BaseException, screen: Screen) -> int:
-    """Show what a verb ended by, and return its exit code."""
+    """Show the error that ended a command, and return the exit code."""
     match exc:
         case ClusterctlError():
             screen.error(exc)
@@ -242,16 +259,17 @@ def _ended(exc: BaseException, screen: Screen) -> int:
 
 
 def _unexpected(screen: Screen) -> ClusterctlError:
-    """Return the error about a bug, whose traceback goes into the state folder unless ``-v`` shows it."""
+    """Return the error about a bug. Write its traceback to the state folder, unless ``-v`` shows it."""
     text = traceback.format_exc()
-    why, fix = text.strip().splitlines()[-1], "run it again with -v"
+    cause, fix = text.strip().splitlines()[-1], "run the command again with -v"
     if screen.verbose:
-        why, fix = text, ""
+        cause, fix = text, ""
     else:
         with suppress(OSError, ClusterctlError):
-            folder = state_home() / ".errors"  # a cluster may be called "errors"
+            # The dot avoids a conflict with a cluster named "errors".
+            folder = state_home() / ".errors"
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             path = folder / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.txt"
             write_atomic(path, "\n".join(map(printable, [str(sys.argv), *text.splitlines(), ""])))
             fix = f"report it with the traceback in {path}"
-    return ClusterctlError("unexpected error, this is a bug", code="bug", why=why, fix=fix)
+    return ClusterctlError("unexpected error, this is a bug", code="bug", why=cause, fix=fix)

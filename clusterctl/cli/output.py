@@ -1,7 +1,7 @@
-"""What a person or a program sees: results on stdout, progress and errors on stderr.
+"""The output of commands: results on stdout, progress and errors on stderr.
 
-Text goes through ``util/terminal.py`` here. A line that a verb gives is one line: a newline in a value,
-perhaps of a job, becomes visible as other control characters do. Several lines are given as several.
+Control characters are escaped, including newlines inside a line. Commands pass several lines as several
+strings.
 """
 
 from __future__ import annotations
@@ -32,25 +32,27 @@ if TYPE_CHECKING:
 
 
 READER_GONE = 128 + signal.SIGPIPE
-# A transfer that takes less is not worth a bar.
+# Shorter transfers show no progress bar.
 _SILENT_S = 1.0
 
 
 class Terminated(SystemExit):
-    """SIGTERM or SIGHUP has come. The exit code is 128 + its number."""
+    """SIGTERM or SIGHUP was received. The exit code is 128 + the signal's number."""
 
 
-ENDINGS = (KeyboardInterrupt, Terminated)  # by which a user ends what goes on
+# The exceptions that mean that the user ends a command.
+ENDINGS = (KeyboardInterrupt, Terminated)
 
 
 @dataclass
 class Screen:
-    """The output of one verb, and the options that all verbs have.
+    """The output of a command, and the options that all commands share.
 
-    json: whether stdout carries exactly one JSON object.
+    json: whether stdout gets exactly one JSON object.
     markdown: whether `report` prints Markdown.
-    verbose: whether more is told, and tracebacks of unexpected errors.
-    file, cluster: the spec file or the name of a cluster that were given; see ``chosen``.
+    verbose: whether to show more detail, and tracebacks of unexpected errors.
+    file, cluster: the given spec file or cluster name; see ``chosen``.
+    partial_answer: fields of the answer that are known so far. An error shows them, too.
     """
 
     json: bool
@@ -59,32 +61,31 @@ class Screen:
     verbose: bool = False
     file: Path | None = None
     cluster: str | None = None
-    # A part of the answer, which is also shown if the verb ends in an error.
-    known: dict[str, Any] = field(default_factory=dict)
-    # Draws what notes must stay above.
+    partial_answer: dict[str, Any] = field(default_factory=dict)
+    # The console of a spinner or a progress bar. Notes are printed above it.
     _below: Console | None = None
-    # Moves until a question is asked.
+    # The moving picture, which stops during prompts.
     live: Live | None = None
-    # Lines that head a table. They are bold.
+    # The header lines of tables, which are bold.
     _heads: set[str] = field(default_factory=set)
     _logs: dict[tuple[str, int | None], LogFilter] = field(default_factory=dict)
 
     def chosen(self) -> ChosenCluster:
-        """Return the cluster that is meant. Its notes go to the screen."""
-        # The help does not need it.
+        """Return the cluster that the options select. Its notes go to the screen."""
+        # A slow import, which --help does not need.
         from clusterctl.state.chosen import ChosenCluster
 
         return ChosenCluster(self.file, self.cluster, self.note)
 
     def result(self, answer: dict[str, Any], *lines: str) -> None:
-        """The verb's answer: the object for programs, the lines for people."""
+        """Print the result of a command: ``answer`` as JSON for programs, or ``lines`` for people."""
         if self.json:
             self._write(_json({"ok": True, "failures": [], **answer}))
         elif lines:
             self._write(f"{self._shown(lines, stderr=False)}\n".encode(errors="replace"))
 
     def document(self, answer: dict[str, Any], text: str) -> None:
-        """The same of a text that is ours, such as a script: unchanged but for a terminal."""
+        """Print a text such as a script as the result. On a terminal, control characters are escaped."""
         if self.json:
             self.result(answer)
             return
@@ -94,9 +95,9 @@ class Screen:
 
     @contextmanager
     def logs(self, *, raw: bool = False) -> Iterator[Callable[[LogChunk], None]]:
-        """Yields what shows the logs of jobs, each on the stream that the job wrote it to.
+        """Yield a function that shows the logs of jobs, each on its own stream.
 
-        ``raw`` leaves the bytes as they are, but for a terminal.
+        raw: print the bytes unchanged, except on a terminal.
         """
         try:
             yield functools.partial(self._log, raw=raw)
@@ -113,11 +114,12 @@ class Screen:
         self._write(data, chunk.stream)
 
     def _own_line(self) -> None:
-        """End the line that a log has begun, and its color: it could hide or overwrite what follows there."""
+        """End an unfinished line of a log, and its color, because it could hide or overwrite later output."""
         for name in ("stdout", "stderr"):
+            # Notes and errors go to stderr. They only meet stdout on a terminal.
             if name == "stdout" and not (sys.stdout.isatty() and sys.stderr.isatty()):
-                continue  # it is not where notes and errors go
-            ends = {log.end_line() for (of, _), log in self._logs.items() if of == name}
+                continue
+            ends = {log.end_line() for (stream, _), log in self._logs.items() if stream == name}
             if end := max(ends, key=len, default=b""):
                 self._write(end, name)
 
@@ -128,7 +130,7 @@ class Screen:
             stream.buffer.flush()
 
     def _shown(self, lines: Sequence[str], *, stderr: bool) -> str:
-        """The lines, fit for a terminal; heads of tables are bold on one."""
+        """Join lines to a text with control characters escaped and, on a terminal, bold table headers."""
         shown = [printable(line) for line in lines]
         if self._heads.intersection(shown) and self._is_colored(sys.stderr if stderr else sys.stdout):
             shown = [f"\x1b[1m{line}\x1b[0m" if line in self._heads else line for line in shown]
@@ -138,7 +140,7 @@ class Screen:
         return self.color and stream.isatty() and can_draw()
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-        """The lines of a plain table: columns aligned, no frames, numbers to the right."""
+        """Return the lines of a table without frames. Numbers are aligned to the right."""
         from rich.cells import cell_len, set_cell_size
 
         numeric = [
@@ -159,7 +161,7 @@ class Screen:
         return lines
 
     def note(self, *lines: str) -> None:
-        """Lines of progress, or something worth knowing, on stderr."""
+        """Print lines about progress, or notes, on stderr."""
         if not lines:
             return
         self._own_line()
@@ -172,7 +174,7 @@ class Screen:
 
     @contextmanager
     def redrawing(self) -> Iterator[Callable[[Sequence[str]], None]]:
-        """Yields what shows lines on the terminal in place of those before."""
+        """Yield a function that replaces the lines on the terminal."""
         pictures = _pictures()
         console = pictures.console(stderr=False, color=self.color, wrap=True)
         with pictures.Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
@@ -182,7 +184,7 @@ class Screen:
 
     @contextmanager
     def working(self, text: str) -> Iterator[None]:
-        """A spinner beside a text while stderr is a terminal; nothing otherwise."""
+        """Show a spinner with this text if stderr is a terminal."""
         if not sys.stderr.isatty():
             yield
             return
@@ -193,7 +195,7 @@ class Screen:
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """No picture moves meanwhile: the screen is for a question."""
+        """Stop the moving picture during a prompt."""
         if self.live is None:
             yield
             return
@@ -213,7 +215,7 @@ class Screen:
 
     @contextmanager
     def transfers(self) -> Iterator[Progress]:
-        """Yields what shows the progress of transfers: a bar where stderr is a terminal, else nothing."""
+        """Yield a function that shows the progress of transfers, as a bar if stderr is a terminal."""
         if self.json or not sys.stderr.isatty():
             yield lambda *_: None
             return
@@ -227,12 +229,13 @@ class Screen:
     def error(self, exc: ClusterctlError) -> None:
         if self.json:
             failures = [asdict(failure) for failure in exc.failures]
-            self._write(_json({"ok": False, "failures": failures, **self.known, **exc.answer}))
+            self._write(_json({"ok": False, "failures": failures, **self.partial_answer, **exc.answer}))
         title = "\x1b[1;31merror:\x1b[0m" if self._is_colored(sys.stderr) else "error:"
         try:
             self._own_line()
             print(title, "\n".join(map(printable, str(exc).split("\n"))), file=sys.stderr, flush=True)
-        except OSError:  # nothing is left to say it on; the exit code still tells
+        except OSError:
+            # stderr is closed. Only the exit code tells of the error.
             silence(sys.stderr)
 
     @property
@@ -240,35 +243,35 @@ class Screen:
         return sys.stdin.isatty() and sys.stderr.isatty()
 
     def confirm(self, prompt: str, *, yes: bool) -> None:
-        """Ask before something is destroyed; only on a terminal, else ``--yes`` is required.
+        """Ask for confirmation on a terminal. Without a terminal, ``--yes`` is required.
 
         Raises:
-            UsageError: no terminal and no ``--yes``, or the answer was no.
+            UsageError: there is neither a terminal nor ``--yes``, or the answer was no.
         """
         if yes:
             return
         if not self.can_prompt:
-            why = "there is no terminal to prompt on"
-            raise UsageError(prompt, code="needs-confirmation", why=why, fix="say --yes")
+            reason = "there is no terminal to prompt on"
+            raise UsageError(prompt, code="needs-confirmation", why=reason, fix="pass --yes")
         print(f"{printable(prompt)} [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-            raise UsageError("nothing was done", code="declined", why="the answer was no")
+            raise UsageError("nothing was done", code="declined", why="you did not answer yes")
 
 
 def can_draw() -> bool:
-    """Return whether the terminal understands colors and can draw lines anew."""
+    """Return whether the terminal supports colors and redrawing."""
     return os.environ.get("TERM", "dumb") not in {"", "dumb", "unknown"}
 
 
 def _pictures() -> ModuleType:
-    """Return the module of what moves, which reads rich: that takes longer than all else of most verbs."""
+    """Import and return the module `pictures`. Its import of rich would slow down most commands."""
     from clusterctl.cli import pictures
 
     return pictures
 
 
 def _log_filter() -> LogFilter:
-    """Return a filter of logs, which only verbs that show logs need."""
+    """Return a filter of logs. Only commands that show logs need this import."""
     from clusterctl.util.terminal import LogFilter
 
     return LogFilter()
@@ -280,7 +283,7 @@ def _json(answer: dict[str, Any]) -> bytes:
 
 @contextmanager
 def writing(stream: TextIO) -> Iterator[None]:
-    """Translate what goes wrong with our own output, and only that."""
+    """Translate errors of writing to stdout or stderr."""
     try:
         yield
     except BrokenPipeError:
@@ -289,10 +292,10 @@ def writing(stream: TextIO) -> Iterator[None]:
     except OSError as exc:
         silence(stream)
         raise ClusterctlError(
-            "the answer can't be written", code="answer-unwritable", why=exc.strerror or str(exc)
+            "the output can't be written", code="answer-unwritable", why=exc.strerror or str(exc)
         ) from exc
 
 
 def silence(stream: TextIO) -> None:
-    """Nobody takes what we write there: without this, Python would complain once more at its end."""
+    """Redirect a broken stream to /dev/null, so that Python does not report it again on exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

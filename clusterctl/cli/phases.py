@@ -1,4 +1,4 @@
-"""The phases of `up` and `down` as a person sees them, and what is asked about machines of the user's own."""
+"""The display of the phases of `up` and `down`, and prompts about host keys and the sudo password."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NoWait = Annotated[
 AskBecomePass = Annotated[
     bool,
     option(
-        "Prompt for the sudo password of on-prem hosts; without a terminal it is read from stdin.",
+        "Prompt for the sudo password of on-prem hosts. Without a terminal, it is read from stdin.",
         "--ask-become-pass",
         "-K",
     ),
@@ -39,7 +39,7 @@ AskBecomePass = Annotated[
 AcceptHostKey = Annotated[
     Words,
     option(
-        "Accept the host key of an on-prem host that has this fingerprint. Repeatable.",
+        "Accept an on-prem host's key with this fingerprint. Repeatable.",
         "--accept-host-key",
         metavar="SHA256:...",
         show_default=False,
@@ -49,18 +49,20 @@ _FINGERPRINT: Final = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 
 
 def prompts_for(screen: Screen, *, ask_password: bool, accepted: Sequence[str] | None = None) -> Prompts:
-    """What `up` needs: who is asked about host keys, and the password, which is asked for at once.
+    """Return the prompts of `up`. The password is read at once; host keys are confirmed later.
+
+    accepted: fingerprints of host keys to accept.
 
     Raises:
-        UsageError: that is no fingerprint, or there is no password.
+        UsageError: a fingerprint is malformed, or the password is empty.
     """
     for text in accepted or ():
         if not _FINGERPRINT.fullmatch(text):
             raise UsageError(
-                f"{text!r} is no fingerprint",
+                f"{text!r} is not a fingerprint",
                 code="not-a-fingerprint",
                 where="--accept-host-key",
-                fix="write it as `ssh-keygen -lf` does: SHA256: and 43 letters",
+                fix="copy it from `ssh-keygen -lf`: SHA256: and 43 characters",
             )
     return Prompts(
         confirm=functools.partial(_confirm, screen),
@@ -70,79 +72,83 @@ def prompts_for(screen: Screen, *, ask_password: bool, accepted: Sequence[str] |
 
 
 def sudo_password(*, ask: bool) -> str | None:
-    """Ask for the password for sudo if it is wanted; it is shown and noted nowhere."""
+    """Prompt for the sudo password if ``ask`` is set. The password is neither shown nor stored."""
     if not ask:
         return None
     text = getpass.getpass("sudo password: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
     if not text:
         raise UsageError(
-            "there is no password",
+            "the password is empty",
             code="no-password",
             where="--ask-become-pass",
-            fix="type one, or leave it out",
+            fix="type the password, or remove the option",
         )
     return text
 
 
 def _confirm(screen: Screen, offered: Sequence[OfferedKey]) -> None:
-    rows = [[one.title, one.address, one.kind, one.fingerprint] for one in offered]
+    rows = [[key.title, key.address, key.kind, key.fingerprint] for key in offered]
     with screen.still():
-        screen.note("these host keys are not confirmed yet; compare them with the machines' own")
+        screen.note("these host keys are not confirmed yet; compare them with the keys on the machines")
         screen.note(*screen.table(["HOST", "ADDRESS", "KEY", "FINGERPRINT"], rows))
         if not screen.can_prompt:
-            flags = [word for one in offered for word in ("--accept-host-key", one.fingerprint)]
+            flags = [word for key in offered for word in ("--accept-host-key", key.fingerprint)]
             raise UsageError(
                 "host keys must be confirmed",
                 code="host-keys-unconfirmed",
                 why="there is no terminal to prompt on",
-                fix=f"if they are right, run: {shlex.join(['clusterctl', *sys.argv[1:], *flags])}",
-                failures=tuple(one.failure for one in offered),
+                fix=f"if the keys are correct, run: {shlex.join(['clusterctl', *sys.argv[1:], *flags])}",
+                failures=tuple(key.failure for key in offered),
             )
-        screen.confirm("are they right?", yes=False)
+        screen.confirm("are these keys correct?", yes=False)
 
 
-# Up to so many hosts that are waited for are named. More are counted.
+# Up to this number, the unfinished hosts are listed by name.
 _FEW: Final = 3
 
 
 @dataclass(slots=True)
 class _Progress:
-    """How far a phase is: what it does now, and which of its hosts are through with that."""
+    """The progress of a phase: its current task, and the hosts that have finished it.
+
+    hosts: all hosts that have reported so far.
+    hosts_done: task -> the hosts that have finished it.
+    total: the number of hosts of the current task. 0: unknown.
+    """
 
     task: str = ""
-    # All hosts that were heard of.
     hosts: dict[str, None] = field(default_factory=dict)
-    # Task -> hosts that are through with it. Others may be at another task.
-    through: dict[str, dict[str, None]] = field(default_factory=dict)
-    of: int = 0
+    hosts_done: dict[str, dict[str, None]] = field(default_factory=dict)
+    total: int = 0
 
-    def take(self, what: str | HostStep) -> None:
-        if isinstance(what, str):
-            self.task, self.through, self.of = what, {}, 0
+    def update(self, step: str | HostStep) -> None:
+        if isinstance(step, str):
+            self.task, self.hosts_done, self.total = step, {}, 0
             return
-        self.task, self.of = what.task, what.of
-        done = self.through.setdefault(what.task, {})
-        if what.host in done:  # another task of this name
+        self.task, self.total = step.task, step.of
+        done = self.hosts_done.setdefault(step.task, {})
+        # A host that reports a task again has begun another task with the same name.
+        if step.host in done:
             done.clear()
-        done[what.host] = self.hosts[what.host] = None
+        done[step.host] = self.hosts[step.host] = None
 
     def __str__(self) -> str:
-        """``2/3 hosts, waiting for demo-train-2  slurmd: Install``; the task alone if it is of no host."""
-        done = self.through.get(self.task, {})
+        """Return a line such as ``2/3 hosts, waiting for demo-train-2  slurmd: Install``."""
+        done = self.hosts_done.get(self.task, {})
         rest = [host for host in self.hosts if host not in done]
         if not done:
             return self.task
-        if not self.of or len(done) >= self.of:
+        if not self.total or len(done) >= self.total:
             progress = f"{len(done)} hosts" if len(done) > 1 else ", ".join(done)
         else:
-            are_known = len(done) + len(rest) == self.of and len(rest) <= _FEW
-            progress = f"{len(done)}/{self.of} hosts"
+            are_known = len(done) + len(rest) == self.total and len(rest) <= _FEW
+            progress = f"{len(done)}/{self.total} hosts"
             progress += f", waiting for {', '.join(rest)}" if are_known else ""
         return f"{progress}  {self.task}"
 
 
 class Phases(PhaseLines):
-    """Shows the phases of `up` and `down`: a picture that moves on a terminal, lines elsewhere."""
+    """The display of the phases of `up` and `down`: a moving picture on a terminal, otherwise lines."""
 
     def __init__(self, screen: Screen) -> None:
         super().__init__(screen.note, verbose=screen.verbose)
@@ -153,20 +159,23 @@ class Phases(PhaseLines):
 
     @contextmanager
     def shown(self, then: str = "") -> Iterator[None]:
-        """Show phases until the end of the ``with``; ``then`` says what Ctrl-C leaves."""
+        """Show phases during the ``with`` block.
+
+        then: a note about the way to continue after Ctrl-C. Empty: no note.
+        """
         try:
             with self._moving():
                 yield
         except ENDINGS:
             if self.phase and then:
-                self._screen.note(f"stopped half way: {then}")
+                self._screen.note(f"interrupted: {then}")
             raise
 
     @contextmanager
     def _moving(self) -> Iterator[None]:
-        """Draw phases with a spinner and their seconds, where stderr is a terminal that can draw lines anew.
+        """Draw phases with a spinner and their seconds, if stderr is a terminal that supports redrawing.
 
-        They are gone at the end, unless that is an error: then they show how far things got.
+        The picture is removed at the end. After an error it stays, to show the progress.
         """
         if not (sys.stderr.isatty() and can_draw()):
             yield
@@ -204,18 +213,18 @@ class Phases(PhaseLines):
         self._drawn = picture.add_task(printable(shown_phase(phase)), total=1, text="")
 
     def progress(self, message: str | HostStep) -> None:
-        self._state.take(message)
+        self._state.update(message)
         super().progress(message)
         if self._picture and self._drawn is not None:
             self._picture.update(self._drawn, text=printable(self.now))
 
 
 def phase_table(screen: Screen, phases: Sequence[Phase], *, total: bool = False) -> list[str]:
-    """Return the lines of a table of phases, and an empty line."""
-    rows: list[list[object]] = [[shown_phase(one.name), one.seconds, one.note] for one in phases]
-    rows += [["total", sum(one.seconds for one in phases), ""]] if total else []
+    """Return the lines of a table of phases, with an empty line at the end."""
+    rows: list[list[object]] = [[shown_phase(phase.name), phase.seconds, phase.note] for phase in phases]
+    rows += [["total", sum(phase.seconds for phase in phases), ""]] if total else []
     return [*screen.table(["PHASE", "SECONDS", ""], rows), ""]
 
 
 def phase_dicts(phases: Sequence[Phase]) -> list[dict[str, Any]]:
-    return [{"phase": one.name, "seconds": one.seconds, "note": one.note} for one in phases]
+    return [{"phase": phase.name, "seconds": phase.seconds, "note": phase.note} for phase in phases]

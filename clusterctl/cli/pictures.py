@@ -1,4 +1,4 @@
-"""What moves on a terminal, built of rich: tasks with a spinner, and bars of transfers."""
+"""Moving pictures on a terminal, drawn by rich: tasks with a spinner, and bars of transfers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from clusterctl.errors import printable
 def console(*, stderr: bool, color: bool, wrap: bool = False) -> Console:
     return Console(
         stderr=stderr,
-        color_system="auto" if color else None,  # NO_COLOR would leave bold and dim
+        # The variable NO_COLOR alone would keep bold and dim text.
+        color_system="auto" if color else None,
         highlight=False,
         markup=False,
         emoji=False,
@@ -44,7 +45,7 @@ def running_tasks(console: Console) -> progress.Progress:
 
 
 class TransferBar:
-    """Shows bytes, their rate and the time that is left. May be called from any thread."""
+    """A progress bar of transfers: bytes, rate and remaining time. May be called from any thread."""
 
     def __init__(self, console: Console, silent_s: float) -> None:
         self._silent_s = silent_s
@@ -61,15 +62,15 @@ class TransferBar:
             transient=True,
         )
 
-    def __call__(self, what: str, done: int, total: int) -> None:
+    def __call__(self, name: str, done: int, total: int) -> None:
         with self._lock:
             now = time.monotonic()
-            if now - self._begun.setdefault(what, now) < self._silent_s:
+            if now - self._begun.setdefault(name, now) < self._silent_s:
                 return
-            if what not in self._tasks:
+            if name not in self._tasks:
                 self._bar.start()
-                self._tasks[what] = self._bar.add_task(printable(what), total=total, completed=done)
-            self._bar.update(self._tasks[what], completed=done, total=total)
+                self._tasks[name] = self._bar.add_task(printable(name), total=total, completed=done)
+            self._bar.update(self._tasks[name], completed=done, total=total)
 
     def stop(self) -> None:
         if self._tasks:

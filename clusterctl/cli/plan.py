@@ -1,4 +1,4 @@
-"""plan, doctor: what `up` would do and what it costs; what is wrong with hosts."""
+"""The commands plan and doctor: changes of `up` and their cost; problems of hosts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from clusterctl.state.chosen_spec import spec_of, spec_of_existing
 from clusterctl.state.workspace import Workspace
 
 _ARCHIVE: Final = ".tar.gz"
-CHANGES: Final = 3  # the exit code of --check
+# The exit code of --check if there are changes.
+CHANGES: Final = 3
 HOURS_A_DAY: Final = 24
 CURRENCY: Final = "USD"
 
@@ -37,14 +38,14 @@ def plan(
     check: Annotated[bool, option("Exit 3 if `up` would change anything.")] = False,
     diff: Annotated[bool, option("Show the lines that would change in files of on-prem hosts.")] = False,
     preflight: Annotated[
-        bool, option("Name all that would keep `up` from its end. Exits 1 if anything.")
+        bool, option("List everything that would stop `up`. Exits 1 if there is anything.")
     ] = False,
     ask_become_pass: AskBecomePass = False,
 ) -> int:
-    """Show what `up` would change, and what it costs.
+    """Show what `up` would change, and its cost.
 
-    Also names the jobs that would end. Changes nothing. Compares the spec with the applied spec and with the
-    live hosts.
+    Also lists the jobs that would be cancelled. Compares the spec with the applied spec and with the live
+    hosts. Changes nothing.
     """
     spec = spec_of(screen.chosen())
     if not preflight:
@@ -52,11 +53,11 @@ def plan(
     if check or diff:
         raise excluded("--preflight", "--check" if check else "--diff")
     provider = _provider(spec, ask_become_pass=ask_become_pass)
-    with screen.working("looking"):
+    with screen.working("checking"):
         report = check_ahead(spec, Workspace.of(spec.name), provider)
     lines = report_lines(screen, report)
     if not report.findings:
-        lines += [*([""] if lines else []), "nothing stands in the way of `clusterctl up`"]
+        lines += [*([""] if lines else []), "found nothing that would stop `clusterctl up`"]
     screen.result({**_report_dict(spec, report), "provider": spec.provider.type}, *lines)
     return 1 if report.errors else 0
 
@@ -69,43 +70,46 @@ def show_plan(
     diff: bool = False,
     ask_become_pass: bool = False,
 ) -> int:
-    with screen.working("looking"):
+    with screen.working("comparing"):
         prompts = Prompts(password=sudo_password(ask=ask_become_pass))
-        found = preview(ClusterContext.of(spec, prompts=prompts))
-    lines = text(screen, spec, found)
-    for task in found.tasks:
+        plan = preview(ClusterContext.of(spec, prompts=prompts))
+    lines = text(screen, spec, plan)
+    for task in plan.tasks:
         if diff and task.diff:
             lines += ["", str(task), *task.diff.splitlines()]
-    screen.result(as_dict(spec, found), *lines)
-    return CHANGES if check and not found.is_empty else 0
+    screen.result(as_dict(spec, plan), *lines)
+    return CHANGES if check and not plan.is_empty else 0
 
 
-def text(screen: Screen, spec: ClusterSpec, found: Plan) -> list[str]:
-    """The plan as people read it: its parts, each below an empty line."""
-    return [line for part in _parts(screen, spec, found) for line in ("", *part)][1:]
+def text(screen: Screen, spec: ClusterSpec, plan: Plan) -> list[str]:
+    """Return the lines of a plan for people. An empty line separates its parts."""
+    return [line for part in _parts(screen, spec, plan) for line in ("", *part)][1:]
 
 
-def as_dict(spec: ClusterSpec, found: Plan) -> dict[str, Any]:
+def as_dict(spec: ClusterSpec, plan: Plan) -> dict[str, Any]:
     rows = [
-        *(("host", one.name, one.action, one.what, one.why, one.usd_per_hour) for one in found.hosts.changes),
-        *(("other", "", "change", what, "", None) for what in found.hosts.other),
-        *(("setting", one.key, "change", one.what, "", None) for one in found.settings),
-        *(("drift", one.host, "repair", one.what, "", None) for one in found.drift),
+        *(
+            ("host", host.name, host.action, host.what, host.why, host.usd_per_hour)
+            for host in plan.hosts.changes
+        ),
+        *(("other", "", "change", change, "", None) for change in plan.hosts.other),
+        *(("setting", setting.key, "change", setting.what, "", None) for setting in plan.settings),
+        *(("drift", drift.host, "repair", drift.what, "", None) for drift in plan.drift),
     ]
     keys, of_job = ("kind", "name", "action", "what", "why", "usd_per_hour"), ("name", "user", "nodes")
     return {
         "cluster": spec.name,
         "provider": spec.provider.type,
         "changes": [dict(zip(keys, row, strict=True)) for row in rows],
-        "kept": [host.name for host in found.hosts.hosts if host.action == "keep"],
+        "kept": [host.name for host in plan.hosts.hosts if host.action == "keep"],
         "affected_jobs": [
-            {"job_id": one.job.id, **{key: getattr(one.job, key) for key in of_job}, "why": one.why}
-            for one in found.jobs.affected
+            {"job_id": entry.job.id, **{key: getattr(entry.job, key) for key in of_job}, "why": entry.why}
+            for entry in plan.jobs.affected
         ],
-        "affected_jobs_unknown": found.jobs.unknown,
-        "cost": _cost_dict(found.hosts),
-        "notes": found.notes,
-        "tasks": [{"host": one.host, "task": one.task, "diff": one.diff} for one in found.tasks],
+        "affected_jobs_unknown": plan.jobs.unknown,
+        "cost": _cost_dict(plan.hosts),
+        "notes": plan.notes,
+        "tasks": [{"host": task.host, "task": task.task, "diff": task.diff} for task in plan.tasks],
     }
 
 
@@ -123,26 +127,25 @@ def _cost_dict(planned: HostPlan) -> dict[str, Any] | None:
     }
 
 
-def _parts(screen: Screen, spec: ClusterSpec, found: Plan) -> Iterator[list[str]]:
-    if found.is_empty:
+def _parts(screen: Screen, spec: ClusterSpec, plan: Plan) -> Iterator[list[str]]:
+    if plan.is_empty:
         yield [f"cluster {spec.name!r} ({spec.provider.type}): no changes"]
     else:
-        yield [f"cluster {spec.name!r} ({spec.provider.type}): `clusterctl up` would do this"]
-        yield hosts_table(screen, found.hosts, kept=True)
+        yield [f"cluster {spec.name!r} ({spec.provider.type}): changes that `clusterctl up` would make"]
+        yield hosts_table(screen, plan.hosts, kept=True)
     for title, lines in (
-        ("besides:", found.hosts.other),
-        ("settings:", found.settings),
-        ("drift:", found.drift),
-        ("tasks that would change a host:", found.tasks),
-        ("jobs that this ends, so `up` refuses it without --force:", found.jobs.affected),
-        ("notes:", found.notes),
+        ("other changes:", plan.hosts.other),
+        ("settings:", plan.settings),
+        ("drift:", plan.drift),
+        ("tasks that would change a host:", plan.tasks),
+        ("jobs that would be cancelled, so `up` needs --force:", plan.jobs.affected),
+        ("notes:", plan.notes),
     ):
         if lines:
             yield [title, *(f"  {line}" for line in lines)]
-    if found.jobs.unknown:
-        unknown = found.jobs.unknown
-        yield [f"which jobs this ends can't be told, so `up` refuses it without --force: {unknown}"]
-    if cost := cost_lines(found.hosts):
+    if plan.jobs.unknown:
+        yield [f"it is unknown which jobs would be cancelled, so `up` needs --force: {plan.jobs.unknown}"]
+    if cost := cost_lines(plan.hosts):
         yield cost
 
 
@@ -174,7 +177,7 @@ def cost_lines(planned: HostPlan) -> list[str]:
     lines = [f"cost: {_money(cost.then)}{now}"]
     if cost.unpriced:
         unpriced = fold_nodes(list(cost.unpriced))
-        lines.append(Notice("price-unknown", f"not in it, for their price is not known: {unpriced}"))
+        lines.append(Notice("price-unknown", f"not included, because their price is unknown: {unpriced}"))
     if planned.priced_on:
         lines.append(f"list prices of {planned.priced_on}")
     return lines
@@ -188,69 +191,78 @@ def doctor(
     screen: Screen,
     hosts: Annotated[
         Words,
-        argument("Only these hosts; with --bundle also the file.", metavar="[HOST]...", show_default=False),
+        argument(
+            "Check only these hosts. With --bundle, also the archive's name.",
+            metavar="[HOST]...",
+            show_default=False,
+        ),
     ] = None,
-    bundle: Annotated[bool, option("Write facts and logs into FILE.tar.gz for a report.")] = False,
+    bundle: Annotated[bool, option("Write facts and logs to FILE.tar.gz for a bug report.")] = False,
     ask_become_pass: AskBecomePass = False,
 ) -> int:
     """Check the hosts and report problems.
 
     Checks SSH access, sudo, operating system, clock, names, disks, ports, firewall, locks, accounts and
     GPUs. Changes nothing. On-prem hosts can be checked before the first `up`. Exits 1 if a host cannot be
-    part of the cluster. --bundle collects what is found, the logs and records of the cluster and what its
-    hosts say in one archive without secrets, also where hosts do not answer.
+    part of the cluster. --bundle writes the findings, the cluster's logs and the hosts' output to one archive
+    without secrets, even if some hosts do not answer.
     """
     spec = spec_of_existing(screen.chosen())
     provider = _provider(spec, ask_become_pass=ask_become_pass)
     if bundle:
         return _write_bundle(screen, spec, provider, hosts or ())
-    report = _examined(screen, spec, provider, hosts or ())
+    report = _examine_hosts(screen, spec, provider, hosts or ())
     screen.result(_report_dict(spec, report), *report_lines(screen, report))
     return 1 if report.errors else 0
 
 
-def examine(screen: Screen, spec: ClusterSpec, before: Sequence[str], answer: Mapping[str, Any]) -> int:
-    """Look at the hosts of a spec, and show what is found; the exit code.
+def examine(screen: Screen, spec: ClusterSpec, first_lines: Sequence[str], answer: Mapping[str, Any]) -> int:
+    """Check the hosts of a spec and show the report. Return the exit code.
 
-    before: lines to show first.
-    answer: what the answer has besides.
+    first_lines: lines to show above the report.
+    answer: further fields of the answer.
     """
-    report = _examined(screen, spec, provider_of(spec.provider), ())
-    screen.result({**answer, **_report_dict(spec, report)}, *before, "", *report_lines(screen, report))
+    report = _examine_hosts(screen, spec, provider_of(spec.provider), ())
+    screen.result({**answer, **_report_dict(spec, report)}, *first_lines, "", *report_lines(screen, report))
     return 1 if report.errors else 0
 
 
 def _write_bundle(screen: Screen, spec: ClusterSpec, provider: Provider, words: Sequence[str]) -> int:
-    """Make the archive, of which a word that ends like one is the name, and say what is in it."""
+    """Write the archive of `doctor --bundle`, and show its content.
+
+    words: host names and, optionally, the name of the archive, which ends in .tar.gz.
+    """
     files = [word for word in words if word.endswith(_ARCHIVE)]
     if len(files) > 1:
         raise UsageError(
-            "--bundle writes one file", code="options-exclusive", fix=f"keep one of {', '.join(files)}"
+            "--bundle writes a single file",
+            code="options-exclusive",
+            fix=f"pass only one of {', '.join(files)}",
         )
     default = f"{spec.name}-doctor-{time.strftime('%Y%m%dT%H%M%S')}{_ARCHIVE}"
     hosts = [word for word in words if word not in files]
     file = Path(*(files or [default]))
     if file.exists():
-        raise UsageError(f"{file} exists", code="file-exists", fix="name another file, or remove it")
+        raise UsageError(f"{file} exists", code="file-exists", fix="choose another name, or remove the file")
 
-    # Only this needs to know what to leave out of an archive.
+    # A slow import, which only --bundle needs.
     from clusterctl.cluster.doctor_bundle import create
 
     workspace = Workspace.of(spec.name)
     with screen.working("collecting"):
         try:
-            found = _report_dict(spec, _found(screen, spec, provider, hosts))
+            content = _report_dict(spec, _report_or_preflight(screen, spec, provider, hosts))
         except ClusterctlError as exc:
-            found = {"ok": False, "error": exc.cause}
+            content = {"ok": False, "error": exc.cause}
         source = screen.chosen().spec_file
-        made = create(spec, workspace, found, file, source=source)
-    about = {"bundle": str(made.file.absolute()), "files": made.files, "missing": made.missing}
+        archive = create(spec, workspace, content, file, source=source)
+    about = {"bundle": str(archive.file.absolute()), "files": archive.files, "missing": archive.missing}
     screen.result(
         {"ok": True, "failures": [], "cluster": spec.name, **about},
-        f"wrote {made.file}: {len(made.files)} files, {made.file.stat().st_size >> 10} KiB",
-        *(f"not to be had: {one}" for one in made.missing),
-        "passwords, tokens and keys are redacted; names, addresses and paths are in it: see its README.txt",
-        f"look through it (`tar -xzf {made.file}`), then attach it to your report",
+        f"wrote {archive.file}: {len(archive.files)} files, {archive.file.stat().st_size >> 10} KiB",
+        *(f"missing: {item}" for item in archive.missing),
+        "passwords, tokens and keys are redacted; names, addresses and paths are not: see its README.txt",
+        f"review the content (`tar -xzf {archive.file}`), then attach the archive to your report",
     )
     return 0
 
@@ -259,16 +271,20 @@ def _provider(spec: ClusterSpec, *, ask_become_pass: bool) -> Provider:
     return provider_of(spec.provider, Prompts(password=sudo_password(ask=ask_become_pass)))
 
 
-def _found(screen: Screen, spec: ClusterSpec, provider: Provider, hosts: Sequence[str]) -> DoctorReport:
-    """Look at hosts; before the first `up`, for what stands in its way."""
+def _report_or_preflight(
+    screen: Screen, spec: ClusterSpec, provider: Provider, hosts: Sequence[str]
+) -> DoctorReport:
+    """Check the hosts. Before the first `up`, report everything that would stop it."""
     try:
-        return _examined(screen, spec, provider, hosts)
+        return _examine_hosts(screen, spec, provider, hosts)
     except NotUpError:
         return check_ahead(spec, Workspace.of(spec.name), provider)
 
 
-def _examined(screen: Screen, spec: ClusterSpec, provider: Provider, hosts: Sequence[str]) -> DoctorReport:
-    with screen.working("looking at the hosts"):
+def _examine_hosts(
+    screen: Screen, spec: ClusterSpec, provider: Provider, hosts: Sequence[str]
+) -> DoctorReport:
+    with screen.working("checking the hosts"):
         return checkup(spec, Workspace.of(spec.name), provider, hosts=tuple(hosts))
 
 
@@ -291,7 +307,7 @@ def _report_dict(spec: ClusterSpec, report: DoctorReport) -> dict[str, Any]:
 
 
 def report_lines(screen: Screen, report: DoctorReport) -> list[str]:
-    """The report as people read it: a line a host, then what is wrong."""
+    """Return the lines of a report for people: a line for each host, then the findings."""
     bad = {finding.host for finding in report.errors}
     warned = {finding.host for finding in report.findings} - bad
     rows = [
@@ -311,11 +327,11 @@ def report_lines(screen: Screen, report: DoctorReport) -> list[str]:
     rows += [[host, "error", *"-" * (len(head) - 2)] for host in sorted(bad - set(report.facts))]
     lines = screen.table(head, rows) if report.facts else []
     lines += [""] * bool(report.findings and lines)
-    for f in report.findings:
+    for finding in report.findings:
         lines += [
-            f"{f.host}: {f.level}: {f.what}",
-            f"  why: {f.why}",
-            *([f"  fix: {f.fix}"] if f.fix else []),
+            f"{finding.host}: {finding.level}: {finding.what}",
+            f"  why: {finding.why}",
+            *([f"  fix: {finding.fix}"] if finding.fix else []),
         ]
     return lines
 

@@ -1,4 +1,4 @@
-"""replay: a collected run is submitted again, and its losses are compared."""
+"""The command replay, which submits a collected run again and compares the losses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from clusterctl.state.chosen_spec import spec_of_existing
 from clusterctl.state.facts import ClusterFacts, facts_of_spec
 
 
-# Where and how long it runs: the program computes the same. Clusters differ in the names of their partitions.
+# These options do not affect the results. Clusters differ in their partitions, so a replay may need another.
 @takes(some_flags("partition account qos constraint time mem tag note"))
 def replay(
     screen: Screen,
@@ -46,48 +46,50 @@ def replay(
     set_: Annotated[
         Words, option("Change an option of the program. Repeatable.", "--set", metavar="KEY=VALUE")
     ] = None,
-    failed: Annotated[bool, option("Of an array or sweep, only the tasks that did not complete.")] = False,
+    failed: Annotated[
+        bool, option("For an array or sweep: submit only the tasks that did not complete.")
+    ] = False,
     dry_run: DryRun = False,
     wait: Annotated[bool, option("Wait until the job has ended, and compare its losses.")] = False,
     follow: Follow = False,
     timeout: Timeout = None,
     **given: object,
 ) -> None:
-    """Submit a collected run again, as it was.
+    """Submit a collected run again, unchanged.
 
-    Code, packages, options and arguments are the same. The job goes to the cluster in reach, which may be
-    another one; what differs is said before anything is sent.
+    Code, packages, options and arguments are the same. The job runs on the selected cluster, which may be a
+    different one; differences are shown before anything is sent.
     """
     row, changes = named_run(run), _changes(set_ or [])
     again = again_of(row, changes, failed=failed, flags=given)
     if again is None:
-        screen.result({"jobs": []}, f"all tasks of {row.shown} have completed: nothing is submitted")
+        screen.result({"jobs": []}, f"nothing was submitted: all tasks of {row.shown} have completed")
         return
-    found = replayed(row.run.directory, again)
-    submission = Submission((found.job,), replay=found)
+    replay_job = replayed(row.run.directory, again)
+    submission = Submission((replay_job.job,), replay=replay_job)
     reject_wrong(submission.jobs, None)
     watching = Watching.of(submission.jobs, wait=wait, follow=follow, timeout=timeout)
     if dry_run:
         spec = spec_of_existing(screen.chosen())
         scripts = rendered(screen, submission, spec)
-        more = _note_differences(screen, row, found, changes, facts_of_spec(spec), scripts[0].job)
+        more = _note_differences(screen, row, replay_job, changes, facts_of_spec(spec), scripts[0].job)
         show_scripts(screen, scripts, more)
         return
     with open_session(screen.chosen()) as session:
         prepared = prepare(screen, session, submission)
         job = prepared[0].job
-        more = _note_differences(screen, row, found, changes, session.facts, job)
+        more = _note_differences(screen, row, replay_job, changes, session.facts, job)
         rows = submit_and_note(screen, session, prepared, more)
         if watching is not None:
-            is_followed = watch_jobs(screen, session, rows, (found.job,), watching)
-            losses, lines = _collected(session, row, found, rows[0]["job_id"])
+            is_followed = watch_jobs(screen, session, rows, (replay_job.job,), watching)
+            losses, lines = _collected(session, row, replay_job, rows[0]["job_id"])
             show = screen.note if is_followed else partial(screen.result, answer_of([rows[0] | losses]))
             show(*lines)
             return
     show_submitted(screen, rows)
     job_id = rows[0]["job_id"]
-    then = f"--sweep {row.run.job_id}" if "of_failed" in found.known else f"diff {row.shown} {job_id}"
-    screen.note(f"when it has ended: `clusterctl collect {job_id}`, then `clusterctl runs {then}`")
+    then = f"--sweep {row.run.job_id}" if "of_failed" in replay_job.known else f"diff {row.shown} {job_id}"
+    screen.note(f"when the job has ended, run `clusterctl collect {job_id}`, then `clusterctl runs {then}`")
 
 
 def _changes(settings: Sequence[str]) -> dict[str, str]:
@@ -96,41 +98,44 @@ def _changes(settings: Sequence[str]) -> dict[str, str]:
         key, equals, value = setting.partition("=")
         key = key.removeprefix("--")
         if not equals or not key or key in changes:
-            what = (
+            problem = (
                 f"{key!r} is given twice" if key in changes else f"{setting!r} is not of the form KEY=VALUE"
             )
             raise UsageError(
-                f"--set: {what}",
+                f"--set: {problem}",
                 code="bad-setting",
-                fix="write each option of the program once, as --set lr=1e-3",
+                fix="pass each option of the program once, such as --set lr=1e-3",
             )
         changes[key] = value
     return changes
 
 
 def _note_differences(
-    screen: Screen, row: Row, found: Replay, changes: Mapping[str, str], facts: ClusterFacts, job: JobSpec
+    screen: Screen, row: Row, replay: Replay, changes: Mapping[str, str], facts: ClusterFacts, job: JobSpec
 ) -> dict[str, Any]:
-    """Note what differs from the original, before anything is sent. Return what the answer has of it."""
-    listed = differences(row, found, changes, facts, job)
-    tasks = f", tasks {job.array}" if "of_failed" in found.known else ""
+    """Show the differences from the original run, before anything is sent. Return them for the answer."""
+    listed = differences(row, replay, changes, facts, job)
+    tasks = f", tasks {job.array}" if "of_failed" in replay.known else ""
     screen.note(
-        *(f"note: {note}" for note in found.notes),
-        f"replay of {row.shown}{tasks}; " + ("what differs:" if listed else "nothing is known to differ"),
-        *(f"  {one.key}: {shown_value(one.a)} -> {shown_value(one.b)}" for one in listed),
+        *(f"note: {note}" for note in replay.notes),
+        f"replay of {row.shown}{tasks}; " + ("differences:" if listed else "no known differences"),
+        *(
+            f"  {difference.key}: {shown_value(difference.a)} -> {shown_value(difference.b)}"
+            for difference in listed
+        ),
     )
-    answer = [{"key": one.key, "a": one.a, "b": one.b} for one in listed]
+    answer = [{"key": difference.key, "a": difference.a, "b": difference.b} for difference in listed]
     return {"replay_of": str(row.folder), "differences": answer}
 
 
-def _collected(session: Session, row: Row, found: Replay, job_id: str) -> tuple[dict[str, Any], list[str]]:
-    """Collect a replay that has completed, and compare its losses: for the answer, and for people."""
+def _collected(session: Session, row: Row, replay: Replay, job_id: str) -> tuple[dict[str, Any], list[str]]:
+    """Collect a completed replay and compare its losses. Return fields of the answer, and lines for people."""
     (run,) = collect(session, [job_id])
     lines = [f"job {job_id} ({run.name}) {run.state}: {run.directory}"]
-    if "of_failed" in found.known:
+    if "of_failed" in replay.known:
         return {"dir": str(run.directory)}, lines
     losses = compare_losses(row, Row(run))
-    lines.append(f"losses: {losses or 'none that both runs have'}")
+    lines.append(f"losses: {losses or 'the runs have no losses in common'}")
     if losses is None or not losses.identical:
-        lines.append(f"`clusterctl runs diff {row.shown} {run.directory.name}` compares them in full")
+        lines.append(f"full comparison: `clusterctl runs diff {row.shown} {run.directory.name}`")
     return {"losses": losses and asdict(losses)}, lines

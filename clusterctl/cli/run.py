@@ -1,4 +1,4 @@
-"""The whole of a run: parse, do, end. Whatever a user types or does, it ends with one answer and a code."""
+"""The entry point: parse the command line, run a command, turn errors and signals into an exit code."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ from clusterctl.cli.output import Screen, Terminated, silence, writing
 from clusterctl.errors import ClusterctlError, UsageError
 
 PROGRAM = "clusterctl"
-# What Typer raises if it can't understand a command. No name of it is public in all versions.
+# The error that Typer raises for a wrong command line. It has no public name in all versions of Typer.
 _CommandLineError: Final[Any] = typer.BadParameter.__base__
 _FEW_DIGITS: Final = re.compile("[0-9]{1,9}", re.ASCII)
-# Set by a shell's script when it asks for words, and to have Typer print that script.
+# The completion script of a shell sets this variable to get completions. Set to source_SHELL, Typer prints
+# the script.
 VARIABLE = "_CLUSTERCTL_COMPLETE"
 
 
@@ -59,31 +60,32 @@ def completion(screen: Screen, shell: Annotated[Shell, argument("Your shell.")])
 
 
 def _register_shells() -> None:
-    """Have Typer register its shells. It does so for any program that has its options about completion."""
+    """Make Typer register its shells, which it only does for programs with its own completion options."""
     other_program = typer.Typer(add_completion=True)
     other_program.command()(lambda: None)
     typer.main.get_command(other_program)
 
 
-# Verb -> its function, and the first sentence of its help. A module is read when one of its verbs is called.
+# Command -> its function, and the first sentence of its help. A module is imported when its command is
+# called.
 VERBS: Final = {
     "init": ("spec:init", "Write a commented cluster.yaml."),
-    "validate": ("spec:validate", "Validate a spec: all errors are reported, each with its line."),
+    "validate": ("spec:validate", "Validate a spec, and report all errors with their lines."),
     "schema": ("spec:schema", "Print the JSON Schema of the spec, for editors."),
     "doctor": ("plan:doctor", "Check the hosts and report problems."),
-    "plan": ("plan:plan", "Show what `up` would change, and what it costs."),
-    "up": ("up:up", "Create the cluster, or repair it."),
+    "plan": ("plan:plan", "Show what `up` would change, and its cost."),
+    "up": ("up:up", "Create or repair the cluster."),
     "down": ("down:down", "Collect runs, remove the cluster, and verify the cleanup."),
     "status": ("jobs:status", "Show the state of nodes and jobs."),
     "list": ("listing:list_", "List your clusters, kept storage, and orphans on this machine."),
     "submit": ("submit:submit", "Submit a bundled job, your own script, or a job file."),
-    "replay": ("replay:replay", "Submit a collected run again, as it was."),
-    "jobs": ("jobs:jobs", "List your jobs, newest first; or show one in full."),
+    "replay": ("replay:replay", "Submit a collected run again, unchanged."),
+    "jobs": ("jobs:jobs", "List your jobs, newest first, or show a single job in full."),
     "logs": ("job:logs", "Print a job's stdout and stderr."),
     "cancel": ("job:cancel", "Cancel jobs."),
     "collect": ("collect:collect", "Copy runs from the cluster, with the SHA-256 of each file."),
     "runs list": ("runs:list_", "List collected runs, newest first."),
-    "runs show": ("runs:show", "Show one collected run in full."),
+    "runs show": ("runs:show", "Show a collected run in full."),
     "runs diff": ("runs:diff", "Compare two runs."),
     "runs rm": ("runs:rm", "Remove collected runs from this machine, after asking."),
     "report": ("runs:report", "Write the report of a run, a sweep, or several runs."),
@@ -94,51 +96,54 @@ VERBS: Final = {
     "completion": ("run:completion", "Print the completion script of a shell."),
     "image bake": (
         "up:bake",
-        "Make the image that new nodes start from, unless there is one of this configuration.",
+        "Build the image that new nodes start from, unless one exists for this configuration.",
     ),
     "cache list": (
         "listing:cache_list",
-        "List the cached node images; with a spec of a cloud, also those in its project, with their cost.",
+        "List the cached node images; for a cloud spec, also the images in its project, with their cost.",
     ),
     "cache prune": (
         "listing:cache_prune",
-        "Remove node images that no cluster uses; with --images also those in the project of a cloud.",
+        "Remove cached node images that no cluster uses; with --images, also the images in a cloud project.",
     ),
-    "storage list": ("listing:storage_list", "List kept storage, of all names."),
-    "storage remove": ("down:storage_remove", "Remove kept storage with all that is on it."),
+    "storage list": ("listing:storage_list", "List the kept storage of all clusters."),
+    "storage remove": ("down:storage_remove", "Remove kept storage with all data on it."),
     "orphans list": (
         "down:orphans_list",
-        "List orphans: clusters of a name without a workspace, with their cost.",
+        "List orphans: clusters with this name but without a workspace, with their cost.",
     ),
-    "orphans remove": ("down:orphans_remove", "Remove orphans: clusters of a name without a workspace."),
-    "node drain": ("node:drain", "Drain nodes: no new jobs start, running jobs go on."),
-    "node resume": ("node:resume", "Resume nodes: jobs can start on them again."),
-    "node reboot": ("node:reboot", "Reboot nodes once idle: they are drained, and running jobs end first."),
+    "orphans remove": (
+        "down:orphans_remove",
+        "Remove orphans: clusters with this name but without a workspace.",
+    ),
+    "node drain": ("node:drain", "Drain nodes: no new jobs start, running jobs continue."),
+    "node resume": ("node:resume", "Resume nodes, so that jobs can start on them again."),
+    "node reboot": ("node:reboot", "Reboot nodes once idle: drain them, wait for running jobs, then reboot."),
     "node remove": ("node:remove", "Remove nodes from the cluster and restore the machines."),
-    "node forget": ("node:forget", "Forget removed nodes that could not be released and are gone for good."),
+    "node forget": ("node:forget", "Forget removed nodes that could not be restored and no longer exist."),
     "node add": ("node:add", "Add machines of the spec to the running cluster."),
     "node replace": ("node:replace", "Replace the machines of nodes; the node names stay."),
     "bundle create": (
         "bundle:create",
-        "Pack OS packages with dependencies and Python wheels into one file.",
+        "Pack OS packages with dependencies and Python wheels into a single file.",
     ),
     "bundle verify": (
         "bundle:verify",
-        "Verify the checksums of a bundle, and that it matches this clusterctl and the spec.",
+        "Verify that a bundle is undamaged, and matches this clusterctl and the spec.",
     ),
     "bundle show": ("bundle:show", "Show the manifest of a bundle."),
 }
 _GROUPS: Final = {
     "image": "Images that nodes start from.",
     "cache": "The cache of node images.",
-    "runs": "Collected runs. Without a verb it lists them, with the options of `list`.",
+    "runs": "Collected runs. Without a command, `clusterctl runs` is `clusterctl runs list`.",
     "storage": "Storage that outlived its cluster (storage.keep).",
-    "orphans": "Clusters whose workspace was lost.",
-    "node": "Operate on single nodes, without effect on the others.",
-    "bundle": "Packages and programs for air-gapped hosts, in one file.",
+    "orphans": "Clusters without a workspace.",
+    "node": "Manage individual nodes without affecting the others.",
+    "bundle": "Packages and programs for air-gapped hosts, in a single file.",
 }
-# Words of other tools and what does the same here. A key is an unknown verb, or a verb or group and the
-# word after it. The value is the whole command.
+# Commands and options of other tools, and the equivalent here. A key is an unknown command, or a command or
+# group and the word after it. The value is the whole command line.
 HABITS: Final = {
     "apply": "up",
     "create": "up",
@@ -169,7 +174,7 @@ HABITS: Final = {
 
 
 def _plain_value(kind: Any, info: Any, word: object) -> Any:
-    """Return the value of a word as Typer reads it. None: it is for Typer to read, or to refuse.
+    """Convert a word as Typer would. None: only Typer can convert or reject the word.
 
     kind: the type of the parameter, such as ``int``.
     info: its `typer.Option` or `typer.Argument`.
@@ -184,9 +189,9 @@ def _plain_value(kind: Any, info: Any, word: object) -> Any:
 
 
 def _process_value(param: Any, annotation: Any, context: Any, value: Any) -> Any:
-    """Do what `process_value` of a parameter does, but read plain words without pydantic.
+    """Do the same as `process_value` of a parameter, but convert plain words without pydantic.
 
-    Newer versions of Typer read all words by pydantic, whose import takes 55 ms of each verb.
+    Newer versions of Typer convert all words with pydantic, whose import takes 55 ms of each command.
     """
     kind, info = get_args(annotation)
     if isinstance(kind, UnionType):
@@ -202,74 +207,78 @@ def _process_value(param: Any, annotation: Any, context: Any, value: Any) -> Any
 
 
 class _Plain:
-    """A command or a group whose parameters are read without pydantic."""
+    """A command or a group with parameters that are converted without pydantic."""
 
     def get_params(self, ctx: Any) -> Any:
         params = super().get_params(ctx)  # type: ignore[misc] # the command's
         function = getattr(self, "callback", None)
-        own = inspect.signature(function, eval_str=True).parameters if function else {}
+        parameters = inspect.signature(function, eval_str=True).parameters if function else {}
         for param in params:
-            annotation = own[param.name].annotation if param.name in own else options.Verbose  # --help
+            # --help is not in the signature. It is a flag like --verbose.
+            annotation = parameters[param.name].annotation if param.name in parameters else options.Verbose
             param.process_value = partial(_process_value, param, annotation)
         return params
 
 
 class _Verb(_Plain, TyperCommand):
-    """A verb with its parameters."""
+    """A command with its parameters."""
 
 
 class _Root(_Plain, TyperGroup):
-    """All verbs and groups of verbs."""
+    """The root group of all commands and groups."""
 
 
 class LazyVerb(TyperCommand):
-    """A verb that is known by its summary until it is called, or its help is wanted."""
+    """A command that only has its summary until it is called, or until its help is shown."""
 
     def __init__(self, name: str, target: str, summary: str) -> None:
         super().__init__(name, help=summary, rich_markup_mode=None)
         self._target = target
 
     def load(self) -> TyperCommand:
-        """The verb with its parameters and its whole help."""
+        """Import the module of the command. Return the command with its parameters and its full help."""
         name, _, function = self._target.partition(":")
         module = importlib.import_module(f"clusterctl.cli.{name}")
         return command(str(self.name), verb(getattr(module, function)))
 
     def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        one, typed = self.load(), tuple(args)
+        loaded, typed = self.load(), tuple(args)
         try:
-            context = one.make_context(info_name, args, parent, **extra)
+            context = loaded.make_context(info_name, args, parent, **extra)
         except _CommandLineError as exc:
-            if getattr(exc, "ctx", self) is None:  # so that the message names the verb
-                context = typer.Context(one, info_name=info_name, parent=parent)
+            # With a context, the message contains the name of the command.
+            if getattr(exc, "ctx", self) is None:
+                context = typer.Context(loaded, info_name=info_name, parent=parent)
                 exc.ctx = context
             raise
-        if self.name == "submit" and not context.resilient_parsing:  # TAB asks
+        # During completion, the words are incomplete.
+        if self.name == "submit" and not context.resilient_parsing:
             _reject_words_before_dashes(typed, context.params["target"], context.params["args"] or ())
         return context
 
 
 class _Group(_Root):
-    """A group of verbs. Where none is named, it is its verb ``list``, if it has that."""
+    """A group of commands. Without a command, it runs its command ``list``, if it has that."""
 
     def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
         names_none = args[0].startswith("-") and args[0] not in {"-h", "--help"} if args else True
-        if names_none and "list" in self.commands and not extra.get("resilient_parsing"):  # TAB asks
+        # During completion, the command may still follow.
+        if names_none and "list" in self.commands and not extra.get("resilient_parsing"):
             args = ["list", *args]
         return super().make_context(info_name, args, parent, **extra)
 
 
 def command(name: str, function: Callable[..., None]) -> TyperCommand:
-    one = typer.Typer(rich_markup_mode=None, add_completion=False)
-    one.command(name, cls=_Verb)(function)
-    return typer.main.get_command(one)  # type: ignore[return-value]  # of a single function
+    typer_app = typer.Typer(rich_markup_mode=None, add_completion=False)
+    typer_app.command(name, cls=_Verb)(function)
+    return typer.main.get_command(typer_app)  # type: ignore[return-value]
 
 
 def _program() -> TyperGroup:
     root = typer.Typer(
         name=PROGRAM,
         cls=_Root,
-        help="One typed file creates a Slurm cluster, trains on it, and collects the results.",
+        help="Create a Slurm cluster from one YAML file, run jobs on it, and collect their results.",
         no_args_is_help=True,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -298,18 +307,19 @@ _SOON_S = 0.05
 
 
 def run() -> int:
-    """Run the verb that ``sys.argv`` names, and return the exit code."""
+    """Run the command in ``sys.argv``, and return the exit code."""
     end_by_signals()
     if VARIABLE in os.environ:
         _register_shells()
     try:
-        # What a verb writes never fails here: this is what click itself writes, such as the help.
+        # Commands handle errors of their own output. This is for the output of click, such as the help.
         with writing(sys.stdout):
             code = app(prog_name=PROGRAM, standalone_mode=False) or 0
             sys.stdout.flush()
     except _CommandLineError as exc:
         return _refuse(exc)
-    except ClusterctlError as exc:  # a slip in the words, or showing a verb's error failed
+    except ClusterctlError as exc:
+        # The words are wrong, or the error of a command could not be shown.
         return _show(exc, json=isinstance(exc, UsageError) and _wants_json())
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -317,22 +327,24 @@ def run() -> int:
 
 
 def end_by_signals() -> None:
-    """Let `kill` and a closed terminal end us as Ctrl-C does: with everything that we started."""
+    """Make SIGTERM and SIGHUP end clusterctl like Ctrl-C, together with the processes that it started."""
 
     def end(number: int, _: FrameType | None) -> None:
         for stream in (sys.stdout, sys.stderr) if number == signal.SIGHUP else ():
-            if stat.S_ISCHR(os.fstat(stream.fileno()).st_mode):  # the terminal that is closed
+            # A character device is the terminal, which is closed.
+            if stat.S_ISCHR(os.fstat(stream.fileno()).st_mode):
                 silence(stream)
         raise Terminated(_SIGNALLED + number)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` has set another
+        # `nohup` sets another handler, which is kept.
+        if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, end)
     sys.unraisablehook = _signal_again
 
 
 def _signal_again(lost: sys.UnraisableHookArgs) -> None:
-    """What a signal raises in a finalizer, Python only reports and forgets: signal again, soon after it."""
+    """Repeat a signal shortly after it raised in a finalizer, because Python drops exceptions there."""
     match lost.exc_value:
         case KeyboardInterrupt():
             number = int(signal.SIGINT)
@@ -350,24 +362,26 @@ def _refuse(exc: Any) -> int:
     path = context.command_path if context else "clusterctl"
     text = exc.format_message().replace("Value error, ", "")
     json = _wants_json()
-    if text.startswith("Usage:"):  # no verb at all: click's message is the help itself
+    # Without a command, click's message is the help itself.
+    if text.startswith("Usage:"):
         if not json:
             typer.echo(text, err=True)
             return UsageError.exit_code
-        text = "no verb was given"
-    fix = f"`{path} --help` shows what can be said here"
+        text = "no command was given"
+    fix = f"`{path} --help` lists the options"
     text, fix = _explain_unknown(text, fix, context)
-    if given := _SPEC_AS_ARGUMENT.search(text):
-        option = "--file" if path.endswith(" logs") else "-f"  # its -f is --follow
-        fix = f"name a spec file with `{shlex.join([option, given[1]])}`"
+    if match := _SPEC_AS_ARGUMENT.search(text):
+        # The option -f of `logs` is --follow.
+        option = "--file" if path.endswith(" logs") else "-f"
+        fix = f"name a spec file with `{shlex.join([option, match[1]])}`"
     return _show(UsageError(text.rstrip("."), code="bad-command-line", fix=fix), json=json)
 
 
 def _explain_unknown(text: str, fix: str, context: typer.Context | None) -> tuple[str, str]:
-    """Return the message about an unknown verb or option, and its fix. Other messages stay as they are.
+    """Return the message and the fix for an unknown command or option. Other messages are returned unchanged.
 
-    text: click's message, which may suggest names that are near.
-    context: what click understood.
+    text: click's message, which may suggest similar names.
+    context: click's context of the command, as far as parsed.
     """
     unknown = _UNKNOWN_WORD.match(text)
     if unknown is None or context is None:
@@ -379,27 +393,27 @@ def _explain_unknown(text: str, fix: str, context: typer.Context | None) -> tupl
         return unknown[0], f"`{PROGRAM} {habit}`"
     if verb == "submit":
         to_program = f"`{PROGRAM} submit JOB -- {word}` passes it to the program"
-        fix = f"{to_program}, `#SBATCH {word}` in the script to sbatch"
+        fix = f"{to_program}; `#SBATCH {word}` in the script passes it to sbatch"
     return text, fix
 
 
 def _reject_words_before_dashes(typed: Sequence[str], target: str, args: Sequence[str]) -> None:
-    """Reject words other than JOB in front of ``--``: `submit` or the program may be meant.
+    """Reject words other than JOB before ``--``, because they may be meant for `submit` or for the program.
 
     typed: all words after `submit`.
-    args: the words that click takes for the program's arguments.
+    args: the words that click assigns to the program's arguments.
 
     Raises:
-        UsageError: there is such a word.
+        UsageError: a word other than JOB stands before ``--``.
     """
     count_after = len(typed) - typed.index("--") - 1 if "--" in typed else 0
     words = shlex.join(args[: max(0, len(args) - count_after)])
     if words:
-        right = HABITS.get(f"submit {target}", f"submit JOB [OPTIONS] -- {words}")
+        correct = HABITS.get(f"submit {target}", f"submit JOB [OPTIONS] -- {words}")
         raise UsageError(
-            f"{words}: arguments of the program go after --",
+            f"{words}: write arguments of the program after --",
             code="words-before-dashes",
-            fix=f"`{PROGRAM} {right}`",
+            fix=f"`{PROGRAM} {correct}`",
         )
 
 
@@ -410,6 +424,6 @@ def _show(error: ClusterctlError, *, json: bool = False) -> int:
 
 
 def _wants_json() -> bool:
-    """Whether the command asks for JSON, in words that click refused to read."""
+    """Return whether a command line that click rejected asks for JSON."""
     words = itertools.takewhile(lambda word: word != "--", sys.argv[1:])
     return re.search("(^| )(-o ?|--output[ =])json( |$)", " ".join(words)) is not None

@@ -1,4 +1,4 @@
-"""runs, report: collected runs are listed, shown, compared, removed and reported; no cluster is needed."""
+"""The commands runs and report, which list, show, compare, remove and report collected runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ from clusterctl.scheduler.session import Session
 from clusterctl.state.ledger import Metric, Value
 from clusterctl.transport.tree import shown_size
 
-_LAST: Final = 50  # runs that are listed for people
+# The number of runs that are listed without --limit.
+_LAST: Final = 50
 _BASIC: Final = ("run", "state", "submitted", "elapsed", "nodes")
 _MOST_METRICS: Final = 3
 _NONE: Final = "-"
@@ -43,40 +44,42 @@ _NONE: Final = "-"
 Run = Annotated[
     str,
     argument(
-        "A run: its folder, its name below ./runs, or its job's id. Of an array, 12_3 is a task.",
+        "A run: its folder, its name in ./runs, or its job ID. For an array, 12_3 names one task.",
         metavar="RUN",
         tab=run_names,
     ),
 ]
 
 
-# Each is a field of RunQuery, but for the last five.
+# All are fields of RunQuery, except columns, sweep, limit, folders and everywhere.
 _LIST_FLAGS: Final[Mapping[str, Any]] = {
     "where": flag(
         list[str],
-        "Only runs for which this holds: lr=0.1, loss<2, name~bert, state!=FAILED. Repeatable.",
+        "Only runs that match a condition: lr=0.1, loss<2, name~bert, state!=FAILED. Repeatable.",
         metavar="CONDITION",
     ),
     "columns": flag(
         str,
-        "Show these instead of the usual columns: fields, options of the program, metrics.",
+        "Show these columns instead of the default: fields, options of the program, metrics.",
         metavar="KEY,...",
     ),
-    "sort": flag(str, "Lowest first. Default: the newest first.", metavar="KEY"),
+    "sort": flag(str, "Sort by this key, lowest first. Default: newest first.", metavar="KEY"),
     "reverse": flag(bool, "Reverse the order.", "--reverse", "-r"),
-    "since": flag(str, "Submitted since: 7d, 12h, or 2026-01-31.", metavar="TIME"),
+    "since": flag(str, "Only runs submitted since 7d, 12h, or 2026-01-31.", metavar="TIME"),
     "tags": flag(list[str], "Only runs with this tag. Repeatable.", "--tag"),
-    "sweep": flag(str, "The tasks of this sweep, the best first.", metavar="RUN", tab=run_names),
-    "tasks": flag(bool, "A line for each task of an array.", "--tasks"),
-    "limit": flag(int, f"At most so many. Default: {_LAST}; in JSON all.", "--limit", "-n", min=1),
+    "sweep": flag(str, "List the tasks of this sweep, the best first.", metavar="RUN", tab=run_names),
+    "tasks": flag(bool, "Show a line for each task of an array.", "--tasks"),
+    "limit": flag(int, f"Show at most this many. Default: {_LAST}; in JSON: all.", "--limit", "-n", min=1),
     "folders": flag(
         list[Path],
-        "A folder with runs. Default: ./runs. Repeatable.",
+        "List the runs in this folder. Default: ./runs. Repeatable.",
         "--dir",
         parser=folder_path,
         metavar="PATH",
     ),
-    "everywhere": flag(bool, "Runs in all folders that `collect` wrote to on this machine.", "--everywhere"),
+    "everywhere": flag(
+        bool, "List the runs in all folders that `collect` wrote to on this machine.", "--everywhere"
+    ),
 }
 
 
@@ -92,35 +95,37 @@ def list_(screen: Screen, **given: Any) -> None:
         raise excluded("--dir", "--everywhere")
     if "sweep" in given:
         if given.keys() - {"sweep", "sort"}:
-            raise excluded("--sweep", "all other options but --sort")
+            raise excluded("--sweep", "other options than --sort")
         answer, lines = ranking_of(screen, named_run(given["sweep"]), given.get("sort"))
         screen.result(answer, *lines)
         return
     chosen = [key.strip() for key in given.pop("columns", "").split(",") if key.strip()]
     limit, folders, everywhere = (given.pop(name, None) for name in ("limit", "folders", "everywhere"))
     query = RunQuery(**given, columns=chosen, cluster=screen.cluster)
-    found = select_runs(query, folders or (), everywhere=bool(everywhere))
-    for note in found.notes:
+    selected = select_runs(query, folders or (), everywhere=bool(everywhere))
+    for note in selected.notes:
         screen.note(note)
-    most = limit or (len(found.rows) if screen.json else _LAST)
-    shown = found.rows[:most]
+    most = limit or (len(selected.rows) if screen.json else _LAST)
+    shown = selected.rows[:most]
     keys = chosen or [*_BASIC, *_metric_columns(shown, query.sort)]
     keys = list(dict.fromkeys(keys if "run" in keys else ["run", *keys]))
-    answer = {"runs": [_answer(row) for row in shown], "total": len(found.rows)}
-    lines = _table(screen, shown, keys) if shown else [Notice("no-run-matches", "no run is like that")]
-    if not found.searched:
-        lines = [Notice("no-runs", "no runs; `clusterctl collect` brings them here")]
+    answer = {"runs": [_answer(row) for row in shown], "total": len(selected.rows)}
+    lines = _table(screen, shown, keys) if shown else [Notice("no-run-matches", "no run matches")]
+    if not selected.searched:
+        lines = [Notice("no-runs", "no runs yet; `clusterctl collect` copies them here")]
     screen.result(answer, *lines)
-    if not screen.json and (older := len(found.rows) - most) > 0:
-        more = f"--limit {len(found.rows)}, or choose with --where, --since, --tag"
+    if not screen.json and (older := len(selected.rows) - most) > 0:
+        more = f"--limit {len(selected.rows)}, or filter with --where, --since, --tag"
         screen.note(f"{older} more: {more}")
 
 
 def ranking_of(screen: Screen, run: Row, metric: str | None = None) -> tuple[dict[str, Any], list[str]]:
-    """The tasks of a sweep by the metric that ranks it, the best first: for programs, and for people.
+    """Rank the tasks of a sweep by a metric, the best first. Return the answer, and lines for people.
+
+    metric: the metric. None: the sweep's own.
 
     Raises:
-        UsageError: nothing ranks them.
+        UsageError: the sweep has no metric to rank its tasks.
     """
     rows, metric = ranked(run, metric)
     keys = (run.run.sweep or {}).get("keys") or []
@@ -134,11 +139,12 @@ def ranking_of(screen: Screen, run: Row, metric: str | None = None) -> tuple[dic
 
 
 def note_ranking(screen: Screen, session: Session, job_id: str) -> dict[str, Any] | None:
-    """Collect a sweep and note its ranking. None: no task has a metric."""
+    """Collect a sweep, show its ranking, and return it. None: it can't be collected or ranked."""
     try:
         (run,) = collect(session, [job_id])
         answer, lines = ranking_of(screen, Row(run))
-    except (CollectError, UsageError) as exc:  # how the tasks ended is still to be shown
+    except (CollectError, UsageError) as exc:
+        # The caller still shows the state of the tasks.
         screen.note(f"note: {exc.cause}")
         return None
     screen.note(*lines, "", f"job {job_id} ({run.name}) {run.state}: {run.directory}")
@@ -146,9 +152,9 @@ def note_ranking(screen: Screen, session: Session, job_id: str) -> dict[str, Any
 
 
 def _metric_columns(rows: Sequence[Row], sort: str | None = None) -> list[str]:
-    """The metrics that are shown unasked, and the key that the runs are sorted by."""
-    having = [name for name in metric_names(rows) if name in USUAL_METRICS]
-    return [*([sort] if sort is not None and sort not in _BASIC else []), *having[:_MOST_METRICS]]
+    """Return the columns of common metrics, and of the key that the runs are sorted by."""
+    usual = [name for name in metric_names(rows) if name in USUAL_METRICS]
+    return [*([sort] if sort is not None and sort not in _BASIC else []), *usual[:_MOST_METRICS]]
 
 
 def _table(screen: Screen, rows: Sequence[Row], keys: Sequence[str]) -> list[str]:
@@ -159,12 +165,13 @@ def _table(screen: Screen, rows: Sequence[Row], keys: Sequence[str]) -> list[str
 def _cell(row: Row, key: str) -> str:
     value = row.value(key)
     if value is None and key in row.metrics and row.metrics[key].nonfinite:
-        return "nan"  # or infinite
+        # The metric is NaN or infinite.
+        return "nan"
     return shown_value(value, key)
 
 
 def shown_value(value: Value, key: str = "") -> str:
-    """A value as a table shows it; ``key`` says what it is."""
+    """Format a value for a table. ``key``: its name, which determines the format of times and costs."""
     if value is None or value == "":
         return _NONE
     if key in TIMES:
@@ -185,9 +192,9 @@ def _answer(row: Row) -> dict[str, Any]:
 
 
 def show(screen: Screen, run: Run) -> None:
-    """Show one collected run in full.
+    """Show a collected run in full.
 
-    Shows what it was asked for, where it ran, its metrics, and why it failed.
+    Shows its resources, its nodes, its options and metrics, and the cause of a failure.
     """
     row = named_run(run)
     lines = [f"{name:<11}{value}" for name, value in _about(row) if value not in {"", _NONE}]
@@ -199,26 +206,26 @@ def show(screen: Screen, run: Run) -> None:
     if row.tasks:
         keys = ["job", "state", "exit", "elapsed", *_metric_columns(row.tasks)]
         lines += ["", *_table(screen, row.tasks, keys)]
-    lines += _why(row)
+    lines += _failure_lines(row)
     record = row.run.model_dump(mode="json", exclude={"directory"})
     screen.result({"run": {**record, "dir": str(row.folder)}}, *lines)
 
 
-def _why(row: Row) -> list[str]:
-    """Why it failed; of an array, why its worst task did."""
-    said = row.run.diagnosis or {}
-    if not said or (row.task is not None and said.get("job_id") not in {None, row.task.id}):
+def _failure_lines(row: Row) -> list[str]:
+    """Return lines about the cause of a run's failure; for an array, of its worst task's failure."""
+    diagnosis = row.run.diagnosis or {}
+    if not diagnosis or (row.task is not None and diagnosis.get("job_id") not in {None, row.task.id}):
         return []
-    lines = said.get("lines")
+    lines = diagnosis.get("lines")
     quoted = [f"| {line}" for line in lines] if isinstance(lines, list) else []
-    which = f"job {said.get('job_id') or row.run.job_id}"
-    return ["", f"{which}: {said.get('cause', '')}", *quoted, f"fix: {said.get('fix', '')}"]
+    which = f"job {diagnosis.get('job_id') or row.run.job_id}"
+    return ["", f"{which}: {diagnosis.get('cause', '')}", *quoted, f"fix: {diagnosis.get('fix', '')}"]
 
 
 def _about(row: Row) -> list[tuple[str, str]]:
     run = row.run
     fields = ("name", "exit", "user", "cluster", "partition", "submitted", "started", "ended")
-    since = "" if run.final else f", when it was collected ({shown_time(int(run.collected_at))})"
+    since = "" if run.final else f" when it was collected ({shown_time(int(run.collected_at))})"
     about = [
         ("run", row.shown),
         ("job", _cell(row, "job")),
@@ -228,8 +235,8 @@ def _about(row: Row) -> list[tuple[str, str]]:
         ("arguments", shlex.join(run.args)),
         ("folder", str(row.folder)),
     ]
-    left = f"{len(run.skipped)} (`skipped` in run.json)" if run.skipped else ""
-    files = [("files", f"{run.files}, {shown_size(run.bytes)}"), ("left there", left)]
+    skipped = f"{len(run.skipped)} (`skipped` in run.json)" if run.skipped else ""
+    files = [("files", f"{run.files}, {shown_size(run.bytes)}"), ("skipped", skipped)]
     return about if row.task else about + files
 
 
@@ -237,40 +244,49 @@ def _metric_table(screen: Screen, row: Row) -> list[str]:
     def at(value: float | None, step: int | None) -> str:
         return shown_value(value) + (f" at {step}" if value is not None and step is not None else "")
 
-    def line(name: str, one: Metric) -> list[str]:
-        return [name, at(one.last, one.last_step), at(one.min, one.min_step), at(one.max, one.max_step)]
+    def line(name: str, metric: Metric) -> list[str]:
+        return [
+            name,
+            at(metric.last, metric.last_step),
+            at(metric.min, metric.min_step),
+            at(metric.max, metric.max_step),
+        ]
 
-    rows = [[*line(name, one), str(one.nonfinite or "")] for name, one in row.metrics.items()]
+    rows = [[*line(name, metric), str(metric.nonfinite or "")] for name, metric in row.metrics.items()]
     return screen.table(["METRIC", "LAST", "LOWEST", "HIGHEST", "NAN OR INF"], rows)
 
 
 def diff(
     screen: Screen,
     first: Annotated[str, argument("A run, as in `runs show`.", metavar="A", tab=run_names)],
-    second: Annotated[str, argument("Another one.", metavar="B", tab=run_names)],
+    second: Annotated[str, argument("Another run.", metavar="B", tab=run_names)],
 ) -> None:
     """Compare two runs.
 
-    Shows what differs in the job, code, configuration, data, environment, hardware and result, and whether
-    the losses are identical, step by step.
+    Shows differences in the job, code, configuration, data, environment, hardware and result, and whether
+    the losses are identical at each step.
     """
     a, b = named_run(first), named_run(second)
-    found = compare(a, b)
+    differences = compare(a, b)
     lines: list[str] = []
-    for section in dict.fromkeys(one.section for one in found):
-        rows = [_compared(one) for one in found if one.section == section]
+    for section in dict.fromkeys(difference.section for difference in differences):
+        rows = [_compared(difference) for difference in differences if difference.section == section]
         lines += [*([""] if lines else []), *screen.table([section.upper(), a.shown, b.shown], rows)]
-    lines = lines or ["nothing differs"]
+    lines = lines or ["no differences"]
     if losses := compare_losses(a, b):
         lines += ["", f"losses: {losses}"]
-    answer = {"a": str(a.folder), "b": str(b.folder), "differences": [asdict(one) for one in found]}
+    answer = {
+        "a": str(a.folder),
+        "b": str(b.folder),
+        "differences": [asdict(difference) for difference in differences],
+    }
     screen.result({**answer, "losses": losses and asdict(losses)}, *lines)
 
 
-def _compared(one: Difference) -> list[str]:
-    key = one.key if one.section == "result" else ""
-    a, b = shown_value(one.a, key), shown_value(one.b, key)
-    return [one.key, *((a, b) if a != b else (repr(one.a), repr(one.b)))]
+def _compared(difference: Difference) -> list[str]:
+    key = difference.key if difference.section == "result" else ""
+    a, b = shown_value(difference.a, key), shown_value(difference.b, key)
+    return [difference.key, *((a, b) if a != b else (repr(difference.a), repr(difference.b)))]
 
 
 def rm(
@@ -280,37 +296,38 @@ def rm(
 ) -> None:
     """Remove collected runs from this machine, after asking.
 
-    On the cluster nothing changes.
+    The cluster is not changed.
     """
     rows = [named_run(name) for name in run]
     if inner := next((row for row in rows if row.task is not None), None):
         raise UsageError(
-            f"{inner.shown} is one task of a run",
+            f"{inner.shown} is a single task of a run, which can't be removed alone",
             code="run-is-a-task",
             fix=f"name the whole run: {inner.run.directory.name}",
         )
     runs = list({row.run.directory: row.run for row in rows}.values())
-    for one in runs:
-        screen.note(f"{one.directory}: {one.state}, {shown_time(one.submit_time)}")
-    size = shown_size(sum(_size(path) for one in runs for path in one.directory.rglob("*")))
-    what = runs[0].directory.name if len(runs) == 1 else f"{len(runs)} runs"
-    screen.confirm(f"remove {what} ({size}) from this machine for good?", yes=yes)
+    for record in runs:
+        screen.note(f"{record.directory}: {record.state}, {shown_time(record.submit_time)}")
+    size = shown_size(sum(_size(path) for record in runs for path in record.directory.rglob("*")))
+    title = runs[0].directory.name if len(runs) == 1 else f"{len(runs)} runs"
+    screen.confirm(f"permanently remove {title} ({size}) from this machine?", yes=yes)
     removed: list[str] = []
-    screen.known = {"removed": removed}
-    for one in runs:
-        hidden = one.directory.with_name(f".{one.directory.name}.removed")
+    screen.partial_answer = {"removed": removed}
+    for record in runs:
+        hidden = record.directory.with_name(f".{record.directory.name}.removed")
         try:
-            one.directory.rename(hidden)  # so that none is a run that lacks something
-            removed.append(str(one.directory))
+            # After the rename, an interrupted removal leaves no incomplete run.
+            record.directory.rename(hidden)
+            removed.append(str(record.directory))
             shutil.rmtree(hidden)
         except OSError as exc:
             raise ClusterctlError(
-                f"{one.directory.name} can't be removed",
+                f"{record.directory.name} can't be removed",
                 code="folder-not-removable",
-                where=str(exc.filename or one.directory),
+                where=str(exc.filename or record.directory),
                 why=exc.strerror or str(exc),
             ) from exc
-    screen.result(screen.known, *(f"removed {path}" for path in removed))
+    screen.result(screen.partial_answer, *(f"removed {path}" for path in removed))
 
 
 def _size(path: Path) -> int:
@@ -328,7 +345,7 @@ class Form(StrEnum):
 ReportFile = Annotated[
     Path | None,
     option(
-        f"The file to write. Default: {REPORT_FILE} in the run's folder, of several runs here.",
+        f"The file to write. Default: {REPORT_FILE} in the run's folder, or here for several runs.",
         parser=folder_path,
         metavar="FILE",
     ),
@@ -339,19 +356,21 @@ def report(
     screen: Screen,
     run: Annotated[list[str], argument("Runs, as in `runs show`.", metavar="RUN...", tab=run_names)],
     out: ReportFile = None,
-    open_: Annotated[bool, option("Show it in the browser.", "--open")] = False,
-    serve: Annotated[bool, option("Serve it on this machine's loopback address until Ctrl-C.")] = False,
+    open_: Annotated[bool, option("Open the report in the browser.", "--open")] = False,
+    serve: Annotated[
+        bool, option("Serve the report on this machine's loopback address until Ctrl-C.")
+    ] = False,
     port: Annotated[
-        int, option("Port of --serve. Default: a free one.", min=0, max=65535, metavar="PORT")
+        int, option("Port of --serve. Default: a free port.", min=0, max=65535, metavar="PORT")
     ] = 0,
     output: Annotated[
-        Form | None, option("Show the same facts as JSON or Markdown; write no file.", "--output", "-o")
+        Form | None, option("Print the report as JSON or Markdown, without writing a file.", "--output", "-o")
     ] = None,
 ) -> None:
     """Write the report of a run, a sweep, or several runs.
 
-    It is one HTML file that needs no network: the verdict, then metrics, time per step, ranks, nodes, the
-    scheduler, configuration and environment. Of several runs, what differs comes first.
+    The report is a single HTML file that needs no network: the verdict, then metrics, time per step, ranks,
+    nodes, the scheduler, configuration and environment. For several runs, it begins with the differences.
     """
     if (screen.markdown or screen.json or serve) and (out or open_):
         raise excluded("-o json, -o md or --serve", "--out or --open")
@@ -360,30 +379,32 @@ def report(
     if port and not serve:
         raise unaccompanied("--port", "--serve")
     rows = list({row.folder: row for row in map(named_run, run)}.values())
-    found = report_of(rows)
+    content = report_of(rows)
     if screen.markdown:
-        screen.document({}, found.as_markdown())
+        screen.document({}, content.as_markdown())
         return
     if screen.json:
-        screen.result({"report": found.as_dict()})
+        screen.result({"report": content.as_dict()})
         return
     if serve:
-        _serve(screen, found.as_html().encode(), port)
+        _serve(screen, content.as_html().encode(), port)
         return
     path = out or (report_path(rows[0]) if len(rows) == 1 else Path(REPORT_FILE))
-    write_report(found, path)
-    facts = found.as_dict()
+    write_report(content, path)
+    facts = content.as_dict()
     screen.result(
-        {}, *facts["verdict"], *(f"missing: {one}" for one in facts["missing"]), "", f"report: {path}"
+        {}, *facts["verdict"], *(f"missing: {fact}" for fact in facts["missing"]), "", f"report: {path}"
     )
     if open_ and not webbrowser.open(path.absolute().as_uri()):
         raise UsageError(
-            "there is no browser here", code="no-browser", fix="say --serve, and open the address elsewhere"
+            "there is no browser on this machine",
+            code="no-browser",
+            fix="use --serve, and open the address on another machine",
         )
 
 
 def _serve(screen: Screen, page: bytes, port: int) -> None:
-    """Answer every question with the page, until Ctrl-C."""
+    """Answer every HTTP request with the page, until Ctrl-C."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -403,12 +424,12 @@ def _serve(screen: Screen, page: bytes, port: int) -> None:
             f"port {port} can't be used",
             code="port-unusable",
             why=exc.strerror or str(exc),
-            fix="say another --port",
+            fix="use another --port",
         ) from exc
     with server:
         at = server.server_port
         screen.note(
-            f"http://127.0.0.1:{at}/ until Ctrl-C; from another machine first: ssh -N -L {at}:127.0.0.1:{at} "
-            "and this machine's name"
+            f"serving http://127.0.0.1:{at}/ until Ctrl-C; on another machine, run first: "
+            f"ssh -N -L {at}:127.0.0.1:{at} THIS_MACHINE"
         )
         server.serve_forever()

@@ -1,4 +1,4 @@
-"""init, validate, schema: the verbs of the spec file."""
+"""The commands init, validate and schema, which write and check spec files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def init(
     ] = DEFAULT_PROVIDER.type,
     from_inventory: Annotated[
         Path | None,
-        option("With --provider onprem: write the spec from this Ansible inventory.", metavar="PATH"),
+        option("With --provider onprem: create the spec from this Ansible inventory.", metavar="PATH"),
     ] = None,
     examples: Annotated[bool, option("Write the example programs into ./examples instead.")] = False,
     force: Annotated[bool, option("Overwrite existing files.")] = False,
@@ -51,7 +51,7 @@ def init(
         file.write(text)
     screen.note(*(f"note: {line}" for line in notes))
     answer = {"file": str(path), "notes": notes}
-    screen.result(answer, f"wrote {path}; change it, then run `clusterctl up`")
+    screen.result(answer, f"wrote {path}; edit it, then run `clusterctl up`")
 
 
 def _write_examples(screen: Screen, *, force: bool) -> None:
@@ -59,24 +59,24 @@ def _write_examples(screen: Screen, *, force: bool) -> None:
     with _new(folder):
         shutil.copytree(asset("examples"), folder, dirs_exist_ok=force, ignore=unwanted)
     answer = {"folder": str(folder), "files": sorted(path.name for path in folder.iterdir())}
-    screen.result(answer, f"wrote {folder}/; {folder}/README.md says how to run each of them")
+    screen.result(answer, f"wrote {folder}/; {folder}/README.md explains how to run each example")
 
 
 @contextmanager
 def _new(path: Path) -> Iterator[None]:
-    """Translate what goes wrong when a file or a folder is made."""
+    """Translate errors of creating a file or a folder."""
     try:
         yield
     except FileExistsError as exc:
         raise UsageError(
-            f"{path} exists already", code="file-exists", fix="say --force to overwrite it"
+            f"{path} already exists", code="file-exists", fix="pass --force to overwrite it"
         ) from exc
     except OSError as exc:
         raise UsageError(
             f"{path} can't be written",
             code="file-unwritable",
             why=exc.strerror or str(exc),
-            fix="see to its rights, or name another spec file with -f",
+            fix="correct its permissions, or name another spec file with -f",
         ) from exc
 
 
@@ -84,11 +84,11 @@ def validate(
     screen: Screen,
     live: Annotated[bool, option("Also check the hosts, as `doctor` does.")] = False,
 ) -> int:
-    """Validate a spec: all errors are reported, each with its line."""
+    """Validate a spec, and report all errors with their lines."""
     spec = spec_of(screen.chosen())
     nodes = sum(partition.nodes for partition in spec.partitions)
     lines = [f"valid: cluster {spec.name!r}, provider {spec.provider.type}, {nodes} node{'s'[: nodes != 1]}"]
-    found: dict[str, Any] = {"cluster": spec.name, "provider": spec.provider.type, "nodes": nodes}
+    answer: dict[str, Any] = {"cluster": spec.name, "provider": spec.provider.type, "nodes": nodes}
     if spec.provider.is_cloud:
         types = {partition: gcp.machine_of(spec, partition) for partition in spec.partitions}
         lines.append(f"  the controller: {gcp.controller_machine(spec).name}")
@@ -97,20 +97,20 @@ def validate(
             + (f" with {machine.gpu}" if machine.gpu else "")
             for partition, machine in types.items()
         )
-        found["machine_types"] = {partition.name: machine.name for partition, machine in types.items()}
+        answer["machine_types"] = {partition.name: machine.name for partition, machine in types.items()}
         if refused := gcp.refusal(spec):
-            screen.note(f"note: `up` refuses this: {refused.what}; {refused.fix}")
-    if (asked := spec.software.python.requirements) is not None:
+            screen.note(f"note: `up` would reject this spec: {refused.what}; {refused.fix}")
+    if (requirements := spec.software.python.requirements) is not None:
         try:
-            content_hash((asked,))
+            content_hash((requirements,))
         except UsageError as exc:
-            screen.note(f"note: `up` refuses this: {exc.cause}")
+            screen.note(f"note: `up` would reject this spec: {exc.cause}")
     if not live:
-        screen.result(found, *lines)
+        screen.result(answer, *lines)
         return 0
     from clusterctl.cli.plan import examine
 
-    return examine(screen, spec, lines, found)
+    return examine(screen, spec, lines, answer)
 
 
 def schema(
@@ -118,5 +118,5 @@ def schema(
     job: Annotated[bool, option("Print the schema of job files instead.")] = False,
 ) -> None:
     """Print the JSON Schema of the spec, for editors."""
-    found = job_schema() if job else json_schema()
-    screen.document({"schema": found}, json.dumps(found, indent=2))
+    document = job_schema() if job else json_schema()
+    screen.document({"schema": document}, json.dumps(document, indent=2))

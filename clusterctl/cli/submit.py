@@ -1,4 +1,4 @@
-"""submit: jobs are read, prepared and submitted, and shown as they run."""
+"""The command submit, which reads, prepares and submits jobs, and follows them."""
 
 from __future__ import annotations
 
@@ -49,54 +49,61 @@ from clusterctl.util.progress import SILENT
 if TYPE_CHECKING:
     from clusterctl.spec.models import ClusterSpec
 
-JobRow = dict[str, Any]  # of one job, as `-o json` shows it
+# A job as `-o json` shows it.
+JobRow = dict[str, Any]
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
-DryRun = Annotated[bool, option("Print the sbatch script; submit nothing.", "--dry-run")]
-Follow = Annotated[bool, option("Show its output until it has ended.", "--follow")]
-Timeout = Annotated[str | None, option("Longest wait, such as 10m; the job goes on after it.")]
+DryRun = Annotated[bool, option("Print the sbatch script without submitting it.", "--dry-run")]
+Follow = Annotated[bool, option("Show the job's output until it has ended.", "--follow")]
+Timeout = Annotated[str | None, option("Stop waiting after this time, such as 10m; the job keeps running.")]
 
 
-# Each is a field of JobOptions, which says what it may be.
+# All are fields of JobOptions, which validates them.
 JOB_FLAGS: Final[Mapping[str, Any]] = {
-    "nodes": flag(int, "Nodes. Default: 1.", "--nodes", "-N"),
-    "tasks_per_node": flag(int, "Tasks (ranks) per node. Default: 1; bundled jobs: one per GPU."),
+    "nodes": flag(int, "Number of nodes. Default: 1.", "--nodes", "-N"),
+    "tasks_per_node": flag(int, "Tasks (ranks) per node. Default: 1; for bundled jobs: one per GPU."),
     "cpus": flag(int, "CPU cores per task."),
-    "gpus": flag(int, "GPUs per node. Default for bundled jobs: all; probe, export: none."),
+    "gpus": flag(int, "GPUs per node. Default: 0; for bundled jobs except probe and export: all."),
     "mem": flag(str, "Memory per node, such as 4GiB."),
     "time": flag(str, "Time limit, such as 30m or 1:30:00."),
-    "name": flag(str, "Job name. Default: the job's or the script's."),
+    "name": flag(str, "Job name. Default: the name of the bundled job or the script."),
     "partition": flag(str, "Partition. Default: the first.", "--partition", "-p", tab=partitions),
     "account": flag(str, "Slurm account.", "--account", "-A"),
     "qos": flag(str, "Quality of service.", "--qos", "-q"),
-    "constraint": flag(str, "Node features.", "--constraint", "-C"),
-    "array": flag(str, "Array of jobs, such as 1-10%2.", "--array", "-a"),
+    "constraint": flag(str, "Required node features.", "--constraint", "-C"),
+    "array": flag(str, "Submit a job array, such as 1-10%2.", "--array", "-a"),
     "sweep": flag(
         list[str],
-        "An array whose tasks try all values of an option of the program. Repeatable: all combinations.",
+        "Run one task per value of a program option. Repeat it for all combinations.",
         metavar="KEY=V,V|A..B",
     ),
-    "signal": flag(str, "Signal sent before the time limit, such as USR1@120 (seconds)."),
-    "requeue": flag(bool, "Requeue, in the same folder, when the program exits with 75.", "--requeue"),
+    "signal": flag(str, "Signal for the program before the time limit, such as USR1@120 (seconds)."),
+    "requeue": flag(
+        bool, "Requeue the job, in the same folder, if the program exits with code 75.", "--requeue"
+    ),
     "launcher": flag(
         str,
         "Launcher of the ranks: srun (PMIx, the default), mpirun or torchrun.",
         tab=lambda: ["srun", "mpirun", "torchrun"],
     ),
     "include": flag(
-        list[str], "Also copy this, even if .gitignore excludes it. Repeatable.", metavar="PATTERN"
+        list[str],
+        "Also send files matching PATTERN, even if .gitignore excludes them. Repeatable.",
+        metavar="PATTERN",
     ),
-    "exclude": flag(list[str], "Do not copy this from the script's folder. Repeatable.", metavar="PATTERN"),
-    "folder": flag(bool, "Copy the script's folder to the cluster. Default: yes.", "--folder/--no-folder"),
-    "outputs": flag(list[str], "Pattern of files for `collect`, such as 'results/**'. Repeatable."),
-    "env": flag(list[str], "Environment variable K=V; K alone takes its value from here. Repeatable."),
-    "requirements": flag(Path, "Requirements file for the program's Python environment."),
-    "container": flag(str, "Run in this Apptainer image (.sif), on the cluster or here."),
-    "tag": flag(list[str], "A word to find the run by, see `clusterctl runs`. Repeatable."),
+    "exclude": flag(list[str], "Do not send files matching PATTERN. Repeatable.", metavar="PATTERN"),
+    "folder": flag(bool, "Send the script's folder to the cluster. Default: yes.", "--folder/--no-folder"),
+    "outputs": flag(list[str], "Pattern of files to collect, such as 'results/**'. Repeatable."),
+    "env": flag(
+        list[str], "Environment variable K=V. K alone passes on your current value of K. Repeatable."
+    ),
+    "requirements": flag(Path, "Requirements file with packages for the program's Python environment."),
+    "container": flag(str, "Run in this Apptainer image: a .sif file, here or on the cluster."),
+    "tag": flag(list[str], "Tag for finding the run with `clusterctl runs`. Repeatable."),
     "note": flag(str, "A remark about the run."),
 }
-# Slurm's names of some of these options. The help does not list them.
+# Slurm's names for some of these options, hidden from the help.
 SLURM_FLAGS: Final[Mapping[str, Any]] = {
     "tasks_per_node": flag(int, "--tasks-per-node.", "--ntasks-per-node", hidden=True),
     "cpus": flag(int, "--cpus.", "--cpus-per-task", "-c", hidden=True),
@@ -107,7 +114,7 @@ SLURM_FLAGS: Final[Mapping[str, Any]] = {
 
 
 def some_flags(names: str) -> Mapping[str, Any]:
-    """Return the options of these names, which are separated by spaces."""
+    """Return the job options with these names, which are separated by spaces."""
     return {name: JOB_FLAGS[name] for name in names.split()}
 
 
@@ -123,7 +130,7 @@ Target = Annotated[
 TrainedRun = Annotated[
     str | None,
     option(
-        "Of eval, sample, predict, export: a trained run's folder, its name below ./runs, or its job's id.",
+        "For eval, sample, predict and export: the trained run, by folder, by name in ./runs, or by job ID.",
         tab=run_names,
     ),
 ]
@@ -134,12 +141,12 @@ def submit(
     screen: Screen,
     target: Target,
     args: Annotated[Words, argument("Arguments of the program, after --.")] = None,
-    variant: Annotated[Words, option("Only this variant of the job file. Repeatable.")] = None,
+    variant: Annotated[Words, option("Submit only this variant of the job file. Repeatable.")] = None,
     run: TrainedRun = None,
     weights: Annotated[
-        Weights, option("With --run: the weights at the best evaluation, or at the end.")
+        Weights, option("With --run: use the weights of the best evaluation, or of the end of training.")
     ] = Weights.BEST,
-    local: Annotated[bool, option("With --run: compute on this machine, without a cluster.")] = False,
+    local: Annotated[bool, option("With --run: run on this machine, without a cluster.")] = False,
     dry_run: DryRun = False,
     wait: Annotated[bool, option("Wait until the job has ended.")] = False,
     follow: Follow = False,
@@ -150,21 +157,21 @@ def submit(
 
     Arguments after -- are passed to the program.
     """
-    said = {"args": args, **given} if args else given
-    jobs = read_jobs(target, said, variant or ())
+    options = {"args": args, **given} if args else given
+    jobs = read_jobs(target, options, variant or ())
     if program := help_wanted(jobs):
         text = help_of(program)
         screen.document({"help": text}, text)
         return
     model = ChosenModel(run, weights) if run is not None else None
     if local:
-        _use_here(screen, jobs, model, given)
+        _run_locally(screen, jobs, model, given)
         return
     reject_wrong(jobs, model)
     watching = Watching.of(jobs, wait=wait, follow=follow, timeout=timeout)
     submission = Submission(jobs, model)
     if dry_run:
-        # `submit` itself needs no models of specs, whose import takes longer than all else that it does.
+        # A slow import of the spec models, which only --dry-run needs.
         from clusterctl.state.chosen_spec import spec_of_existing
 
         show_scripts(screen, rendered(screen, submission, spec_of_existing(screen.chosen())))
@@ -176,21 +183,22 @@ def submit(
             show_submitted(screen, rows)
         elif not watch_jobs(screen, session, rows, jobs, watching):
             lines = [f"job {row['job_id']} {row['state']}" for row in rows]
-            if not rows[-1].get("sweep"):  # else it is home
-                lines[-1] += "; `clusterctl collect` brings it home"
+            # A sweep has already been collected for its ranking.
+            if not rows[-1].get("sweep"):
+                lines[-1] += "; `clusterctl collect` copies its run here"
             screen.result(answer_of(rows), *lines)
 
 
 @dataclass(frozen=True, slots=True)
 class Watching:
-    """The wait for submitted jobs, in which the output of one may be followed."""
+    """The options --wait, --follow and --timeout."""
 
     follow: bool
     timeout_s: float | None
 
     @classmethod
     def of(cls, jobs: Sequence[JobSpec], *, wait: bool, follow: bool, timeout: str | None) -> Watching | None:
-        """Read the options of a verb that submits. None: it does not wait.
+        """Check the options of a command that submits jobs. None: do not wait.
 
         Raises:
             UsageError: the options contradict each other, or the timeout is wrong.
@@ -200,15 +208,15 @@ class Watching:
             raise unaccompanied("--timeout", "--wait or --follow")
         if follow and len(jobs) > 1:
             raise UsageError(
-                f"--follow shows the output of one job, and these are {len(jobs)}",
+                f"--follow needs a single job, but these are {len(jobs)}",
                 code="follow-needs-one-job",
-                fix="say --wait, or choose one with --variant",
+                fix="use --wait, or choose a single job with --variant",
             )
         return cls(follow, timeout_s) if wait or follow else None
 
 
 def preparer(screen: Screen) -> Preparer:
-    """Return what prepares jobs and tells of it on the screen: of pip's lines only under -v."""
+    """Return a Preparer that shows its progress on the screen, including pip's output under -v."""
     return Preparer(screen.note, screen.note if screen.verbose else SILENT.note)
 
 
@@ -218,35 +226,35 @@ def prepare(screen: Screen, session: Session, submission: Submission) -> tuple[P
 
 
 def rendered(screen: Screen, submission: Submission, spec: ClusterSpec) -> tuple[PreparedJob, ...]:
-    """Return the scripts of jobs, and note what would be sent with each."""
+    """Render the scripts of jobs, and show the folders that would be sent."""
     with screen.working("preparing the job"):
         jobs = preparer(screen).render(submission, spec)
-    for one in jobs:
-        if one.source:
-            size, count = shown_size(one.source.bytes), len(one.source.files)
-            screen.note(f"with {one.job.name} go {count} files, {size}, of {one.source.folder}")
+    for job in jobs:
+        if job.source:
+            size, count = shown_size(job.source.bytes), len(job.source.files)
+            screen.note(f"{job.job.name}: would send {count} files ({size}) from {job.source.folder}")
     return jobs
 
 
 def show_scripts(screen: Screen, jobs: Sequence[PreparedJob], more: Mapping[str, Any] = NOTHING) -> None:
-    """Show scripts; several each below a line with the job's name.
+    """Print scripts. If there are several, each has a heading with the job's name.
 
-    more: what else the answer has about each.
+    more: further fields of the answer for each job.
     """
     rows: list[JobRow] = []
-    for one in jobs:
-        source = {"files": len(one.source.files), "bytes": one.source.bytes} if one.source else None
-        rows.append({"name": one.job.name, "script": one.script, "source": source, **more})
-    several = [f"### {one.job.name}\n{one.script}\n" for one in jobs]
-    screen.document(answer_of(rows), "".join(several) if len(jobs) > 1 else jobs[0].script)
+    for job in jobs:
+        source = {"files": len(job.source.files), "bytes": job.source.bytes} if job.source else None
+        rows.append({"name": job.job.name, "script": job.script, "source": source, **more})
+    sections = [f"### {job.job.name}\n{job.script}\n" for job in jobs]
+    screen.document(answer_of(rows), "".join(sections) if len(jobs) > 1 else jobs[0].script)
 
 
 def submit_and_note(
     screen: Screen, session: Session, jobs: Sequence[PreparedJob], more: Mapping[str, Any] = NOTHING
 ) -> list[JobRow]:
-    """Submit jobs. The answer has those that were submitted also if a later one fails.
+    """Submit jobs. If a submission fails, the answer still has the jobs submitted before.
 
-    more: what else the answer has about each.
+    more: further fields of the answer for each job.
     """
     rows: list[JobRow] = []
     with screen.transfers() as progress:
@@ -254,24 +262,24 @@ def submit_and_note(
             row = asdict(submitted)
             del row["token"]
             rows.append({"dir": row.pop("remote_dir"), **row, **more})
-            screen.known = answer_of(rows)
+            screen.partial_answer = answer_of(rows)
     return rows
 
 
 def show_submitted(screen: Screen, rows: Sequence[JobRow]) -> None:
     *lines, last = (f"submitted job {row['job_id']} ({row['name']})" for row in rows)
-    screen.result(answer_of(rows), *lines, f"{last}; see `clusterctl logs {rows[0]['job_id']} -f`")
+    screen.result(answer_of(rows), *lines, f"{last}; follow it with `clusterctl logs {rows[0]['job_id']} -f`")
 
 
 def watch_jobs(
     screen: Screen, session: Session, rows: Sequence[JobRow], jobs: Sequence[JobSpec], watching: Watching
 ) -> bool:
-    """Wait for submitted jobs, or follow one. Return whether its output was shown, in place of an answer.
+    """Wait for submitted jobs, or follow a single job. Return whether its output was shown.
 
-    How each job ended is added to its row, and the ranking of each sweep.
+    The state of each job and the ranking of each sweep are added to ``rows``.
 
     Raises:
-        JobFailedError, JobCancelledError: not all jobs have completed.
+        JobFailedError, JobCancelledError: a job has not completed.
     """
     for row in rows:
         screen.note(f"submitted job {row['job_id']} ({row['name']})")
@@ -282,13 +290,13 @@ def watch_jobs(
             return True
         ended = wait_for(screen, session, [row["job_id"] for row in rows], watching.timeout_s)
         for row, job in zip(rows, jobs, strict=True):
-            row["state"] = worst([one for one in ended if one.whole_id == row["job_id"]]).state.value
+            row["state"] = worst([info for info in ended if info.whole_id == row["job_id"]]).state.value
             if job.sweep:
-                # Only a sweep needs the models of runs, which take as long to import as those of specs.
+                # A slow import, which only a sweep needs.
                 from clusterctl.cli.runs import note_ranking
 
                 row["sweep"] = note_ranking(screen, session, row["job_id"])
-        screen.known = answer_of(rows)
+        screen.partial_answer = answer_of(rows)
         raise_unless_completed(session, ended)
     return False
 
@@ -298,7 +306,7 @@ def answer_of(rows: Sequence[JobRow]) -> dict[str, Any]:
     return {**(rows[0] if len(rows) == 1 else {}), "jobs": [dict(row) for row in rows]}
 
 
-def _use_here(
+def _run_locally(
     screen: Screen,
     jobs: Sequence[JobSpec],
     model: ChosenModel | None,
@@ -312,17 +320,17 @@ def _use_here(
     reject_wrong(jobs, model)
     (job,) = jobs
     is_here = folder_of_run(model.run) is not None
-    known = () if is_here else Ledger(screen.chosen().workspace().jobs).entries()
+    entries = () if is_here else Ledger(screen.chosen().workspace().jobs).entries()
     if not screen.json:
         with screen.logs() as show:
-            use_here(job, model, known, lambda data: show(LogChunk("stdout", None, data)))
+            use_here(job, model, entries, lambda data: show(LogChunk("stdout", None, data)))
         return
     printed = bytearray()
-    use_here(job, model, known, printed.extend, as_json=True)
+    use_here(job, model, entries, printed.extend, as_json=True)
     try:
         answer = json.loads(printed)
     except ValueError as exc:
         raise UsageError(
-            "what the program printed is no JSON", code="no-json-answer", fix="leave out -o json"
+            "the program did not print JSON", code="no-json-answer", fix="remove -o json"
         ) from exc
     screen.result(answer)

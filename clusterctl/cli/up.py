@@ -1,4 +1,4 @@
-"""up, image bake: the cluster is created, changed or repaired, or the image of its nodes is made ahead."""
+"""The commands up, which creates, changes or repairs a cluster, and image bake, which builds a node image."""
 
 from __future__ import annotations
 
@@ -34,18 +34,20 @@ from clusterctl.state.chosen_spec import spec_of
 from clusterctl.state.workspace import WAIT_S, Workspace
 
 Discard = Annotated[
-    bool, option("Lose what exists only on hosts that are removed or made anew.", "--discard")
+    bool, option("Delete data that exists only on hosts that are removed or recreated.", "--discard")
 ]
-# Fields of UpOptions, and how `up` is asked.
+# The fields of UpOptions, and the options about prompts and locks.
 _UP_FLAGS: Final = {
-    "reconfigure": flag(bool, "Configure every host, drifted or not.", "--reconfigure"),
-    "force": flag(bool, "Cancel jobs that a changed spec has no nodes for.", "--force"),
+    "reconfigure": flag(bool, "Reconfigure all hosts, even unchanged ones.", "--reconfigure"),
+    "force": flag(bool, "Cancel jobs on nodes that the changed spec no longer has.", "--force"),
     "discard": Discard,
     "bundle": flag(Path, "Install on-prem hosts from this bundle, now and in later runs.", metavar="FILE"),
-    "own_repositories": flag(bool, "Install from the hosts' own package repositories again.", "--no-bundle"),
+    "own_repositories": flag(
+        bool, "Stop using a bundle: install from the hosts' own package repositories.", "--no-bundle"
+    ),
     "limit": flag(
         list[str],
-        "Configure only these on-prem hosts and the controller. Takes host lists such as gpu[01-04].",
+        "Configure only these on-prem hosts and the controller. Accepts host lists such as gpu[01-04].",
         metavar="HOST",
     ),
     "no_wait": NoWait,
@@ -58,15 +60,16 @@ _UP_FLAGS: Final = {
 
 @takes(_UP_FLAGS)
 def up(screen: Screen, **given: Any) -> int:
-    """Create the cluster, or repair it. Exits 0 only after an MPI job has run across all idle nodes.
+    """Create or repair the cluster. Exits 0 only after an MPI job has run across all idle nodes.
 
-    Prompts before it removes hosts or creates billed resources. Without a terminal, removing needs --yes.
+    Prompts before it removes hosts or creates billed resources. Without a terminal, removal needs --yes.
     """
     if given.keys() >= {"bundle", "own_repositories"}:
         raise excluded("--bundle", "--no-bundle")
     spec = spec_of(screen.chosen())
     dry_run = given.pop("dry_run", False)
-    if not dry_run:  # what has to be started for it starts while the rest is read
+    # The provider's helper process starts during the checks that follow.
+    if not dry_run:
         provider_of(spec.provider).start_ahead()
     screen.note(*(f"note: {line}" for line in job_user_notes(spec, CurrentUser.current())))
     if dry_run:
@@ -86,7 +89,7 @@ def bring_up(
     accept_host_key: tuple[str, ...] = (),
     **options: Any,
 ) -> int:
-    """Have the cluster of this spec up, or the hosts that it is limited to, and show how it went.
+    """Create or repair the cluster of this spec, and show the result.
 
     options: fields of UpOptions.
     """
@@ -94,27 +97,27 @@ def bring_up(
     phases = Phases(screen)
     cluster = ClusterContext.of(spec, reporter=phases, prompts=prompts, wait_s=0 if no_wait else WAIT_S)
     try:
-        with phases.shown("`clusterctl up` goes on from here, `clusterctl down` removes what there is"):
-            done = cluster_up.up(cluster, UpOptions(approve=partial(approve, screen, yes=yes), **options))
+        with phases.shown("`clusterctl up` continues from here; `clusterctl down` removes the cluster"):
+            result = cluster_up.up(cluster, UpOptions(approve=partial(approve, screen, yes=yes), **options))
     finally:
-        screen.known = {"repaired": [asdict(repair) for repair in cluster.repairs]}
-    screen.note(*(f"note: {line}" for line in done.notes))
-    nodes = [host.name for host in done.inventory.compute]
+        screen.partial_answer = {"repaired": [asdict(repair) for repair in cluster.repairs]}
+    screen.note(*(f"note: {line}" for line in result.notes))
+    nodes = [host.name for host in result.inventory.compute]
     answer = {
         "cluster": spec.name,
-        "provider": done.inventory.provider,
+        "provider": result.inventory.provider,
         "ready": True,
         "nodes": nodes,
-        "probed": done.verification.verified,
-        "not_probed": [*done.verification.busy, *done.verification.drained],
-        "phases": phase_dicts(done.phases),
-        "notes": done.notes,
-        **screen.known,
+        "probed": result.verification.verified,
+        "not_probed": [*result.verification.busy, *result.verification.drained],
+        "phases": phase_dicts(result.phases),
+        "notes": result.notes,
+        **screen.partial_answer,
         "workspace": str(Workspace.of(spec.name).root),
     }
     screen.result(
         answer,
-        *phase_table(screen, done.phases, total=True),
+        *phase_table(screen, result.phases, total=True),
         f"cluster {spec.name!r} is up: 1 controller, {len(nodes)} nodes",
         f"submit a job with `clusterctl submit train --nodes {min(len(nodes), 2)} --follow`",
     )
@@ -122,42 +125,42 @@ def bring_up(
 
 
 def bake(screen: Screen, no_wait: NoWait = False, yes: Yes = False) -> None:
-    """Make the image that new nodes start from, unless there is one of this configuration.
+    """Build the image that new nodes start from, unless one exists for this configuration.
 
-    `up` does it by itself, and uses it, with `provider: {image: {bake: true}}`. It takes a machine for some
-    minutes, which is billed: shows which and its price, and on a terminal prompts first.
+    With `provider: {image: {bake: true}}`, `up` builds and uses the image itself. This uses a billed machine
+    for a few minutes. Its type and price are shown first; on a terminal you are asked.
     """
     spec = spec_of(screen.chosen())
     settings = spec.provider.baking()
     if spec.provider != settings:
-        screen.note("note: `up` uses it once the spec says `provider: {image: {bake: true}}`")
+        screen.note("note: `up` only uses the image if the spec has `provider: {image: {bake: true}}`")
     phases = Phases(screen)
 
     def confirm(images: tuple[str, ...]) -> None:
         with screen.still():
             screen.note(*images)
             if screen.can_prompt:
-                screen.confirm("make this at that price?", yes=yes)
+                screen.confirm("build the image at this price?", yes=yes)
 
     baked = spec.model_copy(update={"provider": settings})
     cluster = ClusterContext.of(baked, reporter=phases, wait_s=0 if no_wait else WAIT_S, verb="bake")
-    with phases.shown("`clusterctl image bake` begins anew, and removes what is left"):
-        became = bake_ahead(cluster, confirm)
+    with phases.shown("`clusterctl image bake` starts over and removes the unfinished image"):
+        origin = bake_ahead(cluster, confirm)
     screen.note(*(f"note: {line}" for line in cluster.notes))
-    done = "the image is made" if became == "made" else "the image was there"
+    summary = "built the image" if origin == "made" else "the image already exists"
     screen.result(
-        {"cluster": spec.name, "made": became == "made", "phases": phase_dicts(cluster.phases)},
+        {"cluster": spec.name, "made": origin == "made", "phases": phase_dicts(cluster.phases)},
         *phase_table(screen, cluster.phases),
-        f"{done}; `clusterctl cache list` shows it with its cost, `cache prune --images` removes it",
+        f"{summary}; `clusterctl cache list` shows its cost, `clusterctl cache prune --images` removes it",
     )
 
 
-def approve(screen: Screen, found: Plan, *, yes: bool) -> None:
-    """Show a plan, and ask before it destroys data or may cost more.
+def approve(screen: Screen, plan: Plan, *, yes: bool) -> None:
+    """Show a plan, and ask for confirmation if it destroys data or may cost more.
 
-    yes: do not ask. Without a terminal only what destroys data needs it.
+    yes: do not ask. Without a terminal, only a plan that destroys data requires it.
     """
-    planned, prompt = found.hosts, prompt_about(found)
+    planned, prompt = plan.hosts, prompt_about(plan)
     if not prompt and not planned.may_cost_more:
         return
     with screen.still():
@@ -166,4 +169,4 @@ def approve(screen: Screen, found: Plan, *, yes: bool) -> None:
         if prompt:
             screen.confirm(prompt, yes=yes)
         elif screen.can_prompt:
-            screen.confirm("create this at that price?", yes=yes)
+            screen.confirm("create these resources at this price?", yes=yes)

@@ -57,7 +57,7 @@ RESERVED_ACCOUNTS = frozenset({"root", ADMIN_USER})
 RESERVED_PARTITIONS = frozenset({"ctl", "default", PROOF_PARTITION})
 
 OWNED_SLURM_KEYS = frozenset(" ".join(_RESERVED["slurm_keys"]).lower().split())
-# Exactly one setting per line. Slurm accepts several, which could hide a reserved key.
+# A single setting per line. Slurm accepts several, which could hide a reserved key.
 _SLURM_LINE = r'^[A-Za-z0-9_.]+ *= *("[^"#\\]*"|[^ "#\\]+)$'
 
 
@@ -140,7 +140,7 @@ class Nvidia(Model):
 
     @property
     def of_branch(self) -> str | None:
-        """The branch of the driver to install. None: the newest."""
+        """The branch of the driver to install. Default: the newest."""
         return self.branch or (str(LAST_FOR_VOLTA) if self.driver == "proprietary" else None)
 
     @property
@@ -340,7 +340,7 @@ class ProviderSettings(Model):
     shares_kernel: the hosts run on this machine's kernel, so they have no reboot and no firewall.
     is_cloud: the hosts are rented, by machine type.
     keeps_from_start: storage.keep can't be changed while the cluster is up.
-    default_uid: uid of the job user if the spec names no users. None: the caller's uid.
+    default_uid: uid of the job user if the spec names no users. Default: the caller's uid.
     """
 
     type: str
@@ -357,7 +357,7 @@ class ProviderSettings(Model):
 
     @property
     def known_network(self) -> IPv4Network | None:
-        """The cluster's network if the spec names it. None: known only after the hosts are probed."""
+        """The cluster's network if the spec names it. Otherwise it is known only after probing the hosts."""
         return None
 
     @property
@@ -384,12 +384,12 @@ class ProviderSettings(Model):
 
     @property
     def debian_mirror(self) -> str | None:
-        """The mirror of Debian's packages for the hosts. None: Debian's own servers."""
+        """The mirror of Debian's packages for the hosts. Default: Debian's own servers."""
         return None
 
     @property
     def idle_timeout_s(self) -> int | None:
-        """The idle time in seconds after which the cluster shuts itself down. None: never."""
+        """The idle time in seconds after which the cluster shuts itself down. Default: never."""
         return None
 
     def faults(self, spec: Cluster) -> Iterator[Fault]:  # noqa: ARG002

@@ -25,14 +25,14 @@ Family = Literal["Debian", "RedHat"]
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """One release of a distribution.
+    """A release of a distribution.
 
     python: the interpreter that the job environment is made from.
-    mpi_module: environment module of Open MPI. None: Open MPI needs no module.
+    mpi_module: environment module of Open MPI, if it needs a module.
     mpi_bin: the folder of Open MPI's programs.
     glibc_minor: the x of glibc 2.x.
     cgroup_v2: whether its Slurm supports cgroup version 2.
-    slurm: the release of its Slurm packages. None: not fixed.
+    slurm: the release of its Slurm packages, if it never changes.
     newer_slurm: release of Slurm that a node image can have instead -> the suite of its packages.
     slurm_without_pmix: the releases in ``newer_slurm`` whose packages have no PMIx plugin.
     """

@@ -52,7 +52,7 @@ from clusterctl.spec.units import GIB_MIB, format_size, shown
 
 
 class GcpNetwork(Model):
-    """The network: a new network for this cluster, or an existing one if both of its names are given."""
+    """A new network for this cluster, or an existing network if both of its names are given."""
 
     cidr: Network = Field(
         IPv4Network("10.80.0.0/20"), description="addresses of a new subnetwork", examples=["10.80.0.0/20"]
@@ -216,7 +216,7 @@ DEFAULT_SHARED_DISK: Final = GcpDisk.model_validate({"size": "100GiB"})
 
 
 def shared_disk(spec: Cluster) -> tuple[int, str] | None:
-    """Return the size in GiB and the type of the disk with the kept shared folder. None: it has no disk."""
+    """Return the size in GiB and the type of the disk for the kept shared folder, if it has a disk."""
     settings = settings_of(spec)
     if not spec.storage.keep or settings.filestore:
         return None

@@ -181,7 +181,7 @@ def most_vcpus(gpus: Gpus) -> int | None:
 
 
 def default_machine(gpus: Gpus | None) -> Machine:
-    """Return the smallest machine type with these GPUs. None: ``PLAIN``.
+    """Return the smallest machine type with these GPUs, or ``PLAIN`` without GPUs.
 
     Raises:
         ValueError: no machine type has these GPUs. A checked spec never requests them.
@@ -271,7 +271,7 @@ class Nodes:
 
 
 def check(nodes: Nodes) -> tuple[Machine | None, list[Fault]]:
-    """Return the machine type of these nodes (None: not determined) and the faults of their settings."""
+    """Return the machine type of these nodes, if it is determined, and the faults of their settings."""
     faults, machine = [*_machine_independent_faults(nodes)], _machine_or_fault(nodes)
     if isinstance(machine, Fault):
         return None, [machine, *faults]

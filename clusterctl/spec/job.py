@@ -119,12 +119,10 @@ class JobSpec:
     def __init__(
         self, *, name: str, bundled: str | None = None, script: Path | None = None, **options: Any
     ) -> None:
-        """Build a job.
-
-        options: the other fields, not yet validated.
+        """Build a job, and validate its ``options``, which are the other fields.
 
         Raises:
-            ValueError: not exactly one of ``bundled`` and ``script`` is given.
+            ValueError: ``bundled`` and ``script`` are both given, or both missing.
             UsageError: options are wrong.
         """
         if (bundled is None) == (script is None):
@@ -202,7 +200,7 @@ def is_python(script: Path) -> bool:
 
 
 def named_job(target: str, folder: Path) -> tuple[str | None, Path | None]:
-    """Return the bundled job (name, None) or the script (None, path) that ``target`` names.
+    """Return the name of the bundled job or the path of the script that ``target`` names.
 
     A bundled job takes precedence over a file with its name; ``./train`` is the file.
 

@@ -178,7 +178,7 @@ def job_user_notes(spec: ClusterSpec, current_user: CurrentUser) -> tuple[Notice
 
 
 def _as_user(current_user: CurrentUser, spec: ClusterSpec) -> User | None:
-    """Return the caller as an account of the nodes. None: not allowed, for example root."""
+    """Return the caller as an account of the nodes, if that is allowed. It is not for root."""
     try:
         return User(name=current_user.name, uid=spec.provider.default_uid or current_user.uid)
     except ValidationError:

@@ -86,7 +86,7 @@ class OnpremSettings(ProviderSettings):
 
     @property
     def machines(self) -> Mapping[str, OnpremHost]:
-        """Each host with its address and its login, completed from ``access``. ``user`` may be None."""
+        """Each host with its address and its login, completed from ``access``."""
         pairs = (pair for names, settings in self.hosts.items() for pair in self._each(names, settings))
         return dict(pairs)
 

@@ -157,7 +157,7 @@ class Document(Generic[M]):
         return node.value if isinstance(node, ScalarNode) else ""
 
     def value(self, loc: Loc) -> object:
-        """Return the value at a location. None: there is no value."""
+        """Return the value at a location, if there is a value."""
         here: Any = self.values
         for part in loc:
             try:

@@ -108,7 +108,7 @@ def test_the_wait_is_said_and_ctrl_c_takes_the_request_back(cluster: Cluster) ->
     cluster.job_in("RUNNING", job)
     try:
         with terminal(cluster.runner, "-f", cluster.spec, "shell", "--nodes", "2") as window:
-            window.read_until("waits in the queue")
+            window.read_until("is waiting in the queue")
             assert len(allocations(cluster)) == 1
             window.type("\x03")
             assert window.end() == 130

@@ -73,7 +73,7 @@ def test_two_runs_compared(made: Clusterctl) -> None:
         [],
         "losses: identical over 1 step of 2 and 2".split(),
     ]
-    assert made("runs", "diff", "1", "1").stdout.startswith("nothing differs\n\nlosses: ")
+    assert made("runs", "diff", "1", "1").stdout.startswith("no differences\n\nlosses: ")
     same = made("runs", "diff", "1", "1", "-o", "json").json
     assert (same["differences"], same["losses"]["identical"], same["losses"]["steps"]) == ([], True, 2)
     found = json.loads(made("runs", "diff", "1", "2", "-o", "json").stdout)["differences"]
@@ -82,7 +82,7 @@ def test_two_runs_compared(made: Clusterctl) -> None:
 
 def test_removal_asks_first(made: Clusterctl) -> None:
     folder = made.cwd / "runs" / "demo-1-train"
-    assert "say --yes" in made("runs", "rm", "1", rc=2).stderr
+    assert "pass --yes" in made("runs", "rm", "1", rc=2).stderr
     assert folder.is_dir()
     made("runs", "rm", "1", "demo-1-train", "--yes")
     assert not folder.exists()
@@ -98,7 +98,7 @@ def test_why_it_failed_and_that_it_went_on(made: Clusterctl) -> None:
     text = made("runs", "show", "3").stdout
     assert "exit       SIGKILL" in text
     assert text.splitlines()[-3:] == [f"job 3: {said['cause']}", "| killed", f"fix: {said['fix']}"]
-    assert "RUNNING, when it" in made("runs", "show", "4").stdout
+    assert "RUNNING when it" in made("runs", "show", "4").stdout
     assert made("runs", "--where", "exit=0", "--columns", "state").stdout.count("COMPLETED") == 2
 
 

@@ -41,14 +41,14 @@ def show(plan: Plan) -> list[str]:
 def test_equal_hosts_share_a_row_and_the_cost_stands_below() -> None:
     planned = HostPlan((STAY, *MAKE, REMOVE), ("a disk of 10GiB is made",), "2026-10-01")
     assert show(Plan(planned)) == [
-        "cluster 'd' (local): `clusterctl up` would do this",
+        "cluster 'd' (local): changes that `clusterctl up` would make",
         "",
         "        HOSTS          WHAT                   WHY                           USD AN HOUR",
         "keep    d-ctl          e2-standard-4                                        0.25",
         "make    d-train-[1-3]  g2-standard-8, 1 x L4                                2.25",
         "remove  d-old-1        g2-standard-8, 1 x L4  the spec has no place for it  0.50",
         "",
-        "besides:",
+        "other changes:",
         "  a disk of 10GiB is made",
         "",
         "cost: 2.50 USD an hour, 60.00 a day; now 0.75 USD an hour, 18.00 a day",
@@ -69,7 +69,7 @@ def test_what_is_not_a_host_is_told_in_words() -> None:
     for line in (
         "settings:\n  users: bob is added",
         "drift:\n  d-ctl: munge was stopped",
-        "refuses it without --force:\n  job 7 (long) of ada on d-old-1: d-old-1 leaves the cluster",
+        "so `up` needs --force:\n  job 7 (long) of ada on d-old-1: d-old-1 leaves the cluster",
         "notes:\n  it is late",
     ):
         assert line in shown
@@ -193,7 +193,7 @@ with phases.shown():
 @pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 1)])
 def test_on_a_terminal_money_is_asked_about(tmp_path: Path, answer: str, code: int) -> None:
     with on_terminal([sys.executable, "-c", ASKS], {**os.environ, "TERM": "xterm"}, tmp_path) as shell:
-        shell.read_until("at that price? [y/N]")
+        shell.read_until("at this price? [y/N]")
         assert "it stood still" in shell.shown
         assert "cost: 0.75 USD" in shell.shown
         shell.type(f"{answer}\n")

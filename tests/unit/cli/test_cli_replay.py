@@ -90,7 +90,7 @@ def test_without_a_wait_it_says_how_to_compare(run: str, said: Said) -> None:
     assert "diff demo-1-losses 2`" in err
     out, err = said("replay", "1", "--dry-run", "--time", "5m")
     assert "#SBATCH --time=00:05:00" in out
-    assert "go 2 files, " in err
+    assert "would send 2 files (" in err
 
 
 def sweep(states: Mapping[int, str], job_id: int = 7, **fields: Any) -> None:

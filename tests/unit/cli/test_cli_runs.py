@@ -41,9 +41,9 @@ def test_a_whole_run_needs_no_word(workspace: Workspace) -> None:
 @pytest.mark.parametrize(
     ("provider", "keep", "said"),
     [
-        ("local", False, "it ends with the cluster"),
-        ("local", True, "it stays on the kept storage"),
-        ("onprem", True, "it stays on your machines"),
+        ("local", False, "they are deleted with the cluster"),
+        ("local", True, "they stay on the kept storage"),
+        ("onprem", True, "they stay on your machines"),
     ],
 )
 def test_what_becomes_of_it_depends_on_the_cluster(
@@ -65,7 +65,7 @@ def test_each_reason_is_named_with_its_first_file_and_how_many_more(workspace: W
             ("d/first.pt", "a symbolic link"),
         ),
     ) == (
-        "of job 42 (train) was not collected: checkpoints (checkpoints stay on the cluster), "
+        "job 42 (train): not collected: checkpoints (checkpoints stay on the cluster), "
         "d/best.pt and 2 more (a symbolic link), weights (Permission denied)"
     )
 

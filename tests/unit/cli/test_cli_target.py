@@ -180,7 +180,7 @@ def test_of_several_clusters_one_must_be_named_unless_it_is_the_built_in_one(cli
 def test_down_without_a_spec_asks_by_name_and_never_guesses_under_yes(cli: Clusterctl) -> None:
     up(cli, "demo")
     said = cli("down", rc=2).stderr
-    assert all(part in said for part in ("take cluster 'demo' down", "no terminal", "--yes"))
+    assert all(part in said for part in ("remove cluster 'demo'", "no terminal", "--yes"))
     for argv in (["down", "--yes"], ["storage", "remove", "--yes"], ["down", "--yes", "--discard"]):
         assert codes(cli("-o", "json", *argv, rc=2)) == ["no-cluster-named"]
     assert (cli.home / "demo" / "hosts.json").exists()
