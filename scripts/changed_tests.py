@@ -1,8 +1,8 @@
-"""Chooses the tests that a change can touch, for about a minute: `make test-changed` (scripts/run_tests.py).
+"""Choose the tests for a change, about a minute of them: `make test-changed` (scripts/run_tests.py).
 
-The change is that of the branch, with what is not committed yet. Chosen are the unit tests in the folder that
-mirrors the changed subpackage, then those elsewhere that import or name a changed file, and a story on a real
-cluster. Tests that are named like the changed file, or import it, come first; those that would make the run
+The change consists of the branch and of uncommitted files. Chosen are the unit tests in the folder of the
+changed subpackage, other unit tests that import or name a changed file, and an end-to-end test on a real
+cluster. Tests with the name of a changed file, or that import it, come first; tests that would make the run
 too long are left out.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 UNIT, E2E = "tests/unit/", "tests/e2e/"
-# The folders of unit tests for paths that begin like this; the first that fits counts.
+# Start of a path -> the folders of its unit tests. The first match counts.
 FOLDERS = {
     "clusterctl/providers/gcp/terraform": ("terraform",),
     "clusterctl/providers/gcp/": ("gcp",),
@@ -36,7 +36,8 @@ FOLDERS = {
     "tests/support/": ("harness",),
 }
 MIRRORED = re.compile(r"(?:clusterctl|tests/unit)/(\w+)/")
-# A local cluster is raised, runs a job, hands over its output, and goes; with the payload's files, trains.
+# Tests that create a local cluster, run a job or a training on it, collect the output, and remove the
+# cluster.
 STORY = "tests/e2e/test_jobs.py::test_a_shell_script_runs_in_its_allocation"
 TRAINING = "tests/e2e/test_main_job.py::test_two_nodes_train_together"
 STORIES = {
@@ -48,13 +49,14 @@ STORIES = {
     "tests/e2e/conftest.py": STORY,
     "payload/": TRAINING,
 }
-LIMIT = 8.0  # percent of all unit tests, as recorded in tests/durations.json
-UNRECORDED = 0.3  # percent that a test module without a record is taken for
+# The longest run, and the assumed duration of a module without a record, in percent of all unit tests.
+LIMIT = 8.0
+UNRECORDED = 0.3
 
 
 @dataclass
 class Choice:
-    """Tests as pytest's arguments, and the test modules that would take too long."""
+    """The chosen tests, as arguments of pytest, and the test modules that would take too long."""
 
     units: list[str] = field(default_factory=list)
     stories: list[str] = field(default_factory=list)
@@ -62,10 +64,10 @@ class Choice:
 
 
 def changed_files(root: Path) -> list[str]:
-    """Return the files that differ from where the branch left the main branch, or from HEAD on that branch.
+    """Return the files that differ from the merge base with the main branch, or from HEAD on the main branch.
 
     Raises:
-        subprocess.CalledProcessError: git fails, as outside of a checkout.
+        subprocess.CalledProcessError: git fails, for example outside a checkout.
     """
 
     def git(*argv: str) -> list[str]:
@@ -76,27 +78,33 @@ def changed_files(root: Path) -> list[str]:
     for main in ("main", "origin/main"):
         try:
             (base,) = git("merge-base", "HEAD", main)
-        except subprocess.CalledProcessError:  # a clone without this branch, or without its history
+        except subprocess.CalledProcessError:
+            # The clone lacks this branch or its history.
             continue
     compared = git("diff", "--name-only", "--no-renames", "-z", base)
     return sorted({*compared, *git("ls-files", "--others", "--exclude-standard", "-z")})
 
 
 def modules_of(root: Path) -> dict[str, str]:
-    """Read all modules of tests."""
+    """Read all test modules: path -> text."""
     paths = sorted((root / "tests").rglob("test_*.py"))
     return {str(path.relative_to(root)): path.read_text() for path in paths}
 
 
 def choose(changed: Iterable[str], modules: Mapping[str, str], shares: Mapping[str, float]) -> Choice:
-    """Choose tests for changed files. ``modules``: the texts of all tests; ``shares``: their durations."""
+    """Choose tests for changed files.
+
+    modules: path -> text of all test modules.
+    shares: path -> duration, in percent of all unit tests.
+    """
     choice, ranks = Choice(), dict[str, int]()
     for path in changed:
         if path in modules and path.startswith(E2E):
             choice.stories.append(path)
         elif path in modules:
             ranks[path] = 0
-        elif not re.fullmatch(r"tests/(\w+/)*test_\w+\.py", path):  # that is a module that is gone
+        # Deleted test modules are skipped.
+        elif not re.fullmatch(r"tests/(\w+/)*test_\w+\.py", path):
             for module, rank in _ranked(path, modules):
                 ranks[module] = min(rank, ranks.get(module, rank))
             choice.stories += [story for start, story in STORIES.items() if path.startswith(start)][:1]
@@ -110,10 +118,10 @@ def choose(changed: Iterable[str], modules: Mapping[str, str], shares: Mapping[s
 
 
 def _ranked(path: str, modules: Mapping[str, str]) -> Iterator[tuple[str, int]]:
-    """Yield the modules that test a file, and ranks.
+    """Yield the modules that test a file, with their rank.
 
-    0: near the file and named like it; 1: near and using it, or elsewhere and named like it; 2: near it;
-    3: elsewhere and using it.
+    0: in the file's folder, with its name; 1: in its folder and using it, or elsewhere with its name; 2: in
+        its folder; 3: elsewhere and using it.
     """
     role = re.match(r"ansible/roles/(\w+)/", path)
     file = PurePath(path)
@@ -134,9 +142,9 @@ def _ranked(path: str, modules: Mapping[str, str]) -> Iterator[tuple[str, int]]:
 
 
 def _use(file: PurePath) -> re.Pattern[str]:
-    """How a test imports a module, or names another file."""
+    """Return the pattern with which a test imports a module, or names another file."""
     if file.suffix != ".py" or file.parts[0] == "ansible":
-        # Without a suffix, as `run`, a name is a word that stands everywhere.
+        # A name without a suffix, such as `run`, is too common a word, so the whole path must match.
         return re.compile(rf"(?<!\w){re.escape(file.name if file.suffix else str(file))}(?!\w)")
     *package, name = file.with_suffix("").parts if file.stem != "__init__" else file.parent.parts
     module = re.escape(".".join([*package, name]))

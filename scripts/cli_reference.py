@@ -1,4 +1,4 @@
-"""Writes docs/cli.md from the command line itself; `--check` says whether it is up to date instead."""
+"""Write docs/cli.md from the command line's options. `--check` reports whether the page is up to date."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ HEAD = """\
 
 <!-- Written by scripts/cli_reference.py from the code: `make reference` after a change. -->
 
-Every verb takes the options of the first table, before or after its name. Results go to stdout, all else to
-stderr.
+Every command accepts the options of the first table, before or after its name. Results go to stdout,
+everything else to stderr.
 
-**Exit codes**: 0 done · 1 it failed · 2 the command or the spec is wrong · 3 `plan --check` found changes ·
-with `--wait` and `--follow` 4 the job failed, 5 it was cancelled or ran out of time, 6 the wait ran out and
-the job goes on · 130 interrupted. `shell` and `ssh` end with the exit code of what ran there.
+**Exit codes**: 0 success · 1 failure · 2 the command or the spec is wrong · 3 `plan --check` found changes ·
+with `--wait` and `--follow`: 4 the job failed, 5 it was cancelled or reached its time limit, 6 the wait timed
+out and the job keeps running · 130 interrupted. `shell` and `ssh` return the exit code of the remote command.
 
-**`-o json`** puts exactly one object on stdout: `ok`, `failures` (each with `code`, `cause`, `host`, `phase`,
-`fix`, `retryable`) and the verb's own keys.
+**`-o json`** prints a single object on stdout: `ok`, `failures` (each with `code`, `cause`, `host`, `phase`,
+`fix`, `retryable`) and the keys of the command.
 """
 
 
 def reference() -> str:
-    """The whole page."""
+    """Return the text of docs/cli.md."""
     parts = [HEAD, _table("option", _options(app, skip=()))]
     parts += [_section(path, command) for path, command in verbs(app)]
     return "\n".join(parts)
 
 
 def verbs(group: Any, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every verb with the words that name it, as `--help` lists them."""
+    """Yield every command with the words of its name, in the order of `--help`."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from verbs(command, (*before, name))
@@ -69,7 +69,7 @@ def _placeholder(argument: Any) -> str:
 
 
 def _options(command: Any, *, skip: Container[str]) -> list[tuple[str, str]]:
-    """As `--help` shows them."""
+    """Return the options of a command with their help, as `--help` shows them."""
     context = command.context_class(command, info_name="clusterctl")
     options = [p for p in command.params if p.param_type_name == "option" and p.name not in skip]
     records = [option.get_help_record(context) for option in options]
@@ -95,7 +95,7 @@ def main() -> int:
         return 0
     stale = not PAGE.exists() or PAGE.read_text() != text
     if stale:
-        print("docs/cli.md is not what the code says: run `make reference`", file=sys.stderr)
+        print("docs/cli.md is out of date: run `make reference`", file=sys.stderr)
     return int(stale)
 
 

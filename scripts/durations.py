@@ -1,8 +1,9 @@
-"""Records the share of each module in a test run, and names the modules that take much more than recorded.
+"""Record the share of each test module in a test run, and report modules that take much longer than recorded.
 
-`make test` leaves the seconds of each module in build/durations.json; `make durations` records them in
-tests/durations.json, as percent of all unit tests or of all end-to-end tests. A share does not depend on how
-fast or how busy the machine is, but it varies: a module over its budget is named, and the run does not fail.
+`make test` writes the seconds of each module to build/durations.json; `make durations` records them in
+tests/durations.json, in percent of all unit tests or of all end-to-end tests. A share hardly depends on the
+speed
+or the load of the machine, but it varies: a module over its budget is reported, and the run does not fail.
 """
 
 from __future__ import annotations
@@ -16,18 +17,21 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LAST_RUN = ROOT / "build" / "durations.json"
 RECORD = ROOT / "tests" / "durations.json"
-BUDGET = 2  # times the recorded share
-FLOOR = 1.0  # percent; a smaller module has no budget
-FEW = 10  # modules without a record that are named; of more, the number is said
+# A module may take this many times its recorded share.
+BUDGET = 2
+# Modules with a smaller share, in percent, have no budget.
+FLOOR = 1.0
+# The most modules without a record that are listed by name.
+FEW = 10
 
 
 def read(path: Path) -> dict[str, float]:
-    """Return the durations in a file; a file that does not exist has none."""
+    """Return the durations in a file. Empty if the file does not exist."""
     return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
 def write(path: Path, durations: Mapping[str, float]) -> None:
-    """Write durations, one module on a line."""
+    """Write durations, with a line for each module."""
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(durations, indent=0, sort_keys=True) + "\n")
 
@@ -45,7 +49,7 @@ def seconds_of(report: Path) -> dict[str, float]:
 
 
 def shares_of(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Return each module's percentage of its part, which is tests/unit or tests/e2e."""
+    """Return each module's share of tests/unit or tests/e2e, in percent."""
     totals: dict[str, float] = defaultdict(float)
     for module, value in seconds.items():
         totals[_part(module)] += value
@@ -57,7 +61,7 @@ def _part(module: str) -> str:
 
 
 def findings(seconds: Mapping[str, float], recorded: Mapping[str, float]) -> Iterator[str]:
-    """Name each module that takes more than its budget, the longest first, and each without a record."""
+    """Yield lines about modules over their budget, the longest first, and about modules without a record."""
     shares = shares_of(seconds)
     for module, share in sorted(shares.items(), key=lambda item: -item[1]):
         if share > max(FLOOR, BUDGET * recorded.get(module, share)):
@@ -68,9 +72,9 @@ def findings(seconds: Mapping[str, float], recorded: Mapping[str, float]) -> Ite
 
 
 def renewed(seconds: Mapping[str, float], recorded: Mapping[str, float]) -> dict[str, float]:
-    """Return the shares to record: a recorded share stays if the new share differs by less than a quarter.
+    """Return the shares to record. A recorded share stays if the new share differs by less than a quarter.
 
-    Otherwise each record would change every line.
+    Otherwise every run would change every line of the file.
     """
     result = {}
     for module, share in shares_of(seconds).items():
@@ -80,12 +84,12 @@ def renewed(seconds: Mapping[str, float], recorded: Mapping[str, float]) -> dict
 
 
 def report(seconds: Mapping[str, float]) -> list[str]:
-    """Keep the durations of a run for `make durations`. Return its findings."""
+    """Write the durations of a run for `make durations`. Return the findings about them."""
     write(LAST_RUN, {module: round(value, 2) for module, value in seconds.items()})
     return list(findings(seconds, read(RECORD)))
 
 
 if __name__ == "__main__":
     if not LAST_RUN.exists():
-        raise SystemExit("run `make test` first: it leaves the durations to record")
+        raise SystemExit("there are no durations to record: run `make test` first")
     write(RECORD, renewed(read(LAST_RUN), read(RECORD)))

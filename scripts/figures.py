@@ -1,8 +1,8 @@
-"""Keeps figures of the source from rising: long functions, callbacks, inner imports, riddles in the prose.
+"""Keep figures of the source from rising: long functions, callbacks, inner imports, vague prose and names.
 
-Without options, as in `make lint`, it compares each figure with scripts/figures.json and fails if one is
-higher. `--list callback` shows the places that all figures of such a name count, `--record` writes down the
-figures that are lower. To let a figure rise, edit the file, and say why in the commit.
+Without options, as in `make lint`, compare each figure with scripts/figures.json and fail if any is higher.
+`--list callback` lists the places that the figures with this name count, `--record` records lower figures. To
+let a figure rise, edit the file, and explain it in the commit.
 """
 
 from __future__ import annotations
@@ -28,15 +28,18 @@ ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "scripts" / "figures.json"
 WORDS = ROOT / "scripts" / "words.toml"
 SHOW = "python scripts/figures.py"
-FEW = 20  # places that are shown without being asked for
+# The most places that are shown without --list.
+FEW = 20
 
 LONG_FUNCTION, LONG_FILE, SHORT_FILE, PROSE_WORDS = 50, 500, 80, 4
-TEST_NAME, UNIT_WORDS = 60, 4  # a comment's # is a word
+TEST_NAME = 60
+# The longest comment at a line's end, including the #.
+UNIT_WORDS = 4
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 TEXTS = {".py", ".md", ".yml", ".yaml", ".toml", ".j2", ".tf", ".sh"}
-# Names that do not say of which thing the value is.
+# Names that do not describe their value.
 VAGUE = {"one", "found", "said", "known", "there", "wanted", "what", "why"}
-# Where no word of `WORDS` may stand.
+# The files and folders that may contain no word of WORDS.
 SPOKEN = {"README.md", "docs", "clusterctl", "payload", "ansible", "templates", "terraform", "examples"}
 CALLBACK = re.compile(r"Callable|Reporter|Progress\b|Prompts")
 PROVIDER = re.compile(r"""provider\.type|\.provider\b.{0,12}(==|in \()|["'](local|onprem|gcp)["']""")
@@ -94,7 +97,7 @@ def sources() -> list[Source]:
 
 
 def figures(files: Iterable[Source]) -> dict[str, Figure]:
-    """Count everything."""
+    """Compute all figures."""
     files = list(files)
     python: dict[str, list[Source]] = defaultdict(list)
     for file in files:
@@ -136,7 +139,7 @@ def _lines(files: Iterable[Source]) -> Figure:
 
 
 def _structure(files: list[Source]) -> dict[str, Figure]:
-    """Count what stops a reader in the code of a package."""
+    """Compute the figures about the structure of a package's code."""
     functions = sorted(
         ((node.end_lineno or 0) - node.lineno + 1, file.place(node.lineno, node.name))
         for file in files
@@ -208,7 +211,7 @@ def _inner_imports(files: list[Source]) -> Iterator[str]:
 
 
 def _prose(files: list[Source]) -> dict[str, Figure]:
-    """Count what a reader has to guess, by folder: pronouns for things that have a name, and vague names."""
+    """Compute the figures about vague pronouns, vague names and comments at a line's end, by folder."""
     lines = [(file, *line) for file in files for line in _prose_lines(file)]
     by_folder: dict[str, list[str]] = defaultdict(list)
     result: dict[str, Figure] = {}
@@ -245,7 +248,7 @@ def _folder(file: Source) -> str:
 
 
 def _prose_lines(file: Source) -> Iterator[tuple[int, str]]:
-    """Yield the text of docstrings, comments, names of Ansible's tasks, and of pages without their code."""
+    """Yield line number and text of docstrings, comments, names of Ansible tasks, and pages without code."""
     if file.path.suffix == ".md":
         text = re.sub(
             r"^```.*?^```", lambda code: "\n" * code[0].count("\n"), file.text, flags=re.DOTALL | re.MULTILINE
@@ -290,7 +293,7 @@ def _trailing_comments(file: Source) -> Iterator[str]:
 
 
 def _prose_assertions(files: list[Source]) -> Iterator[str]:
-    """The assertions that hold several words of a message, and those on an error's message."""
+    """Yield the assertions that contain several words of a message, or match an error's message."""
     for file in files:
         for node in file.nodes:
             match node:
@@ -314,7 +317,7 @@ def _is_prose(text: str) -> bool:
 
 
 def _own_words(files: list[Source]) -> Iterator[str]:
-    """The words for which the field has a term, with that term."""
+    """Yield the words that have an established term, with that term."""
     table = tomllib.loads(WORDS.read_text())
     words, names = table["words"], table["names"]
     pattern = re.compile(rf"(?<![A-Za-z])({'|'.join(map(re.escape, words))})(?![A-Za-z])", re.IGNORECASE)
@@ -342,7 +345,7 @@ def _public_names(file: Source) -> Iterator[tuple[int, str]]:
 
 
 def compare(found: Mapping[str, Figure], recorded: Mapping[str, float]) -> tuple[list[str], list[str]]:
-    """Return the lines about the figures that are higher than recorded, and about those that are lower."""
+    """Return lines about figures that are higher than recorded, and about figures that are lower."""
     higher, lower = [], []
     for name, figure in found.items():
         limit = recorded.get(name, 0)

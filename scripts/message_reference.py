@@ -1,8 +1,8 @@
-"""Writes docs/errors.md: every code with its messages. `--uncoded` lists the places that have no code.
+"""Write docs/errors.md: every code with its messages. `--uncoded` lists places in the source without a code.
 
 The source is parsed, not run. A code is the argument ``code="…"`` of a call, the literal code of a
-``Finding`` or a ``Notice``, or that of a class of errors that means one condition. Causes of failed jobs,
-faults of GPUs, and refusals of Google, ssh and sudo have theirs in data files.
+``Finding`` or a ``Notice``, or the attribute of an error class for a single condition. The codes for causes
+of failed jobs, faults of GPUs, and refusals of Google, ssh and sudo are in data files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REFUSALS: Final = tuple(
     ROOT / "clusterctl" / "providers" / name
     for name in ("gcp/data/diagnoses.yaml", "onprem/data/refusals.yaml")
 )
-# Positions among the arguments: of the code, of what is wrong, why, and what to do about it.
+# Positions of the arguments for code, message, cause and fix.
 POSITIONS: Final = {
     "Finding": (2, 3, 4, 5),
     "Failure": (0, 1, None, 4),
@@ -37,16 +37,18 @@ POSITIONS: Final = {
     "Fault": (0, 2, None, 3),
     "Problem": (4, 5, None, 6),
 }
-# Classes of errors for many conditions: each place that makes one gives a code.
+# Error classes for many conditions. Each call passes a code.
 BROAD: Final = frozenset(
     "ClusterctlError UsageError NotUpError BundleError MachineError ProvisionError CloudError TransportError "
     "CommandError ConfigureError SchedulerError SlurmError VerifyError CollectError TransferError "
     "PayloadError RankError".split()
 )
 CODE: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-LINE, BAR = "<br>", "\\|"  # a new line and a bar in a cell of a table
-GAP: Final = "…"  # stands for a value that is filled in
-# Texts of one expression that has alternatives, and names that stand for names.
+# A new line and a vertical bar in a cell of a table.
+LINE, BAR = "<br>", "\\|"
+# The placeholder of a value that is filled in at run time.
+GAP: Final = "…"
+# The most texts for an expression with alternatives, and the longest chain of names that refer to names.
 _MOST: Final = 6
 _DEEPEST: Final = 2
 HEAD: Final = """\
@@ -54,15 +56,15 @@ HEAD: Final = """\
 
 <!-- Written by scripts/message_reference.py from the source: `make reference`. -->
 
-Every error, finding and refusal of clusterctl and of its training program has a code, and so have most
-notes. Under `-o json` it is the `code` of each entry of `failures` and `findings`. Codes stay the same when
-the wording changes. In this page `…` stands for a value, and so does a word in braces.
+Every error and finding of clusterctl and of its training program has a code, and so do most notes. With
+`-o json`, it is the `code` of each entry of `failures` and `findings`. Codes stay the same when the wording
+changes. On this page, `…` and words in braces stand for values.
 """
 
 
 @dataclass(frozen=True)
 class Message:
-    """One place that reports a condition, with its texts. ``kind`` is the class that carries the code."""
+    """A place in the source that reports a condition, with its texts. ``kind``: the class with the code."""
 
     code: str
     kind: str
@@ -74,7 +76,7 @@ class Message:
 
 @dataclass
 class _Module:
-    """A parsed module: the literals that its names can stand for, by function."""
+    """A parsed module, which resolves names to the literals that they may stand for."""
 
     path: Path
     tree: ast.Module
@@ -93,7 +95,7 @@ class _Module:
         return f"{self.path.relative_to(ROOT)}:{node.lineno}"
 
     def texts(self, node: ast.expr | None, depth: int = 0) -> tuple[str, ...]:
-        """Return the texts that an expression can be, with a gap for each value that is filled in."""
+        """Return the possible texts of an expression, with GAP for each value that is filled in."""
         found: Iterable[str] = ()
         match node:
             case ast.Constant(value=str(text)):
@@ -115,7 +117,7 @@ class _Module:
         return tuple("".join(some) for some in itertools.islice(several, _MOST))
 
     def _values(self, node: ast.AST, name: str) -> Iterator[ast.expr]:
-        """Yield what is assigned to a name in the function around a node, else in the module."""
+        """Yield the values assigned to a name in the function around a node, otherwise in the module."""
         scope = node
         while (scope := self.parents.get(scope, self.tree)) is not self.tree:
             if isinstance(scope, ast.FunctionDef):
@@ -126,7 +128,7 @@ class _Module:
         yield from _assigned(self.tree, name)
 
     def _reaching(self, values: list[ast.expr], node: ast.AST) -> list[ast.expr]:
-        """Return which of the assigned values can stand at a node: the last, and those of other branches."""
+        """Return the assigned values that may reach a node: the last, and values from other branches."""
         above = set(self._statements_above(node))
         reaching = []
         before = (value for value in values if value.lineno <= getattr(node, "lineno", 0))
@@ -164,7 +166,7 @@ def _assigned(scope: ast.AST, name: str) -> Iterator[ast.expr]:
 
 
 def _called(call: ast.Call) -> str:
-    """Return the name of the class that a call makes, also by ``of_hosts``."""
+    """Return the name of the class that a call instantiates, directly or by ``of_hosts``."""
     match call.func:
         case ast.Name(id=name):
             return name
@@ -183,7 +185,7 @@ def modules() -> Iterator[_Module]:
 
 
 def classes_with_codes(every: Iterable[_Module]) -> Mapping[str, tuple[str, str]]:
-    """Return the code and the docstring's first line of each class of errors that means one condition."""
+    """Return code and first line of the docstring of each error class for a single condition."""
     found = {}
     for module in every:
         for node in module.nodes:
@@ -198,7 +200,7 @@ def classes_with_codes(every: Iterable[_Module]) -> Mapping[str, tuple[str, str]
 
 
 def messages() -> tuple[list[Message], list[str]]:
-    """Return all messages with a code, and the places that report something without one."""
+    """Return all messages with a code, and the places that report something without a code."""
     every = list(modules())
     own = classes_with_codes(every)
     found, uncoded = list(_from_data()), []
@@ -224,14 +226,14 @@ def messages() -> tuple[list[Message], list[str]]:
 
 
 def _is_relayed(given: Mapping[str | None, ast.expr]) -> bool:
-    """Return whether a code is passed on that another place has chosen."""
+    """Return whether a call passes on a code that another place has chosen."""
     return "code" in given or None in given
 
 
 def _parts(
     module: _Module, call: ast.Call, kind: str, given: Mapping[str | None, ast.expr]
 ) -> tuple[tuple[str, ...], ast.expr | None, ast.expr | None, ast.expr | None]:
-    """Return the codes, the message, its cause and the remedy of a call; no codes if it reports nothing."""
+    """Return the codes, the message, the cause and the fix of a call. No codes: it reports nothing."""
     at_code, at_what, at_why, at_fix = POSITIONS.get(kind, (None, 0, None, None))
 
     def argument(position: int | None, *names: str) -> ast.expr | None:
@@ -245,7 +247,7 @@ def _parts(
 
 
 def _texts(module: _Module, node: ast.expr | None) -> tuple[str, ...]:
-    """Return the texts of an argument; none if it is only a value."""
+    """Return the texts of an argument. Empty if it is only a value."""
     return tuple(text for text in module.texts(node) if text.strip(GAP))
 
 
@@ -277,13 +279,13 @@ def page() -> str:
 
 
 def _cell(texts: Iterable[Iterable[str]]) -> str:
-    """Return different texts as one cell of a table, each on a line."""
+    """Return different texts as the lines of a table cell."""
     distinct = dict.fromkeys(" ".join(text.split()) for text in itertools.chain.from_iterable(texts))
     return LINE.join(distinct).replace("|", BAR)
 
 
 def printed_texts() -> Mapping[str, tuple[str, ...]]:
-    """Return for each code the messages that stand in docs/errors.md."""
+    """Return code -> messages, as printed in docs/errors.md."""
     rows = re.findall(r"^\| `(\S+)` \| (.*?) \| ", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     return {code: tuple(cell.replace(BAR, "|").split(LINE)) for code, cell in rows}
 

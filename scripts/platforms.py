@@ -1,7 +1,7 @@
-"""Writes docs/platforms.md: what the tests' markers say ran for real, on a stand-in, or was only rendered.
+"""Write docs/platforms.md: the platforms that tests run on for real, on a stand-in, or only render files for.
 
-A test says it with ``@pytest.mark.platform("stand-in", "rocky-9")``; scripts/platforms.toml describes each.
-Tests with ``@pytest.mark.sweep`` run in `make test-all` only.
+The source are markers of tests, such as ``@pytest.mark.platform("stand-in", "rocky-9")``, and the
+descriptions in scripts/platforms.toml. Tests with ``@pytest.mark.sweep`` run in `make test-all` only.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ HEAD: Final = """\
 
 <!-- Written by scripts/platforms.py from scripts/platforms.toml and the tests' markers: `make reference`. -->
 
-The tests that ran on the real system, the tests that ran on a stand-in, and aspects without a test. A
-*stand-in* is a program or a machine of the tests that behaves like the real system, according to its
-documentation and source. *Only rendered* means that files or requests were written and compared, not used.
+This page lists the platforms that tests ran on for real, on a stand-in, or not at all. A *stand-in* is a
+program or a machine of the tests that imitates the named platform, as far as its documentation and source
+tell. *Only rendered* means that files or requests were written and compared, but never used.
 
-The cells list the tests. They run in every `make test`, several of them with further cases in
-`make test-all`; tests after *sweep* run only in `make test-all`.
+Each cell lists the tests. They run in every `make test`, several of them with further cases in
+`make test-all`; tests after *sweep* run in `make test-all` only.
 
 **Nothing has run on Google Cloud, on Rocky Linux or Ubuntu, or on a machine with a GPU yet.**
 """
@@ -40,15 +40,16 @@ COLUMNS: Final = ("platform", "versions", "for real", "on a stand-in", "only ren
 UNCONFIRMED: Final = """\
 ## Package names
 
-[tests/unit/packages/facts](../tests/unit/packages/facts) has a source and a date for every package name in a
-role, and for every unit, program and folder of a package in Debian 12 and 13. Those of Rocky Linux, Ubuntu
-and NVIDIA's packages are unconfirmed, since they were not available. These package names have no source:
+The name of every package that a role installs is recorded with a source and a date in
+[tests/unit/packages/facts](../tests/unit/packages/facts). The units, programs and folders that a role expects
+from these packages are confirmed for Debian 12 and 13. For Rocky Linux, Ubuntu and NVIDIA's packages they are
+unconfirmed, because these packages could not be examined. No source was found for these package names:
 """
 
 
 @dataclass(frozen=True)
 class Proof:
-    """A test file that shows something of a platform. ``sweep``: in `make test-all` only."""
+    """A test file with tests of a platform. ``sweep``: they run in `make test-all` only."""
 
     test: Path
     sweep: bool
@@ -59,10 +60,10 @@ class Proof:
 
 
 def page() -> str:
-    """The whole page.
+    """Return the text of docs/platforms.md.
 
     Raises:
-        ValueError: a test names a platform that the table lacks, or another way than ``WAYS``.
+        ValueError: a marker names a platform that platforms.toml lacks, or a way that ``WAYS`` lacks.
     """
     listed: list[dict[str, Any]] = tomllib.loads(TABLE.read_text())["platform"]
     proofs = _proofs()
@@ -93,7 +94,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _unconfirmed() -> Iterator[str]:
-    """A line of names for each release that has any."""
+    """Yield a line for each release with its unconfirmed package names."""
     found: dict[str, set[str]] = defaultdict(set)
     for facts in FACTS.glob("*.toml"):
         for one in tomllib.loads(facts.read_text()).get("unconfirmed", ()):
@@ -104,7 +105,7 @@ def _unconfirmed() -> Iterator[str]:
 
 
 def _proofs() -> Mapping[tuple[str, str], list[Proof]]:
-    """(way, platform) -> the test files that say so, in order of their paths."""
+    """Return (way, platform) -> the test files with this marker, in the order of their paths."""
     found: dict[tuple[str, str], list[Proof]] = defaultdict(list)
     for test in sorted((ROOT / "tests").rglob("test_*.py")):
         shown: dict[tuple[str, str], list[bool]] = defaultdict(list)
@@ -116,7 +117,7 @@ def _proofs() -> Mapping[tuple[str, str], list[Proof]]:
 
 
 def _markers(test: Path) -> Iterator[tuple[tuple[str, str], bool]]:
-    """((way, platform), whether in the sweep only) of each test function that a marker is for."""
+    """Yield (way, platform), and whether it is only in the sweep, for each test function with a marker."""
     tree = ast.parse(test.read_text())
     of_module = [
         one

@@ -1,11 +1,12 @@
-"""Runs the tests of a target of the Makefile, whatever fails, and adds them up.
+"""Run the tests of a Makefile target, continue after failures, and print the totals.
 
-`make test` runs the linters, the unit tests and the end-to-end tests side by side. Afterwards it names the
-modules that took much more of the time than is recorded of them: scripts/durations.py.
+`make test` runs the linters, the unit tests and the end-to-end tests side by side. Afterwards it reports
+modules that
+took much longer than recorded: scripts/durations.py.
 
-The last line is `N passed, N failed`; a part that broke without naming a test, or did not end in time, counts
-as one failure. Ctrl-C, SIGTERM and a closed terminal end all that was started; what a killed run leaves, the
-next one removes.
+The last line is `N passed, N failed`. A part that fails without a failed test, or reaches its time limit,
+counts as a failure. Ctrl-C, SIGTERM and a closed terminal end all processes that were started. The next run
+removes the leftovers of a killed run.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from scripts import changed_tests, durations
 
 ROOT = Path(__file__).resolve().parent.parent
 UNIT, E2E, SUPPORT = "tests/unit", "tests/e2e", "tests/unit/harness"
-# Real clusters wait about as much as they compute, and unit tests fill the time. Where both want a core, the
-# clusters get it, then the unit tests, then the linters.
+# Real clusters wait about as long as they compute, and unit tests fill the gaps. If both need a core, the
+# clusters get it first, then the unit tests, then the linters.
 CORES = len(os.sched_getaffinity(0))
 UNIT_WORKERS = CORES
 E2E_WORKERS = CORES
 NICE = {"unit": 10, "lint": 19}
-# The sweep runs these again, on local nodes of Debian 13: Slurm's and Open MPI's words, and Python's.
+# `make test-all` runs these again on nodes with Debian 12, for its versions of Slurm, Open MPI and Python.
 ON_DEBIAN_12 = tuple(
     f"{E2E}/test_{name}.py"
     for name in "main_job payload data own_folder jobs job_words shell submit_survival nodes no_scheduler "
@@ -45,23 +46,25 @@ ON_DEBIAN_12 = tuple(
 )
 # The tests of a group share a cluster, so they stay together: tests/support/groups.py.
 SPREAD = (f"-n{E2E_WORKERS}", "--dist=loadscope", "--no-loadscope-reorder")
-# A worker begins with a share of the tests in their order: they share what their module sets up.
+# Each worker begins with consecutive tests, because the tests of a module share fixtures.
 UNITS = (f"-n{UNIT_WORKERS}", "--dist=worksteal", "--durations=10")
-LIMIT_S = 3 * 3600  # of one part; of all its tests, each of which has its own
+# Time limit of a part. Each test also has its own limit.
+LIMIT_S = 3 * 3600
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-GRACE_S = 60  # for tests that are interrupted to take down what they raised
+# Time for interrupted tests to remove their clusters.
+GRACE_S = 60
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one part came to."""
+    """The result of a part. ``modules``: the seconds of each test module."""
 
     part: str
     passed: int
     failed: int
     skipped: int
     seconds: float
-    modules: Mapping[str, float] = field(default_factory=dict)  # their seconds
+    modules: Mapping[str, float] = field(default_factory=dict)
 
 
 Outcomes = Generator[Outcome, None, None]
@@ -69,14 +72,15 @@ Outcomes = Generator[Outcome, None, None]
 
 @contextmanager
 def beside(part: str, argv: list[str], report: Path | None = None) -> Iterator[Callable[[], Outcome]]:
-    """Run a part while others run; the function waits for its end and prints its output."""
+    """Run a part in the background. The yielded function waits for its end and prints its output."""
     began = time.time()
     lower = ["nice", f"-n{NICE[part]}", *argv]
     with tempfile.TemporaryFile("w+") as said, started(lower, grace_s=GRACE_S, output=said) as process:
 
         def outcome() -> Outcome:
             code = ended(process, LIMIT_S)
-            seconds = os.fstat(said.fileno()).st_mtime - began  # it may have ended long ago
+            # The part may have ended long ago.
+            seconds = os.fstat(said.fileno()).st_mtime - began
             said.seek(0)
             print(said.read(), end="", flush=True)
             return outcome_of(part, code, report, seconds)
@@ -85,7 +89,7 @@ def beside(part: str, argv: list[str], report: Path | None = None) -> Iterator[C
 
 
 def pytest(part: str, *options: str, nodes: str = "") -> Outcome:
-    """One run of pytest; each of its workers collects all. ``nodes``: what local nodes run in it."""
+    """Run pytest. ``nodes``: the distribution of local nodes. Empty: the default."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as reports:
         report = Path(reports) / "report.xml"
@@ -98,14 +102,14 @@ def pytest_argv(report: Path, *options: str) -> list[str]:
 
 
 def outcome_of(part: str, code: int, report: Path | None, seconds: float) -> Outcome:
-    """What a part came to by its exit code and its report; without one, as the linters, it is one check."""
+    """Return the outcome of a part from its exit code and its report. Without a report, it is one check."""
     passed, failed, skipped = count(report) if report else (int(code == 0), 0, 0)
     modules = durations.seconds_of(report) if report else {}
     return Outcome(part, passed, failed or int(code != 0), skipped, seconds, modules)
 
 
 def run(argv: list[str], *, limit_s: float = LIMIT_S, grace_s: int = GRACE_S) -> int:
-    """The exit code of a program in a session of its own; what it started ends with it, or with us."""
+    """Run a program in a new session, and return its exit code. Its child processes end with it."""
     with started(argv, grace_s=grace_s) as process:
         return ended(process, limit_s)
 
@@ -114,7 +118,7 @@ def run(argv: list[str], *, limit_s: float = LIMIT_S, grace_s: int = GRACE_S) ->
 def started(
     argv: list[str], *, grace_s: int = 0, output: IO[str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A program in a session of its own; afterwards it has ended, with what it started."""
+    """Start a program in a new session. On exit, end it and its child processes."""
     with subprocess.Popen(
         under_subreaper(argv, grace_s=grace_s),
         cwd=ROOT,
@@ -126,26 +130,27 @@ def started(
         try:
             yield process
         finally:
-            process.terminate()  # no signal reaches the program but through us
+            # In its own session, the program gets no signals from the terminal.
+            process.terminate()
             process.wait()
 
 
 def ended(process: subprocess.Popen[bytes], limit_s: float) -> int:
-    """The exit code of a program; 1 if it has not ended within the limit."""
+    """Return the exit code of a program, or 1 if it has not ended within the limit."""
     try:
         return process.wait(limit_s)
     except subprocess.TimeoutExpired:
-        print(f"no end within {limit_s:g} s: {process.args!r}", flush=True)
+        print(f"not finished within {limit_s:g} s: {process.args!r}", flush=True)
         return 1
 
 
 def remove_remains() -> None:
-    """What tests left that were killed."""
+    """Remove the leftovers of killed tests."""
     run([sys.executable, "-m", "tests.support.remains"], grace_s=0, limit_s=600)
 
 
 def end_by_signals() -> None:
-    """Let the first signal that is to end us do it like Ctrl-C, and no other one interrupt that."""
+    """Make the first SIGINT, SIGTERM or SIGHUP end this program, and ignore further signals."""
 
     def end(number: int, _: FrameType | None) -> None:
         for other in ENDING:
@@ -153,13 +158,15 @@ def end_by_signals() -> None:
         raise SystemExit(128 + number)
 
     for number in ENDING:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # by nohup, or a script's background
+        # nohup, or a script that starts this in the background, ignores signals.
+        if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, end)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else no exit code is known
+    # If SIGCHLD is ignored, exit codes are lost.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def count(report: Path) -> tuple[int, int, int]:
-    """Passed, failed and skipped tests of a JUnit report; a report that was never written has none."""
+    """Return the numbers of passed, failed and skipped tests in a JUnit report. 0 if it does not exist."""
     if not report.exists():
         return 0, 0, 0
     suites = list(ET.parse(report).getroot().iter("testsuite"))  # noqa: S314  (pytest wrote it just now)
@@ -188,7 +195,7 @@ def together(units: Sequence[str], stories: Sequence[str], sweeps: str, lint: bo
 
 
 def everything(has_sweeps: bool = False) -> Outcomes:
-    """Run all tests but those of the tests; with the sweeps, these too."""
+    """Run all tests except the tests of the tests, which only run with the sweeps."""
     sweeps = "" if has_sweeps else " and not sweep"
     yield from together([UNIT, f"--ignore={SUPPORT}"], [E2E], sweeps, lint=True)
     remove_remains()
@@ -197,12 +204,12 @@ def everything(has_sweeps: bool = False) -> Outcomes:
         yield pytest("Debian 12", *ON_DEBIAN_12, *words, nodes="debian-12")
         remove_remains()
         yield pytest("support", SUPPORT, *UNITS)
-        # In a worker, which is replaced if a test can't be ended but with its process.
+        # In a worker, because a hanging test may have to be killed with its process.
         yield pytest("alone", E2E, "-v", "-n1", "-m", "e2e and alone")
 
 
 def changed() -> Outcomes:
-    """Run what the change can touch, for about a minute."""
+    """Run the tests for the current change, for about a minute."""
     files = changed_tests.changed_files(ROOT)
     choice = changed_tests.choose(files, changed_tests.modules_of(ROOT), durations.read(durations.RECORD))
     print(f"{len(files)} changed files:", *choice.units, *choice.stories, sep="\n  ")
@@ -226,7 +233,7 @@ TARGETS: dict[str, Callable[[], Outcomes]] = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("target", choices=TARGETS, help="of the Makefile")
+    parser.add_argument("target", choices=TARGETS, help="a target of the Makefile")
     target = parser.parse_args().target
     end_by_signals()
     outcomes: list[Outcome] = []
@@ -248,7 +255,7 @@ def main() -> int:
 
 
 def show(outcomes: list[Outcome], notes: list[str]) -> None:
-    """A line for each part, the notes, and the sum of the parts."""
+    """Print a line for each part, the notes, and the totals."""
     print()
     for one in outcomes:
         skipped = f", {one.skipped} skipped" if one.skipped else ""

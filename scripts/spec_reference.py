@@ -1,4 +1,4 @@
-"""Writes the tables of docs/spec.md from the JSON Schema of a spec."""
+"""Write the tables of docs/spec.md from the JSON Schema of a spec."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ Schema = Mapping[str, Any]
 
 
 def page(text: str) -> str:
-    """The text of the page with the tables as they are now."""
+    """Replace the tables in the text of the page."""
     before, _, rest = text.partition(_BEGIN)
     _, _, after = rest.partition(_END)
     return f"{before}{_BEGIN}{reference(json_schema())}{_END}{after}"
 
 
 def reference(schema: Schema) -> str:
-    """Markdown tables of every field, one table a mapping, in the order of the schema."""
+    """Return Markdown tables of all fields, a table for each mapping, in the order of the schema."""
     return "\n".join(_Reference(schema["$defs"]).section(_Table("", "The file", schema))).strip() + "\n"
 
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """One mapping of a file: its path there, what its table is headed, and its model."""
+    """A mapping of a spec file: its path in the file, the heading of its table, and its model."""
 
     path: str
     heading: str
@@ -40,14 +40,14 @@ class _Table:
 
 
 class _Reference:
-    """Writes the table of every model once, where it first stands in the file."""
+    """A writer of tables. The table of a model is written once, at its first place in the file."""
 
     def __init__(self, definitions: Schema) -> None:
         self._definitions = definitions
         self._path_of: dict[str, str] = {}
 
     def section(self, table: _Table) -> Iterator[str]:
-        """The table of one mapping, then those of the mappings in it."""
+        """Yield the table of a mapping, then the tables of the mappings in it."""
         yield f"### {table.heading}"
         yield ""
         if table.path:
@@ -66,7 +66,7 @@ class _Reference:
             yield from self.section(below_table)
 
     def _below(self, path: str, field: Schema) -> tuple[list[_Table], str]:
-        """The tables that a field asks for, and what may stand there, in a few words."""
+        """Return the tables for a field's models, and a short description of its values."""
         kind = _kind(field)
         if "oneOf" in kind:
             models = [self._model(one) for one in kind["oneOf"]]
@@ -94,7 +94,7 @@ def _heading(path: str, model: Schema) -> str:
 
 
 def _kind(field: Schema) -> Schema:
-    """The field without its `null`."""
+    """Return the schema of a field without the alternative `null`."""
     found: Schema = next((s for s in field.get("anyOf", ()) if s.get("type") != "null"), field)
     return found
 
@@ -109,7 +109,7 @@ def _default(name: str, field: Schema, model: Schema) -> str:
 
 
 def _value(kind: Schema) -> str:
-    """What may stand in a field that is no mapping, nor a list of them."""
+    """Describe the values of a field that is neither a mapping nor a list of mappings."""
     if "const" in kind:
         return f"`{kind['const']}`"
     if "enum" in kind:

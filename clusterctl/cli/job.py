@@ -39,7 +39,6 @@ def logs(
     rank: Annotated[int | None, option("Show only the output of this rank.", min=0, metavar="N")] = None,
     label: Annotated[bool, option("Begin each line with its rank, such as `1: `.")] = False,
     raw: Annotated[bool, option("Write the bytes unchanged to files and pipes.")] = False,
-    # Here, -f is --follow.
     file: Annotated[Path | None, option("Cluster spec. Default: ./cluster.yaml.")] = None,
 ) -> None:
     """Print a job's stdout and stderr. Ctrl-C detaches; the job keeps running.

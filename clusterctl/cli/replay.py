@@ -129,7 +129,7 @@ def _note_differences(
 
 
 def _collected(session: Session, row: Row, replay: Replay, job_id: str) -> tuple[dict[str, Any], list[str]]:
-    """Collect a completed replay and compare its losses. Return fields of the answer, and lines for people."""
+    """Collect a completed replay and compare its losses. Return fields of the answer and lines for people."""
     (run,) = collect(session, [job_id])
     lines = [f"job {job_id} ({run.name}) {run.state}: {run.directory}"]
     if "of_failed" in replay.known:

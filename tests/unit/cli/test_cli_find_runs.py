@@ -131,7 +131,7 @@ def test_a_sweep_by_its_metric(made: Clusterctl) -> None:
     assert "is no sweep" in made("runs", "--sweep", "1", rc=2).stderr
 
 
-def test_a_link_to_a_run_is_that_run_and_one_that_can_not_be_read_is_told(made: Clusterctl) -> None:
+def test_link_to_run_is_that_run_and_unreadable_run_is_noted(made: Clusterctl) -> None:
     out = made.cwd / "runs"
     (out / "link").symlink_to(out / "demo-1-train")
     (out / "demo-2-train" / "run.json").write_text("[]")

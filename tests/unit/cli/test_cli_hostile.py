@@ -181,7 +181,7 @@ def test_the_error_of_a_followed_job_has_no_log(here: Session, tmp_path: Path, o
     assert not [line for line in error if line.startswith("       | ")]
 
 
-def test_nothing_of_ours_stands_on_a_line_of_a_log_or_in_its_color(on_terminal: Run) -> None:
+def test_notes_never_share_line_or_color_of_a_log(on_terminal: Run) -> None:
     screen = Screen(json=False, color=True)
 
     def call() -> None:

@@ -149,7 +149,7 @@ def test_a_time_span_is_written_as_slurm_does(seconds: int | None, shown: str) -
     assert shown_elapsed(seconds) == shown
 
 
-def test_of_an_array_that_is_waited_for_counts_are_told_and_what_failed(here, capsys, monkeypatch) -> None:
+def test_wait_for_array_shows_counts_and_failures(here, capsys, monkeypatch) -> None:
     """Three lines a task would be 600 of a sweep of 200."""
     looks = iter(["PPP", "CRP", "CFR", "CFR", "CFC"])
     states = {

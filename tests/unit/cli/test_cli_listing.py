@@ -40,7 +40,7 @@ def test_without_prices_there_is_no_such_column(cli: Clusterctl) -> None:
     assert "USD" not in cli("list").stdout
 
 
-def test_a_cluster_that_terraform_began_is_listed_before_it_has_hosts(cli: Clusterctl) -> None:
+def test_list_cluster_begun_by_terraform_before_hosts(cli: Clusterctl) -> None:
     (cli.home / "cloud" / "terraform").mkdir(parents=True)
     (one,) = (c for c in cli("-o", "json", "list").json["clusters"] if c["cluster"] == "cloud")
     assert (one["provider"], one["state"], one["nodes"]) == ("gcp", "unfinished", None)
@@ -63,7 +63,7 @@ def test_kept_storage_is_listed_with_size_and_cost(cli: Clusterctl) -> None:
     assert cli("-o", "json", "list").json["storage"] == [disk]
 
 
-def test_storage_of_an_unknown_name_is_misuse_and_what_there_is_is_named(cli: Clusterctl) -> None:
+def test_storage_of_unknown_name_is_usage_error_with_names(cli: Clusterctl) -> None:
     keep_storage(cli.home)
     ran = cli("-o", "json", "storage", "remove", "dd", "--yes", rc=2)
     assert codes(ran) == ["unknown-cluster"]

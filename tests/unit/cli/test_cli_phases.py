@@ -102,7 +102,7 @@ def run(tmp_path: Path, term: str) -> tuple[str, list[str]]:
     return window.shown, [line.rstrip() for line in screen.display if line.strip()]
 
 
-def test_the_picture_is_cut_where_lines_end_and_gone_at_the_end_and_a_failed_host_is_named(
+def test_phases_on_terminal_cut_lines_and_name_failed_host(
     tmp_path: Path,
 ) -> None:
     shown, lines = run(tmp_path, "xterm")

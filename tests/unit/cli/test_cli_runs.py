@@ -54,7 +54,7 @@ def test_what_becomes_of_it_depends_on_the_cluster(
     assert collecting._what_becomes(workspace) == said
 
 
-def test_each_reason_is_named_with_its_first_file_and_how_many_more(workspace: Workspace) -> None:
+def test_uncollected_reasons_show_first_file_and_count(workspace: Workspace) -> None:
     assert not_brought_home(
         run(
             workspace,

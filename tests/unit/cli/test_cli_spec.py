@@ -34,7 +34,7 @@ partitions: [{name: train, hosts: "gpu[01-02]"}]
 
 
 @pytest.mark.parametrize("verb", ["doctor", "plan", "validate --live", "up --yes"])
-def test_a_private_key_that_is_not_here_is_named_before_anybody_logs_in(verb: str, cli: Clusterctl) -> None:
+def test_missing_private_key_is_named_before_login(verb: str, cli: Clusterctl) -> None:
     (cli.cwd / "cluster.yaml").write_text(SPEC)
     (cli.cwd / "keys").mkdir()
     (cli.cwd / "keys/half.pub").touch()  # its other half may be in an agent
@@ -45,7 +45,7 @@ def test_a_private_key_that_is_not_here_is_named_before_anybody_logs_in(verb: st
     assert "keys/half" not in ran.stderr
 
 
-def test_keys_are_shown_before_they_are_confirmed_beside_json_too(capsys):
+def test_host_keys_shown_before_confirmation_with_json(capsys):
     offered = OfferedKey("n1", "10.0.0.1", "ssh-ed25519 AAAA", "SHA256:abc")
     confirm = prompts_for(Screen(json=True, color=False), ask_password=False).confirm
     with refused("host-keys-unconfirmed", UsageError):

@@ -49,7 +49,7 @@ def test_what_contradicts_itself_is_refused(cli: Clusterctl, sweep: str) -> None
         assert codes(cli("-o", "json", "submit", *argv, rc=2)) == [code]
 
 
-def test_what_no_partition_has_is_refused_before_there_is_a_cluster(cli: Clusterctl) -> None:
+def test_submit_impossible_resources_refused_without_cluster(cli: Clusterctl) -> None:
     for argv, code, named, fix in (
         (("--partition", "tarin"), "unknown-partition", "'tarin'", ": train"),
         (("--nodes", "3"), "too-many-nodes", "train has 2", "--nodes 2 "),

@@ -85,7 +85,7 @@ def test_of_a_wrong_spec_file_the_cluster_is_found(cli: Clusterctl) -> None:
 
 
 @pytest.mark.parametrize("verb", ["status", "collect", "down"])
-def test_of_a_cluster_that_was_never_up_the_wrong_file_is_the_error(cli: Clusterctl, verb: str) -> None:
+def test_cluster_never_up_reports_wrong_spec_file(cli: Clusterctl, verb: str) -> None:
     (cli.cwd / "cluster.yaml").write_text(WRONG["an unknown key"])
     ran = cli(verb, "-f", "cluster.yaml", rc=2)
     first, why = ran.stderr.splitlines()[:2]
@@ -110,7 +110,7 @@ def test_a_file_that_names_no_cluster_or_two_has_none(tmp_path: Path, text: str)
         read_name(tmp_path / "cluster.yaml")
 
 
-def test_a_file_without_a_name_or_that_is_gone_is_an_error_with_a_way_out(cli: Clusterctl) -> None:
+def test_spec_missing_or_without_name_is_error_with_fix(cli: Clusterctl) -> None:
     (cli.cwd / "cluster.yaml").write_text(UNREADABLE["no name"])
     assert "--cluster NAME" in cli("status", rc=2).stderr
     assert "--cluster NAME" in cli("-f", "gone.yaml", "down", "--yes", rc=2).stderr
@@ -125,7 +125,7 @@ def test_a_file_and_a_name_are_one_too_many(cli: Clusterctl) -> None:
     assert "--cluster" in cli("-f", "demo.yaml", "--cluster", "demo", "status", rc=2).stderr
 
 
-def test_a_cluster_that_is_up_is_repaired_by_name_though_its_spec_breaks_a_newer_rule(
+def test_up_by_name_spec_breaks_newer_rule_repairs_cluster(
     cli: Clusterctl,
 ) -> None:
     gcp = SPEC.replace("local", "gcp, project: my-project, zone: us-central1-a")
@@ -167,7 +167,7 @@ def test_without_a_spec_the_only_cluster_that_is_up_is_meant(cli: Clusterctl) ->
     assert not_up(cli, "mine", "status")
 
 
-def test_of_several_clusters_one_must_be_named_unless_it_is_the_built_in_one(cli: Clusterctl) -> None:
+def test_several_clusters_need_a_name_unless_built_in(cli: Clusterctl) -> None:
     up(cli, "demo", "other")
     ran = cli("-o", "json", "status", rc=2)
     assert codes(ran) == ["no-cluster-named"]
@@ -177,7 +177,7 @@ def test_of_several_clusters_one_must_be_named_unless_it_is_the_built_in_one(cli
     assert shows(cli("status", rc=2).stderr, "built-in-spec")
 
 
-def test_down_without_a_spec_asks_by_name_and_never_guesses_under_yes(cli: Clusterctl) -> None:
+def test_down_without_spec_names_cluster_and_yes_needs_name(cli: Clusterctl) -> None:
     up(cli, "demo")
     said = cli("down", rc=2).stderr
     assert all(part in said for part in ("remove cluster 'demo'", "no terminal", "--yes"))

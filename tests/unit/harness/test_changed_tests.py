@@ -60,7 +60,7 @@ TEXTS: Mapping[str, str] = {
 }
 
 
-def test_what_would_take_too_long_is_left_out_the_nearest_tests_last() -> None:
+def test_long_runs_leave_out_distant_tests_first() -> None:
     """First come those named like the file, whatever they take, those that import it, then the folder's."""
     light = {**SHARES, "tests/unit/jobs/test_users.py": 0.5}
     choice = choose(["clusterctl/jobs/stage.py"], TEXTS, light)

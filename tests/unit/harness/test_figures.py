@@ -115,7 +115,7 @@ def test_prose_is_docstrings_and_comments() -> None:
     assert one.value == pytest.approx(1000 * 6 / 24)
 
 
-def test_a_higher_figure_fails_and_shows_its_places_if_they_are_few() -> None:
+def test_higher_figure_fails_and_shows_few_places() -> None:
     found = {"few": Figure(2, ["a.py:1: x", "b.py:2: y"]), "many": Figure(21, ["c.py:1: z"] * 21)}
     higher, lower = figures.compare(found, {"few": 1, "many": 20})
     assert [line.partition(",")[0] for line in higher] == [

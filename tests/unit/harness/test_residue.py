@@ -114,7 +114,7 @@ def test_a_mount_of_another_worker_is_not_this_ones(elsewhere: Path) -> None:
     ("building", "lock"),
     [("test-el-0123.building", "test-el.lock"), (".building-image-0123", "cache.lock")],
 )
-def test_a_tree_or_image_that_another_test_process_builds_is_not_this_ones(
+def test_residue_ignores_trees_of_other_test_processes(
     machine: Machine, tmp_path: Path, building: str, lock: str
 ) -> None:
     """Each is built once in a run, on a machine that has it not yet, while other modules end."""

@@ -92,7 +92,7 @@ def test_the_list_of_verbs_says_the_first_sentence_of_each() -> None:
         assert f"{command.help} ".replace("\n", " ").startswith(f"{verb.help} "), path
 
 
-def test_the_scope_names_what_is_missing_of_what_is_there_in_part() -> None:
+def test_scope_page_names_missing_parts() -> None:
     text = (platforms.ROOT / "docs" / "scope.md").read_text()
     lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     rows = [row for row in lines if row[0] not in {"named", "---"}]

@@ -108,7 +108,7 @@ def test_everything_that_flags_can_say(read: Read, folder: Path) -> None:
     assert job.tasks == 8
 
 
-def test_a_sweep_is_an_array_whose_values_stay_as_they_are_written(read: Read) -> None:
+def test_sweep_is_array_and_keeps_values_as_written(read: Read) -> None:
     (job,) = read(
         "job: train\nargs: [--epochs, 3]\nsweep: {grid: {lr: [1e-4, .10], seed: 0..1}, parallel: 2}\n"
     )

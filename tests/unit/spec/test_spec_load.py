@@ -312,7 +312,7 @@ def test_a_file_that_the_spec_names_is_relative_to_the_spec(tmp_path: Path) -> N
     assert load_spec(elsewhere, current_user=ADA) == spec
 
 
-def test_newer_rules_do_not_hold_for_the_recorded_spec_of_hosts_that_are_there(tmp_path: Path) -> None:
+def test_recorded_spec_of_existing_hosts_skips_newer_rules(tmp_path: Path) -> None:
     """Else nothing could take hosts down that an older version made, and they would bill."""
     path = tmp_path / "spec.yaml"
     path.write_text(

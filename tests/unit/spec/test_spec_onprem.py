@@ -69,7 +69,7 @@ def test_every_host_has_its_own_address_and_access() -> None:
         ("localhost: ", "", "provider.hosts.localhost"),
     ],
 )
-def test_this_machine_itself_is_a_cluster_alone_and_nobody_logs_in_to_it(
+def test_localhost_is_single_host_cluster_without_login(
     hosts: str, more: str, keys: str
 ) -> None:
     name = hosts.partition(":")[0]

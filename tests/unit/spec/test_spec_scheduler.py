@@ -90,7 +90,7 @@ def test_one_that_they_may_have_is_not(text: str, asked: str) -> None:
     parse_spec(f'{text}slurm: {{version: "{asked}"}}\n', "c.yaml")
 
 
-def test_keys_that_a_release_does_not_know_are_refused_in_their_place() -> None:
+def test_keys_unknown_to_slurm_release_are_faults() -> None:
     more = 'slurm: {version: "26.05", extra: [MaxArraySize=5001, GetEnvTimeout=5]}\n'
     assert problems(LOCAL + more) == [("slurm.extra[1]", "setting-unknown-to-slurm")]
     parse_spec(LOCAL + more.replace("26.05", "24.11"), "c.yaml")

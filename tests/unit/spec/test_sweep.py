@@ -37,12 +37,12 @@ def test_a_list_times_a_grid_without_what_is_excluded() -> None:
     ]
 
 
-def test_a_key_that_holds_only_under_a_condition_makes_no_task_twice() -> None:
+def test_conditional_key_makes_no_duplicate_tasks() -> None:
     found = tasks(grid={"opt": ["sgd", "adam"], "momentum": ["0", "0.9"]}, when={"momentum": {"opt": "sgd"}})
     assert found == [{"opt": "sgd", "momentum": "0"}, {"opt": "sgd", "momentum": "0.9"}, {"opt": "adam"}]
 
 
-def test_random_values_are_in_their_ranges_and_the_same_for_a_seed() -> None:
+def test_random_values_in_range_and_reproducible_by_seed() -> None:
     said = {
         "random": {"lr": "log 1e-5..1e-2", "layers": "1..3", "dropout": "0.0..0.5", "opt": ["sgd", "adam"]},
         "trials": 200,
