@@ -26,9 +26,7 @@ _SELECTION: Final = {
         tab=lambda: list(CHECKPOINTS),
     ),
     "max_checkpoint": flag(
-        str,
-        "Skip and list the latest checkpoint if it is larger than this. Default: 4GiB.",
-        metavar="SIZE",
+        str, "Skip and list the latest checkpoint if it is larger than this. Default: 4GiB.", metavar="SIZE"
     ),
     "max_file": flag(str, "Skip and list files larger than this. Default: 64GiB.", metavar="SIZE"),
     "everything": flag(

@@ -23,8 +23,7 @@ from clusterctl.state.ledger import RunRecord
 from clusterctl.state.workspace import WAIT_S, Workspace
 
 Name = Annotated[
-    str | None,
-    argument("Name of the cluster. Default: the spec's name.", metavar="[NAME]", tab=clusters),
+    str | None, argument("Name of the cluster. Default: the spec's name.", metavar="[NAME]", tab=clusters)
 ]
 Project = Annotated[str | None, option("The Google Cloud project, if there is no spec.", "--project")]
 DiscardAll = Annotated[bool, option("Delete all data on it.", "--discard")]
@@ -203,7 +202,6 @@ def _orphans(
     prompts = replace(prompts_for(screen, ask_password=ask_password), reporter=phases)
     with screen.working("searching"):
         orphans = cluster_down.find_orphans(_chosen(screen, name), prompts, project=project)
-    # Only a cluster with a workspace has pending releases.
     for release in pending_releases(Workspace.of(orphans.name)):
         screen.note(f"note: {release}", f"  {release.fix}")
     return orphans

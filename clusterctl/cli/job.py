@@ -32,8 +32,7 @@ Ids = Annotated[
 def logs(
     screen: Screen,
     job_id: Annotated[
-        str | None,
-        argument("Job ID. Default: the last submitted job.", metavar="[ID]", tab=job_ids),
+        str | None, argument("Job ID. Default: the last submitted job.", metavar="[ID]", tab=job_ids)
     ] = None,
     follow: Annotated[bool, option("Follow the output until the job has ended.", "--follow", "-f")] = False,
     rank: Annotated[int | None, option("Show only the output of this rank.", min=0, metavar="N")] = None,
@@ -63,7 +62,6 @@ def logs(
                 ended = follow_job(screen, session, job_id, None, show=show, rank=ranks)
                 state = {"state": worst(ended).state.value}
             else:
-                # Both requests to the cluster run at the same time. A diagnosis is optional.
                 jobs = started(functools.partial(session.scheduler.jobs, [job_id]))
                 watch.logs(session, job_id, on_output=show, rank=ranks)
                 with contextlib.suppress(SchedulerError, TransportError):

@@ -40,13 +40,11 @@ def status(screen: Screen) -> None:
     cluster_status = status_of(workspace)
     waits: list[Diagnosis] = []
     if any(job.state is JobState.PENDING for job in cluster_status.jobs):
-        # A slow import.
         from clusterctl.scheduler.diagnosis import waiting
 
         waits = waiting(cluster_status.jobs)
     releases: tuple[PendingRelease, ...] = ()
     if workspace.releases.exists():
-        # Only the user's own machines have releases.
         from clusterctl.providers.base import pending_releases
 
         releases = pending_releases(workspace)

@@ -14,12 +14,7 @@ from clusterctl.cli.options import option
 from clusterctl.cli.output import Screen
 from clusterctl.errors import ClusterctlError, Notice, UsageError
 from clusterctl.providers.node_class import KeptImage
-from clusterctl.providers.registry import (
-    cached_images,
-    clusters_on_this_machine,
-    kept_images,
-    recorded_cost,
-)
+from clusterctl.providers.registry import cached_images, clusters_on_this_machine, kept_images, recorded_cost
 from clusterctl.providers.storage import REMOVE, KeptStorage, all_recorded, damaged_records
 from clusterctl.spec.models import DEFAULT_PROVIDER, PROVIDERS
 from clusterctl.state.chosen_spec import spec_of

@@ -94,7 +94,6 @@ def _hosts(ctx: typer.Context) -> list[dict[str, Any]]:
     try:
         return list(json.loads((_workspace(ctx) / "hosts.json").read_bytes())["hosts"])
     except (OSError, ValueError, KeyError):
-        # The cluster is not up.
         return []
 
 

@@ -46,9 +46,7 @@ def replay(
     set_: Annotated[
         Words, option("Change an option of the program. Repeatable.", "--set", metavar="KEY=VALUE")
     ] = None,
-    failed: Annotated[
-        bool, option("For an array or sweep: submit only the tasks that did not complete.")
-    ] = False,
+    failed: Annotated[bool, option("For an array or sweep: only the tasks that did not complete.")] = False,
     dry_run: DryRun = False,
     wait: Annotated[bool, option("Wait until the job has ended, and compare its losses.")] = False,
     follow: Follow = False,

@@ -19,15 +19,7 @@ from clusterctl.cli.output import Screen
 from clusterctl.errors import ClusterctlError, CollectError, Notice, UsageError, excluded, unaccompanied
 from clusterctl.runs.collect import collect
 from clusterctl.runs.compare import Difference, compare, compare_losses
-from clusterctl.runs.find import (
-    FIELDS,
-    TIMES,
-    USUAL_METRICS,
-    Row,
-    metric_names,
-    named_run,
-    ranked,
-)
+from clusterctl.runs.find import FIELDS, TIMES, USUAL_METRICS, Row, metric_names, named_run, ranked
 from clusterctl.runs.page import REPORT_FILE, write_report
 from clusterctl.runs.query import RunQuery, select_runs
 from clusterctl.runs.report import report_of, report_path

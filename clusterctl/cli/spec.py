@@ -81,8 +81,7 @@ def _new(path: Path) -> Iterator[None]:
 
 
 def validate(
-    screen: Screen,
-    live: Annotated[bool, option("Also check the hosts, as `doctor` does.")] = False,
+    screen: Screen, live: Annotated[bool, option("Also check the hosts, as `doctor` does.")] = False
 ) -> int:
     """Validate a spec, and report all errors with their lines."""
     spec = spec_of(screen.chosen())
@@ -114,8 +113,7 @@ def validate(
 
 
 def schema(
-    screen: Screen,
-    job: Annotated[bool, option("Print the schema of job files instead.")] = False,
+    screen: Screen, job: Annotated[bool, option("Print the schema of job files instead.")] = False
 ) -> None:
     """Print the JSON Schema of the spec, for editors."""
     document = job_schema() if job else json_schema()

@@ -10,33 +10,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from clusterctl.cli.job import follow_job, timeout_of, wait_for
-from clusterctl.cli.options import (
-    Words,
-    argument,
-    flag,
-    jobs_to_submit,
-    option,
-    partitions,
-    run_names,
-    takes,
-)
+from clusterctl.cli.options import Words, argument, flag, jobs_to_submit, option, partitions, run_names, takes
 from clusterctl.cli.output import Screen
 from clusterctl.errors import UsageError, excluded, unaccompanied
-from clusterctl.jobs.bundled import (
-    ChosenModel,
-    folder_of_run,
-    help_of,
-    help_wanted,
-    reject_wrong,
-    use_here,
-)
-from clusterctl.jobs.submission import (
-    Preparer,
-    Submission,
-    jobs_are_submitted,
-    read_jobs,
-    submit_prepared,
-)
+from clusterctl.jobs.bundled import ChosenModel, folder_of_run, help_of, help_wanted, reject_wrong, use_here
+from clusterctl.jobs.submission import Preparer, Submission, jobs_are_submitted, read_jobs, submit_prepared
 from clusterctl.jobs.submit import PreparedJob, Submitter
 from clusterctl.jobs.watch import LogChunk, raise_unless_completed
 from clusterctl.scheduler.base import worst
@@ -183,7 +161,6 @@ def submit(
             show_submitted(screen, rows)
         elif not watch_jobs(screen, session, rows, jobs, watching):
             lines = [f"job {row['job_id']} {row['state']}" for row in rows]
-            # A sweep has already been collected for its ranking.
             if not rows[-1].get("sweep"):
                 lines[-1] += "; `clusterctl collect` copies its run here"
             screen.result(answer_of(rows), *lines)
@@ -307,10 +284,7 @@ def answer_of(rows: Sequence[JobRow]) -> dict[str, Any]:
 
 
 def _run_locally(
-    screen: Screen,
-    jobs: Sequence[JobSpec],
-    model: ChosenModel | None,
-    given: Mapping[str, object],
+    screen: Screen, jobs: Sequence[JobSpec], model: ChosenModel | None, given: Mapping[str, object]
 ) -> None:
     if model is None:
         raise unaccompanied("--local", "--run RUN")

@@ -89,10 +89,7 @@ def bring_up(
     accept_host_key: tuple[str, ...] = (),
     **options: Any,
 ) -> int:
-    """Create or repair the cluster of this spec, and show the result.
-
-    options: fields of UpOptions.
-    """
+    """Create or repair the cluster of this spec, and show the result. ``options``: fields of UpOptions."""
     prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
     phases = Phases(screen)
     cluster = ClusterContext.of(spec, reporter=phases, prompts=prompts, wait_s=0 if no_wait else WAIT_S)

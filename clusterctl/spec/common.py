@@ -10,14 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from ipaddress import IPv4Network
 from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    ConfigDict,
-    Field,
-    WithJsonSchema,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
 from clusterctl.errors import BadValueError, UsageError
 from clusterctl.spec.base import (
@@ -225,8 +218,7 @@ class Software(Model):
         description="install Apptainer, for `submit --container`, on hosts without it; not on local nodes",
     )
     cupy: Toggle = Field(
-        True,
-        description="install CuPy and CUDA's libraries (2.1 GB) for jobs, on nodes with NVIDIA GPUs",
+        True, description="install CuPy and CUDA's libraries (2.1 GB) for jobs, on nodes with NVIDIA GPUs"
     )
     nvidia: Nvidia = Field(Nvidia(), description="software for hosts with NVIDIA GPUs; not on local nodes")
 
@@ -435,8 +427,7 @@ class Cluster(Model):
     provider: ProviderSettings
     partitions: tuple[Partition, ...] = Field(min_length=1, description="the nodes, by Slurm partition")
     users: tuple[User, ...] = Field(
-        (),
-        description="accounts on all nodes; default: you (with uid 10000 on gcp), or hpc if you are root",
+        (), description="accounts on all nodes; default: you (with uid 10000 on gcp), or hpc if you are root"
     )
     software: Software = Field(Software(), description="software on the nodes beyond the defaults")
     storage: Storage = Field(Storage(), description="whether the shared folder outlives the cluster")

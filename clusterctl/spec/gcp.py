@@ -121,10 +121,7 @@ class GcpSettings(ProviderSettings):
     kms_key: Annotated[str, PATTERNS["kms_key"]] | None = Field(
         None, description="a customer-managed key (CMEK) that encrypts all disks"
     )
-    labels: Mapping[
-        Annotated[str, PATTERNS["label_key"]],
-        Annotated[str, PATTERNS["label_value"]],
-    ] = Field(
+    labels: Mapping[Annotated[str, PATTERNS["label_key"]], Annotated[str, PATTERNS["label_value"]]] = Field(
         {},
         description="labels of all resources, in addition to clusterctl's",
         json_schema_extra={"additionalProperties": False},

@@ -14,16 +14,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 
 from clusterctl.errors import BadValueError
-from clusterctl.spec.base import (
-    PATTERNS,
-    UNKNOWN,
-    Fault,
-    Loc,
-    Model,
-    SizeMib,
-    Toggle,
-    either,
-)
+from clusterctl.spec.base import PATTERNS, UNKNOWN, Fault, Loc, Model, SizeMib, Toggle, either
 from clusterctl.spec.common import Gpus
 from clusterctl.spec.names import DATA, did_you_mean
 from clusterctl.spec.units import GIB_MIB, format_size, shown
@@ -58,8 +49,7 @@ class GcpNodes(Model):
         None, description="by default the smallest with the partition's GPUs, or with 4 processors"
     )
     image: Image | None = Field(
-        None,
-        description="by default Rocky Linux 9, with NVIDIA's driver for nodes with GPUs",
+        None, description="by default Rocky Linux 9, with NVIDIA's driver for nodes with GPUs"
     )
     boot_disk: GcpDisk = Field(
         GcpDisk.model_validate({"size": "50GiB"}), description="the boot disk of each instance"

@@ -8,14 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    WithJsonSchema,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo, WithJsonSchema
 
 from clusterctl.errors import BadValueError, Failure, Notice, UsageError
 from clusterctl.spec.base import (

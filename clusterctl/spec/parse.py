@@ -15,17 +15,7 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from clusterctl.errors import Problem, SpecError, UsageError
-from clusterctl.spec.base import (
-    INCONSISTENT,
-    RECORDED,
-    Fault,
-    Loc,
-    M,
-    dotted,
-    either,
-    explain,
-    partial_model,
-)
+from clusterctl.spec.base import INCONSISTENT, RECORDED, Fault, Loc, M, dotted, either, explain, partial_model
 from clusterctl.spec.models import PROVIDERS, ClusterSpec
 from clusterctl.spec.names import did_you_mean
 from clusterctl.spec.units import shown
