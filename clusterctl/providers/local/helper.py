@@ -182,7 +182,9 @@ def up(message: dict[str, Any]) -> dict[str, Any]:
         state = _load_state(request)
         lower = image.layers(state.image)
         notes = _prepare_this_machine(request, state)
-        notes += tuple(state.kept(request.subnet, request.image, request.distribution, request.slurm))
+        notes += tuple(
+            state.notes_on_kept_settings(request.subnet, request.image, request.distribution, request.slurm)
+        )
         recreated, removed = _remove_nodes(request, state)
         notes += (f"recreated: {', '.join(recreated)}",) if recreated else ()
         state = _assign_numbers(state, request)

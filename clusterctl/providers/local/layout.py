@@ -189,7 +189,7 @@ class ClusterState(_Installed):
     subnet: IPv4Network
     numbers: dict[HostName, int] = Field(default_factory=dict)
 
-    def kept(
+    def notes_on_kept_settings(
         self, subnet: IPv4Network | None, image: str, distribution: str, slurm: str | None
     ) -> Iterator[str]:
         """Yield a note for each changed setting that does not apply to existing nodes."""

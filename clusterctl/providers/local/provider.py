@@ -190,7 +190,9 @@ class LocalProvider(Provider):
             )
         new_slurm = _slurm_of_new_nodes(self._settings, spec)
         image = image_keys(self._settings, new_slurm)[1]
-        return tuple(state.kept(self._settings.subnet, image, self._settings.release, new_slurm))
+        return tuple(
+            state.notes_on_kept_settings(self._settings.subnet, image, self._settings.release, new_slurm)
+        )
 
     def apply(
         self,

@@ -98,8 +98,7 @@ def read_processes(name: str) -> Iterator[tuple[Path, str]]:
 
 
 _DOOMED = ".removed-"
-# Name of the folder in which a mount is tried.
-CHECK = ".check"
+CHECK = ".check"  # for trial mounts
 
 
 def mounted_under(folder: Path) -> tuple[Path, ...]:
@@ -299,16 +298,14 @@ def has_dnf() -> bool:
 NETNS_DIR = Path("/run/netns")
 _CANDIDATES = (IPv4Network("10.0.0.0/8"), IPv4Network("172.16.0.0/12"), IPv4Network("192.168.0.0/16"))
 _TRIES = 4096
-# Name of the veth end in the cluster's namespace.
-_CABLE = "up0"
+_CABLE = "up0"  # inner veth end
 _OPEN = "nodes can reach services of this machine that listen on all addresses"
 
 
 def used_networks() -> tuple[IPv4Network, ...]:
     """Return all IPv4 networks that this machine has routes to or addresses in, except default routes.
 
-    VPNs split the default route in two (0.0.0.0/1 and 128.0.0.0/1), so networks wider than /8 count as
-    default.
+    Networks wider than /8 count as default: VPNs split the default route (0.0.0.0/1 and 128.0.0.0/1).
     """
     routes = json.loads(_ip("-j", "-4", "route", "show", "table", "all", action="reading routes") or "[]")
     links = json.loads(_ip("-j", "-4", "addr", "show", action="reading addresses") or "[]")
@@ -356,15 +353,8 @@ def create_network(cluster_id: str, subnet: IPv4Network) -> None:
     if not _has_link(link):
         cable = f"link add {link} type veth peer name {_CABLE} netns {netns}"
         _ip(*cable.split(), action="creating the veth pair")
-    _ip(
-        *inside,
-        *f"link set {_CABLE} master {bridge} up".split(),
-        action="attaching the veth pair to the bridge",
-    )
-    _ip(
-        *f"addr replace {subnet[1]}/{subnet.prefixlen} dev {link}".split(),
-        action="assigning an address to the veth pair",
-    )
+    _ip(*inside, *f"link set {_CABLE} master {bridge} up".split(), action="attaching the veth pair")
+    _ip(*f"addr replace {subnet[1]}/{subnet.prefixlen} dev {link}".split(), action="addressing the veth pair")
     _ip("link", "set", link, "up", action="starting the veth pair")
 
 

@@ -74,25 +74,17 @@ def check_this_machine(host: str) -> AccessError | None:
 def connect(host: str, config: Path) -> SSHTransport:
     """Connect to a machine, remote or this one, as the admin account."""
     if is_this_machine(address_of(host, config)) and not GATE.exists():
-        raise TransportError(
-            f"{host} has no clusterctl account",
-            code="no-admin-account",
-            why=f"{GATE} does not exist",
-            host=host,
-        )
+        summary, reason = f"{host} has no clusterctl account", f"{GATE} does not exist"
+        raise TransportError(summary, code="no-admin-account", why=reason, host=host)
     return SSHTransport(host, config)
 
 
 def is_installation(path: str) -> bool:
-    """Return whether a path named like clusterctl belongs to the clusterctl installation that is running."""
+    """Return whether a path named like clusterctl is a part of the installation that is running."""
     candidate = Path(path)
     script = shutil.which("clusterctl")
-    installation = [
-        Path(sys.prefix), Path(sys.prefix).resolve(), _PACKAGE, *([Path(script)] if script else [])
-    ]  # fmt: skip
-    return candidate.parent == _PACKAGE.parent or any(
-        candidate in (place, *place.parents) for place in installation
-    )
+    parts = [Path(sys.prefix), Path(sys.prefix).resolve(), _PACKAGE, *([Path(script)] if script else [])]
+    return candidate.parent == _PACKAGE.parent or any(candidate in (part, *part.parents) for part in parts)
 
 
 # Runs a command (host, argv, stdin) as root and returns its standard output.
@@ -110,8 +102,8 @@ ANSWER_S: Final = 60.0
 class Claim:
     """The cluster that a machine joins, and the key that may log in to the machine.
 
-    owner: only if the machine is the one that runs clusterctl: the ``uid`` that may run GATE, and the
-        ``host_key`` file of the sshd that GATE starts.
+    owner: on the machine that runs clusterctl: the ``uid`` that may run GATE, and the ``host_key`` file of
+        the sshd that GATE starts. None on other machines.
     """
 
     cluster_id: str
@@ -148,9 +140,7 @@ def create_account(host: str, root: Root, claim: Claim, login: Connect) -> None:
     except TransportError as exc:
         allowed = "; ".join(answer.get("allowed", ()))
         cause = f"the host's sshd refuses {ADMIN_USER}: {allowed or exc.why or exc.what}"
-        fix = (
-            f"allow {ADMIN_USER} in AllowUsers or AllowGroups of sshd_config, or in /etc/security/access.conf"
-        )
+        fix = f"allow {ADMIN_USER} in AllowUsers or AllowGroups of sshd_config, or /etc/security/access.conf"
         raise AccessError.of(host, "login-refused", cause, fix) from exc
 
 
@@ -175,7 +165,7 @@ def remove_account(host: str, claim: Claim, login: Connect) -> None:
 
 
 def _lets_in(host: str, login: Connect) -> bool:
-    """Return whether the account can still log in. Without an answer, assume so: ssh was cut off."""
+    """Return whether the account can still log in. Assume so if the host does not answer."""
     try:
         with closing(login(host)) as transport:
             transport.run(("true",))
@@ -229,26 +219,21 @@ class Login:
             line, script = wrapped(argv)
             done = process.run(self._words(host, line), stdin=script + stdin, timeout_s=timeout_s)
         except subprocess.TimeoutExpired as exc:
-            summary, reason = (
-                f"{host} does not answer",
-                f"`{shown(argv)}` did not finish within {timeout_s:g} s",
-            )
+            summary, reason = f"{host} does not answer", f"`{shown(argv)}` took longer than {timeout_s:g} s"
             raise UnreachableError(summary, why=reason, host=host, fix="check the host's load") from exc
         except OSError as exc:
             raise no_ssh(exc) from exc
         if done.rc == 0:
             return done.stdout.partition(MARK.decode())[2]
         if done.rc == _SSH_FAILED or "sudo" in argv:
-            target = ssh_host(host, self._machines[host])
+            peer = ssh_host(host, self._machines[host])
             refusal = explain(
-                done.stderr, host=host, user=target.user or getpass.getuser(), address=target.address
+                done.stderr, host=host, user=peer.user or getpass.getuser(), address=peer.address
             )
             if refusal is not None:
                 raise refusal
-        summary = f"`{shown(argv)}` failed with exit status {done.rc}"
-        raise CommandError(
-            summary, code="login-failed", rc=done.rc, stderr=done.stderr, where=host, host=host
-        )
+        text = f"`{shown(argv)}` failed with exit status {done.rc}"
+        raise CommandError(text, code="login-failed", rc=done.rc, stderr=done.stderr, where=host, host=host)
 
     def converse(self, host: str, argv: Sequence[str]) -> AbstractContextManager[Conversation]:
         """Start a command as the owner; see ``Transport.converse``."""
@@ -293,11 +278,9 @@ class Login:
         # Unlike Path.is_file, os.path.isfile does not raise in a folder that we can't read.
         missing = {n: key for n, key in keys.items() if not any(map(os.path.isfile, (key, f"{key}.pub")))}
         if missing:
-            problems = "; ".join(
-                f"the key file {key} does not exist" for key in dict.fromkeys(missing.values())
-            )
+            text = "; ".join(f"the key {key} does not exist" for key in dict.fromkeys(missing.values()))
             fix = "correct `key` in the spec: relative to the spec's folder, or from ~"
-            raise UsageError(problems, code="key-file-missing", where=", ".join(missing), fix=fix)
+            raise UsageError(text, code="key-file-missing", where=", ".join(missing), fix=fix)
 
     def trust(
         self, hosts: Sequence[str], limit: Limit = NO_LIMIT, *, find_all: bool = False
@@ -306,10 +289,8 @@ class Login:
         here = [name for name in hosts if self.is_here(name)]
         lost = {name: exc for name in here if (exc := check_this_machine(name)) is not None}
         remote = {name: self._machines[name] for name in hosts if name not in here}
-        return {
-            **lost,
-            **(self._keys.trust(remote, self._confirm, limit, find_all=find_all) if remote else {}),
-        }
+        failed = self._keys.trust(remote, self._confirm, limit, find_all=find_all) if remote else {}
+        return {**lost, **failed}
 
     def _confirm(self, offered: Sequence[OfferedKey]) -> None:
         self.prompts.confirm(offered)
@@ -332,7 +313,6 @@ class Login:
             target = ssh_host(name, self._machines[name])
             if self.is_here(name):
                 proxies[name] = PROXY
-            elif target.jump:
-                jump = target.jump.alias
-                proxies[name] = ("ssh", "-F", str(self._config), "-W", f"[{target.host}]:%p", jump)
+            elif jump := target.jump:
+                proxies[name] = ("ssh", "-F", str(self._config), "-W", f"[{target.host}]:%p", jump.alias)
         return proxies

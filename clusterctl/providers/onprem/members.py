@@ -159,21 +159,16 @@ def address_failures(
     hosts: Sequence[Host], facts: Mapping[str, HostFacts], network: IPv4Network | None, leader: Host
 ) -> list[Failure]:
     """Return a failure for each host without an address on the network, or one if the network is unknown."""
-    interfaces_of = {
-        host.name: ", ".join(map(str, _interfaces(facts[host.name]))) or "none" for host in hosts
-    }
+    interfaces = {host.name: ", ".join(map(str, _interfaces(facts[host.name]))) or "none" for host in hosts}
     if network is None:
-        reason = (
-            f"{leader.address} is not among the addresses of its interfaces ({interfaces_of[leader.name]})"
-        )
+        reason = f"{leader.address} is not an address of its interfaces ({interfaces[leader.name]})"
         cause = f"clusterctl can't tell which network the cluster uses: {reason}"
-        return [
-            Failure(_NO_ADDRESS, cause, leader.name, "plan", "write provider.network, such as 10.0.0.0/24")
-        ]
+        fix = "write provider.network, such as 10.0.0.0/24"
+        return [Failure(_NO_ADDRESS, cause, leader.name, "plan", fix)]
     missing = [host.name for host in hosts if not address_in(network, facts[host.name], host.address)]
     cause = f"it has no address on the cluster's network {network}, but "
     fix = "write provider.network: the network that all hosts share"
-    return [Failure(_NO_ADDRESS, cause + interfaces_of[name], name, "plan", fix) for name in missing]
+    return [Failure(_NO_ADDRESS, cause + interfaces[name], name, "plan", fix) for name in missing]
 
 
 def _interfaces(facts: HostFacts) -> tuple[IPv4Interface, ...]:
@@ -198,12 +193,9 @@ def log_in(
 def joined_members(
     hosts: Sequence[Host], previous: Mapping[str, Host], workspace: Workspace, limit: Limit = NO_LIMIT
 ) -> tuple[Mapping[str, Host], Mapping[str, Host]]:
-    """Check the machines that belong to the cluster already.
+    """Log in to the machines that belong to the cluster already; a new address or host key makes them new.
 
-    A machine with a new address or host key is treated as a new machine.
-
-    Returns:
-        The hosts that let the admin account in, and the hosts that do not answer, as ``previous`` has them.
+    Return the hosts that let the admin account in, and the hosts that do not answer, as in ``previous``.
     """
     pairs = [(host, previous[host.name]) for host in hosts if host.name in previous]
     unchanged = [
@@ -313,7 +305,7 @@ def _examine_network(
     address_by_name = {host.name: host.address for host in check.hosts} | reachable
     ask_ports = partial(examine_ports, peers, address_by_name, facts, start, limit)
     parts: tuple[Callable[[], Iterator[Finding]], ...] = (ask_all, ask_ports)
-    findings = (host for group in parallel_map(parts, lambda part: tuple(part())) for host in group)
+    findings = (finding for group in parallel_map(parts, lambda part: tuple(part())) for finding in group)
     return (*_different_mtus(check, mtus), *dict.fromkeys(findings))
 
 
@@ -334,7 +326,7 @@ def _different_mtus(check: _NetworkCheck, mtus: Mapping[str, int]) -> Iterator[F
 
 def _address(host: Host, facts: HostFacts, network: IPv4Network | None) -> str:
     """Return the host's address on the network; "" if unknown. Without a network: the spec's address."""
-    addresses = [ip.ip for ip in map(IPv4Interface, facts.addresses) if not ip.ip.is_loopback]
+    addresses = [interface.ip for interface in _interfaces(facts) if not interface.ip.is_loopback]
     return next((str(ip) for ip in addresses if (ip in network if network else str(ip) == host.address)), "")
 
 
@@ -358,9 +350,7 @@ def _peer(check: _NetworkCheck, host: Host, address: str, facts: HostFacts) -> P
 
 def _findings(check: _NetworkCheck, name: str, answer: Mapping[str, Any]) -> Iterator[Finding]:
     if answer["loses_large_packets"]:
-        reason = (
-            f"packets as large as its MTU do not reach {check.hosts[0].name} and return; smaller packets do"
-        )
+        reason = f"packets of its MTU's size do not reach {check.hosts[0].name} and return; smaller ones do"
         fix = "`ip link set dev DEVICE mtu 1500` on this host, or allow its MTU on the switches"
         yield Finding(name, "error", "mtu", "large packets are lost", reason, fix)
     for url, reason in answer["repositories"].items():
@@ -373,9 +363,8 @@ def _findings(check: _NetworkCheck, name: str, answer: Mapping[str, Any]) -> Ite
         if not url:
             summary = "no package repository is configured"
             fix = (
-                "add the distribution's repositories to /etc/apt/sources.list.d on this host and run `sudo "
-                "apt-get update`; or install from a file: `clusterctl bundle create`, `clusterctl up "
-                "--bundle`"
+                "add the distribution's repositories to /etc/apt/sources.list.d on this host, then run `sudo "
+                "apt-get update`; or install from a file: `clusterctl bundle create`, `up --bundle`"
             )
         yield Finding(name, "error", "repository", summary, str(reason), fix)
     if answer["nfs"]:
@@ -384,10 +373,8 @@ def _findings(check: _NetworkCheck, name: str, answer: Mapping[str, Any]) -> Ite
         fix = f"start the server, or open its firewall: `showmount -e {server}` on this host lists the export"
         yield Finding(name, "error", "nfs", "the NFS server can't be reached", reason, fix)
     for path in answer["missing"]:
-        reason, fix = (
-            f"{path} does not exist, and shared.kind is existing",
-            f"mount it on this host: `mount {path}`",
-        )
+        reason = f"{path} does not exist, and shared.kind is existing"
+        fix = f"mount it on this host: `mount {path}`"
         yield Finding(name, "error", "shared-folder", "the shared folder is missing", reason, fix)
 
 

@@ -273,15 +273,10 @@ class OnpremProvider(Provider):
             silent=silent,
         )
         notes = members.notes(spec, report.findings, cluster_exists=bool(joined))
+        settings = _previous_settings(workspace) or self._settings
+        preview = members.preview(spec, hosts, report.facts, new)
         self._examination = _Examination(
-            dump_spec(spec),
-            workspace,
-            inventory,
-            new,
-            silent,
-            _previous_settings(workspace) or self._settings,
-            notes,
-            members.preview(spec, hosts, report.facts, new),
+            dump_spec(spec), workspace, inventory, new, silent, settings, notes, preview
         )
         return self._examination
 

@@ -225,32 +225,24 @@ def claims(login: Login) -> Mapping[str, Mapping[str, str]]:
     return claims_by_host
 
 
-_TRACES: Final = (
-    "the account clusterctl, the cluster's files and the records for removing them are still on it"
-)
+_TRACES: Final = "the account clusterctl, the cluster's files and the records to remove them are still on it"
 
 
 def record_pending(
     host: Host, inventory: Inventory, settings: OnpremSettings, workspace: Workspace, *, why: str
 ) -> PendingRelease:
     """Record that a machine of ``inventory`` must still be released. ``settings``: how to log in."""
-    release_workspace = Workspace(
-        workspace.releases / f"{host.name}-{digest(address_of(host), host.host_key)[:8]}"
-    )
-    release_workspace.create()
+    target = Workspace(workspace.releases / f"{host.name}-{digest(address_of(host), host.host_key)[:8]}")
+    target.create()
     for path in (workspace.key, workspace.public_key, workspace.root / "id"):
-        write_atomic(release_workspace.root / path.name, path.read_bytes())
+        write_atomic(target.root / path.name, path.read_bytes())
     trusted = workspace.trusted_hosts.read_text() if workspace.trusted_hosts.exists() else ""
     other_lines = [line for line in trusted.splitlines() if line.partition(" ")[0] != host.name]
-    write_atomic(
-        release_workspace.trusted_hosts, "\n".join([*other_lines, f"{host.name} {host.host_key}", ""])
-    )
-    write_atomic(
-        release_workspace.inventory, inventory.model_copy(update={"hosts": (host,)}).model_dump_json(indent=2)
-    )
+    write_atomic(target.trusted_hosts, "\n".join([*other_lines, f"{host.name} {host.host_key}", ""]))
+    write_atomic(target.inventory, inventory.model_copy(update={"hosts": (host,)}).model_dump_json(indent=2))
     machine = _machine(host, settings)
     # Only a saved release counts, so this is the last step.
-    return PendingRelease(release_workspace, host, machine, time.time(), why).save()
+    return PendingRelease(target, host, machine, time.time(), why).save()
 
 
 def _machine(host: Host, settings: OnpremSettings) -> OnpremHost:
@@ -266,14 +258,11 @@ def _machine(host: Host, settings: OnpremSettings) -> OnpremHost:
 
 
 def retry_all(hosts: Collection[Host], login: Login, *, ending: bool = False) -> tuple[Notice, ...]:
-    """Try every pending release again.
+    """Try every pending release again. Return notes for the user.
 
-    hosts: the cluster's hosts. A pending machine that is among them again is only dropped from the list. One
-        that may be among them, since it has the same host key, is skipped.
-    ending: whether ``hosts`` are released too; then machines with the same host key are not skipped.
-
-    Returns:
-        Notes for the user.
+    hosts: the cluster's hosts. A pending machine that is among them again is dropped from the list. A
+        machine that may be among them, because it has the same host key, is skipped.
+    ending: whether ``hosts`` are being released too. Then no machine is skipped.
     """
     notes: list[Notice] = []
     for pending in pending_releases(login.workspace):
@@ -284,9 +273,8 @@ def retry_all(hosts: Collection[Host], login: Login, *, ending: bool = False) ->
         if not ending and (twins := [host for host in hosts if host.host_key == pending.host.host_key]):
             names = ", ".join(f"{host.name} ({address_of(host)})" for host in twins)
             text = (
-                f"{pending}; it was not tried again: {names} has the same host key and may be this machine; "
-                f"if it is, run `clusterctl node forget {pending.host.name}`; otherwise "
-                "`clusterctl down` releases it"
+                f"{pending}; not tried again: {names} has the same host key and may be this machine; if so: "
+                f"`clusterctl node forget {pending.host.name}`; if not, `clusterctl down` releases it"
             )
             notes.append(Notice("host-key-of-another", text))
             continue
@@ -328,12 +316,8 @@ def _release_pending(pending: PendingRelease, login: Login) -> None:
     write_atomic(pending.workspace.inventory, inventory.model_dump_json(indent=2))
     release_all(login, cluster_id)
     if leftovers := find_leftovers(login, cluster_id):
-        raise ProvisionError(
-            f"clusterctl's files remain on {name}",
-            code="host-not-clean",
-            why="; ".join(map(str, leftovers)),
-            host=name,
-        )
+        summary, reason = f"clusterctl's files remain on {name}", "; ".join(map(str, leftovers))
+        raise ProvisionError(summary, code="host-not-clean", why=reason, host=name)
 
 
 def _reason(exc: ClusterctlError) -> str:
