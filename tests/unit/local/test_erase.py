@@ -47,7 +47,7 @@ def test_a_node_whose_removal_was_ended_is_not_there_any_more(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_cluster_whose_removal_was_ended_is_none(tmp_path: Path, ended: pytest.MonkeyPatch) -> None:
+def test_cluster_with_interrupted_removal_is_not_listed(tmp_path: Path, ended: pytest.MonkeyPatch) -> None:
     ended.setattr(layout, "STATE", tmp_path)
     write(tmp_path / "abcdef" / "cluster.json", a_state("abcdef").model_dump_json())
     write(tmp_path / "abcdef" / "a")

@@ -44,7 +44,7 @@ def test_a_number_is_free_again_when_its_node_is_gone() -> None:
         ("admin_key", f"{KEY}\n{KEY}"),
     ],
 )
-def test_the_helper_takes_no_image_request_that_is_more_than_one(field: str, value: str) -> None:
+def test_helper_refuses_unknown_fields_in_bake_requests(field: str, value: str) -> None:
     BakeRequest.model_validate(BAKE)
     with pytest.raises(ValidationError):
         BakeRequest.model_validate(BAKE | {field: value})

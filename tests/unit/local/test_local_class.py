@@ -62,7 +62,7 @@ def raised(cluster_id: str, key: str) -> Path:
     return node
 
 
-def test_one_whose_making_was_killed_is_none(cache: Path) -> None:
+def test_template_with_killed_build_is_not_cached(cache: Path) -> None:
     child = os.fork()
     if child == 0:
         with image.class_baking(CLASS, IMAGE, KEY):
@@ -112,7 +112,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 @pytest.mark.usefixtures("cache")
-def test_two_at_once_make_one(asked: list[list[str]]) -> None:
+def test_two_helpers_build_a_template_once(asked: list[list[str]]) -> None:
     both, answers = threading.Barrier(2), []
 
     def ask() -> None:
@@ -155,9 +155,7 @@ def test_pruning_leaves_the_classes_of_nodes(cache: Path) -> None:
     assert sorted(path.name for path in cache.iterdir()) == ["base-b", f"image-{IMAGE}"]
 
 
-def test_of_those_that_no_cluster_uses_the_last_used_stay(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_last_used_templates_are_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is found is used, too: an `up` that is about to make nodes of it must not lose it."""
     monkeypatch.setattr(image, "_KEPT_CLASSES", 2)
     bake()

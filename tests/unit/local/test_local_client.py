@@ -79,7 +79,7 @@ def test_a_reply_is_sent_when_the_helper_is_ready(monkeypatch: pytest.MonkeyPatc
     assert exchange.process.returncode is not None
 
 
-def test_one_that_was_started_ahead_takes_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_helper_started_ahead_takes_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[str] = []
 
     def elevate(system: str) -> list[str]:

@@ -30,7 +30,7 @@ except ProvisionError as exc:
 """
 
 
-def test_it_notices_between_two_nodes() -> None:
+def test_helper_notices_the_callers_end_between_nodes() -> None:
     argv = [sys.executable, "-c", ASKS]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as helper:
         assert helper.stdin is not None
@@ -85,7 +85,7 @@ def test_helper_folders_are_closed_even_existing_ones(
     assert "`clusterctl up` of " in caught.value.why
 
 
-def test_no_password_stands_on_a_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passwords_are_not_on_command_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All accounts see those. The address of a mirror or a proxy may hold one."""
     ran: list[tuple[list[str], str]] = []
 

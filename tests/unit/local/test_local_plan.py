@@ -56,11 +56,11 @@ def test_where_nothing_is_all_is_made() -> None:
     ]
 
 
-def test_what_is_as_the_spec_says_stays() -> None:
+def test_unchanged_nodes_are_kept() -> None:
     assert look(spec(), there(ONE, TWO), node(ONE), node(TWO)) == []
 
 
-def test_what_is_off_will_be_started() -> None:
+def test_stopped_nodes_will_be_started() -> None:
     (change,) = look(spec(), there(ONE, TWO, off={ONE}), node(ONE), node(TWO))
     assert (change.name, change.action, change.off) == (ONE, "change", True)
 
@@ -92,13 +92,13 @@ def test_another_disk_replaces_a_node(now: int | None, then: str | None, why: st
     ]
 
 
-def test_a_node_that_is_to_be_made_anew_is_replaced_as_it_is() -> None:
+def test_recreated_node_is_replaced_with_its_size() -> None:
     shares, _ = divide(spec(), HERE)
     found = compare(spec(), shares, there(TWO), {TWO: node(TWO)}, recreated=(ONE, TWO, CTL))
     assert [(c.name, c.action) for c in found] == [(CTL, "keep"), (ONE, "make"), (TWO, "replace")]
 
 
-def test_a_node_that_the_spec_does_not_name_goes() -> None:
+def test_node_missing_in_the_spec_is_removed() -> None:
     (one, gone) = look(spec(nodes=1), there(ONE, TWO), node(ONE), node(TWO))
     assert one.action == "change"  # it has the whole machine now
     assert (gone.name, gone.action, gone.what, gone.destroys) == (

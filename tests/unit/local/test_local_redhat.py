@@ -98,7 +98,7 @@ def test_whatever_goes_into_a_base_makes_another_image(
     assert not set(before) & set(after)
 
 
-def test_what_is_said_at_each_boot_makes_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_boot_parameters_do_not_change_the_image_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     before = image_keys(LocalSettings())
     for field in ("unused", "tmp_in_memory"):
         _another(field)(monkeypatch, tmp_path)

@@ -132,7 +132,7 @@ def test_without_keep_nothing_stays(state: Path) -> None:
         (True, None, True, True),  # the spec is lost
     ],
 )
-def test_a_down_removes_only_what_it_has_looked_at(
+def test_down_removes_only_checked_folders(
     state: Path, *, noted: bool, keep: bool | None, was_up: bool, stays: bool
 ) -> None:
     """`down` does not look at what the applied spec keeps, nor at a cluster that was never up."""
@@ -161,7 +161,7 @@ def test_interrupted_down_and_up_without_keep_lose_nothing(state: Path) -> None:
     assert [one.id for one in kept_here()] == [OLD]
 
 
-def test_an_up_without_keep_forgets_no_earlier_one_with_it(state: Path) -> None:
+def test_up_without_keep_does_not_cancel_an_earlier_keep(state: Path) -> None:
     raised(OLD)
     wanted = request(None).model_copy(update={"id": OLD, "keep_storage": False})
     helper._assign_numbers(helper._load_state(wanted), wanted)
@@ -191,7 +191,7 @@ def test_a_down_that_ends_midway_loses_nothing(
 
 
 @pytest.mark.parametrize("made", [NEW, f"{NEW}/shared"], ids=["new", "an `up` was ended"])
-def test_the_next_cluster_has_it(state: Path, made: str) -> None:
+def test_next_cluster_reuses_kept_storage(state: Path, made: str) -> None:
     leave_behind(OLD)
     (state / made).mkdir(parents=True)
     shared = helper._prepare_shared_folder(request(OLD))
@@ -202,7 +202,7 @@ def test_the_next_cluster_has_it(state: Path, made: str) -> None:
     assert helper._prepare_shared_folder(request(OLD)) == shared
 
 
-def test_an_up_that_ended_as_it_took_it_leaves_no_folder(state: Path) -> None:
+def test_interrupted_up_leaves_no_kept_folder(state: Path) -> None:
     leave_behind(OLD)
     (state / OLD / "shared").rename(state / "taken")
     assert kept_here() == ()
@@ -210,7 +210,7 @@ def test_an_up_that_ended_as_it_took_it_leaves_no_folder(state: Path) -> None:
 
 
 @pytest.mark.parametrize("wanted", [request(OTHER), request(OLD, owner=4711)])
-def test_what_is_gone_or_anothers_is_not_taken(state: Path, wanted: ClusterRequest) -> None:
+def test_missing_or_foreign_storage_is_not_reused(state: Path, wanted: ClusterRequest) -> None:
     leave_behind(OLD)
     (state / NEW).mkdir()
     with refused("storage-gone", ProvisionError):
@@ -218,7 +218,7 @@ def test_what_is_gone_or_anothers_is_not_taken(state: Path, wanted: ClusterReque
     assert (state / OLD / "shared/home/ada/weights").exists()
 
 
-def test_it_is_that_of_one_user_and_state_folder(state: Path, tmp_path: Path) -> None:
+def test_kept_storage_belongs_to_a_user_and_state_folder(state: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     for cluster_id, more in ((OLD, {}), (NEW, {"owner": 4711}), (OTHER, {"home": elsewhere})):
@@ -230,7 +230,7 @@ def test_it_is_that_of_one_user_and_state_folder(state: Path, tmp_path: Path) ->
     assert [kept.id for kept in kept_here()] == [OLD, OTHER]
 
 
-def test_it_is_removed_by_name(state: Path) -> None:
+def test_kept_storage_is_removed_by_name(state: Path) -> None:
     for cluster_id in (OLD, OTHER):
         leave_behind(cluster_id)
     (first, second) = kept_here()
@@ -245,7 +245,7 @@ def notes(wanted: ClusterSpec, found: Existing = Existing()) -> tuple[str, ...]:
     return provider._storage_notes(wanted, storages, found)
 
 
-def test_a_plan_says_that_it_is_taken_up(state: Path) -> None:
+def test_plan_notes_that_kept_storage_is_reused(state: Path) -> None:
     assert notes(spec()) == ()
     leave_behind(OLD)
     (note,) = notes(spec())
@@ -254,7 +254,7 @@ def test_a_plan_says_that_it_is_taken_up(state: Path) -> None:
     assert notes(spec(keep=False)) == ()
 
 
-def test_accounts_must_be_those_whose_files_there_are(state: Path) -> None:
+def test_kept_storage_needs_the_same_uids(state: Path) -> None:
     leave_behind(OLD)
     with pytest.raises(UsageError) as caught:
         notes(spec(uid=2000))
@@ -262,7 +262,7 @@ def test_accounts_must_be_those_whose_files_there_are(state: Path) -> None:
     assert all(word in caught.value.why for word in ("ada has", "2000", f"to uid {UID}"))
 
 
-def test_a_cluster_that_has_a_folder_of_its_own_takes_none_up(state: Path) -> None:
+def test_cluster_with_its_own_folder_reuses_no_kept_folder(state: Path) -> None:
     leave_behind(OLD)
     with refused("storage-keep-changed", UsageError):
         notes(spec(), Existing(nodes={"d-ctl": None}))

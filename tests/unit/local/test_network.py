@@ -36,7 +36,7 @@ def test_a_vpn_that_routes_a_whole_block_is_left_alone() -> None:
     assert not subnet.overlaps(IPv4Network("172.17.0.0/16"))
 
 
-def test_a_vpn_that_halves_the_default_route_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_used_networks_ignores_a_split_default_route(monkeypatch: pytest.MonkeyPatch) -> None:
     routes = [{"dst": dst} for dst in ("default", "0.0.0.0/1", "128.0.0.0/1", "10.0.0.0/8")]
     links = [{"addr_info": [{"local": "172.17.0.1", "prefixlen": 16}]}]
     said = {"route": routes, "addr": links}

@@ -36,7 +36,7 @@ Host desk
 """
 
 
-def test_its_owner_is_here_and_goes_no_way(played: Path) -> None:
+def test_owner_of_this_machine_needs_no_ssh(played: Path) -> None:
     machines = {"desk": OnpremHost(address="localhost", become="none"), "far": OnpremHost(become="none")}
     (played / "far").write_text("free")
     access = Login(machines, Workspace(played))
@@ -90,7 +90,7 @@ def test_without_a_gate_it_is_not_ours_which_is_no_silence(
     assert connect("desk", config).host == "desk"
 
 
-def test_clusterctl_itself_is_nothing_that_a_cluster_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installation_of_clusterctl_is_no_leftover(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "prefix", "/opt/pipx/venvs/clusterctl")
     package = Path(login.__file__).parents[2]
     own = ["/opt/pipx/venvs/clusterctl", str(package), f"{package}-1.0.dist-info"]
@@ -154,7 +154,7 @@ on_each(hosts, lambda host: login.run(host, ["true"]))
 SSH = '#!/bin/sh\necho $$ >> "$STARTED"\nexec sleep 600\n'
 
 
-def test_it_ends_at_once_and_so_does_ssh(tmp_path: Path) -> None:
+def test_interrupted_login_ends_ssh_at_once(tmp_path: Path) -> None:
     started, ssh = tmp_path / "started", tmp_path / "ssh"
     ssh.write_text(SSH)
     ssh.chmod(0o755)

@@ -94,7 +94,7 @@ def workstation(address: str) -> ClusterSpec:
     )
 
 
-def test_one_machine_exports_its_folder_to_nobody() -> None:
+def test_single_machine_exports_no_folder() -> None:
     found = made(workstation("10.0.0.1"), {"desk": facts("desk", "10.0.0.1/24")})
     assert (found.shared_folder.kind, found.controller.is_compute) == ("existing", True)
 
@@ -161,7 +161,7 @@ def test_machines_that_are_alike_share_a_line() -> None:
     assert line.startswith(f"n2, n3: {INSTALLED}")
 
 
-def test_what_is_there_is_not_said() -> None:
+def test_preview_leaves_out_installed_packages() -> None:
     spec = spec_of()
     has = frozenset(packages(spec, facts("n2")))
     assert said(spec, differing("n2", packages=has)) == []
@@ -177,5 +177,5 @@ def test_accounts_and_files_are_named() -> None:
     ]
 
 
-def test_machines_of_the_cluster_are_none_of_it() -> None:
+def test_preview_skips_hosts_already_in_the_cluster() -> None:
     assert said(spec_of()) == []

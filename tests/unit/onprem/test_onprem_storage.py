@@ -53,7 +53,7 @@ def settings(shared: Path, **more: str) -> OnpremSettings:
     return OnpremSettings.model_validate({**said, "shared": {"path": str(shared), **more}})
 
 
-def test_the_homes_of_the_clusters_users_are_found(shared: Path) -> None:
+def test_find_homes_finds_homes_of_the_users(shared: Path) -> None:
     users = ["nobody-here", HERE, "link", "without-home"]
     (kept,) = find_homes(Here(), settings(shared), "lab", users)  # type: ignore[arg-type]
     assert kept.homes == {"nobody-here": UID, HERE: UID}
@@ -65,12 +65,12 @@ def test_the_homes_of_the_clusters_users_are_found(shared: Path) -> None:
     assert find_homes(Here(), settings(shared / "none"), "lab", users) == ()  # type: ignore[arg-type]
 
 
-def test_on_a_server_of_the_users_nothing_is_looked_for(shared: Path) -> None:
+def test_find_homes_skips_an_nfs_server_of_the_user(shared: Path) -> None:
     on_nas = settings(shared, server="nas", export="/volume1")
     assert find_homes(Here(), on_nas, "lab", [HERE]) == ()  # type: ignore[arg-type]
 
 
-def test_what_is_somebodys_own_stays(shared: Path) -> None:
+def test_remove_homes_keeps_files_of_existing_accounts(shared: Path) -> None:
     """An account that is on the machine was there before the cluster: of its home, jobs had a part."""
     (kept,) = find_homes(Here(), settings(shared), "lab", ["nobody-here", HERE])  # type: ignore[arg-type]
     remove_homes(Here(), settings(shared), kept)  # type: ignore[arg-type]
@@ -80,7 +80,7 @@ def test_what_is_somebodys_own_stays(shared: Path) -> None:
     remove_homes(Here(), settings(shared), kept)  # type: ignore[arg-type]  # done twice
 
 
-def test_a_home_that_is_anothers_by_now_stays(shared: Path) -> None:
+def test_remove_homes_keeps_the_home_of_another_user(shared: Path) -> None:
     (kept,) = find_homes(Here(), settings(shared), "lab", ["nobody-here"])  # type: ignore[arg-type]
     other = kept.model_copy(update={"homes": {"nobody-here": UID + 1}})
     remove_homes(Here(), settings(shared), other)  # type: ignore[arg-type]

@@ -65,9 +65,7 @@ def test_owner_access_is_kept_if_the_spec_names_another_machine(
     assert (one.machine.address, one.machine.user) == ("10.0.0.2", "rocky")
 
 
-def test_one_that_still_does_not_answer_stays_noted(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_machine_stays_pending(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     (before,) = pending_releases(workspace)
     (note,) = tried(workspace, monkeypatch, release_all=silent)
     assert note.code == "still-pending"
@@ -94,9 +92,7 @@ def test_why_it_was_not_given_back_says_what_is_there(
     assert all(word in note for word in ("disk is full", "the account clusterctl"))
 
 
-def test_one_that_was_given_back_is_known_no_more(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_released_machine_is_no_longer_pending(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     (note,) = tried(workspace, monkeypatch)
     assert note.code == "late-release"
     assert pending_releases(workspace) == ()
@@ -104,7 +100,7 @@ def test_one_that_was_given_back_is_known_no_more(
 
 
 @pytest.mark.parametrize("again", [host("gpu7"), host(address="10.0.0.7")], ids=["name", "address"])
-def test_one_that_is_in_the_cluster_again_is_not_touched(
+def test_machine_in_the_cluster_again_is_not_released(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, again: Host
 ) -> None:
     assert tried(workspace, monkeypatch, again, release_all=silent) == ()

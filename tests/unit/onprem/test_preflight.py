@@ -268,7 +268,7 @@ def test_up_stops_at_errors_of_new_hosts_and_any_firewall(
     assert bool(blocking_findings(report, machines.asked, new, machines.workspace, {})) == ends
 
 
-def test_a_release_that_is_refused_is_said_once(machines: Machines) -> None:
+def test_unsupported_release_is_reported_once(machines: Machines) -> None:
     machines.facts["n3"]["system"] |= {"version": "7.9"}
     assert [one.code for one in machines.found()] == ["distribution"]
 

@@ -58,9 +58,7 @@ def dismissed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *going: str) -> M
     return release.release_removed(inventory("stays"), Login({}, workspace))
 
 
-def test_one_that_was_given_back_already_stops_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_machine_released_before_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert dismissed(tmp_path, monkeypatch, "gone", "well", "dead") == {
         "gone": "it does not accept our key",
         "dead": "it does not answer",
@@ -68,9 +66,7 @@ def test_one_that_was_given_back_already_stops_nothing(
     assert Way.left == {"well"}
 
 
-def test_one_that_we_can_enter_and_not_rule_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_machine_with_login_but_no_sudo_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with refused("hosts-unreachable", ProvisionError):
         dismissed(tmp_path, monkeypatch, "weak", "well")
     assert Way.left == {"well"}
