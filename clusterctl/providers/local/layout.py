@@ -60,7 +60,7 @@ def class_folder(key: str) -> Path:
 
 
 def class_note(node: Path) -> Path:
-    """Return the file with the key of the node's template; it does not exist for a node without one."""
+    """Return the file with the key of the node's template. A node without a template has no such file."""
     return node / "class"
 
 
@@ -140,12 +140,12 @@ class ClusterRequest(_Installed):
     anew: tuple[HostName, ...] = Field((), description="nodes to recreate: existing ones are removed first")
 
     def class_of(self, node: Node) -> str | None:
-        """Return the key of a new node's template; None if it has none."""
+        """Return the key of a new node's template, if there is a template."""
         return self.node_class if node.cores else self.controller_class
 
 
 class PlacedFile(_Message):
-    """A file that only one new node gets. ``data`` is base64, ``owner`` the uid and gid.
+    """A file that a single new node gets. ``data`` is base64, ``owner`` the uid and gid.
 
     edges: the lines around ``data`` if it is a block of an existing file.
     """

@@ -1,6 +1,6 @@
 """The operating system below local nodes: its tools, processes, mounts, settings and networks.
 
-A cluster's bridge is in its own network namespace, connected to this machine by one veth pair. So no firewall
+A cluster's bridge is in its own network namespace, connected to this machine by a veth pair. So no firewall
 of this machine (Docker's FORWARD DROP with br_netfilter, firewalld) sees traffic between nodes. This machine
 has the first address of the subnet. Nodes have no route to other networks, and can only answer this machine:
 a qdisc at the namespace's end of the pair drops everything else.
@@ -242,7 +242,7 @@ _KERNEL_LIMITS = {
     "net/ipv4/neigh/default/gc_thresh2": 32768,
     "net/ipv4/neigh/default/gc_thresh3": 65536,
 }
-# With autogroup, Linux 6.18 may give one session all of a CPU for minutes while its threads wake each other,
+# With autogroup, Linux 6.18 may give a session all of a CPU for minutes while its threads wake each other,
 # so that nodes neither boot nor answer. If systemd booted this machine, nodes are in control groups instead.
 _AUTOGROUP = "kernel/sched_autogroup_enabled"
 _SYS = Path("/proc/sys")

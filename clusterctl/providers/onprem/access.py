@@ -129,9 +129,9 @@ class AccessError(ProvisionError):
     """The owner can't log in to a machine, or can't become root on it."""
 
     def __init__(self, failure: Failure) -> None:
-        why, fix = failure.cause, failure.fix
+        cause, fix = failure.cause, failure.fix
         super().__init__(
-            NO_LOGIN, code=failure.code, why=why, fix=fix, host=failure.host, failures=(failure,)
+            NO_LOGIN, code=failure.code, why=cause, fix=fix, host=failure.host, failures=(failure,)
         )
 
     @classmethod
@@ -165,7 +165,7 @@ ANSWER_S: Final = 20.0
 
 
 def raise_failures(failed: Mapping[str, ClusterctlError], *, summary: str, then: str) -> None:
-    """Raise the errors of these hosts as one error. Do nothing if there are none."""
+    """Raise the errors of these hosts together. Do nothing if the mapping is empty."""
     if failed:
         failures = [
             replace(failure, host=failure.host or host, phase=failure.phase or "access")
@@ -203,11 +203,11 @@ class HostKeys:
         """Find a trusted key for every machine and jump host. Return the errors of machines without a key.
 
         confirm: called with the keys that are not trusted yet. If it raises, no key is saved.
-        find_all: return machines with unconfirmed keys like unreachable ones, instead of raising.
+        find_all: return machines with unconfirmed keys like unreachable machines, instead of raising.
         """
         peers = ssh_hosts(machines)
         failed: dict[str, ClusterctlError] = {}
-        # Machines of one distance are reached through the machines of the previous one.
+        # Machines at the same distance are reached through the machines at the distance before.
         for distance in sorted({len(peer.path) for peer in peers}):
             same_distance = [peer for peer in peers if len(peer.path) == distance]
             failed |= {

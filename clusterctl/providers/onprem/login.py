@@ -72,7 +72,7 @@ def check_this_machine(host: str) -> AccessError | None:
 
 
 def connect(host: str, config: Path) -> SSHTransport:
-    """Connect to a machine, remote or this one, as the admin account."""
+    """Connect to a machine, remote or local, as the admin account."""
     if is_this_machine(address_of(host, config)) and not GATE.exists():
         summary, reason = f"{host} has no clusterctl account", f"{GATE} does not exist"
         raise TransportError(summary, code="no-admin-account", why=reason, host=host)

@@ -158,7 +158,7 @@ def address_in(network: IPv4Network | None, facts: HostFacts, address: str) -> s
 def address_failures(
     hosts: Sequence[Host], facts: Mapping[str, HostFacts], network: IPv4Network | None, leader: Host
 ) -> list[Failure]:
-    """Return a failure for each host without an address on the network, or one if the network is unknown."""
+    """Return a failure for each host without an address on the network, or that the network is unknown."""
     interfaces = {host.name: ", ".join(map(str, _interfaces(facts[host.name]))) or "none" for host in hosts}
     if network is None:
         reason = f"{leader.address} is not an address of its interfaces ({interfaces[leader.name]})"

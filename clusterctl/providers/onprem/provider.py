@@ -219,7 +219,7 @@ class OnpremProvider(Provider):
 
     @contextmanager
     def _login(self, workspace: Workspace | None, answer_s: float = OWNER_ANSWER_S) -> Iterator[Login]:
-        """Yield a login that uses the cluster's workspace, or a temporary workspace if there is none."""
+        """Yield a login that uses the cluster's workspace, or else a temporary workspace."""
         if workspace is not None and workspace.root.is_dir():
             yield Login(self._settings.machines, workspace, self._prompts, answer_s=answer_s)
             return
@@ -361,7 +361,7 @@ def blocking_findings(
 
 
 def _previous_settings(workspace: Workspace) -> OnpremSettings | None:
-    """Return the machine settings of the last `up`; None if there was none on on-prem machines."""
+    """Return the machine settings of the last `up`; None without on-prem machines."""
     try:
         provider = applied_spec(workspace).provider
     except UsageError:

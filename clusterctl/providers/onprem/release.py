@@ -57,7 +57,7 @@ _LIST_TRACES: Final = (Path(__file__).with_name("data") / "look.sh").read_text()
 
 
 def release_all(login: Login, cluster_id: str) -> None:
-    """Release all machines of the workspace's inventory. Raise one error for all that failed."""
+    """Release all machines of the workspace's inventory. Raise the errors of all failed machines together."""
     inventory = inventory_as_raised(login.workspace)
     if inventory is None:
         return
@@ -132,7 +132,7 @@ def _traces_on(host: str, login: Login, cluster_id: str) -> Sequence[str]:
 
 
 def claim_on(host: str, login: Login) -> Mapping[str, str]:
-    """Read the claim file on a host, which names its cluster. Empty if there is none."""
+    """Read the claim file on a host, which names its cluster. Empty if the file does not exist."""
     try:
         return parse_claim(login.run(host, ("cat", CLAIM)))
     except CommandError:

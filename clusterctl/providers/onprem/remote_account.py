@@ -69,7 +69,7 @@ def run(*argv: str, check: bool = True) -> str:
 
 
 def claimed() -> Dict[str, Any]:
-    """Read the claim, which names the cluster that the machine belongs to. Empty if it belongs to none."""
+    """Read the claim, which names the cluster that the machine belongs to. Empty if the machine is free."""
     try:
         claim = json.loads(CLAIM.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -65,7 +65,7 @@ def test_a_host_that_lets_in_and_hangs_does_not_answer(played: Path) -> None:
     way = Login({"a": OnpremHost(user="rocky")}, Workspace(played), answer_s=0.2)
     with rejected("unreachable", UnreachableError) as caught:
         way.root("a", ("sleep", "3600"))
-    assert "longer than 0.2 s" in caught.value.why
+    assert "0.2 s" in caught.value.why
 
 
 def test_a_command_that_fails_is_no_refusal(played: Path) -> None:
