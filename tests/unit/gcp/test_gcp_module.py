@@ -169,35 +169,35 @@ def _texts(folder: Path) -> Iterable[str]:
 
 DISK = {"size_gib": 100, "type": "pd-balanced"}
 WRONG_VALUES = {
-    "nowhere": ({"storage": {"name": "s", "labels": {}}}, "storage is one of disk and filestore"),
+    "nowhere": ({"storage": {"name": "s", "labels": {}}}, "storage must have either a disk or a filestore"),
     "mortal": (
         {"storage": {"name": "s", "labels": {"clusterctl-id": "0123ab"}, "disk": DISK}},
         "storage.labels must not have clusterctl-id",
     ),
-    "project": ({"project": "My Project"}, "project must be a project's id"),
-    "region": ({"region": "us-central1-a"}, "region must be a region"),
-    "zone": ({"zone": "us-central1"}, "zone must be a zone"),
+    "project": ({"project": "My Project"}, "project must be a project id"),
+    "region": ({"region": "us-central1-a"}, "region must be the name of a region"),
+    "zone": ({"zone": "us-central1"}, "zone must be the name of a zone"),
     "cluster": ({"cluster": "a-name-of-more-than-20"}, "cluster must be a lower-case letter"),
     "id": ({"cluster_id": "0123"}, "cluster_id must be six hex digits"),
-    "labels": ({"labels": {"Team": "vision"}}, "labels must be of lower-case letters"),
-    "admin": ({"admin_user": "root"}, "admin_user must be an ordinary account"),
-    "key": ({"admin_public_key": "-----BEGIN OPENSSH PRIVATE KEY-----"}, "a private key has no place here"),
-    "service": ({"services": ["compute"]}, "services must be names such as compute.googleapis.com"),
+    "labels": ({"labels": {"Team": "vision"}}, "labels must consist of lower-case letters"),
+    "admin": ({"admin_user": "root"}, "admin_user must be the name of an account other than root"),
+    "key": ({"admin_public_key": "-----BEGIN OPENSSH PRIVATE KEY-----"}, "never a private key"),
+    "service": ({"services": ["compute"]}, "services must be names of Google APIs, such as"),
     "cidr": ({"network": {"cidr": "10.80.0.0"}}, "network.cidr must be a range"),
-    "half": ({"network": {"network": "company"}}, "go together"),
+    "half": ({"network": {"network": "company"}}, "must be set together"),
     "kms": ({"kms_key": "hpc"}, "kms_key must be projects/PROJECT"),
     "tier": ({"filestore": {"tier": "FAST", "capacity_gib": 1024}}, "filestore.tier must be"),
     "small": ({"filestore": {"tier": "ZONAL", "capacity_gib": 10}}, "must be at least 1024"),
     "controllers": ({"hosts": {}}, "Exactly one host must have the role"),
 }
 WRONG_HOSTS = {
-    "role": ({"role": "login"}, 'of the role "compute" with one'),
-    "image": ({"image": {"project": "p", "family": "f", "name": "n"}}, "give one of family and name"),
-    "disk": ({"boot_disk": {"size_gib": 5, "type": "pd-ssd"}}, "A disk has at least 10 GiB"),
+    "role": ({"role": "login"}, 'or "compute" with a partition'),
+    "image": ({"image": {"project": "p", "family": "f", "name": "n"}}, "either a family or a name"),
+    "disk": ({"boot_disk": {"size_gib": 5, "type": "pd-ssd"}}, "A disk must have at least 10 GiB"),
     "taken": ({"termination_action": "SLEEP"}, "termination_action must be STOP or DELETE"),
     "nic": ({"nic_type": "E1000"}, "nic_type must be GVNIC or VIRTIO_NET"),
     "fast": ({"nic_type": "VIRTIO_NET", "tier_1": True}, "tier_1 needs nic_type GVNIC"),
-    "added": ({"guest_accelerator": {"type": "nvidia-l4", "count": 1}}, "goes with N1 machines only"),
+    "added": ({"guest_accelerator": {"type": "nvidia-l4", "count": 1}}, "is for N1 machines only"),
 }
 
 

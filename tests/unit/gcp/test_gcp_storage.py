@@ -127,7 +127,7 @@ def test_from_cluster_to_cluster(cloud: GoogleCloud, tmp_path: Path, kind: str, 
     cloud.forget_log()
     provider = provider_of(spec)
     planned = provider.plan(spec, second, keep={})
-    (note,) = (one for one in planned.notes if "taken up" in one)
+    (note,) = (one for one in planned.notes if "reused" in one)
     assert storage.id.rpartition("/")[2] in note
     # It costs what it cost all the time.
     assert planned.cost is not None
@@ -167,7 +167,7 @@ def test_from_cluster_to_cluster(cloud: GoogleCloud, tmp_path: Path, kind: str, 
         ({"shared_disk": {"size": "1TiB", "type": "pd-ssd"}}, "storage-unfit", ("asks for pd-ssd",)),
         ({"zone": "us-central1-b"}, "storage-unfit", ("in us-central1-a; ", "in us-central1-b")),
         (ON_FILESTORE, "storage-unfit", ("pd-balanced of", "asks for BASIC")),
-        ({"uid": 2001}, "storage-users-differ", ("ada has uid 2001", "to uid 3001")),
+        ({"uid": 2001}, "storage-users-differ", ("ada has uid 2001", "uid 3001 owns")),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_made(
@@ -258,5 +258,5 @@ def test_storage_keep_can_not_change_while_up(google: Google, tmp_path: Path, ke
     workspace, asked, other = workspace_in(tmp_path), spec_of(keep=keep), spec_of(keep=not keep)
     write_module(workspace.terraform, variables(asked, CLUSTER_ID, PUBLIC_KEY), None, cluster="demo")
     (workspace.terraform / "terraform.tfstate").write_text("{}")
-    with refused("storage-keep-changed", UsageError, f"write `keep: {str(keep).lower()}`"):
+    with refused("storage-keep-changed", UsageError, f"set `keep: {str(keep).lower()}`"):
         provider_of(other).plan(other, workspace, keep={})

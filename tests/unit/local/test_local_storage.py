@@ -249,7 +249,7 @@ def test_plan_notes_that_kept_storage_is_reused(state: Path) -> None:
     assert notes(spec()) == ()
     leave_behind(OLD)
     (note,) = notes(spec())
-    assert "taken up" in note
+    assert "reused" in note
     assert str(state / OLD / "shared") in note
     assert notes(spec(keep=False)) == ()
 
