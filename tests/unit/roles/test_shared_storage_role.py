@@ -85,7 +85,7 @@ def test_a_disk_with_anything_else_is_left_alone(disk: Path, there: str) -> None
     before = disk.read_bytes()
     done = mount(disk)
     assert done.returncode == 1
-    assert "left as" in done.stderr
+    assert "not changed" in done.stderr
     assert disk.read_bytes() == before
     assert not (disk.parent / "mounted").exists()
 
