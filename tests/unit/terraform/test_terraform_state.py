@@ -112,7 +112,7 @@ def test_a_torn_state_is_replaced_by_the_one_before(work: Work) -> None:
     (work.folder / "terraform.tfstate").write_bytes(b"")
     plan = work.terraform.plan()
     assert [change.key for change in plan.real_changes] == ["four"]
-    assert any("torn" in line for line in work.said)
+    assert any("truncated" in line for line in work.said)
     assert len(list(work.folder.glob("terraform.tfstate.torn-*"))) == 1
 
 
@@ -130,7 +130,7 @@ def test_truncated_state_without_backup_is_set_aside(work: Work) -> None:
 
 def test_no_state_at_all_is_no_torn_one(work: Work) -> None:
     assert len(work.terraform.plan().real_changes) == 3
-    assert not any("torn" in line for line in work.said)
+    assert not any("truncated" in line for line in work.said)
 
 
 def test_errored_state_is_written_by_the_next_run(remote: Work, server: StateServer) -> None:
