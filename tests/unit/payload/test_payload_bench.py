@@ -61,7 +61,7 @@ def test_which_sides_there_are() -> None:
     assert sides_of(config(), 1) == [Side("all", 1, 64)]
     assert [side.name for side in sides_of(config("--ranks", "3,8"), 8)][2:] == ["strong 3", "weak 3"]
     assert [side.ranks for side in sides_of(config("--tp", "2"), 8)] == [8, 8, 4, 4, 2, 2]
-    with refused("ranks-not-divisible", UsageError, "--ranks 3", "the 2 of"):
+    with refused("ranks-not-divisible", UsageError, "--ranks 3", "which is 2"):
         sides_of(config("--tp", "2", "--ranks", "3"), 8)
     with refused("too-few-ranks", UsageError, "--ranks 9", "8 ranks"):
         sides_of(config("--ranks", "9"), 8)

@@ -58,7 +58,7 @@ def test_a_transformer_over_tensor_and_pipeline_parallel_ranks(
     layout = "--tp 2 --pp 2 --micro-batch-size 2".split()
     answer = mpirun(4, *arguments, *layout, "--out", str(tmp_path / "4"))
     assert "2 stages, 5 micro-batches: " in answer.stdout
-    assert "waits 17% of" in answer.stdout
+    assert "idle 17% of" in answer.stdout
     alone(*arguments, "--out", str(tmp_path / "1"))
     assert _losses(tmp_path / "4") == pytest.approx(_losses(tmp_path / "1"), rel=1e-5)
     ours, theirs = (records(tmp_path / n, "evaluation")[-1]["loss"] for n in "41")
@@ -153,7 +153,7 @@ def test_a_gpu_that_is_not_there_is_one_line(alone: Runner) -> None:
         ("--pp 4", "ranks-not-divisible", ("--tp 1 x --pp 4", "the 2 ranks", "multiple of 4")),
         *in_sweep(("--pp 2 --hidden 2 --tp 3", "ranks-not-divisible", ("--tp 3 x --pp 2", "multiple of 6"))),
         ("--tp 2", "tp-without-layers", ("--tp 2",)),
-        ("--tp 2 --model vit-tiny --heads 3 --width 12", "tp-not-divisible", ("3 heads", "1, 3")),
+        ("--tp 2 --model vit-tiny --heads 3 --width 12", "tp-not-divisible", ("3 attention heads", "1, 3")),
     ],
 )
 def test_a_layout_that_cannot_be_is_refused(
