@@ -38,7 +38,7 @@ def test_sizes_are_the_models_own_or_the_users() -> None:
     [
         ("--heads 2", "model-without-size", ("--heads", "--model mlp")),
         ("--model gpt-tiny --data synthetic --hidden 4", "model-without-size", ("--hidden", "gpt-tiny")),
-        ("--model gpt-tiny --data synthetic --heads 3", "heads-not-divisible", ("128", "3 heads")),
+        ("--model gpt-tiny --data synthetic --heads 3", "heads-not-divisible", ("128", "3 attention heads")),
         ("--model vit-tiny --patch 3", "patches-not-divisible", ("8 x 8", "3 x 3")),
     ],
 )
