@@ -79,7 +79,7 @@ class _Listening:
     """A host with the listening program. The kernel chose the first of its ``ports``."""
 
     talk: Conversation
-    said: Iterator[bytes]
+    output: Iterator[bytes]
     ports: tuple[int, ...]
 
 
@@ -132,7 +132,7 @@ def unreached_ports(
                 if other != name and peers[other].tried
             }
             listening[name].talk.send(json.dumps(tried).encode() + b"\n")
-            answer = _answer(listening[name].talk, listening[name].said)
+            answer = _answer(listening[name].talk, listening[name].output)
             return {
                 other: {int(port): text for port, text in ports.items()} for other, ports in answer.items()
             }

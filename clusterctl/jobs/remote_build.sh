@@ -1,8 +1,8 @@
-# Runs on the cluster: build KEY BASE WAIT_S HELD ENVIRONMENTS. Makes the environment ENVIRONMENTS/KEY, below the
-# home, on top of BASE. Reads lines `NAME FILE` up to an empty one: wheels in the store, and last the lock, without
-# which nothing is installed. A folder in the making has a name of its own; the name that jobs use is a link, made
-# when all is done. One lock for all, so that what killed builds left can be removed; HELD is the exit status if it
-# can't be had within WAIT_S.
+# Runs on the cluster: build KEY BASE WAIT_S HELD ENVIRONMENTS. Builds the environment ENVIRONMENTS/KEY in the home
+# folder on top of BASE. Reads lines `NAME FILE` up to an empty line: wheels in the store, and finally the lock
+# file, without which nothing is installed. The build has a temporary folder; KEY is a link to it that is created at
+# the end. All builds share a lock, so that leftovers of killed builds can be removed. The exit status is HELD if
+# the lock is not free within WAIT_S.
 set -eu
 umask 077
 key=$1 base=$2 wait_s=$3 held=$4 environments=$5

@@ -1,6 +1,6 @@
-# Runs on the controller: fetch BASE STORE [ARGUMENT...]. Reads lines of a lock up to an empty one, a wheel each; has BASE's
-# pip, with these arguments, download those that STORE (below the home) lacks, by their hashes. Says the hash of each
-# that is there then. Where pip can't have one, the next is tried only if the package index answers.
+# Runs on the controller: fetch BASE STORE [ARGUMENT...]. Reads lines of a lock file, with a wheel each, up to an empty
+# line. BASE's pip downloads wheels that STORE (in the home folder) lacks, with these arguments. Prints the hashes of all
+# wheels that are in the store then. After a failed download, it continues only if the package index answers.
 set -eu
 umask 077
 base=$1 store=$HOME/$2

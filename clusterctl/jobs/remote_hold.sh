@@ -1,6 +1,6 @@
-# Runs on the controller: hold SILENCE_S [salloc's options]. Holds an allocation for as long as a line comes on
-# its input at least every SILENCE_S seconds. Says what salloc says; when there are nodes also `granted`, Slurm's
-# variables and an empty line; and `ended` at the end.
+# Runs on the controller: hold SILENCE_S [salloc's options]. Holds an allocation as long as a line arrives on its
+# input at least every SILENCE_S seconds. Prints the output of salloc; once nodes are allocated also `granted`,
+# Slurm's variables and an empty line; and `ended` at the end.
 silence=$1
 shift
 exec {signs}<&0 {said}>&1
@@ -11,9 +11,12 @@ coproc salloc {
 pid=$salloc_PID hold=${salloc[1]}
 { while read -r -t "$silence" _; do :; done; } <&"$signs" &
 watch=$!
-wait -n    # for whichever ends first: salloc may be refused, or its time be over
-exec {hold}>&-    # with nodes, its command reads the end of its input, and they are given back
-pgrep -P "$pid" >/dev/null || kill -TERM "$pid" 2>/dev/null    # without, the request is taken back
+# Wait for the keep-alives to stop, or for salloc, whose request may be rejected or time out.
+wait -n
+# With nodes, the command of salloc reads the end of its input, which releases them. Without nodes, the request is
+# withdrawn.
+exec {hold}>&-
+pgrep -P "$pid" >/dev/null || kill -TERM "$pid" 2>/dev/null
 kill -TERM "$watch" 2>/dev/null
 wait
 echo ended

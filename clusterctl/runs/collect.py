@@ -24,12 +24,12 @@ from clusterctl.errors import (
 )
 from clusterctl.runs.fetch import (
     DEFAULT,
-    Home,
+    CollectedFiles,
     Manifest,
     Outputs,
     Selection,
     Source,
-    fetch_from,
+    fetch_from_hosts,
     sender,
 )
 from clusterctl.runs.folder import (
@@ -104,11 +104,11 @@ def collecting(
 
     Raises:
         UsageError: an id is malformed.
-        CollectError: some runs could not be collected; ``failures`` lists each. The others were collected.
+        CollectError: some runs could not be collected; ``failures`` lists each. The rest was collected.
         SchedulerError: a job is unknown, or the scheduler does not answer.
         TransportError: the cluster can't be reached.
     """
-    entries = _chosen(session, ids, discard, selection)
+    entries = _entries_to_collect(session, ids, discard, selection)
     home = 0
     failed: dict[str, CollectError | SchedulerError | CommandError] = {}
     with closing(_Collection(session, out, selection)) as collection:
@@ -133,13 +133,13 @@ def collecting(
         raise _uncollected_error(failed, home)
 
 
-def _chosen(
+def _entries_to_collect(
     session: Session, ids: Sequence[str] | None, discard: Collection[str], selection: Selection
 ) -> list[JobEntry]:
     resolve_submissions(session.scheduler, session.ledger)
     if ids:
-        return list(dict.fromkeys(_entry(session, job_id) for job_id in ids))
-    entries = (e for e in session.ledger.entries() if _is_out(e) or _has_left(e, selection))
+        return list(dict.fromkeys(_find_or_add_entry(session, job_id) for job_id in ids))
+    entries = (e for e in session.ledger.entries() if _is_uncollected(e) or _needs_more(e, selection))
     return [e for e in entries if e.job_id not in discard]
 
 
@@ -176,16 +176,16 @@ def collect_all(
 def uncollected(workspace: Workspace) -> tuple[JobEntry, ...]:
     """Return the submissions from this machine that are not collected, or only as a snapshot."""
     entries = Ledger(workspace.jobs).entries()
-    return tuple(e for e in entries if _is_out(e) or (e.job_id is None and not e.refused))
+    return tuple(e for e in entries if _is_uncollected(e) or (e.job_id is None and not e.refused))
 
 
-def _is_out(entry: JobEntry) -> bool:
+def _is_uncollected(entry: JobEntry) -> bool:
     return entry.job_id is not None and (entry.run_dir is None or entry.run_state in GOING_ON)
 
 
-def _has_left(entry: JobEntry, selection: Selection) -> bool:
-    """Return whether a collected run, or a deleted one, has files on the cluster that the selection needs."""
-    if not selection.asks_more or entry.run_dir is None:
+def _needs_more(entry: JobEntry, selection: Selection) -> bool:
+    """Return whether files of a collected run that the selection includes are still on the cluster."""
+    if not selection.exceeds_default or entry.run_dir is None:
         return False
     try:
         return any(skipped.only_there for skipped in RunRecord.load(Path(entry.run_dir)).skipped)
@@ -193,7 +193,7 @@ def _has_left(entry: JobEntry, selection: Selection) -> bool:
         return selection.everything
 
 
-def _entry(session: Session, job_id: str) -> JobEntry:
+def _find_or_add_entry(session: Session, job_id: str) -> JobEntry:
     session.scheduler.check_id(job_id)
     entry = session.ledger.find(job_id)
     if entry is not None:
@@ -246,7 +246,7 @@ class _Collection:
         if entry.run_dir is not None and entry.run_state not in GOING_ON:
             with suppress(CollectError):
                 run = RunRecord.load(Path(entry.run_dir))
-                if not _has_left(entry, self.selection):
+                if not _needs_more(entry, self.selection):
                     return run
                 return self.collect_skipped(entry, run)
         job_id = entry.job_id or ""
@@ -297,7 +297,7 @@ class _Collection:
         entry: JobEntry,
         nodes: Sequence[str],
         work: Path,
-        home: Home = MappingProxyType({}),
+        home: CollectedFiles = MappingProxyType({}),
         *,
         still_changing: bool = False,
     ) -> Manifest:
@@ -313,7 +313,7 @@ class _Collection:
         for host, transport in hosts:
             self.senders.setdefault(host, sender(transport))
         try:
-            return fetch_from([(host, self.senders[host]) for host, _ in hosts], source, work)
+            return fetch_from_hosts([(host, self.senders[host]) for host, _ in hosts], source, work)
         except (NoAnswerError, CommandError) as exc:
             raise CollectError(
                 f"the files of job {job_id} can't be read",

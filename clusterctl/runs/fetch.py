@@ -63,7 +63,7 @@ _PARTIAL = re.compile(rb"\.clusterctl-[0-9a-f]{32}\.part(\.[0-9]+)?")
 _Key = tuple[bytes, bytes, int]
 _Left = tuple[bytes, str, int, int]
 # Files that an earlier collect brought: sizes and sha256 by path.
-Home = Mapping[bytes, tuple[int, str]]
+CollectedFiles = Mapping[bytes, tuple[int, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,12 @@ class Selection:
         return self.checkpoints == EVERYTHING
 
     @property
-    def asks_more(self) -> bool:
+    def exceeds_default(self) -> bool:
         """Whether this selection may copy files that the default selection leaves on the cluster."""
         larger = self.max_checkpoint > MAX_CHECKPOINT or self.max_file > MAX_FILE
         return larger or self.checkpoints in {"all", EVERYTHING}
 
-    def why(self, reason: str, size: int, job_id: str) -> str:
+    def explain(self, reason: str, size: int, job_id: str) -> str:
         """Return why a file stays on the cluster, by the reason of remote_files.py, and how to copy it."""
         if reason == TOO_LARGE:
             reason = f"a checkpoint of {shown_size(size)}, more than {shown_size(self.max_checkpoint)}"
@@ -199,7 +199,7 @@ class Source:
 
     still_changing: the job is running, so files that keep changing are skipped.
     outputs: the files to copy, unless the selection is everything. None copies all but old checkpoints.
-    home: files that an earlier collect copied. They are not fetched again.
+    home: files that an earlier collect copied, which are not fetched again.
     """
 
     folder: str
@@ -207,7 +207,7 @@ class Source:
     still_changing: bool = False
     selection: Selection = DEFAULT
     outputs: Outputs | None = None
-    home: Home = field(default_factory=dict)
+    home: CollectedFiles = field(default_factory=dict)
     progress: Progress = lambda *_: None
 
 
@@ -217,7 +217,7 @@ def sender(transport: Transport) -> Sender:
 
 
 def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:
-    """Make ``tree`` hold the files and empty folders of the source without ``source.home``. Return all.
+    """Copy the files and empty folders of the source to ``tree``, except ``source.home``. Remove other files.
 
     Raises:
         CollectError: files of an ended job keep changing, the disk is full, or the answer is malformed.
@@ -233,7 +233,7 @@ def fetch_tree(sender: Sender, source: Source, tree: Path) -> Manifest:
     for _ in range(_ROUNDS):
         try:
             with sender.listed(request, most=max_rows) as download:
-                entries, skipped = choose(download.entries, download.left, source, tree)
+                entries, skipped = choose_entries(download.entries, download.left, source, tree)
                 missing = [
                     entry for entry in entries if entry.local not in home and _key(entry) not in hashed
                 ]
@@ -280,7 +280,7 @@ def _key(entry: Entry) -> _Key:
 
 
 def _skipped_records(skipped: Sequence[_Left]) -> tuple[Skipped, ...]:
-    """Return the skipped paths for the record: the largest one by one, the rest in one entry."""
+    """Return the skipped paths for the record: the largest singly, the rest together."""
     if len(skipped) > _MOST_SKIPPED:
         skipped = sorted(skipped, key=lambda row: (-row[2], -row[3]))
     named = [
@@ -309,7 +309,7 @@ def _remove_leftovers(tree: bytes, keep: set[bytes]) -> None:
                 os.rmdir(path)  # noqa: PTH106
 
 
-def fetch_from(hosts: Sequence[tuple[str, Sender]], source: Source, work: Path) -> Manifest:
+def fetch_from_hosts(hosts: Sequence[tuple[str, Sender]], source: Source, work: Path) -> Manifest:
     """Copy the job's folder from all hosts and merge the copies into ``work/tree``.
 
     If two hosts have different files of the same name, the first host's file keeps the path, and the other
@@ -352,7 +352,7 @@ def _merge(manifests: Mapping[str, Manifest], nodes: Path, tree: Path) -> Manife
 
 
 def _free_place(tree: Path, local: bytes, host: str) -> bytes:
-    """Return a free path for a file: its own, or one below its host's name. Create the parent folder."""
+    """Return a free path for a file: its own, or a path below its host's name. Create its parent."""
     for number in count():
         candidate = local if number == 0 else b"/".join([NODES, host.encode() + b"_" * (number - 1), local])
         full_path = tree / os.fsdecode(candidate)
@@ -364,7 +364,7 @@ def _free_place(tree: Path, local: bytes, host: str) -> bytes:
     raise AssertionError("count never ends")
 
 
-def choose(
+def choose_entries(
     listing: Sequence[Entry], left_entries: Sequence[Entry], source: Source, tree: Path
 ) -> tuple[list[Entry], list[_Left]]:
     """Return the entries of a job's folder to copy, and those that stay on the cluster with the reason.
@@ -377,7 +377,7 @@ def choose(
     """
     selection = source.selection
     skipped = [
-        (e.path, selection.why(printable(e.payload), e.size, source.job_id), e.size, e.space)
+        (e.path, selection.explain(printable(e.payload), e.size, source.job_id), e.size, e.space)
         for e in left_entries
     ]
     parents = {entry.path.rpartition(b"/")[0] for entry in (*listing, *left_entries)}
@@ -399,7 +399,7 @@ def choose(
             while path and path not in coming:
                 coming.add(path)
                 path = path.rpartition(b"/")[0]
-    unwanted_reason = selection.why(_UNWANTED, 0, source.job_id)
+    unwanted_reason = selection.explain(_UNWANTED, 0, source.job_id)
     for path, (size, files) in _by_folder(unwanted, coming).items():
         skipped.append((path, unwanted_reason, size, files))
     tops = {entry.path.partition(b"/")[0] for entry in listing}

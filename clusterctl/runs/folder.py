@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 
 from clusterctl.errors import CollectError
-from clusterctl.runs.fetch import FROM_JOB, Home
+from clusterctl.runs.fetch import FROM_JOB, CollectedFiles
 from clusterctl.scheduler.base import JobState, Outcome
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.submissions import CLIENT_FACTS
@@ -82,7 +82,7 @@ def install_tree(work: Path, final: Path) -> None:
     shutil.rmtree(work)
 
 
-def collected_files(run: Path) -> Home:
+def collected_files(run: Path) -> CollectedFiles:
     """Return size and checksum of the files of a collected run, as its SHA256SUMS lists them."""
     files = {}
     for name, sha256 in _sums(run).items():

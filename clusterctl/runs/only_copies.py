@@ -54,7 +54,7 @@ _AGES = ((86400, "day"), (3600, "hour"), (60, "minute"))
 
 @dataclass(frozen=True, slots=True)
 class FilesThere:
-    """Files below one path that exist only on a host, or only in the shared folder (``host`` is "").
+    """Files below a path that exist only on a host, or only in the shared folder (``host`` is "").
 
     ``what`` is a title, ``why`` the reason why they were not collected, ``age_s`` the age of the newest file.
     ``bytes`` is the size as `ls -l` shows it, ``on_disk`` without the holes of sparse files. All files below

@@ -87,7 +87,7 @@ KINDS = (
 )
 
 # The files that were submitted with a job: size and sha256, or 0 and a link's target, by path.
-Given = dict[bytes, tuple[int, str]]
+SubmittedFiles = dict[bytes, tuple[int, str]]
 
 
 class Size(NamedTuple):
@@ -214,7 +214,7 @@ class Checkpoints:
     def not_latest(
         self, members: list[tuple[tuple[int, ...], bytes, Size]]
     ) -> Iterator[tuple[bytes, tuple[str, Size]]]:
-        """Yield the older checkpoints of a family, and the latest if too large. Empty ones are unfinished."""
+        """Yield the older checkpoints of a family, and the latest if too large. Empty means unfinished."""
         latest = max(members, key=lambda item: (item[2].files > 0, item[0], item[2].mtime_ns, item[1]))
         self.chosen.add(latest[1])
         for member in members:
@@ -225,7 +225,7 @@ class Checkpoints:
                 yield path, (TOO_LARGE, size)
 
 
-def read_submitted(folder: bytes) -> Given:
+def read_submitted(folder: bytes) -> SubmittedFiles:
     """Return the files that source.json lists. Empty if it is malformed: a job may write anything to it."""
     try:
         source = read_json(folder, b"source.json", MOST_JSON)
@@ -237,7 +237,7 @@ def read_submitted(folder: bytes) -> Given:
 
 
 class Listing:
-    """Lists the entries of a job's folder to fetch, and those that stay. ``ours`` are always listed."""
+    """Lists the entries of a job's folder to fetch, and the entries that stay. ``ours`` are always listed."""
 
     def __init__(
         self,
@@ -249,7 +249,7 @@ class Listing:
         entries: int = MOST_ENTRIES,
     ) -> None:
         self.top, self.ours = top, ours
-        self.given = read_submitted(top)
+        self.submitted = read_submitted(top)
         self.user = os.geteuid()
         everything = checkpoints == EVERYTHING
         self.most = entries
@@ -265,7 +265,7 @@ class Listing:
         self.listed.append(path)
         sys.stdout.write(line)
 
-    def tell_left(self, path: bytes, reason: str, size: Size | None = None) -> None:
+    def list_skipped(self, path: bytes, reason: str, size: Size | None = None) -> None:
         size = size or measure(self.opener, path, self.beat)
         self.write_line(path, line_of(LEFT, path or b".", reason, size=size.bytes, space=size.files))
 
@@ -276,14 +276,14 @@ class Listing:
                 raise OSError(errno.ELOOP, f"in more than {DEEPEST} folders")
             status, files, folders = self.names(below)
         except OSError as exc:
-            self.tell_left(below, exc.strerror or str(exc))
+            self.list_skipped(below, exc.strerror or str(exc))
             return
         if below:
             self.write_line(below, line_of_status(below, status))
         both = [*((path, False) for path in files), *((path, True) for path in folders)]
         stay = self.checkpoints.staying(below, both)
         for path, (reason, size) in stay.items():
-            self.tell_left(path, reason, size)
+            self.list_skipped(path, reason, size)
         for path, is_folder in both:
             if path in stay:
                 continue
@@ -317,7 +317,7 @@ class Listing:
             reason = f"more than {self.most:,} files, or {MOST_BYTES >> 20} MiB of names"
             if below:
                 raise OSError(errno.EFBIG, reason)
-            self.tell_left(b"", reason)
+            self.list_skipped(b"", reason)
             children = [child for child in children if not child[0]]
         else:
             self.entries -= len(children)
@@ -340,21 +340,21 @@ class Listing:
             for is_kind, kind in KINDS:
                 if is_kind(status.st_mode):
                     link = stat.S_ISLNK(status.st_mode) and (0, os.fsdecode(os.readlink(full)))
-                    self.tell_left(path, UNCHANGED if link and self.given.get(path) == link else kind)
+                    self.list_skipped(path, UNCHANGED if link and self.submitted.get(path) == link else kind)
                     return
-            if path not in self.given and self.can_be_read(status):
+            if path not in self.submitted and self.can_be_read(status):
                 self.write_line(path, line_of_status(path, status))
                 return
             fd = self.opener.open(path)
         except OSError as exc:
-            self.tell_left(path, exc.strerror or str(exc))
+            self.list_skipped(path, exc.strerror or str(exc))
             return
         try:
             status = os.fstat(fd)
-            size, sha256 = self.given.get(path, (0, ""))
+            size, sha256 = self.submitted.get(path, (0, ""))
             has_submitted_size = LARGE < size <= LARGEST and size == status.st_size
             if has_submitted_size and hash_of(fd, size, self.beat).hexdigest() == sha256:
-                self.tell_left(path, UNCHANGED)
+                self.list_skipped(path, UNCHANGED)
             else:
                 self.write_line(path, line_of_status(path, status))
         finally:
@@ -386,7 +386,7 @@ def serve(top: bytes, ours: Collection[bytes], checkpoints: str, most: int) -> N
     listing = Listing(top, ours, checkpoints=checkpoints, most=most)
     # The job itself replaced its folder by a link, which leads to other files.
     if os.path.islink(top):
-        listing.tell_left(b"", "a symbolic link in place of the job's folder", Size())
+        listing.list_skipped(b"", "a symbolic link in place of the job's folder", Size())
     else:
         listing.folder(b"")
     sys.stdout.write("\n")

@@ -232,7 +232,7 @@ def test_databases_of_somebody_are_told_from_the_servers_own(
         ("arch-1", None, ["distribution"]),
     ],
 )
-def test_a_slurm_that_limits_nothing_by_control_groups_is_told_of(
+def test_slurm_without_cgroup_plugin_is_a_warning(
     release: str, plugin: bool | None, codes: list[str]
 ) -> None:
     name, _, version = release.partition("-")
@@ -268,7 +268,7 @@ def test_a_host_that_is_looked_at_alone_is_asked_for_all_names() -> None:
     assert (finding.host, finding.code) == ("one", "name")
 
 
-def test_who_does_not_answer_is_a_finding_and_the_others_are_looked_at() -> None:
+def test_unreachable_host_is_a_finding_and_others_are_checked() -> None:
     def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
         if host == "one":
             raise UnreachableError("no connection", host=host, why="timed out", fix="switch it on")
@@ -338,7 +338,7 @@ sys.stdin.read()
 """
 
 
-def test_the_name_of_a_program_that_listens_is_no_line_of_its_own() -> None:
+def test_listener_with_a_hostile_name_is_one_entry() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", LISTENS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as program:

@@ -80,16 +80,14 @@ def test_hosts_with_gpus_need_room_for_cupy(cupy: bool, installed: bool, more: b
 
 
 @pytest.mark.parametrize(("address", "here"), [("10.0.0.1", False), ("localhost", True)])
-def test_the_machine_that_one_is_on_is_told_by_the_spec_whatever_its_address_in_the_cluster(
-    address: str, here: bool
-) -> None:
+def test_local_machine_is_recognized_by_the_spec(address: str, here: bool) -> None:
     provider = f"{{type: onprem, controller: a, hosts: {{a: {address}}}, network: 10.0.0.0/24}}"
     text = f"version: 1\nname: desk\nprovider: {provider}\npartitions: [{{name: train, hosts: a}}]\n"
     found = expected(parse_spec(text, Path("cluster.yaml")), HOSTS[:1], installed=["a"])
     assert found["a"].here == here
 
 
-def test_files_that_roles_may_change_are_looked_for_where_these_roles_run() -> None:
+def test_probed_files_are_those_of_the_roles_of_the_host() -> None:
     spec = parse_spec(SPEC.replace("SCHEDULER", "slurm"), Path("cluster.yaml"))
     leads, computes = (role_files(spec, host.roles) for host in HOSTS)
     assert {"/etc/hosts", "/etc/munge/munge.key", "/etc/slurm/slurm.conf"} <= leads & computes

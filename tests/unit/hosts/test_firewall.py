@@ -109,7 +109,7 @@ def test_a_closed_port_is_told_with_the_command_that_opens_it(firewall: str, com
     assert "`traceroute -T -p 6817 10.0.0.1` on n2" in one.fix
 
 
-def test_what_no_firewall_of_the_host_explains_is_dropped_on_the_way() -> None:
+def test_closed_port_without_firewall_names_the_route() -> None:
     (one,) = findings(firewalls={"n3": "nftables"}, unreached={"n3": {"n1": DROPPED}})
     assert (one.host, one.level, one.code) == ("n1", "error", "network")
     assert one.why.endswith("none, on n3 nftables")

@@ -87,7 +87,7 @@ def test_a_driver_and_a_library_of_two_versions_want_a_reboot(
         ("", None, 0x1DB4, "no-driver"),
     ],
 )
-def test_a_driver_that_does_not_know_a_card_is_refused_before_it_is_installed(
+def test_unsuitable_driver_is_rejected_before_installation(
     driver: str, branch: str | None, oldest: int, code: str
 ) -> None:
     gpus = {"gpus.cards": 1, "gpus.oldest": oldest}

@@ -49,7 +49,7 @@ def looked(question: ProbeRequest) -> dict[str, Any]:
     return dict(json.loads(done.stdout)["node"])
 
 
-def test_files_are_told_by_content_mode_and_owner_without_following_links(tmp_path: Path) -> None:
+def test_file_mark_has_content_mode_owner_and_no_link(tmp_path: Path) -> None:
     plain, link, gone = tmp_path / "it's $(x)", tmp_path / "link", tmp_path / "gone"
     plain.write_text("secret")
     link.symlink_to(plain)
@@ -84,7 +84,7 @@ def test_of_a_block_only_its_own_lines_count(tmp_path: Path) -> None:
     assert mark("# BEGIN\n10.0.0.1 a\n") == "missing"
 
 
-def test_what_must_not_be_there_is_seen_also_where_it_leads_nowhere(tmp_path: Path) -> None:
+def test_absent_mark_sees_a_dangling_link(tmp_path: Path) -> None:
     stray = tmp_path / "slurm.conf"
     asked = ProbeRequest(absent=(str(stray),))
     assert looked(asked)["checksums"] == {f"absent {stray}": "absent"}
@@ -92,7 +92,7 @@ def test_what_must_not_be_there_is_seen_also_where_it_leads_nowhere(tmp_path: Pa
     assert looked(asked)["checksums"] == {f"absent {stray}": "there"}
 
 
-def test_lines_that_contradict_ours_count_in_files_that_are_read_later(tmp_path: Path) -> None:
+def test_rivals_mark_counts_only_later_files(tmp_path: Path) -> None:
     ours = tmp_path / "60-ours.conf"
     asked = ProbeRequest(rivals={str(ours): "[*] hard (?!unlimited)"}, alone=(str(ours),))
     ours.write_text("")
@@ -175,7 +175,7 @@ def test_a_key_among_the_users_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("made", ["pipe", "zeros", "too large"])
-def test_what_a_job_made_of_the_keys_is_neither_waited_for_nor_read(tmp_path: Path, made: str) -> None:
+def test_key_mark_does_not_hang_on_files_of_a_job(tmp_path: Path, made: str) -> None:
     (tmp_path / ".ssh").mkdir()
     keys = tmp_path / ".ssh/authorized_keys"
     if made == "pipe":
@@ -202,7 +202,7 @@ def test_keys_are_read_with_their_accounts_rights(tmp_path: Path) -> None:
     assert looked(asked)["checksums"]["key nobody"] == "missing"
 
 
-def test_a_key_in_a_home_that_another_host_looks_at_is_not_asked_for(tmp_path: Path) -> None:
+def test_key_in_a_far_home_is_not_checked(tmp_path: Path) -> None:
     home = pwd.getpwnam("root").pw_dir
     asked = ProbeRequest(far_homes={"root": home}, keys={"root": "ssh-ed25519 AAAA no such key"})
     assert "key root" not in looked(asked)["checksums"]
@@ -267,7 +267,7 @@ def test_an_answer_is_read() -> None:
     assert all(word in failure.cause for word in ("/ ", " of 512MiB"))
 
 
-def test_numbers_that_others_have_are_found_on_all_hosts_before_any_is_changed() -> None:
+def test_taken_numbers_are_found_on_all_hosts_first() -> None:
     """As a new instance at Google has them: its guest agent's group and our account come before the users."""
     root = looked(ProbeRequest(numbers={"nobody-yet": 0}))
     assert (root["accounts"], root["groups"]) == ({"root": 0}, {"root": 0})
@@ -291,7 +291,7 @@ def test_numbers_that_others_have_are_found_on_all_hosts_before_any_is_changed()
     reject_taken_numbers(reports, {"ada": 10000, "clusterctl": 7})  # an account of ours is set right later
 
 
-def test_numbers_of_slurm_and_munge_that_others_have_are_found_as_well() -> None:
+def test_taken_numbers_of_slurm_and_munge_are_found() -> None:
     """The role makes these accounts before their packages are there: groupadd would fail on such a host."""
     partitions = [{"name": "t", "nodes": 1}]
     told = {"version": 1, "name": "d", "provider": {"type": "local"}, "partitions": partitions}
@@ -369,7 +369,7 @@ class Rented:
         self.connected_as = self.uid
 
 
-def test_our_account_gets_one_uid_on_rented_hosts_that_gave_it_several(
+def test_admin_account_gets_the_same_uid_on_cloud_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One where another account has that one keeps its own, and is named; equal ones are not changed."""
@@ -412,7 +412,7 @@ def test_a_host_says_what_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 @pytest.mark.parametrize(("kernel", "file"), [("v2", "cgroup_v2.so"), ("v1", "cgroup_v1.so")])
-def test_a_host_says_whether_its_slurm_knows_the_kernels_control_groups(
+def test_probe_reports_the_cgroup_plugin_of_slurm(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernel: str, file: str
 ) -> None:
     plugins, slurmd, controllers = tmp_path / "slurm-wlm", tmp_path / "slurmd", tmp_path / "controllers"

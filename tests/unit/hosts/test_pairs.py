@@ -27,7 +27,7 @@ def pairs(**unreached: str) -> Step:
     return Step(("python3", "..."), f"[1]\n{json.dumps(said)}\n")
 
 
-def test_a_host_that_does_not_listen_in_time_is_at_fault_and_no_network() -> None:
+def test_late_host_fails_alone_and_not_the_network() -> None:
     """As one that starts no program for its load: nothing refuses connections to it."""
     ended = threading.Event()
 
@@ -58,7 +58,7 @@ def closed_port() -> int:
         return int(ended.getsockname()[1])
 
 
-def test_a_refusal_counts_if_a_program_like_this_one_listens_there() -> None:
+def test_refusal_counts_only_if_the_program_listens() -> None:
     port = closed_port()
     peers = {"nobody": ("127.0.0.1", {port: True}), "nowhere": ("255.255.255.255", {1: False})}
     peers["stopped"] = ("127.0.0.1", {port: False})  # whose daemon does not run

@@ -81,7 +81,7 @@ def test_what_asking_again_does_not_help_ends_at_once(error: type[TransportError
     assert caught.value.why.startswith("a: ")
 
 
-def test_a_new_host_may_refuse_the_key_until_it_has_made_the_account(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_host_may_reject_the_key_before_it_has_the_account(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "_REFUSED_PAUSE_S", 0.0)
     host = ScriptedTransport([fails(KeyRefusedError("the key is refused")), STOPPING, FINE])
     assert [one.host for one in ask_hosts({"a": ProbeRequest()}, lambda _: host, new=True) if one] == ["a"]

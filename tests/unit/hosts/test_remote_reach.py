@@ -100,7 +100,7 @@ def test_sources_that_apt_can_not_read_are_none(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize("is_sudos", [True, False])
-def test_a_package_manager_has_the_environment_that_sudo_gives_it(
+def test_package_manager_runs_with_the_environment_of_sudo(
     monkeypatch: pytest.MonkeyPatch, *, is_sudos: bool
 ) -> None:
     """sshd's PAM reads /etc/environment; sudo's does on Rocky Linux and Ubuntu, not on Debian 12 and 13."""

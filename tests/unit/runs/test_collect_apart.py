@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.runs.fetch import Manifest, Source, fetch_from, sender
+from clusterctl.runs.fetch import Manifest, Source, fetch_from_hosts, sender
 from tests.support.here import LocalTransport
 from tests.support.sweeps import in_sweep
 
@@ -37,7 +37,7 @@ def fetched(tmp_path: Path, *hosts: Mapping[str, str]) -> tuple[dict[str, str], 
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(content)
         holders.append((f"node{number}", sender(OneHost(root))))
-    manifest = fetch_from(holders, Source(FOLDER), tmp_path / "work")
+    manifest = fetch_from_hosts(holders, Source(FOLDER), tmp_path / "work")
     tree = tmp_path / "work" / "tree"
     found = {str(p.relative_to(tree)): p.read_text() for p in tree.rglob("*") if p.is_file()}
     assert {local.decode() for local in manifest.files} == set(found)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.errors import CollectError, TransferError
-from clusterctl.runs.fetch import Selection, Source, choose, shown_path
+from clusterctl.runs.fetch import Selection, Source, choose_entries, shown_path
 from clusterctl.transport.get import parse_listing
 from clusterctl.transport.remote_incoming import SMALL
 from tests.support.here import LocalTransport
@@ -186,7 +186,7 @@ def test_no_path_gets_out_of_the_folder(path):
         entries, left = parse_listing([*(line.encode() for line in above), row(path).encode()])
     except TransferError:
         return
-    entry = choose(entries, left, Source("/f"), Path())[0][-1]
+    entry = choose_entries(entries, left, Source("/f"), Path())[0][-1]
     place = os.path.normpath(b"/out/tree/" + entry.local)
     assert place == b"/out/tree/" + entry.local
     assert shown_path(path).isprintable()
