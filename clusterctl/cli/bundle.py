@@ -70,7 +70,7 @@ def create(
 
 
 def verify(screen: Screen, path: BundleFile, system: Systems = None) -> None:
-    """Verify the checksums of a bundle, and that it matches this clusterctl and the spec."""
+    """Verify that a bundle is undamaged, and matches this clusterctl and the spec."""
     opened = open_bundle(path)
     releases = list({_distribution(name).release: None for name in system or ()})
     has_spec = screen.cluster is not None or screen.chosen().spec_file is not None

@@ -159,8 +159,14 @@ def hosts_table(screen: Screen, planned: HostPlan, *, kept: bool) -> list[str]:
     head = ["", "HOSTS", "WHAT", "WHY"]
     priced = planned.cost is not None
     table = [
-        [action, fold_nodes([host.name for host in hosts]), what, why, *([_sum(hosts)] if priced else [])]
-        for (action, what, why), hosts in rows.items()
+        [
+            action,
+            fold_nodes([host.name for host in hosts]),
+            description,
+            reason,
+            *([_sum(hosts)] if priced else []),
+        ]
+        for (action, description, reason), hosts in rows.items()
     ]
     return screen.table([*head, *(["USD AN HOUR"] if priced else [])], table)
 
