@@ -203,7 +203,7 @@ def at(**interfaces: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("host", "facts", "code", "why", "fix"),
     [
-        ("n3", {"system": DEBIAN}, "release-differs", "n1 has Rocky Linux 9", "of one distribution"),
+        ("n3", {"system": DEBIAN}, "release-differs", "n1 has Rocky Linux 9", "the same distribution"),
         ("n3", at(lo="127.0.0.1/8", eth0="10.9.0.3/24"), "address", "10.0.0.0/24", "provider.network"),
         # Behind NAT.
         ("n1", at(eth0="10.1.0.1/24", eth1="10.2.0.1/24"), "address", "10.0.0.1 is no", "provider.network"),
@@ -222,8 +222,8 @@ def test_incompatible_machines_are_found_before_changes(
 @pytest.mark.parametrize(
     ("system", "why"),
     [
-        ({}, "its packages are of another release"),
-        ({"id": "debian", "version": "12"}, "its packages are of 22.05"),
+        ({}, "its packages have another release"),
+        ({"id": "debian", "version": "12"}, "its packages have 22.05"),
         ({"id": "debian", "version": "13"}, None),
     ],
 )
