@@ -69,9 +69,7 @@ def test_every_host_has_its_own_address_and_access() -> None:
         ("localhost: ", "", "provider.hosts.localhost"),
     ],
 )
-def test_localhost_is_single_host_cluster_without_login(
-    hosts: str, more: str, keys: str
-) -> None:
+def test_localhost_is_single_host_cluster_without_login(hosts: str, more: str, keys: str) -> None:
     name = hosts.partition(":")[0]
     provider = f"{{type: onprem, controller: {name}, hosts: {{{hosts}}}, {more}}}"
     text = f"version: 1\nname: d\nprovider: {provider}\npartitions: [{{name: t, hosts: {name}}}]\n"
