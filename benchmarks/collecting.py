@@ -28,7 +28,7 @@ from support.rounds import machine, measure
 from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submit import PreparedJob, Submitter, script_of
 from clusterctl.runs.page import REPORT_FILE
-from clusterctl.scheduler.session import session
+from clusterctl.scheduler.session import connect_session
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.facts import facts_of
 from clusterctl.state.submissions import ADDED_FILES, SENT_FILES
@@ -116,7 +116,7 @@ def jobs(rounds: int, given: argparse.Namespace) -> None:
         script.write_text(f"#!/bin/bash\n{SMALL}")
         os.environ.update(cluster.environ)
         workspace = Workspace.of(cluster.name)
-        with session(facts_of(workspace), workspace) as opened:
+        with connect_session(facts_of(workspace), workspace) as opened:
             job = JobSpec(name="small", script=script)
             prepared = PreparedJob(job, script_of(opened.facts, job), source_of(job))
             ids = [Submitter(opened).submit(prepared).job_id for _ in range(given.jobs)]

@@ -15,19 +15,19 @@ from typing import Any, Final, Literal, Unpack
 
 from clusterctl.cluster import down, up
 from clusterctl.cluster.context import ClusterContext
-from clusterctl.cluster.nodes import names_of
+from clusterctl.cluster.nodes import expand_hosts
 from clusterctl.cluster.phases import PhaseRunner
 from clusterctl.cluster.plan import Plan, preview, prompt_about
-from clusterctl.cluster.replayed_run import again_of
+from clusterctl.cluster.replayed_run import select_replay
 from clusterctl.cluster.status import Status as Status  # noqa: PLC0414 - a public name, as those below
 from clusterctl.cluster.status import status_of
 from clusterctl.cluster.up import UpOptions, UpResult
 from clusterctl.errors import ClusterctlError as ClusterctlError  # noqa: PLC0414
 from clusterctl.errors import UsageError, excluded, printable
 from clusterctl.jobs import files, watch
-from clusterctl.jobs.bundled import ChosenModel, reject_wrong
+from clusterctl.jobs.bundled import ChosenModel, reject_invalid_arguments
 from clusterctl.jobs.log_text import KeptLogs, whole_lines
-from clusterctl.jobs.replay import replayed
+from clusterctl.jobs.replay import replay_job
 from clusterctl.jobs.submission import Preparer, Submission, read_jobs, submit_prepared
 from clusterctl.jobs.submit import Submitter
 from clusterctl.jobs.watch import LogChunk
@@ -54,7 +54,7 @@ from clusterctl.state.chosen_spec import spec_of, spec_of_existing
 from clusterctl.state.inventory import inventory_of
 from clusterctl.state.submissions import RUNS
 from clusterctl.state.workspace import WAIT_S
-from clusterctl.transport.openssh import OpenSSH, captured
+from clusterctl.transport.openssh import OpenSSH, run_captured
 from clusterctl.util.progress import SILENT, LineReporter, PhaseLines
 
 _Names = str | Sequence[str]
@@ -157,7 +157,7 @@ class Cluster:
             discard=discard,
             bundle=_path(bundle),
             own_repositories=no_bundle,
-            limit=names_of(_as_list(limit)) or None,
+            limit=expand_hosts(_as_list(limit)) or None,
         )
         cluster = ClusterContext.of(
             self.validate(),
@@ -185,7 +185,7 @@ class Cluster:
             discard_runs=_as_list(discard_run),
             out=_path(out),
             on_run=lambda run: self._note(f"collected {run.directory}"),
-            gone=names_of(_as_list(forget)),
+            gone=expand_hosts(_as_list(forget)),
             prompts=self._prompts,
         )
         reporter, wait_s = PhaseLines(self._note), 0 if no_wait else WAIT_S
@@ -251,7 +251,7 @@ class Cluster:
         if words := _as_list(args):
             given_options = {"args": words, **given_options}
         jobs = read_jobs(str(target), given_options, variants)
-        reject_wrong(jobs, model)
+        reject_invalid_arguments(jobs, model)
         return Submission(jobs, model)
 
     def _submit(self, submission: Submission) -> tuple[Job, ...]:
@@ -278,11 +278,11 @@ class Cluster:
         row = run if isinstance(run, Row) else named_run(str(run))
         texts = {key.removeprefix("--"): str(_as_texts(value)) for key, value in (changes or {}).items()}
         given_flags = {name: value for name, value in flags.items() if value not in (None, [])}
-        again = again_of(row, texts, failed=failed, flags=given_flags)
+        again = select_replay(row, texts, failed=failed, flags=given_flags)
         if again is None:
             return None
-        replay = replayed(row.run.directory, again)
-        reject_wrong((replay.job,), None)
+        replay = replay_job(row.run.directory, again)
+        reject_invalid_arguments((replay.job,), None)
         (job,) = self._submit(Submission((replay.job,), replay=replay))
         return job
 
@@ -343,7 +343,9 @@ class Cluster:
         if not words:
             raise UsageError("a shell needs a terminal", code="needs-terminal", fix="pass a command")
         ssh = OpenSSH(workspace.ssh_config, None if admin else inventory.job_user)
-        result = captured(ssh.argv(host or inventory.controller.name, words[0] if len(words) == 1 else words))
+        result = run_captured(
+            ssh.argv(host or inventory.controller.name, words[0] if len(words) == 1 else words)
+        )
         return CompletedProcess(words, result.rc, result.stdout, result.stderr)
 
 

@@ -13,14 +13,14 @@ from clusterctl.cli.output import Screen
 from clusterctl.cli.submit import preparer, some_flags
 from clusterctl.errors import Failure, UsageError, excluded
 from clusterctl.jobs.environment import Environments
-from clusterctl.jobs.shell import asking, forwarded, parse_forwards
+from clusterctl.jobs.shell import forwarded, parse_forwards, requested_nodes
 from clusterctl.scheduler.script import Environment
 from clusterctl.scheduler.session import Session, open_session
 from clusterctl.spec.job_options import JobOptions, job_options
 from clusterctl.spec.names import ADMIN_USER, reject_unknown
 from clusterctl.state.chosen import naming_lock_holder
 from clusterctl.state.inventory import Inventory, inventory_of
-from clusterctl.transport.openssh import NO_CONNECTION, OpenSSH, attached, captured
+from clusterctl.transport.openssh import NO_CONNECTION, OpenSSH, run_attached, run_captured
 
 Command = Annotated[Words, argument("A command, after --.", metavar="COMMAND")]
 _ALLOCATION: Final = some_flags(
@@ -83,7 +83,7 @@ def shell(
     with open_session(screen.chosen()) as session, ExitStack() as stack:
         ssh = OpenSSH(session.workspace.ssh_config, session.facts.job_user)
         environment = _environment(screen, session, options)
-        lease = stack.enter_context(asking(session, ssh, options))
+        lease = stack.enter_context(requested_nodes(session, ssh, options))
         with screen.working("waiting for nodes"):
             while isinstance(allocation := lease.allocation(), str):
                 _note_wait(screen, session, allocation)
@@ -139,8 +139,8 @@ def _note_wait(screen: Screen, session: Session, job_id: str) -> None:
 
 def _run(screen: Screen, argv: Sequence[str], answer: dict[str, Any]) -> int:
     if not screen.json:
-        return attached(argv)
-    result = captured(argv)
+        return run_attached(argv)
+    result = run_captured(argv)
     answer |= {"exit_code": result.rc, "stdout": result.stdout, "stderr": result.stderr}
     if result.rc != 0:
         failure = Failure("command", f"the command ended with exit status {result.rc}")

@@ -14,7 +14,7 @@ from clusterctl.packages.bundle import Bundle, damages, mismatches, open_bundle,
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.state.chosen_spec import spec_of
 from clusterctl.state.inventory import inventory_of
-from clusterctl.transport.tree import shown_size
+from clusterctl.transport.tree import format_size
 
 BundleFile = Annotated[Path, argument("A bundle from `bundle create`.", metavar="FILE")]
 Systems = Annotated[
@@ -65,7 +65,7 @@ def create(
     target = out or Path(f"{spec.name}.bundle.tar")
     request = bundle_create.BundleRequest(spec, tuple(by_release.values()), archives, screen.note)
     made = bundle_create.create(request, target)
-    size = shown_size(target.stat().st_size)
+    size = format_size(target.stat().st_size)
     _show(screen, made, f"wrote {target}, {size}; copy it together with clusterctl")
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 from clusterctl.cli.options import OutFolder, Words, argument, flag, job_ids, takes
 from clusterctl.cli.output import Screen
-from clusterctl.runs.collect import collecting
+from clusterctl.runs.collect import collect_runs
 from clusterctl.runs.fetch import CHECKPOINTS, selection_of
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, open_session
 from clusterctl.state.ledger import RunRecord
@@ -59,7 +59,7 @@ def collect(
         screen.transfers() as progress,
     ):
         workspace = session.ledger.workspace
-        runs = [*collecting(session, ids or None, out=out, selection=selection, progress=progress)]
+        runs = [*collect_runs(session, ids or None, out=out, selection=selection, progress=progress)]
         folders: tuple[Path, ...] = ()
         if everything and not ids:
             # A slow import, which takes a fifth of the time of a short `collect`.

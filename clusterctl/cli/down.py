@@ -12,7 +12,7 @@ from clusterctl.cli.output import Screen
 from clusterctl.cli.phases import AcceptHostKey, AskBecomePass, NoWait, Phases, Yes, phase_dicts, prompts_for
 from clusterctl.cluster import down as cluster_down
 from clusterctl.cluster.look import is_of_own_machines
-from clusterctl.cluster.nodes import names_of
+from clusterctl.cluster.nodes import expand_hosts
 from clusterctl.cluster.phases import PhaseRunner
 from clusterctl.errors import excluded
 from clusterctl.providers.base import pending_releases
@@ -88,7 +88,7 @@ def down(
             screen.note(f"note: {uncollected}")
 
     prompts = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
-    down_options = cluster_down.DownOptions(**given, on_run=on_run, gone=names_of(gone), prompts=prompts)
+    down_options = cluster_down.DownOptions(**given, on_run=on_run, gone=expand_hosts(gone), prompts=prompts)
     with phases.shown("`clusterctl down` continues from here"):
         runner = PhaseRunner(workspace=workspace, reporter=phases, wait_s=0 if no_wait else WAIT_S)
         result = cluster_down.down(runner, down_options)

@@ -12,7 +12,7 @@ from clusterctl.cli.output import Screen
 from clusterctl.jobs import files
 from clusterctl.transport.get import Fetched
 from clusterctl.transport.put import Sent
-from clusterctl.transport.tree import shown_size
+from clusterctl.transport.tree import format_size
 
 
 def put(
@@ -74,10 +74,10 @@ def _show_transfer(
     where: the target folder as the user wrote it.
     skipped: paths that are neither files nor folders.
     """
-    seconds, size = time.monotonic() - started_at, shown_size(done.bytes)
+    seconds, size = time.monotonic() - started_at, format_size(done.bytes)
     amount = f"1 file, {size}, is" if done.files == 1 else f"{done.files} files, {size}, are"
     answer = {"folder": folder, "files": done.files, "bytes": done.bytes, "sent_bytes": done.sent_bytes}
     screen.result(
         {**answer, "seconds": round(seconds, 3), "skipped": list(skipped)},
-        f"{amount} in {where}: {shown_size(done.sent_bytes)} {verb} in {seconds:.1f} s",
+        f"{amount} in {where}: {format_size(done.sent_bytes)} {verb} in {seconds:.1f} s",
     )

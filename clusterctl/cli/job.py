@@ -16,10 +16,10 @@ from clusterctl.errors import Notice, SchedulerError, TransportError, UsageError
 from clusterctl.jobs import watch
 from clusterctl.jobs.log_text import KeptLogs, labelled
 from clusterctl.jobs.watch import ChangeNotes, OnOutput
-from clusterctl.scheduler.base import JobInfo, worst
+from clusterctl.scheduler.base import JobInfo, worst_job
 from clusterctl.scheduler.session import SOON_S, Session, open_session
 from clusterctl.spec.units import parse_slurm_time_s
-from clusterctl.util.process import started
+from clusterctl.util.process import start_in_thread
 
 if TYPE_CHECKING:
     from clusterctl.scheduler.diagnosis import Diagnosis
@@ -60,12 +60,12 @@ def logs(
             job_id = job_id or _last_submitted(screen, session)
             if follow:
                 ended = follow_job(screen, session, job_id, None, show=show, rank=ranks)
-                state = {"state": worst(ended).state.value}
+                state = {"state": worst_job(ended).state.value}
             else:
-                jobs = started(functools.partial(session.scheduler.jobs, [job_id]))
+                jobs = start_in_thread(functools.partial(session.scheduler.jobs, [job_id]))
                 watch.logs(session, job_id, on_output=show, rank=ranks)
                 with contextlib.suppress(SchedulerError, TransportError):
-                    causes = () if raw else watch.diagnoses(session, jobs())
+                    causes = () if raw else watch.diagnose(session, jobs())
     except ENDINGS:
         if not follow:
             raise

@@ -14,8 +14,8 @@ from clusterctl.cli.options import Words, argument, job_ids, option
 from clusterctl.cli.output import ENDINGS, Screen
 from clusterctl.cluster.status import Status, status_of
 from clusterctl.errors import Notice, TransportError, excluded
-from clusterctl.jobs.watch import diagnosis_of, known_jobs, list_jobs, reported
-from clusterctl.scheduler.base import JobInfo, JobState, state_counts, worst
+from clusterctl.jobs.watch import diagnosis_of, known_jobs, list_jobs, reported_state
+from clusterctl.scheduler.base import JobInfo, JobState, state_counts, worst_job
 from clusterctl.scheduler.session import SOON_S, Session, open_session
 from clusterctl.scheduler.slurm_parse import fold_nodes
 from clusterctl.spec.units import shown_memory
@@ -40,9 +40,9 @@ def status(screen: Screen) -> None:
     cluster_status = status_of(workspace)
     waits: list[Diagnosis] = []
     if any(job.state is JobState.PENDING for job in cluster_status.jobs):
-        from clusterctl.scheduler.diagnosis import waiting
+        from clusterctl.scheduler.diagnosis import diagnose_waiting
 
-        waits = waiting(cluster_status.jobs)
+        waits = diagnose_waiting(cluster_status.jobs)
     releases: tuple[PendingRelease, ...] = ()
     if workspace.releases.exists():
         from clusterctl.providers.base import pending_releases
@@ -144,8 +144,8 @@ def _watch(screen: Screen, rounds: Iterator[tuple[JobInfo, ...]]) -> None:
     shown: dict[str, Any] = {}
     for infos in rounds:
         for job in reversed(infos):
-            if shown.get(job.id) != reported(job):
-                shown[job.id] = reported(job)
+            if shown.get(job.id) != reported_state(job):
+                shown[job.id] = reported_state(job)
                 screen.result({}, _in_a_line(job))
 
 
@@ -208,13 +208,13 @@ def _files(session: Session, job: JobInfo) -> list[dict[str, Any]] | None:
 
 def _shown_files(files: Sequence[dict[str, Any]] | None) -> str:
     # Only a single job is shown in full.
-    from clusterctl.transport.tree import shown_size
+    from clusterctl.transport.tree import format_size
 
     if files is None:
         return "can't be listed now"
     several = len({file["host"] for file in files}) > 1
     logs = [
-        f"{file['path']}{' of ' + file['host'] if several else ''} ({shown_size(file['bytes'])})"
+        f"{file['path']}{' of ' + file['host'] if several else ''} ({format_size(file['bytes'])})"
         for file in files
         if file["path"].endswith(".log")
     ]
@@ -246,7 +246,7 @@ def job_table(
 
 def _job_row(jobs: Sequence[JobInfo]) -> list[str]:
     """Return the table row of a job or an array. For an array: counts of states, values of the worst task."""
-    head, array = worst(jobs), len(jobs) > 1
+    head, array = worst_job(jobs), len(jobs) > 1
     return [
         f"{head.whole_id} ({len(jobs)} tasks)" if array else head.id,
         head.name,

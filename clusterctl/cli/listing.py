@@ -15,7 +15,7 @@ from clusterctl.cli.output import Screen
 from clusterctl.errors import ClusterctlError, Notice, UsageError
 from clusterctl.providers.node_class import KeptImage
 from clusterctl.providers.registry import cached_images, clusters_on_this_machine, kept_images, recorded_cost
-from clusterctl.providers.storage import REMOVE, KeptStorage, all_recorded, damaged_records
+from clusterctl.providers.storage import REMOVE, KeptStorage, damaged_records, load_all_kept
 from clusterctl.spec.models import DEFAULT_PROVIDER, PROVIDERS
 from clusterctl.state.chosen_spec import spec_of
 from clusterctl.state.inventory import Inventory, applied_if_known
@@ -63,7 +63,7 @@ def _storage(screen: Screen) -> tuple[list[KeptStorage], list[str]]:
             f"note: the record of kept storage can't be read: {path}; find the storage with the cluster's "
             "spec: `clusterctl storage remove -f SPEC`"
         )
-    kept, lines = list(all_recorded()), []
+    kept, lines = list(load_all_kept()), []
     for storage in kept:
         remove = f"remove it with `{REMOVE.format(name=storage.cluster)}`"
         lines += [f"kept storage of {storage.cluster!r}: {storage}", f"  `clusterctl up` reuses it; {remove}"]

@@ -72,7 +72,7 @@ def add(screen: Screen, names: Names, **options: Any) -> int:
     spec = spec_of_existing(screen.chosen())
     own_machines(spec.provider)
     inventory = inventory_of(Workspace.of(spec.name))
-    chosen = nodes.names_of(names)
+    chosen = nodes.expand_hosts(names)
     if present := [name for name in chosen if inventory.host(name)]:
         fix = f"to repair it: `clusterctl up --limit {','.join(present)}`; to use another machine: "
         fix += "`clusterctl node replace`"
@@ -107,7 +107,7 @@ def replace(screen: Screen, names: Names, **options: Any) -> int:
     if not is_local:
         own_machines(spec.provider)
     inventory = inventory_of(workspace)
-    chosen = nodes.names_of(names)
+    chosen = nodes.expand_hosts(names)
     # After a replacement that failed half way, a node is missing from the inventory.
     present = tuple(name for name in chosen if inventory.host(name))
     nodes.check_names(inventory, chosen if is_local else present)
@@ -120,12 +120,12 @@ def replace(screen: Screen, names: Names, **options: Any) -> int:
 def forget(screen: Screen, names: Names, yes: Yes = False, no_wait: NoWait = False) -> None:
     """Forget removed nodes that could not be restored and no longer exist."""
     workspace = screen.chosen().workspace()
-    chosen = nodes.names_of(names)
+    chosen = nodes.expand_hosts(names)
     nodes.check_pending_release(workspace, chosen)
     screen.confirm(f"forget {', '.join(chosen)}? clusterctl's software stays on them", yes=yes)
     with workspace.lock("node forget", wait_s=0 if no_wait else WAIT_S, waiting=screen.note):
         nodes.check_pending_release(workspace, chosen)
-        forgotten = nodes.forget(workspace, chosen)
+        forgotten = nodes.forget_machines(workspace, chosen)
     screen.result({"forgotten": chosen}, f"forgotten: {'; '.join(forgotten)}")
 
 
@@ -213,7 +213,7 @@ def _operator(inventory: Inventory, to: Connect) -> Nodes:
 
 
 def _chosen(inventory: Inventory, names: Sequence[str]) -> tuple[str, ...]:
-    chosen = nodes.names_of(names)
+    chosen = nodes.expand_hosts(names)
     nodes.check_names(inventory, chosen)
     return chosen
 

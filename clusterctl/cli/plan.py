@@ -14,10 +14,10 @@ from clusterctl.cli.phases import AskBecomePass, sudo_password
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.phases import provider_of
 from clusterctl.cluster.plan import Plan, preview
-from clusterctl.cluster.verify import checkup
-from clusterctl.cluster.verify import preflight as check_ahead
+from clusterctl.cluster.verify import examine_cluster
+from clusterctl.cluster.verify import find_obstacles as check_ahead
 from clusterctl.errors import ClusterctlError, Notice, NotUpError, UsageError, excluded
-from clusterctl.hosts.checks import DoctorReport, failures
+from clusterctl.hosts.checks import DoctorReport, findings_as_failures
 from clusterctl.hosts.probe import GpuFacts
 from clusterctl.providers.base import HostChange, HostPlan, Prompts, Provider
 from clusterctl.scheduler.slurm_parse import fold_nodes
@@ -291,13 +291,13 @@ def _examine_hosts(
     screen: Screen, spec: ClusterSpec, provider: Provider, hosts: Sequence[str]
 ) -> DoctorReport:
     with screen.working("checking the hosts"):
-        return checkup(spec, Workspace.of(spec.name), provider, hosts=tuple(hosts))
+        return examine_cluster(spec, Workspace.of(spec.name), provider, hosts=tuple(hosts))
 
 
 def _report_dict(spec: ClusterSpec, report: DoctorReport) -> dict[str, Any]:
     return {
         "ok": not report.errors,
-        "failures": [asdict(failure) for failure in failures(report.errors, phase="examine")],
+        "failures": [asdict(failure) for failure in findings_as_failures(report.errors, phase="examine")],
         "cluster": spec.name,
         "hosts": {
             host: {

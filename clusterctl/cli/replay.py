@@ -24,10 +24,10 @@ from clusterctl.cli.submit import (
     submit_and_note,
     watch_jobs,
 )
-from clusterctl.cluster.replayed_run import again_of, differences
+from clusterctl.cluster.replayed_run import differences, select_replay
 from clusterctl.errors import UsageError
-from clusterctl.jobs.bundled import reject_wrong
-from clusterctl.jobs.replay import Replay, replayed
+from clusterctl.jobs.bundled import reject_invalid_arguments
+from clusterctl.jobs.replay import Replay, replay_job
 from clusterctl.jobs.submission import Submission
 from clusterctl.runs.collect import collect
 from clusterctl.runs.compare import compare_losses
@@ -59,34 +59,34 @@ def replay(
     different one; differences are shown before anything is sent.
     """
     row, changes = named_run(run), _changes(set_ or [])
-    again = again_of(row, changes, failed=failed, flags=given)
+    again = select_replay(row, changes, failed=failed, flags=given)
     if again is None:
         screen.result({"jobs": []}, f"nothing was submitted: all tasks of {row.shown} have completed")
         return
-    replay_job = replayed(row.run.directory, again)
-    submission = Submission((replay_job.job,), replay=replay_job)
-    reject_wrong(submission.jobs, None)
+    replay = replay_job(row.run.directory, again)
+    submission = Submission((replay.job,), replay=replay)
+    reject_invalid_arguments(submission.jobs, None)
     watching = Watching.of(submission.jobs, wait=wait, follow=follow, timeout=timeout)
     if dry_run:
         spec = spec_of_existing(screen.chosen())
         scripts = rendered(screen, submission, spec)
-        more = _note_differences(screen, row, replay_job, changes, facts_of_spec(spec), scripts[0].job)
+        more = _note_differences(screen, row, replay, changes, facts_of_spec(spec), scripts[0].job)
         show_scripts(screen, scripts, more)
         return
     with open_session(screen.chosen()) as session:
         prepared = prepare(screen, session, submission)
         job = prepared[0].job
-        more = _note_differences(screen, row, replay_job, changes, session.facts, job)
+        more = _note_differences(screen, row, replay, changes, session.facts, job)
         rows = submit_and_note(screen, session, prepared, more)
         if watching is not None:
-            is_followed = watch_jobs(screen, session, rows, (replay_job.job,), watching)
-            losses, lines = _collected(session, row, replay_job, rows[0]["job_id"])
+            is_followed = watch_jobs(screen, session, rows, (replay.job,), watching)
+            losses, lines = _collected(session, row, replay, rows[0]["job_id"])
             show = screen.note if is_followed else partial(screen.result, answer_of([rows[0] | losses]))
             show(*lines)
             return
     show_submitted(screen, rows)
     job_id = rows[0]["job_id"]
-    then = f"--sweep {row.run.job_id}" if "of_failed" in replay_job.known else f"diff {row.shown} {job_id}"
+    then = f"--sweep {row.run.job_id}" if "of_failed" in replay.known else f"diff {row.shown} {job_id}"
     screen.note(f"when the job has ended, run `clusterctl collect {job_id}`, then `clusterctl runs {then}`")
 
 

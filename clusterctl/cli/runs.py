@@ -25,7 +25,7 @@ from clusterctl.runs.query import RunQuery, select_runs
 from clusterctl.runs.report import report_of, report_path
 from clusterctl.scheduler.session import Session
 from clusterctl.state.ledger import Metric, Value
-from clusterctl.transport.tree import shown_size
+from clusterctl.transport.tree import format_size
 
 # The number of runs that are listed without --limit.
 _LAST: Final = 50
@@ -228,7 +228,7 @@ def _about(row: Row) -> list[tuple[str, str]]:
         ("folder", str(row.folder)),
     ]
     skipped = f"{len(run.skipped)} (`skipped` in run.json)" if run.skipped else ""
-    files = [("files", f"{run.files}, {shown_size(run.bytes)}"), ("skipped", skipped)]
+    files = [("files", f"{run.files}, {format_size(run.bytes)}"), ("skipped", skipped)]
     return about if row.task else about + files
 
 
@@ -300,7 +300,7 @@ def rm(
     runs = list({row.run.directory: row.run for row in rows}.values())
     for record in runs:
         screen.note(f"{record.directory}: {record.state}, {shown_time(record.submit_time)}")
-    size = shown_size(sum(_size(path) for record in runs for path in record.directory.rglob("*")))
+    size = format_size(sum(_size(path) for record in runs for path in record.directory.rglob("*")))
     title = runs[0].directory.name if len(runs) == 1 else f"{len(runs)} runs"
     screen.confirm(f"permanently remove {title} ({size}) from this machine?", yes=yes)
     removed: list[str] = []

@@ -20,7 +20,7 @@ from clusterctl.spec.job_file import job_schema
 from clusterctl.spec.load import json_schema, starter_spec
 from clusterctl.spec.models import DEFAULT_PROVIDER, PROVIDERS
 from clusterctl.state.chosen_spec import spec_of
-from clusterctl.util.assets import asset
+from clusterctl.util.assets import data_folder
 
 DEFAULT_FILE = Path("cluster.yaml")
 
@@ -57,7 +57,7 @@ def init(
 def _write_examples(screen: Screen, *, force: bool) -> None:
     folder, unwanted = Path("examples"), shutil.ignore_patterns("__pycache__")
     with _new(folder):
-        shutil.copytree(asset("examples"), folder, dirs_exist_ok=force, ignore=unwanted)
+        shutil.copytree(data_folder("examples"), folder, dirs_exist_ok=force, ignore=unwanted)
     answer = {"folder": str(folder), "files": sorted(path.name for path in folder.iterdir())}
     screen.result(answer, f"wrote {folder}/; {folder}/README.md explains how to run each example")
 
@@ -97,7 +97,7 @@ def validate(
             for partition, machine in types.items()
         )
         answer["machine_types"] = {partition.name: machine.name for partition, machine in types.items()}
-        if refused := gcp.refusal(spec):
+        if refused := gcp.image_error(spec):
             screen.note(f"note: `up` would reject this spec: {refused.what}; {refused.fix}")
     if (requirements := spec.software.python.requirements) is not None:
         try:

@@ -13,15 +13,22 @@ from clusterctl.cli.job import follow_job, timeout_of, wait_for
 from clusterctl.cli.options import Words, argument, flag, jobs_to_submit, option, partitions, run_names, takes
 from clusterctl.cli.output import Screen
 from clusterctl.errors import UsageError, excluded, unaccompanied
-from clusterctl.jobs.bundled import ChosenModel, folder_of_run, help_of, help_wanted, reject_wrong, use_here
-from clusterctl.jobs.submission import Preparer, Submission, jobs_are_submitted, read_jobs, submit_prepared
+from clusterctl.jobs.bundled import (
+    ChosenModel,
+    bundled_job_with_help,
+    folder_of_run,
+    help_of,
+    reject_invalid_arguments,
+    run_on_this_machine,
+)
+from clusterctl.jobs.submission import Preparer, Submission, marking_side_effects, read_jobs, submit_prepared
 from clusterctl.jobs.submit import PreparedJob, Submitter
 from clusterctl.jobs.watch import LogChunk, raise_unless_completed
-from clusterctl.scheduler.base import worst
+from clusterctl.scheduler.base import worst_job
 from clusterctl.scheduler.session import Session, open_session
 from clusterctl.spec.job import JobSpec, Weights
 from clusterctl.state.submissions import Ledger
-from clusterctl.transport.tree import shown_size
+from clusterctl.transport.tree import format_size
 from clusterctl.util.progress import SILENT
 
 if TYPE_CHECKING:
@@ -137,7 +144,7 @@ def submit(
     """
     options = {"args": args, **given} if args else given
     jobs = read_jobs(target, options, variant or ())
-    if program := help_wanted(jobs):
+    if program := bundled_job_with_help(jobs):
         text = help_of(program)
         screen.document({"help": text}, text)
         return
@@ -145,7 +152,7 @@ def submit(
     if local:
         _run_locally(screen, jobs, model, given)
         return
-    reject_wrong(jobs, model)
+    reject_invalid_arguments(jobs, model)
     watching = Watching.of(jobs, wait=wait, follow=follow, timeout=timeout)
     submission = Submission(jobs, model)
     if dry_run:
@@ -208,7 +215,7 @@ def rendered(screen: Screen, submission: Submission, spec: ClusterSpec) -> tuple
         jobs = preparer(screen).render(submission, spec)
     for job in jobs:
         if job.source:
-            size, count = shown_size(job.source.bytes), len(job.source.files)
+            size, count = format_size(job.source.bytes), len(job.source.files)
             screen.note(f"{job.job.name}: would send {count} files ({size}) from {job.source.folder}")
     return jobs
 
@@ -260,14 +267,14 @@ def watch_jobs(
     """
     for row in rows:
         screen.note(f"submitted job {row['job_id']} ({row['name']})")
-    with jobs_are_submitted():
+    with marking_side_effects():
         if watching.follow and not screen.json:
             with screen.logs() as show:
                 follow_job(screen, session, rows[0]["job_id"], watching.timeout_s, show=show)
             return True
         ended = wait_for(screen, session, [row["job_id"] for row in rows], watching.timeout_s)
         for row, job in zip(rows, jobs, strict=True):
-            row["state"] = worst([info for info in ended if info.whole_id == row["job_id"]]).state.value
+            row["state"] = worst_job([info for info in ended if info.whole_id == row["job_id"]]).state.value
             if job.sweep:
                 # A slow import, which only a sweep needs.
                 from clusterctl.cli.runs import note_ranking
@@ -291,16 +298,16 @@ def _run_locally(
     if given:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(given))
         raise excluded("--local", flags)
-    reject_wrong(jobs, model)
+    reject_invalid_arguments(jobs, model)
     (job,) = jobs
     is_here = folder_of_run(model.run) is not None
     entries = () if is_here else Ledger(screen.chosen().workspace().jobs).entries()
     if not screen.json:
         with screen.logs() as show:
-            use_here(job, model, entries, lambda data: show(LogChunk("stdout", None, data)))
+            run_on_this_machine(job, model, entries, lambda data: show(LogChunk("stdout", None, data)))
         return
     printed = bytearray()
-    use_here(job, model, entries, printed.extend, as_json=True)
+    run_on_this_machine(job, model, entries, printed.extend, as_json=True)
     try:
         answer = json.loads(printed)
     except ValueError as exc:

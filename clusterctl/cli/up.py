@@ -21,9 +21,9 @@ from clusterctl.cli.phases import (
 )
 from clusterctl.cli.plan import cost_lines, hosts_table, show_plan
 from clusterctl.cluster import up as cluster_up
-from clusterctl.cluster.bake import bake_ahead
+from clusterctl.cluster.bake import bake_image
 from clusterctl.cluster.context import ClusterContext
-from clusterctl.cluster.nodes import names_of
+from clusterctl.cluster.nodes import expand_hosts
 from clusterctl.cluster.plan import Plan, prompt_about
 from clusterctl.cluster.up import UpOptions
 from clusterctl.errors import excluded
@@ -75,7 +75,7 @@ def up(screen: Screen, **given: Any) -> int:
     if dry_run:
         return show_plan(screen, spec, ask_become_pass=given.get("ask_become_pass", False))
     if "limit" in given:
-        given["limit"] = names_of(given["limit"])
+        given["limit"] = expand_hosts(given["limit"])
     return bring_up(screen, spec, **given)
 
 
@@ -142,7 +142,7 @@ def bake(screen: Screen, no_wait: NoWait = False, yes: Yes = False) -> None:
     baked = spec.model_copy(update={"provider": settings})
     cluster = ClusterContext.of(baked, reporter=phases, wait_s=0 if no_wait else WAIT_S, verb="bake")
     with phases.shown("`clusterctl image bake` starts over and removes the unfinished image"):
-        origin = bake_ahead(cluster, confirm)
+        origin = bake_image(cluster, confirm)
     screen.note(*(f"note: {line}" for line in cluster.notes))
     summary = "built the image" if origin == "made" else "the image already exists"
     screen.result(

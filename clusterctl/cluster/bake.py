@@ -21,14 +21,14 @@ from clusterctl.providers.base import HostPlan
 from clusterctl.scheduler.slurm_conf import accounting_files
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.load import dump_spec
-from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, distribution_ahead
+from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, planned_distribution
 from clusterctl.state.workspace import write_atomic
 from clusterctl.transport.ssh import Connections
 from clusterctl.util.assets import job_lock
-from clusterctl.util.progress import follow
+from clusterctl.util.progress import report_steps
 
 
-def bake_ahead(
+def bake_image(
     cluster: ClusterContext, approve: Callable[[tuple[str, ...]], None] = lambda _: None
 ) -> Literal["made", "cached"]:
     """Build the image that new nodes start from. Return whether it was built, or was in the cache.
@@ -43,7 +43,7 @@ def bake_ahead(
     """
     cluster.provider.check(cluster.spec)
     spec, workspace = cluster.spec, cluster.workspace
-    distribution = distribution_ahead(spec, workspace)
+    distribution = planned_distribution(spec, workspace)
     if distribution is None or cluster.provider.known_shared is None:
         raise UsageError(
             "no image of these nodes can be built",
@@ -83,7 +83,7 @@ def prepare_image(cluster: ClusterContext) -> Outcome[None]:
         results = ansible.install_image(
             cluster.spec, image, wheels=wheels, lock=lock, workspace=cluster.workspace
         )
-        follow(results, cluster.reporter)
+        report_steps(results, cluster.reporter)
 
     cluster.provider.prepare(cluster.spec, cluster.workspace, bake=bake)
     return Outcome(None)
@@ -135,7 +135,7 @@ def prepare_class(
             cluster.reporter.progress("building the configuration that hosts share")
             slurm = accounting_files(spec.name, _free_port())
             results = ansible.configure_class(image.hosts, all_variables, slurm, workspace=workspace)
-            follow(results, cluster.reporter)
+            report_steps(results, cluster.reporter)
         else:
             _bake_machine(cluster, image, distribution, variables[COMPUTE])
         baked.append(image)
@@ -164,8 +164,8 @@ def _bake_machine(
         workspace_copy(workspace, without=[workspace.terraform.name, workspace.logs.name]) as copy,
         Connections(copy.ssh_config) as connections,
     ):
-        probed_image = follow(with_distributions(image, copy, connections.to), cluster.reporter)
+        probed_image = report_steps(with_distributions(image, copy, connections.to), cluster.reporter)
         report_progress("downloading the wheels of the job environment")
         link_wheels(job_lock(), copy.wheels, probed_image.distribution)
         results = ansible.make_image(spec, probed_image, variables, workspace=copy, logs=workspace)
-        follow(results, cluster.reporter)
+        report_steps(results, cluster.reporter)

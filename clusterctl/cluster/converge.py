@@ -44,14 +44,19 @@ from clusterctl.providers.base import Provisioned
 from clusterctl.providers.node_class import NodeFiles
 from clusterctl.scheduler.base import Nodes
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
-from clusterctl.scheduler.slurm_conf import health_file, needs_facts, render_files, slurmd_file
+from clusterctl.scheduler.slurm_conf import (
+    needs_facts,
+    render_files,
+    render_health_file,
+    render_slurmd_digests,
+)
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import SLURMD_PORT
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import ansible_hash, digest
 from clusterctl.util.process import parallel_map
-from clusterctl.util.progress import SILENT, follow
+from clusterctl.util.progress import SILENT, report_steps
 
 UNFINISHED = Notice("up-unfinished", "the last `clusterctl up` did not finish")
 
@@ -230,7 +235,7 @@ def _change_hosts(
     summary = []
     if work.introduced:
         results = ansible.run("introduce", inventory, cluster.workspace, hosts=work.introduced)
-        recap = follow(results, SILENT)
+        recap = report_steps(results, SILENT)
         summary.append(f"{recap.changed} changed on other hosts")
     if work.ansible:
         summary.insert(0, str(_run_playbook("configure", cluster, inventory, work.ansible)))
@@ -285,7 +290,9 @@ def _run_playbook(
     hosts: Collection[str],
 ) -> events.Recap:
     ordered_hosts = [name for name in inventory.names if name in hosts]
-    return follow(ansible.run(playbook, inventory, cluster.workspace, hosts=ordered_hosts), cluster.reporter)
+    return report_steps(
+        ansible.run(playbook, inventory, cluster.workspace, hosts=ordered_hosts), cluster.reporter
+    )
 
 
 def _install_slurmd(
@@ -381,11 +388,11 @@ def inputs_of(
     drivers = {host: report.driver for host, report in reports.items()}
     files = {
         **slurm,
-        inventory_file.HEALTH_FILE: health_file(spec, inventory, drivers),
+        inventory_file.HEALTH_FILE: render_health_file(spec, inventory, drivers),
         inventory_file.GPUS_FILE: gpus_file(spec, inventory, workspace, reports),
     }
     if slurm:
-        files[inventory_file.SLURMD_FILE] = slurmd_file(slurm, inventory)
+        files[inventory_file.SLURMD_FILE] = render_slurmd_digests(slurm, inventory)
     secrets = (workspace.munge_key.read_bytes(), workspace.public_key.read_bytes())
     variables = inventory_file.inventory_text(spec, inventory, workspace)
     cards = json.dumps({host: size.cards for host, size in hardware(spec, inventory, reports).items()})

@@ -24,7 +24,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import inventory_of
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.ssh import Connections
-from clusterctl.util.process import on_each
+from clusterctl.util.process import call_on_hosts
 from clusterctl.util.redact import HIDDEN, is_secret_name, redactor
 
 _FACTS: Final = Path(__file__).with_name("data").joinpath("facts.sh").read_text()
@@ -183,7 +183,7 @@ def _ask_hosts(workspace: Workspace) -> tuple[Mapping[str, str], list[str]]:
         return {}, [f"hosts: {exc.what}"]
     argv = ("sudo", "-n", "sh", "-s", str(COMMAND_S))
     with Connections(workspace.ssh_config) as connections:
-        answers, failed = on_each(
+        answers, failed = call_on_hosts(
             hosts, lambda host: connections.to(host).run(argv, stdin=_FACTS.encode(), timeout_s=_ANSWER_S)
         )
     texts = {host: answer.stdout for host, answer in answers.items()}

@@ -18,7 +18,7 @@ from clusterctl.cluster.look import (
     note_discarded,
     note_removal,
 )
-from clusterctl.cluster.nodes import forget
+from clusterctl.cluster.nodes import forget_machines
 from clusterctl.cluster.phases import Outcome, Phase, PhaseRunner, provider_of, workspace_copy
 from clusterctl.errors import (
     ClusterctlError,
@@ -36,9 +36,16 @@ from clusterctl.errors import (
 from clusterctl.providers.base import NO_PROMPTS, Leftover, Prompts, Provider, pending_releases
 from clusterctl.providers.node_class import KeptImage
 from clusterctl.providers.registry import kept_images
-from clusterctl.providers.storage import KeptStorage, Record, all_recorded, record, record_of, recorded
+from clusterctl.providers.storage import (
+    KeptStorage,
+    StorageRecord,
+    load_all_kept,
+    load_record,
+    new_record,
+    save_record,
+)
 from clusterctl.runs.collect import collect_all, uncollected
-from clusterctl.runs.only_copies import NOTHING, OnlyCopies, note_copies
+from clusterctl.runs.only_copies import NOTHING, OnlyCopies, record_kept_copies
 from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.gcp import whole_project
 from clusterctl.spec.models import DEFAULT_PROVIDER
@@ -48,8 +55,8 @@ from clusterctl.state.inventory import applied_if_known, applied_spec, may_keep_
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.ssh import end_all
-from clusterctl.util.process import roomiest, sweep
+from clusterctl.transport.ssh import end_all_connections
+from clusterctl.util.process import remove_stale_folders, roomiest_temporary_folder
 from clusterctl.util.progress import SILENT
 
 _BRING = "collect it: `up` with `storage: {keep: true}`, then `collect --all`, then `down`"
@@ -117,7 +124,7 @@ def down(runner: PhaseRunner, options: DownOptions) -> DownResult:
 def down_locked(runner: PhaseRunner, options: DownOptions) -> DownResult:
     """Run `down` if the caller holds the cluster's lock already."""
     workspace = runner.workspace
-    sweep()
+    remove_stale_folders()
     if not workspace.root.is_dir():
         name = workspace.root.name
         raise NotUpError(
@@ -130,10 +137,10 @@ def down_locked(runner: PhaseRunner, options: DownOptions) -> DownResult:
     with _writable(runner) as writing_runner:
         result = run_phases(writing_runner, options, discarded)
     # Without kept storage, the list of copies describes files that are gone.
-    if recorded(workspace.root.name) is None:
+    if load_record(workspace.root.name) is None:
         with suppress(OSError):
             workspace.copies.unlink(missing_ok=True)
-    end_all(workspace.ssh_config)
+    end_all_connections(workspace.ssh_config)
     workspace.remove()
     return result
 
@@ -142,20 +149,20 @@ def run_phases(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEn
     """Run the phases of `down`: collect runs, search for only copies, destroy, record kept storage."""
     workspace = runner.workspace
     if not _has_begun(workspace):
-        forget(workspace, options.gone)
+        forget_machines(workspace, options.gone)
         return DownResult()
     settings = _applied_settings(workspace)
     provider = provider_of(settings, replace(options.prompts, reporter=runner.reporter))
     not_collected = set(uncollected(workspace)) - set(discarded)
     runs = runner.run("collect_runs", collect_runs, options, discarded) if not_collected else ()
     lost = runner.run("look", check_only_copies, discarded, discard=options.discard)
-    if forgotten := forget(workspace, options.gone):
+    if forgotten := forget_machines(workspace, options.gone):
         runner.reporter.note(f"forgotten: {'; '.join(forgotten)}")
     if not _has_begun(workspace):
         return DownResult(runs, tuple(runner.phases), discarded=discarded, lost=lost)
     spec = applied_if_known(workspace)
-    left = record_of(settings, spec.users if spec else ())
-    may_keep = may_keep_storage(workspace) or recorded(workspace.root.name) is not None
+    left = new_record(settings, spec.users if spec else ())
+    may_keep = may_keep_storage(workspace) or load_record(workspace.root.name) is not None
     runner.run("destroy", destroy, provider, lost)
     kept = runner.run("keep_storage", keep_storage, provider, left) if may_keep else ()
     images: tuple[KeptImage, ...] = ()
@@ -183,7 +190,7 @@ def _writable(runner: PhaseRunner) -> Iterator[PhaseRunner]:
     except DiskError as exc:
         text = f"{workspace.root} can't be written ({exc.why}); working on a copy of it"
         runner.reporter.note(Notice("works-on-a-copy", text))
-        with workspace_copy(workspace, without=["logs"], place=roomiest()) as copy:
+        with workspace_copy(workspace, without=["logs"], place=roomiest_temporary_folder()) as copy:
             yield replace(runner, workspace=copy)
     else:
         yield runner
@@ -238,22 +245,24 @@ def remove_cluster(provider: Provider, cluster_id: str, workspace: Workspace | N
         )
 
 
-def keep_storage(runner: PhaseRunner, provider: Provider, left: Record) -> Outcome[tuple[KeptStorage, ...]]:
+def keep_storage(
+    runner: PhaseRunner, provider: Provider, left: StorageRecord
+) -> Outcome[tuple[KeptStorage, ...]]:
     """Record the storage that the cluster leaves behind, so `list` shows it and the next `up` reuses it."""
     name, now = runner.workspace.root.name, time.time()
-    earlier = recorded(name)
+    earlier = load_record(name)
     earlier_ids = {storage.id for storage in earlier.kept} if earlier else set()
     storages = find_kept(name, provider, left)
     kept = tuple(storage.model_copy(update={"since": storage.since or now}) for storage in storages)
     if any(storage.id not in earlier_ids for storage in kept) and runner.workspace.root.is_dir():
-        note_copies(runner.workspace)
-    record(name, left.model_copy(update={"kept": kept}))
+        record_kept_copies(runner.workspace)
+    save_record(name, left.model_copy(update={"kept": kept}))
     return Outcome(kept, "; ".join(map(str, kept)) or "no storage was kept")
 
 
-def find_kept(name: str, provider: Provider, left: Record) -> tuple[KeptStorage, ...]:
+def find_kept(name: str, provider: Provider, left: StorageRecord) -> tuple[KeptStorage, ...]:
     """Ask the provider for the kept storage of this cluster name, and add the recorded dates."""
-    earlier = recorded(name)
+    earlier = load_record(name)
     since = {storage.id: storage.since for storage in earlier.kept} if earlier else {}
     return tuple(
         storage.model_copy(update={"since": storage.since or since.get(storage.id)})
@@ -321,7 +330,7 @@ class Storage:
 
     name: str
     provider: Provider
-    record: Record
+    record: StorageRecord
     kept: tuple[KeptStorage, ...]
 
 
@@ -336,18 +345,18 @@ def find_storage(chosen: ChosenCluster, prompts: Prompts = NO_PROMPTS, *, named:
         NotUpError: there is no storage and no record for that name.
     """
     name = chosen.workspace(named=named).root.name
-    earlier = recorded(name)
+    earlier = load_record(name)
     by_spec = earlier is None and chosen.name is None
     if by_spec:
         # The note on the chosen cluster was printed above.
         spec = spec_of_existing(replace(chosen, note=SILENT.note))
-        left = record_of(spec.provider, spec.users)
+        left = new_record(spec.provider, spec.users)
     else:
-        left = earlier or record_of(DEFAULT_PROVIDER, ())
+        left = earlier or new_record(DEFAULT_PROVIDER, ())
     provider = provider_of(left.provider, prompts)
     kept = find_kept(name, provider, left)
     if not kept and earlier is None and not by_spec:
-        names = ", ".join(dict.fromkeys(f"kept storage of {record.cluster}" for record in all_recorded()))
+        names = ", ".join(dict.fromkeys(f"kept storage of {record.cluster}" for record in load_all_kept()))
         raise NotUpError(
             f"there is no kept storage of a cluster {name!r}",
             code="unknown-cluster",
@@ -395,7 +404,7 @@ def remove_storage(runner: PhaseRunner, storage: Storage) -> None:
         note_discarded(runner.workspace, _unexamined(storage).lines)
         for kept in storage.kept:
             storage.provider.remove_storage(kept)
-        record(storage.name, storage.record.model_copy(update={"kept": ()}) if storage.kept else None)
+        save_record(storage.name, storage.record.model_copy(update={"kept": ()}) if storage.kept else None)
         # While a cluster of this name exists, the list of copies describes that cluster's files.
         if not runner.workspace.root.is_dir():
             with suppress(OSError):
@@ -474,4 +483,4 @@ def remove_orphans(runner: PhaseRunner, orphans: Orphans) -> tuple[KeptStorage, 
         remove_cluster(orphans.provider, cluster_id, None)
     if not orphans.settings.shares_kernel:
         return ()
-    return keep_storage(runner, orphans.provider, record_of(orphans.settings, ())).value
+    return keep_storage(runner, orphans.provider, new_record(orphans.settings, ())).value

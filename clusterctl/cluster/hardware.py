@@ -19,12 +19,12 @@ from ClusterShell.NodeSet import NodeSet
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.nodes import REASON, drain_usable
 from clusterctl.errors import Failure, Notice, SchedulerError, TransportError, VerifyError
-from clusterctl.hosts.checks import Finding, no_cgroups
+from clusterctl.hosts.checks import Finding, cgroup_finding
 from clusterctl.hosts.gpus import Driver
 from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.packages.wheelhouse import NodePlatform, has_wheelhouse, wheelhouse
 from clusterctl.scheduler.base import Jobs, Nodes
-from clusterctl.scheduler.slurm_conf import gres, needs_facts
+from clusterctl.scheduler.slurm_conf import format_gres, needs_facts
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import shown_memory
@@ -112,7 +112,7 @@ def cgroup_notes(inventory: Inventory, reports: Reports) -> tuple[str, ...]:
     """Return a note on nodes without Slurm's plugin for control groups, if there are such nodes."""
     names = (host.name for host in inventory.compute if needs_facts(inventory, host))
     lacking = _without_plugin(reports).intersection(names)
-    return (str(no_cgroups(str(NodeSet.fromlist(sorted(lacking))))),) if lacking else ()
+    return (str(cgroup_finding(str(NodeSet.fromlist(sorted(lacking))))),) if lacking else ()
 
 
 def without_missing_cgroups(inventory: Inventory, reports: Reports) -> Inventory:
@@ -194,7 +194,7 @@ def as_recorded(reports: Reports, recorded: Mapping[str, Hardware], hosts: Colle
 
 def _ends_jobs(old: Hardware, new: Hardware) -> bool:
     """Return whether a change would make Slurm cancel jobs, or leave less memory than they were given."""
-    if gres(old.driver.gpus) != gres(new.driver.gpus):
+    if format_gres(old.driver.gpus) != format_gres(new.driver.gpus):
         return True
     if old.facts is None or new.facts is None:
         return False
@@ -203,7 +203,7 @@ def _ends_jobs(old: Hardware, new: Hardware) -> bool:
 
 def _describe_change(old: Hardware, new: Hardware) -> str:
     figures = [
-        ("gres", gres(old.driver.gpus) or "none", gres(new.driver.gpus) or "none"),
+        ("gres", format_gres(old.driver.gpus) or "none", format_gres(new.driver.gpus) or "none"),
         ("cards", old.cards or old.driver.cards, new.cards or new.driver.cards),
     ]
     if old.facts and new.facts:

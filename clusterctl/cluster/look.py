@@ -23,7 +23,7 @@ from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import Connect
 from clusterctl.transport.ssh import Connections
 from clusterctl.util.disk import append_line, read_rows
-from clusterctl.util.process import on_each
+from clusterctl.util.process import call_on_hosts
 
 if TYPE_CHECKING:
     from clusterctl.cluster.context import ClusterContext
@@ -180,7 +180,7 @@ def all_answer(workspace: Workspace) -> bool:
     except UsageError:
         return True
     with Connections(workspace.ssh_config) as connections:
-        _, silent = on_each(names, lambda name: connections.to(name).run(["true"]))
+        _, silent = call_on_hosts(names, lambda name: connections.to(name).run(["true"]))
     return not silent
 
 

@@ -20,19 +20,19 @@ import jinja2
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.configure import inventory_file
 from clusterctl.hosts.probe import Checksums, ProbeRequest
-from clusterctl.hosts.roles import can_share, probe_requests, system_accounts
+from clusterctl.hosts.roles import can_share_configuration, probe_requests, system_accounts
 from clusterctl.providers.node_class import NodeFile, NodeFiles
 from clusterctl.scheduler.slurm_conf import takes_nodes_by_reconfigure
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import COMPUTE, CONTROLLER, Inventory, distribution_ahead
+from clusterctl.state.inventory import COMPUTE, CONTROLLER, Inventory, planned_distribution
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport, remote_argv
-from clusterctl.util.assets import ansible_hash, asset, digest, table
+from clusterctl.util.assets import ansible_hash, data_folder, digest, read_table
 
 
 def has_classes(cluster: ClusterContext) -> bool:
     """Return whether new hosts of the cluster can start from a shared configuration."""
-    return cluster.provider.known_shared is not None and can_share(cluster.spec)
+    return cluster.provider.known_shared is not None and can_share_configuration(cluster.spec)
 
 
 def class_inputs(variables: Mapping[str, Any]) -> str:
@@ -42,7 +42,7 @@ def class_inputs(variables: Mapping[str, Any]) -> str:
 
 def inputs_of_new_nodes(cluster: ClusterContext) -> str:
     """Return the digest of the configuration that new nodes would share. "" if they can't share it."""
-    distribution = distribution_ahead(cluster.spec, cluster.workspace)
+    distribution = planned_distribution(cluster.spec, cluster.workspace)
     if distribution is None or not has_classes(cluster):
         return ""
     shared = str(cluster.provider.known_shared)
@@ -72,8 +72,10 @@ def node_files(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) ->
 @cache
 def _own_tasks() -> tuple[tuple[Path, Mapping[str, Any]], ...]:
     """Return the Ansible tasks that write host-specific files, each with the folder of its role."""
-    files = sorted((asset("ansible") / "roles").glob("*/tasks/*.yml"))
-    tasks = ((path, task) for path in files if _OWN in path.read_text() for task in table(path, list[Any]))
+    files = sorted((data_folder("ansible") / "roles").glob("*/tasks/*.yml"))
+    tasks = (
+        (path, task) for path in files if _OWN in path.read_text() for task in read_table(path, list[Any])
+    )
     return tuple((path.parents[1], task) for path, task in tasks if task.get("tags") == _OWN)
 
 
@@ -81,7 +83,7 @@ def _files_of_task(
     role: Path, task: Mapping[str, Any], values: Mapping[str, Any], request: ProbeRequest
 ) -> Iterator[tuple[str, NodeFile]]:
     """Yield the files that an Ansible task would write on a host, as far as the host needs them."""
-    defaults = table(role / "defaults/main.yml", dict[str, Any])
+    defaults = read_table(role / "defaults/main.yml", dict[str, Any])
     ((module, arguments),) = ((key, value) for key, value in task.items() if key.startswith("ansible."))
     owner = {"root": 0, **system_accounts()}[arguments.get("owner", "root")]
     for item in task.get("loop", [""]):

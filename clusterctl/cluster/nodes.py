@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from clusterctl.errors import Failure, SchedulerError, TransportError, UsageError, WaitTimeoutError
 from clusterctl.providers import registry
-from clusterctl.providers.base import REPLACED, hosts_as_raised, pending_releases
+from clusterctl.providers.base import REPLACED, load_known_hosts, pending_releases
 from clusterctl.scheduler.base import JobInfo, Jobs, NodeInfo, Nodes, active_jobs
 from clusterctl.spec.hosts import expand
 from clusterctl.spec.models import ClusterSpec
@@ -163,7 +163,7 @@ def check_names(inventory: Inventory, names: Sequence[str]) -> None:
     reject_unknown(names, node_names, "the cluster has no node", f"its nodes are {', '.join(node_names)}")
 
 
-def names_of(ranges: Iterable[str]) -> tuple[str, ...]:
+def expand_hosts(ranges: Iterable[str]) -> tuple[str, ...]:
     """Expand host ranges such as gpu[01-03] to host names, without duplicates.
 
     Raises:
@@ -177,7 +177,7 @@ def names_of(ranges: Iterable[str]) -> tuple[str, ...]:
         ) from exc
 
 
-def limited(spec: ClusterSpec, workspace: Workspace, limit: Collection[str]) -> ClusterSpec:
+def limit_spec(spec: ClusterSpec, workspace: Workspace, limit: Collection[str]) -> ClusterSpec:
     """Return the spec with changes only to these hosts. All other hosts are as in the cluster now.
 
     Raises:
@@ -236,7 +236,7 @@ def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[None]:
 
     If the body raises, the records are restored.
     """
-    former = [host for host in hosts_as_raised(workspace).values() if host.name in names]
+    former = [host for host in load_known_hosts(workspace).values() if host.name in names]
     if not former:
         yield
         return
@@ -255,7 +255,7 @@ def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[None]:
         raise
 
 
-def forget(workspace: Workspace, names: Collection[str]) -> tuple[str, ...]:
+def forget_machines(workspace: Workspace, names: Collection[str]) -> tuple[str, ...]:
     """Remove lost machines from the records: their pending releases, or hosts of a cluster in `down`.
 
     If a release and a host have the same name, only the release is removed. Returns a line per machine.
@@ -263,7 +263,7 @@ def forget(workspace: Workspace, names: Collection[str]) -> tuple[str, ...]:
     if not names:
         return ()
     releases = pending_releases(workspace)
-    members = hosts_as_raised(workspace)
+    members = load_known_hosts(workspace)
     known_names = {*members, *(release.host.name for release in releases)}
     if workspace.spec.exists():
         # The user may repeat a command that has already removed the machine.

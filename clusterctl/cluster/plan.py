@@ -25,13 +25,13 @@ from clusterctl.errors import (
     TransportError,
     UsageError,
 )
-from clusterctl.hosts.checks import failures
-from clusterctl.jobs.environment import unbuilt
+from clusterctl.hosts.checks import findings_as_failures
+from clusterctl.jobs.environment import describe_pending_build
 from clusterctl.providers.base import HostPlan
-from clusterctl.providers.storage import storage_left_alone
+from clusterctl.providers.storage import notes_on_unused_storage
 from clusterctl.scheduler.session import SHORT_PATIENCE_S
 from clusterctl.scheduler.slurm_parse import fold_nodes
-from clusterctl.scheduler.standing import unusable
+from clusterctl.scheduler.standing import find_unusable_nodes
 from clusterctl.spec.load import Difference, differences
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
@@ -118,7 +118,7 @@ def plan_changes(cluster: ClusterContext, recreated: Collection[str] = ()) -> Ou
     )
     hosts = plan_hosts(keep={})
     if inventory is None:
-        return Outcome(plan := Plan(hosts), plan.summary, storage_left_alone(spec))
+        return Outcome(plan := Plan(hosts), plan.summary, notes_on_unused_storage(spec))
     impact = impact_of(cluster, inventory, hosts, cluster.scheduler(inventory, patience_s=SHORT_PATIENCE_S))
     if impact.keep:
         hosts = plan_hosts(keep=impact.keep)
@@ -159,7 +159,10 @@ def preflight(cluster: ClusterContext) -> Outcome[None]:
         consequence = "nothing was created; `clusterctl plan --preflight` checks again"
         message = "the provider can't create the cluster: {hosts}"
         raise ProvisionError.of_hosts(
-            message, failures(errors, phase="preflight"), code="preflight-failed", then=consequence
+            message,
+            findings_as_failures(errors, phase="preflight"),
+            code="preflight-failed",
+            then=consequence,
         )
     return Outcome(None, "no obstacles found", tuple(map(str, findings)))
 
@@ -198,7 +201,7 @@ def _drift_of_services(cluster: ClusterContext, inventory: Inventory, staying: s
     spec, controller = cluster.spec, inventory.controller.name
     try:
         nodes = cluster.scheduler(inventory, patience_s=SHORT_PATIENCE_S).nodes()
-        for host, problem in unusable(node for node in nodes if node.name in staying):
+        for host, problem in find_unusable_nodes(node for node in nodes if node.name in staying):
             yield Drift(host, problem)
     except (SchedulerError, TransportError) as exc:
         yield Drift(controller, f"Slurm does not answer: {exc.why or exc.what}")
@@ -206,7 +209,7 @@ def _drift_of_services(cluster: ClusterContext, inventory: Inventory, staying: s
         return
     try:
         controller_connection = cluster.connections.to(controller, spec.job_user.name)
-        reason = unbuilt(spec, inventory.distribution, controller_connection)
+        reason = describe_pending_build(spec, inventory.distribution, controller_connection)
     except TransportError as exc:
         reason = f"it can't be checked: {exc.why or exc.what}"
     if reason:

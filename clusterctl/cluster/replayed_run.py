@@ -8,7 +8,7 @@ from typing import Final
 
 from clusterctl import __version__
 from clusterctl.errors import UsageError
-from clusterctl.jobs.replay import Again, Replay
+from clusterctl.jobs.replay import Replay, ReplayRequest
 from clusterctl.runs.compare import Difference
 from clusterctl.runs.find import Row, latest_tasks
 from clusterctl.scheduler.base import JobState
@@ -20,9 +20,9 @@ from clusterctl.util.assets import payload_hash
 _NUMBER: Final = re.compile(r"[0-9]{1,7}")
 
 
-def again_of(
+def select_replay(
     row: Row, changes: Mapping[str, str], *, failed: bool, flags: Mapping[str, object]
-) -> Again | None:
+) -> ReplayRequest | None:
     """Return the description of a replay. None if `failed` is set and no task has failed.
 
     changes: options of the program with their new values.
@@ -36,7 +36,7 @@ def again_of(
     if failed and not indices:
         return None
     original = row.run.replay_of if failed and row.run.of_failed else row.run.token
-    return Again(str(original), row.number, indices, changes, flags)
+    return ReplayRequest(str(original), row.number, indices, changes, flags)
 
 
 def _unfinished_tasks(row: Row, changes: Mapping[str, str]) -> list[int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clusterctl.scheduler.base import JobInfo, NodeInfo
-from clusterctl.scheduler.session import SOON_S, applied, client_of
+from clusterctl.scheduler.session import SOON_S, read_applied_spec, scheduler_client
 from clusterctl.spec.units import format_duration
 from clusterctl.state.chosen import naming_lock_holder
 from clusterctl.state.facts import facts_of
@@ -48,11 +48,11 @@ def status_of(workspace: Workspace) -> Status:
         facts = facts_of(workspace)
         connections = stack.enter_context(Connections(workspace.ssh_config, stays=facts.controller))
         controller = connections.to(facts.controller)
-        scheduler = client_of(facts, workspace, controller, connections.to, SOON_S)
+        scheduler = scheduler_client(facts, workspace, controller, connections.to, SOON_S)
         nodes, jobs = scheduler.nodes_and_jobs()
         # Parsing a spec with all its rules takes time, and most specs don't set auto_down.
         has_auto_down = b"auto_down" in workspace.spec.read_bytes() if workspace.spec.exists() else False
-        timer = auto_down(applied(workspace), controller) if has_auto_down else None
+        timer = auto_down(read_applied_spec(workspace), controller) if has_auto_down else None
     ready = {n.name for n in nodes if n.usable} >= {*facts.compute}
     active = tuple(job for job in jobs if not job.ended)
     return Status(facts.cluster, facts.provider, ready, tuple(nodes), active, timer)

@@ -17,21 +17,21 @@ from clusterctl.cluster.converge import converge, inputs_of, packages_lost_on
 from clusterctl.cluster.hardware import link_wheels
 from clusterctl.cluster.impact import free_leaving_hosts, reject
 from clusterctl.cluster.node_class import node_files
-from clusterctl.cluster.nodes import limited, replacing
+from clusterctl.cluster.nodes import limit_spec, replacing
 from clusterctl.cluster.phases import Drift, Outcome, Phase
 from clusterctl.cluster.plan import Plan, plan_changes, preflight
 from clusterctl.cluster.verify import Verification, verify
 from clusterctl.configure import inventory_file
 from clusterctl.configure.ansible import record_inventory
 from clusterctl.errors import ConfigureError, Failure, UsageError
-from clusterctl.hosts.checks import other_numbers, reject_full_disks, reject_taken_numbers
+from clusterctl.hosts.checks import admin_uid_findings, reject_full_disks, reject_taken_numbers
 from clusterctl.hosts.probe import HostReport, ask_hosts, reports_of, with_distributions
-from clusterctl.hosts.roles import probe_requests, wanted_accounts
+from clusterctl.hosts.roles import probe_requests, required_accounts
 from clusterctl.jobs.environment import Environments
 from clusterctl.packages.bundle import Bundle, cluster_bundle, missing_bundle, use_bundle
 from clusterctl.providers.base import Provisioned, Size
 from clusterctl.providers.node_class import NodeClass, NodeFiles
-from clusterctl.providers.storage import record as record_storage
+from clusterctl.providers.storage import save_record as record_storage
 from clusterctl.scheduler.script import PLAIN, Environment
 from clusterctl.spec.common import ADMIN_ID
 from clusterctl.spec.distributions import Distribution
@@ -39,12 +39,12 @@ from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import ADMIN_USER
 from clusterctl.state.facts import facts_of_spec, job_settings
-from clusterctl.state.inventory import Inventory, distribution_ahead
+from clusterctl.state.inventory import Inventory, planned_distribution
 from clusterctl.state.workspace import write_atomic
-from clusterctl.transport.ssh import end_all
+from clusterctl.transport.ssh import end_all_connections
 from clusterctl.util.assets import job_lock
 from clusterctl.util.process import parallel_map
-from clusterctl.util.progress import follow
+from clusterctl.util.progress import report_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def up(cluster: ClusterContext, options: UpOptions) -> UpResult:
     cluster.provider.check(cluster.spec)
     with cluster.locked():
         if options.limit is not None:
-            cluster = replace(cluster, spec=limited(cluster.spec, cluster.workspace, options.limit))
+            cluster = replace(cluster, spec=limit_spec(cluster.spec, cluster.workspace, options.limit))
         decision = decide(cluster, options)
         cluster.run("prepare_image", prepare_image)
         keys = share_configuration(cluster, decision.plan.hosts, decision.distribution)
@@ -126,7 +126,7 @@ def decide(cluster: ClusterContext, options: UpOptions) -> Decision:
         workspace.removing.unlink(missing_ok=True)
         workspace.baking.unlink(missing_ok=True)
         bundle = open_bundle(cluster, options)
-        distribution = distribution_ahead(spec, workspace)
+        distribution = planned_distribution(spec, workspace)
         environment = resolve_environment(cluster, distribution) if distribution else None
         # Machines that the user owns are examined later, by the plan.
         if spec.provider.is_cloud:
@@ -142,7 +142,7 @@ def decide(cluster: ClusterContext, options: UpOptions) -> Decision:
         )
     if cluster.applied is None or cluster.applied.users != spec.users:
         # usermod can't change the uid of an account while it is logged in.
-        end_all(workspace.ssh_config)
+        end_all_connections(workspace.ssh_config)
     write_atomic(workspace.spec, dump_spec(spec))
     return Decision(plan, keep, recreated, distribution, environment, bundle)
 
@@ -231,7 +231,9 @@ def provision(cluster: ClusterContext, decision: Decision, keys: Mapping[str, st
         node_class=NodeClass(keys, files) if keys else None,
         recreated=decision.recreated,
     )
-    probed = follow(with_distributions(made.inventory, workspace, cluster.connections.to), cluster.reporter)
+    probed = report_steps(
+        with_distributions(made.inventory, workspace, cluster.connections.to), cluster.reporter
+    )
     inventory = completed(probed)
     # Hosts that install packages may have no access to a package index.
     if not inventory.baked:
@@ -267,7 +269,7 @@ def probe(
                 cluster.reporter.progress(answer.step)
     reports = reports_of(requests, answers)
     reject_full_disks(reports)
-    reject_taken_numbers(reports, wanted_accounts(cluster.spec))
+    reject_taken_numbers(reports, required_accounts(cluster.spec))
     if lost := packages_lost_on(cluster.workspace, reports):
         if inventory.baked:
             raise _not_reinstalled(inventory, lost)
@@ -276,7 +278,7 @@ def probe(
     if cluster.spec.provider.is_cloud:
         reports = _with_one_uid(cluster, inventory, reports)
     accounts = {host: report.accounts for host, report in reports.items()}
-    notes = tuple(map(str, other_numbers(accounts, inventory.controller.name)))
+    notes = tuple(map(str, admin_uid_findings(accounts, inventory.controller.name)))
     return Outcome(reports, f"{len(reports)} hosts answer", notes)
 
 
@@ -318,7 +320,7 @@ def _with_one_uid(
         connection.close()
 
     differing = [host for host, uid in uids.items() if uid != ADMIN_ID]
-    end_all(cluster.workspace.ssh_config)
+    end_all_connections(cluster.workspace.ssh_config)
     parallel_map(differing, renumber)
     return {**reports, **cluster.probe(inventory, differing)}
 

@@ -28,20 +28,20 @@ from clusterctl.errors import (
 )
 from clusterctl.hosts import checks
 from clusterctl.hosts.checks import DoctorReport, Finding
-from clusterctl.hosts.pairs import Peer, examine_ports, needed_ports, unconnected
+from clusterctl.hosts.pairs import Peer, examine_ports, find_unconnected_hosts, needed_ports
 from clusterctl.hosts.probe import HostReport
-from clusterctl.hosts.roles import expected, host_facts_request
+from clusterctl.hosts.roles import host_facts_request, requirements_of_hosts
 from clusterctl.providers.base import Provider, Size, pending_releases
 from clusterctl.scheduler.admin import AdminClient, scheduler_of
 from clusterctl.scheduler.base import Jobs, Nodes
 from clusterctl.scheduler.slurm_parse import fold_nodes
 from clusterctl.scheduler.standing import (
     HEALTH_REASON,
-    Standing,
-    by_standing,
-    slurms_words,
-    unusable,
-    why_drained,
+    Availability,
+    drain_reason,
+    find_unusable_nodes,
+    group_by_standing,
+    slurm_state_text,
 )
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import reject_unknown
@@ -160,13 +160,13 @@ def wait_until_ready(
     for _ in slurm.clock.polls(timeout_s, longest_s=_PAUSE_S):
         try:
             nodes = {node.name: node for node in slurm.nodes() if node.name not in other_names}
-            by_state = by_standing(nodes[name] for name in names if name in nodes)
-            for node in by_state[Standing.OUT]:
+            by_state = group_by_standing(nodes[name] for name in names if name in nodes)
+            for node in by_state[Availability.OUT]:
                 # Only once: if Slurm drains a node again, the cause persists.
                 if node.name not in resumed:
                     slurm.resume([node.name])
-                    resumed[node.name] = slurms_words(node)
-            problems = dict(unusable(nodes.values()))
+                    resumed[node.name] = slurm_state_text(node)
+            problems = dict(find_unusable_nodes(nodes.values()))
             problems |= dict.fromkeys(set(names) - set(nodes), "Slurm does not know this node")
             problems |= dict.fromkeys(set(nodes) - set(names), "Slurm still lists this removed node")
         except (SlurmError, CommandError, UnreachableError) as exc:
@@ -174,9 +174,9 @@ def wait_until_ready(
             problems = {inventory.controller.name: exc.why or exc.what}
         if not problems:
             return Verification(
-                verified=tuple(node.name for node in by_state[Standing.READY]),
-                busy=tuple(node.name for node in by_state[Standing.BUSY]),
-                drained={node.name: why_drained(node) for node in by_state[Standing.DRAINED]},
+                verified=tuple(node.name for node in by_state[Availability.READY]),
+                busy=tuple(node.name for node in by_state[Availability.BUSY]),
+                drained={node.name: drain_reason(node) for node in by_state[Availability.DRAINED]},
                 resumed=resumed,
             )
     failures = [Failure("verify", reason, host, "verify") for host, reason in sorted(problems.items())]
@@ -230,7 +230,7 @@ def _failures_of_parts(
 ) -> tuple[Failure, ...]:
     """Return a failure for each host that others can't reach by TCP, or else on which a job alone fails."""
     addresses = {host.name: host.address for host in inventory.hosts if host.name in hosts}
-    if (failures := unconnected(addresses, to)) or len(hosts) == 1:
+    if (failures := find_unconnected_hosts(addresses, to)) or len(hosts) == 1:
         return failures
     results = parallel_map(hosts, lambda host: scheduler.run_verification_job((host,)))
     return tuple(
@@ -248,7 +248,7 @@ def _error_text(result: Result) -> str:
     return output or f"the job failed with exit code {result.rc} and without output"
 
 
-def checkup(
+def examine_cluster(
     spec: ClusterSpec, workspace: Workspace, provider: Provider, *, hosts: Collection[str] = ()
 ) -> DoctorReport:
     """Examine the hosts of a cluster, and report the problems found. Nothing is changed.
@@ -309,7 +309,7 @@ def _find_blocked_ports(
     )
 
 
-def preflight(spec: ClusterSpec, workspace: Workspace, provider: Provider) -> DoctorReport:
+def find_obstacles(spec: ClusterSpec, workspace: Workspace, provider: Provider) -> DoctorReport:
     """Report everything that would stop `up`, on this machine and at the provider. Nothing is changed."""
     report = provider.preflight(spec, workspace) or DoctorReport((), {})
     try:
@@ -339,6 +339,6 @@ def _examine(
     def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
         return connections.to(host).run(("sudo", "-n", *argv), stdin=stdin, timeout_s=_TIMEOUT_S).stdout
 
-    every = expected(spec, inventory.hosts, installed=inventory.names)
+    every = requirements_of_hosts(spec, inventory.hosts, installed=inventory.names)
     request = host_facts_request(spec, inventory.hosts)
     return checks.examine(request, every, root, leader=inventory.controller.name, only=hosts)

@@ -28,10 +28,10 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.openssh import write_ssh_files
-from clusterctl.util.assets import asset
-from clusterctl.util.disk import writing
+from clusterctl.util.assets import data_folder
+from clusterctl.util.disk import translating_write_errors
 from clusterctl.util.process import SHORT, temporary_folder, under_subreaper
-from clusterctl.util.progress import Reporter, follow
+from clusterctl.util.progress import Reporter, report_steps
 
 MAX_FORKS = 32
 # While Ansible is silent, its processes are checked this often.
@@ -114,7 +114,7 @@ def run_playbook(run: PlaybookRun) -> Results:
 
 def _open_log(log: Path) -> IO[bytes]:
     """Open the log to append. It is unbuffered, so a failed write to a full disk is not repeated."""
-    with writing(log):
+    with translating_write_errors(log):
         return os.fdopen(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab", buffering=0)
 
 
@@ -193,7 +193,7 @@ def _prepare(config_class: Any, run: PlaybookRun, private: Path, sockets: Path) 
     variables = {**_environment(private), "TMPDIR": str(sockets)}
     config = config_class(
         private_data_dir=str(private),
-        playbook=str(asset("ansible") / run.playbook),
+        playbook=str(data_folder("ansible") / run.playbook),
         inventory=str(run.inventory),
         limit=",".join(run.hosts),
         cmdline="--check --diff" if run.check else None,
@@ -224,7 +224,7 @@ def _environment(private: Path) -> Mapping[str, str]:
         # Ansible refuses to run without UTF-8.
         "LC_ALL": "C.UTF-8",
         "PYTHONUNBUFFERED": "1",
-        "ANSIBLE_CONFIG": str(asset("ansible") / "ansible.cfg"),
+        "ANSIBLE_CONFIG": str(data_folder("ansible") / "ansible.cfg"),
         "ANSIBLE_HOME": str(private / "home"),
         "ANSIBLE_NOCOLOR": "1",
         "ANSIBLE_HOST_KEY_CHECKING": "True",
@@ -233,7 +233,7 @@ def _environment(private: Path) -> Mapping[str, str]:
         # An ssh master would outlive the run. mitogen keeps its own connections.
         "ANSIBLE_SSH_ARGS": "-o ControlMaster=no",
         "ANSIBLE_STRATEGY": "clusterctl_linear",
-        "ANSIBLE_STRATEGY_PLUGINS": str(asset("ansible") / "strategy_plugins"),
+        "ANSIBLE_STRATEGY_PLUGINS": str(data_folder("ansible") / "strategy_plugins"),
         # Ansible warns about every third-party strategy.
         "ANSIBLE_DEPRECATION_WARNINGS": "False",
     }
@@ -297,7 +297,7 @@ def restore(
     """Restore these hosts to their state before the cluster. Return notes on everything that was left."""
     inventory_file.write_restore_inventory(inventory, workspace)
     record_inventory(inventory, workspace)
-    return follow(run("restore", inventory, workspace, hosts=hosts), reporter).notes
+    return report_steps(run("restore", inventory, workspace, hosts=hosts), reporter).notes
 
 
 def record_inventory(inventory: Inventory, workspace: Workspace) -> None:

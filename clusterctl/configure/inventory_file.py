@@ -24,9 +24,9 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import ADMIN_USER, MPI_SSH, MPI_SSH_FOLDER
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.base import Connect, Transport, lines
-from clusterctl.util.assets import asset, digest, gpu_lock, install_inputs, job_lock, render, tree_files
-from clusterctl.util.process import on_each, parallel_map
+from clusterctl.transport.base import Connect, Transport, split_lines
+from clusterctl.util.assets import data_folder, digest, gpu_lock, install_inputs, job_lock, render, tree_files
+from clusterctl.util.process import call_on_hosts, parallel_map
 
 # Rendered files by node: the GPUs that its driver shows, the hardware that its health check expects, and the
 # digest of slurmd's configuration.
@@ -174,9 +174,8 @@ def _text(inventory: Inventory, ssh_config: Path, variables: Variables) -> str:
         "ansible_control_path": f"%(directory)s/{inventory.cluster_id}-%%C",
     }
     document = {"all": {"vars": {**connection, **variables}, "children": children}}
-    head = (
-        f"# Written by clusterctl; use it with: ansible-playbook -i THIS_FILE {asset('ansible')}/site.yml\n"
-    )
+    playbook = data_folder("ansible") / "site.yml"
+    head = f"# Written by clusterctl; use it with: ansible-playbook -i THIS_FILE {playbook}\n"
     return head + yaml.dump(document, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=2**16)
 
 
@@ -447,7 +446,9 @@ def send_repository(bundle: Bundle, hosts: Sequence[Host], to: Connect) -> tuple
     releases = {distribution_of(host.distribution).release for host in hosts}
     reject_defects(bundle.file, mismatches(bundle, None, sorted(releases)))
     by_name = {host.name: host for host in hosts}
-    sent, failed = on_each(by_name, lambda name: _send(bundle, by_name[name], to(name)), most=_MAX_PARALLEL)
+    sent, failed = call_on_hosts(
+        by_name, lambda name: _send(bundle, by_name[name], to(name)), most=_MAX_PARALLEL
+    )
     if failed:
         is_full = any(isinstance(exc, CommandError) and "No space" in exc.why for exc in failed.values())
         remedy = "free space in /var/lib on the host" if is_full else "check `clusterctl ssh --admin HOST`"
@@ -465,7 +466,7 @@ def _send(bundle: Bundle, host: Host, transport: Transport) -> bool:
     argv = ["sudo", "-n", "sh", "-c", render(f"{_TEMPLATES}/receive.sh"), "sh", BUNDLE_FOLDER, bundle.digest]
     with transport.converse(argv, silence_s=_UNPACK_S) as stream:
         overflow = TransportError(f"{host.name} sent too much output", code="answer-too-long", host=host.name)
-        answer = next(lines(iter(stream.receive, b""), overflow), b"").strip()
+        answer = next(split_lines(iter(stream.receive, b""), overflow), b"").strip()
         if answer == b"send":
             for chunk in _tar(bundle, distribution_of(host.distribution)):
                 stream.send(chunk)
@@ -486,7 +487,7 @@ def _tar(bundle: Bundle, distribution: Distribution) -> Iterator[bytes]:
     folder = REPOSITORY.format(distribution.release)
     paths = sorted(path for path in bundle.hashes if path.startswith(f"{folder}/keys/"))
     keys = " ".join(f"file://{BUNDLE_FOLDER}/repository/keys/{path.rpartition('/')[2]}" for path in paths)
-    root = asset("templates") / _TEMPLATES / distribution.family
+    root = data_folder("templates") / _TEMPLATES / distribution.family
     names = [path.relative_to(root.parents[1]).as_posix() for path in tree_files(root)]
     files = {
         name.split("/", 2)[2].removesuffix(".j2"): render(name, folder=BUNDLE_FOLDER, keys=keys).encode()

@@ -12,13 +12,13 @@ from typing import Final, Literal
 from clusterctl.errors import ClusterctlError, ConfigureError, Failure, ProvisionError, TransportError
 from clusterctl.hosts.gpus import fault_of, flags
 from clusterctl.hosts.probe import PROGRAM, GpuFacts, HostFacts, HostReport, ProbeRequest, parse_report
-from clusterctl.hosts.roles import CLAIM, FABRIC_MANAGER, Expected
+from clusterctl.hosts.roles import CLAIM, FABRIC_MANAGER, HostRequirements
 from clusterctl.spec.common import ADMIN_ID, LAST_FOR_VOLTA
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.names import ADMIN_USER, SYSTEM_ACCOUNTS
 from clusterctl.spec.units import format_duration, format_size
 from clusterctl.state.inventory import ARCHITECTURE
-from clusterctl.util.process import on_each
+from clusterctl.util.process import call_on_hosts
 from clusterctl.util.progress import NO_LIMIT, Limit
 
 Level = Literal["error", "warning"]
@@ -71,11 +71,13 @@ class Examined:
 
 
 def check_hosts(
-    answers: Mapping[str, Examined], expected: Mapping[str, Expected], *, leader: str
+    answers: Mapping[str, Examined], expected: Mapping[str, HostRequirements], *, leader: str
 ) -> tuple[Finding, ...]:
     """Return all findings, host by host. Clocks are compared with the clock of ``leader``, the controller."""
     findings = [*_clocks(answers, leader), *_duplicates(answers), *_names(answers, expected)]
-    findings += other_numbers({host: examined.facts.accounts for host, examined in answers.items()}, leader)
+    findings += admin_uid_findings(
+        {host: examined.facts.accounts for host, examined in answers.items()}, leader
+    )
     for host, examined in answers.items():
         of_slurm = (_cgroups, _ports, _services_in_use)
         for check in (_system, _space, _gpus, _accounts, *of_slurm):
@@ -84,7 +86,7 @@ def check_hosts(
     return tuple(sorted(findings, key=lambda f: (order[f.host], f.level)))
 
 
-def _system(host: str, facts: HostFacts, _: Expected) -> Iterator[Finding]:
+def _system(host: str, facts: HostFacts, _: HostRequirements) -> Iterator[Finding]:
     system = facts.system
     if facts.uid != 0:
         cause = f"commands run as uid {facts.uid}"
@@ -104,7 +106,7 @@ def _system(host: str, facts: HostFacts, _: Expected) -> Iterator[Finding]:
         yield Finding(host, "error", "systemd", "no systemd", cause, "boot the host with systemd")
 
 
-def _space(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
+def _space(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
     for disk in facts.space:
         path = disk.paths[0]
         needed, free_mib = max(expected.free_mib[path] for path in disk.paths), disk.free >> 20
@@ -129,7 +131,7 @@ def _space(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]
         yield Finding(host, "error", "disk", "a file system does not answer", cause, fix)
 
 
-def _ports(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
+def _ports(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
     for port, daemon in expected.ports.items():
         holder = facts.listeners.get(port)
         if holder is not None and holder not in _SLURM:
@@ -138,7 +140,7 @@ def _ports(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]
             yield Finding(host, "error", "port-taken", "a port is in use", cause, fix)
 
 
-def _gpus(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
+def _gpus(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
     gpus, count = facts.gpus, expected.gpus
     if count and gpus.cards < count and len(gpus.shown) < count:
         cause = f"the spec has {count}, and the PCI bus has {gpus.cards}"
@@ -156,7 +158,7 @@ def _gpus(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
         yield from _cards(host, facts, expected)
 
 
-def _fabric(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
+def _fabric(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
     """Yield a finding if the fabric manager has not linked the cards, so that CUDA fails with error 802."""
     gpus = facts.gpus
     states = [
@@ -177,7 +179,7 @@ def _fabric(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding
         yield Finding(host, "warning", "fabric-not-ready", "NVLinks are not set up", cause, fix)
 
 
-def _cards(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
+def _cards(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
     """Yield findings on memory faults of cards and on changes of MIG that wait for a reboot."""
     cards = dict(enumerate(facts.gpus.states))
     for flag in flags():
@@ -198,7 +200,7 @@ def _gpu_list(cards: Sequence[int]) -> str:
     return f"GPU{'s' * (len(cards) > 1)} {', '.join(map(str, cards))}"
 
 
-def _unsuitable_driver(host: str, gpus: GpuFacts, expected: Expected) -> list[Finding]:
+def _unsuitable_driver(host: str, gpus: GpuFacts, expected: HostRequirements) -> list[Finding]:
     """Return a finding if a card is older than Turing and not supported by the driver that `up` installs."""
     kind, branch = expected.driver, int(expected.branch or LAST_FOR_VOLTA)
     fits = kind != "open" and branch <= LAST_FOR_VOLTA
@@ -210,7 +212,7 @@ def _unsuitable_driver(host: str, gpus: GpuFacts, expected: Expected) -> list[Fi
     return [Finding(host, "error", "driver-unfit", "the driver does not support the card", cause, fix)]
 
 
-def _missing_driver(host: str, gpus: GpuFacts, expected: Expected) -> Finding:
+def _missing_driver(host: str, gpus: GpuFacts, expected: HostRequirements) -> Finding:
     """Return the finding on cards without a working driver: why, and whether a reboot is enough."""
     fault = fault_of(gpus.fault)
     if fault and (fault.code != "reboot-needed" or "mismatch" in fault.says):
@@ -236,28 +238,28 @@ def _missing_driver(host: str, gpus: GpuFacts, expected: Expected) -> Finding:
     return Finding(host, "warning", "no-driver", "no NVIDIA driver", cause, fix)
 
 
-def _how_to_reboot(host: str, expected: Expected) -> str:
+def _how_to_reboot(host: str, expected: HostRequirements) -> str:
     """Return how to reboot a host. clusterctl does not reboot the machine that it runs on."""
     if expected.here:
         return "reboot it yourself while no job is running, then run `clusterctl up`"
     return f"`clusterctl node reboot {host}`, which waits until no job is running there"
 
 
-def _accounts(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
+def _accounts(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
     for code, cause, fix in taken_numbers(expected.accounts, facts.accounts, facts.groups):
         yield Finding(host, "error", code, _NUMBERS[code], cause, fix)
 
 
-def _cgroups(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
+def _cgroups(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
     """Yield a finding if Slurm on the host, or its package for this release, has no plugin for cgroups."""
     # `_system` reports an unknown distribution.
     with suppress(ProvisionError):
         knows = distribution_of(facts.system.release).cgroup_v2
         if expected.cgroups and (facts.cgroup_plugin is False or not knows):
-            yield no_cgroups(host)
+            yield cgroup_finding(host)
 
 
-def no_cgroups(host: str) -> Finding:
+def cgroup_finding(host: str) -> Finding:
     """Return the finding that Slurm can't limit jobs by control groups on a host or hosts."""
     cause = (
         "its build has no plugin for the kernel's version of them: jobs can use GPUs of other jobs, and are "
@@ -267,7 +269,7 @@ def no_cgroups(host: str) -> Finding:
     return Finding(host, "warning", NO_CGROUPS, "Slurm runs without control groups", cause, fix)
 
 
-def _services_in_use(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
+def _services_in_use(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
     """Yield findings on existing Slurm, MariaDB and munge services that the roles would take over."""
     if facts.texts.get(CLAIM) or not expected.brings & {*_SLURM, "munge"}:
         return
@@ -307,7 +309,7 @@ def _clocks(answers: Mapping[str, Examined], leader: str) -> Iterator[Finding]:
         yield Finding(host, level, "clock", "the clock is wrong", cause, fix)
 
 
-def other_numbers(accounts: Mapping[str, Mapping[str, int]], leader: str) -> Iterator[Finding]:
+def admin_uid_findings(accounts: Mapping[str, Mapping[str, int]], leader: str) -> Iterator[Finding]:
     """Yield findings on hosts where the admin account has another uid than on ``leader``, the controller."""
     expected_uid = accounts.get(leader, {}).get(ADMIN_USER)
     for host, numbers in accounts.items():
@@ -335,7 +337,7 @@ def _duplicates(answers: Mapping[str, Examined]) -> Iterator[Finding]:
                 yield Finding(host, "warning", "machine-id", "two machines share a machine-id", cause, fix)
 
 
-def _names(answers: Mapping[str, Examined], expected: Mapping[str, Expected]) -> Iterator[Finding]:
+def _names(answers: Mapping[str, Examined], expected: Mapping[str, HostRequirements]) -> Iterator[Finding]:
     """Yield findings on names with other addresses than in the spec. Unresolved names are no problem."""
     for host, examined in answers.items():
         for name, addresses in examined.facts.resolved.items():
@@ -437,7 +439,7 @@ class DoctorReport:
 
 def examine(
     request: ProbeRequest,
-    expected: Mapping[str, Expected],
+    expected: Mapping[str, HostRequirements],
     root: RunAsRoot,
     *,
     leader: str,
@@ -449,13 +451,13 @@ def examine(
     A host that can't be reached, or does not answer within ``limit``, becomes a finding too.
     """
     hosts = [host for host in expected if not only or host in only]
-    answers, failed = on_each(hosts, lambda host: _examine_host(host, request, root), limit=limit)
+    answers, failed = call_on_hosts(hosts, lambda host: _examine_host(host, request, root), limit=limit)
     silent = [_unreached_finding(host, error) for host, error in failed.items()]
     findings = check_hosts(answers, expected, leader=leader)
     return DoctorReport((*silent, *findings), {host: examined.facts for host, examined in answers.items()})
 
 
-def failures(findings: Sequence[Finding], *, phase: str) -> tuple[Failure, ...]:
+def findings_as_failures(findings: Sequence[Finding], *, phase: str) -> tuple[Failure, ...]:
     return tuple(Failure(f.code, f"{f.what}: {f.why}", f.host, phase, f.fix) for f in findings)
 
 

@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element, ParseError, fromstring
 
 from ClusterShell.RangeSet import RangeSet, RangeSetException
 
-from clusterctl.util.assets import table
+from clusterctl.util.assets import read_table
 
 _VENDOR_WORDS = frozenset({"nvidia", "tesla", "geforce", "quadro"})
 _FAILED = re.compile(r"^failed: (.*)$", re.MULTILINE)
@@ -111,11 +111,11 @@ class _Tables:
 
 
 def faults() -> tuple[Fault, ...]:
-    return table(_TABLE, _Tables).faults
+    return read_table(_TABLE, _Tables).faults
 
 
 def flags() -> tuple[Flag, ...]:
-    return table(_TABLE, _Tables).flags
+    return read_table(_TABLE, _Tables).flags
 
 
 def fault_of(output: str) -> Fault | None:

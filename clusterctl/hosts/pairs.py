@@ -14,8 +14,8 @@ from clusterctl.hosts.probe import NO_FIREWALL, Firewall, HostFacts
 from clusterctl.hosts.roles import role_ports
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Host
-from clusterctl.transport.base import Connect, Conversation, lines, remote_argv
-from clusterctl.util.process import on_each
+from clusterctl.transport.base import Connect, Conversation, remote_argv, split_lines
+from clusterctl.util.process import call_on_hosts
 from clusterctl.util.progress import NO_LIMIT, Limit
 
 NFS_PORT: Final = 2049
@@ -83,7 +83,7 @@ class _Listening:
     ports: tuple[int, ...]
 
 
-def unconnected(
+def find_unconnected_hosts(
     addresses: Mapping[str, str], to: Connect, *, start_s: float = _START_S
 ) -> tuple[Failure, ...]:
     """Return a failure for each host that TCP does not connect with all others.
@@ -122,7 +122,7 @@ def unreached_ports(
             argv = remote_argv("clusterctl.hosts.remote_pairs", seconds, json.dumps(opened))
             talk = talks.enter_context(start(name, argv))
             too_long = TransportError(f"the answer of {name} is too long", code="answer-too-long", host=name)
-            output = lines(iter(talk.receive, b""), too_long)
+            output = split_lines(iter(talk.receive, b""), too_long)
             return _Listening(talk, output, tuple(_answer(talk, output)))
 
         def ask(name: str) -> dict[str, dict[int, str]]:
@@ -140,8 +140,8 @@ def unreached_ports(
         within_s = min(start_s + _ASK_PER_NODE_S * len(peers), limit.rest_s)
         # On an overloaded host, a login takes minutes. Only hosts that listen in time are tried.
         first = Limit.within(within_s, limit.clock)
-        listening, late = on_each(peers, listen, most=len(peers), limit=first)
-        unreached, failed = on_each(listening, ask, most=len(peers), limit=limit)
+        listening, late = call_on_hosts(peers, listen, most=len(peers), limit=first)
+        unreached, failed = call_on_hosts(listening, ask, most=len(peers), limit=limit)
     return Answers(unreached, {**late, **failed})
 
 
@@ -181,7 +181,7 @@ def examine_ports(
     members: addresses of all hosts of the cluster by name, for the firewall rules in the fix.
     """
     answers = unreached_ports(peers, start, limit=limit)
-    yield from not_looked_at(answers.silent)
+    yield from untested_findings(answers.silent)
     kept_out: dict[tuple[str, str, str], list[str]] = {}
     for name, unreached_of in answers.unreached.items():
         for other, ports in unreached_of.items():
@@ -214,7 +214,7 @@ def _closed(members: Mapping[str, str], firewalls: Mapping[str, Firewall], ports
     return Finding(host, "error", "firewall", title, cause, f"{opening}; if that does not help, {trace}")
 
 
-def not_looked_at(failed: Mapping[str, ClusterctlError]) -> Iterator[Finding]:
+def untested_findings(failed: Mapping[str, ClusterctlError]) -> Iterator[Finding]:
     title, fix = "its connections were not tested", "run the same command again"
     for host, error in failed.items():
         # Other checks report other errors.

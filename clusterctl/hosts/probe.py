@@ -469,6 +469,6 @@ def with_distributions(
         raise TransportError(exc.what, code=exc.code, why=exc.why, fix=fix, failures=exc.failures) from exc
     releases = {host.name: host.distribution for host in inventory.hosts}
     releases |= {name: report.distribution for name, report in reports.items()}
-    distributions.common(releases)
+    distributions.common_distribution(releases)
     hosts = (host.model_copy(update={"distribution": releases[host.name]}) for host in inventory.hosts)
     return inventory.model_copy(update={"hosts": tuple(hosts)})

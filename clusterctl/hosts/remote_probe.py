@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from clusterctl.hosts.remote_run import ASK_S, read, run
-from clusterctl.util.remote_rights import acting
+from clusterctl.util.remote_rights import acting_as
 
 PCI_DEVICES = "/sys/bus/pci/devices"
 # A PCI bridge of NVIDIA is an NVSwitch.
@@ -389,7 +389,7 @@ def key_mark(user: str, home: str, key: str) -> str:
     except KeyError:
         return MISSING
     kind_and_key = " ".join(key.split()[:2])
-    with acting(account):
+    with acting_as(account):
         texts = [read(f"{folder}/.ssh/authorized_keys") for folder in {home, account.pw_dir} - {""}]
     lines = (line for text in texts for line in text.splitlines())
     return "there" if any(line.startswith(kind_and_key) for line in lines) else MISSING

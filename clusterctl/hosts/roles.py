@@ -35,7 +35,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import ADMIN_USER, SYSTEM_ACCOUNTS
 from clusterctl.state.inventory import LOGIN, Host, Inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.assets import asset, table
+from clusterctl.util.assets import data_folder, read_table
 
 # The file that names the cluster to which a host belongs.
 CLAIM: Final = "/etc/clusterctl/cluster.json"
@@ -88,7 +88,7 @@ def role_ports(spec: ClusterSpec, roles: Sequence[str]) -> Mapping[int, str]:
     }
 
 
-def can_share(spec: ClusterSpec) -> bool:
+def can_share_configuration(spec: ClusterSpec) -> bool:
     """Return whether hosts can share a configuration. Without Slurm, each host has the keys of all others."""
     return spec.has_slurm
 
@@ -112,7 +112,7 @@ def spec_variables(spec: ClusterSpec, roles: Collection[str]) -> dict[str, Any]:
     return {name: value for name, value in variables.items() if value is not None}
 
 
-def wanted_accounts(spec: ClusterSpec) -> dict[str, int]:
+def required_accounts(spec: ClusterSpec) -> dict[str, int]:
     """Return uid and gid (the same number) of the daemons' and the users' accounts, by name."""
     daemons = system_accounts() if spec.scheduler == "slurm" else {}
     return {**daemons, **{user.name: user.uid for user in spec.users}}
@@ -120,7 +120,7 @@ def wanted_accounts(spec: ClusterSpec) -> dict[str, int]:
 
 def system_accounts() -> Mapping[str, int]:
     """Return uid and gid (the same number) of the accounts of Slurm's daemons, by name."""
-    defaults = table(asset("ansible") / "roles/users/defaults/main.yml", dict[str, Any])
+    defaults = read_table(data_folder("ansible") / "roles/users/defaults/main.yml", dict[str, Any])
     return {name: defaults[f"users_{name}_id"] for name in SYSTEM_ACCOUNTS}
 
 
@@ -177,7 +177,7 @@ def _probe_request(
         alone=tuple(path for entry in drift for path in entry.get("alone", ())),
         rivals={path: line for entry in drift for path, line in entry.get("rivals", {}).items()},
         users=users,
-        numbers=admin_account | wanted_accounts(spec),
+        numbers=admin_account | required_accounts(spec),
         homes=homes if has_homes else {},
         far_homes={} if has_homes else homes,
         keys=dict.fromkeys(users, values["public_key"]),
@@ -230,8 +230,8 @@ def _applies(entry: Touches, roles: Sequence[str], spec: ClusterSpec, facts: Map
 @cache
 def _touches() -> Mapping[str, Touches]:
     """Return the content of each role's meta/touches.yml, by role."""
-    paths = sorted((asset("ansible") / "roles").glob("*/meta/touches.yml"))
-    documents = {path.parts[-3]: table(path, dict[str, Any]) for path in paths}
+    paths = sorted((data_folder("ansible") / "roles").glob("*/meta/touches.yml"))
+    documents = {path.parts[-3]: read_table(path, dict[str, Any]) for path in paths}
     return {role: document[f"{role}_touches"] for role, document in documents.items()}
 
 
@@ -257,7 +257,7 @@ def _fill_placeholders(entry: Any, values: Mapping[str, str]) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class HostRequirements:
     """The requirements of the cluster for a host.
 
     ``ports`` has the daemons that will listen, ``accounts`` the uid and gid of accounts, ``free_mib`` the
@@ -297,10 +297,10 @@ def host_facts_request(spec: ClusterSpec, members: Sequence[Host]) -> ProbeReque
         "paths": [*_BEFORE],
         "units": sorted({FABRIC_MANAGER}.union(*(role_units(spec, group) for group in roles))),
         "accounts": [
-            *wanted_accounts(spec),
+            *required_accounts(spec),
             *([ADMIN_USER] if spec.scheduler == "slurm" else ()),
         ],
-        "uids": [*wanted_accounts(spec).values()],
+        "uids": [*required_accounts(spec).values()],
         "files": sorted({file for group in roles for file in role_files(spec, group)}),
         "texts": [CLAIM],
         "packages": sorted(packages),
@@ -308,9 +308,9 @@ def host_facts_request(spec: ClusterSpec, members: Sequence[Host]) -> ProbeReque
     return ProbeRequest(host=request, node=False)
 
 
-def expected(
+def requirements_of_hosts(
     spec: ClusterSpec, members: Sequence[Host], *, installed: Collection[str]
-) -> Mapping[str, Expected]:
+) -> Mapping[str, HostRequirements]:
     """Return the requirements for each host by name. Hosts in ``installed`` need less disk space."""
     needed_mib = {True: dict.fromkeys(_BEFORE, 0) | _AFTER, False: dict(_BEFORE)}
     gpus = {
@@ -323,10 +323,10 @@ def expected(
     cgroups = spec.scheduler == "slurm" and not spec.provider.shares_kernel
     here = [name for name, machine in spec.provider.machines.items() if machine.is_here]
     return {
-        member.name: Expected(
+        member.name: HostRequirements(
             address=member.address,
             ports=role_ports(spec, member.roles),
-            accounts=wanted_accounts(spec),
+            accounts=required_accounts(spec),
             free_mib=needed_mib[member.name in installed] | (_CUPY if member.name in cupy else {}),
             gpus=gpus.get(member.name),
             brings=frozenset() if member.name in installed else role_units(spec, member.roles),

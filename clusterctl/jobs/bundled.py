@@ -23,9 +23,9 @@ from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import MODEL_JOBS, JobSpec, Weights, sweep_arguments
 from clusterctl.spec.names import did_you_mean
 from clusterctl.state.submissions import RUNS, JobEntry
-from clusterctl.transport.tree import walk
-from clusterctl.util.assets import asset, file_sha256
-from clusterctl.util.process import Result, run, run_streamed
+from clusterctl.transport.tree import list_items
+from clusterctl.util.assets import data_folder, file_sha256
+from clusterctl.util.process import Result, run, run_with_pieces
 
 _HELP: Final = frozenset({"-h", "--help"})
 # Variables of a job in which clusterctl itself may be running.
@@ -63,7 +63,7 @@ def reject_missing(session: Session, job: JobSpec) -> None:
             )
 
 
-def reject_wrong(jobs: Sequence[JobSpec], chosen: ChosenModel | None) -> None:
+def reject_invalid_arguments(jobs: Sequence[JobSpec], chosen: ChosenModel | None) -> None:
     """Reject jobs without a model that they need, and arguments that a bundled job's program would reject.
 
     Files on the cluster (such as that of --config) and limits that depend on the number of ranks or on a GPU
@@ -92,7 +92,7 @@ def reject_wrong(jobs: Sequence[JobSpec], chosen: ChosenModel | None) -> None:
             )
 
 
-def help_wanted(jobs: Sequence[JobSpec]) -> str | None:
+def bundled_job_with_help(jobs: Sequence[JobSpec]) -> str | None:
     """Return the first bundled job with --help among its arguments; None if there is none."""
     return next((job.bundled for job in jobs if job.bundled and not _HELP.isdisjoint(job.args)), None)
 
@@ -111,7 +111,7 @@ def _local_variables() -> dict[str, str]:
     """Return environment variables for a program that runs on this machine, on all cores, outside any job."""
     env = {name: text for name, text in os.environ.items() if not name.startswith(_LAUNCHERS)}
     cores = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    return {"OMP_NUM_THREADS": cores, **env, "PYTHONPATH": str(asset("payload").parent)}
+    return {"OMP_NUM_THREADS": cores, **env, "PYTHONPATH": str(data_folder("payload").parent)}
 
 
 def _payload(program: Sequence[str], stdin: str = "", **variables: str) -> Result:
@@ -257,10 +257,10 @@ def _shared_path(session: Session, location: _ModelLocation) -> str | None:
 def _model_files(model: Path, weights: Weights) -> Source:
     """Return the model's files to send with a job, without unused weights."""
     unused_weights = {_weights_file(model, kind) for kind in Weights} - {_weights_file(model, weights)}
-    items = [item for item in walk([model])[0] if Path(item.path).name not in unused_weights]
+    items = [item for item in list_items([model])[0] if Path(item.path).name not in unused_weights]
     items = [replace(item, path=f"{MODEL}{item.path.removeprefix(model.name)}") for item in items]
     settings = model.parent / _SETTINGS
-    return Source(model.parent, (*items, *(walk([settings])[0] if settings.is_file() else ())))
+    return Source(model.parent, (*items, *(list_items([settings])[0] if settings.is_file() else ())))
 
 
 def _weights_file(model: Path, weights: Weights) -> str | None:
@@ -271,7 +271,7 @@ def _weights_file(model: Path, weights: Weights) -> str | None:
         return None
 
 
-def use_here(
+def run_on_this_machine(
     job: JobSpec,
     chosen: ChosenModel,
     entries: Sequence[JobEntry],
@@ -298,7 +298,7 @@ def use_here(
     output_option = ("--output", "json") if as_json and job.bundled in {"sample", "predict"} else ()
     arguments = (*model_arguments(str(model), chosen), *output_option, *job.args)
     program = [sys.executable, "-P", "-m", "payload", str(job.bundled), *arguments]
-    result = run_streamed(program, heard, env={**_local_variables(), "PAYLOAD_ERROR_CODES": "1"})
+    result = run_with_pieces(program, heard, env={**_local_variables(), "PAYLOAD_ERROR_CODES": "1"})
     if result.rc:
         last_line = (result.stderr.strip().splitlines() or [f"the program ended with {result.rc}"])[-1]
         error = _ERROR.fullmatch(last_line)

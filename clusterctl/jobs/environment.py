@@ -16,7 +16,7 @@ from clusterctl.packages.wheelhouse import (
     Requirements,
     Wheel,
     cached_lock,
-    locked,
+    fetch_locked,
     resolve,
     wheel_path,
 )
@@ -26,12 +26,12 @@ from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.facts import ClusterFacts
-from clusterctl.state.inventory import applied_spec, distribution_ahead
+from clusterctl.state.inventory import applied_spec, planned_distribution
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import Conversation, Transport, lines
+from clusterctl.transport.base import Conversation, Transport, split_lines
 from clusterctl.transport.put import STORE, send_to_store
 from clusterctl.transport.remote_open import HELD
-from clusterctl.transport.tree import Progress, shown_size
+from clusterctl.transport.tree import Progress, format_size
 from clusterctl.util.assets import job_lock
 from clusterctl.util.process import temporary_folder
 from clusterctl.util.progress import SILENT, LineReporter
@@ -51,10 +51,10 @@ _LARGE: Final = 1 << 20  # bytes
 
 def distribution_of_hosts(workspace: Workspace, spec: ClusterSpec | None = None) -> Distribution:
     """Return the distribution that the hosts have or will have. Default of ``spec``: the applied spec."""
-    return distribution_ahead(spec or applied_spec(workspace), workspace) or distribution_of(DEFAULT)
+    return planned_distribution(spec or applied_spec(workspace), workspace) or distribution_of(DEFAULT)
 
 
-def unbuilt(spec: ClusterSpec, distribution: Distribution, transport: Transport) -> str:
+def describe_pending_build(spec: ClusterSpec, distribution: Distribution, transport: Transport) -> str:
     """Return the change that `up` will make for the spec's requirements, such as "2 packages are installed".
 
     Returns "" if the environment is on the cluster already. ``transport`` must be the job user's.
@@ -119,7 +119,7 @@ class Environments:
 
     def _replayed(self, text: str, node: NodePlatform) -> Lock:
         """Return the lock of an earlier job. For another Python or platform, lock the same versions again."""
-        if (lock := locked(text, job_lock(), node, report=self.report, heard=self.heard)) is not None:
+        if (lock := fetch_locked(text, job_lock(), node, report=self.report, heard=self.heard)) is not None:
             return lock
         earlier_platform = text.partition("\n")[0].strip("# ")
         note = f"note: the packages were for {earlier_platform}; now they are for {node}"
@@ -188,7 +188,9 @@ class Environments:
         sizes = {wheel: size for wheel in lock.wheels if (size := _size(wheel)) >= _LARGE}
         if not sizes:
             return frozenset()
-        self.report(f"{transport.host} is downloading {len(sizes)} wheels, {shown_size(sum(sizes.values()))}")
+        self.report(
+            f"{transport.host} is downloading {len(sizes)} wheels, {format_size(sum(sizes.values()))}"
+        )
         more = ["--extra-index-url", cpu_index()] if any("+cpu" in wheel.version for wheel in sizes) else []
         argv = ["sh", "-c", _FETCH, "fetch", base, STORE, *more]
         lines: list[bytes] = []
@@ -203,7 +205,7 @@ class Environments:
         if sizes := [_size(wheel) for wheel in lock.wheels if wheel.sha256 not in (fetched or ())]:
             reason = ": the host can't download the large wheels from a package index"
             is_slow = fetched is not None and max(sizes) >= _LARGE
-            size = shown_size(sum(sizes))
+            size = format_size(sum(sizes))
             self.report(f"sending {len(sizes)} wheels, {size}{reason if is_slow else ''}")
         with temporary_folder() as folder:
             text = folder / "requirements.lock"
@@ -221,7 +223,7 @@ def _partition_name(facts: ClusterFacts, job: JobOptions | JobSpec) -> str | Non
 
 
 def _lines_of(talk: Conversation) -> Iterator[bytes]:
-    return lines(iter(talk.receive, b""), TransportError("a line does not end", code="line-too-long"))
+    return split_lines(iter(talk.receive, b""), TransportError("a line does not end", code="line-too-long"))
 
 
 def _not_built(transport: Transport, cause: CommandError) -> TransportError:

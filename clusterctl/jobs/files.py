@@ -11,10 +11,10 @@ from pathlib import Path
 from clusterctl.errors import MachineError, UsageError
 from clusterctl.scheduler.session import open_session
 from clusterctl.state.chosen import ChosenCluster
-from clusterctl.transport.copies import Copies, note
+from clusterctl.transport.copies import Copies, record_copies
 from clusterctl.transport.get import Fetched, fetch
 from clusterctl.transport.put import Sent, send_into
-from clusterctl.transport.tree import Progress, walk
+from clusterctl.transport.tree import Progress, list_items
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def put(chosen: ChosenCluster, paths: Sequence[str], *, progress: Progress = lam
     """
     _reject_empty(paths)
     local, remote = _split(paths)
-    items, skipped = walk([Path(path) for path in local])
+    items, skipped = list_items([Path(path) for path in local])
     with open_session(chosen) as session:
         sent = send_into(session.transport, items, remote, progress=progress)
         copies = [
@@ -49,7 +49,7 @@ def put(chosen: ChosenCluster, paths: Sequence[str], *, progress: Progress = lam
         ]
         # If the disk is full, `down` takes the files on the cluster for the only copies.
         with suppress(MachineError):
-            note(session.ledger.workspace, copies)
+            record_copies(session.ledger.workspace, copies)
     return Put(sent, tuple(skipped))
 
 

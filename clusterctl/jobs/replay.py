@@ -37,7 +37,7 @@ _COMMIT: Final = re.compile(r"[0-9a-f]{40,64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class ReplayRequest:
     """The part of a run to submit again, and the changes.
 
     token: the token of the original run.
@@ -72,7 +72,7 @@ class Replay:
     notes: tuple[str, ...]
 
 
-def replayed(run: Path, again: Again) -> Replay:
+def replay_job(run: Path, again: ReplayRequest) -> Replay:
     """Return the job of a run's folder with its files, from the run or from their original folder.
 
     Raises:
@@ -124,7 +124,11 @@ def _image(image: Any, remote_path: Any) -> str | None:
 
 
 def _job(
-    run: Path, client: Mapping[str, Any], recorded: Mapping[str, Any], again: Again, source: Source | None
+    run: Path,
+    client: Mapping[str, Any],
+    recorded: Mapping[str, Any],
+    again: ReplayRequest,
+    source: Source | None,
 ) -> JobSpec:
     """Return the job with the recorded options of the original and the new options."""
     new_options = job_options(again.flags).given
@@ -159,7 +163,9 @@ def _given_options(run: Path, client: Mapping[str, Any], recorded: Mapping[str, 
     return {name: recorded[name] for name in sorted(given) if recorded.get(name) is not None}
 
 
-def _start_options(run: Path, recorded: Mapping[str, Any], again: Again) -> tuple[dict[str, Any], Any]:
+def _start_options(
+    run: Path, recorded: Mapping[str, Any], again: ReplayRequest
+) -> tuple[dict[str, Any], Any]:
     """Return the arguments, variables, sweep and image of the program, and the indices of its array."""
     args, env, array = recorded.get("args"), _mapping(recorded.get("env")), recorded.get("array")
     args = [arg for arg in args if isinstance(arg, str)] if isinstance(args, list) else []

@@ -20,11 +20,11 @@ from pathlib import Path
 from clusterctl.errors import SlurmError, TransportError, UnreachableError, UsageError
 from clusterctl.scheduler.script import Environment, resource_options
 from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.slurm import fix_of
+from clusterctl.scheduler.slurm import fix_for_refusal
 from clusterctl.scheduler.slurm_parse import expand_nodes
 from clusterctl.spec.job_options import JobOptions
-from clusterctl.transport.base import MARK, wrapped
-from clusterctl.transport.openssh import ALONE, OpenSSH, talking
+from clusterctl.transport.base import MARK, wrap_command
+from clusterctl.transport.openssh import ALONE, OpenSSH, start_conversation
 
 _SIGN_OF_LIFE_S = 10.0
 # Without a keep-alive for this long, the controller releases the nodes.
@@ -72,7 +72,7 @@ class Allocation:
 
 
 @contextmanager
-def asking(session: Session, ssh: OpenSSH, words: JobOptions) -> Iterator[Lease]:
+def requested_nodes(session: Session, ssh: OpenSSH, words: JobOptions) -> Iterator[Lease]:
     """Request nodes from Slurm. At the end of the ``with``, release them or withdraw the request.
 
     ``ssh`` must be the job user's.
@@ -85,7 +85,7 @@ def asking(session: Session, ssh: OpenSSH, words: JobOptions) -> Iterator[Lease]
     controller = session.transport.host
     options = ["--job-name=shell", *resource_options(words, JobOptions.model_fields)]
     hold = ["bash", "-c", _HOLD, "hold", str(_SILENCE_S), *options]
-    line, script = wrapped(hold)
+    line, script = wrap_command(hold)
     lease = Lease(session, ssh, ssh.argv(controller, line, *ALONE), script)
     try:
         yield lease
@@ -97,7 +97,7 @@ class Lease:
     """The connection that holds an allocation. It is a process session, so Ctrl-C does not reach it."""
 
     def __init__(self, session: Session, ssh: OpenSSH, argv: Sequence[str], script: bytes) -> None:
-        """Start ssh. Its command reads ``script`` first; see ``wrapped``."""
+        """Start ssh. Its command reads ``script`` first; see ``wrap_command``."""
         self._session, self._ssh = session, ssh
         self._over = threading.Event()
         pipe = subprocess.PIPE
@@ -133,7 +133,7 @@ class Lease:
         if refusal:
             reason = "; ".join(refusal)
             message = "Slurm did not allocate the nodes"
-            raise SlurmError(message, code="allocation-refused", why=reason, fix=fix_of(reason))
+            raise SlurmError(message, code="allocation-refused", why=reason, fix=fix_for_refusal(reason))
         assert self._process.stderr  # noqa: S101 - a pipe was asked for
         raise UnreachableError(
             f"{controller}: the connection ended before Slurm allocated the nodes",
@@ -219,12 +219,14 @@ def forwarded(ssh: OpenSSH, node: str, forwards: Sequence[Forward]) -> Iterator[
         return
     ports = [word for f in forwards for word in ("-L", f"{_HERE}:{f.local}:localhost:{f.remote}")]
     # `cat` ends with its input, so the ports close when clusterctl ends. It answers once all ports are open.
-    line, script = wrapped(["cat"])
+    line, script = wrap_command(["cat"])
     argv = ssh.argv(node, line, *ALONE, "-o", "ExitOnForwardFailure=yes", *ports)
     with ExitStack() as stack:
         try:
             remote = (node, ["cat"])
-            talk = stack.enter_context(talking(argv, silence_s=_OPEN_S, remote=remote, script=script))
+            talk = stack.enter_context(
+                start_conversation(argv, silence_s=_OPEN_S, remote=remote, script=script)
+            )
             talk.send(b"\n")
             if talk.receive() != b"\n":
                 # Raises the error with the cause.

@@ -20,7 +20,7 @@ from clusterctl.spec.job import JobSpec
 from clusterctl.state.submissions import RUN_FILE
 from clusterctl.state.workspace import cache_home, state_home
 from clusterctl.transport.remote_open import read_json
-from clusterctl.transport.tree import Item, Kind, not_readable, shown_size
+from clusterctl.transport.tree import Item, Kind, format_size, unreadable_error
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
@@ -94,7 +94,7 @@ def source_of(job: JobSpec) -> Source | None:
     try:
         item = Item.of(job.script.name, job.script, job.script.stat())
     except OSError as exc:
-        raise not_readable([exc]) from exc
+        raise unreadable_error([exc]) from exc
     note = Notice("script-sent-alone", f"only the script is sent: its folder, {folder}, is {obstacle}")
     return Source(folder, (item,) if item else (), (note,) if job.folder else ())
 
@@ -172,7 +172,7 @@ class FolderWalk:
                 subfolders = [child for entry in entries if (child := self._entry(entry, rules, out=ignored))]
                 pending += reversed(subfolders)
         except OSError as exc:
-            raise not_readable([exc], fix="make it readable, or leave it out: --exclude NAME") from exc
+            raise unreadable_error([exc], fix="make it readable, or leave it out: --exclude NAME") from exc
         if self.ours:
             raise UsageError(
                 f"these names are reserved for clusterctl's own files: {', '.join(self.ours)}",
@@ -252,7 +252,7 @@ class FolderWalk:
         self.files += item.kind is Kind.FILE
         self.bytes += item.size
         if self.files > MAX_FILES or self.bytes > MAX_BYTES:
-            limit = f"{MAX_FILES:,} files" if self.files > MAX_FILES else shown_size(MAX_BYTES)
+            limit = f"{MAX_FILES:,} files" if self.files > MAX_FILES else format_size(MAX_BYTES)
             raise UsageError(
                 f"the script's folder is too large to be sent with a job: more than {limit}",
                 code="folder-too-large",
@@ -265,7 +265,7 @@ class FolderWalk:
         """Return a note if the folder is large."""
         if self.bytes <= LARGE_BYTES and self.files <= LARGE_FILES:
             return ()
-        size = f"{shown_size(self.bytes)} in {self.files:,} files, most of it in {self._largest()}"
+        size = f"{format_size(self.bytes)} in {self.files:,} files, most of it in {self._largest()}"
         return (Notice("folder-large", f"the script's folder is large: {size}; {_LEAVE_OUT}"),)
 
     def _largest(self) -> str:
@@ -273,7 +273,7 @@ class FolderWalk:
         sizes: Counter[str] = Counter()
         for item in self.items:
             sizes[item.path.partition("/")[0]] += item.size
-        return ", ".join(f"{printable(name)} ({shown_size(size)})" for name, size in sizes.most_common(3))
+        return ", ".join(f"{printable(name)} ({format_size(size)})" for name, size in sizes.most_common(3))
 
 
 def _holds_no_source(folder: Path) -> bool:

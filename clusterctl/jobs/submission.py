@@ -196,13 +196,13 @@ def submit_prepared(submitter: Submitter, jobs: Sequence[PreparedJob]) -> Iterat
         ClusterctlError: a job was not submitted. See ``Submitter.submit``.
     """
     for number, job in enumerate(jobs):
-        with jobs_are_submitted(number > 0):
+        with marking_side_effects(number > 0):
             submitted = submitter.submit(job)
         yield submitted
 
 
 @contextmanager
-def jobs_are_submitted(some: bool = True) -> Iterator[None]:
+def marking_side_effects(some: bool = True) -> Iterator[None]:
     """Mark errors of the body as raised after jobs were submitted, so that callers don't submit again."""
     try:
         yield

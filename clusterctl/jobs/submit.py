@@ -41,11 +41,11 @@ from clusterctl.state.submissions import (
     JobEntry,
 )
 from clusterctl.transport.base import Transport
-from clusterctl.transport.copies import Copies, note
-from clusterctl.transport.openssh import talking
+from clusterctl.transport.copies import Copies, record_copies
+from clusterctl.transport.openssh import start_conversation
 from clusterctl.transport.put import Sent, begin_new_folder, send_new_folder, send_to_store
 from clusterctl.transport.tree import Item, Kind, Progress, hash_items
-from clusterctl.util.assets import asset, payload_hash
+from clusterctl.util.assets import data_folder, payload_hash
 from clusterctl.util.process import parallel_map
 from clusterctl.util.progress import SILENT, LineReporter
 
@@ -214,7 +214,7 @@ class Submitter:
         )
         try:
             if prepared.source is not None:
-                note(session.workspace, _copies(session.transport.host, remote_dir, prepared.source))
+                record_copies(session.workspace, _copies(session.transport.host, remote_dir, prepared.source))
             session.ledger.keep(token, own_files)
             # The entry is written before the submission, so that the token identifies the job in any case.
             session.ledger.add(entry)
@@ -268,7 +268,7 @@ class Submitter:
         hashes = hash_items(source.files if source is not None else (), progress=self.progress)
         if source is not None:
             files = {**files, SOURCE_FILE: manifest(items, hashes)}
-        payload = Item(payload_hash(), Kind.ARCHIVE, asset("payload"), mode=0, mtime_ns=0)
+        payload = Item(payload_hash(), Kind.ARCHIVE, data_folder("payload"), mode=0, mtime_ns=0)
         folder, progress = f"{JOBS_FOLDER}/{name}", self.progress
 
         def send(to: Transport) -> Sent:
@@ -385,7 +385,7 @@ def _git(folder: Path, patience_s: float) -> dict[str, Any] | None:
 def output_of(argv: Sequence[str], most: int, patience_s: float) -> bytes:
     """Return the output of a program, up to a little more than ``most`` bytes. Raises TransportError."""
     output = bytearray()
-    with talking(argv, stdin=subprocess.DEVNULL, silence_s=patience_s) as talk:
+    with start_conversation(argv, stdin=subprocess.DEVNULL, silence_s=patience_s) as talk:
         while len(output) <= most and (chunk := talk.receive()):
             output += chunk
         if len(output) <= most:

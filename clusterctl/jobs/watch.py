@@ -25,9 +25,9 @@ from clusterctl.errors import (
     UsageError,
     WaitTimeoutError,
 )
-from clusterctl.scheduler.base import JobInfo, JobState, Outcome, state_counts, unmanaged_job, worst
+from clusterctl.scheduler.base import JobInfo, JobState, Outcome, state_counts, unmanaged_job_error, worst_job
 from clusterctl.scheduler.session import Session, resolve_submissions
-from clusterctl.transport.base import Transport, lines, remote_argv
+from clusterctl.transport.base import Transport, remote_argv, split_lines
 from clusterctl.util.progress import LineReporter, backoff
 
 if TYPE_CHECKING:
@@ -61,9 +61,9 @@ class _Watched:
     def poll(self) -> tuple[JobInfo, ...] | None:
         """Query the scheduler and call ``on_change`` for changes. Return the jobs once all have ended."""
         jobs = self._session.scheduler.jobs(self._ids)
-        previous = {job_id: reported(job) for job_id, job in self.seen.items()}
+        previous = {job_id: reported_state(job) for job_id, job in self.seen.items()}
         self.seen |= {job.id: job for job in jobs}
-        if changed := [job for job in jobs if previous.get(job.id) != reported(job)]:
+        if changed := [job for job in jobs if previous.get(job.id) != reported_state(job)]:
             self._on_change(changed, jobs)
         missing = [i for i in self._ids if not any(i in (job.id, job.whole_id) for job in jobs)]
         if missing:
@@ -96,11 +96,11 @@ class _Watched:
         for job_id in dict.fromkeys(job.whole_id for job in jobs):
             entry = self._session.ledger.find(job_id)
             if entry is not None and job_id in self._ids:
-                state = worst([job for job in jobs if job.whole_id == job_id]).state.value
+                state = worst_job([job for job in jobs if job.whole_id == job_id]).state.value
                 self._session.ledger.update(entry, state=state)
 
 
-def reported(job: JobInfo) -> tuple[JobState, tuple[str, ...], bool, bool]:
+def reported_state(job: JobInfo) -> tuple[JobState, tuple[str, ...], bool, bool]:
     """Return the parts of a job's state whose changes are reported. Reasons for pending are left out."""
     return job.state, job.nodes, job.lacks_nodes, job.failed_to_launch
 
@@ -202,7 +202,7 @@ def follow(
             watched.pause(next(waits))
 
 
-def diagnoses(session: Session, jobs: Sequence[JobInfo], *, waiting: bool = False) -> tuple[Diagnosis, ...]:
+def diagnose(session: Session, jobs: Sequence[JobInfo], *, waiting: bool = False) -> tuple[Diagnosis, ...]:
     """Return why jobs failed, then why jobs were cancelled and, if ``waiting``, why jobs are pending."""
     states = (Outcome.FAILED, Outcome.CANCELLED)
     if not any(job.outcome in states or (waiting and job.state is JobState.PENDING) for job in jobs):
@@ -218,7 +218,7 @@ def diagnosis_of(session: Session, jobs: Sequence[JobInfo]) -> Diagnosis | None:
 
     None: the job is running or has completed.
     """
-    return next(iter(diagnoses(session, jobs, waiting=True)), None)
+    return next(iter(diagnose(session, jobs, waiting=True)), None)
 
 
 def raise_unless_completed(session: Session, jobs: Sequence[JobInfo], *, log_is_shown: bool = False) -> None:
@@ -230,11 +230,11 @@ def raise_unless_completed(session: Session, jobs: Sequence[JobInfo], *, log_is_
         JobFailedError: a job failed.
         JobCancelledError: no job failed, and a job was cancelled or exceeded its time limit.
     """
-    failures = diagnoses(session, jobs)
+    failures = diagnose(session, jobs)
     if not failures:
         return
     head, more = failures[0], len(failures) - 1
-    kind = JobCancelledError if worst(jobs).outcome is Outcome.CANCELLED else JobFailedError
+    kind = JobCancelledError if worst_job(jobs).outcome is Outcome.CANCELLED else JobFailedError
     quoted = () if log_is_shown else (f"| {line}" for line in head.lines)
     error = kind(
         f"{head.summary} (and {more} more)" if more else head.summary,
@@ -343,7 +343,7 @@ class LogReader:
         task = "" if self.task is None else str(self.task)
         argv = remote_argv(_PROGRAM, self.folder, how, json.dumps(self._offsets), task, self.rank)
         with closing(self.transport.stream(argv)) as stream:
-            for line in lines(stream, self._not_understood(b"a line does not end")):
+            for line in split_lines(stream, self._not_understood(b"a line does not end")):
                 yield self._chunk(line)
 
     def _chunk(self, line: bytes) -> LogChunk | None:
@@ -456,5 +456,5 @@ def folder_of(session: Session, job_id: str) -> str:
     if not jobs:
         raise session.scheduler.unknown([job_id])
     if not jobs[0].token:
-        raise unmanaged_job(jobs[0])
+        raise unmanaged_job_error(jobs[0])
     return jobs[0].work_dir

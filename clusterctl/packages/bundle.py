@@ -42,7 +42,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import digest, file_sha256, gpu_lock, job_lock
-from clusterctl.util.disk import writing
+from clusterctl.util.disk import translating_write_errors
 from clusterctl.util.process import temporary_folder
 
 # Version of the file format. Increased when an older clusterctl would misread a bundle.
@@ -271,7 +271,7 @@ def write_bundle(target: Path, manifest: Manifest, sources: Mapping[str, Path | 
     files: dict[str, Path | bytes] = {MANIFEST: raw, **{path: sources[path] for path in sorted(sources)}}
     hashes = "".join(f"{_sha256(source)}  {path}\n" for path, source in files.items()).encode()
     files = {MANIFEST: raw, HASHES: hashes, **files}
-    with writing(target), temporary_folder(target.parent) as folder:
+    with translating_write_errors(target), temporary_folder(target.parent) as folder:
         whole = folder / target.name
         with whole.open("wb") as file:
             file.writelines(_tar(starmap(_source, files.items())))

@@ -9,7 +9,7 @@ from typing import Any, Final
 from clusterctl.errors import ClusterctlError
 from clusterctl.spec.common import Nvidia, Software
 from clusterctl.spec.distributions import Distribution
-from clusterctl.util.assets import asset, table
+from clusterctl.util.assets import data_folder, read_table
 
 PLAIN: Final = Software()
 _SUFFIX: Final = "_packages"
@@ -49,7 +49,7 @@ def package_names(distribution: Distribution, software: Software = PLAIN) -> tup
         ClusterctlError: the variables of a role are templates.
     """
     excluded = _AT_GOOGLE if software.apptainer else {*_AT_GOOGLE, _APPTAINER}
-    roles = {folder.parent.name for folder in asset("ansible").glob("roles/*/vars")} - excluded
+    roles = {folder.parent.name for folder in data_folder("ansible").glob("roles/*/vars")} - excluded
     names = {*_OF_MODULES[distribution.family], *packages_of(roles, distribution, software)}
     return tuple(sorted(names.union(_nvidia_packages(software.nvidia, distribution))))
 
@@ -131,7 +131,7 @@ def _names(role: str, distribution: Distribution, *, openhpc: bool) -> Iterator[
 
 def _variables(role: str, distribution: Distribution) -> dict[str, Any]:
     """Return the variables of a role for this distribution: values of the release override the family's."""
-    folder = asset("ansible") / "roles" / role / "vars"
+    folder = data_folder("ansible") / "roles" / role / "vars"
     paths = [folder / f"{name}.yml" for name in (distribution.family, distribution.release)]
-    tables = [table(path, dict[str, Any]) for path in paths if path.is_file()]
+    tables = [read_table(path, dict[str, Any]) for path in paths if path.is_file()]
     return {name: value for values in tables for name, value in values.items()}

@@ -27,7 +27,7 @@ from clusterctl.spec.common import Software
 from clusterctl.spec.distributions import Distribution
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.util import process
-from clusterctl.util.assets import file_sha256, table
+from clusterctl.util.assets import file_sha256, read_table
 from clusterctl.util.progress import LineReporter
 
 _DATA: Final = Path(__file__).with_name("data")
@@ -54,7 +54,7 @@ class RepositoryRequest:
     @property
     def sources(self) -> tuple[Mapping[str, Any], ...]:
         """The public repositories, from archives.toml: the distribution's, OpenHPC's and NVIDIA's."""
-        archives = table(_DATA / "archives.toml", dict[str, dict[str, Any]])
+        archives = read_table(_DATA / "archives.toml", dict[str, dict[str, Any]])
         if (archive := archives.get(self.distribution.release)) is None:
             raise UsageError(
                 f"bundles can't be created for {self.distribution.release}",

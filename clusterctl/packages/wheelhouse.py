@@ -23,8 +23,8 @@ from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.state.workspace import cache_home, write_atomic
 from clusterctl.util.assets import digest, file_sha256
-from clusterctl.util.disk import reason
-from clusterctl.util.process import Result, run_heard, temporary_folder
+from clusterctl.util.disk import write_error_reason
+from clusterctl.util.process import Result, run_with_lines, temporary_folder
 from clusterctl.util.progress import SILENT, LineReporter
 
 _PIP: Final = Path(__file__).with_name("pip_for_node.py")
@@ -78,7 +78,7 @@ class Pip:
             if builds is not None:
                 builds.read_line(line)
 
-        return run_heard([*argv, *arguments], hear, env=env, cwd=cwd)
+        return run_with_lines([*argv, *arguments], hear, env=env, cwd=cwd)
 
 
 # The cache folder of locks and their wheels.
@@ -145,7 +145,7 @@ def cache_of_downloads(name: str = "") -> Iterator[Path]:
         yield folder
     except OSError as exc:
         message = "the cache of downloads can't be written"
-        cause = reason(exc, folder)
+        cause = write_error_reason(exc, folder)
         fix = "make the folder writable, or set XDG_CACHE_HOME to a writable folder"
         raise MachineError(message, code="cache-unwritable", where=str(folder), why=cause, fix=fix) from exc
 
@@ -350,7 +350,7 @@ def resolve(requirements: Requirements, *, report: LineReporter, heard: LineRepo
     return lock
 
 
-def locked(
+def fetch_locked(
     text: str, base: Path, node: NodePlatform, *, report: LineReporter, heard: LineReporter = SILENT.note
 ) -> Lock | None:
     """Parse a lock and download its exact wheels, unless they are cached. None if it is for another Python.

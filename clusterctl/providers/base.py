@@ -336,7 +336,7 @@ class Provider(Protocol):
         """Delete kept storage and its data, unless it is in use (UsageError). It may be gone already."""
 
 
-def inventory_as_raised(workspace: Workspace) -> Inventory | None:
+def load_known_inventory(workspace: Workspace) -> Inventory | None:
     """Return the inventory of the last `up`, with the hosts that an unfinished `up` was adding."""
     inventory: Inventory | None = None
     hosts: dict[str, Host] = {}
@@ -347,8 +347,8 @@ def inventory_as_raised(workspace: Workspace) -> Inventory | None:
     return inventory and inventory.model_copy(update={"hosts": tuple(hosts.values())})
 
 
-def hosts_as_raised(workspace: Workspace) -> Mapping[str, Host]:
-    inventory = inventory_as_raised(workspace)
+def load_known_hosts(workspace: Workspace) -> Mapping[str, Host]:
+    inventory = load_known_inventory(workspace)
     return {host.name: host for host in inventory.hosts} if inventory else {}
 
 
@@ -387,7 +387,7 @@ Confirm = Callable[[Sequence[OfferedKey]], None]
 Restore = Callable[[Inventory, Collection[str], Workspace, Reporter], Mapping[str, tuple[str, ...]]]
 
 
-def refuse_unknown_keys(offered: Sequence[OfferedKey]) -> None:
+def reject_unknown_keys(offered: Sequence[OfferedKey]) -> None:
     """Raise a ProvisionError with a failure for each unknown host key, for verbs that change nothing."""
     then = "`clusterctl up` shows the keys and asks you to confirm them"
     raise ProvisionError.of_hosts(
@@ -405,7 +405,7 @@ class Prompts:
     restore: called with hosts that leave the cluster. reporter: receives progress and notes.
     """
 
-    confirm: Confirm = refuse_unknown_keys
+    confirm: Confirm = reject_unknown_keys
     accepted: tuple[str, ...] = ()
     password: str | None = field(default=None, repr=False)
     restore: Restore = lambda _i, _h, _w, _s: {}

@@ -66,7 +66,7 @@ class KeptStorage(BaseModel):
         return self.model_dump(mode="json", exclude={"id", "kind", "homes"})
 
 
-def to_take_up(spec: Cluster, storages: Sequence[KeptStorage]) -> KeptStorage | None:
+def choose_storage_to_reuse(spec: Cluster, storages: Sequence[KeptStorage]) -> KeptStorage | None:
     """Return the kept storage that `up` reuses, if `storage.keep` is on and there is kept storage.
 
     Raises:
@@ -102,20 +102,20 @@ def _others_files(spec: Cluster, kept: KeptStorage) -> Iterator[str]:
             yield f"uid {user.uid} belongs to {user.name} in the spec, but to {name} in the storage"
 
 
-def storage_left_alone(spec: ClusterSpec) -> tuple[str, ...]:
+def notes_on_unused_storage(spec: ClusterSpec) -> tuple[str, ...]:
     """Return notes about kept storage of this name that `up` does not use.
 
     Raises:
         UsageError: the spec keeps storage, but the kept storage of its name belongs to another provider.
     """
-    saved = recorded(spec.name)
+    saved = load_record(spec.name)
     if saved is None:
         return ()
     if not spec.storage.keep:
         return tuple(
             f"kept storage is not reused because storage.keep is false: {storage}" for storage in saved.kept
         )
-    if saved.place != record_of(spec.provider, spec.users).place:
+    if saved.place != new_record(spec.provider, spec.users).place:
         message = f"the kept storage of cluster {spec.name!r} is with another provider or project"
         reason = "; ".join(storage.dated for storage in saved.kept)
         fix = f"rename the cluster, or remove the kept storage: `{REMOVE.format(name=spec.name)}`"
@@ -123,11 +123,11 @@ def storage_left_alone(spec: ClusterSpec) -> tuple[str, ...]:
     return ()
 
 
-def taken_up_note(kept: KeptStorage) -> str:
+def reuse_note(kept: KeptStorage) -> str:
     return f"the kept storage of this name is reused, with its data: {kept}"
 
 
-class Record(BaseModel):
+class StorageRecord(BaseModel):
     """The record of kept storage for a cluster name: its provider, the users of its spec, the storages."""
 
     model_config = ConfigDict(frozen=True)
@@ -143,42 +143,44 @@ class Record(BaseModel):
         return (self.provider.type, project, *(self.users[:1] if project else ()))
 
 
-def record_of(settings: ProviderSettings, users: Iterable[User]) -> Record:
+def new_record(settings: ProviderSettings, users: Iterable[User]) -> StorageRecord:
     """Return a record of this provider and these users, without any kept storage."""
-    return Record.model_validate({"provider": settings, "users": [user.name for user in users], "kept": ()})
+    return StorageRecord.model_validate(
+        {"provider": settings, "users": [user.name for user in users], "kept": ()}
+    )
 
 
 def _file(name: str) -> Path:
     return state_home() / f"{name}{_RECORD}"
 
 
-def record(name: str, record: Record | None) -> None:
+def save_record(name: str, record: StorageRecord | None) -> None:
     """Write the record of a cluster name.
 
     Without storages, delete the saved record if it is of the same place. Without ``record``, delete it.
     """
-    saved = recorded(name)
+    saved = load_record(name)
     if record is not None and record.kept:
         write_atomic(_file(name), record.model_dump_json(indent=2) + "\n")
     elif record is None or saved is None or saved.place == record.place:
         _file(name).unlink(missing_ok=True)
 
 
-def recorded(name: str) -> Record | None:
+def load_record(name: str) -> StorageRecord | None:
     """Return the record of this name, unless it is missing or damaged."""
     with suppress(FileNotFoundError, ValidationError):
-        return Record.model_validate_json(_file(name).read_bytes())
+        return StorageRecord.model_validate_json(_file(name).read_bytes())
     return None
 
 
-def all_recorded() -> Iterator[KeptStorage]:
+def load_all_kept() -> Iterator[KeptStorage]:
     """Yield the kept storages of all records in this state folder."""
     for path in sorted(state_home().glob(f"*{_RECORD}")):
-        if saved := recorded(path.name.removesuffix(_RECORD)):
+        if saved := load_record(path.name.removesuffix(_RECORD)):
             yield from saved.kept
 
 
 def damaged_records() -> tuple[Path, ...]:
     """Return the paths of unreadable records in this state folder."""
     paths = sorted(state_home().glob(f"*{_RECORD}"))
-    return tuple(path for path in paths if recorded(path.name.removesuffix(_RECORD)) is None)
+    return tuple(path for path in paths if load_record(path.name.removesuffix(_RECORD)) is None)

@@ -47,10 +47,10 @@ from clusterctl.scheduler.base import (
     JobInfo,
     JobState,
     comment_of,
-    unmanaged_job,
+    unmanaged_job_error,
 )
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, Session, resolve_submissions
-from clusterctl.scheduler.session import session as session_of
+from clusterctl.scheduler.session import connect_session as session_of
 from clusterctl.state.facts import facts_of, facts_of_spec
 from clusterctl.state.ledger import RunRecord, note_runs_folder
 from clusterctl.state.submissions import (
@@ -63,9 +63,9 @@ from clusterctl.state.submissions import (
 )
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.get import Sender
-from clusterctl.transport.tree import Progress, titled
-from clusterctl.util.disk import reason
-from clusterctl.util.process import started
+from clusterctl.transport.tree import Progress, with_title
+from clusterctl.util.disk import write_error_reason
+from clusterctl.util.process import start_in_thread
 
 if TYPE_CHECKING:
     from clusterctl.runs.record import Recorder
@@ -80,11 +80,11 @@ def collect(
     discard: Collection[str] = (),
     selection: Selection = DEFAULT,
 ) -> tuple[RunRecord, ...]:
-    """Collect runs as ``collecting`` does, and return all records."""
-    return tuple(collecting(session, ids, out=out, discard=discard, selection=selection))
+    """Collect runs as ``collect_runs`` does, and return all records."""
+    return tuple(collect_runs(session, ids, out=out, discard=discard, selection=selection))
 
 
-def collecting(
+def collect_runs(
     session: Session,
     ids: Sequence[str] | None = None,
     *,
@@ -115,7 +115,7 @@ def collecting(
         collection.query_jobs([entry.job_id for entry in entries if entry.job_id])
         for number, entry in enumerate(entries, 1):
             title = f"job {entry.job_id}" + (f" ({number} of {len(entries)})" if len(entries) > 1 else "")
-            collection.progress = titled(title, progress)
+            collection.progress = with_title(title, progress)
             try:
                 run = collection.collect_run(entry)
             except (CollectError, SchedulerError, CommandError) as exc:
@@ -167,10 +167,10 @@ def _uncollected_error(failed: Mapping[str, ClusterctlError], collected_count: i
 def collect_all(
     spec: ClusterSpec, workspace: Workspace, *, out: Path | None = None, discard: Collection[str] = ()
 ) -> Iterator[RunRecord]:
-    """Collect all runs that are not here yet, as ``collecting`` does, except those of ``discard``."""
+    """Collect all runs that are not here yet, as ``collect_runs`` does, except those of ``discard``."""
     facts = facts_of(workspace) if workspace.inventory.exists() else facts_of_spec(spec)
     with session_of(facts, workspace, patience_s=SHORT_PATIENCE_S) as opened:
-        yield from collecting(opened, out=out or RUNS, discard=discard)
+        yield from collect_runs(opened, out=out or RUNS, discard=discard)
 
 
 def uncollected(workspace: Workspace) -> tuple[JobEntry, ...]:
@@ -205,7 +205,7 @@ def _find_or_add_entry(session: Session, job_id: str) -> JobEntry:
     ledger_tokens = {entry.token for entry in session.ledger.entries()}
     token = jobs[0].token
     if token in ("", *ledger_tokens) or jobs[0].user != session.facts.job_user:
-        raise unmanaged_job(jobs[0])
+        raise unmanaged_job_error(jobs[0])
     entry = JobEntry(
         token=token,
         name=re.sub(r"[^A-Za-z0-9._-]", "_", jobs[0].name)[:64],
@@ -255,7 +255,7 @@ class _Collection:
         jobs = self.jobs.get(job_id) or self.session.scheduler.jobs([job_id]) or (_purged(entry),)
         with self.reporting_write_errors(job_id, final), working_folder(final) as work:
             hosts = tuple(dict.fromkeys(node for job in jobs for node in job.nodes))
-            recorder = started(partial(_recorder, self.session, entry, jobs))
+            recorder = start_in_thread(partial(_recorder, self.session, entry, jobs))
             manifest = self.fetch(entry, hosts, work, still_changing=not all(job.ended for job in jobs))
             record = recorder().write(work / "tree", manifest)
             install_tree(work, final)
@@ -332,7 +332,7 @@ class _Collection:
                 f"the run of job {job_id} can't be written",
                 code="run-unwritable",
                 where=str(final),
-                why=reason(exc, final),
+                why=write_error_reason(exc, final),
                 fix="free space there and check its permissions, or choose another folder with --out",
             ) from exc
 

@@ -31,8 +31,8 @@ from clusterctl.state.submissions import ADDED_FILES, SENT_FILES, UNCHANGED, WRI
 from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.transport.get import Sender
 from clusterctl.transport.remote_incoming import Entry
-from clusterctl.transport.tree import Kind, Progress, shown_size
-from clusterctl.util.process import on_each
+from clusterctl.transport.tree import Kind, Progress, format_size
+from clusterctl.util.process import call_on_hosts
 
 _ROUNDS = 4
 # The subfolder for files, by host, if two hosts have different files of the same name.
@@ -90,7 +90,7 @@ class Selection:
     def explain(self, reason: str, size: int, job_id: str) -> str:
         """Return why a file stays on the cluster, by the reason of remote_files.py, and how to copy it."""
         if reason == TOO_LARGE:
-            reason = f"a checkpoint of {shown_size(size)}, more than {shown_size(self.max_checkpoint)}"
+            reason = f"a checkpoint of {format_size(size)}, more than {format_size(self.max_checkpoint)}"
             flags = ["--max-checkpoint", f"{(size >> 30) + 1}GiB"]
         elif reason in {NOT_WANTED, OLDER, UNFINISHED_ONE}:
             flags = ["--checkpoints", "all"]
@@ -321,7 +321,9 @@ def fetch_from_hosts(hosts: Sequence[tuple[str, Sender]], source: Source, work: 
     by_name = dict(hosts)
     # A file that is here already may be another host's file of that name, so all files are fetched.
     whole_source = replace(source, home={})
-    manifests, failed = on_each(by_name, lambda name: fetch_tree(by_name[name], whole_source, nodes / name))
+    manifests, failed = call_on_hosts(
+        by_name, lambda name: fetch_tree(by_name[name], whole_source, nodes / name)
+    )
     # All threads have ended, so nothing is written after the folder is unlocked.
     if failed:
         raise next(iter(failed.values()))
@@ -432,14 +434,14 @@ def _skip_reason(entry: Entry, max_holes: int, max_file: int, job_id: str) -> st
     if len(entry.path) > _LONGEST:
         return f"its path is longer than {_LONGEST:,} bytes"
     if entry.size - entry.space > max_holes:
-        size, on_disk, most = map(shown_size, (entry.size, entry.space, _MOST_HOLES))
+        size, on_disk, most = map(format_size, (entry.size, entry.space, _MOST_HOLES))
         sparse = f"a sparse file of {size}, {on_disk} on disk; a run's files may have {most} of holes in all"
         return _with_command(sparse, job_id, "--all")
     if entry.size > max_file:
         is_above_default = entry.size > MAX_FILE
         flags = ("--max-file", f"{(entry.size >> 30) + 1}GiB") if is_above_default else ("--all",)
-        size = shown_size(entry.size)
-        return _with_command(f"{size}, more than {shown_size(max_file)}", job_id, *flags)
+        size = format_size(entry.size)
+        return _with_command(f"{size}, more than {format_size(max_file)}", job_id, *flags)
     return ""
 
 

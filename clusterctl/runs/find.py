@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from clusterctl.errors import CollectError, UsageError
-from clusterctl.scheduler.base import shown_exit
+from clusterctl.scheduler.base import format_exit
 from clusterctl.spec.names import did_you_mean
 from clusterctl.spec.sweep import Goal, goal_of
 from clusterctl.state.ledger import Metric, RunRecord, TaskRecord, Value, runs_folders
@@ -98,7 +98,7 @@ def _exit(row: Row) -> Value:
     tasks = (row.task,) if row.task else row.run.tasks
     failed = (task for task in tasks if task.exit_code or task.signal)
     task = next(failed, tasks[0] if tasks else None)
-    text = shown_exit(task.exit_code, task.signal) if task else ""
+    text = format_exit(task.exit_code, task.signal) if task else ""
     return int(text) if text.isdecimal() else text or None
 
 

@@ -31,14 +31,14 @@ from clusterctl.state.inventory import Inventory, inventory_of
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.submissions import SENT_FILES, UNCHANGED, JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.base import Connect, lines, remote_argv
-from clusterctl.transport.copies import Copies, note, read_copies, request_bytes
+from clusterctl.transport.base import Connect, remote_argv, split_lines
+from clusterctl.transport.copies import Copies, encode_digests, read_copies, record_copies
 from clusterctl.transport.get import Sender, writing_into
 from clusterctl.transport.remote_copies import digest
 from clusterctl.transport.remote_incoming import Entry
 from clusterctl.transport.ssh import Connections
-from clusterctl.transport.tree import Kind, Progress, shown_size, titled
-from clusterctl.util.process import on_each
+from clusterctl.transport.tree import Kind, Progress, format_size, with_title
+from clusterctl.util.process import call_on_hosts
 
 _PROGRAM = "clusterctl.transport.remote_copies"
 # Files in one transfer of a home folder.
@@ -53,7 +53,7 @@ _AGES = ((86400, "day"), (3600, "hour"), (60, "minute"))
 
 
 @dataclass(frozen=True, slots=True)
-class FilesThere:
+class UncopiedFiles:
     """Files below a path that exist only on a host, or only in the shared folder (``host`` is "").
 
     ``what`` is a title, ``why`` the reason why they were not collected, ``age_s`` the age of the newest file.
@@ -76,9 +76,9 @@ class FilesThere:
         files = f"{self.files:,} file{'s' if self.files > 1 else ''}"
         location = f" on {self.host}" if self.host else ""
         reason = f"; {self.why}" if self.why else ""
-        size = shown_size(self.bytes)
+        size = format_size(self.bytes)
         if self.on_disk is not None and self.bytes - self.on_disk > max(self.on_disk, _FEW_HOLES):
-            size += f" ({shown_size(self.on_disk)} on disk)"
+            size += f" ({format_size(self.on_disk)} on disk)"
         return f"{self.what}{location}: {size} in {files} of {self.owner}, {_age(self.age_s)}{reason}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class OnlyCopies:
 
     jobs: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
-    files: tuple[FilesThere, ...] = ()
+    files: tuple[UncopiedFiles, ...] = ()
     unknown: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
@@ -108,7 +108,7 @@ class OnlyCopies:
     def shown(self) -> str:
         """A summary in one line, for the journal."""
         size, files = sum(row.bytes for row in self.files), sum(row.files for row in self.files)
-        total = [f"{shown_size(size)} in {files:,} files"] if files else []
+        total = [f"{format_size(size)} in {files:,} files"] if files else []
         return "; ".join([*total, *self._first_lines])
 
     @property
@@ -159,7 +159,7 @@ class Search:
     def find(self) -> OnlyCopies:
         """Search all hosts in parallel. A host that does not answer gets a line in ``unknown``."""
         controller = (self.inventory.controller.name,) if self.shared else ()
-        answers, failed = on_each(dict.fromkeys([*controller, *self.hosts]), self._ask)
+        answers, failed = call_on_hosts(dict.fromkeys([*controller, *self.hosts]), self._ask)
         unknown = [f"{host} could not be checked: {printable(exc.cause)}" for host, exc in failed.items()]
         unknown += [line for answer in answers.values() for line in answer.unknown]
         files = sorted((row for answer in answers.values() for row in answer.files), key=lambda r: -r.bytes)
@@ -181,9 +181,9 @@ class Search:
         files, unknown = [], []
         row: dict[str, Any] = {}
         with self.to(host).converse(self._request(host)) as talk:
-            talk.send(request_bytes(self.known))
+            talk.send(encode_digests(self.known))
             try:
-                for line in lines(iter(talk.receive, b""), _not_understood(host)):
+                for line in split_lines(iter(talk.receive, b""), _not_understood(host)):
                     row = json.loads(line)
                     if "files" in row:
                         files.append(self._files_there(row, host))
@@ -197,7 +197,7 @@ class Search:
             raise _not_understood(host)
         return OnlyCopies(files=tuple(files), unknown=tuple(unknown))
 
-    def _files_there(self, row: Mapping[str, Any], host: str) -> FilesThere:
+    def _files_there(self, row: Mapping[str, Any], host: str) -> UncopiedFiles:
         top, path = (os.fsdecode(base64.b64decode(row[name])) for name in ("top", "path"))
         full = f"{top}/{path}" if path else "more files, which are not listed"
         shared = self.inventory.shared
@@ -208,9 +208,11 @@ class Search:
                 title, reason, job_id = f"files of {entry.shown}", _why_left(entry), entry.job_id
         files, size, age_s, on_disk = (int(row[name]) for name in ("files", "bytes", "age_s", "on_disk"))
         owner = printable(str(row["owner"]))
-        return FilesThere(title, owner, files, size, age_s, host_shown, top, reason, job_id, on_disk)
+        return UncopiedFiles(title, owner, files, size, age_s, host_shown, top, reason, job_id, on_disk)
 
-    def bring(self, only_copies: Sequence[FilesThere], out: Path, *, progress: Progress) -> tuple[Path, ...]:
+    def bring(
+        self, only_copies: Sequence[UncopiedFiles], out: Path, *, progress: Progress
+    ) -> tuple[Path, ...]:
         """Copy files into a folder below ``out`` for each home folder or disk. Return these folders.
 
         Raises:
@@ -224,14 +226,14 @@ class Search:
             with (
                 writing_into(out),
                 closing(Sender(self.to(source_host), argv)) as sender,
-                sender.listed(request_bytes(self.known)) as download,
+                sender.listed(encode_digests(self.known)) as download,
             ):
                 if not download.entries:
                     continue
                 for entry in download.entries:
                     entry.mode |= 0o700 if entry.kind == Kind.FOLDER else 0o600
                 folder = self._folder_of(host, top, out.absolute(), download.entries)
-                arrived = download.bring(download.entries, folder, progress=titled(folder.name, progress))
+                arrived = download.bring(download.entries, folder, progress=with_title(folder.name, progress))
             folders.append(folder)
             self.known.extend(
                 digest(os.fsencode(host), source + b"/" + entry.path, entry.size, entry.mtime_ns)
@@ -255,7 +257,7 @@ class Search:
             with suppress(FileExistsError):
                 folder.mkdir(parents=True)
                 break
-        note(self.workspace, [Copies(host, top, str(folder))])
+        record_copies(self.workspace, [Copies(host, top, str(folder))])
         return folder
 
 
@@ -340,9 +342,9 @@ def _copies(workspace: Workspace) -> Iterator[Copies]:
     yield from read_copies(workspace)
 
 
-def note_copies(workspace: Workspace) -> None:
+def record_kept_copies(workspace: Workspace) -> None:
     """Record where collected runs are, so that a `down` of kept storage finds them without the workspace."""
     noted_copies = {*read_copies(workspace)}
     # If the disk is full, the next `down` takes the files on kept storage for the only copies.
     with suppress(MachineError):
-        note(workspace, (copies for copies in _copies(workspace) if copies not in noted_copies))
+        record_copies(workspace, (copies for copies in _copies(workspace) if copies not in noted_copies))

@@ -19,7 +19,7 @@ import jinja2
 from clusterctl.errors import MachineError, UsageError, printable
 from clusterctl.state.workspace import write_atomic
 from clusterctl.transport.remote_open import open_file
-from clusterctl.util.assets import asset
+from clusterctl.util.assets import data_folder
 
 REPORT_FILE: Final = "report.html"
 _OURS: Final = b'<meta name="generator" content="clusterctl">'
@@ -124,7 +124,7 @@ def _template() -> jinja2.Template:
 
     https://www.w3.org/TR/CSP3/#match-element-to-source-list
     """
-    folder = asset("templates") / "report"
+    folder = data_folder("templates") / "report"
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
         undefined=jinja2.StrictUndefined,

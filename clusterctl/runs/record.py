@@ -16,7 +16,7 @@ from clusterctl.providers.registry import node_price
 from clusterctl.runs.fetch import Manifest
 from clusterctl.runs.folder import ACCOUNTING, GOING_ON, write_kept, write_sums
 from clusterctl.runs.series import summarize
-from clusterctl.scheduler.base import JobInfo, Jobs, JobState, Outcome, worst
+from clusterctl.scheduler.base import JobInfo, Jobs, JobState, Outcome, worst_job
 from clusterctl.scheduler.evidence import diagnose_run
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import sweep_arguments
@@ -80,7 +80,7 @@ class Recorder:
         source = _json(kept.get(SOURCE_FILE, b""))
         record = _record(self.session, self.entry, self.jobs, manifest, source["hash"] if source else None)
         record = _with_summary(record, tree, facts, _json(kept.get(SWEEP_FILE, b"")))
-        if (job := worst(self.jobs)).outcome in {Outcome.FAILED, Outcome.CANCELLED}:
+        if (job := worst_job(self.jobs)).outcome in {Outcome.FAILED, Outcome.CANCELLED}:
             diagnosis = diagnose_run(self.session, job, tree).as_dict()
             record = record.model_copy(update={"diagnosis": diagnosis})
         (tree / RUN_FILE).write_text(record.as_json())
@@ -110,7 +110,7 @@ def _with_summary(record: RunRecord, tree: Path, facts: Any, sweep: Any) -> RunR
 def _record(
     session: Session, entry: JobEntry, jobs: Sequence[JobInfo], manifest: Manifest, source: str | None
 ) -> RunRecord:
-    head = worst(jobs)
+    head = worst_job(jobs)
     starts = [job.start_time for job in jobs if job.start_time is not None]
     ends = [job.end_time for job in jobs if job.end_time is not None]
     ended = all(job.ended for job in jobs)

@@ -35,7 +35,7 @@ from clusterctl.transport.remote_content import (
     hash_of,
     line_of,
     line_of_status,
-    send_wanted,
+    send_requested_files,
 )
 from clusterctl.transport.remote_open import Beat, Opener, read_json
 
@@ -391,5 +391,5 @@ def serve(top: bytes, ours: Collection[bytes], checkpoints: str, most: int) -> N
         listing.folder(b"")
     sys.stdout.write("\n")
     sys.stdout.flush()
-    send_wanted(listing.opener, listing.listed)
+    send_requested_files(listing.opener, listing.listed)
     listing.opener.close()

@@ -105,7 +105,7 @@ _SHOWN = tuple(
 )
 
 
-def shown_exit(exit_code: int | None, number: int | None) -> str:
+def format_exit(exit_code: int | None, number: int | None) -> str:
     """Return the name of the signal that ended a job, otherwise its exit code; "" if both are unknown."""
     if not number:
         return "" if exit_code is None else str(exit_code)
@@ -177,7 +177,7 @@ class JobInfo:
     @property
     def exit(self) -> str:
         """Name of the signal that ended the job, otherwise its exit code; "" if active or unknown."""
-        return shown_exit(self.exit_code, self.signal)
+        return format_exit(self.exit_code, self.signal)
 
     @property
     def whole_id(self) -> str:
@@ -282,7 +282,7 @@ class JobRequest:
     submitted_at: float = 0.0
 
 
-def unmanaged_job(job: JobInfo) -> SchedulerError:
+def unmanaged_job_error(job: JobInfo) -> SchedulerError:
     return SchedulerError(
         f"job {job.id} was not submitted by clusterctl",
         code="not-our-job",
@@ -291,7 +291,7 @@ def unmanaged_job(job: JobInfo) -> SchedulerError:
     )
 
 
-def worst(jobs: Sequence[JobInfo]) -> JobInfo:
+def worst_job(jobs: Sequence[JobInfo]) -> JobInfo:
     """Return the job with the worst outcome: failed before cancelled, cancelled before active."""
     order = (Outcome.FAILED, Outcome.CANCELLED, Outcome.GOES_ON, Outcome.COMPLETED)
     return min(jobs, key=lambda job: order.index(job.outcome))

@@ -20,7 +20,7 @@ from typing import Any, Final
 from clusterctl.scheduler.base import JobInfo, JobState, Outcome, StepInfo
 from clusterctl.scheduler.failed_rank import Failed, first_failed
 from clusterctl.spec.units import format_duration
-from clusterctl.transport.tree import shown_size
+from clusterctl.transport.tree import format_size
 from clusterctl.util.assets import fill_in
 from clusterctl.util.terminal import plain_line
 
@@ -162,7 +162,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     )
 
 
-def waiting(jobs: Iterable[JobInfo]) -> list[Diagnosis]:
+def diagnose_waiting(jobs: Iterable[JobInfo]) -> list[Diagnosis]:
     """Return the reason of each pending job."""
     waits = [job for job in jobs if job.state is JobState.PENDING]
     diagnoses: dict[tuple[str, int | None], Diagnosis] = {}
@@ -219,7 +219,7 @@ class _Case:
         top_module = module.partition(".")[0]
         words["package"] = packages.get(module) or packages.get(top_module) or top_module
         if "peak" in words:
-            words["used"] = f": {shown_size(int(words['peak']))} used of {shown_size(int(words['most']))}"
+            words["used"] = f": {format_size(int(words['peak']))} used of {format_size(int(words['most']))}"
         if "home" in cause.when:
             words["home"] = self.evidence.left_here(words.get("file") or module.replace(".", "/"))
         return words if all(words.get(name) for name in cause.when) else None
@@ -264,8 +264,8 @@ def _memory(evidence: Evidence, failed: Failed) -> dict[str, str]:
     if largest.peak < _SEEN * limit:
         # Slurm samples memory now and then, and has missed the peak.
         largest = StepInfo("")
-    used = f"{shown_size(largest.peak)} used" if largest.peak else ""
-    of_limit = f"{' of' if used else 'more than'} {shown_size(limit)}" if limit else ""
+    used = f"{format_size(largest.peak)} used" if largest.peak else ""
+    of_limit = f"{' of' if used else 'more than'} {format_size(limit)}" if limit else ""
     host = f" on {largest.peak_host}" if largest.peak_host and not str(failed) else ""
     return {"used": f"{host}: {used}{of_limit}" if used or of_limit else ""}
 

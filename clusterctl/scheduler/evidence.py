@@ -14,12 +14,11 @@ from typing import Any
 from clusterctl.errors import SchedulerError, TransportError
 from clusterctl.scheduler import remote_logs
 from clusterctl.scheduler.base import JobInfo, JobState, Outcome, StepInfo
-from clusterctl.scheduler.diagnosis import Diagnosis, Evidence, diagnose
-from clusterctl.scheduler.diagnosis import waiting as diagnose_waiting
+from clusterctl.scheduler.diagnosis import Diagnosis, Evidence, diagnose, diagnose_waiting
 from clusterctl.scheduler.session import Session
 from clusterctl.state.submissions import CLIENT_FACTS, SOURCE_FILE
 from clusterctl.transport.base import remote_argv
-from clusterctl.util.process import on_each
+from clusterctl.util.process import call_on_hosts
 
 _MOST_READ = 8  # jobs
 _MOST_HOSTS = 16  # hosts
@@ -113,7 +112,7 @@ def _read_logs(session: Session, job: JobInfo) -> _Json:
         return {}
     hosts = dict(session.hosts_with_files(job.nodes)[:_MOST_HOSTS])
     argv = remote_argv("clusterctl.scheduler.remote_logs", folder, _task(job))
-    answers, failed = on_each(hosts, lambda host: _read(hosts[host].run(argv).stdout.encode()))
+    answers, failed = call_on_hosts(hosts, lambda host: _read(hosts[host].run(argv).stdout.encode()))
     if not answers:
         raise next(iter(failed.values()))
     logs, first_failure = list(answers.values()), failed.get(next(iter(hosts)))

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from clusterctl.transport.remote_open import lock, read_json
-from clusterctl.util.remote_rights import acting
+from clusterctl.util.remote_rights import acting_as
 
 Record = dict[str, Any]
 
@@ -63,7 +63,7 @@ class User:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the user's registry of jobs, for starting a job or recording a lost job."""
-        with acting(self.account):
+        with acting_as(self.account):
             self.registry.mkdir(parents=True, exist_ok=True)
             # The wait is limited, because a job can hold the lock.
             lock_fd = lock(os.fsencode(self.registry / ".lock"), fcntl.LOCK_EX, ASK_S)
@@ -74,7 +74,7 @@ class User:
 
     def jobs(self) -> list[Record]:
         """Return the records of all jobs, by number."""
-        with acting(self.account):
+        with acting_as(self.account):
             names = [name for name in self._names() if os.path.lexists(self.registry / name / "job.json")]
             return [self._job(name) for name in names]
 
@@ -87,7 +87,7 @@ class User:
 
     def new_name(self) -> str:
         """Return the name of the next job. Names of jobs with damaged or removed records are not reused."""
-        with acting(self.account):
+        with acting_as(self.account):
             return f"m{1 + max((int(name[1:]) for name in self._names()), default=0)}"
 
     def _job(self, name: str) -> Record:
@@ -102,7 +102,7 @@ class User:
 
     def write(self, name: str, file: str, text: str) -> None:
         """Write a file of a job atomically."""
-        with acting(self.account):
+        with acting_as(self.account):
             folder = self.registry / name
             folder.mkdir(exist_ok=True)
             new = folder / f".{file}.new"
@@ -195,7 +195,7 @@ def record_lost_jobs(user: User, request: Record) -> Record:
         for job in user.jobs():
             # Check the unit after the record: a unit writes its end before it disappears.
             if job["id"] in request["ids"] and job["end"] is None and not unit_exists(job["id"]):
-                with acting(user.account):
+                with acting_as(user.account):
                     has_end = read(user.registry / job["id"] / "end.json") is not None
                 if not has_end:
                     end = {"result": LOST, "code": "", "status": "", "time": int(time.time())}

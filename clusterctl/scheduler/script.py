@@ -18,7 +18,7 @@ from clusterctl.spec.units import format_duration
 from clusterctl.state.submissions import ADDED_FILES, SENT_FILES, SWEEP_FILE, WRITTEN_FILES
 from clusterctl.transport.base import BOOT, module_texts
 from clusterctl.transport.put import ARCHIVES
-from clusterctl.util.assets import asset, render
+from clusterctl.util.assets import data_folder, render
 
 if TYPE_CHECKING:
     from clusterctl.packages.wheelhouse import Lock
@@ -472,5 +472,5 @@ VERIFICATION_PER_NODE_S = 3
 
 def verification_argv(root: str, hosts: Sequence[str]) -> tuple[str, ...]:
     """Return the command for one rank of the probe. The code travels with it, so nodes only need mpi4py."""
-    texts = module_texts("payload.commands.probe", asset("payload").parent)
+    texts = module_texts("payload.commands.probe", data_folder("payload").parent)
     return (f"{root}/env/bin/python", "-c", BOOT, texts, json.dumps([",".join(hosts)]))

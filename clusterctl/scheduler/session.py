@@ -49,7 +49,7 @@ class Session:
     @property
     def spec(self) -> ClusterSpec:
         """The applied spec. It is read on demand, because few commands about jobs need it."""
-        return applied(self.workspace)
+        return read_applied_spec(self.workspace)
 
     @property
     def transport(self) -> Transport:
@@ -82,13 +82,13 @@ class Session:
 
 
 @contextmanager
-def session(
+def connect_session(
     facts: ClusterFacts, workspace: Workspace, *, patience_s: float = PATIENCE_S
 ) -> Iterator[Session]:
     """Open a session. The connection to the cluster is made at its first use."""
     with Connections(workspace.ssh_config, stays=facts.controller) as connections:
         controller = connections.to(facts.controller, facts.job_user)
-        scheduler = client_of(facts, workspace, controller, connections.to, patience_s)
+        scheduler = scheduler_client(facts, workspace, controller, connections.to, patience_s)
         unshared_nodes = {
             host: controller if host == facts.controller else connections.to(host, facts.job_user)
             for host in (() if facts.is_shared else facts.compute)
@@ -107,20 +107,20 @@ def open_session(chosen: ChosenCluster, *, patience_s: float = PATIENCE_S) -> It
     """
     workspace = chosen.workspace()
     with naming_lock_holder(workspace):
-        with session(facts_of(workspace), workspace, patience_s=patience_s) as opened:
+        with connect_session(facts_of(workspace), workspace, patience_s=patience_s) as opened:
             yield opened
         if refusal := opened.ledger.refusal:
             chosen.note(f"note: {refusal.what} ({refusal.why}): the next command updates the jobs' states")
 
 
-def applied(workspace: Workspace) -> ClusterSpec:
+def read_applied_spec(workspace: Workspace) -> ClusterSpec:
     """Return the spec that `up` was last given. Imported on demand, because its models are slow to import."""
     from clusterctl.state.inventory import applied_spec  # noqa: PLC0415
 
     return applied_spec(workspace)
 
 
-def client_of(
+def scheduler_client(
     facts: ClusterFacts, workspace: Workspace, controller: Transport, to: Connect, patience_s: float
 ) -> Jobs:
     """Return the client for jobs: of Slurm as the user of ``controller``, or of mpirun over ``to``."""

@@ -208,7 +208,9 @@ class SlurmClient(Jobs):
                 raise SlurmAwayError("slurmctld did not answer sbatch", why=result.stderr.strip())
             words = (re.sub(r"^sbatch: (error: )?", "", line) for line in result.stderr.strip().splitlines())
             reason = "; ".join(words)
-            raise SlurmError("Slurm rejected the job", code="slurm-refused", why=reason, fix=fix_of(reason))
+            raise SlurmError(
+                "Slurm rejected the job", code="slurm-refused", why=reason, fix=fix_for_refusal(reason)
+            )
         job_id = result.stdout.strip().splitlines()[-1].partition(";")[0] if result.stdout.strip() else ""
         if not job_id.isdigit():
             raise AnswerLostError(
@@ -302,7 +304,7 @@ class SlurmClient(Jobs):
         )
 
 
-def fix_of(refusal: str) -> str:
+def fix_for_refusal(refusal: str) -> str:
     """Return the fix for a rejection in Slurm's words, with the command that lists the valid values."""
     for pattern, flag, command in _REFUSALS:
         if re.search(pattern, refusal, re.IGNORECASE):

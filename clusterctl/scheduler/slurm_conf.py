@@ -126,7 +126,7 @@ def fault_timeouts(nodes: int) -> Settings:
     }
 
 
-def gres(gpus: Iterable[Gpu]) -> str:
+def format_gres(gpus: Iterable[Gpu]) -> str:
     """Return a node's GPUs as in slurm.conf: ``gpu:a100:1,gpu:t4:2``."""
     groups = groupby(by_type(gpus), key=lambda gpu: gpu.type)
     return ",".join(f"gpu:{kind}:{len([*group])}" for kind, group in groups)
@@ -224,7 +224,7 @@ def _node_settings(node: Node) -> Settings:
     settings |= {key: str(value) for key, value in node.topology}
     settings["RealMemory"] = str(node.memory_mib)
     if node.gpus:
-        settings["Gres"] = gres(node.gpus)
+        settings["Gres"] = format_gres(node.gpus)
     settings |= {"Feature": str(node.host.partition), "State": "UNKNOWN"}
     return settings
 
@@ -276,7 +276,7 @@ _GRAVE_XIDS: Final = (
 )
 
 
-def health_file(spec: ClusterSpec, inventory: Inventory, drivers: Mapping[str, Driver]) -> str:
+def render_health_file(spec: ClusterSpec, inventory: Inventory, drivers: Mapping[str, Driver]) -> str:
     """Return the health check's settings as JSON, by host. Hosts not in ``drivers`` count as without GPUs."""
     limits, settings = spec.monitoring.health, {}
     for name in (host.name for host in inventory.compute):
@@ -300,7 +300,7 @@ _SIZE: Final = re.compile(r"(?<= )CPUs=.*?(?=Feature=)")
 _PARTITION_SIZE: Final = re.compile(r"(?<= )DefMemPerCPU=\d+ ")
 
 
-def slurmd_file(files: Mapping[str, str], inventory: Inventory) -> str:
+def render_slurmd_digests(files: Mapping[str, str], inventory: Inventory) -> str:
     """Return digests of the settings that require a restart of slurmd when they change: JSON, by host.
 
     files: Slurm's files as rendered. If `scontrol reconfigure` announces nodes, lines of other nodes do not

@@ -21,7 +21,7 @@ _SLURMDS_WORDS = (
 )
 
 
-class Standing(Enum):
+class Availability(Enum):
     READY = "ready"
     BUSY = "busy"
     DRAINED = "drained by an administrator, or reserved, so `up` does not change it"
@@ -29,41 +29,46 @@ class Standing(Enum):
     FAILED = "failed"
 
 
-_AT_SERVICE = {"IDLE": Standing.READY, **dict.fromkeys(("ALLOCATED", "MIXED", "COMPLETING"), Standing.BUSY)}
+_AT_SERVICE = {
+    "IDLE": Availability.READY,
+    **dict.fromkeys(("ALLOCATED", "MIXED", "COMPLETING"), Availability.BUSY),
+}
 
 
-def standing(node: NodeInfo) -> Standing:
+def standing_of(node: NodeInfo) -> Availability:
     """Return the availability of a node, by its state, flags and reason."""
     states = {node.state, *node.flags}
     is_drained = bool(states & _DRAINED)
     by_slurm = node.reason_by == _SLURM or node.reason.startswith((_OUR_WORDS, *_SLURMDS_WORDS))
     if states & _RESERVED or (is_drained and not by_slurm):
-        return Standing.DRAINED
+        return Availability.DRAINED
     if (is_drained or node.state == "DOWN") and "NOT_RESPONDING" not in states:
-        return Standing.OUT
-    return _AT_SERVICE.get(node.state, Standing.FAILED) if node.usable else Standing.FAILED
+        return Availability.OUT
+    return _AT_SERVICE.get(node.state, Availability.FAILED) if node.usable else Availability.FAILED
 
 
-def by_standing(nodes: Iterable[NodeInfo]) -> dict[Standing, list[NodeInfo]]:
+def group_by_standing(nodes: Iterable[NodeInfo]) -> dict[Availability, list[NodeInfo]]:
     """Return the nodes in each state of availability."""
-    nodes_by_standing: dict[Standing, list[NodeInfo]] = {key: [] for key in Standing}
+    nodes_by_standing: dict[Availability, list[NodeInfo]] = {key: [] for key in Availability}
     for node in nodes:
-        nodes_by_standing[standing(node)].append(node)
+        nodes_by_standing[standing_of(node)].append(node)
     return nodes_by_standing
 
 
-def unusable(nodes: Iterable[NodeInfo]) -> tuple[tuple[str, str], ...]:
+def find_unusable_nodes(nodes: Iterable[NodeInfo]) -> tuple[tuple[str, str], ...]:
     """Return the nodes that Slurm has taken out of service, each with its state and reason."""
-    out = (Standing.OUT, Standing.FAILED)
-    return tuple((node.name, f"Slurm says {slurms_words(node)}") for node in nodes if standing(node) in out)
+    out = (Availability.OUT, Availability.FAILED)
+    return tuple(
+        (node.name, f"Slurm says {slurm_state_text(node)}") for node in nodes if standing_of(node) in out
+    )
 
 
-def slurms_words(node: NodeInfo) -> str:
+def slurm_state_text(node: NodeInfo) -> str:
     """Return a node's state, flags and reason as Slurm writes them."""
     return "+".join((node.state, *node.flags)) + (f": {node.reason}" if node.reason else "")
 
 
-def why_drained(node: NodeInfo) -> str:
+def drain_reason(node: NodeInfo) -> str:
     """Return who drained a node and why, as text."""
     if _is_reserved(node):
         return "reserved"

@@ -39,7 +39,7 @@ from clusterctl.spec.units import (
     parse_slurm_memory_mib,
     parse_slurm_time_s,
 )
-from clusterctl.util.assets import table
+from clusterctl.util.assets import read_table
 
 Loc = tuple[str | int, ...]
 M = TypeVar("M", bound=BaseModel)
@@ -239,7 +239,8 @@ class Pattern:
 
 
 PATTERNS: Final = {
-    name: Pattern(*row) for name, row in table(DATA / "patterns.toml", dict[str, tuple[str, str]]).items()
+    name: Pattern(*row)
+    for name, row in read_table(DATA / "patterns.toml", dict[str, tuple[str, str]]).items()
 }
 SCHEMA_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 PRIVATE_NETWORKS: Final = tuple(IPv4Network(n) for n in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))

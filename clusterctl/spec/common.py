@@ -30,7 +30,7 @@ from clusterctl.spec.base import (
 from clusterctl.spec.hosts import HostRange, OnpremHost, Switch, expand
 from clusterctl.spec.names import ADMIN_USER, DATA, MAX_COUNT, PROOF_PARTITION
 from clusterctl.spec.units import format_size, shown
-from clusterctl.util.assets import table
+from clusterctl.util.assets import read_table
 
 ClusterName = Annotated[str, PATTERNS["label"]]
 PartitionName = Annotated[str, PATTERNS["label"]]
@@ -42,7 +42,7 @@ LEAST_DISK_MIB: Final = 64
 LEAST_MEMORY_MIB: Final = 256
 # The uid and gid of the admin account, outside the ranges that Debian, EL and `users` give to people.
 ADMIN_ID = 64100
-_RESERVED: Final = table(DATA / "reserved.toml", dict[str, tuple[str, ...]])
+_RESERVED: Final = read_table(DATA / "reserved.toml", dict[str, tuple[str, ...]])
 RESERVED_USERS = frozenset(" ".join(_RESERVED["users"]).split())
 # Slurm's own account, and the account of the verification partition.
 RESERVED_ACCOUNTS = frozenset({"root", ADMIN_USER})

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from clusterctl.errors import Failure, ProvisionError
 from clusterctl.spec.names import DATA
-from clusterctl.util.assets import table
+from clusterctl.util.assets import read_table
 
 # The distribution of new local nodes.
 DEFAULT: Final = "debian-13"
@@ -74,7 +74,7 @@ def distribution_of(name: str) -> Distribution:
     raise _unknown(name, "clusterctl does not know the names of its packages")
 
 
-def common(hosts: Mapping[str, str]) -> Distribution:
+def common_distribution(hosts: Mapping[str, str]) -> Distribution:
     """Return the release that all hosts share. Slurm, Open MPI and Python must be the same on every host.
 
     hosts: host name -> the name of its distribution, the controller first.
@@ -144,7 +144,7 @@ def supported() -> tuple[str, ...]:
 
 @cache
 def _known() -> tuple[Mapping[str, Any], Mapping[str, Distribution]]:
-    rows = table(DATA / "distributions.toml", dict[str, Any])
+    rows = read_table(DATA / "distributions.toml", dict[str, Any])
     return rows, {
         release: Distribution(release, **{**rows["families"][values["family"]], **values})
         for release, values in rows["releases"].items()

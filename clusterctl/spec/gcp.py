@@ -243,7 +243,7 @@ def _nodes_by_name(spec: Cluster) -> dict[str, tuple[GcpNodes, bool]]:
     }
 
 
-def refusal(spec: Cluster) -> UsageError | None:
+def image_error(spec: Cluster) -> UsageError | None:
     """Return an error if the images of this spec can't form a cluster, judged by their names.
 
     They can't if a distribution is unsupported or differs from another. An unknown distribution is an error
@@ -253,7 +253,7 @@ def refusal(spec: Cluster) -> UsageError | None:
     named = {key: release for key, image in _images(spec) if (release := release_of(image))}
     try:
         if named:
-            distributions.common(named)
+            distributions.common_distribution(named)
     except ProvisionError as exc:
         key = ", ".join(str(failure.host) for failure in exc.failures)
         return UsageError(

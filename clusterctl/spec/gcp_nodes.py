@@ -18,7 +18,7 @@ from clusterctl.spec.base import PATTERNS, UNKNOWN, Fault, Loc, Model, SizeMib, 
 from clusterctl.spec.common import Gpus
 from clusterctl.spec.names import DATA, did_you_mean
 from clusterctl.spec.units import GIB_MIB, format_size, shown
-from clusterctl.util.assets import table
+from clusterctl.util.assets import read_table
 
 Project = Annotated[str, PATTERNS["project"]]
 Resource = Annotated[str, PATTERNS["resource"]]
@@ -112,7 +112,7 @@ class Machine:
 
 @cache
 def data() -> Mapping[str, Any]:
-    return table(DATA / "google.toml", dict[str, Any])
+    return read_table(DATA / "google.toml", dict[str, Any])
 
 
 @cache

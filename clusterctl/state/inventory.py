@@ -241,7 +241,7 @@ def may_keep_storage(workspace: Workspace) -> bool:
     return not (workspace.configured.exists() or applied_spec(workspace).provider.user_owned)
 
 
-def distribution_ahead(spec: ClusterSpec, workspace: Workspace) -> Distribution | None:
+def planned_distribution(spec: ClusterSpec, workspace: Workspace) -> Distribution | None:
     """Return the distribution of the hosts. None if it is unknown until the hosts are probed."""
     try:
         return inventory_of(workspace).distribution

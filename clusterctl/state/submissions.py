@@ -16,7 +16,7 @@ from typing import Any
 
 from clusterctl.errors import DiskError
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.disk import append_line, read_rows, writing
+from clusterctl.util.disk import append_line, read_rows, translating_write_errors
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 _TOKEN = re.compile(r"[A-Za-z0-9]+")
@@ -122,7 +122,7 @@ class Ledger:
         """Store clusterctl's files of a job's folder. If writing fails, nothing is stored."""
         folder = self._folder(token)
         try:
-            with writing(folder):
+            with translating_write_errors(folder):
                 for directory in (folder.parent, folder):
                     directory.mkdir(mode=0o700, exist_ok=True)
                 for name, content in files.items():

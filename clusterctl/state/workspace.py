@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from clusterctl.errors import LockedError, MachineError
-from clusterctl.util.disk import REFUSALS, writing
+from clusterctl.util.disk import REFUSALS, translating_write_errors
 
 _UNFIT = frozenset('"%\n')
 # Bytes that the state of a cluster may need. Checked at the start, so `up` does not fail half-way.
@@ -95,7 +95,7 @@ def write_atomic(path: Path, data: str | bytes, *, mode: int = 0o600, anew: bool
     with suppress(FileNotFoundError):
         if not anew and has_content(path, raw, mode) and path.stat().st_uid == os.geteuid():
             return False
-    with writing(path):
+    with translating_write_errors(path):
         fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(fd, "wb") as file:
@@ -188,7 +188,7 @@ class Workspace:
         return self._id.read_text().strip()
 
     def create(self) -> None:
-        with writing(self.root):
+        with translating_write_errors(self.root):
             for folder in (self.root, self.logs, self.rendered):
                 _private_folder(folder)
                 # An existing folder may be on a disk that is now full or read-only.
@@ -221,7 +221,7 @@ class Workspace:
         return _draw_key_pair(self.host_key).read_text().strip()
 
     def remove(self) -> None:
-        with writing(self.root):
+        with translating_write_errors(self.root):
             shutil.rmtree(self.root)
 
     @property
@@ -238,7 +238,7 @@ class Workspace:
         self, verb: str, *, wait_s: float, waiting: Callable[[str], None]
     ) -> AbstractContextManager[None]:
         """Hold the cluster's lock against other clusterctl processes; see ``hold``."""
-        with writing(self.root):
+        with translating_write_errors(self.root):
             _private_folder(self.root.parent)
         locked = f"cluster {self.root.name!r}"
         return hold(self.lock_file, verb, what=locked, wait_s=wait_s, waiting=waiting)
@@ -323,7 +323,7 @@ def hold(
 
 
 def _open_lock(path: Path) -> int:
-    with writing(path):
+    with translating_write_errors(path):
         try:
             return open_private(path)
         except OSError as exc:

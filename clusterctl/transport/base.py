@@ -174,7 +174,7 @@ def checked_argv(argv: Sequence[str]) -> Sequence[str]:
     return argv
 
 
-def wrapped(
+def wrap_command(
     argv: Sequence[str], env: Mapping[str, str] | None = None, *, reads: bool = True
 ) -> tuple[str, bytes]:
     """Return the line that runs a command in any login shell, and the script that stdin must begin with.
@@ -192,17 +192,22 @@ def wrapped(
     return _WRAPPER.format(size=len(script)), script
 
 
-def shown(argv: Sequence[str], limit: int = 120) -> str:
+def shown_command(argv: Sequence[str], limit: int = 120) -> str:
     """Return the command as a printable line for a message, cut to ``limit`` characters."""
     line = printable(shlex.join(argv))
     return line if len(line) <= limit else line[:limit] + "..."
 
 
-def failed(host: str, argv: Sequence[str], rc: int, stderr: str) -> CommandError:
+def command_error(host: str, argv: Sequence[str], rc: int, stderr: str) -> CommandError:
     """Return the error for a command on a host that exited non-zero or was ended by a signal."""
     outcome = "was ended by a signal" if rc == ENDED_BY_SIGNAL else f"failed with exit status {rc}"
     return CommandError(
-        f"`{shown(argv)}` {outcome}", code="command-failed", rc=rc, stderr=stderr, where=host, host=host
+        f"`{shown_command(argv)}` {outcome}",
+        code="command-failed",
+        rc=rc,
+        stderr=stderr,
+        where=host,
+        host=host,
     )
 
 
@@ -214,17 +219,17 @@ def unreachable_error(
     return UnreachableError(f"{host}: {problem}", where=str(config), why=str(cause or ""), fix=fix, host=host)
 
 
-def no_answer(host: str, argv: Sequence[str], seconds: float) -> NoAnswerError:
+def no_answer_error(host: str, argv: Sequence[str], seconds: float) -> NoAnswerError:
     """Return the error for a command that printed nothing, or did not exit, for ``seconds``."""
     return NoAnswerError(
-        f"{host}: no answer from `{shown(argv)}` within {seconds:g} s",
+        f"{host}: no answer from `{shown_command(argv)}` within {seconds:g} s",
         fix="run the command again; if it fails again, check the load of the host "
         "and the commands in the account's ~/.bashrc on it",
         host=host,
     )
 
 
-def lines(stream: Iterable[bytes], too_long: Exception) -> Iterator[bytes]:
+def split_lines(stream: Iterable[bytes], too_long: Exception) -> Iterator[bytes]:
     """Yield the lines of a stream, without their line ends, as soon as each is complete.
 
     Raises:

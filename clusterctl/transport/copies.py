@@ -72,7 +72,7 @@ def _is_same_file(remote: bytes, status: os.stat_result) -> bool:
         return False
 
 
-def note(workspace: Workspace, copies: Iterable[Copies]) -> None:
+def record_copies(workspace: Workspace, copies: Iterable[Copies]) -> None:
     """Append these copies to the cluster's record.
 
     Raises:
@@ -84,7 +84,7 @@ def note(workspace: Workspace, copies: Iterable[Copies]) -> None:
 
 
 def read_copies(workspace: Workspace) -> Iterator[Copies]:
-    """Yield the copies written by ``note``, including those of earlier clusters with the same name."""
+    """Yield the copies written by ``record_copies``, also those of earlier clusters of this name."""
     for row in read_rows(workspace.copies):
         with suppress(KeyError, TypeError):  # damaged row
             host, top, directory, names = row.get("host", ""), row["top"], row["directory"], row.get("names")
@@ -94,7 +94,7 @@ def read_copies(workspace: Workspace) -> Iterator[Copies]:
                 yield Copies(host, top, directory, None if names is None else tuple(names), sent, renamed)
 
 
-def request_bytes(digests: Iterable[int]) -> bytes:
+def encode_digests(digests: Iterable[int]) -> bytes:
     """Return the first part of stdin for remote_copies.py: the number of digests, and the digests."""
     numbers = array("Q", sorted(digests))
     count = HEADER.pack(len(numbers))

@@ -27,7 +27,7 @@ from clusterctl.transport.remote_incoming import (
     reject_small_disk,
 )
 from clusterctl.transport.tree import Item, Kind, Progress, Stream, hash_items
-from clusterctl.util.disk import reason
+from clusterctl.util.disk import write_error_reason
 
 _AGAIN = "run the command again: files that have arrived are kept"
 _MAX_NAME = 255  # bytes
@@ -99,7 +99,7 @@ def writing_into(folder: Path) -> Iterator[None]:
             "the files can't be written on this machine",
             code="files-unwritable",
             where=printable(os.fsdecode(exc.filename or str(folder))),
-            why=reason(exc, folder),
+            why=write_error_reason(exc, folder),
             fix="free space or change the permissions, then run the command again: "
             "files that have arrived are kept",
         ) from exc

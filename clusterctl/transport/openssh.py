@@ -23,10 +23,10 @@ from clusterctl.transport.base import (
     MARK,
     Conversation,
     checked_argv,
+    command_error,
     enlarge_pipe,
-    failed,
-    no_answer,
-    shown,
+    no_answer_error,
+    shown_command,
 )
 from clusterctl.transport.remote_content import READ
 from clusterctl.util.process import Result
@@ -45,7 +45,7 @@ _PAUSE_MS = 50
 
 
 @contextmanager
-def talking(
+def start_conversation(
     words: Sequence[str],
     *,
     silence_s: float,
@@ -89,7 +89,7 @@ def start_program(
         )
     except OSError as exc:
         raise CommandError(
-            f"can't run `{shown(words)}`", code="tool-missing", rc=_NOT_FOUND, stderr=str(exc)
+            f"can't run `{shown_command(words)}`", code="tool-missing", rc=_NOT_FOUND, stderr=str(exc)
         ) from exc
     with process:
         for pipe in filter(None, (process.stdin, process.stdout)):
@@ -155,7 +155,7 @@ class Talk:
                 unsent = unsent[os.write(fd, unsent) :]
         except BrokenPipeError:
             self.finish()
-            raise failed(
+            raise command_error(
                 self.host, self.argv, 0, "the command exited before it had read all its input"
             ) from None
 
@@ -193,7 +193,7 @@ class Talk:
                 if (data := self._read()) == b"":
                     return bytes(output)
                 output += data or b""
-        problem = f"`{shown(self.argv)}` printed more than {most} bytes"
+        problem = f"`{shown_command(self.argv)}` printed more than {most} bytes"
         raise TransportError(problem, code="connection-failed", where=self.host, host=self.host)
 
     def finish(self) -> None:
@@ -206,7 +206,7 @@ class Talk:
     def raise_unless_succeeded(self) -> None:
         """Raise an error unless the command exits with status 0. Its stdout must be at its end."""
         if (rc := self.status()) != 0:
-            raise failed(self.host, self.argv, rc, self.stderr_tail())
+            raise command_error(self.host, self.argv, rc, self.stderr_tail())
 
     def status(self) -> int:
         """Wait for the command to exit, and return its exit status. Its stdout must be at its end.
@@ -241,7 +241,7 @@ class Talk:
     def _status(self, rc: int) -> int:
         """Return the command's exit status; raise UnreachableError if ssh reports a broken connection."""
         if self.is_ssh and rc == NO_CONNECTION:
-            problem = f"{self.host}: the connection broke during `{shown(self.argv)}`"
+            problem = f"{self.host}: the connection broke during `{shown_command(self.argv)}`"
             fix = "if the host is down, start it with `clusterctl up`"
             raise UnreachableError(problem, why=self.stderr_tail(), fix=fix, host=self.host)
         return rc
@@ -262,9 +262,11 @@ class Talk:
     def _login_shell_error(self, noise: bytes) -> TransportError:
         """Return the error for a login shell that did not reach the command."""
         if len(noise) <= _MOST_NOISE and (rc := self.status()) not in {0, NO_CONNECTION}:
-            return failed(self.host, self.argv, rc, self.stderr_tail() + noise.decode(errors="replace"))
+            return command_error(
+                self.host, self.argv, rc, self.stderr_tail() + noise.decode(errors="replace")
+            )
         return TransportError(
-            f"the login shell did not run `{shown(self.argv)}`",
+            f"the login shell did not run `{shown_command(self.argv)}`",
             code="connection-failed",
             where=self.host,
             why=noise[-500:].decode(errors="replace"),
@@ -305,7 +307,7 @@ class Talk:
         return self.deadline if self.deadline is not None else started + self.silence_s
 
     def _no_answer(self) -> TransportError:
-        return no_answer(self.host, self.argv, self.silence_s)
+        return no_answer_error(self.host, self.argv, self.silence_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +345,7 @@ def write_ssh_files(inventory: Inventory, workspace: Workspace) -> None:
     write_atomic(workspace.ssh_config, ssh_config, anew=changed)
 
 
-def attached(argv: Sequence[str]) -> int:
+def run_attached(argv: Sequence[str]) -> int:
     """Run a program on this terminal. Return its exit status, or 128 + N if signal N ended it."""
     process = subprocess.Popen(argv)
     try:
@@ -356,7 +358,7 @@ def attached(argv: Sequence[str]) -> int:
     return status if status >= 0 else _SIGNALLED - status
 
 
-def captured(argv: Sequence[str]) -> Result:
+def run_captured(argv: Sequence[str]) -> Result:
     """Run a program with this process's stdin and return its exit status and output."""
     result = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False)
     return Result(result.returncode, result.stdout, result.stderr)

@@ -19,7 +19,7 @@ from clusterctl.transport.base import Conversation, Transport, remote_argv
 from clusterctl.transport.remote_content import ALIVE_LINE, HEADER, SAME, line_of, parse_request, send_file
 from clusterctl.transport.remote_incoming import Incoming, TruncatedError, UnexpectedError
 from clusterctl.transport.remote_open import HELD
-from clusterctl.transport.tree import Item, Kind, Progress, Stream, hash_items, not_readable
+from clusterctl.transport.tree import Item, Kind, Progress, Stream, hash_items, unreadable_error
 from clusterctl.util.assets import tree_files
 
 STORE = "clusterctl/store"  # below the home
@@ -96,9 +96,9 @@ def send_to_store(
         try:
             item = Item.of(str(number), path, path.stat())
         except OSError as exc:
-            raise not_readable([exc]) from exc
+            raise unreadable_error([exc]) from exc
         if item is None or item.kind is not Kind.FILE:
-            raise not_readable([OSError(0, "not a regular file", str(path))])
+            raise unreadable_error([OSError(0, "not a regular file", str(path))])
         items.append(item)
     hashes = hash_items(items, progress=progress)
     sent = _converse(transport, remote_argv(_PROGRAM, STORE, ""), items, hashes, progress)
@@ -216,7 +216,7 @@ def _send_requested(outgoing: _Outgoing, requests: Sequence[_Request], hashes: M
             finally:
                 os.close(fd)
         except OSError as exc:
-            raise not_readable([OSError(exc.errno, exc.strerror, str(item.origin))]) from exc
+            raise unreadable_error([OSError(exc.errno, exc.strerror, str(item.origin))]) from exc
         done += item.size - request.have
         # Holes are not sent, so the count is corrected after each file.
         outgoing.sent = done

@@ -141,7 +141,7 @@ def parse_request(line: bytes) -> tuple[int, int, int, str]:
     return int(index), int(have), int(size), "" if sha256 == b"-" else sha256.decode()
 
 
-def send_wanted(opener: Opener, paths: Sequence[bytes]) -> None:
+def send_requested_files(opener: Opener, paths: Sequence[bytes]) -> None:
     """Send the files that stdin requests by their index in ``paths``."""
     # Read all requests first, because the receiver does not read while it writes them.
     requests = []
@@ -218,4 +218,4 @@ def main(*roots: str) -> None:
     except OSError as exc:
         fail(exc.filename or b"", exc)
     # Files of any owner are sent, because the user has named them.
-    send_wanted(Opener(b"/", any_owner=True), [place.lstrip(b"/") for place in places])
+    send_requested_files(Opener(b"/", any_owner=True), [place.lstrip(b"/") for place in places])

@@ -35,7 +35,13 @@ from collections.abc import Collection, Iterator
 from itertools import islice
 from typing import Any
 
-from clusterctl.transport.remote_content import ALIVE_LINE, BLOCK, HEADER, line_of_status, send_wanted
+from clusterctl.transport.remote_content import (
+    ALIVE_LINE,
+    BLOCK,
+    HEADER,
+    line_of_status,
+    send_requested_files,
+)
 from clusterctl.transport.remote_open import FOLDER, Beat, Opener, open_file
 
 DIGEST = 8  # bytes
@@ -305,7 +311,7 @@ def send_top(walk: Walk, top: Top, most: int) -> None:
         write(path, status)
     sys.stdout.write("\n")
     sys.stdout.flush()
-    send_wanted(Opener(top.path, any_owner=True), paths)
+    send_requested_files(Opener(top.path, any_owner=True), paths)
 
 
 def main(text: str) -> None:

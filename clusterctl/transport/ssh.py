@@ -31,10 +31,10 @@ from clusterctl.transport.base import (
     SILENCE_S,
     Conversation,
     Transport,
-    failed,
-    shown,
+    command_error,
+    shown_command,
     unreachable_error,
-    wrapped,
+    wrap_command,
 )
 from clusterctl.transport.openssh import ALONE, NO_CONNECTION, OpenSSH, Talk, start_program
 from clusterctl.util.process import Result
@@ -132,7 +132,7 @@ def open_master(
         return None
 
 
-def end_all(config: Path) -> None:
+def end_all_connections(config: Path) -> None:
     """End the shared connections to all hosts of this `ssh_config`, even if commands use them."""
     folder = Workspace(config.parent).connections
     with suppress(OSError):
@@ -261,7 +261,7 @@ class SSHTransport:
         env: Mapping[str, str] | None = None,
     ) -> Result:
         deadline = time.monotonic() + timeout_s
-        line, script = wrapped(argv, env, reads=stdin is not None)
+        line, script = wrap_command(argv, env, reads=stdin is not None)
         with self._talk(argv, line, timeout_s) as talk:
             talk.deadline, talk.most_stderr = deadline, self.max_output
             # If the command reads no stdin, closing stdin would end it.
@@ -269,7 +269,7 @@ class SSHTransport:
             rc = talk.status()
             result = Result(rc, stdout.decode(errors="replace"), talk.stderr_tail())
         if check and rc != 0:
-            raise failed(self.host, argv, rc, result.stderr)
+            raise command_error(self.host, argv, rc, result.stderr)
         return result
 
     def stream(self, argv: Sequence[str]) -> Generator[bytes, None, None]:
@@ -312,7 +312,7 @@ class SSHTransport:
 
     @contextmanager
     def _conversation(self, argv: Sequence[str], silence_s: float, *, reads: bool = True) -> Iterator[Talk]:
-        line, script = wrapped(argv, reads=reads)
+        line, script = wrap_command(argv, reads=reads)
         with self._talk(argv, line, silence_s) as talk:
             talk.send(script)
             yield talk
@@ -362,7 +362,7 @@ class _Command(Talk):
             # The command has not started, so the message is from ssh.
             raise connection_error(self.host, self.ssh.config, self.stderr_tail(), self.ssh.user)
         if ended_here or self.master is None or self.master.has_ended(_SETTLE_S):
-            problem = f"the connection broke during `{shown(self.argv)}`"
+            problem = f"the connection broke during `{shown_command(self.argv)}`"
             raise unreachable_error(self.host, self.ssh.config, problem, self.stderr_tail())
         return ENDED_BY_SIGNAL
 

@@ -33,7 +33,7 @@ _CHUNK = 1 << 20
 _HashCache = dict[str, tuple[tuple[int, ...], str]]
 
 
-def titled(title: str, progress: Progress) -> Progress:
+def with_title(title: str, progress: Progress) -> Progress:
     """Return a progress function that puts a title before each activity."""
     return lambda activity, done, total: progress(f"{title}: {activity}", done, total)
 
@@ -109,7 +109,7 @@ class Item:
         return None
 
 
-def walk(roots: Sequence[Path]) -> tuple[tuple[Item, ...], tuple[Path, ...]]:
+def list_items(roots: Sequence[Path]) -> tuple[tuple[Item, ...], tuple[Path, ...]]:
     """Return everything in these files and folders, each under its own name, and the skipped special files.
 
     Links stay links, but a root that is a link is replaced by its target.
@@ -147,11 +147,11 @@ def walk(roots: Sequence[Path]) -> tuple[tuple[Item, ...], tuple[Path, ...]]:
         except OSError as exc:
             unreadable.append(exc)
     if unreadable:
-        raise not_readable(unreadable)
+        raise unreadable_error(unreadable)
     return tuple(items), tuple(skipped)
 
 
-def not_readable(errors: Sequence[OSError], *, fix: str = "") -> UsageError:
+def unreadable_error(errors: Sequence[OSError], *, fix: str = "") -> UsageError:
     """Return the error for local files that can't be read. ``fix`` replaces the default fix."""
     reasons = [f"{printable(os.fsdecode(exc.filename or ''))}: {exc.strerror or exc}" for exc in errors]
     more = f", and {len(reasons) - 3} more" if len(reasons) > 3 else ""  # noqa: PLR2004
@@ -162,7 +162,7 @@ def not_readable(errors: Sequence[OSError], *, fix: str = "") -> UsageError:
     )
 
 
-def shown_size(size: float) -> str:
+def format_size(size: float) -> str:
     """Return a number of bytes as text: ``3.2 MiB``."""
     for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if size >= 1 << power:
@@ -183,7 +183,7 @@ def hash_items(files: Sequence[Item], *, progress: Progress = lambda *_: None) -
         finally:
             hashing.stopped.set()
     if hashing.unreadable:
-        raise not_readable(hashing.unreadable)
+        raise unreadable_error(hashing.unreadable)
     return dict(zip((item.origin for item in files), hashes, strict=True))
 
 

@@ -27,7 +27,7 @@ T = TypeVar("T")
 R = TypeVar("R", bound="Rule")
 
 
-def asset(name: str) -> Path:
+def data_folder(name: str) -> Path:
     """Return the path of a data folder.
 
     Raises:
@@ -80,23 +80,23 @@ def digest(*parts: str | bytes) -> str:
 @cache
 def payload_hash() -> str:
     """Return the hash under which clusters store the payload."""
-    return tree_hash(asset("payload"))
+    return tree_hash(data_folder("payload"))
 
 
 @cache
 def ansible_hash() -> str:
     """Return the hash of the playbooks and roles, as they were at the first call."""
-    return tree_hash(asset("ansible"))
+    return tree_hash(data_folder("ansible"))
 
 
 def job_lock() -> Path:
     """Return the requirements file, with versions and hashes, of the job environment on every node."""
-    return asset("payload") / "requirements.lock"
+    return data_folder("payload") / "requirements.lock"
 
 
 def gpu_lock() -> Path:
     """Return the additional requirements of nodes with NVIDIA GPUs: CuPy, CUDA's libraries, NCCL, NVML."""
-    return asset("payload") / "requirements-gpu.lock"
+    return data_folder("payload") / "requirements-gpu.lock"
 
 
 @cache
@@ -106,7 +106,7 @@ def install_inputs() -> tuple[bytes, ...]:
     Files that only `configure.yml` reads (tasks, handlers, templates) do not count, so that changing them
     installs nothing again. Roles without install.yml do not count; roles with install.yml alone count fully.
     """
-    ansible = asset("ansible")
+    ansible = data_folder("ansible")
     files = [ansible / "install.yml", job_lock()]
     installing = {path.parents[1].name for path in ansible.glob("roles/*/tasks/install.yml")}
     configuring = {path.parents[1].name for path in ansible.glob("roles/*/tasks/configure.yml")}
@@ -129,7 +129,7 @@ def _environment() -> Environment:
 
     # No autoescape, because the output is configuration and shell text, not HTML. `q` quotes for the shell.
     environment = jinja2.Environment(  # noqa: S701
-        loader=jinja2.FileSystemLoader(asset("templates")),
+        loader=jinja2.FileSystemLoader(data_folder("templates")),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -144,7 +144,7 @@ def render(template: str, **values: Any) -> str:
     return _environment().get_template(template).render(**values)
 
 
-def table(path: Path, kind: type[T]) -> T:
+def read_table(path: Path, kind: type[T]) -> T:
     """Return the content of a TOML or YAML file, validated as ``kind``. Each file is read once."""
     content: T = _read(path, cast(Hashable, kind))
     return content

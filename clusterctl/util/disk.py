@@ -23,7 +23,7 @@ REFUSALS = frozenset(_FIXES)
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def translating_write_errors(path: Path) -> Iterator[None]:
     """Translate errors in the body, which writes ``path``.
 
     Raises:
@@ -53,10 +53,12 @@ def disk_error(exc: OSError, path: Path | None = None, *, what: str = "") -> Dis
     fix = f"{_FIXES[exc.errno or errno.EIO].format(place=mount_point)}, then run the command again"
     if path is None:
         return DiskError(what or "a file can't be written", why=exc.strerror or str(exc), fix=fix)
-    return DiskError(what or f"{path.name} can't be written", where=str(path), why=reason(exc, path), fix=fix)
+    return DiskError(
+        what or f"{path.name} can't be written", where=str(path), why=write_error_reason(exc, path), fix=fix
+    )
 
 
-def reason(exc: OSError, path: Path) -> str:
+def write_error_reason(exc: OSError, path: Path) -> str:
     """Return the reason why a file could not be written, with the mount point for errors of ``REFUSALS``."""
     cause = exc.strerror or str(exc)
     if exc.errno not in REFUSALS:
@@ -69,7 +71,7 @@ def reason(exc: OSError, path: Path) -> str:
 
 def append_line(path: Path, line: str) -> None:
     """Append a line to a file and sync it. After an error, a part of the line may be in the file."""
-    with writing(path):
+    with translating_write_errors(path):
         fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             size = os.fstat(fd).st_size

@@ -91,7 +91,7 @@ def run(
         return Result(process.returncode, *outputs)
 
 
-def run_heard(
+def run_with_lines(
     argv: Sequence[str],
     heard: Callable[[str], None],
     *,
@@ -111,7 +111,7 @@ def run_heard(
     return Result(process.returncode, "".join(lines), "")
 
 
-def run_streamed(
+def run_with_pieces(
     argv: Sequence[str], heard: Callable[[bytes], None], *, env: Mapping[str, str] | None = None
 ) -> Result:
     """Run a program, and call ``heard`` with each piece of its stdout. The result has only its stderr."""
@@ -145,7 +145,7 @@ def _started(
 def temporary_folder(place: str | Path | None = None, *, prefix: str = PREFIX) -> Iterator[Path]:
     """Make a private folder that exists while the body runs. Default place: that of temporary files."""
     parent = Path(place) if place else _temporary_place()
-    sweep(parent, prefix=prefix)
+    remove_stale_folders(parent, prefix=prefix)
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         # Another clusterctl may have removed the new folder before it was locked.
@@ -161,7 +161,7 @@ def temporary_folder(place: str | Path | None = None, *, prefix: str = PREFIX) -
         os.close(lock_fd)
 
 
-def sweep(place: str | Path | None = None, *, prefix: str = PREFIX) -> None:
+def remove_stale_folders(place: str | Path | None = None, *, prefix: str = PREFIX) -> None:
     """Remove folders of killed processes below ``place``. Default: all places for temporary files."""
     places = {Path(place)} if place else {_temporary_place(), SHORT, _MEMORY}
     for folder in [folder_path for parent in places for folder_path in parent.glob(f"{prefix}*")]:
@@ -174,7 +174,7 @@ def sweep(place: str | Path | None = None, *, prefix: str = PREFIX) -> None:
                 os.close(lock_fd)
 
 
-def roomiest() -> Path:
+def roomiest_temporary_folder() -> Path:
     """Return the place for temporary files with the most free space: on disk, or in memory."""
     places = [_temporary_place(), *([_MEMORY] if os.access(_MEMORY, os.W_OK) else [])]
     return max(places, key=lambda place: shutil.disk_usage(place).free)
@@ -202,7 +202,7 @@ def _locked(folder: Path) -> int | None:
     return fd
 
 
-def on_each(
+def call_on_hosts(
     hosts: Iterable[str], ask: Callable[[str], R], *, most: int = _MAX_THREADS, limit: Limit = NO_LIMIT
 ) -> tuple[dict[str, R], dict[str, ClusterctlError]]:
     """Call ``ask`` for each host in parallel. Return the answers and the errors, by host.
@@ -215,7 +215,7 @@ def on_each(
         try:
             if limit.rest_s <= 0:
                 raise TimeoutError
-            return ask(host) if limit is NO_LIMIT else started(partial(ask, host))(limit)
+            return ask(host) if limit is NO_LIMIT else start_in_thread(partial(ask, host))(limit)
         except TimeoutError:
             reason, fix = "it did not answer within the time for all hosts", "check the load of the host"
             return UnreachableError(f"{host} does not answer", why=reason, fix=fix, host=host)
@@ -263,7 +263,7 @@ def parallel_map(items: Sequence[T], function: Callable[[T], R], *, most: int = 
     return results  # type: ignore[return-value]
 
 
-def started(call: Callable[[], R]) -> Callable[..., R]:
+def start_in_thread(call: Callable[[], R]) -> Callable[..., R]:
     """Start a call in a thread. Return a function that waits for its result or raises its exception.
 
     That function takes a ``Limit``, and raises TimeoutError once the limit has passed. The process may exit

@@ -53,7 +53,7 @@ class Reporter:
 SILENT = Reporter()
 
 
-def follow(steps: Generator[HostStep, None, T], reporter: Reporter) -> T:
+def report_steps(steps: Generator[HostStep, None, T], reporter: Reporter) -> T:
     """Report the steps of a generator as it runs, and return its result."""
     with closing(steps):
         while True:

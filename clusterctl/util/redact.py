@@ -17,7 +17,7 @@ from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Any, Final
 from urllib.parse import quote
 
-from clusterctl.util.assets import table
+from clusterctl.util.assets import read_table
 
 HIDDEN: Final = "[redacted]"
 # Shortest known secret that is removed, in letters: shorter secrets may be ordinary words.
@@ -52,7 +52,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def _data() -> Mapping[str, Mapping[str, Any]]:
-    return table(_TABLE, dict[str, dict[str, Any]])
+    return read_table(_TABLE, dict[str, dict[str, Any]])
 
 
 def _filled(text: str) -> str:

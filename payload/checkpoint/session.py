@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from payload.cli.report import Report
 
 
-class Session:
+class CheckpointSession:
     """A run's checkpoints: the checkpoint that it resumes from, and the checkpoints that it saves."""
 
     def __init__(self, config: TrainConfig, world: Communicator) -> None:

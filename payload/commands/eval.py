@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from payload.checkpoint.session import Session, resume
+from payload.checkpoint.session import CheckpointSession, resume
 from payload.checkpoint.shards import BrokenError, read_manifest
 from payload.cli.config import EvalConfig, TrainConfig
 from payload.cli.jsonl import answer
@@ -123,7 +123,7 @@ def evaluate(config: TrainConfig, device: Device, world: Transport) -> dict[str,
         Loss in nats per target, accuracy, and for text perplexity and bits per byte.
     """
     mesh = make_mesh(world, tp=config.layout.tp, pp=config.layout.pp)
-    checkpoints = Session(config, world)
+    checkpoints = CheckpointSession(config, world)
     if checkpoints.data_state is None:
         raise UsageError(
             f"--resume {config.checkpoints.resume}: {config.run.out} has no checkpoint",

@@ -12,7 +12,7 @@ from payload.data.base import Pair
 from payload.device.base import Array
 from payload.errors import UsageError
 from payload.nn.module import Draw
-from payload.nn.random import drawn, sample_keys
+from payload.nn.random import random_bits, sample_keys
 
 # A crop moves an image by up to an 8th of its side: 4 pixels of 32, as in the ResNet paper.
 _PAD = 8
@@ -202,7 +202,7 @@ def _cropped(images: Array, draw: Draw) -> Array:
     count, height, width, _ = images.shape
     pad = max(1, height // _PAD)
     padded = np.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
-    offsets = drawn(sample_keys(draw, "crop"), np.arange(2, dtype="uint32")) % (2 * pad + 1)  # (B, 2)
+    offsets = random_bits(sample_keys(draw, "crop"), np.arange(2, dtype="uint32")) % (2 * pad + 1)  # (B, 2)
     rows = offsets[:, :1].astype(np.int64) + np.arange(height)
     columns = offsets[:, 1:].astype(np.int64) + np.arange(width)
     return padded[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
@@ -210,5 +210,5 @@ def _cropped(images: Array, draw: Draw) -> Array:
 
 def _flipped(images: Array, draw: Draw) -> Array:
     """Mirror a random half of the images left to right."""
-    is_flipped = drawn(sample_keys(draw, "flip"), np.zeros(1, "uint32"))[:, 0] >> 31 == 1
+    is_flipped = random_bits(sample_keys(draw, "flip"), np.zeros(1, "uint32"))[:, 0] >> 31 == 1
     return np.where(is_flipped[:, None, None, None], images[:, :, ::-1], images)

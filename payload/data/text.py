@@ -12,7 +12,7 @@ from payload.data.tokenizer import Tokenizer
 from payload.device.base import Array
 from payload.errors import UsageError
 from payload.nn.module import Draw
-from payload.nn.random import drawn, sample_keys
+from payload.nn.random import random_bits, sample_keys
 
 # The last 20th of a text is held out.
 _HELD_OUT = 20
@@ -112,7 +112,8 @@ class MaskedText(Text):
     def _masked(self, tokens: Array, draw: Draw) -> Pair:
         positions = np.arange(tokens.shape[1], dtype="uint32")
         chosen, kind, random_token = (
-            drawn(sample_keys(draw, stream), positions) for stream in ("mask", "mask.kind", "mask.token")
+            random_bits(sample_keys(draw, stream), positions)
+            for stream in ("mask", "mask.kind", "mask.token")
         )
         masked = chosen < round(_MASKED * 2**32)
         targets = np.where(masked, tokens, -1)

@@ -45,10 +45,10 @@ def keep_mask(keys: Array, index: Array, rate: float) -> Array:
     Returns:
         bool of shape (..., \\*index.shape)
     """
-    return drawn(keys, index) >= round(rate * 2**32)
+    return random_bits(keys, index) >= round(rate * 2**32)
 
 
-def drawn(keys: Array, index: Array) -> Array:
+def random_bits(keys: Array, index: Array) -> Array:
     """Return 32 random bits for each position: keys (..., 2) and index → (..., \\*index.shape), all
     uint32."""
     low, high = (keys[..., i].reshape(*keys.shape[:-1], *(1,) * index.ndim) for i in (0, 1))

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 
 from payload.checkpoint.saver import Saver, StopSignals
-from payload.checkpoint.session import Session, resume
+from payload.checkpoint.session import CheckpointSession, resume
 from payload.cli.config import TrainConfig
 from payload.cli.settings import to_toml
 from payload.comm.base import on_all_ranks
@@ -50,7 +50,7 @@ def train(config: TrainConfig, device: Device, world: Transport, signals: StopSi
     trace, times = _timeline(config, device), CommTimes(device)
     mesh, compressor = build_mesh(config.layout, world)
     mesh = timed_mesh(mesh, times, trace)
-    checkpoints = Session(config, world)
+    checkpoints = CheckpointSession(config, world)
     init = find_initial(config.checkpoints.init, world)
     data_state = checkpoints.data_state
     if init and data_state is None:

@@ -15,7 +15,7 @@ import pytest
 
 from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
 from clusterctl.spec.distributions import distribution_of
-from clusterctl.util.assets import asset
+from clusterctl.util.assets import data_folder
 from tests.support.install import build_wheel, lock_of_wheels
 from tests.support.lab import lab
 from tests.support.nested import CLUSTERCTL, PLACE, UV, Host
@@ -46,7 +46,9 @@ def host(no_residue: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     (lent / "dist").mkdir()
     build_wheel(lent / "dist")
     (lent / "runtime.lock").write_text(lock_of_wheels())
-    jobs = wheelhouse(asset("payload") / "requirements.lock", NodePlatform.of(distribution_of("rocky-9")))
+    jobs = wheelhouse(
+        data_folder("payload") / "requirements.lock", NodePlatform.of(distribution_of("rocky-9"))
+    )
     (lent / "jobs.name").write_text(jobs.name)
     runtime = wheelhouse(lent / "runtime.lock", NodePlatform("3.11", 34))  # AppStream's python3.11
     options = ["--capability=all", "--system-call-filter=@known", f"--bind-ro={lent}:{LENT}"]

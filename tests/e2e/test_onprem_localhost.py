@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from clusterctl.packages.wheelhouse import wheelhouse
-from clusterctl.util.assets import asset
+from clusterctl.util.assets import data_folder
 from tests.e2e.own import picture
 from tests.support.install import build_wheel
 from tests.support.lab import PASSWORD, Box, lab
@@ -54,7 +54,7 @@ def desk(no_residue: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         wheel.extractall(installed)
     compileall.compile_dir(installed, quiet=1, maxlevels=20, stripdir=str(own), prependdir=PLACE)
     own.chmod(0o755)
-    wheels = wheelhouse(asset("payload") / "requirements.lock", PLATFORM)
+    wheels = wheelhouse(data_folder("payload") / "requirements.lock", PLATFORM)
     options = [f"--overlay-ro={tree()}{PLACE}:{own}:{PLACE}", f"--bind-ro={wheels}:/lent/{wheels.name}"]
     boxes = [Box("bench", sudo="password")]
     with lab("debian", boxes, user=USER, internet=True, options=options) as one:

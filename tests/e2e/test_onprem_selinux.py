@@ -18,13 +18,13 @@ import yaml
 from clusterctl.scheduler.slurm_conf import CONTROLLER_PROLOG, TASK_PROLOG
 from clusterctl.spec.names import ROOT
 from clusterctl.state.inventory import HEALTH_PROGRAM
-from clusterctl.util.assets import asset
+from clusterctl.util.assets import data_folder
 from tests.support.lab import Lab, lab
 
 # minutes: each change of a policy builds it anew
 pytestmark = [pytest.mark.sweep, pytest.mark.platform("stand-in", "selinux")]
 
-ANSIBLE = asset("ansible")
+ANSIBLE = data_folder("ansible")
 HOMES = "/shared/home"
 TOOLS = "policycoreutils-python-utils python3-selinux python3-semanage"
 APT = (

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from clusterctl.util.assets import asset
+from clusterctl.util.assets import data_folder
 from clusterctl.util.process import Result
 
 TIMED_OUT = 1000  # no exit code of a process
@@ -68,7 +68,7 @@ class _Server:
     def __init__(self, program: str) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix=f"{program}-"))
         atexit.register(shutil.rmtree, self._folder, ignore_errors=True)
-        ours = asset("ansible")
+        ours = data_folder("ansible")
         environ = {
             "ANSIBLE_HOME": str(self._folder / "home"),
             "ANSIBLE_ROLES_PATH": str(ours / "roles"),
@@ -132,7 +132,7 @@ def _prepare_ansible() -> Callable[[], object]:
 
 
 def _prepare_clusterctl() -> Callable[[], object]:
-    root = asset("ansible").parent
+    root = data_folder("ansible").parent
     for path in sorted((root / "clusterctl").rglob("*.py")):
         if not path.stem.startswith(("remote_", "__")):
             importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))

@@ -9,8 +9,8 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from clusterctl.errors import CommandError
-from clusterctl.transport.base import ENDED_BY_SIGNAL, SILENCE_S, Conversation, failed, no_answer
-from clusterctl.transport.openssh import talking
+from clusterctl.transport.base import ENDED_BY_SIGNAL, SILENCE_S, Conversation, command_error, no_answer_error
+from clusterctl.transport.openssh import start_conversation
 from clusterctl.util.process import Result
 
 
@@ -53,15 +53,15 @@ class LocalTransport:
                 stdout, stderr = process.communicate(stdin or b"", timeout=timeout_s)
             except subprocess.TimeoutExpired as exc:
                 os.killpg(process.pid, signal.SIGKILL)
-                raise no_answer(self.host, argv, timeout_s) from exc
+                raise no_answer_error(self.host, argv, timeout_s) from exc
         rc = max(process.returncode, ENDED_BY_SIGNAL)
         result = Result(rc, stdout.decode(errors="replace"), stderr.decode(errors="replace"))
         if check and rc != 0:
-            raise failed(self.host, argv, rc, result.stderr)
+            raise command_error(self.host, argv, rc, result.stderr)
         return result
 
     def stream(self, argv: Sequence[str]) -> Generator[bytes, None, None]:
-        with talking(self._here(argv), stdin=subprocess.DEVNULL, silence_s=self.silence_s) as talk:
+        with start_conversation(self._here(argv), stdin=subprocess.DEVNULL, silence_s=self.silence_s) as talk:
             while chunk := talk.receive():
                 yield chunk
             talk.finish()
@@ -73,7 +73,7 @@ class LocalTransport:
         *,
         silence_s: float | None = None,
     ) -> Iterator[Conversation]:
-        with talking(self._here(argv), silence_s=silence_s or self.silence_s) as talk:
+        with start_conversation(self._here(argv), silence_s=silence_s or self.silence_s) as talk:
             yield _Talk(self, talk)
 
     def begin(self, argv: Sequence[str]) -> None:

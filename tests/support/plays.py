@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from clusterctl.util.assets import asset
+from clusterctl.util.assets import data_folder
 from tests.support.forks import ansible
 
 
@@ -66,12 +66,12 @@ def program(tmp_path: Path, name: str, script: str) -> None:
 
 
 def role_data(role: str, file: str = "vars/main.yml") -> dict[str, Any]:
-    return dict(yaml.safe_load((asset("ansible") / "roles" / role / file).read_text()))
+    return dict(yaml.safe_load((data_folder("ansible") / "roles" / role / file).read_text()))
 
 
 def load_module(name: str, folder: str = "library") -> ModuleType:
     """One of our Ansible modules, or a file of a role, as plain Python."""
-    found = importlib.util.spec_from_file_location(name, asset("ansible") / folder / f"{name}.py")
+    found = importlib.util.spec_from_file_location(name, data_folder("ansible") / folder / f"{name}.py")
     assert found
     assert found.loader
     loaded = sys.modules[name] = importlib.util.module_from_spec(found)  # dataclasses look there

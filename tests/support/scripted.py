@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from clusterctl.errors import ClusterctlError, CommandError
-from clusterctl.transport.base import Conversation, shown
+from clusterctl.transport.base import Conversation, shown_command
 from clusterctl.util.process import Result
 
 
@@ -74,7 +74,9 @@ class ScriptedTransport:
         step = self._next(Call(tuple(argv), stdin, dict(env or {}), timeout_s))
         stdout = _bytes_of(step, argv).decode(errors="replace")
         if check and step.rc != 0:
-            raise CommandError(f"`{shown(argv)}` failed", rc=step.rc, stderr=step.stderr, host=self.host)
+            raise CommandError(
+                f"`{shown_command(argv)}` failed", rc=step.rc, stderr=step.stderr, host=self.host
+            )
         return Result(step.rc, stdout, step.stderr)
 
     def stream(self, argv: Sequence[str]) -> Generator[bytes, None, None]:
@@ -82,7 +84,9 @@ class ScriptedTransport:
         step = self._next(Call(tuple(argv)))
         yield _bytes_of(step, argv)
         if step.rc != 0:
-            raise CommandError(f"`{shown(argv)}` failed", rc=step.rc, stderr=step.stderr, host=self.host)
+            raise CommandError(
+                f"`{shown_command(argv)}` failed", rc=step.rc, stderr=step.stderr, host=self.host
+            )
 
     def converse(
         self,

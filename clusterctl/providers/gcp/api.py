@@ -35,7 +35,7 @@ from clusterctl.errors import (
     ProvisionError,
 )
 from clusterctl.util import assets
-from clusterctl.util.assets import first_rule, table
+from clusterctl.util.assets import first_rule, read_table
 from clusterctl.util.process import Result, run
 from clusterctl.util.progress import SILENT, Clock, Reporter
 
@@ -75,7 +75,7 @@ class Rule(assets.Rule):
 
 def rules() -> tuple[Rule, ...]:
     """Return the explanations of Google's refusals, for calls of clusterctl and of Terraform."""
-    return table(Path(__file__).with_name("data") / "diagnoses.yaml", tuple[Rule, ...])
+    return read_table(Path(__file__).with_name("data") / "diagnoses.yaml", tuple[Rule, ...])
 
 
 class _BusyError(Exception):

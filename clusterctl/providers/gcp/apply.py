@@ -32,7 +32,7 @@ from clusterctl.providers.gcp.terraform import Action as TerraformAction
 from clusterctl.providers.gcp.terraform import Plan, ResourceChange, Terraform
 from clusterctl.providers.gcp.terraform_run import Diagnostic, Resource, shorten_list
 from clusterctl.spec import gcp_nodes
-from clusterctl.util.assets import first_rule, table
+from clusterctl.util.assets import first_rule, read_table
 from clusterctl.util.progress import Clock
 
 WAITS_S: Final = (5, 10, 20, 40, 60, 60)
@@ -331,7 +331,7 @@ def lost_data(plan: Plan) -> tuple[str, ...]:
 def label_for(kind: str, count: int = 1) -> str:
     """Return the common name for resources of a type, with their number; "" if not worth mentioning."""
     plain = kind.removeprefix("google_").replace("_", " ")
-    labels = table(_DATA / "resources.yaml", dict[str, tuple[str, str]])
+    labels = read_table(_DATA / "resources.yaml", dict[str, tuple[str, str]])
     singular, plural = labels.get(kind, (plain, f"{plain}s"))
     return singular if count == 1 else f"{count} {plural}"
 

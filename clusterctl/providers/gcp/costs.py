@@ -15,7 +15,7 @@ from clusterctl.spec import gcp, gcp_nodes
 from clusterctl.spec.common import Partition
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import GIB_MIB
-from clusterctl.util.assets import table as read_table
+from clusterctl.util.assets import read_table
 
 # Google's definition of a month.
 HOURS_A_MONTH: Final = 730.0

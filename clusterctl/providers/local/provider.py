@@ -21,7 +21,7 @@ from clusterctl.providers.base import (
     Provider,
     Provisioned,
     Sizes,
-    hosts_as_raised,
+    load_known_hosts,
 )
 from clusterctl.providers.local import layout
 from clusterctl.providers.local.capacity import (
@@ -35,7 +35,7 @@ from clusterctl.providers.local.capacity import (
 from clusterctl.providers.local.client import Helper, refuse_other_machines, start_ahead
 from clusterctl.providers.local.image import DEBIAN, DEFAULT_MIRROR, base_inputs
 from clusterctl.providers.node_class import NodeClass, NodeFile
-from clusterctl.providers.storage import KeptStorage, taken_up_note, to_take_up
+from clusterctl.providers.storage import KeptStorage, choose_storage_to_reuse, reuse_note
 from clusterctl.spec import distributions
 from clusterctl.spec.models import ClusterSpec, LocalSettings
 from clusterctl.state.inventory import (
@@ -141,7 +141,7 @@ class LocalProvider(Provider):
         del inputs
         refuse_other_machines(sys.platform)
         shares, notes = shares_here(spec, keep)
-        hosts = hosts_as_raised(workspace)
+        hosts = load_known_hosts(workspace)
         existing, kept = layout.Existing(), tuple[KeptStorage, ...]()
         try:
             if cluster_id := workspace.known_id():
@@ -204,7 +204,7 @@ class LocalProvider(Provider):
         recreated: Collection[str] = (),
     ) -> Provisioned:
         shares, notes = shares_here(spec, keep)
-        kept = to_take_up(spec, self.kept_storage(spec.name, ())) if spec.storage.keep else None
+        kept = choose_storage_to_reuse(spec, self.kept_storage(spec.name, ())) if spec.storage.keep else None
         request = self._request(spec, workspace, shares, kept, node_class.keys if node_class else {})
         request = request.model_copy(update={"anew": tuple(recreated)})
         classed: tuple[str, ...] = ()
@@ -219,7 +219,7 @@ class LocalProvider(Provider):
                 exchange.send({name: [_placed(*file) for file in files[name].items()] for name in classed})
             made = layout.MadeCluster.model_validate(exchange.result())
         removed = (f"removed {', '.join(made.removed)}",) if made.removed else ()
-        notes += (taken_up_note(kept),) if kept else ()
+        notes += (reuse_note(kept),) if kept else ()
         return Provisioned(
             _inventory(spec, request, shares, made),
             notes + made.notes + _unused_gpus() + removed,
@@ -288,13 +288,13 @@ class LocalProvider(Provider):
 def _storage_notes(
     spec: ClusterSpec, storages: Sequence[KeptStorage], existing: layout.Existing
 ) -> tuple[str, ...]:
-    kept = to_take_up(spec, storages)
+    kept = choose_storage_to_reuse(spec, storages)
     if kept and existing.nodes:
         summary = f"cluster {spec.name!r} uses a new shared folder, not the kept one"
         reason = f"it was created without `keep: true`, so it did not reuse this: {kept}"
         fix = "run `clusterctl down` with the spec as it was, then `clusterctl up` with `keep: true`"
         raise UsageError(summary, code="storage-keep-changed", where="storage.keep", why=reason, fix=fix)
-    return (taken_up_note(kept),) if kept else ()
+    return (reuse_note(kept),) if kept else ()
 
 
 def is_orphan(cluster: layout.ClusterState) -> bool:

@@ -28,8 +28,8 @@ from clusterctl.errors import (
 from clusterctl.providers.base import Confirm, OfferedKey, host_port
 from clusterctl.spec.hosts import OnpremHost
 from clusterctl.state.workspace import write_atomic
-from clusterctl.util.assets import Rule, digest, first_rule, render, table
-from clusterctl.util.process import on_each, run, temporary_folder
+from clusterctl.util.assets import Rule, digest, first_rule, read_table, render
+from clusterctl.util.process import call_on_hosts, run, temporary_folder
 from clusterctl.util.progress import NO_LIMIT, Limit
 
 # At import, paramiko imports `invoke`, which costs each command 0.1 s. Only `Match exec` in an ssh_config
@@ -141,7 +141,7 @@ class AccessError(ProvisionError):
 
 def explain(stderr: str, *, host: str, user: str, address: str) -> AccessError | None:
     """Return the error that matches a message of ssh or sudo; None if no rule matches."""
-    if (match := first_rule(table(_RULES, tuple[Rule, ...]), stderr)) is None:
+    if (match := first_rule(read_table(_RULES, tuple[Rule, ...]), stderr)) is None:
         return None
     rule, groups = match
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
@@ -228,7 +228,7 @@ class HostKeys:
                 self._keys[peer.title] = key
         # Only a fingerprint in `accepted` replaces a trusted key: any other change may be an attack.
         to_ask = {peer.title: peer for peer in peers if peer.title not in self._keys or self._accepted}
-        offered, failed = on_each(
+        offered, failed = call_on_hosts(
             list(to_ask), lambda title: _offered_key(to_ask[title], self._config), limit=limit
         )
         accepted = {title: key for title, key in offered.items() if key.fingerprint in self._accepted}

@@ -43,8 +43,16 @@ from clusterctl.spec.common import ADMIN_ID
 from clusterctl.spec.hosts import OnpremHost, is_this_machine
 from clusterctl.spec.names import ADMIN_USER
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.base import MARK, Connect, Conversation, Transport, remote_program, shown, wrapped
-from clusterctl.transport.openssh import talking
+from clusterctl.transport.base import (
+    MARK,
+    Connect,
+    Conversation,
+    Transport,
+    remote_program,
+    shown_command,
+    wrap_command,
+)
+from clusterctl.transport.openssh import start_conversation
 from clusterctl.transport.ssh import SSHTransport
 from clusterctl.util import process
 from clusterctl.util.progress import NO_LIMIT, Limit
@@ -216,10 +224,13 @@ class Login:
         """Run a command as the owner and return its standard output."""
         timeout_s = timeout_s or self.answer_s
         try:
-            line, script = wrapped(argv)
+            line, script = wrap_command(argv)
             done = process.run(self._words(host, line), stdin=script + stdin, timeout_s=timeout_s)
         except subprocess.TimeoutExpired as exc:
-            summary, reason = f"{host} does not answer", f"`{shown(argv)}` took longer than {timeout_s:g} s"
+            summary, reason = (
+                f"{host} does not answer",
+                f"`{shown_command(argv)}` took longer than {timeout_s:g} s",
+            )
             raise UnreachableError(summary, why=reason, host=host, fix="check the host's load") from exc
         except OSError as exc:
             raise no_ssh(exc) from exc
@@ -232,14 +243,16 @@ class Login:
             )
             if refusal is not None:
                 raise refusal
-        text = f"`{shown(argv)}` failed with exit status {done.rc}"
+        text = f"`{shown_command(argv)}` failed with exit status {done.rc}"
         raise CommandError(text, code="login-failed", rc=done.rc, stderr=done.stderr, where=host, host=host)
 
     def converse(self, host: str, argv: Sequence[str]) -> AbstractContextManager[Conversation]:
         """Start a command as the owner; see ``Transport.converse``."""
         remote = None if self.is_here(host) else (host, argv)
-        line, script = wrapped(argv)
-        return talking(self._words(host, line), silence_s=self.answer_s, remote=remote, script=script)
+        line, script = wrap_command(argv)
+        return start_conversation(
+            self._words(host, line), silence_s=self.answer_s, remote=remote, script=script
+        )
 
     def _words(self, host: str, line: str) -> Sequence[str]:
         ssh = ("ssh", "-F", str(self._config), "-T", "--", host)

@@ -15,9 +15,9 @@ from typing import Any, Final
 from clusterctl.errors import ClusterctlError, Failure, UnreachableError
 from clusterctl.hosts import checks
 from clusterctl.hosts.checks import DoctorReport, Finding, RunAsRoot
-from clusterctl.hosts.pairs import NFS_PORT, Peer, StartOnHost, examine_ports, needed_ports, not_looked_at
+from clusterctl.hosts.pairs import NFS_PORT, Peer, StartOnHost, examine_ports, needed_ports, untested_findings
 from clusterctl.hosts.probe import START, HostFacts
-from clusterctl.hosts.roles import CLAIM, expected, host_facts_request, role_files, role_packages
+from clusterctl.hosts.roles import CLAIM, host_facts_request, requirements_of_hosts, role_files, role_packages
 from clusterctl.providers.base import address_of
 from clusterctl.providers.onprem.access import NO_LOGIN, SshHost, ssh_host
 from clusterctl.providers.onprem.login import Login, check_sudo, connect
@@ -27,7 +27,7 @@ from clusterctl.spec.onprem import OnpremSettings, OnpremShared
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Connect, Conversation, Transport, remote_program
-from clusterctl.util.process import on_each, parallel_map
+from clusterctl.util.process import call_on_hosts, parallel_map
 from clusterctl.util.progress import NO_LIMIT, Limit
 
 _NO_ADDRESS: Final = "network"
@@ -187,7 +187,7 @@ def log_in(
     hosts: Sequence[str], workspace: Workspace, limit: Limit = NO_LIMIT
 ) -> tuple[Collection[str], Mapping[str, ClusterctlError]]:
     """Log in as the admin account and try sudo. Return the hosts that allow it, and the errors by host."""
-    return on_each(hosts, lambda host: check_sudo(admin_login(workspace)(host)), limit=limit)
+    return call_on_hosts(hosts, lambda host: check_sudo(admin_login(workspace)(host)), limit=limit)
 
 
 def joined_members(
@@ -225,7 +225,7 @@ def examine(
     lost: hosts that can't be logged in to, with the errors; each error becomes a finding.
     limit: time limit. A host that has not answered by then gets a finding.
     """
-    all_checks = expected(spec, hosts, installed=ours)
+    all_checks = requirements_of_hosts(spec, hosts, installed=ours)
     examined = [host.name for host in hosts if host.name in only and host.name not in lost]
     expectations = {name: all_checks[name] for name in examined}
     with ExitStack() as stack:
@@ -297,9 +297,9 @@ def _examine_network(
         return tuple(_findings(check, name, answer))
 
     def ask_all() -> Iterator[Finding]:
-        findings_of, failed = on_each(new, ask, limit=limit)
+        findings_of, failed = call_on_hosts(new, ask, limit=limit)
         yield from (finding for findings in findings_of.values() for finding in findings)
-        yield from not_looked_at(failed)
+        yield from untested_findings(failed)
 
     peers = {name: _peer(check, hosts[name], address, facts[name]) for name, address in reachable.items()}
     address_by_name = {host.name: host.address for host in check.hosts} | reachable

@@ -16,7 +16,7 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
-from clusterctl.hosts.checks import DoctorReport, Finding, failures
+from clusterctl.hosts.checks import DoctorReport, Finding, findings_as_failures
 from clusterctl.providers.base import (
     REPLACED,
     Action,
@@ -27,15 +27,15 @@ from clusterctl.providers.base import (
     Provider,
     Provisioned,
     Sizes,
-    hosts_as_raised,
-    inventory_as_raised,
+    load_known_hosts,
+    load_known_inventory,
     pending_releases,
 )
 from clusterctl.providers.node_class import NodeClass
 from clusterctl.providers.onprem import members, release
 from clusterctl.providers.onprem.access import raise_failures
 from clusterctl.providers.onprem.login import OWNER_ANSWER_S, Login, create_account
-from clusterctl.providers.storage import KeptStorage, taken_up_note, to_take_up
+from clusterctl.providers.storage import KeptStorage, choose_storage_to_reuse, reuse_note
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import reject_unknown
@@ -43,7 +43,7 @@ from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.state.inventory import Host, Inventory, applied_spec
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.openssh import write_ssh_files
-from clusterctl.util.process import on_each, temporary_folder
+from clusterctl.util.process import call_on_hosts, temporary_folder
 from clusterctl.util.progress import NO_LIMIT, Clock, HostStep, Limit
 
 # Processor seconds of the local machine that examining one host may take.
@@ -129,7 +129,7 @@ class OnpremProvider(Provider):
     ) -> HostPlan:
         del recreated, keep, inputs
         examination = self._examine_machines(spec, workspace)
-        previous = hosts_as_raised(workspace)
+        previous = load_known_hosts(workspace)
         pending = pending_releases(workspace)
         replaced = {late.host.name for late in pending if late.why == REPLACED}
         changes = [_change(host, examination, previous, replaced) for host in examination.inventory.hosts]
@@ -155,7 +155,7 @@ class OnpremProvider(Provider):
         examination = self._examination
         if examination is None or (examination.text, examination.workspace) != (dump_spec(spec), workspace):
             examination = self._examine_machines(spec, workspace)
-        previous_inventory = inventory_as_raised(workspace)
+        previous_inventory = load_known_inventory(workspace)
         login = Login(self._settings.machines, workspace, self._prompts)
         absent = release.release_removed(examination.inventory, login)
         if previous_inventory is not None:
@@ -175,7 +175,7 @@ class OnpremProvider(Provider):
         if self._workspace is None:
             # Without a workspace nothing is known about the machines.
             return True
-        answering, failed = members.log_in(list(hosts_as_raised(self._workspace)), self._workspace)
+        answering, failed = members.log_in(list(load_known_hosts(self._workspace)), self._workspace)
         return bool(answering) or not all(isinstance(exc, UnreachableError) for exc in failed.values())
 
     def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:
@@ -190,7 +190,7 @@ class OnpremProvider(Provider):
             release.release_all(login, cluster_id)
         except ProvisionError as exc:
             failed += exc.failures
-        previous_hosts = hosts_as_raised(workspace).values()
+        previous_hosts = load_known_hosts(workspace).values()
         for note in release.retry_all(previous_hosts, login, ending=True):
             self._prompts.reporter.note(note)
         failed += [pending.failure for pending in pending_releases(workspace)]
@@ -233,18 +233,20 @@ class OnpremProvider(Provider):
         if not spec.storage.keep:
             return ()
         storages = self.kept_storage(spec.name, [user.name for user in spec.users])
-        kept = to_take_up(spec, storages)
-        return (taken_up_note(kept),) if kept else ()
+        kept = choose_storage_to_reuse(spec, storages)
+        return (reuse_note(kept),) if kept else ()
 
     def _kept_storage_findings(
         self, spec: ClusterSpec, workspace: Workspace, login: Login, report: DoctorReport
     ) -> tuple[Finding, ...]:
         """Return an error if a new cluster can't reuse the storage that an earlier cluster kept."""
         leader = self._settings.controller
-        if not spec.storage.keep or leader not in report.facts or hosts_as_raised(workspace):
+        if not spec.storage.keep or leader not in report.facts or load_known_hosts(workspace):
             return ()
         try:
-            to_take_up(spec, find_homes(login, self._settings, spec.name, [user.name for user in spec.users]))
+            choose_storage_to_reuse(
+                spec, find_homes(login, self._settings, spec.name, [user.name for user in spec.users])
+            )
         except ClusterctlError as exc:
             return (Finding(leader, "error", _KEPT, exc.what, exc.why, exc.fix),)
         return ()
@@ -257,7 +259,10 @@ class OnpremProvider(Provider):
         joined, silent, report, blocking = self._collect_findings(spec, workspace, hosts, login)
         # A kept-storage error alone concerns the spec, and ``plan`` raises it.
         if any(finding.code != _KEPT for finding in blocking):
-            summary, host_failures = "these machines can't be used: {hosts}", failures(blocking, phase="plan")
+            summary, host_failures = (
+                "these machines can't be used: {hosts}",
+                findings_as_failures(blocking, phase="plan"),
+            )
             raise ProvisionError.of_hosts(summary, host_failures, code="hosts-unfit", then=_THEN)
         new = tuple(host.name for host in hosts if host.name not in {**joined, **silent})
         keys = {name: host.host_key for name, host in joined.items()}
@@ -298,7 +303,7 @@ class OnpremProvider(Provider):
         """
         total_s = max(_PREFLIGHT_S if find_all else _UP_S, _HOST_S * len(hosts))
         limit, login_limit = (Limit.within(seconds, self._clock) for seconds in (total_s, total_s / 3))
-        joined, silent = members.joined_members(hosts, hosts_as_raised(workspace), workspace, login_limit)
+        joined, silent = members.joined_members(hosts, load_known_hosts(workspace), workspace, login_limit)
         new = tuple(host.name for host in hosts if host.name not in {**joined, **silent})
         login.check_keys(new)
         lost = login.trust(new, limit if find_all else NO_LIMIT, find_all=find_all)
@@ -320,7 +325,7 @@ class OnpremProvider(Provider):
         write_atomic(workspace.joining, inventory.model_dump_json(indent=2) + "\n")
         write_ssh_files(inventory, workspace)
         claim = login.claim(inventory.cluster_id, inventory.cluster)
-        created, failed = on_each(
+        created, failed = call_on_hosts(
             joining, lambda host: create_account(host, login.root, claim, members.admin_login(workspace))
         )
         for host in joining:

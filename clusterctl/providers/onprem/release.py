@@ -22,10 +22,10 @@ from clusterctl.providers.base import (
     Leftover,
     PendingRelease,
     address_of,
-    hosts_as_raised,
-    inventory_as_raised,
+    load_known_hosts,
+    load_known_inventory,
     pending_releases,
-    refuse_unknown_keys,
+    reject_unknown_keys,
 )
 from clusterctl.providers.onprem.access import raise_failures, ssh_host
 from clusterctl.providers.onprem.login import (
@@ -44,7 +44,7 @@ from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.util.assets import digest
-from clusterctl.util.process import on_each
+from clusterctl.util.process import call_on_hosts
 from clusterctl.util.progress import HostStep
 
 NOT_RELEASED: Final = "could not be released"
@@ -58,14 +58,14 @@ _LIST_TRACES: Final = (Path(__file__).with_name("data") / "look.sh").read_text()
 
 def release_all(login: Login, cluster_id: str) -> None:
     """Release all machines of the workspace's inventory. Raise the errors of all failed machines together."""
-    inventory = inventory_as_raised(login.workspace)
+    inventory = load_known_inventory(login.workspace)
     if inventory is None:
         return
     names = [host.name for host in inventory.hosts]
     write_ssh_files(inventory, login.workspace)
     claim = login.claim(cluster_id, inventory.cluster)
     login.prompts.reporter.progress(f"checking {len(names)} machines")
-    is_ours_by_host, failed = on_each(names, lambda host: _is_ours(host, login, claim))
+    is_ours_by_host, failed = call_on_hosts(names, lambda host: _is_ours(host, login, claim))
     ours = [host for host, is_ours in is_ours_by_host.items() if is_ours]
     released, account_failures = _release(ours, inventory, claim, login)
     for host in released:
@@ -80,7 +80,7 @@ def _release(
     failed = _restore(hosts, inventory, login)
     restored = [host for host in hosts if host not in failed]
     connect = admin_login(login.workspace)
-    released, account_failures = on_each(restored, lambda host: remove_account(host, claim, connect))
+    released, account_failures = call_on_hosts(restored, lambda host: remove_account(host, claim, connect))
     return released, {**failed, **account_failures}
 
 
@@ -91,7 +91,7 @@ def release_removed(inventory: Inventory, login: Login) -> Mapping[str, str]:
         The machines that could not be logged in to, with the reason.
     """
     workspace = login.workspace
-    previous = inventory_as_raised(workspace)
+    previous = load_known_inventory(workspace)
     removed = [host.name for host in previous.hosts if inventory.host(host.name) is None] if previous else []
     if previous is None or not removed:
         return {}
@@ -112,11 +112,11 @@ def release_removed(inventory: Inventory, login: Login) -> Mapping[str, str]:
 
 def find_leftovers(login: Login, cluster_id: str) -> tuple[Leftover, ...]:
     """Return the traces of clusterctl that an ordinary user can see on the machines."""
-    hosts = list(hosts_as_raised(login.workspace)) or list(login.hosts)
+    hosts = list(load_known_hosts(login.workspace)) or list(login.hosts)
     hosts = [host for host in hosts if host in login.hosts]
     lost = login.trust(hosts)
     reachable = [host for host in hosts if host not in lost]
-    traces, failed = on_each(reachable, lambda host: _traces_on(host, login, cluster_id))
+    traces, failed = call_on_hosts(reachable, lambda host: _traces_on(host, login, cluster_id))
     leftovers = [Leftover(f"{host}: {trace}") for host, lines in traces.items() for trace in lines]
     failures = {host: exc.cause for host, exc in {**lost, **failed}.items()}
     return (*leftovers, *(Leftover(f"{host}: not checked: {reason}") for host, reason in failures.items()))
@@ -196,7 +196,7 @@ def release_orphan(login: Login, settings: OnpremSettings, cluster_id: str) -> N
     write_ssh_files(inventory, workspace)
     claim = login.claim(cluster_id, inventory.cluster)
     connect = admin_login(workspace)
-    _, failed = on_each(list(claimed), lambda host: create_account(host, login.root, claim, connect))
+    _, failed = call_on_hosts(list(claimed), lambda host: create_account(host, login.root, claim, connect))
     if len(failed) == len(claimed):
         reason = str(next(iter(failed.values())))
         summary = "clusterctl can't log in to any machine of the cluster"
@@ -221,7 +221,7 @@ def claims(login: Login) -> Mapping[str, Mapping[str, str]]:
     """Read the claim files of all machines that can be reached. Return the claims by host."""
     lost = login.trust(login.hosts)
     reachable = [host for host in login.hosts if host not in lost]
-    claims_by_host, _ = on_each(reachable, lambda host: claim_on(host, login))
+    claims_by_host, _ = call_on_hosts(reachable, lambda host: claim_on(host, login))
     return claims_by_host
 
 
@@ -279,7 +279,7 @@ def retry_all(hosts: Collection[Host], login: Login, *, ending: bool = False) ->
             notes.append(Notice("host-key-of-another", text))
             continue
         # The keys that the user confirms in this run belong to other machines.
-        careful = replace(login.prompts, confirm=refuse_unknown_keys, accepted=())
+        careful = replace(login.prompts, confirm=reject_unknown_keys, accepted=())
         login_for_release = Login({pending.host.name: pending.machine}, pending.workspace, careful)
         try:
             _release_pending(pending, login_for_release)

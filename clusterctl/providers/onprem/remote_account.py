@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional
 
-from clusterctl.util.remote_rights import acting, read_regular
+from clusterctl.util.remote_rights import acting_as, read_regular
 
 CLAIM = Path("/etc/clusterctl/cluster.json")
 LOCK = "/run/clusterctl-account.lock"
@@ -174,7 +174,7 @@ def let_in(user: str, key: str) -> bool:
     if not folder.parent.is_dir():
         folder.parent.mkdir(mode=0o700)
         os.chown(str(folder.parent), entry.pw_uid, entry.pw_gid)
-    with acting(entry):
+    with acting_as(entry):
         if not folder.is_dir():
             folder.mkdir(mode=0o700)
         lines = (text_of(file) or "").splitlines()
@@ -247,7 +247,7 @@ def leave(request: Dict[str, Any]) -> Dict[str, Any]:
         run("systemctl", "reset-failed", *units, check=False)
     elif entry is not None:
         file = Path(entry.pw_dir) / ".ssh/authorized_keys"
-        with acting(entry):
+        with acting_as(entry):
             lines = (text_of(file) or "").splitlines()
             if request["key"] in lines:
                 kept = "".join(line + "\n" for line in lines if line != request["key"])

@@ -10,7 +10,7 @@ from typing import Any
 
 from clusterctl.scheduler.script import render_script
 from clusterctl.spec.job import JobSpec
-from clusterctl.util.assets import asset
+from clusterctl.util.assets import data_folder
 from tests.support.hostile import HOSTILE_NAMES
 
 APPTAINER = Path(__file__).with_name("apptainer")
@@ -41,7 +41,7 @@ def place_payload(root: Path, host: Path, telemetry: str = "true") -> None:
     node = root / "payload" / "node"
     node.mkdir(parents=True, exist_ok=True)
     for name in ("__init__.py", "node/rank.py", "node/__init__.py", "node/job.py", "node/task.py"):
-        text = (asset("payload") / name).read_text()
+        text = (data_folder("payload") / name).read_text()
         (root / "payload" / name).write_text(text.replace("/opt/clusterctl", str(host)))
     main = f"import os\nos.execv('/bin/bash', ['bash', '-c', {telemetry!r}])\n"
     (root / "payload" / "__main__.py").write_text(main)

@@ -18,7 +18,7 @@ from typing import Any
 
 from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submit import PreparedJob, Submitted, Submitter, script_of
-from clusterctl.scheduler.session import Session, applied
+from clusterctl.scheduler.session import Session, read_applied_spec
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.facts import facts_of_spec
@@ -67,7 +67,7 @@ class PlayedCluster:
     def session(self, *, patience_s: float = 5.0, clock: Clock | None = None) -> Session:
         """A session with this cluster."""
         slurm = SlurmClient(LocalTransport(), patience_s=patience_s, clock=clock or Clock())
-        return Session(facts_of_spec(applied(self.ledger.workspace)), slurm, self.ledger)
+        return Session(facts_of_spec(read_applied_spec(self.ledger.workspace)), slurm, self.ledger)
 
     @contextmanager
     def state(self) -> Iterator[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from clusterctl.scheduler import session
-from clusterctl.scheduler.session import Session, applied
+from clusterctl.scheduler.session import Session, read_applied_spec
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.state.facts import job_settings
 from clusterctl.state.submissions import Ledger
@@ -43,7 +43,7 @@ def here(cluster: PlayedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     workspace.create()
     workspace.spec.write_text(SPEC)
     hosts = (host_of("demo-ctl", "controller"), host_of("demo-train-1", partition="train"))
-    settings = job_settings(applied(workspace))
+    settings = job_settings(read_applied_spec(workspace))
     inventory = inventory_of(cluster="demo", hosts=hosts, **settings)
     workspace.inventory.write_text(inventory.model_dump_json())
     monkeypatch.setattr(ssh, "SSHTransport", lambda *_, **__: LocalTransport())

@@ -219,7 +219,7 @@ def test_an_image_is_asked_about_on_a_terminal(
 
     cloud = {"type": "gcp", "project": "a-project", "zone": "us-central1-a"}
     monkeypatch.setattr(cli_up, "spec_of", lambda _: spec_of(provider=cloud))
-    monkeypatch.setattr(cli_up, "bake_ahead", bake_ahead)
+    monkeypatch.setattr(cli_up, "bake_image", bake_ahead)
     cli_up.bake(Terminal(json=False, color=False), yes=yes)
     said = capsys.readouterr()
     assert asked == [yes]

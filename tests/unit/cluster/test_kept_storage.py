@@ -21,12 +21,12 @@ from clusterctl.cluster.phases import PhaseRunner, workspace_copy
 from clusterctl.errors import ClusterctlError, OnlyCopyError, UsageError
 from clusterctl.providers.storage import (
     KeptStorage,
-    Record,
-    all_recorded,
-    record,
-    recorded,
-    storage_left_alone,
-    to_take_up,
+    StorageRecord,
+    choose_storage_to_reuse,
+    load_all_kept,
+    load_record,
+    notes_on_unused_storage,
+    save_record,
 )
 from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.load import dump_spec
@@ -35,7 +35,7 @@ from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.submissions import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.copies import Copies, note, read_copies
+from clusterctl.transport.copies import Copies, read_copies, record_copies
 from clusterctl.util.disk import read_rows
 from tests.support.messages import refused
 from tests.unit.cluster.specs import spec_of
@@ -65,11 +65,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_it_is_taken_up_where_the_spec_keeps_storage() -> None:
     one = kept(ada=1001, bob=1002)
-    assert to_take_up(spec(("ada", 1001), ("new", 1003)), [one]) == one
-    assert to_take_up(spec(keep=False), [one]) is None
-    assert to_take_up(spec(), []) is None
+    assert choose_storage_to_reuse(spec(("ada", 1001), ("new", 1003)), [one]) == one
+    assert choose_storage_to_reuse(spec(keep=False), [one]) is None
+    assert choose_storage_to_reuse(spec(), []) is None
     # Nothing is known of its homes.
-    assert to_take_up(spec(), [kept()]) == kept()
+    assert choose_storage_to_reuse(spec(), [kept()]) == kept()
 
 
 @pytest.mark.parametrize(
@@ -82,12 +82,12 @@ def test_it_is_taken_up_where_the_spec_keeps_storage() -> None:
 )
 def test_files_do_not_change_hands(users: list[tuple[str, int]], whose: tuple[str, ...]) -> None:
     with refused("storage-users-differ", UsageError, *whose, "storage remove d"):
-        to_take_up(spec(*users), [kept(ada=1001, bob=1002)])
+        choose_storage_to_reuse(spec(*users), [kept(ada=1001, bob=1002)])
 
 
 def test_of_several_none_is_guessed() -> None:
     with refused("storage-name-ambiguous", UsageError):
-        to_take_up(spec(), [kept(), kept()])
+        choose_storage_to_reuse(spec(), [kept(), kept()])
 
 
 @pytest.mark.parametrize(
@@ -95,29 +95,29 @@ def test_of_several_none_is_guessed() -> None:
     [LocalSettings(), GcpSettings(type="gcp", project="my-project", zone="us-central1-a")],
 )
 def test_the_record_is_read_as_it_was_written(home: Path, settings: Any) -> None:
-    assert recorded("d") is None
-    noted = Record(provider=settings, users=("ada",), kept=(kept(ada=1001),))
-    record("d", noted)
-    assert recorded("d") == noted
-    assert list(all_recorded()) == [kept(ada=1001)]
+    assert load_record("d") is None
+    noted = StorageRecord(provider=settings, users=("ada",), kept=(kept(ada=1001),))
+    save_record("d", noted)
+    assert load_record("d") == noted
+    assert list(load_all_kept()) == [kept(ada=1001)]
     if settings.type == "local":
-        assert storage_left_alone(spec()) == ()
+        assert notes_on_unused_storage(spec()) == ()
     else:
         with refused("storage-elsewhere", UsageError):  # else it would be listed no more
-            storage_left_alone(spec())
-    (note,) = storage_left_alone(spec(keep=False))
+            notes_on_unused_storage(spec())
+    (note,) = notes_on_unused_storage(spec(keep=False))
     assert "disk d-a1b2c3-shared (100GiB, 10.00" in note
-    record("d", Record(provider=OTHER_PLACE, kept=()))
-    assert recorded("d") == noted
-    record("d", noted.model_copy(update={"kept": ()}))
+    save_record("d", StorageRecord(provider=OTHER_PLACE, kept=()))
+    assert load_record("d") == noted
+    save_record("d", noted.model_copy(update={"kept": ()}))
     assert list(home.iterdir()) == []
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"provider": {"type": "moon"}, "kept": []}'])
 def test_a_damaged_record_is_none(home: Path, text: str) -> None:
     (home / "d.storage.json").write_text(text)
-    assert recorded("d") is None
-    assert list(all_recorded()) == []
+    assert load_record("d") is None
+    assert list(load_all_kept()) == []
 
 
 @dataclass
@@ -165,7 +165,7 @@ def cluster(*, keep: bool) -> PhaseRunner:
 def test_down_leaves_it_and_notes_where(home: Path, stub: Stub) -> None:
     done = down.down(cluster(keep=True), DownOptions())
     assert done.kept == (DISK,)
-    assert list(all_recorded()) == [DISK]
+    assert list(load_all_kept()) == [DISK]
     assert stub.did == ["destroy"]
     assert [phase.name for phase in done.phases] == ["look", "destroy", "keep_storage"]
 
@@ -175,12 +175,12 @@ def test_list_of_copies_stays_while_storage_is_kept(home: Path, stub: Stub, how:
     """The runs, too, which the workspace alone knows until then."""
     runner = cluster(keep=how == "kept")
     if how in {"kept before", "nothing was up"}:  # and not taken up
-        record("d", Record(provider=LocalSettings(), kept=(DISK,)))
+        save_record("d", StorageRecord(provider=LocalSettings(), kept=(DISK,)))
     if how == "nothing was up":
         runner.workspace.remove()
         runner.workspace.create()
     sent = Copies("d-ctl", "/shared/home/ada/set.csv", "/data/set.csv", sent=True)
-    note(runner.workspace, [sent])
+    record_copies(runner.workspace, [sent])
     entry = JobEntry(token=str(1), name="mine", user="ada", submitted_at=0, job_id="1", remote_dir="/jobs/1")
     entry = replace(entry, run_dir="/runs/d-1", run_state="COMPLETED")
     Ledger(runner.workspace.jobs).add(entry)
@@ -201,7 +201,7 @@ def test_it_is_known_in_a_copy_of_the_workspace_too(home: Path) -> None:
     """Where the disk takes nothing more, `down` looks by that."""
     workspace = cluster(keep=True).workspace
     sent = Copies("d-ctl", "/shared/home/ada/set.csv", "/data/set.csv", sent=True)
-    note(workspace, [sent])
+    record_copies(workspace, [sent])
     workspace.connections.mkdir(mode=0o700)
     with socket(AF_UNIX) as listening:  # connections that stay open have some, and they are no part of a copy
         listening.bind(str(workspace.connections / "s"))
@@ -220,15 +220,15 @@ def test_without_keep_only_an_earlier_up_can_have_asked_for_any(
     done = down.down(runner, DownOptions(discard=True))
     assert done.kept == (() if was_up else (DISK,))
     assert [phase.name for phase in done.phases] == ["look", "destroy", "keep_storage"][: 3 - was_up]
-    assert list(all_recorded()) == ([] if was_up else [DISK])
+    assert list(load_all_kept()) == ([] if was_up else [DISK])
 
 
 def test_a_down_forgets_no_storage_that_is_kept_elsewhere(home: Path, stub: Stub) -> None:
-    noted = Record(provider=OTHER_PLACE, users=("ada",), kept=(DISK,))
-    record("d", noted)
+    noted = StorageRecord(provider=OTHER_PLACE, users=("ada",), kept=(DISK,))
+    save_record("d", noted)
     stub.storage = []
     assert down.down(cluster(keep=False), DownOptions()).kept == ()
-    assert recorded("d") == noted
+    assert load_record("d") == noted
 
 
 def screen_verb(verb: Callable[..., None], **flags: bool) -> None:
@@ -239,7 +239,7 @@ def test_removing_storage_needs_discard_and_a_yes(
     home: Path, stub: Stub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nobody can look at what is on it."""
-    record("d", Record(provider=LocalSettings(), kept=(DISK,)))
+    save_record("d", StorageRecord(provider=LocalSettings(), kept=(DISK,)))
     with refused("only-copy", OnlyCopyError, DISK.what) as caught:
         screen_verb(cli_down.storage_remove, yes=True)
     assert all(word in caught.value.fix for word in ("collect --all", "--discard"))
@@ -250,7 +250,7 @@ def test_removing_storage_needs_discard_and_a_yes(
     assert "storage remove d`" in capsys.readouterr().out
     screen_verb(cli_down.storage_remove, yes=True, discard=True)
     assert stub.did == [f"remove {DISK.id}"]
-    assert list(all_recorded()) == []
+    assert list(load_all_kept()) == []
     (row,) = read_rows(home / DISCARDED)
     assert row["discarded"][0].startswith(str(DISK))
     with refused("unknown-cluster"):
@@ -258,7 +258,7 @@ def test_removing_storage_needs_discard_and_a_yes(
 
 
 def test_homes_on_machines_of_the_users_own_are_to_be_copied(stub: Stub) -> None:
-    left = Record(provider=OnpremSettings.model_validate(OWN), kept=())
+    left = StorageRecord(provider=OnpremSettings.model_validate(OWN), kept=())
     storage = down.Storage("d", stub, left, (DISK,))  # type: ignore[arg-type]
     with refused("only-copy", OnlyCopyError) as caught:
         down.reject_storage(storage, discard=False)
@@ -266,7 +266,7 @@ def test_homes_on_machines_of_the_users_own_are_to_be_copied(stub: Stub) -> None
 
 
 def test_storage_that_a_cluster_has_stays(home: Path, stub: Stub) -> None:
-    record("d", Record(provider=LocalSettings(), kept=(DISK,)))
+    save_record("d", StorageRecord(provider=LocalSettings(), kept=(DISK,)))
     stub.refuses = UsageError("a cluster 'd' has it", code="storage-in-use")
     with refused("storage-in-use"):
         screen_verb(cli_down.storage_remove, yes=True, discard=True)
@@ -275,14 +275,14 @@ def test_storage_that_a_cluster_has_stays(home: Path, stub: Stub) -> None:
     with refused("storage-in-use"):
         screen_verb(cli_down.storage_remove, yes=True, discard=True)
     assert stub.did == []
-    assert list(all_recorded()) == [DISK]
+    assert list(load_all_kept()) == [DISK]
 
 
 def test_storage_that_was_removed_by_hand_loses_its_record(home: Path, stub: Stub) -> None:
-    record("d", Record(provider=LocalSettings(), kept=(DISK,)))
+    save_record("d", StorageRecord(provider=LocalSettings(), kept=(DISK,)))
     stub.storage = []
     screen_verb(cli_down.storage_remove)
-    assert recorded("d") is None
+    assert load_record("d") is None
 
 
 def test_a_cluster_that_is_up_keeps_the_record_of_copies(
@@ -294,7 +294,7 @@ def test_a_cluster_that_is_up_keeps_the_record_of_copies(
     workspace = cluster(keep=False).workspace
     workspace.inventory.touch()
     sent = Copies("d-ctl", "/shared/home/ada/set.csv", "/data/set.csv", sent=True)
-    note(workspace, [sent])
+    record_copies(workspace, [sent])
     storage = down.find_storage(ChosenCluster())
     assert (storage.name, storage.record.users) == ("d", ("ada",))
     down.remove_storage(PhaseRunner(workspace=workspace), storage)
@@ -304,6 +304,6 @@ def test_a_cluster_that_is_up_keeps_the_record_of_copies(
 def test_since_when_it_is_kept_is_noted(home: Path, stub: Stub) -> None:
     stub.storage = [DISK.model_copy(update={"since": None})]
     (kept,) = down.down(cluster(keep=True), DownOptions()).kept
-    assert [kept] == list(all_recorded())
+    assert [kept] == list(load_all_kept())
     assert "since 20" in kept.dated
     assert "since" not in stub.storage[0].dated

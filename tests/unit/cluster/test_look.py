@@ -28,7 +28,7 @@ from clusterctl.cluster.look import (
 from clusterctl.cluster.phases import PhaseRunner
 from clusterctl.errors import OnlyCopyError, SlurmError, UnreachableError
 from clusterctl.providers.base import HostChange, HostPlan
-from clusterctl.runs.only_copies import FilesThere, OnlyCopies, Search
+from clusterctl.runs.only_copies import OnlyCopies, Search, UncopiedFiles
 from clusterctl.scheduler.base import JobInfo, JobState, Nodes
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import LocalSettings
@@ -41,9 +41,9 @@ from tests.support.inventories import inventory_of
 from tests.support.messages import refused as rejected
 from tests.unit.cluster.specs import spec_of
 
-MODEL = FilesThere("/shared/home/ada/models", "ada", 2, 3 << 30, 7200, top="/shared/home/ada")
-SCRATCH = FilesThere("/scratch/shards", "bob", 1, 5, 86400 * 3, host="d-train-1", top="/scratch")
-LOST = FilesThere("out of job 2 (mine)", "ada", 1, 10, 60, top="/shared/home/ada", job_id="2")
+MODEL = UncopiedFiles("/shared/home/ada/models", "ada", 2, 3 << 30, 7200, top="/shared/home/ada")
+SCRATCH = UncopiedFiles("/scratch/shards", "bob", 1, 5, 86400 * 3, host="d-train-1", top="/scratch")
+LOST = UncopiedFiles("out of job 2 (mine)", "ada", 1, 10, 60, top="/shared/home/ada", job_id="2")
 
 
 def inventory(provider: str = "local", **more: Any) -> Inventory:

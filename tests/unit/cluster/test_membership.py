@@ -9,9 +9,9 @@ import pytest
 
 from clusterctl.cluster.nodes import (
     check_pending_release,
-    forget,
-    limited,
-    names_of,
+    expand_hosts,
+    forget_machines,
+    limit_spec,
     replacing,
     spec_without,
 )
@@ -63,41 +63,43 @@ def raised(tmp_path: Path) -> Raise:
 
 def test_only_the_named_host_joins(raised: Raise) -> None:
     workspace = raised(spec(train="gpu[1-2]"))
-    assert nodes(limited(spec(train="gpu[1-4]"), workspace, ["gpu3"])) == {"train": ("gpu1", "gpu2", "gpu3")}
+    assert nodes(limit_spec(spec(train="gpu[1-4]"), workspace, ["gpu3"])) == {
+        "train": ("gpu1", "gpu2", "gpu3")
+    }
 
 
 def test_only_the_named_host_leaves(raised: Raise) -> None:
     workspace = raised(spec(train="gpu[1-3]"))
-    assert nodes(limited(spec(train="gpu1"), workspace, ["gpu3"])) == {"train": ("gpu1", "gpu2")}
+    assert nodes(limit_spec(spec(train="gpu1"), workspace, ["gpu3"])) == {"train": ("gpu1", "gpu2")}
 
 
 def test_moved_host_outside_limit_keeps_its_partition(raised: Raise) -> None:
     workspace = raised(spec(train="gpu[1-2]", big="gpu3"))
     wanted = spec(train="gpu1", big="gpu[2-3]")
-    assert nodes(limited(wanted, workspace, ["ctl"])) == {"train": ("gpu1", "gpu2"), "big": ("gpu3",)}
-    assert nodes(limited(wanted, workspace, ["gpu2"])) == {"train": ("gpu1",), "big": ("gpu2", "gpu3")}
+    assert nodes(limit_spec(wanted, workspace, ["ctl"])) == {"train": ("gpu1", "gpu2"), "big": ("gpu3",)}
+    assert nodes(limit_spec(wanted, workspace, ["gpu2"])) == {"train": ("gpu1",), "big": ("gpu2", "gpu3")}
 
 
 def test_machine_removed_from_spec_is_known_while_it_stays(raised: Raise) -> None:
     workspace = raised(spec(train="gpu[1-3]"))
-    found = limited(spec("gpu1", train="gpu1"), workspace, ["ctl"])
+    found = limit_spec(spec("gpu1", train="gpu1"), workspace, ["ctl"])
     assert nodes(found) == {"train": ("gpu1", "gpu2", "gpu3")}
     assert {"gpu2", "gpu3"} <= set(found.provider.machines)  # type: ignore[union-attr]
 
 
 def test_the_first_up_may_begin_with_some(raised: Raise) -> None:
     wanted = spec(train="gpu[1-2]", big="gpu[3-4]")
-    assert nodes(limited(wanted, raised(), ["ctl", "gpu2"])) == {"train": ("gpu2",)}
+    assert nodes(limit_spec(wanted, raised(), ["ctl", "gpu2"])) == {"train": ("gpu2",)}
     with rejected("controller-first", UsageError):
-        limited(wanted, raised(), ["gpu2"])
+        limit_spec(wanted, raised(), ["gpu2"])
 
 
 def test_strangers_and_made_hosts_are_refused(raised: Raise) -> None:
     with rejected("unknown-name", UsageError, "gpu9") as refused:
-        limited(spec(train="gpu1"), raised(), ["gpu9"])
+        limit_spec(spec(train="gpu1"), raised(), ["gpu9"])
     assert refused.value.where == "--limit"
     with rejected("not-own-machines", UsageError):
-        limited(spec_of(name="own"), raised(), ["own-train-1"])
+        limit_spec(spec_of(name="own"), raised(), ["own-train-1"])
 
 
 def test_without_some_nodes(raised: Raise) -> None:
@@ -157,15 +159,15 @@ def test_machines_that_are_gone_for_good_are_forgotten(noted: Workspace) -> None
     with replacing(noted, ["gpu1"]):
         pass
     with rejected("unknown-name", UsageError, "gpu9"):
-        forget(noted, ["gpu9"])
+        forget_machines(noted, ["gpu9"])
     with rejected("unknown-name", UsageError, "gpu2"):
         check_pending_release(noted, ["gpu2"])
-    forget(noted, ["gpu1"])
+    forget_machines(noted, ["gpu1"])
     assert pending_releases(noted) == ()
-    forget(noted, ["gpu1", "ctl"])  # once more, and with the one that leads
+    forget_machines(noted, ["gpu1", "ctl"])  # once more, and with the one that leads
     inventory = Inventory.model_validate_json(noted.inventory.read_bytes())
     assert inventory.controller.name == "gpu2"
-    forget(noted, ["gpu2"])
+    forget_machines(noted, ["gpu2"])
     assert not noted.inventory.exists()
 
 
@@ -178,17 +180,17 @@ def test_forget_removes_release_but_not_host_of_same_name(
     for path, content in raised.items():  # the machine in its place has joined
         write_atomic(path, content.replace(b"10.0.0.2", b"10.0.0.9"))
     before = {path: path.read_bytes() for path in raised}
-    (line,) = forget(noted, ["gpu1"])
+    (line,) = forget_machines(noted, ["gpu1"])
     assert line.startswith("gpu1 (10.0.0.2), ")
     assert "stays" in line
     assert pending_releases(noted) == ()
     assert {path: path.read_bytes() for path in raised} == before
-    (line,) = forget(noted, ["gpu1"])
+    (line,) = forget_machines(noted, ["gpu1"])
     assert line.startswith("gpu1, ")
     assert known(noted.inventory) == ["ctl", "gpu2"]
 
 
 def test_ranges_are_names() -> None:
-    assert names_of(["gpu[1-2],ctl", "gpu1"]) == ("gpu1", "gpu2", "ctl")
+    assert expand_hosts(["gpu[1-2],ctl", "gpu1"]) == ("gpu1", "gpu2", "ctl")
     with rejected("bad-hostlist", UsageError):
-        names_of(["gpu[1-"])
+        expand_hosts(["gpu[1-"])

@@ -36,7 +36,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import remote_argv
-from clusterctl.util.assets import asset, tree_hash
+from clusterctl.util.assets import data_folder, tree_hash
 from tests.support.inventories import host_of, inventory_of
 
 TWELVE, THIRTEEN = (distributions.distribution_of(f"debian-{number}") for number in (12, 13))
@@ -86,7 +86,7 @@ def key_of(
 
 def test_twenty_changed_inputs_make_twenty_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     roles = tmp_path / "ansible"
-    shutil.copytree(asset("ansible"), roles)
+    shutil.copytree(data_folder("ansible"), roles)
     monkeypatch.setattr(node_class, "ansible_hash", lambda: tree_hash(roles))
     keys = [
         key_of(),
@@ -142,7 +142,7 @@ OWN = {
 @pytest.mark.parametrize("group", [COMPUTE, CONTROLLER])
 def test_every_variable_of_its_roles_is_known_to_a_class(workspace: Workspace, group: str) -> None:
     """A new one would be missed: it belongs into the class, or into the files of each host."""
-    plays = YAML(typ="safe").load(asset("ansible") / "class.yml")
+    plays = YAML(typ="safe").load(data_folder("ansible") / "class.yml")
     tasks = [task for play in plays if group in play["hosts"].split(":") for task in play["tasks"]]
     imported = [task.get("ansible.builtin.import_role") for task in tasks]
     roles = {one["name"] for one in imported if one}

@@ -16,7 +16,7 @@ from clusterctl.cluster import nodes
 from clusterctl.errors import SchedulerError, TransportError, UnreachableError, UsageError
 from clusterctl.scheduler.base import Jobs, NodeInfo, Nodes
 from clusterctl.scheduler.mpirun import MpirunClient
-from clusterctl.scheduler.standing import Standing, standing
+from clusterctl.scheduler.standing import Availability, standing_of
 from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
@@ -137,14 +137,14 @@ class Booted:
     def __init__(self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
         self.slurm: Jobs = SlurmOfThree(workspace)
         self.machines = {name: Machine() for name in "abc"}
-        self.raised: list[dict[str, Standing]] = []
+        self.raised: list[dict[str, Availability]] = []
 
         def to_machines(_: object) -> AbstractContextManager[Any]:
             return nullcontext(SimpleNamespace(to=self.machines.__getitem__))
 
         def bring_up(_screen: object, _spec: object, *, limit: Sequence[str], **_: object) -> int:
             assert limit == ("a", "b", "c")
-            self.raised.append({one.name: standing(one) for one in self.slurm.nodes()})
+            self.raised.append({one.name: standing_of(one) for one in self.slurm.nodes()})
             return 0
 
         def unlocked(*args: object, **more: Any) -> int:
@@ -173,7 +173,7 @@ def test_nodes_are_resumed_by_up_under_the_same_lock(
     assert booted() == 0
     assert [machine.boot for machine in booted.machines.values()] == [2, 2, 2]
     # What is OUT is resumed once it is configured.
-    assert booted.raised == [{"a": Standing.OUT, "b": Standing.DRAINED, "c": Standing.OUT}]
+    assert booted.raised == [{"a": Availability.OUT, "b": Availability.DRAINED, "c": Availability.OUT}]
 
 
 def test_nothing_is_booted_if_somebody_has_put_a_node_back(booted: Booted) -> None:

@@ -12,7 +12,7 @@ from clusterctl.cli.output import Screen
 from clusterctl.cluster import down
 from clusterctl.errors import OnlyCopyError, UsageError
 from clusterctl.providers.base import Leftover, Prompts
-from clusterctl.providers.storage import KeptStorage, all_recorded
+from clusterctl.providers.storage import KeptStorage, load_all_kept
 from clusterctl.spec.common import ProviderSettings
 from clusterctl.spec.gcp import GcpSettings
 from clusterctl.util.progress import SILENT, Reporter
@@ -100,7 +100,7 @@ def test_storage_that_an_orphan_leaves_on_this_machine_is_listed(
     stub: Stub, capfd: pytest.CaptureFixture[str]
 ) -> None:
     remove(yes=True, project=None)
-    assert list(all_recorded()) == [SHARED]
+    assert list(load_all_kept()) == [SHARED]
     assert f"kept storage of 'd': {SHARED}" in capfd.readouterr().out
 
 

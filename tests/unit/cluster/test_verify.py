@@ -10,14 +10,14 @@ from typing import cast
 
 import pytest
 
-from clusterctl.cluster.verify import Verification, preflight
+from clusterctl.cluster.verify import Verification, find_obstacles
 from clusterctl.cluster.verify import run_verification as verify_by
 from clusterctl.errors import MachineError, VerifyError
 from clusterctl.hosts.checks import DoctorReport, Finding
 from clusterctl.providers.base import Provider
 from clusterctl.scheduler.admin import SlurmNodes
 from clusterctl.scheduler.base import NodeInfo
-from clusterctl.scheduler.standing import unusable
+from clusterctl.scheduler.standing import find_unusable_nodes
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
@@ -287,7 +287,7 @@ def test_unusable_nodes_are_listed_unless_an_admin_drained_them() -> None:
             node("idle+drain", "Low RealMemory", "root"),
         ),
     ]
-    assert unusable(nodes) == (
+    assert find_unusable_nodes(nodes) == (
         ("down", "Slurm says DOWN: Not responding"),
         ("idle*", "Slurm says IDLE+NOT_RESPONDING"),
         ("idle+drain", "Slurm says IDLE+DRAIN: Low RealMemory"),
@@ -306,5 +306,5 @@ class Looks:
 
 def test_a_preflight_tells_of_this_machine_and_of_the_provider(tmp_path: Path) -> None:
     spec = parse_spec("{version: 1, name: d, partitions: [{name: t, nodes: 1}]}", "cluster.yaml")
-    found = preflight(spec, Workspace(tmp_path / "d"), cast("Provider", Looks())).findings
+    found = find_obstacles(spec, Workspace(tmp_path / "d"), cast("Provider", Looks())).findings
     assert [one.what for one in found] == ["missing tool: gcloud", "too little quota"]

@@ -22,7 +22,7 @@ from clusterctl.spec.common import Software
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.assets import asset
+from clusterctl.util.assets import data_folder
 from tests.support.forks import ansible
 
 GCP = {"type": "gcp", "project": "my-project", "zone": "us-central1-a"}
@@ -38,7 +38,7 @@ def listed(workspace: Workspace, tmp_path: Path) -> dict[str, Any]:
 
 def refusal(workspace: Workspace, tmp_path: Path) -> str:
     """Return what Ansible says of an inventory that is not as roles want their arguments, or ""."""
-    argv = ["-i", workspace.ansible_inventory, "-c", "local", asset("ansible") / "validate.yml"]
+    argv = ["-i", workspace.ansible_inventory, "-c", "local", data_folder("ansible") / "validate.yml"]
     done = ansible("ansible-playbook", argv, cwd=tmp_path)
     return f"exit {done.returncode}: {done.stdout}{done.stderr}" if done.returncode else ""
 
@@ -120,7 +120,7 @@ def test_one_host_may_have_every_role_and_others_be_for_logins(
     hosts = [host.model_copy(update={"roles": r}) for host, r in zip(inventory.hosts, roles, strict=True)]
     write_ansible_inventory(spec, inventory.model_copy(update={"hosts": tuple(hosts)}), workspace)
     assert refusal(workspace, tmp_path) == ""
-    argv = ["-i", workspace.ansible_inventory, "--list-hosts", asset("ansible") / "configure.yml"]
+    argv = ["-i", workspace.ansible_inventory, "--list-hosts", data_folder("ansible") / "configure.yml"]
     said = ansible("ansible-playbook", argv, cwd=tmp_path)
     assert "WARNING" not in said.stdout + said.stderr
     every, computing = ["demo-ctl", "demo-train-1", "demo-train-2"], ["demo-ctl", "demo-train-1"]
@@ -145,7 +145,7 @@ def test_one_host_may_have_every_role_and_others_be_for_logins(
 def test_controller_with_exported_folder_is_restored_last(
     inventory: Inventory, workspace: Workspace, tmp_path: Path
 ) -> None:
-    argv = ["-i", workspace.ansible_inventory, "--list-hosts", asset("ansible") / "restore.yml"]
+    argv = ["-i", workspace.ansible_inventory, "--list-hosts", data_folder("ansible") / "restore.yml"]
     for kind, counts in (("existing", ["3", "0"]), ("nfs", ["2", "1"])):
         folder = SharedFolder(kind=kind, server="demo-ctl", path="/shared")
         write_restore_inventory(inventory.model_copy(update={"shared_folder": folder}), workspace)

@@ -20,7 +20,7 @@ from clusterctl.configure.events import Status
 from clusterctl.errors import ConfigureError
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.progress import SILENT, HostStep, Reporter, follow
+from clusterctl.util.progress import SILENT, HostStep, Reporter, report_steps
 from tests.support.forks import ansible
 from tests.support.messages import refused
 from tests.support.processes import eventually
@@ -62,7 +62,7 @@ def test_progress_and_recap(
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     run = make_run("report.yml", local_inventory("one", "two"))
     told = Steps()
-    recap = follow(run_playbook(run), told)
+    recap = report_steps(run_playbook(run), told)
     assert (recap.ok, recap.changed) == ({"one": 3, "two": 3}, 2)
     assert [(step.task, step.how) for step in told if step.host == "one"] == [
         ("Same as before", Status.OK),
@@ -121,7 +121,7 @@ def test_what_a_host_skips_is_decided_without_a_process(
 def test_a_playbook_that_cannot_be_read_shows_what_ansible_said(local_inventory: WriteInventory) -> None:
     run = make_run("no-such-playbook.yml", local_inventory("one"))
     with pytest.raises(ConfigureError) as raised:
-        follow(run_playbook(run), SILENT)
+        report_steps(run_playbook(run), SILENT)
     assert "no-such-playbook.yml" in raised.value.why
 
 
@@ -144,7 +144,7 @@ def test_the_callers_ansible_settings_do_not_matter(
         "VAULT_PASSWORD_FILE": "/caller/none",
     }.items():
         monkeypatch.setenv(f"ANSIBLE_{key}", value)
-    recap = follow(run_playbook(make_run("settings.yml", local_inventory("one"))), SILENT)
+    recap = report_steps(run_playbook(make_run("settings.yml", local_inventory("one"))), SILENT)
     assert recap.ok == {"one": 1}
     assert sorted(caller.iterdir()) == before
 
@@ -158,7 +158,7 @@ def test_an_error_in_the_callers_progress_ends_ansible(
 
     inventory = local_inventory("one", never=tmp_path / "never")
     with pytest.raises(RuntimeError) as raised:
-        follow(run_playbook(make_run("forever.yml", inventory)), Refusing())
+        report_steps(run_playbook(make_run("forever.yml", inventory)), Refusing())
     assert "Begin" in str(raised.value)
     assert not processes_of(inventory)
 
@@ -169,7 +169,7 @@ def test_a_fault_of_the_runner_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr("ansible_runner.Runner.run", lambda _: 1 / 0)
     with refused("ansible-ended-early", ConfigureError):
-        follow(run_playbook(make_run("report.yml", local_inventory("one"))), SILENT)
+        report_steps(run_playbook(make_run("report.yml", local_inventory("one"))), SILENT)
 
 
 @pytest.fixture
@@ -226,7 +226,7 @@ def test_the_death_of_mitogens_process_is_noticed(
     with ThreadPoolExecutor(1) as pool:
         killed = pool.submit(kill_it)
         with refused("ansible-lost", ConfigureError) as raised:
-            follow(run_playbook(run), SILENT)
+            report_steps(run_playbook(run), SILENT)
         killed.result()
     (failure,) = raised.value.failures
     assert failure.retryable

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
-from clusterctl.util.assets import asset, install_inputs
+from clusterctl.util.assets import data_folder, install_inputs
 from tests.support.forks import ansible
 from tests.support.plays import run_play
 
-ROLES = asset("ansible") / "roles"
+ROLES = data_folder("ansible") / "roles"
 
 
 def check(tmp_path: Path, role: str, facts: dict[str, Any], **variables: Any) -> str:

@@ -14,11 +14,11 @@ import pytest
 
 from clusterctl.cluster.hardware import mark_of_wheels
 from clusterctl.hosts.remote_probe import rivals_mark
-from clusterctl.util.assets import asset
+from clusterctl.util.assets import data_folder
 from tests.support.plays import program, role_data, run_tasks
 from tests.support.wheels import a_wheel
 
-SCRATCH = asset("ansible") / "roles" / "scratch" / "files" / "clusterctl-scratch"
+SCRATCH = data_folder("ansible") / "roles" / "scratch" / "files" / "clusterctl-scratch"
 SHARED = {"shared_storage_server": "10.80.0.2", "shared_storage_export": "/shared"}
 
 
@@ -61,7 +61,7 @@ def test_a_node_mounts_the_shared_folder_and_notes_it(tmp_path: Path, stand_ins:
 
 
 def test_the_controller_exports_to_the_clusters_network_alone() -> None:
-    template = asset("ansible") / "roles/shared_storage/templates/clusterctl.exports.j2"
+    template = data_folder("ansible") / "roles/shared_storage/templates/clusterctl.exports.j2"
     variables = {"shared_storage_path": "/shared", "shared_storage_network": "10.80.0.0/20"}
     text = jinja2.Template(template.read_text(), undefined=jinja2.StrictUndefined).render(
         **variables, ansible_managed="a test"

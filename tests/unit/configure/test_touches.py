@@ -13,9 +13,9 @@ import yaml
 
 from clusterctl.hosts.roles import spec_variables
 from clusterctl.spec.load import default_spec
-from clusterctl.util.assets import asset
+from clusterctl.util.assets import data_folder
 
-ANSIBLE = asset("ansible")
+ANSIBLE = data_folder("ansible")
 ROLES = sorted(path.name for path in (ANSIBLE / "roles").iterdir())
 KEYS = {
     *("files", "folders", "trees", "spared", "mounts", "units", "reloads", "accounts"),

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from clusterctl.util.assets import asset
+from clusterctl.util.assets import data_folder
 from tests.unit.gcp.module import Module
 
 Variables = Mapping[str, Any]
@@ -28,7 +28,7 @@ def copies(
     files: str = "**/*.tf",
 ) -> Module:
     """A configuration that has the module, or these files of it, once for each name, with its variables."""
-    source, module = folder / "source", asset("terraform") / "gcp"
+    source, module = folder / "source", data_folder("terraform") / "gcp"
     for name in asked:
         for path in module.glob(files):
             copy = source / name / path.relative_to(module)

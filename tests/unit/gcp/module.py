@@ -18,7 +18,7 @@ from typing import Any
 
 from clusterctl.spec.load import CurrentUser, load_spec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.util.assets import asset
+from clusterctl.util.assets import data_folder
 from tests.support.google.cloud import GoogleCloud
 
 SPECS = Path(__file__).with_name("specs")
@@ -62,7 +62,7 @@ class Module:
     def __init__(self, folder: Path, *, source: Path | None = None, version: str = "8.7.0") -> None:
         self.cloud = GoogleCloud(folder, version)
         self.path = folder / "terraform"
-        shutil.copytree(source or asset("terraform") / "gcp", self.path)
+        shutil.copytree(source or data_folder("terraform") / "gcp", self.path)
         self._good("init")
 
     def set(self, values: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from clusterctl.providers.gcp.orphans import ID_LABEL
 from clusterctl.providers.gcp.provider import variables
 from clusterctl.providers.gcp.terraform import UNKNOWN, Plan, Terraform
 from clusterctl.spec.load import parse_spec
-from clusterctl.util.assets import asset
+from clusterctl.util.assets import data_folder
 from clusterctl.util.progress import Clock
 from tests.support.google.cloud import GoogleCloud
 from tests.support.terraform import Told, addresses, in_state
@@ -43,7 +43,7 @@ class Terraformed:
         for name, value in self.cloud.env.items():
             setenv(name, value)
         self.folder = folder / "terraform"
-        shutil.copytree(asset("terraform") / "gcp", self.folder)
+        shutil.copytree(data_folder("terraform") / "gcp", self.folder)
         told = Told()
         self.said = told.lines
         self.waited: list[float] = []

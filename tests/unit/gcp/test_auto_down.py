@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from clusterctl.util.assets import asset
+from clusterctl.util.assets import data_folder
 from tests.support.google.api import PROJECT, Google
 from tests.unit.gcp.module import labels
 
-PROGRAM = asset("ansible") / "roles/auto_down/files/auto_down.py"
+PROGRAM = data_folder("ansible") / "roles/auto_down/files/auto_down.py"
 ZONE = "us-central1-a"
 AFTER_S = 3600
 NODES = ("demo-train-1", "demo-train-2")

@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl.cluster import bake
 from clusterctl.cluster import up as cluster_up
-from clusterctl.cluster.bake import bake_ahead
+from clusterctl.cluster.bake import bake_image
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.configure.inventory_file import install_mark
 from clusterctl.errors import ClusterctlError, StalePlanError, UsageError
@@ -20,7 +20,7 @@ from clusterctl.providers.gcp.images import images_of
 from clusterctl.providers.gcp.provider import GcpProvider
 from clusterctl.providers.node_class import NodeClass
 from clusterctl.providers.registry import kept_images
-from clusterctl.spec.gcp import refusal, settings_of
+from clusterctl.spec.gcp import image_error, settings_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, Inventory
 from clusterctl.state.workspace import Workspace
@@ -327,10 +327,10 @@ def test_nothing_is_done_that_was_not_shown(raised: Baked) -> None:
 def test_images_set_by_name_leave_nothing_to_bake() -> None:
     own = {"project": "my-images", "name": "with-everything"}
     spec = spec_of(controller={"image": own}, partitions={"train": {"image": own}})
-    found = refusal(spec)
+    found = image_error(spec)
     assert found is not None
     assert found.where == "provider.image.bake"
-    assert refusal(spec_of()) is None
+    assert image_error(spec_of()) is None
 
 
 @pytest.fixture
@@ -369,20 +369,20 @@ def test_ahead_of_up_nothing_but_the_image_stays(
         raise UsageError("nothing was done")
 
     with pytest.raises(UsageError):
-        bake_ahead(ClusterContext.of(spec_of(), workspace=workspace, verb="bake"), refuse)
+        bake_image(ClusterContext.of(spec_of(), workspace=workspace, verb="bake"), refuse)
     assert not set(baked.cloud.resources().values())
     (line,) = shown.pop()
     assert "on demo-image (e2-standard-2, 0.07 USD" in line
     ahead.append(no_packages())
     with refused("no-packages"):
-        bake_ahead(ClusterContext.of(spec_of(), workspace=workspace, verb="bake"))
+        bake_image(ClusterContext.of(spec_of(), workspace=workspace, verb="bake"))
     assert set(baked.cloud.resources().values()) <= NOT_BILLED
     assert not workspace.root.exists()
-    assert bake_ahead(ClusterContext.of(spec_of(), workspace=workspace, verb="bake")) == "made"
+    assert bake_image(ClusterContext.of(spec_of(), workspace=workspace, verb="bake")) == "made"
     assert set(baked.cloud.resources().values()) <= {*NOT_BILLED, "google_compute_image"}
     assert len(baked.images) == 1
     assert not workspace.root.exists()
-    assert bake_ahead(ClusterContext.of(spec_of(), workspace=workspace, verb="bake"), refuse) == "cached"
+    assert bake_image(ClusterContext.of(spec_of(), workspace=workspace, verb="bake"), refuse) == "cached"
     assert not shown
     # What it took was removed under the lock that it was made under.
     assert set(workers) == {"bake"}
@@ -403,12 +403,12 @@ def test_what_a_killed_one_left_goes_with_the_next(
         with monkeypatch.context() as patched:
             patched.setattr("clusterctl.cluster.bake.down_locked", lambda *_: None)
             with pytest.raises(KilledError):
-                bake_ahead(ClusterContext.of(spec_of(), workspace=workspace, verb="bake"))
+                bake_image(ClusterContext.of(spec_of(), workspace=workspace, verb="bake"))
         assert not set(baked.cloud.resources().values()) <= NOT_BILLED
         assert workspace.spec.exists()
     else:
         workspace.create()
-    assert bake_ahead(ClusterContext.of(spec_of(), workspace=workspace, verb="bake")) == "made"
+    assert bake_image(ClusterContext.of(spec_of(), workspace=workspace, verb="bake")) == "made"
     assert set(baked.cloud.resources().values()) <= {*NOT_BILLED, "google_compute_image"}
     assert not workspace.root.exists()
 
@@ -419,7 +419,7 @@ def test_a_cluster_that_is_begun_stays(baked: Baked, tmp_path: Path, ahead: list
     workspace.spec.write_text("of `up`")
     ahead.append(no_packages())
     with refused("no-packages"):
-        bake_ahead(ClusterContext.of(spec_of(), workspace=workspace, verb="bake"))
+        bake_image(ClusterContext.of(spec_of(), workspace=workspace, verb="bake"))
     assert workspace.spec.read_text() == "of `up`"
     assert not baked.images
 

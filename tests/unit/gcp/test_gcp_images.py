@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.cluster.context import ClusterContext
 from clusterctl.cluster.plan import preview
-from clusterctl.spec.gcp import refusal
+from clusterctl.spec.gcp import image_error
 from clusterctl.spec.gcp_nodes import Image, release_of
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.models import ClusterSpec
@@ -75,7 +75,7 @@ def test_googles_own_images_are_what_they_are_called(project: str, family: str, 
 )
 def test_what_can_be_configured_is_not_refused(controller: Any, train: Any, ahead: str | None) -> None:
     spec = spec_of(controller, train)
-    assert refusal(spec) is None
+    assert image_error(spec) is None
     assert spec.provider.expected_release(spec) == ahead
 
 
@@ -88,7 +88,7 @@ def test_what_can_be_configured_is_not_refused(controller: Any, train: Any, ahea
     ],
 )
 def test_what_differs_or_is_not_known_is_refused(controller: Any, train: Any, why: str, where: str) -> None:
-    found = refusal(spec_of(controller, train))
+    found = image_error(spec_of(controller, train))
     assert found is not None
     assert (found.code, found.where) == ("image-distribution", where)
     assert why in found.why

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import ansible.module_utils
-from clusterctl.util.assets import asset
+from clusterctl.util.assets import data_folder
 from tests.support.plays import load_module
 
 Answers = dict[tuple[str, ...], tuple[int, str, str]]
@@ -51,7 +51,7 @@ class Module:
 @pytest.fixture(autouse=True)
 def utils(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ansible finds ansible/module_utils beside the playbook; here Python must."""
-    paths = [*ansible.module_utils.__path__, str(asset("ansible") / "module_utils")]
+    paths = [*ansible.module_utils.__path__, str(data_folder("ansible") / "module_utils")]
     monkeypatch.setattr(ansible.module_utils, "__path__", paths)
 
 

@@ -17,9 +17,9 @@ import pytest
 
 from clusterctl.errors import HostKeyError, TransportError, UnreachableError
 from clusterctl.hosts import remote_probe as remote
-from clusterctl.hosts.checks import Finding, examine, failures
+from clusterctl.hosts.checks import Finding, examine, findings_as_failures
 from clusterctl.hosts.probe import PROGRAM, HostFacts, ProbeRequest, parse_report
-from clusterctl.hosts.roles import CLAIM, Expected
+from clusterctl.hosts.roles import CLAIM, HostRequirements
 from tests.support.messages import refused
 
 KEYS = ("names", "ports", "paths", "units", "accounts", "uids", "files", "texts", "packages")
@@ -65,9 +65,9 @@ def answer(**facts: object) -> str:
     return json.dumps({"state": "", "host": facts})
 
 
-def expected(address: str, **differs: Any) -> Expected:
+def expected(address: str, **differs: Any) -> HostRequirements:
     accounts = {"hpc": 10000, "slurm": 64030, "munge": 64031}
-    return Expected(address, PORTS, accounts, {"/": 20, "/var": 4096}, **differs)
+    return HostRequirements(address, PORTS, accounts, {"/": 20, "/var": 4096}, **differs)
 
 
 def found(changed: dict[str, Any], *, skew_s: float = 0.0, **of_two: Any) -> list[Finding]:
@@ -284,7 +284,7 @@ def test_unreachable_host_is_a_finding_and_others_are_checked() -> None:
         ("two", HostKeyError.code),
         ("three", "uid-differs"),
     ]
-    assert [(f.host, f.phase) for f in failures(report.errors, phase="examine")] == [
+    assert [(f.host, f.phase) for f in findings_as_failures(report.errors, phase="examine")] == [
         ("one", "examine"),
         ("two", "examine"),
         ("three", "examine"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.hosts.roles import expected, host_facts_request, probe_requests, role_files
+from clusterctl.hosts.roles import host_facts_request, probe_requests, requirements_of_hosts, role_files
 from clusterctl.spec.load import parse_spec
 from clusterctl.state.inventory import CONTROLLER
 from clusterctl.state.workspace import Workspace
@@ -33,7 +33,7 @@ def test_only_the_ports_that_are_needed_must_be_free(
     scheduler: str, ports: dict[str, dict[int, str]]
 ) -> None:
     spec = parse_spec(SPEC.replace("SCHEDULER", scheduler), Path("cluster.yaml"))
-    found = expected(spec, HOSTS, installed=())
+    found = requirements_of_hosts(spec, HOSTS, installed=())
     assert {name: dict(one.ports) for name, one in found.items()} == ports
     asked = host_facts_request(spec, HOSTS).host
     assert asked is not None
@@ -50,7 +50,7 @@ def test_the_numbers_of_the_daemons_accounts_must_be_free_too(
 ) -> None:
     spec = parse_spec(SPEC.replace("SCHEDULER", scheduler), Path("cluster.yaml"))
     wanted = daemons | {user.name: user.uid for user in spec.users}
-    assert {name: one.accounts for name, one in expected(spec, HOSTS, installed=()).items()} == {
+    assert {name: one.accounts for name, one in requirements_of_hosts(spec, HOSTS, installed=()).items()} == {
         "a": wanted,
         "b": wanted,
     }
@@ -75,7 +75,7 @@ def test_the_numbers_of_the_daemons_accounts_must_be_free_too(
 def test_hosts_with_gpus_need_room_for_cupy(cupy: bool, installed: bool, more: bool) -> None:
     text = SPEC.replace("SCHEDULER", "slurm").replace("hosts: b}]", "hosts: b, gpus: {type: t4, count: 1}}]")
     spec = parse_spec(f"{text}software: {{cupy: {str(cupy).lower()}}}\n", Path("cluster.yaml"))
-    found = expected(spec, HOSTS, installed=["a", "b"] if installed else ())
+    found = requirements_of_hosts(spec, HOSTS, installed=["a", "b"] if installed else ())
     assert (found["b"].free_mib["/opt"] > found["a"].free_mib["/opt"]) == more
 
 
@@ -83,7 +83,7 @@ def test_hosts_with_gpus_need_room_for_cupy(cupy: bool, installed: bool, more: b
 def test_local_machine_is_recognized_by_the_spec(address: str, here: bool) -> None:
     provider = f"{{type: onprem, controller: a, hosts: {{a: {address}}}, network: 10.0.0.0/24}}"
     text = f"version: 1\nname: desk\nprovider: {provider}\npartitions: [{{name: train, hosts: a}}]\n"
-    found = expected(parse_spec(text, Path("cluster.yaml")), HOSTS[:1], installed=["a"])
+    found = requirements_of_hosts(parse_spec(text, Path("cluster.yaml")), HOSTS[:1], installed=["a"])
     assert found["a"].here == here
 
 

@@ -29,7 +29,7 @@ from clusterctl.hosts.probe import (
     parse_report,
     probe_hosts,
 )
-from clusterctl.hosts.roles import wanted_accounts
+from clusterctl.hosts.roles import required_accounts
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.process import Result
@@ -304,7 +304,7 @@ def test_taken_numbers_of_slurm_and_munge_are_found() -> None:
         "three": parse_report(answer(accounts={}, groups={"slurm": 990, "lab": 64030})),
     }
     with refused("accounts-conflict", ConfigureError) as caught:
-        reject_taken_numbers(reports, wanted_accounts(spec))
+        reject_taken_numbers(reports, required_accounts(spec))
     changes = ("uid: `usermod --uid UID", "gid: `groupmod --gid GID")
     user, group = (f"give that account another {change}" for change in changes)
     said = {(failure.host, failure.code, failure.cause, failure.fix) for failure in caught.value.failures}

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 import pytest
 
 from clusterctl.errors import UnreachableError
-from clusterctl.hosts.pairs import Peer, unconnected, unreached_ports
+from clusterctl.hosts.pairs import Peer, find_unconnected_hosts, unreached_ports
 from clusterctl.hosts.remote_pairs import GREETING, WORDS
 from clusterctl.transport.base import Conversation, Transport, remote_argv
 from tests.support.here import LocalTransport
@@ -39,7 +39,7 @@ def test_late_host_fails_alone_and_not_the_network() -> None:
     hosts: dict[str, Transport] = {NAMES[0]: LocalTransport(), NAMES[1]: Starved()}
     try:
         for start_s in (1, 10, 100):  # under load the other one, too, may need more time
-            (failure, *others) = unconnected(HERE, hosts.__getitem__, start_s=start_s)
+            (failure, *others) = find_unconnected_hosts(HERE, hosts.__getitem__, start_s=start_s)
             if not others:
                 break
     finally:
@@ -50,7 +50,7 @@ def test_late_host_fails_alone_and_not_the_network() -> None:
 
 
 def test_pairs_are_tried_for_real() -> None:
-    assert unconnected(HERE, lambda _: LocalTransport()) == ()
+    assert find_unconnected_hosts(HERE, lambda _: LocalTransport()) == ()
 
 
 def closed_port() -> int:

@@ -13,7 +13,7 @@ from clusterctl.spec.distributions import UNSEEN
 from clusterctl.state.inventory import CONTROLLER, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
-from clusterctl.util.progress import SILENT, follow
+from clusterctl.util.progress import SILENT, report_steps
 from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import refused as rejected
 from tests.support.scripted import ScriptedTransport, Step
@@ -46,11 +46,11 @@ def hosts(*known: str) -> Inventory:
 
 def test_those_that_nobody_has_looked_at_are_asked(workspace: Workspace) -> None:
     asked: dict[str, Transport] = {"train-1": says("rocky-9.6")}
-    found = follow(with_distributions(hosts("rocky-9.5", UNSEEN), workspace, asked.__getitem__), SILENT)
+    found = report_steps(with_distributions(hosts("rocky-9.5", UNSEEN), workspace, asked.__getitem__), SILENT)
     assert [host.distribution for host in found.hosts] == ["rocky-9.5", "rocky-9.6"]
     assert found.distribution.release == "rocky-9"
     assert "Host train-1" in workspace.ssh_config.read_text()
-    assert follow(with_distributions(found, workspace, {}.__getitem__), SILENT) == found
+    assert report_steps(with_distributions(found, workspace, {}.__getitem__), SILENT) == found
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_those_that_nobody_has_looked_at_are_asked(workspace: Workspace) -> None
 def test_what_can_be_no_part_of_it_is_named(workspace: Workspace, ctl: str, node: str, why: str) -> None:
     asked: dict[str, Transport] = {"ctl": says(ctl), "train-1": says(node)}
     with rejected("distribution-unfit", ProvisionError, "train-1") as refused:
-        follow(with_distributions(hosts(UNSEEN, UNSEEN), workspace, asked.__getitem__), SILENT)
+        report_steps(with_distributions(hosts(UNSEEN, UNSEEN), workspace, asked.__getitem__), SILENT)
     assert why in refused.value.why
 
 
@@ -74,16 +74,16 @@ def test_rented_ones_are_asked_until_they_have_made_the_account(
     monkeypatch.setattr(probe, "_REFUSED_PAUSE_S", 0.0)
     early = Step(ASKED, error=KeyRefusedError("it does not accept our key"))
     late = ScriptedTransport([early, *says("debian-12").left])
-    found = follow(with_distributions(hosts(UNSEEN), workspace, lambda _: late), SILENT)
+    found = report_steps(with_distributions(hosts(UNSEEN), workspace, lambda _: late), SILENT)
     assert found.hosts[0].distribution == "debian-12"
     refusing = ScriptedTransport([early])
     with pytest.raises(TransportError) as failed:
-        follow(with_distributions(hosts(UNSEEN), workspace, lambda _: refusing, timeout_s=-1), SILENT)
+        report_steps(with_distributions(hosts(UNSEEN), workspace, lambda _: refusing, timeout_s=-1), SILENT)
     assert "OS Login" in failed.value.fix
 
 
 def test_one_that_does_not_answer_is_looked_at_by_hand(workspace: Workspace) -> None:
     silent = ScriptedTransport([Step(ASKED, error=TransportError("the key is refused"))])
     with pytest.raises(TransportError) as failed:
-        follow(with_distributions(hosts(UNSEEN), workspace, lambda _: silent), SILENT)
+        report_steps(with_distributions(hosts(UNSEEN), workspace, lambda _: silent), SILENT)
     assert f"ssh -F {workspace.ssh_config} HOST" in failed.value.fix

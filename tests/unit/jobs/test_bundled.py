@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.jobs.bundled import ChosenModel, reject_unless_fitting, use_here, with_model
+from clusterctl.jobs.bundled import ChosenModel, reject_unless_fitting, run_on_this_machine, with_model
 from clusterctl.jobs.source import Source
 from clusterctl.scheduler.session import Session
 from clusterctl.spec.job import JobSpec, Weights, job_spec
@@ -180,4 +180,6 @@ def test_only_jobs_that_use_a_model_get_one() -> None:
 def test_here_only_what_is_here_can_be_used(session: Session) -> None:
     job_id, _ = trained(session)
     with rejected("run-not-collected", UsageError, f"clusterctl collect {job_id}"):
-        use_here(PREDICT, ChosenModel(job_id, Weights.BEST), session.ledger.entries(), lambda _: None)
+        run_on_this_machine(
+            PREDICT, ChosenModel(job_id, Weights.BEST), session.ledger.entries(), lambda _: None
+        )

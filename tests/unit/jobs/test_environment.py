@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import TransportError, UsageError
-from clusterctl.jobs.environment import Environments, unbuilt
+from clusterctl.jobs.environment import Environments, describe_pending_build
 from clusterctl.jobs.submission import Preparer, Submission
 from clusterctl.jobs.submit import client_facts, script_of
 from clusterctl.packages import wheelhouse
@@ -87,7 +87,7 @@ def index(tmp_path: Path, home: Path) -> Path:
 @pytest.fixture
 def resolve(tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> Resolve:
     """The environment of a job (and of a spec) whose requirements files have these lines."""
-    monkeypatch.setattr(wheelhouse, "run_heard", forks.pip)
+    monkeypatch.setattr(wheelhouse, "run_with_lines", forks.pip)
     (tmp_path / "a.sh").touch()
 
     def call(lines: str, spec_lines: str | None = None) -> Environment:
@@ -192,16 +192,16 @@ def test_it_is_built_once_and_hides_what_nodes_have(home: Path, index: Path) -> 
 def test_what_is_to_be_done_yet_is_told_by_looking(home: Path, tmp_path: Path, resolve: Resolve) -> None:
     spec = a_spec(tmp_path / "spec.txt")
     (tmp_path / "spec.txt").write_text("first\n")
-    assert unbuilt(a_spec(), HERE, LocalTransport()) == ""
-    assert "resolved again" in unbuilt(spec, HERE, LocalTransport())
+    assert describe_pending_build(a_spec(), HERE, LocalTransport()) == ""
+    assert "resolved again" in describe_pending_build(spec, HERE, LocalTransport())
     assert not (tmp_path / "cache").exists()
     environment = resolve("", "first\ntool")
-    assert "2 packages" in unbuilt(spec, HERE, LocalTransport())
+    assert "2 packages" in describe_pending_build(spec, HERE, LocalTransport())
     assert not home.exists()
     made(environment)
-    assert unbuilt(spec, HERE, LocalTransport()) == ""
+    assert describe_pending_build(spec, HERE, LocalTransport()) == ""
     (tmp_path / "spec.txt").write_text("first<2\n")
-    assert "resolved again" in unbuilt(spec, HERE, LocalTransport())
+    assert "resolved again" in describe_pending_build(spec, HERE, LocalTransport())
 
 
 def sending(environment: Environment, *, rented: bool = False) -> tuple[list[int], int]:

@@ -16,7 +16,7 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.spec.job import JobSpec
-from clusterctl.util.assets import asset
+from clusterctl.util.assets import data_folder
 from tests.support.messages import refused
 from tests.support.played.batch import HASH, Batch, play, rendered, shell_job, user_script
 
@@ -32,7 +32,7 @@ SHOW = "import json, os; print(json.dumps({n: v for n, v in os.environ.items() i
 
 def task(*words: str) -> list[str]:
     """The command line of a process that srun, mpirun or torchrun starts."""
-    return [sys.executable, "-IS", str(asset("payload") / "node" / "task.py"), *words]
+    return [sys.executable, "-IS", str(data_folder("payload") / "node" / "task.py"), *words]
 
 
 def rank(by: str, folder: Path, *options: str, **environment: str) -> list[str]:

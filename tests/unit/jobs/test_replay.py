@@ -14,7 +14,7 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.jobs.bundled import reject_missing
-from clusterctl.jobs.replay import Again, Replay, replayed, with_changes
+from clusterctl.jobs.replay import Replay, ReplayRequest, replay_job, with_changes
 from clusterctl.jobs.source import manifest, source_of
 from clusterctl.jobs.submit import client_facts, script_of
 from clusterctl.runs.collect import collect
@@ -25,7 +25,7 @@ from clusterctl.transport.tree import hash_items
 from tests.support.messages import refused
 from tests.support.played.cluster import PlayedCluster, submit
 
-AGAIN = Again("0badcafe")
+AGAIN = ReplayRequest("0badcafe")
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_the_script_is_that_of_the_original(
 ) -> None:
     """Also where a script's own lines win over defaults, but not over flags."""
     run, script = collected(target, **flags)
-    replay = replayed(run, AGAIN)
+    replay = replay_job(run, AGAIN)
     assert script_of(session.facts, replay.job) == script
 
 
@@ -118,28 +118,28 @@ def test_drawn_values_of_a_sweep_are_those_of_the_original(collected: Collected,
     (project / "sweep.yaml").write_text("job: ./plain.sh\n")
     sweep = {"random": {"lr": "log 1e-5..1e-2", "n": "1..8"}, "trials": 5, "list": [{"a": "1"}, {"a": "2"}]}
     run, _ = collected("plain.sh", sweep=sweep)
-    replay = replayed(run, AGAIN)
+    replay = replay_job(run, AGAIN)
     assert replay.job.sweep is not None
     recorded = json.loads((run / "sweep-tasks.json").read_text())
     assert [dict(one) for one in replay.job.sweep.tasks] == recorded["tasks"]
     edit(run, "sweep-tasks.json", lambda found: found["tasks"][3].update(lr="0.5"))
     with refused("not-replayable", UsageError, "other sweep values"):
-        replayed(run, AGAIN)
+        replay_job(run, AGAIN)
 
 
 def test_a_task_of_a_sweep_is_a_job_of_its_own(collected: Collected) -> None:
     run, _ = collected("plain.sh", sweep=["lr=0.1,0.2", "flag=true,false"], args=["--base", "7"])
-    replay = replayed(run, Again("x", task="2", changes={"base": "8"}))
+    replay = replay_job(run, ReplayRequest("x", task="2", changes={"base": "8"}))
     assert (replay.job.array, replay.job.sweep) == (None, None)
     assert replay.job.args == ("--base", "8", "--lr", "0.2", "--flag")
     assert replay.job.env == {"SWEEP_LR": "0.2", "SWEEP_FLAG": "true"}
     with refused("key-of-each-task", UsageError):
-        replayed(run, Again("x", changes={"lr": "1"}))
+        replay_job(run, ReplayRequest("x", changes={"lr": "1"}))
 
 
 def test_a_task_of_another_array_keeps_its_number(collected: Collected) -> None:
     run, _ = collected("plain.sh", array="1-3")
-    replay = replayed(run, Again("x", task="3"))
+    replay = replay_job(run, ReplayRequest("x", task="3"))
     assert replay.job.array == "3"
 
 
@@ -147,13 +147,13 @@ def test_tasks_that_failed_keep_their_numbers_values_and_tags(collected: Collect
     run, _ = collected(
         "train", sweep={"grid": {"lr": ["1", "2"], "seed": "0..2"}, "parallel": 2}, tag=["base"]
     )
-    again = Again("0badcafe", indices=[1, 3, 5, 4], flags={"note": "more room"})
-    replay = replayed(run, again)
+    again = ReplayRequest("0badcafe", indices=[1, 3, 5, 4], flags={"note": "more room"})
+    replay = replay_job(run, again)
     assert replay.job.array == "1,3-5%2"
     assert replay.job.sweep is not None
     assert (len(replay.job.sweep.tasks), replay.job.tag, replay.job.note) == (6, ("base",), "more room")
     assert (replay.known["replay_of"], replay.known["of_failed"]) == ("0badcafe", True)
-    replay = replayed(run, AGAIN)
+    replay = replay_job(run, AGAIN)
     assert (replay.job.array, replay.job.tag, "of_failed" in replay.known) == ("0-5%2", (), False)
 
 
@@ -165,7 +165,7 @@ def test_files_are_those_that_were_sent_wherever_they_are_found(collected: Colle
     (project / "new.txt").write_text("new\n")
     (run / "tool").unlink()  # what is larger than a MiB is not collected
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    replay = replayed(run, AGAIN)
+    replay = replay_job(run, AGAIN)
     assert listed(replay) == sent
     assert replay.source is not None
     origins = {item.path: item.origin for item in replay.source.files}
@@ -175,7 +175,7 @@ def test_files_are_those_that_were_sent_wherever_they_are_found(collected: Colle
     (project / "tool").write_text("#!/bin/sh\nexit\n")
     (run / "conf" / "a.txt").write_text("the job changed it\n")
     with refused("sent-files-missing", UsageError, str(project)):
-        replayed(run, AGAIN)
+        replay_job(run, AGAIN)
 
 
 def git(folder: Path, *words: str) -> None:
@@ -189,7 +189,7 @@ def test_a_replay_records_what_the_original_did(really: Really, project: Path) -
     git(project, "commit", "--allow-empty", "-m", "first")
     run = really(job_spec("plain.sh", {"args": ["x"]})).directory
     (project / "plain.sh").unlink()
-    replay = replayed(run, AGAIN)
+    replay = replay_job(run, AGAIN)
     record = really(replay.job, source=replay.source, extra_facts=replay.known)
     assert (record.replay_of, record.of_failed) == ("0badcafe", False)
     facts = [json.loads((one / "environment.json").read_text())["client"] for one in (run, record.directory)]
@@ -203,10 +203,10 @@ def test_an_image_is_sent_again_if_it_is_the_same(really: Really, project: Path,
     image = project.parent / "a.sif"
     image.write_bytes(b"image")
     run = really(job_spec("plain.sh", {"container": str(image)})).directory
-    replay = replayed(run, AGAIN)
+    replay = replay_job(run, AGAIN)
     assert (replay.job.container, replay.notes) == (str(image), ())
     image.write_bytes(b"other")
-    replay = replayed(run, AGAIN)
+    replay = replay_job(run, AGAIN)
     assert "store" in str(replay.job.container)
     assert "the cluster's copy is used" in replay.notes[0]
     reject_missing(session, replay.job)
@@ -221,7 +221,7 @@ def test_a_model_that_was_sent_is_sent_again(really: Really, session: Session, p
     sent = source_of(JobSpec(name="x", script=project / "plain.sh"))
     record = really(job_spec("eval", {"args": ["--model-folder", "model"]}), source=sent)
     (record.directory / "model" / "model.json").unlink()
-    replay = replayed(record.directory, AGAIN)
+    replay = replay_job(record.directory, AGAIN)
     assert replay.job.bundled == "eval"
     assert replay.source is not None
     assert {"model/model.json", "conf/a.txt"} <= {item.path for item in replay.source.files}
@@ -287,7 +287,7 @@ def test_a_damaged_or_hostile_run_is_refused(
     run, _ = collected("plain.sh", nodes=2)
     edit(run, name, change)
     with refused("not-replayable", UsageError, why):
-        replayed(run, AGAIN)
+        replay_job(run, AGAIN)
 
 
 @pytest.mark.parametrize("what", ["link", "pipe", "none", "half", "deep"])
@@ -304,7 +304,7 @@ def test_files_of_the_run_that_are_none(collected: Collected, tmp_path: Path, wh
     elif what in {"half", "deep"}:
         path.write_text(text[:-20] if what == "half" else "[" * 100_000)
     with refused("not-replayable", UsageError, "source.json can't"):
-        replayed(run, AGAIN)
+        replay_job(run, AGAIN)
 
 
 def test_a_link_in_the_run_is_not_followed_out_of_it(collected: Collected, project: Path) -> None:
@@ -313,7 +313,7 @@ def test_a_link_in_the_run_is_not_followed_out_of_it(collected: Collected, proje
         (folder / "conf").rename(folder.parent / f"conf-of-{folder.name}")
     (run / "conf").symlink_to(project.parent / "conf-of-project")
     with refused("sent-files-missing", UsageError, "conf/a.txt"):
-        replayed(run, AGAIN)
+        replay_job(run, AGAIN)
 
 
 def test_variables_without_a_value_take_none_of_this_machine(
@@ -322,5 +322,5 @@ def test_variables_without_a_value_take_none_of_this_machine(
     monkeypatch.setenv("TOKEN", "secret")
     run, _ = collected("plain.sh", env=["A=1"])
     edit(run, "environment.json", lambda found: found["client"]["job"]["env"].update(TOKEN=None))
-    replay = replayed(run, AGAIN)
+    replay = replay_job(run, AGAIN)
     assert replay.job.env == {"A": "1"}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.providers.base import HostChange, HostPlan, hosts_as_raised
+from clusterctl.providers.base import HostChange, HostPlan, load_known_hosts
 from clusterctl.providers.local import capacity, helper, layout, machine
 from clusterctl.providers.local.capacity import Hardware, compare, divide, is_oversubscribed, same_uids
 from clusterctl.providers.local.layout import Existing
@@ -129,12 +129,12 @@ def test_what_is_there_is_read_from_the_machine(tmp_path: Path, monkeypatch: pyt
 
 def test_hosts_are_those_that_up_left(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    assert hosts_as_raised(workspace) == {}
+    assert load_known_hosts(workspace) == {}
     host = host_of(CTL, CONTROLLER, address="10.9.8.2")
     workspace.inventory.write_text(inventory_of(hosts=(host,)).model_dump_json())
-    assert hosts_as_raised(workspace) == {CTL: host}
+    assert load_known_hosts(workspace) == {CTL: host}
     workspace.inventory.write_text("torn")
-    assert hosts_as_raised(workspace) == {}
+    assert load_known_hosts(workspace) == {}
 
 
 def test_a_uid_that_another_account_has_here_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import ClusterctlError, CommandError, ProvisionError, UnreachableError
-from clusterctl.providers.base import OfferedKey, Prompts, refuse_unknown_keys
+from clusterctl.providers.base import OfferedKey, Prompts, reject_unknown_keys
 from clusterctl.providers.onprem.access import (
     AccessError,
     HostKeys,
@@ -22,7 +22,7 @@ from clusterctl.providers.onprem.access import (
 from clusterctl.providers.onprem.login import Login
 from clusterctl.spec.hosts import OnpremHost
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.process import on_each
+from clusterctl.util.process import call_on_hosts
 from tests.support.messages import refused as rejected
 
 PASSWORD = 'it\'s "a" $secret'  # noqa: S105
@@ -76,7 +76,7 @@ def test_a_command_that_fails_is_no_refusal(played: Path) -> None:
 
 def test_every_host_is_asked_and_each_failure_is_told(played: Path) -> None:
     way = access(played, a="free", b="nobody", c="free", d=PASSWORD)
-    done, failed = on_each(list("abcd"), lambda host: way.root(host, ("echo", host)))
+    done, failed = call_on_hosts(list("abcd"), lambda host: way.root(host, ("echo", host)))
     assert done == {"a": "a\n", "c": "c\n"}
     with pytest.raises(ProvisionError) as caught:
         raise_failures(failed, summary="login failed", then="go on")
@@ -153,7 +153,7 @@ def test_other_errors_are_told_as_they_are() -> None:
     def broken(_: str) -> None:
         raise ClusterctlError("broken", why="so", fix="mend it")
 
-    _, failed = on_each(["a"], broken)
+    _, failed = call_on_hosts(["a"], broken)
     with rejected("hosts-unreachable", ProvisionError) as caught:
         raise_failures(failed, summary="nothing works", then="")
     assert caught.value.failures[0].cause == "broken: so"
@@ -208,8 +208,8 @@ def test_a_key_that_nobody_confirmed_is_one_of_all_that_is_found(
     known = f"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI{'J' * 43}"
     machines = {"n1": OnpremHost(address="10.0.0.1", host_key=known), "n2": OnpremHost(address="10.0.0.2")}
     with pytest.raises(ProvisionError):
-        keys.trust(machines, refuse_unknown_keys)
-    lost = keys.trust(machines, refuse_unknown_keys, find_all=True)
+        keys.trust(machines, reject_unknown_keys)
+    lost = keys.trust(machines, reject_unknown_keys, find_all=True)
     assert [*lost] == ["n2"]
     assert "SHA256:x" in lost["n2"].failures[0].cause
     assert keys.key_of("n1") == known

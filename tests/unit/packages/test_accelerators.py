@@ -137,7 +137,7 @@ def test_what_pip_had_downloaded_before_it_was_ended_is_left_out(
             heard(line)
         return result
 
-    monkeypatch.setattr(wheelhouse, "run_heard", hear_afterwards)
+    monkeypatch.setattr(wheelhouse, "run_with_lines", hear_afterwards)
     assert solve("lightning", gpus=False) == {"lightning 1.0", "torch 2.0+cpu"}
 
 

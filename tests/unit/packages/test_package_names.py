@@ -22,7 +22,7 @@ import clusterctl
 from clusterctl.packages.os_packages import package_names, packages_of
 from clusterctl.spec.common import Software
 from clusterctl.spec.distributions import Distribution, releases
-from clusterctl.util.assets import asset
+from clusterctl.util.assets import data_folder
 from tests.support.el.packages import base_names, packages
 
 CODE = Path(clusterctl.__file__).parent
@@ -100,7 +100,7 @@ def asked(distribution: Distribution, software: Software) -> set[str]:
         *packages_of(("bucket", "scratch"), distribution, software),
     }
     other = {"Debian", "RedHat"} - {distribution.family}
-    roles = asset("ansible") / "roles"
+    roles = data_folder("ansible") / "roles"
     ours = [path for path in roles.glob("*/tasks/*.yml") if path.stem not in other]
     if distribution.family != "RedHat":
         ours = [path for path in ours if path.parts[-3] != "repositories"]
@@ -113,7 +113,7 @@ def asked(distribution: Distribution, software: Software) -> set[str]:
 
 def named_files(distribution: Distribution) -> set[str]:
     """What roles and the programs sent to hosts name of packages: units, paths, programs by their names."""
-    ansible, other = asset("ansible"), {"Debian", "RedHat"} - {distribution.family}
+    ansible, other = data_folder("ansible"), {"Debian", "RedHat"} - {distribution.family}
     texts = {".yml", ".sh", ".j2", ".py"}
     roles = [one for one in ansible.rglob("*.*") if one.suffix in texts - {".py"} and one.stem not in other]
     sent = [one for part in ("hosts", "cluster") for one in CODE.joinpath(part).rglob("*.*")]

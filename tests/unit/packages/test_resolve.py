@@ -13,7 +13,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.packages import wheelhouse
 from clusterctl.packages.wheelhouse import Lock, Requirements, resolve, wheel_path
-from clusterctl.util.process import run_heard
+from clusterctl.util.process import run_with_lines
 from tests.support import forks
 from tests.support.messages import refused
 from tests.support.wheels import a_wheel
@@ -40,7 +40,7 @@ def solve(tmp_path: Path, index: Path, said: list[str], monkeypatch: pytest.Monk
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setattr(wheelhouse, "run_heard", forks.pip)
+    monkeypatch.setattr(wheelhouse, "run_with_lines", forks.pip)
     base = tmp_path / "base.lock"
     base.write_text("basepart==2.0 \\\n    --hash=sha256:" + 64 * "0" + "\n")
 
@@ -97,7 +97,7 @@ def test_a_failure_that_is_no_conflict_is_not_tried_again(
     solve: Resolve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here, pip is started as it is for users."""
-    monkeypatch.setattr(wheelhouse, "run_heard", run_heard)
+    monkeypatch.setattr(wheelhouse, "run_with_lines", run_with_lines)
     heard: list[str] = []
     with refused("requirements-unmet", UsageError):
         solve("missing", heard=heard.append)

@@ -21,7 +21,7 @@ from clusterctl.packages.os_packages import nvidia_preference, nvidia_stream, pa
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.load import parse_spec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.util.assets import asset
+from clusterctl.util.assets import data_folder
 from tests.support.forks import ansible
 from tests.support.messages import refused
 from tests.support.plays import program, run_play, run_tasks
@@ -213,7 +213,7 @@ def test_packages_come_from_nvidias_repository_or_a_mirror_of_it(tmp_path: Path,
     said = "{{ cuda_repository }} {{ cuda_repository_key }}"
     mirror = {"url": "http://here/cuda", "key": "http://here/key"}
     mirrors = {"the_projects": {}, "ours": {"nvidia": mirror}}
-    names = asset("ansible") / "roles/cuda/vars" / f"{RELEASES[release]['os_family']}.yml"
+    names = data_folder("ansible") / "roles/cuda/vars" / f"{RELEASES[release]['os_family']}.yml"
     text = played(
         tmp_path,
         {"set_fact": {"ansible_facts": RELEASES[release]}},

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from clusterctl.hosts.gpus import Driver, Gpu
-from clusterctl.scheduler.slurm_conf import health_file
-from clusterctl.util.assets import asset
+from clusterctl.scheduler.slurm_conf import render_health_file
+from clusterctl.util.assets import data_folder
 from tests.support.nvidia import machines
 from tests.support.nvidia.nvidia_smi import SINCE
 from tests.support.sweeps import in_sweep
@@ -33,7 +33,7 @@ HANGS = "nvidia-smi did not end"
 
 OLD_DRIVER = "470.182.03"  # the last branch before those of today
 
-_FILE = asset("ansible") / "roles" / "health" / "files" / "health.py"
+_FILE = data_folder("ansible") / "roles" / "health" / "files" / "health.py"
 _PROGRAM = compile(_FILE.read_text(), _FILE, "exec")
 
 # It keeps the node's state and reason in files, and notes what it was told.
@@ -125,7 +125,9 @@ def _host(folder: Path, machine: machines.Machine, cards: int = 1) -> Host:
     spec = make_spec({"name": "train", "nodes": 1})
     inventory = make_inventory(spec)
     driver = Driver(cards, tuple(Gpu("x", i) for i in range(cards)))
-    settings = json.loads(health_file(spec, inventory, {host.name: driver for host in inventory.compute}))
+    settings = json.loads(
+        render_health_file(spec, inventory, {host.name: driver for host in inventory.compute})
+    )
     (folder / "health.json").write_text(json.dumps(next(iter(settings.values()))))
     host = Host(folder)
     host.set(disk_free_mib=0)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from clusterctl.util.assets import asset
+from clusterctl.util.assets import data_folder
 
-ANSIBLE = asset("ansible")
+ANSIBLE = data_folder("ansible")
 
 
 def named(value: Any) -> Iterator[str]:

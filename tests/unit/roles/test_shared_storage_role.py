@@ -9,7 +9,7 @@ from pathlib import Path
 import jinja2
 import pytest
 
-from clusterctl.util.assets import asset
+from clusterctl.util.assets import data_folder
 from tests.support.plays import program, run_tasks
 from tests.support.processes import as_root
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.platform("rendered", "nfs")
 
 # An entry of a table of partitions: Linux, from block 2048 on, 4096 blocks; then the table's end.
 PARTITION = bytes([0, 0, 0, 0, 0x83, 0, 0, 0, 0, 8, 0, 0, 0, 16, 0, 0]) + bytes(48) + b"\x55\xaa"
-ROLE = asset("ansible") / "roles/shared_storage"
+ROLE = data_folder("ansible") / "roles/shared_storage"
 SHARED = ROLE / "files/clusterctl-shared"
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import ansible.module_utils
-from clusterctl.util.assets import asset
+from clusterctl.util.assets import data_folder
 from tests.support.plays import load_module, run_tasks
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJm9W7vS0S3Gq3Z0b0m7mB4nJrj0v0E2m2u3Zr0vXq5d clusterctl"
@@ -85,7 +85,7 @@ def converge(
     tmp_path: Path, ada: pwd.struct_passwd, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., dict[str, Any]]:
     """Runs the module three times: what it would do, does, and has not to do again."""
-    paths = [*ansible.module_utils.__path__, str(asset("ansible") / "module_utils")]
+    paths = [*ansible.module_utils.__path__, str(data_folder("ansible") / "module_utils")]
     monkeypatch.setattr(ansible.module_utils, "__path__", paths)
     library = load_module("user_home")
     options = "home authorized_keys key_options key_pair key_comment folder link target".split()

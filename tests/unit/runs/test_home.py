@@ -15,7 +15,7 @@ import pytest
 
 from clusterctl.cli.collect import not_brought_home
 from clusterctl.errors import CollectError, SchedulerError, UnreachableError, UsageError
-from clusterctl.runs.collect import collect, collecting
+from clusterctl.runs.collect import collect, collect_runs
 from clusterctl.runs.fetch import ALL, Selection
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm import SlurmClient
@@ -326,7 +326,7 @@ def test_runs_that_can_not_come_home_are_named_and_discarded(session, cluster, t
         (out / f".demo-{name}.incomplete").write_text("in the way")
     told: list[RunRecord] = []
     with refused("runs-not-collected", CollectError, "job 1: ") as caught:
-        told.extend(collecting(session, out=out))
+        told.extend(collect_runs(session, out=out))
     assert caught.value.jobs == ("1", "2")
     assert "job 2" in caught.value.failures[1].cause
     assert [run.job_id for run in told] == ["3"]

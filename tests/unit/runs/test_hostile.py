@@ -22,7 +22,7 @@ from clusterctl.runs.remote_files import DEEPEST, Listing
 from clusterctl.scheduler import remote_logs
 from clusterctl.scheduler.slurm import SlurmClient
 from clusterctl.state.submissions import SENT_FILES, WRITTEN_FILES
-from clusterctl.transport.base import no_answer
+from clusterctl.transport.base import no_answer_error
 from clusterctl.transport.get import parse_listing
 from clusterctl.transport.tree import Kind
 from tests.support.here import LocalTransport
@@ -189,7 +189,7 @@ class Hanging(LocalTransport):
 
             def send(data):
                 if self._folder.encode() in data:
-                    raise no_answer(self.host, argv, 0.2)
+                    raise no_answer_error(self.host, argv, 0.2)
                 talk.send(data)
 
             yield Talk(talk, lambda real: real.receive(), send)

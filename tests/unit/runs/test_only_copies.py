@@ -23,11 +23,11 @@ from clusterctl.state.submissions import UNCHANGED, JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport import base, remote_copies
 from clusterctl.transport.base import Conversation
-from clusterctl.transport.copies import Copies, note
+from clusterctl.transport.copies import Copies, record_copies
 from clusterctl.transport.put import send_into
 from clusterctl.transport.remote_copies import NOT_IN_HOMES, Top
 from clusterctl.transport.ssh import Connections
-from clusterctl.transport.tree import shown_size, walk
+from clusterctl.transport.tree import format_size, list_items
 from tests.support.here import LocalTransport
 from tests.support.inventories import host_of, inventory_of
 from tests.support.messages import refused, shows
@@ -83,8 +83,10 @@ class Stage:
         here.parent.mkdir(exist_ok=True)
         here.write_text("sent\n")
         root = self.out.parent / Path(name).parts[0]
-        sent = send_into(LocalTransport(), walk([root])[0], str(self.home))
-        note(self.workspace, [Copies("demo-ctl", f"{sent.folder}/{root.name}", str(root), sent=True)])
+        sent = send_into(LocalTransport(), list_items([root])[0], str(self.home))
+        record_copies(
+            self.workspace, [Copies("demo-ctl", f"{sent.folder}/{root.name}", str(root), sent=True)]
+        )
         assert self.workspace.copies.stat().st_mode & 0o077 == 0
         return here
 
@@ -94,7 +96,9 @@ class Stage:
         here.parent.mkdir()
         here.write_text("sent\n")
         shutil.copy2(here, self.home / JOB / name)
-        note(self.workspace, [Copies("demo-ctl", str(self.home / JOB), str(here.parent), (name,), sent=True)])
+        record_copies(
+            self.workspace, [Copies("demo-ctl", str(self.home / JOB), str(here.parent), (name,), sent=True)]
+        )
         self.leaves(name, UNCHANGED)
         return here
 
@@ -309,7 +313,7 @@ def test_a_file_is_no_copy_of_itself(stage: Stage, how: str) -> None:
     if how:
         here = stage.out.parent / "link"
         here.symlink_to(stage.home / "set")
-    note(stage.workspace, [Copies("demo-ctl", str(stage.home / "set"), str(here), sent=True)])
+    record_copies(stage.workspace, [Copies("demo-ctl", str(stage.home / "set"), str(here), sent=True)])
     assert [one.what for one in stage.search.find().files] == [str(stage.home / "set")]
 
 
@@ -319,9 +323,9 @@ def test_copies_of_kept_storage_are_known_to_later_workspaces(stage: Stage) -> N
     stage.submitted("set.bin")
     stage.write("weights")
     stage.bring()
-    only_copies.note_copies(stage.workspace)
+    only_copies.record_kept_copies(stage.workspace)
     before = stage.workspace.copies.read_text()
-    only_copies.note_copies(stage.workspace)
+    only_copies.record_kept_copies(stage.workspace)
     assert stage.workspace.copies.read_text() == before
     stage.workspace.remove()
     stage.workspace.create()
@@ -340,7 +344,7 @@ def test_of_sparse_files_both_sizes_are_told(stage: Stage) -> None:
     sparse, whole = stage.search.find().files  # the larger first
     on_disk = sum((stage.home / f"vm/disk{number}").stat().st_blocks for number in range(2)) * 512
     assert (sparse.bytes, sparse.on_disk) == (4 << 20, on_disk)
-    assert f": 4.0 MiB ({shown_size(on_disk)} " in str(sparse)
+    assert f": 4.0 MiB ({format_size(on_disk)} " in str(sparse)
     assert ": 3.0 MiB in 1 " in str(whole)
 
 
@@ -385,7 +389,7 @@ def test_what_is_here_is_never_overwritten(stage: Stage) -> None:
 
 
 def test_small_files_that_are_not_named_make_no_folder(stage: Stage) -> None:
-    unnamed = OnlyCopies(files=(only_copies.FilesThere("others", "ada", 3, 30, 0, host="demo-ctl"),))
+    unnamed = OnlyCopies(files=(only_copies.UncopiedFiles("others", "ada", 3, 30, 0, host="demo-ctl"),))
     assert stage.search.bring(unnamed.files, stage.out, progress=lambda *_: None) == ()
     assert [path.name for path in stage.out.iterdir()] == [stage.run.name]
 
@@ -428,7 +432,7 @@ def test_an_answer_that_makes_no_sense_is_no_answer(
     monkeypatch.setattr(
         Search, "_request", lambda *_, **__: ["sudo", "-n", "sh", "-c", 'echo "$1"', "", line]
     )
-    monkeypatch.setattr(only_copies, "request_bytes", lambda _: b"")
+    monkeypatch.setattr(only_copies, "encode_digests", lambda _: b"")
     (why,) = stage.search.find().unknown
     assert "demo-ctl" in why
     assert shows(why, "answer-garbled")

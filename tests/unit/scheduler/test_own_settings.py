@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.hosts.gpus import Gpu
 from clusterctl.hosts.probe import NodeFacts
-from clusterctl.scheduler.slurm_conf import render_files, slurmd_file
+from clusterctl.scheduler.slurm_conf import render_files, render_slurmd_digests
 from tests.unit.scheduler.test_slurm_config import make_inventory, make_spec
 
 ONE, TWO = "demo-train-1", "demo-train-2"
@@ -23,7 +23,7 @@ def digests(
     spec = make_spec({"name": "train", "nodes": nodes}, slurm=extra)
     inventory = make_inventory(spec, cpus=share and 1, memory_mib=share).model_copy(update={"slurm": slurm})
     facts = {host.name: one if host.name == ONE else FACTS for host in inventory.compute}
-    return json.loads(slurmd_file(render_files(spec, inventory, facts), inventory))
+    return json.loads(render_slurmd_digests(render_files(spec, inventory, facts), inventory))
 
 
 @pytest.mark.parametrize("slurm", ["22.05", "24.11"])

@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.errors import SlurmError
 from clusterctl.scheduler import slurm_parse
-from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, StepInfo, worst
+from clusterctl.scheduler.base import JobInfo, JobState, NodeInfo, Outcome, StepInfo, worst_job
 from clusterctl.scheduler.slurm_parse import expand_nodes
 from tests.support.messages import refused
 from tests.support.scripted import CAPTURED, separator_in
@@ -301,4 +301,4 @@ def test_every_state_has_an_outcome(state):
 def test_the_worst_job_stands_for_all():
     job = QUEUED["11"]
     states = (JobState.COMPLETED, JobState.TIMEOUT, JobState.FAILED, JobState.RUNNING)
-    assert worst([replace(job, state=state) for state in states]).state is JobState.FAILED
+    assert worst_job([replace(job, state=state) for state in states]).state is JobState.FAILED

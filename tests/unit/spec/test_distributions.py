@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.errors import ProvisionError
-from clusterctl.spec.distributions import common, distribution_of, supported
+from clusterctl.spec.distributions import common_distribution, distribution_of, supported
 
 
 @pytest.mark.parametrize(
@@ -47,17 +47,19 @@ def test_rocky_8_is_refused_with_its_reason() -> None:
 
 
 def test_hosts_of_one_release_make_a_cluster() -> None:
-    assert common({"a": "rocky-9.5", "b": "rocky-9.6", "c": "almalinux-9.6"}).release == "rocky-9"
+    assert (
+        common_distribution({"a": "rocky-9.5", "b": "rocky-9.6", "c": "almalinux-9.6"}).release == "rocky-9"
+    )
 
 
 def test_every_host_that_differs_is_named() -> None:
     with pytest.raises(ProvisionError) as refused:
-        common({"a": "rocky-9.5", "b": "rocky-10.0", "c": "rocky-9.5", "d": "debian-12"})
+        common_distribution({"a": "rocky-9.5", "b": "rocky-10.0", "c": "rocky-9.5", "d": "debian-12"})
     assert [failure.host for failure in refused.value.failures] == ["b", "d"]
     assert "Rocky Linux 10" in refused.value.failures[0].cause
 
 
 def test_every_host_that_is_not_known_is_named() -> None:
     with pytest.raises(ProvisionError) as refused:
-        common({"a": "fedora-41", "b": "rocky-10.0", "c": "rocky-8.10"})
+        common_distribution({"a": "fedora-41", "b": "rocky-10.0", "c": "rocky-8.10"})
     assert [failure.host for failure in refused.value.failures] == ["a", "c"]

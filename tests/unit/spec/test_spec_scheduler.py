@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.errors import SpecError
-from clusterctl.spec.gcp import refusal
+from clusterctl.spec.gcp import image_error
 from clusterctl.spec.load import parse_spec
 
 BASE = """\
@@ -100,8 +100,8 @@ def test_refusal_image_of_unknown_distribution_no_slurm_release() -> None:
     image = "image: {project: our-images, name: hpc-7}"
     text = GCP.replace("zone: us", f"controller: {{{image}}}, partitions: {{train: {{{image}}}}}, zone: us")
     asked = parse_spec(f'{text}slurm: {{version: "24.11"}}\n', "c.yaml")
-    refused = refusal(asked)
+    refused = image_error(asked)
     assert refused is not None
     assert refused.code == "image-distribution-unknown"
     assert refused.where == "slurm.version"
-    assert refusal(parse_spec(text, "c.yaml")) is None
+    assert image_error(parse_spec(text, "c.yaml")) is None

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from clusterctl.transport.base import Transport
-from clusterctl.transport.ssh import SSHTransport, end_all
+from clusterctl.transport.ssh import SSHTransport, end_all_connections
 from tests.support.hostile import HOSTILE_NAMES
 
 MIB = 1 << 20
@@ -117,7 +117,7 @@ def reach() -> Iterator[Reach]:
     yield make
     for transport, config in made:
         transport.close()
-        end_all(config)
+        end_all_connections(config)
 
 
 @pytest.fixture

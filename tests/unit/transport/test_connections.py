@@ -18,9 +18,9 @@ from clusterctl.errors import HostKeyError, TransportError
 from clusterctl.state.inventory import CONTROLLER, Host
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport import ssh
-from clusterctl.transport.base import wrapped
+from clusterctl.transport.base import wrap_command
 from clusterctl.transport.openssh import write_ssh_files
-from clusterctl.transport.ssh import Connections, SSHTransport, end_all
+from clusterctl.transport.ssh import Connections, SSHTransport, end_all_connections
 from tests.support.inventories import host_of, inventory_of
 from tests.support.processes import eventually, gone
 
@@ -40,7 +40,7 @@ node.close()
 def config(sshd) -> Iterator[Path]:
     path = sshd.config()
     yield path
-    end_all(path)
+    end_all_connections(path)
 
 
 def masters(config: Path) -> list[int]:
@@ -148,11 +148,11 @@ def test_end_all_leaves_neither_process_nor_socket(sshd, me, config) -> None:
     own.run(["true"])
     pids = masters(config)
     assert len(pids) == len(sockets(config)) == 2
-    end_all(config)
+    end_all_connections(config)
     own.close()
     assert all(map(gone, [*pids, *sshd.connections()]))
     assert sockets(config) == []
-    end_all(config)
+    end_all_connections(config)
 
 
 def test_an_idle_connection_ends_by_itself(me, config, monkeypatch) -> None:
@@ -236,7 +236,7 @@ def test_a_path_may_be_longer_than_that_of_a_socket(sshd, me, tmp_path) -> None:
     assert is_shared(config, me)
     assert is_shared(config, me)
     assert len(sshd.connections()) == 1
-    end_all(config)
+    end_all_connections(config)
 
 
 def test_only_the_connection_to_the_host_that_stays_is_left_open(me, config, monkeypatch) -> None:
@@ -285,7 +285,7 @@ def test_a_login_shell_that_runs_nothing_is_an_error(sshd, me, config, line: str
 
 
 def test_a_script_that_does_not_arrive_whole_is_not_run(tmp_path) -> None:
-    line, script = wrapped(["touch", str(tmp_path / "a"), str(tmp_path / "b")])
+    line, script = wrap_command(["touch", str(tmp_path / "a"), str(tmp_path / "b")])
     for size in range(len(script)):
         subprocess.run(["sh", "-c", line], input=script[:size], stderr=subprocess.DEVNULL, check=False)
     assert not list(tmp_path.iterdir())
@@ -330,7 +330,7 @@ def test_what_is_begun_and_lost_is_started_again(me, config, tmp_path) -> None:
     with closing(SSHTransport("node", config, user=me)) as node:
         node.run(["true"])
         node.begin([*BEGUN, str(log)])
-        end_all(config)
+        end_all_connections(config)
         with node.converse([*BEGUN, str(log)]) as talk:
             talk.send(b"there")
             assert talk.receive() == b"there"

@@ -92,7 +92,7 @@ def test_one_string_is_for_the_remote_shell_and_words_are_not(
     inventory = SimpleNamespace(hosts=[SimpleNamespace(name="node")], job_user=me)
     monkeypatch.setattr(access, "inventory_of", lambda _: inventory)
     begun: list[list[str]] = []
-    monkeypatch.setattr(access, "attached", lambda argv: begun.append(argv) or 0)
+    monkeypatch.setattr(access, "run_attached", lambda argv: begun.append(argv) or 0)
     command = [word for word in words[1:] if word != "--"]
     assert access.ssh(Screen(json=False, color=False), "node", command) == 0
     (argv,) = begun

@@ -13,7 +13,7 @@ import pytest
 
 from clusterctl.errors import NoAnswerError
 from clusterctl.transport.base import BOOT, Transport
-from clusterctl.transport.ssh import SSHTransport, end_all
+from clusterctl.transport.ssh import SSHTransport, end_all_connections
 from tests.support.messages import refused
 from tests.support.processes import gone, noted
 
@@ -33,7 +33,7 @@ def impatient(sshd, me: str) -> Iterator[Transport]:
     ssh = SSHTransport("node", config, user=me, silence_s=0.2)
     yield ssh
     ssh.close()
-    end_all(config)
+    end_all_connections(config)
 
 
 def test_a_stream_that_says_no_more_is_given_up_and_ended(impatient):
@@ -106,7 +106,7 @@ def test_what_runs_on_a_host_ends_when_we_are_killed(sshd, me, tmp_path, stays):
         client.kill()
         client.wait()
     assert [noted.name for noted in clients if not gone(int(noted.read_text()))] == []
-    end_all(config)
+    end_all_connections(config)
 
 
 def test_a_program_of_ours_ends_when_nobody_reads_what_it_says():

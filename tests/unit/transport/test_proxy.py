@@ -13,7 +13,7 @@ import pytest
 
 from clusterctl.errors import UnreachableError
 from clusterctl.state.inventory import Host
-from clusterctl.transport.ssh import SSHTransport, end_all
+from clusterctl.transport.ssh import SSHTransport, end_all_connections
 from tests.support.inventories import inventory_of
 from tests.support.processes import gone
 
@@ -171,5 +171,5 @@ def test_proxied_connection_that_stays_outlives_its_verb(behind):
             time.sleep(0.2)
         (pid,) = pids(notes)
     finally:
-        end_all(config)
+        end_all_connections(config)
     assert gone(pid)

@@ -34,7 +34,7 @@ from clusterctl.transport.put import ARCHIVES, STORE, archive_of, send_into, sen
 from clusterctl.transport.remote_content import HEADER, line_of
 from clusterctl.transport.remote_incoming import Entry, Incoming, make_folder, receive
 from clusterctl.transport.remote_receive import SWEEP_EVERY_S, UNUSED_S
-from clusterctl.transport.tree import Item, Kind, hash_items, walk
+from clusterctl.transport.tree import Item, Kind, hash_items, list_items
 from clusterctl.util.assets import tree_files
 from tests.support.disks import small_disk
 from tests.support.here import LocalTransport
@@ -46,11 +46,11 @@ MIB = 1 << 20
 
 
 def send(data: Path, transport: LocalTransport | None = None) -> object:
-    return send_into(transport or LocalTransport(), walk([data])[0], "in to")
+    return send_into(transport or LocalTransport(), list_items([data])[0], "in to")
 
 
 def test_all_that_is_hard_arrives_as_it_is(home, data):
-    sent = send_into(LocalTransport(), walk([data])[0], "in to")
+    sent = send_into(LocalTransport(), list_items([data])[0], "in to")
     assert sent.folder == str(home / "in to")
     assert content(home / "in to" / "data") == content(data)
     assert sent.sent_bytes == sent.bytes > 3 * MIB
@@ -61,7 +61,7 @@ def test_what_is_there_is_not_sent_again(home, data):
     (home / "in to" / "data" / "sub" / "nothing").write_text("other")
     (home / "in to" / "data" / "large").chmod(0o600)
     (home / "in to" / "data" / "theirs").write_text("kept")
-    sent = send_into(LocalTransport(), walk([data])[0], "in to")
+    sent = send_into(LocalTransport(), list_items([data])[0], "in to")
     assert sent.sent_bytes == 0
     (home / "in to" / "data" / "theirs").unlink()
     os.utime(home / "in to" / "data", ns=(1, data.stat().st_mtime_ns))
@@ -72,7 +72,7 @@ def test_same_size_other_content_is_sent(home, data):
     send(data)
     target = home / "in to" / "data" / "large"
     target.write_bytes(bytes(3 * MIB))
-    assert send_into(LocalTransport(), walk([data])[0], "in to").sent_bytes == 3 * MIB
+    assert send_into(LocalTransport(), list_items([data])[0], "in to").sent_bytes == 3 * MIB
     assert target.read_bytes() == (data / "large").read_bytes()
 
 
@@ -80,7 +80,7 @@ def test_a_broken_connection_is_gone_on_with(home, data):
     with pytest.raises(UnreachableError):
         send(data, Cutting(2 * MIB))
     assert not (home / "in to" / "data" / "large").exists()
-    sent = send_into(LocalTransport(), walk([data])[0], "in to")
+    sent = send_into(LocalTransport(), list_items([data])[0], "in to")
     assert 0 < sent.sent_bytes < 3 * MIB // 2
     assert content(home / "in to" / "data") == content(data)
 
@@ -97,7 +97,7 @@ def test_a_partial_file_of_other_content_does_no_harm(home, data):
 
 
 def test_a_file_that_changes_meanwhile_is_said(home, data):
-    items, _ = walk([data])
+    items, _ = list_items([data])
     (data / "large").write_bytes(b"shorter now")
     with (data / "sub" / "run.sh").open("a") as file:  # its beginning is what it was
         file.write("more\n")
@@ -150,19 +150,19 @@ def test_two_of_one_name_are_refused(tmp_path):
     for name in "ab":
         (tmp_path / name / "x").mkdir(parents=True)
     with rejected("name-twice", UsageError):
-        walk([tmp_path / "a" / "x", tmp_path / "b" / "x"])
+        list_items([tmp_path / "a" / "x", tmp_path / "b" / "x"])
 
 
 def test_what_is_missing_is_named(tmp_path):
     with pytest.raises(UsageError) as caught:
-        walk([tmp_path / "nope", tmp_path / "neither"])
+        list_items([tmp_path / "nope", tmp_path / "neither"])
     assert f"nope: {os.strerror(errno.ENOENT)}" in caught.value.why
     assert "neither" in caught.value.why
 
 
 def test_pipes_and_such_do_not_travel(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    items, others = walk([tmp_path])
+    items, others = list_items([tmp_path])
     assert [item.kind for item in items] == [Kind.FOLDER]
     assert others == (tmp_path / "pipe",)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.util.process import PREFIX, run, sweep, temporary_folder, under_subreaper
+from clusterctl.util.process import PREFIX, remove_stale_folders, run, temporary_folder, under_subreaper
 from tests.support import processes
 from tests.support.processes import eventually
 
@@ -68,9 +68,9 @@ def test_only_folders_of_ours_are_removed(tmp_path: Path) -> None:
     (tmp_path / f"{PREFIX}file").touch()
     (tmp_path / f"{PREFIX}gone").mkdir()
     before = set(tmp_path.iterdir())
-    sweep(tmp_path)
+    remove_stale_folders(tmp_path)
     assert before - set(tmp_path.iterdir()) == {tmp_path / f"{PREFIX}gone"}
-    sweep(tmp_path / "not there")
+    remove_stale_folders(tmp_path / "not there")
 
 
 def gone(pid: str) -> bool:
