@@ -264,7 +264,7 @@ def test_sweep_reruns_failed_tasks_and_replays_the_best_one(cluster: Cluster) ->
     for ranking in (again["sweep"]["runs"], cluster.json("runs", "--sweep", job)["runs"]):
         assert [row["job"] for row in ranking] == jobs
         assert {row["state"] for row in ranking} == {"COMPLETED"}
-    assert "nothing is submitted" in cluster("replay", job, "--failed").stdout
+    assert "nothing was submitted" in cluster("replay", job, "--failed").stdout
 
     winner = cluster("replay", f"{job}_2", "--wait")
     assert winner.stdout.endswith("identical over 40 steps\n")

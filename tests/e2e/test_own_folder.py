@@ -92,5 +92,5 @@ def test_what_can_not_be_sent_is_refused_before_anything_happens(cluster: Cluste
     said = cluster(
         "submit", project / "train.py", "--dry-run", "--exclude", "/run.json", "--exclude", "/stdout.log"
     )
-    assert f" go {len(HOSTILE_NAMES) + 5} files, 2.0 MiB, of {project}" in said.stderr
+    assert f" {len(HOSTILE_NAMES) + 5} files (2.0 MiB) from {project}" in said.stderr
     assert said.stdout.startswith("#!/bin/bash")

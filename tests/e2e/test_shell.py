@@ -51,7 +51,7 @@ def test_shell_runs_a_command_and_returns_its_exit_code(cluster: Cluster) -> Non
     first, second = (f"{cluster.name}-train-{i}" for i in (1, 2))
     python = "/opt/clusterctl/env/bin/python"
     assert ran.stdout.splitlines() == [first, cluster.user, python, first, second, "<a b><$(id)><'q'>"]
-    assert f"has {first}, {second}" in ran.stderr
+    assert f"holds {first}, {second} " in ran.stderr
     assert gone(cluster)
 
 
