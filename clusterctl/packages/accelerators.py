@@ -37,7 +37,7 @@ class CudaBuildError(Exception):
 
 
 def has_gpus(cluster: ClusterSpec | ClusterFacts, partition: str | None = None) -> bool | None:
-    """Return whether nodes (of a partition) have GPUs. None if a spec without Slurm declares no GPUs."""
+    """Return whether the cluster (or a partition) has GPUs; None if a spec without Slurm declares no GPUs."""
     chosen = [p for p in cluster.partitions if partition in (None, p.name)]
     if any(p.gpus is not None for p in chosen):
         return True
@@ -45,17 +45,14 @@ def has_gpus(cluster: ClusterSpec | ClusterFacts, partition: str | None = None) 
 
 
 def cpu_index() -> str:
-    """Return the URL of the package index with CPU builds of torch."""
     return os.environ.get(INDEX_VARIABLE) or _CPU_INDEX
 
 
 @dataclass
 class Builds:
-    """The arguments that make pip choose CUDA builds or CPU builds.
+    """The arguments that make pip choose CUDA builds or CPU builds. Temporary files go to ``folder``.
 
-    gpus: whether the nodes have GPUs. None: pip decides.
-    report: called with a line about each large wheel before it is downloaded.
-    folder: folder for temporary requirements files.
+    gpus: whether the nodes have GPUs; None: pip decides. report: called with a line about each large wheel.
     """
 
     gpus: bool | None
@@ -65,7 +62,7 @@ class Builds:
     _decided: bool = False
 
     def files(self, files: Sequence[Path]) -> list[Path]:
-        """Return the requirements files; without CUDA extras of JAX and TensorFlow if nodes have no GPUs."""
+        """Return the requirements files, for nodes without GPUs without CUDA extras of JAX and TensorFlow."""
         result = []
         for number, file in enumerate(files):
             text = file.read_text(errors="surrogateescape")
@@ -91,8 +88,7 @@ class Builds:
     def read_line(self, line: str) -> None:
         """Read a line of pip's output, and report large downloads.
 
-        Raises:
-            CudaBuildError: pip chose a CUDA build for nodes without GPUs. Raised only once.
+        For nodes without GPUs, raise a CudaBuildError once, if pip chose a CUDA build.
         """
         if not self._decided and (torch := _CUDA_TORCH.search(line)):
             self._decided = True
@@ -119,7 +115,7 @@ class Builds:
 
 
 def _is_reachable(url: str) -> bool:
-    import requests  # noqa: PLC0415 - 60 ms of verbs that ask no index
+    import requests  # noqa: PLC0415 - takes 60 ms; most commands don't need it
 
     if url.startswith("file:"):
         return True

@@ -1,7 +1,7 @@
 """A bundle: a tar file with all packages that a cluster is installed from.
 
 The manifest comes first, then SHA256SUMS with the hash of every other file, for `sha256sum -c`. The same
-content gives the same bytes. The tar is not compressed, because its packages are.
+content gives the same bytes. The packages are compressed, so the tar is not.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ _LONGEST: Final = 32 << 20
 # A part of a path: never `..`, a hidden file, or an option.
 _PART: Final = r"[A-Za-z0-9_][A-Za-z0-9._+~%=@^-]*"
 _SUM: Final = re.compile(rf"([0-9a-f]{{64}})  ({_PART}(?:/{_PART}){{0,5}})")
-# The code of failures of an intact bundle that was created for something else.
+# The error code if a bundle is intact, but was created for another spec, release or clusterctl.
 MISMATCH: Final = "bundle-mismatch"
-_AGAIN: Final = "copy the bundle here again, or create it again with `clusterctl bundle create`"
+_AGAIN: Final = "copy the bundle to this machine again, or create it again with `clusterctl bundle create`"
 
 
 class _Stored(BaseModel):
@@ -75,9 +75,8 @@ class System(_Stored):
     """The content of a bundle for a distribution.
 
     asked: the packages that the roles install. packages: number of packages with all dependencies.
-    base, wheels: hash of the job environment's lock file, and its wheels.
-    gpu_base, gpu: hash of the lock file for nodes with GPUs, and its wheels.
-    requirements, more: hash of the spec's requirements files, and their wheels.
+    base, wheels: hash of the job environment's lock file, and its wheels. gpu_base, gpu: the same for the
+    packages of nodes with GPUs. requirements, more: the same for the spec's requirements files.
     """
 
     asked: tuple[str, ...]
@@ -109,8 +108,8 @@ class Manifest(_Head):
 class Bundle:
     """A bundle with a checked manifest. Its other files are checked by ``damages``.
 
-    hashes: path -> SHA-256 of each file, in the order of the tar.
-    digest: the SHA-256 of SHA256SUMS, which identifies the content of the bundle.
+    hashes: path -> SHA-256, in the order of the tar. digest: the SHA-256 of SHA256SUMS, which identifies the
+    bundle's content.
     """
 
     file: Path
@@ -133,11 +132,7 @@ class Bundle:
             yield from _tar(chain(starmap(_source, after.items()), members))
 
     def copy(self, paths: Iterable[str], folder: Path) -> None:
-        """Copy files of the bundle into a folder, without their paths, and check their hashes.
-
-        Raises:
-            BundleError: a file is damaged or missing.
-        """
+        """Copy files into a folder, without their paths. Raise a BundleError if a file is damaged."""
         with _open_tar(self.file) as archive:
             for path in paths:
                 target = folder / PurePosixPath(path).name
@@ -150,11 +145,7 @@ class Bundle:
 
 
 def open_bundle(file: Path) -> Bundle:
-    """Read the manifest of a bundle.
-
-    Raises:
-        BundleError: the file can't be read, is not a bundle, or has an unknown format.
-    """
+    """Read a bundle's manifest. Raise a BundleError if the file is no bundle of a known format."""
     try:
         with _open_tar(file) as archive:
             raw, listed = (_read_next(archive, name) for name in (MANIFEST, HASHES))
@@ -173,7 +164,6 @@ def open_bundle(file: Path) -> Bundle:
 
 
 def _read_next(archive: tarfile.TarFile, name: str) -> bytes:
-    """Return the content of the next file in the archive, which must have this name."""
     member = archive.next()
     if member is None or member.name != name or member.size > _LONGEST:
         raise tarfile.ReadError(f"{name} is not at its place in the archive")
@@ -186,7 +176,7 @@ def _manifest(raw: bytes, file: Path) -> Manifest:
         if head.format != FORMAT:
             message = f"the bundle has format {head.format}, but this clusterctl reads format {FORMAT}"
             reason = f"it was created by clusterctl {head.clusterctl}"
-            fix = "use that version here, or create the bundle again with this version"
+            fix = "install that version of clusterctl, or create the bundle again with this version"
             raise BundleError(message, code="bundle-format", where=str(file), why=reason, fix=fix)
         return Manifest.model_validate_json(raw)
     except ValidationError as exc:
@@ -197,11 +187,7 @@ def _manifest(raw: bytes, file: Path) -> Manifest:
 
 @contextmanager
 def _open_tar(file: Path) -> Iterator[tarfile.TarFile]:
-    """Open a bundle as a tar archive.
-
-    Raises:
-        BundleError: the file is not a tar archive, or lacks a file that the body reads.
-    """
+    """Open a bundle. Raise a BundleError if it is not a tar archive, or lacks a file that the body reads."""
     try:
         with tarfile.open(file, "r:") as archive:
             yield archive
@@ -237,7 +223,7 @@ def damages(bundle: Bundle) -> tuple[Failure, ...]:
     corrupted = []
     with _open_tar(bundle.file) as archive, suppress(tarfile.ReadError):
         for member in archive:
-            # A duplicate file, or a file that is not listed, has no hash left.
+            # Duplicate files and files that are not listed have no hash here.
             if not _is_plain(member) or _sha256(_content(archive, member)) != hashes.get(member.name):
                 corrupted.append(member.name)
             hashes.pop(member.name, None)
@@ -263,9 +249,7 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> io.BufferedRe
 def write_bundle(target: Path, manifest: Manifest, sources: Mapping[str, Path | bytes]) -> None:
     """Write a bundle. The file appears under its name only when it is complete and checked.
 
-    Raises:
-        MachineError: the file can't be written.
-        BundleError: a source file changed meanwhile.
+    Raise a MachineError if the file can't be written, or a BundleError if a source file changed meanwhile.
     """
     raw = manifest.model_dump_json(indent=1).encode() + b"\n"
     files: dict[str, Path | bytes] = {MANIFEST: raw, **{path: sources[path] for path in sorted(sources)}}
@@ -315,7 +299,7 @@ def asks_for_cupy(spec: ClusterSpec) -> bool:
 def mismatches(
     bundle: Bundle, spec: ClusterSpec | None, releases: Collection[str] = ()
 ) -> tuple[Failure, ...]:
-    """Compare a bundle with this clusterctl, the spec (if given), and hosts of these releases."""
+    """Compare a bundle with this clusterctl, the spec (if given), and hosts with these releases."""
     manifest = bundle.manifest
     differences = [*_clusterctl_mismatches(manifest)]
     reason = f"the bundle only has packages for {', '.join(manifest.systems)}"
@@ -332,14 +316,14 @@ def mismatches(
 
 def _clusterctl_mismatches(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if manifest.clusterctl != __version__:
-        yield "clusterctl", f"created by version {manifest.clusterctl}, but this is {__version__}"
+        yield "clusterctl", f"the bundle is from version {manifest.clusterctl}, but this is {__version__}"
     if manifest.architecture != ARCHITECTURE:
-        yield "architecture", f"for {manifest.architecture}, but the hosts have {ARCHITECTURE}"
+        yield "architecture", f"the bundle is for {manifest.architecture}, but the hosts have {ARCHITECTURE}"
 
 
 def _system_mismatches(release: str, system: System, spec: ClusterSpec | None) -> Iterator[str]:
     if lacking := _needed_packages(release, spec) - set(system.asked):
-        yield f"lacks the packages {named(sorted(lacking))}"
+        yield f"the bundle lacks the packages {named(sorted(lacking))}"
     if system.base != digest(job_lock().read_bytes()):
         yield "the wheels of the job environment are from another version of clusterctl"
     if system.gpu_base not in (None, digest(gpu_lock().read_bytes())):
@@ -389,7 +373,7 @@ def cluster_bundle(workspace: Workspace) -> Remembered | None:
 
 
 def missing_bundle(workspace: Workspace) -> BundleError:
-    """Return the error for hosts that need packages from a bundle file that no longer exists."""
+    """Return the error if hosts need packages from a bundle file that no longer exists."""
     remembered = cluster_bundle(workspace)
     return BundleError(
         "the bundle that this cluster is installed from is missing",
@@ -404,11 +388,8 @@ def missing_bundle(workspace: Workspace) -> BundleError:
 def use_bundle(file: Path, spec: ClusterSpec, workspace: Workspace) -> Bundle:
     """Check a bundle, record it for the cluster, and copy its wheels to the cache.
 
-    A bundle that was checked before and is unchanged is not read again.
-
-    Raises:
-        BundleError: the bundle is damaged, or does not match the spec or this clusterctl.
-        MachineError: the cache of downloads can't be written.
+    A bundle that was checked before and is unchanged is not read again. Raise a BundleError if the bundle is
+    damaged or does not fit the spec or this clusterctl, or a MachineError if the cache can't be written.
     """
     bundle = open_bundle(file)
     reject_defects(file, mismatches(bundle, spec))

@@ -38,10 +38,9 @@ _PACKAGES: Final = frozenset({".deb", ".rpm"})
 
 @dataclass(frozen=True, slots=True)
 class BundleRequest:
-    """The input for the creation of a bundle.
+    """The input for the creation of a bundle. ``report`` is called with a line about each step.
 
-    archives: release -> file with the repositories to use. Releases without a file use the public ones.
-    report: called with a line about each step.
+    archives: release -> file with the repositories to use. Other releases use the public repositories.
     """
 
     spec: ClusterSpec
@@ -51,14 +50,11 @@ class BundleRequest:
 
 
 def create(request: BundleRequest, out: Path) -> Bundle:
-    """Download everything that a spec needs, and pack it into the file ``out``. Downloads are cached.
+    """Download all packages that a spec needs, and pack them into the file ``out``. Downloads are cached.
 
-    The tools, the requirements files and ``out`` are checked before any download.
-
-    Raises:
-        MachineError: this machine lacks a tool, or a repository or package index can't be reached.
-        UsageError: the requirements can't be met, a distribution is not supported, or ``out`` can't be
-            written.
+    The tools, the requirements files and ``out`` are checked before any download. Raise a MachineError if a
+    tool is missing or a download fails, or a UsageError if the requirements conflict, the distribution is not
+    supported, or ``out`` can't be written.
     """
     _check_request(request, out)
     lock, software, report = _cache_folder() / ".lock", request.spec.software, request.report
@@ -128,7 +124,6 @@ def _check_request(request: BundleRequest, out: Path) -> None:
 
 
 def _cache_folder(name: str = "") -> Path:
-    """Return the cache folder for packages. It exists and is writable."""
     with cache_of_downloads(f"bundle/{name}") as folder:
         folder.mkdir(parents=True, exist_ok=True)
         # An existing folder may belong to another user.

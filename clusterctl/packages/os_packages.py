@@ -21,7 +21,6 @@ _CUDA_ROLE: Final = "cuda"
 _RENAMED: Final = 580
 # The major CUDA version of CuPy in the job environment.
 _CUDA: Final = "12"
-# Roles that run only on Google Cloud.
 _AT_GOOGLE: Final = frozenset({"bucket", "scratch"})
 # Packages that Ansible's modules need on a host and would otherwise install themselves.
 _OF_MODULES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -43,10 +42,9 @@ class Upstream:
 
 
 def package_names(distribution: Distribution, software: Software = PLAIN) -> tuple[str, ...]:
-    """Return the packages that the roles install on hosts of this distribution, for all kinds of hosts.
+    """Return the packages that the roles install on all kinds of hosts with this distribution.
 
-    Raises:
-        ClusterctlError: the variables of a role are templates.
+    Raise a ClusterctlError if a role's variables contain templates.
     """
     excluded = _AT_GOOGLE if software.apptainer else {*_AT_GOOGLE, _APPTAINER}
     roles = {folder.parent.name for folder in data_folder("ansible").glob("roles/*/vars")} - excluded
@@ -61,7 +59,6 @@ def asked_packages(distribution: Distribution, software: Software) -> tuple[str,
 
 
 def packages_of(roles: Iterable[str], distribution: Distribution, software: Software) -> tuple[str, ...]:
-    """Return the packages that these Ansible roles install on hosts of this distribution."""
     openhpc = software.slurm == "openhpc"
     return tuple(sorted({name for role in roles for name in _names(role, distribution, openhpc=openhpc)}))
 
@@ -106,7 +103,7 @@ def _nvidia_packages(nvidia: Nvidia, distribution: Distribution) -> Iterator[str
 
 
 def upstream_packages(distribution: Distribution, software: Software) -> tuple[Upstream, ...]:
-    """Return the packages that the roles download from their developers, for this distribution."""
+    """Return the packages that the roles download from their developers' sites."""
     variables = _variables(_APPTAINER, distribution) if software.apptainer else {}
     return (
         (Upstream(variables["apptainer_url"], variables["apptainer_sha256"]),)
@@ -130,7 +127,7 @@ def _names(role: str, distribution: Distribution, *, openhpc: bool) -> Iterator[
 
 
 def _variables(role: str, distribution: Distribution) -> dict[str, Any]:
-    """Return the variables of a role for this distribution: values of the release override the family's."""
+    """Return the variables of a role for this distribution. Values of the release override the family's."""
     folder = data_folder("ansible") / "roles" / role / "vars"
     paths = [folder / f"{name}.yml" for name in (distribution.family, distribution.release)]
     tables = [read_table(path, dict[str, Any]) for path in paths if path.is_file()]

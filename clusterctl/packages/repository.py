@@ -1,9 +1,9 @@
 """Download of a distribution's OS packages, with all dependencies, as a repository for its hosts.
 
-For Debian and Ubuntu, apt resolves and downloads the packages, checks the archive's signature with its
-keyring and each package with the signed index; apt-ftparchive writes the new index. For Red Hat's family, dnf
-and createrepo_c do this. The signature of each rpm is checked with the keys of its repository, which go into
-the bundle, because hosts check it again. Both tools use an empty root, so no package counts as installed.
+For Debian and Ubuntu, apt resolves and downloads the packages, and checks signatures and hashes;
+apt-ftparchive writes the index. For Red Hat's family, dnf and createrepo_c do this, and rpmkeys checks each
+signature with the keys of the repository, which go into the bundle, because hosts check the signatures, too.
+apt and dnf use an empty root, so no package counts as installed.
 """
 
 from __future__ import annotations
@@ -36,12 +36,11 @@ _ALWAYS: Final = {"LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
 
 @dataclass(frozen=True, slots=True)
 class RepositoryRequest:
-    """The input for the creation of a repository.
+    """The input for the creation of a repository. ``report`` is called with a line about each step.
 
-    folder: cache folder for downloads. report: called with a line about each step.
+    folder: cache folder for downloads. upstream: packages that are in no repository.
     archive: file with the repositories to use. Default: the distribution's public repositories.
     software: adds the repositories of OpenHPC and NVIDIA, if the spec needs them.
-    upstream: packages that are in no repository.
     """
 
     distribution: Distribution
@@ -81,19 +80,17 @@ _TOOLS: Final = {
 
 
 def check(distribution: Distribution, archive: Path | None) -> None:
-    """Check that this machine has the tools for a distribution, and that these can read the user's file.
+    """Check that this machine has the tools for a distribution, and that ``archive`` (if given) is valid.
 
-    archive: the user's file with repositories. None: not given.
-
-    Raises:
-        MachineError: a tool is missing.
-        UsageError: the file is not a list of repositories.
+    Raise a MachineError without a tool, or a UsageError if ``archive`` is not a list of repositories.
     """
     if archive:
         _read_user_file(archive)
     for tool, fix in _TOOLS[distribution.family].items():
         if shutil.which(tool) is None:
-            message = f"packages of {distribution.release} can't be downloaded: this machine has no {tool}"
+            message = (
+                f"packages of {distribution.release} can't be downloaded, because {tool} is not installed"
+            )
             raise MachineError(message, code="tool-missing", fix=fix)
     if archive:
         {"Debian": _check_sources, "RedHat": _user_repositories}[distribution.family](archive)
@@ -102,11 +99,9 @@ def check(distribution: Distribution, archive: Path | None) -> None:
 def pack(request: RepositoryRequest, names: Sequence[str]) -> Path:
     """Download these packages with all dependencies. Return the folder of the repository.
 
-    Call ``check`` before. The folder is valid until the next call for the same distribution.
-
-    Raises:
-        MachineError: a keyring is missing, a repository can't be reached, or a signature is invalid.
-        UsageError: the distribution's repositories are unknown.
+    Call ``check`` before. The folder is valid until the next call for the same distribution. Raise a
+    MachineError if a keyring is missing, a download fails or a signature is invalid, or a UsageError if the
+    distribution's repositories are unknown.
     """
     return {"Debian": _pack_apt, "RedHat": _pack_dnf}[request.distribution.family](request, names)
 
@@ -130,7 +125,7 @@ def _pack_apt(request: RepositoryRequest, names: Sequence[str]) -> Path:
 
 
 def _repository(folder: Path, inner: str, paths: Mapping[str, Path]) -> Path:
-    """Create a folder with links to these packages. The cache folder also holds packages of other bundles."""
+    """Create a folder with links to these packages only; the cache also holds packages of other bundles."""
     root = folder / "repository"
     shutil.rmtree(root, ignore_errors=True)
     (root / inner).mkdir(parents=True)
@@ -140,7 +135,6 @@ def _repository(folder: Path, inner: str, paths: Mapping[str, Path]) -> Path:
 
 
 def _apt_options(request: RepositoryRequest) -> list[str]:
-    """Return the options that make apt work for one distribution, with all state in the cache folder."""
     folder, architecture = request.folder, _DEBS[ARCHITECTURE]
     for name in ("state/lists/partial", "cache/archives/partial", "none/partial"):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -174,10 +168,7 @@ def _apt(options: Sequence[str], *words: str, task: str) -> str:
 
 
 def _cached_path(file: str, uri: str, folder: Path, sha256: str) -> Path:
-    """Return the path of a package in apt's cache. If the cached file is damaged, remove it.
-
-    apt checks only the size of cached files, and does not copy packages of `file:` repositories.
-    """
+    """Return the path of a package in apt's cache. Delete a damaged file: apt checks only the size."""
     if uri.startswith("file:"):
         return Path(unquote(uri.removeprefix("file:")))
     path = folder / "cache/archives" / file
@@ -187,18 +178,17 @@ def _cached_path(file: str, uri: str, folder: Path, sha256: str) -> Path:
 
 
 def _upstream(package: Upstream, folder: Path) -> str:
-    """Return the path of an upstream package. It is downloaded, unless it is in the cache."""
     path = folder / package.file
     if not path.is_file() or file_sha256(path) != package.sha256:
         path.write_bytes(_download(package.url, item=f"the package {path.name}"))
         if file_sha256(path) != package.sha256:
-            message = f"the package {path.name} does not have the expected SHA-256"
-            raise MachineError(message, code="package-changed", where=package.url)
+            message = f"the downloaded package {path.name} does not have the expected SHA-256"
+            fix = "check that no proxy changes downloads, then run the command again"
+            raise MachineError(message, code="package-changed", where=package.url, fix=fix)
     return str(path)
 
 
 def _check_sources(path: Path) -> None:
-    """Raise UsageError if apt can't read the user's list of repositories."""
     options = (f"Dir::Etc::SourceList={path.absolute()}", "Dir::Etc::SourceParts=/dev/null")
     result = _run_process(["apt-get", "indextargets", *(f"--option={option}" for option in options)])
     if result.rc != 0 or not result.stdout:
@@ -208,12 +198,11 @@ def _check_sources(path: Path) -> None:
 
 
 def _apt_lines(request: RepositoryRequest) -> Iterator[str]:
-    """Yield the public repositories as lines of a sources.list."""
     for archive in request.sources:
         if not Path(archive["keyring"]).is_file():
             message = f"the signatures of {request.distribution.release} can't be checked on this machine"
             reason = "the keyring is missing"
-            fix = f"install the package {archive['keyring_package']}"
+            fix = f"install the package {archive['keyring_package']} on this machine"
             raise MachineError(message, code="keyring-missing", where=archive["keyring"], why=reason, fix=fix)
         for source in archive["sources"]:
             keyring = source.get("keyring", archive["keyring"])
@@ -252,7 +241,6 @@ def _pack_dnf(request: RepositoryRequest, names: Sequence[str]) -> Path:
 
 
 def _dnf(request: RepositoryRequest, *words: str, task: str) -> str:
-    """Run dnf for one distribution, with all state in the cache folder."""
     folder = request.folder
     argv = ["dnf", "--quiet", "--assumeyes", f"--config={_DATA / 'dnf.conf'}"]
     argv += [f"--installroot={folder / 'root'}"]
@@ -278,11 +266,7 @@ def _repositories(request: RepositoryRequest) -> tuple[str, tuple[str, ...]]:
 
 
 def _user_repositories(path: Path) -> tuple[str, tuple[str, ...]]:
-    """Return the text of the user's .repo file, and the URLs of its keys.
-
-    Raises:
-        UsageError: the file is not a .repo file, or has no gpgkey.
-    """
+    """Return the text of the user's .repo file and its key URLs. Raise a UsageError if there are none."""
     text = _read_user_file(path)
     parser = configparser.ConfigParser(interpolation=None)
     try:
@@ -293,12 +277,11 @@ def _user_repositories(path: Path) -> tuple[str, tuple[str, ...]]:
         raise _not_repositories(path, "is not a .repo file", exc.message, fix) from exc
     if not keys:
         reason = "a bundle contains only packages with a signature that can be checked"
-        raise _not_repositories(path, "has no gpgkey", reason, "set gpgkey= for each repository")
+        raise _not_repositories(path, "does not set gpgkey", reason, "set gpgkey= for each repository")
     return text, tuple(sorted(keys))
 
 
 def _check_signatures(folder: Path, root: Path) -> None:
-    """Raise MachineError if a package is not signed with a key of its repository."""
     database = folder / "rpmdb"
     shutil.rmtree(database, ignore_errors=True)
     database.mkdir()
@@ -310,7 +293,9 @@ def _check_signatures(folder: Path, root: Path) -> None:
     result = _run_process([*rpmkeys, "--checksig", *packages])
     if result.rc != 0:
         rejected = "; ".join(line for line in result.stdout.splitlines() if line.endswith("NOT OK"))
-        fix = "check its source and remove the package, then run the command again; downloads are kept"
+        fix = (
+            f"check where the package comes from, delete it from {folder / 'packages'}, run the command again"
+        )
         message = "checking the signatures of packages failed"
         reason = rejected or result.reason
         raise MachineError(message, code="package-signature", where="rpmkeys", why=reason, fix=fix)
@@ -345,7 +330,6 @@ def _run_process(argv: Sequence[str], cwd: Path | None = None) -> process.Result
 
 
 def _download(url: str, *, item: str) -> bytes:
-    """Return the content at a URL. `file:` URLs are read from this machine."""
     try:
         if url.startswith("file://"):
             return Path(url.removeprefix("file://")).read_bytes()

@@ -81,7 +81,6 @@ class Pip:
         return run_with_lines([*argv, *arguments], hear, env=env, cwd=cwd)
 
 
-# The cache folder of locks and their wheels.
 _CACHE: Final = "python"
 # Version of the environment's layout on the cluster. It is part of every key.
 _LAYOUT: Final = "environment v1"
@@ -91,7 +90,7 @@ _LINE: Final = re.compile(r"(\S+)==(\S+) --hash=sha256:([0-9a-f]{64})  # ([^\s/]
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """A wheel: the package's normalized name and version, and the name and hash of its file."""
+    """A wheel: the package's normalized name and version, and its file with SHA-256."""
 
     name: str
     version: str
@@ -139,7 +138,7 @@ def pins(lock: Path) -> dict[str, str]:
 
 @contextmanager
 def cache_of_downloads(name: str = "") -> Iterator[Path]:
-    """Yield the cache or a folder in it. An OSError in the body becomes a MachineError."""
+    """Yield clusterctl's cache folder or a folder in it. An OSError in the body becomes a MachineError."""
     folder = cache_home() / name
     try:
         yield folder
@@ -153,9 +152,7 @@ def cache_of_downloads(name: str = "") -> Iterator[Path]:
 def wheelhouse(lock: Path, node: NodePlatform = DEFAULT_PLATFORM) -> Path:
     """Return the folder with all wheels of a lock file. They are downloaded once.
 
-    Raises:
-        MachineError: the package index can't be reached or lacks a wheel for the nodes, or the cache can't be
-            written.
+    Raise a MachineError if a wheel for the nodes can't be downloaded, or the cache can't be written.
     """
     if not has_wheelhouse(lock, node):
         with new_wheelhouse(lock, node) as folder:
@@ -199,7 +196,6 @@ def _download_locked(lock: Path, node: NodePlatform, folder: Path) -> None:
 
 
 def wheel_path(wheel: Wheel) -> Path:
-    """Return the path of a wheel in the cache."""
     return cache_home() / _CACHE / "wheels" / wheel.sha256 / wheel.file
 
 
@@ -209,11 +205,7 @@ _COMMENT: Final = re.compile(r"(^|\s+)#.*$")
 
 
 def content_hash(files: Sequence[Path]) -> str:
-    """Return a hash of the content of these requirements files and of all files that they include.
-
-    Raises:
-        UsageError: a file can't be read.
-    """
+    """Return a hash of these requirements files and the files that they include, or raise a UsageError."""
     return digest(*(content for file in files for _, content in _contents(file)))
 
 
@@ -240,7 +232,7 @@ def _contents(
                     code="file-unreadable",
                     where=f"{file}:{number}",
                     why=exc.strerror or str(exc),
-                    fix="make the file readable, or remove the line",
+                    fix="make the wheel readable, or remove its line from the requirements file",
                 ) from exc
 
 
@@ -263,7 +255,7 @@ def _read(file: Path, named_in: str) -> bytes:
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the logical lines of a requirements file without comments, with their first line number."""
+    """Yield the logical lines of a requirements file without comments, each with its first line number."""
     joined, start = "", 0
     for number, line in enumerate(text.splitlines(), start=1):
         start = start if joined else number
@@ -279,7 +271,6 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _local_wheel(line: str, folder: Path) -> Path | None:
-    """Return the path of a local wheel that a line refers to, or None. Its content may change."""
     name = re.split(r"\s*;|\s+--|\s+$", line.rpartition(" @ ")[2].strip())[0].removeprefix("file://")
     path = folder / name
     return path if name.endswith(".whl") and "://" not in name and os.path.isfile(path) else None  # noqa: PTH113
@@ -296,9 +287,8 @@ _LONGEST_REASON: Final = 2000
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """The input for resolving requirements with pip.
+    """The input for resolving requirements ``files`` with pip. ``base`` is the job environment's lock file.
 
-    files: the requirements files. base: the lock file of the job environment.
     held: normalized name -> version to keep if possible, such as versions in the cluster's environment.
     gpus: whether the nodes have GPUs. None: pip chooses between CUDA and CPU builds.
     """
@@ -327,14 +317,9 @@ class Requirements:
 def resolve(requirements: Requirements, *, report: LineReporter, heard: LineReporter = SILENT.note) -> Lock:
     """Resolve requirements files for the nodes. The wheels are stored in the cache (see ``wheel_path``).
 
-    The versions of the job environment are kept, unless the requirements exclude them; such packages are then
-    in the lock, and take precedence.
-
-    heard: called with each line of pip's output.
-
-    Raises:
-        UsageError: a file can't be read, the requirements conflict, or no index answers; with pip's reason.
-        MachineError: the cache of downloads can't be written.
+    Versions of the job environment are kept, unless the requirements exclude them. The lock then contains
+    the other version, which takes precedence. ``heard`` is called with each line of pip's output. Raise a
+    UsageError if pip can't meet the requirements, or a MachineError if the cache can't be written.
     """
     with cache_of_downloads(_CACHE) as home:
         answer, base = requirements.answer, pins(requirements.base)
@@ -355,9 +340,7 @@ def fetch_locked(
 ) -> Lock | None:
     """Parse a lock and download its exact wheels, unless they are cached. None if it is for another Python.
 
-    Raises:
-        UsageError: a wheel is in no index.
-        MachineError: the cache of downloads can't be written.
+    Raise a UsageError if an index lacks a wheel, or a MachineError if the cache can't be written.
     """
     lock = Lock.read(text, pins(base), node)
     if lock.text != text:
@@ -384,7 +367,7 @@ def fetch_locked(
             result = Pip(node, report, heard).download(argv, cwd=folder)
             if result.rc != 0:
                 raise UsageError(
-                    "packages of the run are no longer available",
+                    "wheels that an earlier run used can't be downloaded",
                     code="wheels-gone",
                     why=result.stdout.strip()[-_LONGEST_REASON:],
                     fix="check that the package index can be reached (pip's settings apply)",
@@ -395,7 +378,7 @@ def fetch_locked(
 
 
 def cached_lock(requirements: Requirements) -> Lock | None:
-    """Return the cached result of ``resolve``, or None. pip is not run."""
+    """Return the cached result of ``resolve``, if any, without running pip."""
     with cache_of_downloads(_CACHE):
         return _load_lock(requirements.answer, requirements)
 
@@ -458,11 +441,11 @@ def _without_conflict(kept: Mapping[str, str], result: Result) -> dict[str, str]
 
 
 def _reject_sources(files: Sequence[Path], result: Result, wheels: set[str]) -> None:
-    """Raise UsageError if pip downloaded sources, for a line with a folder, an archive or a repository."""
+    """Raise a UsageError if pip downloaded sources: of a folder, an archive or a repository."""
     names = " ".join(_DOWNLOADED.findall(result.stdout)).split()
     if missing := [name for name in names if canonicalize_name(name) not in wheels]:
         raise UsageError(
-            f"no wheel: {', '.join(missing)}",
+            f"pip found sources instead of wheels of: {', '.join(missing)}",
             code="no-wheel",
             where=", ".join(map(str, files)),
             why="nodes install only wheels, and this requirement is a folder, an archive or a repository",
@@ -472,7 +455,6 @@ def _reject_sources(files: Sequence[Path], result: Result, wheels: set[str]) -> 
 
 
 def _move_to_cache(path: Path) -> Wheel:
-    """Move a downloaded wheel to the cache."""
     wheel = Wheel.of(path.name, file_sha256(path))
     place = wheel_path(wheel)
     place.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """The client of Google's REST APIs, for the few calls that clusterctl makes without Terraform.
 
-google-auth finds the user's login (Application Default Credentials). All calls are counted on the cluster's
-project, even if the login names another quota project, which may lack the APIs or the permission to use them.
-This module alone turns Google's refusals into typed errors. ``CLUSTERCTL_GCP_ENDPOINT`` replaces
+google-auth finds the user's login (Application Default Credentials). All calls count against the quota of
+the cluster's project, because another quota project of the login may lack the APIs or permissions. Only this
+module turns Google's refusals into typed errors. ``CLUSTERCTL_GCP_ENDPOINT`` replaces
 `https://{service}.googleapis.com`, for private access.
 """
 
@@ -91,7 +91,7 @@ class Api:
     """The APIs of a project. Paths lack the service's own prefix: `projects/p/global/networks`.
 
     answer_s: timeout of a call. tries: number of attempts if Google is busy or does not answer.
-    session: HTTP session of the calls. Default: with the user's login.
+    session: HTTP session of the calls. Default: a session with the user's login.
     """
 
     project: str
@@ -102,19 +102,15 @@ class Api:
     session: requests.Session | None = None
 
     def get(self, service: str, path: str, **query: str) -> Json:
-        """Return a resource.
-
-        Raises:
-            CloudError: Google refuses or does not answer, or the resource does not exist (``status`` 404).
-        """
+        """Return a resource. Raise a CloudError if Google refuses (``status`` 404: missing) or is silent."""
         return self._call("GET", service, path, query)
 
     def find(self, service: str, path: str, **query: str) -> Json | None:
-        """Return a resource, if it exists; raise other errors like ``get``."""
+        """Return a resource, or None if it does not exist. Raise other errors like ``get``."""
         return self._unless_missing("GET", service, path, query)
 
     def pages(self, service: str, path: str, **query: str) -> Iterator[Json]:
-        """Yield the pages of a list; raise a CloudError if a zone or region could not be searched."""
+        """Yield the pages of a list. Raise a CloudError if a zone or region could not be searched."""
         token: dict[str, str] = {}
         while True:
             page = self._call("GET", service, path, query | token)
@@ -128,11 +124,11 @@ class Api:
             token = {"pageToken": str(page["nextPageToken"])}
 
     def post(self, service: str, path: str, body: Json | None = None, **query: str) -> Json:
-        """Call a method with this body, if any; raise errors like ``get``."""
+        """Call a method with this body, if any. Raise errors like ``get``."""
         return self._call("POST", service, path, query, body)
 
     def delete(self, service: str, path: str) -> Json | None:
-        """Start to delete a resource, if it exists, and return the operation."""
+        """Start the deletion of a resource. Return the operation, or None if the resource is missing."""
         return self._unless_missing("DELETE", service, path, {})
 
     def _unless_missing(self, verb: str, service: str, path: str, query: Mapping[str, str]) -> Json | None:
@@ -144,9 +140,9 @@ class Api:
             raise
 
     def is_off(self, service: str) -> bool:
-        """Return whether an API is disabled in this project, so that it can't have resources of that API.
+        """Return whether an API is disabled in the project, so that the project has no such resources.
 
-        Ask Service Usage, because the refusal of a call may concern another project, its quota project.
+        Service Usage is asked, because the refusal of a call may concern the login's quota project instead.
         """
         path = f"projects/{self.project}/services/{service}.googleapis.com"
         return self.get("serviceusage", path).get("state") == "DISABLED"
@@ -154,7 +150,6 @@ class Api:
     def _call(
         self, verb: str, service: str, path: str, query: Mapping[str, str], body: Json | None = None
     ) -> Json:
-        """Make a call. While Google is busy, repeat it with growing delays."""
         for attempt in itertools.count():
             try:
                 return self._once(verb, service, path, query, body)
@@ -174,10 +169,14 @@ class Api:
         except RefreshError as exc:
             raise CredentialsError("the login has expired", why=_first_line(exc), fix=LOG_IN) from exc
         except (requests.ConnectionError, requests.Timeout, TransportError) as exc:
-            error = CloudError("Google does not answer", code="cloud-silent", where=url, why=_first_line(exc))
+            message, fix = (
+                "Google does not answer",
+                "check this machine's network, then run the command again",
+            )
+            error = CloudError(message, code="cloud-silent", where=url, why=_first_line(exc), fix=fix)
             raise _BusyError(error) from exc
         except (GoogleAuthError, requests.RequestException) as exc:
-            message, reason = "the call to Google failed", _first_line(exc)
+            message, reason = "the request to Google's API failed", _first_line(exc)
             raise CloudError(message, code="cloud-unreachable", where=url, why=reason) from exc
         if response.ok:
             return _json(response)
@@ -188,7 +187,6 @@ class Api:
         raise refusal
 
     def _refusal(self, service: str, verb: str, path: str, response: requests.Response) -> CloudError:
-        """Return the error that describes a refusal of Google's."""
         status, (reasons, message) = response.status_code, _refused(_json(response))
         reason = f"{(message or response.reason or '').strip()} (HTTP {status})"
         context: dict[str, Any] = {"where": path, "why": reason}
@@ -199,7 +197,7 @@ class Api:
             return CredentialsError("Google rejected the login", fix=LOG_IN, **context)
         if reasons & _API_OFF:
             name = f"{service}.googleapis.com"
-            fix = f"`gcloud services enable {name} --project {self.project}`, then wait a minute"
+            fix = f"run `gcloud services enable {name} --project {self.project}`, then wait a minute"
             return ApiOffError(f"the API {name} is not enabled", fix=fix, **context)
         match = first_rule(rules(), " ".join([f"Error {status}:", *message.split(), *sorted(reasons)]))
         if status == requests.codes.forbidden and (match is None or match[0].code == _NO_RIGHT):
@@ -210,18 +208,16 @@ class Api:
         return self._error(match, path, f"Google refused the request to {_VERBS[verb]} a resource", reason)
 
     def finish(self, service: str, scope: str, operation: Json, *, timeout_s: float) -> None:
-        """Wait for the end of an operation.
+        """Wait for an operation. Raise a CloudError if it fails or takes longer than ``timeout_s``.
 
         scope: the parent path of an operation of Compute Engine: `projects/p/global`.
-
-        Raises:
-            CloudError: the operation failed, or did not end in time.
         """
         deadline, name = self.clock.now() + timeout_s, str(operation.get("name", ""))
         while not _is_done(operation):
             if self.clock.now() >= deadline:
-                message = "an operation of Google's took too long"
-                raise CloudError(message, code="cloud-slow", where=scope, why=f"more than {timeout_s:.0f} s")
+                message, fix = "an operation on Google Cloud took too long", "run the same command again"
+                reason = f"it did not end within {timeout_s:.0f} s"
+                raise CloudError(message, code="cloud-slow", where=scope, why=reason, fix=fix)
             if service == "compute":
                 operation = self.post(service, f"{scope}/operations/{name}/wait")
             else:
@@ -230,11 +226,12 @@ class Api:
         self._check(scope, operation)
 
     def _check(self, path: str, operation: Json) -> None:
-        """Raise a CloudError if an operation, of any API, ended with an error."""
         error = operation.get("error") or {}
         if errors := error.get("errors", [error] if error else []):
             reason = "; ".join(f"{row.get('code')}: {row.get('message')}" for row in errors)
-            raise self._error(first_rule(rules(), reason), path, "an operation of Google's failed", reason)
+            raise self._error(
+                first_rule(rules(), reason), path, "an operation on Google Cloud failed", reason
+            )
 
     def _error(
         self, match: tuple[Rule, Mapping[str, str]] | None, path: str, message: str, reason: str
@@ -256,21 +253,21 @@ _VERBS = {"GET": "read", "POST": "change", "DELETE": "delete"}
 
 
 def _session(project: str) -> requests.Session:
-    """Return an HTTP session with the user's login and this project as its quota project."""
     try:
         with warnings.catch_warnings():
             # google-auth warns of a missing quota project, which is set below.
             warnings.simplefilter("ignore")
             credentials, _ = google.auth.default(scopes=[_SCOPE])
     except DefaultCredentialsError as exc:
-        raise CredentialsError("no login to Google Cloud", why=_first_line(exc), fix=LOG_IN) from exc
+        message = "this machine has no login to Google Cloud"
+        raise CredentialsError(message, why=_first_line(exc), fix=LOG_IN) from exc
     if isinstance(credentials, CredentialsWithQuotaProject):
         credentials = credentials.with_quota_project(project)  # type: ignore[no-untyped-call]  # google-auth's
     return AuthorizedSession(credentials)  # type: ignore[no-untyped-call]  # google-auth's
 
 
 def _is_done(operation: Json) -> bool:
-    """Return whether an operation has ended. IAM and Cloud Storage answer at once, without a name."""
+    """Return whether an operation has ended. IAM and Cloud Storage finish at once, without an operation."""
     return not operation.get("name") or operation.get("status") == "DONE" or operation.get("done") is True
 
 
@@ -306,10 +303,8 @@ def org_policy(api: Api, constraint: str) -> Json:
     """Return the effective policy for a constraint, such as `compute.requireOsLogin`, in the project.
 
     Only the Organization Policy API knows managed constraints, such as `compute.managed.requireOsLogin`
-    (github.com/terraform-google-modules/terraform-google-org-policy/issues/183).
-
-    Raises:
-        CloudError: the policy can't be read; the login may lack `orgpolicy.policy.get`.
+    (github.com/terraform-google-modules/terraform-google-org-policy/issues/183). Raise a CloudError if the
+    login may not read the policy.
     """
     if _MANAGED in constraint:
         return api.get("orgpolicy", f"projects/{api.project}/policies/{constraint}:getEffectivePolicy")
@@ -328,7 +323,7 @@ def enforces(policy: Mapping[str, Any]) -> bool:
 KIND = "ssh-ed25519"
 _MANAGED: Final = ".managed."
 _HIDES_KEYS: Final = ("compute.disableGuestAttributesAccess", "compute.managed.disableGuestAttributesAccess")
-# The largest machines take minutes before their system starts.
+# The largest machines take minutes before their operating system starts.
 WAIT_S = 600.0
 _LOOK_EVERY_S = 3.0
 _KEY = re.compile(r"AAAAC3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/=]+")
@@ -337,8 +332,7 @@ _KEY = re.compile(r"AAAAC3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/=]+")
 def host_keys(api: Api, zone: str, names: Iterable[str], *, timeout_s: float = WAIT_S) -> dict[str, str]:
     """Return host -> public host key, as `ssh-ed25519 AAAA...`. Wait for instances that have just started.
 
-    Raises:
-        ProvisionError: an instance did not publish its key in time. ``failures`` names each of them.
+    Raise a ProvisionError, with a failure for each late host, if a key is not published in time.
     """
     missing = list(dict.fromkeys(names))
     keys: dict[str, str] = {}
@@ -366,16 +360,19 @@ def _published_key(api: Api, zone: str, name: str) -> str | None:
 def _late_keys_error(project: str, zone: str, names: list[str], timeout_s: float) -> ProvisionError:
     failures = []
     for name in names:
-        fix = f"`gcloud compute instances get-serial-port-output {name} --zone {zone} --project {project}`"
-        cause = f"{name} has not published its host key"
+        command = f"gcloud compute instances get-serial-port-output {name} --zone {zone} --project {project}"
+        fix, cause = (
+            f"read the host's boot messages: `{command}`",
+            f"{name} has not published its SSH host key",
+        )
         failures.append(Failure("host-keys-late", cause, name, fix=fix, retryable=True))
     return ProvisionError(
-        f"{', '.join(names)}: no host key after {timeout_s:.0f} s",
+        f"{', '.join(names)} did not publish an SSH host key within {timeout_s:.0f} s",
         code="host-keys-late",
         where=zone,
         why=failures[0].cause,
-        fix=f"read the messages of its start with {failures[0].fix}, then run `clusterctl up` again; "
-        f"or check whether a policy of your organization hides the keys ({' or '.join(_HIDES_KEYS)})",
+        fix=f"{failures[0].fix}, then run `clusterctl up` again; or check whether a policy of your "
+        f"organization hides the keys ({' or '.join(_HIDES_KEYS)})",
         failures=tuple(failures),
     )
 
@@ -395,21 +392,19 @@ def iap_tunnel(instance: str, *, project: str, zone: str) -> tuple[str, ...]:
 
 
 def check_gcloud() -> None:
-    """Check that `gcloud` is installed and logged in.
-
-    Raises:
-        MachineError: it is not, so that no host could be reached.
-    """
+    """Raise a MachineError unless `gcloud` is installed and logged in, which all connections need."""
     reason = "clusterctl reaches hosts without a public address through gcloud"
     if shutil.which("gcloud") is None:
-        raise MachineError("gcloud is not installed", code="tool-missing", why=reason, fix=_INSTALL)
+        message = "gcloud is not installed on this machine"
+        raise MachineError(message, code="tool-missing", why=reason, fix=_INSTALL)
     argv = ["gcloud", "auth", "list", "--filter=status:ACTIVE", "--format=value(account)"]
     try:
         result = run(argv, timeout_s=_ANSWER_S)
     except (OSError, subprocess.TimeoutExpired) as exc:
         result = Result(1, "", str(exc))
     if result.rc != 0:
-        raise MachineError("gcloud fails", code="gcloud-broken", why=result.reason, fix=_INSTALL)
+        fix = f"repair gcloud on this machine, or {_INSTALL}"
+        raise MachineError("`gcloud auth list` failed", code="gcloud-broken", why=result.reason, fix=fix)
     if not result.stdout.strip():
         fix = "log in: gcloud auth login"
         raise MachineError("gcloud is not logged in", code="gcloud-login", why=reason, fix=fix)

@@ -1,9 +1,9 @@
-"""Terraform plans on Google Cloud: their application, and their changes and errors in a user's terms.
+"""Apply Terraform's plans on Google Cloud, and describe their changes and errors in a user's terms.
 
 Transient errors are retried. Terraform does not record a machine that was created while Terraform, its
 provider or clusterctl was killed. The next run then fails because the machine already exists. If the machine
 belongs to this cluster, by its label or by the id in its name, it is imported into the state; otherwise it is
-left alone. Errors of quota and stock-out are not retried, because the user has to decide.
+not changed. Errors of quota and stock-out are not retried, because the user has to decide.
 """
 
 from __future__ import annotations
@@ -17,13 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from clusterctl.errors import (
-    ClusterctlError,
-    Failure,
-    ProvisionError,
-    TerraformError,
-    UsageError,
-)
+from clusterctl.errors import ClusterctlError, Failure, ProvisionError, TerraformError, UsageError
 from clusterctl.providers.base import Action, HostChange
 from clusterctl.providers.gcp.api import rules
 from clusterctl.providers.gcp.costs import INSTANCE, OFF, HostPrices
@@ -37,7 +31,7 @@ from clusterctl.util.progress import Clock
 
 WAITS_S: Final = (5, 10, 20, 40, 60, 60)
 _DATA: Final = Path(__file__).with_name("data")
-# How often existing resources are imported. Each import can reveal resources that depend on it.
+# The maximum number of imports. After each import, further existing resources may be found.
 _LAYERS: Final = 12
 _NAMES: Final = ("name", "account_id", "role_id")
 _CLOCK: Final = Clock()
@@ -61,13 +55,7 @@ class Owner:
         return self.cluster_id in parts
 
 
-def apply_plan(
-    terraform: Terraform,
-    plan: Plan,
-    owner: Owner,
-    *,
-    clock: Clock = _CLOCK,
-) -> None:
+def apply_plan(terraform: Terraform, plan: Plan, owner: Owner, *, clock: Clock = _CLOCK) -> None:
     """Apply a plan. Retry transient errors, and import resources that exist and belong to ``owner``."""
     waits, layers = iter(WAITS_S), iter(range(_LAYERS))
     imports: Mapping[str, str] = MappingProxyType({})
@@ -117,7 +105,7 @@ def reject_other_project(plan: Plan, project: str) -> None:
     """Reject a cluster that exists in another project, because `down` searches only the spec's project."""
     projects = {str(resource.get("project") or project) for resource in _existing(plan, _COSTS)} - {project}
     if projects:
-        message = f"the cluster exists in the project {', '.join(sorted(projects))}"
+        message = f"the cluster is up in the project {', '.join(sorted(projects))}, not in {project}"
         fix = "restore provider.project; or take the cluster down first: `clusterctl down`"
         where = "provider.project"
         raise UsageError(message, code="cluster-in-other-project", where=where, fix=fix)
@@ -136,12 +124,12 @@ def _address(name: str) -> str:
 
 
 def has_node(plan: Plan, name: str) -> bool:
-    """Return whether the state before the plan has a resource of that node."""
+    """Return whether Terraform's state had resources of this node when the plan was made."""
     return any(change.before and change.address.startswith(_address(name)) for change in plan.changes)
 
 
 def remove_node(terraform: Terraform, name: str, owner: Owner) -> None:
-    """Delete the resources of a node, and nothing else."""
+    """Delete the resources of a node. Other resources are not changed."""
     plan = terraform.plan(destroy=True, targets=[_address(name)])
     if not plan.is_empty:
         apply_plan(terraform, plan, owner)
@@ -151,13 +139,10 @@ def remove_node(terraform: Terraform, name: str, owner: Owner) -> None:
 def extra_node(terraform: Terraform, name: str, owner: Owner, shown: Plan | None) -> Iterator[None]:
     """Create a node, with the network and accounts that it needs, and delete it after the body.
 
-    shown: the plan that the user has seen. Other changes that are not in it are rejected. Default: no limit.
-    The variables of the module must already name the node.
-
-    Raises:
-        StalePlanError: other changes would be necessary.
+    Terraform's variables must already contain the node. shown: the plan that the user has seen. Raise a
+    StalePlanError if other changes than those in ``shown`` are necessary. Default: all changes are allowed.
     """
-    # An earlier run may have left the node half built.
+    # An interrupted earlier run may not have deleted the node.
     remove_node(terraform, name, owner)
     error: BaseException | None = None
     try:
@@ -174,8 +159,8 @@ def extra_node(terraform: Terraform, name: str, owner: Owner, shown: Plan | None
         try:
             remove_node(terraform, name, owner)
         except ClusterctlError as exc:
-            message = f"{name} was not deleted and is billed"
-            fix = "`clusterctl up` or `clusterctl down` deletes it"
+            message = f"the temporary machine {name} was not deleted and is still billed"
+            fix = "run `clusterctl up` or `clusterctl down`, which deletes it"
             failed = error or exc
             if isinstance(failed, ClusterctlError):
                 failed.also(Failure("not-removed", message, name, "provision", fix, retryable=True))
@@ -191,17 +176,16 @@ _NODE: Final = re.compile(r'^module\.nodes\.module\.node\["([^"]+)"\]\.')
 _CONTROLLER: Final = "module.controller."
 _UNKNOWN: Final = "terraform"
 _TAKEN: Final = "name-taken"
-# How many hosts are named for the same cause.
+# The maximum number of host names in a message with the same cause.
 _NAMED: Final = 5
 _OWN_ACCOUNT: Final = "projects/{project}/serviceAccounts/{account}@{project}.iam.gserviceaccount.com"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The location of a cluster.
+    """The location of a cluster. ``controller`` is the name of the controller's host.
 
-    controller: name of its host. enables_apis: whether `up` enables APIs, so that an API that Google reports
-    as disabled was enabled a moment ago.
+    enables_apis: whether `up` enables APIs, so that an API that Google reports as disabled was just enabled.
     """
 
     project: str
@@ -238,7 +222,7 @@ class Place:
         return error
 
     def name(self, resource: Resource) -> str:
-        """Return a host's name, or the common name of another resource; "" if it is not worth mentioning."""
+        """Return a host's name, or the common name of another resource; "" if it need not be shown."""
         host, word = self.host_of(resource.address), label_for(resource.type)
         if resource.type == INSTANCE and host:
             return host
@@ -260,7 +244,9 @@ def diagnose(diagnostic: Diagnostic, place: Place) -> Finding:
     host = place.host_of(diagnostic.address)
     if (match := first_rule(rules(), " ".join(diagnostic.text.split()))) is None:
         location = f" ({diagnostic.address})" if diagnostic.address else ""
-        fix = "look up the message of Google's provider; created resources stay, and the next run continues"
+        fix = (
+            "look up this message of Terraform's Google provider, then run the command again, which continues"
+        )
         return Finding(Failure(_UNKNOWN, f"{diagnostic.text.strip()}{location}", host, "provision", fix))
     rule, groups = match
     words = {"project": place.project, "zone": place.zone, "region": place.region, **groups}
@@ -271,7 +257,7 @@ def diagnose(diagnostic: Diagnostic, place: Place) -> Finding:
 
 
 def _import_id(groups: Mapping[str, str], place: Place) -> str:
-    """Return Terraform's import id of a resource that exists; empty if the text does not name it."""
+    """Return Terraform's import id of the existing resource that a diagnostic names, or ""."""
     if "account" in groups:
         return _OWN_ACCOUNT.format_map({"project": place.project, **groups})
     if "role" in groups:
@@ -280,7 +266,7 @@ def _import_id(groups: Mapping[str, str], place: Place) -> str:
 
 
 def _causes(failures: Iterable[Failure]) -> list[str]:
-    """Return each cause once, preceded by its hosts."""
+    """Return each cause once, with the names of its hosts."""
     hosts: dict[str, list[str]] = {}
     for failure in failures:
         hosts.setdefault(failure.cause, []).extend([failure.host] if failure.host else [])
@@ -322,14 +308,14 @@ def other_changes(plan: Plan) -> tuple[str, ...]:
 
 
 def lost_data(plan: Plan) -> tuple[str, ...]:
-    """Return disks and file servers that are deleted or recreated: `a Filestore instance (demo-shared)`."""
+    """Return the disks and file servers that the plan deletes or recreates: `a disk (demo-shared)`."""
     holding = (change for change in plan.changes if change.type in _HOLDING)
     changes = (change for change in holding if change.action in ("delete", "replace"))
     return tuple(f"{label_for(change.type)} ({(change.before or {}).get('name')})" for change in changes)
 
 
 def label_for(kind: str, count: int = 1) -> str:
-    """Return the common name for resources of a type, with their number; "" if not worth mentioning."""
+    """Return the common name for resources of a type, with their number; "" if they need not be shown."""
     plain = kind.removeprefix("google_").replace("_", " ")
     labels = read_table(_DATA / "resources.yaml", dict[str, tuple[str, str]])
     singular, plural = labels.get(kind, (plain, f"{plain}s"))
@@ -337,9 +323,7 @@ def label_for(kind: str, count: int = 1) -> str:
 
 
 def _host(
-    change: ResourceChange,
-    by_address: Mapping[str, ResourceChange],
-    prices: HostPrices | None,
+    change: ResourceChange, by_address: Mapping[str, ResourceChange], prices: HostPrices | None
 ) -> HostChange:
     attributes = change.after or change.before or {}
     reason = _reason(change, by_address.get(change.address.replace(f"{INSTANCE}.host", _SHAPE)))
@@ -385,7 +369,6 @@ def _reason(change: ResourceChange, shape: ResourceChange | None) -> str:
 
 
 def _differing(change: ResourceChange, key: str | None = None) -> tuple[str, ...]:
-    """Return the attributes whose values change."""
     before: Mapping[str, Any] = change.before or {}
     after: Mapping[str, Any] = change.after or {}
     if key is not None:

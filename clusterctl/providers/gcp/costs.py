@@ -28,7 +28,7 @@ def table() -> dict[str, Any]:
 
 
 def caveat(region: str) -> str:
-    """Return a warning about prices in this region; "" if the table has its prices."""
+    """Return a warning if the table has no prices for this region, or else ""."""
     priced_region = table()["region"]
     if region == priced_region:
         return ""
@@ -51,7 +51,7 @@ def of_gib(usd_a_month: float | None, gib: float) -> float | None:
 
 
 def total(parts: Iterable[float | None]) -> float | None:
-    """Return the sum, if all parts are known."""
+    """Return the sum, or None if a part is unknown."""
     costs = tuple(parts)
     return None if None in costs else sum(filter(None, costs))
 
@@ -59,9 +59,8 @@ def total(parts: Iterable[float | None]) -> float | None:
 def of_machine(
     name: str, gpus: Mapping[str, int], *, spot: bool, own_prices: Mapping[str, float] = MappingProxyType({})
 ) -> float | None:
-    """Return the price of a machine without its disks.
+    """Return the price of a machine without its disks. ``gpus``: Google's name of an added GPU -> count.
 
-    gpus: Google's name of an added GPU -> count.
     own_prices: the user's prices of machine types, GPUs included, which override the table.
     """
     prices, machine = table(), gcp_nodes.machines().get(name)
@@ -81,7 +80,7 @@ def of_machine(
 
 
 def of_local_ssds(count: int, *, spot: bool) -> float | None:
-    """Return the price of local disks that are added to a machine. Unknown for spot machines."""
+    """Return the price of local disks that are added to a machine. None for spot machines: unknown."""
     if count == 0:
         return 0.0
     return None if spot else of_gib(table()["local_ssd"], count * LOCAL_SSD_GIB)
@@ -96,7 +95,7 @@ Attributes = Mapping[str, Any]
 class HostPrices:
     """Prices of a cluster's instances: by partition, else by machine type, else from the built-in table.
 
-    cluster: name of the cluster, with which the names of its nodes begin.
+    cluster: name of the cluster. The names of its nodes begin with it.
     """
 
     cluster: str
@@ -134,7 +133,7 @@ def node_price(spec: ClusterSpec, partition: Partition) -> float | None:
 
 
 def other_costs(resources: Iterable[tuple[str, Attributes]]) -> tuple[float, tuple[str, ...]]:
-    """Return the total price of Terraform's resources except instances, and names without a known price."""
+    """Return the price of all Terraform resources except instances, and the names of unpriced resources."""
     total_cost, unpriced = 0.0, []
     resources = tuple(resources)
     hosts = sum(kind == INSTANCE for kind, _ in resources)
@@ -147,7 +146,7 @@ def other_costs(resources: Iterable[tuple[str, Attributes]]) -> tuple[float, tup
 
 
 def recorded_cost(spec: ClusterSpec, folder: Path) -> float | None:
-    """Return the price of the resources in the state in ``folder``, if all prices are known."""
+    """Return the price of the resources in the state in ``folder``, or None if a price is unknown."""
     try:
         state = json.loads((folder / STATE_FILE).read_bytes())
     except (OSError, ValueError):
@@ -161,14 +160,14 @@ def recorded_cost(spec: ClusterSpec, folder: Path) -> float | None:
 
 
 def of_row(kind: str, row: Attributes) -> float | None:
-    """Return the price of a resource of the REST API; 0 if Google does not charge for it by the hour."""
+    """Return the price of a resource of the REST API. 0: Google does not charge for it by the hour."""
     match kind:
         case "instance":
             added = row.get("guestAccelerators", ())
             gpus = {_last_part(gpu["acceleratorType"]): gpu["acceleratorCount"] for gpu in added}
             spot = row.get("scheduling", {}).get("provisioningModel") == "SPOT"
             price = of_machine(_last_part(row.get("machineType", "")), gpus, spot=spot)
-            # The disks are rows of their own.
+            # The API lists the disks separately.
             return 0.0 if row.get("status") in OFF else price
         case "disk":
             return of_disk(_last_part(row["type"]), float(row["sizeGb"]))
@@ -176,7 +175,7 @@ def of_row(kind: str, row: Attributes) -> float | None:
             gib = sum(float(share["capacityGb"]) for share in row.get("fileShares", ()))
             return of_gib(table()["filestore"].get(str(row.get("tier", ""))), gib)
         case "address" | "router":
-            # Cloud NAT costs by machine, and machines are deleted first, and for its address.
+            # Cloud NAT costs per machine and for its address. The machines are deleted before it.
             return float(table()["address"])
         case "bucket":
             return None

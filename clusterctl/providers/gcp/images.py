@@ -1,7 +1,7 @@
 """Node images in the user's project, with the common software and configuration of nodes.
 
-An image is built from a temporary machine, and named by a hash of its inputs, so that another configuration
-is another image. Images belong to no cluster and stay when a cluster goes down: they are a cache.
+An image is built on a temporary machine, and named by a hash of its inputs, so that another configuration
+gives another image. Images belong to no cluster and stay when a cluster goes down: they are a cache.
 """
 
 from __future__ import annotations
@@ -50,10 +50,9 @@ class HostGroup:
 
 @dataclass(frozen=True, slots=True)
 class NodeImage:
-    """A node image.
+    """A node image. Its ``name`` contains a hash of all inputs; ``family`` helps people to find it.
 
-    name: decides alone whether the image is used. family: for people who look for the image.
-    base, nodes, machine: the image, settings and type of the machine that it is built on.
+    base, nodes, machine: the image, settings and type of the machine on which it is built.
     """
 
     name: str
@@ -64,7 +63,7 @@ class NodeImage:
 
 
 def machine_name(spec: ClusterSpec) -> str:
-    """Return the name of the temporary machine. Names of nodes differ, because they end with a number."""
+    """Return the name of the temporary machine, which differs from node names: these end with a number."""
     return f"{spec.name}-image"
 
 
@@ -85,10 +84,8 @@ def image_machines(spec: ClusterSpec) -> Iterator[HostGroup]:
 def images_of(api: Api, spec: ClusterSpec, inputs: str) -> dict[str, NodeImage]:
     """Return partition -> image of its nodes, for the configuration with the hash ``inputs``.
 
-    A partition whose image family is empty by now is left out; its existing nodes need no image.
-
-    Raises:
-        CloudError: an image family can't be read.
+    A partition is left out if Google no longer has an image of its family; its existing nodes need no image.
+    Raise a CloudError if an image family can't be read.
     """
     disks, settings = _local_disks(spec), gcp.settings_of(spec)
     kinds = (settings.filestore is not None, settings.bucket is not None, any(disks.values()))
@@ -112,7 +109,6 @@ def partitions_without_base(spec: ClusterSpec, chosen: Mapping[str, NodeImage]) 
 
 
 def _local_disks(spec: ClusterSpec) -> dict[str, int]:
-    """Return partition -> number of local disks of a node."""
     settings, partitions = gcp.settings_of(spec), spec.partitions
     bundled = {partition.name: gcp.machine_of(spec, partition).bundled_ssds for partition in partitions}
     return {name: settings.nodes_of(name).local_ssds + count for name, count in bundled.items()}
@@ -234,9 +230,9 @@ def build(api: Api, image: NodeImage, host: str, settings: gcp.GcpSettings) -> N
             raise
     # If the name is taken, another `up` creates the same image.
     if not wait_until_ready(api, image.name):
-        raise ProvisionError(
-            f"the image {image.name} was not created", code="image-not-made", where=path_of(api, image.name)
-        )
+        message, reason = f"the image {image.name} was not created", "its build failed, or it was deleted"
+        fix, where = "run the same command again", path_of(api, image.name)
+        raise ProvisionError(message, code="image-not-made", where=where, why=reason, fix=fix)
 
 
 def _wait(api: Api, scope: str, operation: Json) -> None:

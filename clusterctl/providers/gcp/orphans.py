@@ -44,10 +44,9 @@ _PLACE = re.compile(r"/(?:zones|regions|locations)/([^/]+)/")
 
 @dataclass(frozen=True, slots=True)
 class CloudResource:
-    """A resource of a cluster.
+    """A resource of a cluster. ``usd_per_hour`` is its cost; None: unknown.
 
-    path: its REST path. usd_per_hour: its cost, if known.
-    kept: why `down` keeps the resource. Empty: `down` deletes it.
+    path: its REST path. kept: why `down` keeps the resource. Empty: `down` deletes it.
     """
 
     kind: str
@@ -66,7 +65,6 @@ class CloudResource:
 
     @property
     def leftover(self) -> Leftover:
-        """The resource with its cost, as `down` shows it."""
         return Leftover(self.what, self.usd_per_hour)
 
 
@@ -128,7 +126,6 @@ def find_labelled(
 
 
 def has_running_instance(api: Api, cluster_id: str) -> bool:
-    """Return whether an instance of this cluster runs in any zone."""
     query = _query_for(cluster_id)
     rows = (row for _, row in _rows(api, _KINDS[0], query) if query.is_on(row))
     return any(row["status"] not in costs.OFF for row in rows)
@@ -141,7 +138,7 @@ def orphan_ids(api: Api, cluster: str) -> tuple[str, ...]:
 
 
 def remove_resources(api: Api, resources: Iterable[CloudResource], *, timeout_s: float = WAIT_S) -> None:
-    """Delete resources kind by kind, and wait for each kind. Raise a ProvisionError with all failures."""
+    """Delete resources, kind by kind. Raise a ProvisionError that lists all failures."""
     to_delete = [resource for resource in resources if not resource.kept]
     failures: list[Failure] = []
     for kind in _KINDS:
@@ -159,7 +156,7 @@ def remove_resources(api: Api, resources: Iterable[CloudResource], *, timeout_s:
 
 
 def _delete(api: Api, batch: Iterable[CloudResource], timeout_s: float) -> Iterator[Failure]:
-    """Delete resources of the same kind at once, and wait for each. Yield the failures."""
+    """Delete resources of a kind in parallel, and wait for all deletions. Yield the failures."""
     operations: list[tuple[CloudResource, Json]] = []
     deadline = api.clock.now() + timeout_s
     for resource in batch:
@@ -187,8 +184,7 @@ def _search(api: Api, query: _LabelQuery) -> list[CloudResource]:
 
 def _resources_of_kind(api: Api, kind: _Kind, query: _LabelQuery) -> Iterator[CloudResource]:
     for folder, row in _rows(api, kind, query):
-        # Check the label again, so that a filter that Google interprets differently can't delete another
-        # user's disk.
+        # Google may interpret the filter differently. Without this check, another user's disk may be deleted.
         if not query.is_on(row) or (kind.named and not re.fullmatch(query.name, row["name"])):
             continue
         path = f"{folder}{row['name']}"
@@ -207,14 +203,14 @@ def _resources_of_kind(api: Api, kind: _Kind, query: _LabelQuery) -> Iterator[Cl
 
 
 def _rows(api: Api, kind: _Kind, query: _LabelQuery) -> Iterator[tuple[str, Json]]:
-    """Yield the folder and the REST resource of all rows of a list; nothing if the API is disabled."""
+    """Yield the folder and the REST resource of each row of a list. If the API is disabled, yield nothing."""
     project, collection = f"projects/{api.project}", kind.path.rpartition("/")[2]
     try:
         if kind.service == "storage":
             pages = api.pages("storage", kind.path, project=api.project)
             yield from (("b/", row) for page in pages for row in page.get("items", ()))
         elif kind.service != "compute":
-            # The name of such a resource is its path.
+            # In these APIs, the name of a resource is its path.
             pages, key = api.pages(kind.service, f"{project}/{kind.path}"), _ROWS[kind.service]
             yield from (("", row) for page in pages for row in page.get(key, ()))
         else:
@@ -227,6 +223,6 @@ def _rows(api: Api, kind: _Kind, query: _LabelQuery) -> Iterator[tuple[str, Json
                         (f"{project}/{scope}/{collection}/", row) for row in collections.get(collection, ())
                     )
     except ApiOffError:
-        # If the API is disabled in another project only, the resources of this project are not known.
+        # If the API is disabled only in the quota project, this project may have resources.
         if not api.is_off(kind.service):
             raise

@@ -1,8 +1,7 @@
 """Checks that find all obstacles to a cluster on Google Cloud before anything is created or billed.
 
 The checks only read. A finding has the code and the fix of the corresponding Terraform error, from
-diagnoses.yaml. If Google does not answer a call, the finding is a warning, because Terraform would find an
-obstacle later. preflight.yaml lists the permissions and policies that are checked.
+diagnoses.yaml. preflight.yaml lists the permissions and policies that are checked.
 """
 
 from __future__ import annotations
@@ -32,18 +31,17 @@ from clusterctl.spec.units import GIB_MIB
 from clusterctl.util.assets import read_table
 from clusterctl.util.process import parallel_map
 
-# How long an answer may take.
 _ANSWER_S: Final = 10.0
 _TRIES: Final = 2
 _MOST_CALLS: Final = 12
 _DATA: Final = Path(__file__).with_name("data")
-# The words of a machine type that name its family: a3-highgpu.
+# The number of parts of a machine type that name its family: a3-highgpu.
 _NAME_PARTS: Final = 2
 _NOT_FOUND: Final = 404
 _COUNTED: Final = "serviceusage.services.use"
 _DRIVER_IN: Final = re.compile(r"nvidia|-cu\d|accelerator|deeplearning")
 _LOCAL_SSD_GB: Final = 375
-# The quotas of processors, by family; those of the other families are counted by GPU.
+# Machine family -> CPU quota. Google limits the other families by GPU.
 _CPUS: Final = {"e2": "CPUS", "n1": "CPUS"} | {
     family: f"{family.upper()}_CPUS" for family in ("n2", "n2d", "c2", "c2d", "c3", "a2")
 }
@@ -58,8 +56,8 @@ def preflight(
 ) -> tuple[Finding, ...]:
     """Return every obstacle to the creation of the missing hosts, with its fix.
 
-    cluster_id: id of a cluster that an earlier `up` began, if any. services: required APIs.
-    A call that Google does not answer in time yields a warning.
+    cluster_id: id of a cluster that an earlier `up` began, if any. services: required APIs. A call without
+    an answer in time yields only a warning, because Terraform would find an obstacle later.
     """
     settings = gcp.settings_of(spec)
     api = api or Api(settings.project, answer_s=_ANSWER_S, tries=_TRIES)
@@ -94,7 +92,7 @@ class _Checks:
         return findings + self._run_checks(self.checks(groups, disabled=disabled))
 
     def groups(self) -> tuple[HostGroup, ...]:
-        """Return the hosts that are missing, grouped by kind."""
+        """Return the hosts that must be created, grouped by kind."""
         existing: set[str] = set()
         # Another check reports disabled APIs.
         with suppress(ApiOffError):
@@ -129,7 +127,7 @@ class _Checks:
                 yield f"{path.rpartition('/')[2]} of {where}", partial(self.exists, code, where, path)
 
     def _named_resources(self, groups: Collection[HostGroup]) -> Iterator[tuple[str, str, str]]:
-        """Yield resources that the spec names: the code if missing, the place in the spec, the path."""
+        """Yield the resources that the spec names: the code if missing, the place in the spec, the path."""
         zone, network, region = self._zone, self.settings.network, self.settings.region_name
         yield "bad-zone", "provider.zone", zone
         for group in groups:
@@ -149,7 +147,6 @@ class _Checks:
             yield "bucket-missing", "provider.state", f"b/{state.bucket}"
 
     def _run_checks(self, checks: Iterable[Check]) -> tuple[Finding, ...]:
-        """Run the checks in parallel and return their findings."""
 
         def ask(check: Check) -> tuple[Finding, ...]:
             name, find_problems = check
@@ -228,11 +225,11 @@ class _Checks:
         # A project outside organizations has no policies, and the Organization Policy API is rarely enabled.
         with suppress(ApiOffError, PermissionDeniedError):
             if enforces(org_policy(self.api, name)):
-                message = f"a policy of the organization is in the way: {name}"
+                message = f"a policy of the organization blocks the cluster: {name}"
                 yield self._error("org-policy", self.settings.project, message, reason, constraint=name)
 
     def exists(self, code: str, where: str, path: str) -> Iterator[Finding]:
-        """Yield an error if a resource that the spec names is missing. It may be usable but unreadable."""
+        """Yield an error if a resource that the spec names is missing. Unreadable resources may be usable."""
         kind, _, name = path.removeprefix(f"{self._project}/").rpartition("/")
         with suppress(PermissionDeniedError):
             if self.api.find("storage" if kind == "b" else "compute", path) is None:
@@ -246,14 +243,14 @@ class _Checks:
         name, folder = image.family or image.name or "", "family/" if image.family else ""
         resource = self.api.find("compute", f"projects/{project}/global/images/{folder}{name}")
         if resource is None or resource.get("deprecated", {}).get("state") in ("OBSOLETE", "DELETED"):
-            message = f"the project {project} has no usable image {name}"
+            message = f"the image {name} does not exist in the project {project}, or is obsolete"
             yield self._error("image-missing", group.title, message, image=name)
             return
         has_driver = self.spec.software.nvidia.has_driver or _DRIVER_IN.search(f"{project} {name}")
         if group.machine.gpu and release_of(image) and not has_driver:
             reason = f"{name} has no NVIDIA driver, and software.nvidia does not install a driver"
             fix = "set software: {nvidia: {driver: open}}, or use the default image or an image with a driver"
-            yield Finding(group.title, "error", "image-driver", "GPUs without a driver", reason, fix)
+            yield Finding(group.title, "error", "image-driver", "the GPUs would have no driver", reason, fix)
         yield from fabric_manager_warning(self.spec, group.title, group.machine)
 
     def quotas(self, groups: Collection[HostGroup]) -> Iterator[Finding]:
@@ -283,7 +280,7 @@ class _Checks:
             if place == self.settings.region_name:
                 words["quota_id"] += "-region"
                 words["dimension"] = f" --dimensions=region={place}"
-            reason = f"the cluster needs {count}, but only {max(0, limit - used):g} of {limit:g} are left"
+            reason = f"the cluster needs {count}, but only {max(0, limit - used):g} of {limit:g} are free"
             yield self._error("quota", place, f"the quota {metric} is too small", reason, **words)
 
 
@@ -292,7 +289,7 @@ def _data() -> dict[str, Any]:
 
 
 def _demand(groups: Collection[HostGroup]) -> tuple[Counter[str], Counter[str]]:
-    """Return how much of each quota the hosts need: quotas of the region, and of the project."""
+    """Return the quota that the hosts need, metric -> count: quotas of the region, and of the project."""
     regional, everywhere = Counter[str](), Counter[str]()
     for group in groups:
         machine, nodes, count = group.machine, group.nodes, group.count
@@ -323,7 +320,7 @@ class _JobsData(Model):
 
 
 def notes(spec: ClusterSpec) -> tuple[str, ...]:
-    """Return the notes of `plan` and `up` on a cluster."""
+    """Return the hints about the cluster that `plan` and `up` show."""
     partitions = (gcp.machine_of(spec, partition) for partition in spec.partitions)
     messages = [*map(network_note, (gcp.controller_machine(spec), *partitions))]
     if gcp.settings_of(spec).shared_disk and not gcp.shared_disk(spec):
@@ -337,7 +334,7 @@ def notes(spec: ClusterSpec) -> tuple[str, ...]:
 
 
 def host_warnings(spec: ClusterSpec, made: Collection[str]) -> Iterator[str]:
-    """Yield warnings about hosts that `plan` or `up` is going to create."""
+    """Yield warnings about the hosts ``made``, which `plan` or `up` is going to create."""
     release = spec.provider.expected_release(spec)
     if made and spec.scheduler == "slurm" and release and not distribution_of(release).cgroup_v2:
         yield str(cgroup_finding("the nodes"))
@@ -355,11 +352,11 @@ def fabric_manager_warning(spec: ClusterSpec, host: str, machine: Machine) -> It
             "CUDA error 802, unless the image has a fabric manager of the same version as its driver"
         )
         fix = "set software: {nvidia: {driver: open}}, which installs it if needed; or try a single node"
-        yield Finding(host, "warning", "fabric-manager", "GPUs may need a fabric manager", reason, fix)
+        yield Finding(host, "warning", "fabric-manager", "the GPUs may need a fabric manager", reason, fix)
 
 
 def job_environment(machine: Machine, *, gvnic: bool) -> dict[str, str]:
-    """Return environment variables of jobs on a machine; empty without a GPU."""
+    """Return the environment variables of jobs on a machine. Empty without a GPU."""
     if machine.gpu is None:
         return {}
     return {**_jobs_data().gpu, **(_jobs_data().gvnic if gvnic else {})}

@@ -51,7 +51,7 @@ class GcpProvider(Provider):
         self._shown: tuple[str, Plan] | None = None
         # Whether the plan that the user saw was applied.
         self._is_done = False
-        # The hash of the configuration in the images, and partition -> image.
+        # The hash of the configuration in the images, and partition -> image of its nodes.
         self._inputs = ""
         self._images: Mapping[str, images.NodeImage] = {}
 
@@ -64,12 +64,7 @@ class GcpProvider(Provider):
         return DoctorReport(preflight(spec, workspace.known_id(), services(self._settings)), {})
 
     def prepare_class(
-        self,
-        spec: ClusterSpec,
-        workspace: Workspace,
-        inputs: Mapping[str, str],
-        *,
-        bake: BakeClass,
+        self, spec: ClusterSpec, workspace: Workspace, inputs: Mapping[str, str], *, bake: BakeClass
     ) -> Mapping[str, str]:
         self._use_images(spec, inputs[COMPUTE])
         if not self._images:
@@ -88,11 +83,7 @@ class GcpProvider(Provider):
             self._inputs, self._images = inputs, images.images_of(self._api, spec, inputs)
 
     def _make_image(
-        self,
-        spec: ClusterSpec,
-        workspace: Workspace,
-        image: images.NodeImage,
-        bake: BakeClass,
+        self, spec: ClusterSpec, workspace: Workspace, image: images.NodeImage, bake: BakeClass
     ) -> None:
         """Build a node image: create a machine, configure it, copy its disk, delete the machine."""
         name, owner = images.machine_name(spec), apply.Owner(workspace.cluster_id())
@@ -138,7 +129,7 @@ class GcpProvider(Provider):
         to_build = tuple(images.describe_missing(self._api, spec, self._images))
         created = {host.name for host in hosts if host.action in {"make", "replace"}}
         new_nodes = created - {spec.controller_host}
-        removals = [f"remove {host.name}, left by the build of an image" for host in builder_hosts]
+        removals = [f"remove {host.name}, from an interrupted image build" for host in builder_hosts]
         return HostPlan(
             tuple(sorted(set(hosts) - set(builder_hosts), key=lambda host: order.get(host.name, len(order)))),
             (*apply.other_changes(plan), *removals),
@@ -173,7 +164,6 @@ class GcpProvider(Provider):
         terraform.init()
         digest_of_shown, plan = self._shown or (variables_digest, self._new_plan(terraform))
         if digest_of_shown != variables_digest:
-            # Rejects changes that the user has not seen.
             plan = terraform.plan_remaining(plan)
         if not plan.is_empty:
             owner = apply.Owner(workspace.cluster_id(), storage=kept.id if kept else "")
@@ -186,8 +176,7 @@ class GcpProvider(Provider):
     def _new_plan(self, terraform: Terraform) -> Plan:
         """Return a new plan, if the user saw no plan or if that plan was applied.
 
-        Raises:
-            StalePlanError: a plan was applied before, and the new plan would delete hosts or files.
+        Raise a StalePlanError if a plan was applied before, and the new plan would delete hosts or files.
         """
         plan = terraform.plan()
         lost_hosts = [host.name for host in apply.host_changes(plan) if host.destroys]
@@ -255,7 +244,6 @@ class GcpProvider(Provider):
         return kept
 
     def _delete_labelled(self, cluster_id: str) -> None:
-        """Delete the resources that the API finds by the cluster's label, without Terraform's state."""
         resources = orphans.find_resources(self._api, cluster_id)
         orphans.remove_resources(self._api, resources)
         for resource in resources:
@@ -332,7 +320,6 @@ class GcpProvider(Provider):
         )
 
     def _subnetwork_cidr(self) -> str:
-        """Return the address range of the user's own subnetwork."""
         region, name = self._settings.region_name, self._settings.network.subnetwork
         path = f"projects/{self._settings.project}/regions/{region}/subnetworks/{name}"
         return str(IPv4Network(self._api.get("compute", path)["ipCidrRange"]))
@@ -344,12 +331,11 @@ def _reuse_notes(plan: Plan, kept: KeptStorage | None) -> tuple[str, ...]:
 
 
 def _names(spec: ClusterSpec) -> tuple[str, ...]:
-    """Return the names of all hosts, the controller first."""
     return (spec.controller_host, *(name for p in spec.partitions for name in spec.node_names(p)))
 
 
 def _new_hosts(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the hosts that a plan creates, and existing hosts that are off."""
+    """Return the names of hosts that a plan creates, and of existing hosts that are off."""
     instances = [change for change in plan.changes if change.type == costs.INSTANCE]
     changes = {(change.after or change.before or {})["name"]: change for change in instances}
     made = tuple(name for name, change in changes.items() if change.action in ("create", "replace"))
@@ -366,7 +352,7 @@ Variables = dict[str, Any]
 def variables(
     spec: ClusterSpec, cluster_id: str, public_key: str, kept: KeptStorage | None = None
 ) -> Variables:
-    """Return the variables of Terraform's root module, ready for JSON. The spec's provider is `gcp`."""
+    """Return the variables of Terraform's root module, ready for JSON."""
     settings = gcp.settings_of(spec)
     share, hosts = None if spec.storage.keep else settings.filestore, _hosts(spec, settings, cluster_id)
     common = {"project", "zone", "labels", "enable_apis", "kms_key", "secure_boot", "bucket"}
@@ -388,7 +374,7 @@ def variables(
 
 
 def services(settings: GcpSettings) -> list[str]:
-    """Return the Google APIs that the cluster needs, in the order in which the user sees them."""
+    """Return the Google APIs that the cluster needs, in the order in which they are shown."""
     names = [*_SERVICES]
     if settings.bucket or settings.state:
         names.append("storage")
@@ -444,7 +430,7 @@ def controller_of(folder: Path) -> str:
 
 
 def _set_project(project: str, folder: Path) -> None:
-    """Write the cluster's project to the variables again. A rejected plan may have left another project."""
+    """Write the cluster's project to the variables. A rejected plan may have changed it."""
     if last_variables := storage.read_variables(folder):
         text = json.dumps(last_variables | {"project": project}, indent=2)
         _write(folder / VARIABLES, f"{text}\n".encode())
@@ -459,7 +445,6 @@ def write_module(folder: Path, variables: Mapping[str, Any], state: GcsState | N
     files = {path.relative_to(source): path.read_bytes() for path in tree_files(source)}
     for path in [*folder.glob("*.tf"), *folder.glob("modules/**/*.tf")]:
         if path.relative_to(folder) not in files and not path.name.endswith("_override.tf"):
-            # The file belongs to an older version of the module.
             path.unlink()
     for inner, content in files.items():
         _write(folder / inner, content)
@@ -477,7 +462,7 @@ def _backend(state: GcsState | None, cluster: str) -> dict[str, str]:
 
 
 def _refuse_moved_state(folder: Path, backend: Mapping[str, str]) -> None:
-    """Reject a new location of the state: Terraform would find no state and create everything again."""
+    """Reject a new location of the state: Terraform would find no state there and create all again."""
     if not has_module(folder):
         return
     path = folder / BACKEND_FILE

@@ -1,8 +1,8 @@
 """Kept storage on Google Cloud: a disk or a Filestore instance with labels of its own.
 
-It lacks the label of a cluster's id, so that deleting a cluster never finds it. While the cluster is up,
-Terraform's state contains it: ``write_imports`` adds it, and ``Terraform.forget`` removes it from the state
-before the other resources are destroyed.
+Kept storage lacks the label of the cluster's id, so that deleting a cluster never finds it. While the cluster
+is up, Terraform's state contains the storage: ``write_imports`` adds it, and ``Terraform.forget`` removes it
+from the state before the other resources are destroyed.
 """
 
 from __future__ import annotations
@@ -77,21 +77,18 @@ def _kept(name: str, kind: str, path: str, row: Json) -> KeptStorage:
 
 
 def _place(path: str) -> str:
-    """Return the zone or region in a path such as `projects/P/zones/ZONE/disks/NAME`."""
     return path.split("/")[3]
 
 
 def as_resource(kept: KeptStorage) -> orphans.CloudResource:
-    """Return kept storage as a resource that can be deleted."""
     kind, service = ("disk", "compute") if "/disks/" in kept.id else ("shared folder", "file")
     return orphans.CloudResource(kind, kept.id.rpartition("/")[2], "", service, kept.id, "")
 
 
 def reject_in_use(api: Api, kept: KeptStorage) -> None:
-    """Reject kept storage in use, because Google would delete a Filestore instance that is mounted.
+    """Raise a UsageError if an instance uses the disk or may have mounted the Filestore share.
 
-    Raises:
-        UsageError: an instance uses the disk, or an instance of the cluster may have mounted the share.
+    Google would delete a Filestore instance even while it is mounted.
     """
     if as_resource(kept).kind == "disk":
         disks = orphans.find_labelled(api, LABEL, kept.cluster, ["disk"])
@@ -108,11 +105,7 @@ def reject_in_use(api: Api, kept: KeptStorage) -> None:
 
 
 def reject_mismatch(spec: ClusterSpec, kept: KeptStorage) -> None:
-    """Reject a spec that does not match the kept storage. The only possible change is a larger disk.
-
-    Raises:
-        UsageError: the spec asks for another kind, zone or type, or for less space.
-    """
+    """Raise a UsageError if the spec asks for storage of another kind, zone or type, or for less space."""
     settings, disk, share = gcp.settings_of(spec), gcp.shared_disk(spec), gcp.settings_of(spec).filestore
     place, size_mib, kind = settings.zone, 0, ""
     if disk:
@@ -138,7 +131,7 @@ def _shown(kind: str, place: str, size_mib: int | None) -> str:
 
 
 def write_imports(folder: Path, kept: KeptStorage | None) -> None:
-    """Write the file that makes Terraform import the kept storage. Without storage, delete it."""
+    """Write the file that makes Terraform import the kept storage. Without ``kept``, delete the file."""
     path = folder / _IMPORTS
     if kept is None:
         path.unlink(missing_ok=True)
@@ -149,12 +142,14 @@ def write_imports(folder: Path, kept: KeptStorage | None) -> None:
 
 
 def reject_move(folder: Path, variables: Mapping[str, Any]) -> None:
-    """Reject a changed `storage.keep` while the cluster is up, because files are not moved."""
+    """Raise a UsageError if `storage.keep` changes while the cluster is up, because files are not moved."""
     previous_storage = read_storage(folder)
     if not (folder / STATE_FILE).exists() and not (folder / BACKEND_FILE).exists():
         return
     if (previous_storage is None) != (variables["storage"] is None):
-        old_value, copy_first = ("true", "") if previous_storage else ("false", "copy your files home, and ")
+        old_value, copy_first = (
+            ("true", "") if previous_storage else ("false", "copy your files to this machine, then ")
+        )
         message = "storage.keep can't be changed while the cluster is up"
         reason = f"it was {old_value} at the first `up`, and the shared folder is not moved to another disk"
         fix = f"set `keep: {old_value}`, or {copy_first}take the cluster down before you change it"

@@ -1,7 +1,7 @@
 """Terraform in a working folder: init, plan, apply of exactly the plan that was shown, outputs, destroy.
 
 Terraform's providers are downloaded once and shared, because Google's has about 100 MB. If the user has a
-Terraform CLI configuration, with mirrors and caches of its own, it is used instead.
+Terraform CLI configuration, which may set mirrors and caches, it is used instead.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PLUGIN_CACHE: Final = "TF_PLUGIN_CACHE_DIR"
 _CONFIGURATIONS: Final = ("TF_CLI_CONFIG_FILE", "TERRAFORM_CONFIG")
 # The exit code of `terraform plan -detailed-exitcode` if there are changes.
 _CHANGES: Final = 2
-# Resources created at once. Most of the time is waiting.
+# The number of resources that are created in parallel. Most of the time is waiting.
 _PARALLEL: Final = 30
 _LOCK_TIMEOUT: Final = "20s"
 _STALE: Final = ("Saved plan is stale", "Saved plan does not match the given state")
@@ -47,10 +47,9 @@ _STALE: Final = ("Saved plan is stale", "Saved plan does not match the given sta
 class Terraform(Runner):
     """Terraform in its working folder: a module, ``*.auto.tfvars.json``, and the state unless it is remote.
 
-    explain: called after a failure. names: called with a resource of a progress event; returns its common
-    name. program: the executable. Default: found at the first use.
-    Every method raises the error of ``explain``, MachineError without Terraform, and LockedError while
-    another Terraform runs in the folder.
+    explain: called after a failure; returns the error. names: returns the common name of a resource, or "".
+    program: the executable. Default: found at the first use. Every method raises the error of ``explain``,
+    a MachineError without Terraform, or a LockedError while another Terraform runs in the folder.
     """
 
     explain: Explain
@@ -76,9 +75,8 @@ class Terraform(Runner):
         adopt: Mapping[str, str] = MappingProxyType({}),
         targets: Sequence[str] = (),
     ) -> Plan:
-        """Compare the resources with the module and save the plan.
+        """Compare the resources with the module and save the plan. ``destroy``: delete all resources.
 
-        destroy: plan to delete all resources.
         adopt: address -> import id of existing resources that the plan imports into the state.
         targets: the only addresses to plan, with their dependencies. Empty: all.
         """
@@ -103,8 +101,7 @@ class Terraform(Runner):
     def apply(self, plan: Plan) -> None:
         """Apply a saved plan. If it is stale, apply only its remaining changes.
 
-        Raises:
-            StalePlanError: other changes would be necessary by now.
+        Raise a StalePlanError if other changes are necessary, or if another process keeps changing the state.
         """
         is_saved = plan.path.is_file() and file_sha256(plan.path) == plan.digest
         if is_saved and self._try_apply(plan):
@@ -112,15 +109,13 @@ class Terraform(Runner):
         remaining = self.plan_remaining(plan)
         if not remaining.is_empty and not self._try_apply(remaining):
             fix = "wait until other users have finished with this cluster, then run the same command again"
-            raise StalePlanError("another process keeps changing the state", where=str(self.folder), fix=fix)
+            message = "another process keeps changing Terraform's state"
+            raise StalePlanError(message, where=str(self.folder), fix=fix)
 
     def plan_remaining(self, plan: Plan, *, adopt: Mapping[str, str] = MappingProxyType({})) -> Plan:
-        """Return a new plan of the changes of an earlier plan that are not done yet.
+        """Return a new plan of those changes of an earlier plan that are not done yet.
 
-        adopt: as for ``plan``.
-
-        Raises:
-            StalePlanError: the new plan would make changes that the earlier plan does not show.
+        adopt: as for ``plan``. Raise a StalePlanError if the new plan has changes that the earlier lacks.
         """
         remaining = self.plan(destroy=plan.destroys, adopt=adopt, targets=plan.targets)
         plan.reject_additions(remaining)
@@ -178,7 +173,7 @@ class Terraform(Runner):
         return run.code, errors
 
     def _release_stale_lock(self, errors: tuple[Diagnostic, ...], started_at: float) -> bool:
-        """Release the lock that blocked a run, if a killed run left it. Return whether it was released."""
+        """Release the lock that blocked a run, if a killed run left it. Return whether that was so."""
         if (lock := terraform_run.stale_lock(errors, self.folder, before=started_at)) is None:
             return False
         lock_id, created = lock
@@ -235,9 +230,9 @@ class Terraform(Runner):
     def _restore_torn_state(self) -> None:
         """Replace a truncated local state file by its backup, or remove it if there is no backup.
 
-        Terraform writes the file in place. If it is killed meanwhile, it leaves an empty file, which it then
-        takes for an empty state; on a full disk it leaves a part, which it rejects. Resources created since
-        the backup are found when Terraform tries to create them again.
+        Terraform writes the file in place. If it is killed meanwhile, the file is empty, and Terraform would
+        start with an empty state. On a full disk, the file is incomplete, and Terraform rejects it. Resources
+        created since the backup are found when Terraform tries to create them again.
         """
         path = self.folder / STATE_FILE
         backup, errored = self.folder / f"{STATE_FILE}.backup", self.folder / ERRORED_FILE
@@ -287,8 +282,8 @@ _REASONS: Final = {
     "replace_by_request": "its replacement was requested",
     "replace_by_triggers": "a resource that it depends on changes",
 }
-# The actions that are allowed instead of a shown action, after a part of the plan was done. Terraform
-# recreates a resource that is half built.
+# Shown action -> actions that are allowed after a part of the plan was done. Terraform recreates a resource
+# whose creation failed.
 _ALLOWED_INSTEAD: Final[Mapping[Action, tuple[Action, ...]]] = {
     "create": ("create", "replace", "update", "no-op"),
     "replace": ("replace", "create", "no-op"),
@@ -300,12 +295,10 @@ _ALLOWED_INSTEAD: Final[Mapping[Action, tuple[Action, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class ResourceChange:
-    """The planned change of a resource.
+    """The planned change of a resource. ``before`` and ``after`` are its attributes; None: it does not exist.
 
-    before, after: its attributes, if the resource exists then.
     why_replaced: paths of attributes that can't be changed in place, as ``boot_disk.0.initialize_params``, or
-    a reason in words.
-    adopts: import id, if the resource exists and is imported into the state.
+    a reason in words. adopts: import id, if the resource exists and is imported into the state.
     """
 
     address: str
@@ -322,8 +315,8 @@ class ResourceChange:
 class Plan:
     """A saved plan: ``path`` is the file for ``apply``, ``digest`` its SHA-256.
 
-    changes: all resources, also unchanged ones. destroys: the plan deletes all resources.
-    targets: the only addresses in the plan. Empty: all.
+    changes: all resources, also unchanged ones. destroys: the plan deletes all resources. targets: the only
+    addresses in the plan. Empty: all.
     """
 
     path: Path
@@ -343,12 +336,9 @@ class Plan:
         return tuple(change for change in self.changes if change.action != "no-op" or change.adopts)
 
     def reject_additions(self, other: Plan, *, except_for: str | None = None) -> None:
-        """Reject another plan with changes that are not in this plan.
+        """Raise a StalePlanError that lists the changes of another plan which are not in this plan.
 
         except_for: prefix of addresses that the other plan may change at will. Default: no addresses.
-
-        Raises:
-            StalePlanError: the other plan has such changes. The error lists them.
         """
         allowed = {change.address: _ALLOWED_INSTEAD[change.action] for change in self.real_changes}
         added = (c for c in other.real_changes if c.action not in allowed.get(c.address, ()))
@@ -398,7 +388,7 @@ def _reasons_of(raw: Mapping[str, Any], change: Mapping[str, Any]) -> tuple[str,
 
 
 def _mark_unknown(value: Any, unknown: Any) -> Any:
-    """Return the value with a placeholder for each part that is known after the apply only."""
+    """Return the value with a placeholder for each part that is known only after the apply."""
     if unknown is True:
         return UNKNOWN
     if isinstance(unknown, dict) and isinstance(value, dict | None):

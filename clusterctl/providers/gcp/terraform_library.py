@@ -13,7 +13,6 @@ import sys
 
 
 def main(library: str, arguments: list[str]) -> int:
-    """Run Terraform and return its exit code."""
     # Loading the library makes its Go part take over SIGINT and SIGTERM.
     run = ctypes.CDLL(library).RunCli
     run.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_char_p), ctypes.c_int, ctypes.c_int]

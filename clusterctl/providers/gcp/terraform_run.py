@@ -4,10 +4,10 @@ Terraform leads its own session, so that Ctrl-C on the terminal reaches it only 
 interrupt would make it stop without writing its state. If clusterctl is killed, the subreaper interrupts
 Terraform (see ``util/process.py``), because it would otherwise create machines that no record names.
 
-A stale lock on a remote state is released only if it belongs to a dead run of clusterctl's. The kernel drops
-the locks of local states by itself. A lock in a bucket names its user and time, but no process. Therefore the
-start of a run is recorded beside the state until the run ends. A record that outlives its run belongs to a
-killed run, since runs on a folder never overlap. A run that gets the lock deletes the records of killed runs.
+A lock on a remote state is released only if a killed run of clusterctl's left it. (The kernel drops the locks
+of local states.) A lock in a bucket names its user and time, but no process. Therefore the start of a run is
+recorded beside the state until the run ends. A record that outlives its run belongs to a killed run, since
+runs in a folder never overlap. A run that gets the lock deletes the records of killed runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from clusterctl.util.process import under_subreaper
 from clusterctl.util.progress import Clock, Reporter
 
 Event = Mapping[str, Any]
-
 
 _VERBS: Final = {
     "create": ("creating", "created"),
@@ -125,7 +124,6 @@ def progress_text(event: Event) -> tuple[Resource, str] | None:
 
 
 def shorten_list(names: Sequence[str], most: int) -> str:
-    """Return the first names, and the number of further names."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
@@ -140,8 +138,8 @@ _SOON_S: Final = 120.0
 def stale_lock(errors: Iterable[Diagnostic], folder: Path, *, before: float) -> tuple[str, datetime] | None:
     """Return the id and time of the lock that blocked a run, if a killed run of clusterctl's left it.
 
-    errors: errors of the blocked run. before: when that run began (Unix seconds). Newer locks are ignored,
-    because some backends report the lock that the blocked run itself tried to take.
+    errors: errors of the blocked run. before: when that run began (Unix seconds). Newer locks are ignored:
+    some backends report the lock that the blocked run itself tried to take.
     """
     user, killed = f"{pwd.getpwuid(os.getuid()).pw_name}@{socket.gethostname()}", _killed_runs(folder)
     for diagnostic in errors:
@@ -219,7 +217,6 @@ class Run:
     stderr: str = ""
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of stdout as they come."""
         partial_line, has_ended = b"", False
         while not has_ended:
             has_ended = self.process.poll() is not None
@@ -239,8 +236,6 @@ class Run:
 
 @dataclass(slots=True)
 class Runner:
-    """A runner of Terraform in ``folder``. ``reporter`` receives its progress."""
-
     folder: Path
     reporter: Reporter
 
@@ -275,7 +270,6 @@ class Runner:
 
     @contextmanager
     def _hold_folder(self) -> Iterator[int]:
-        """Lock the folder against a second run of clusterctl's, and yield the descriptor of the lock."""
         fd = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             is_reported = False

@@ -85,7 +85,9 @@ class TestRefusals:
         for name, value in nothing.items():
             monkeypatch.setenv(name, value)
         monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
-        with refused("credentials", CredentialsError, LOGIN, what="no login to Google Cloud"):
+        with refused(
+            "credentials", CredentialsError, LOGIN, what="this machine has no login to Google Cloud"
+        ):
             Api(PROJECT).get("compute", NETWORKS)
 
     def test_the_login_is_not_taken(self, google: Google, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +188,7 @@ class TestHostKeys:
             state["guest_attributes"] = {"demo-train-1": {"ecdsa-sha2-nistp256": "AAAAother"}}
         console = f"get-serial-port-output demo-train-1 --zone {ZONE}"
         policy = "compute.disableGuestAttributesAccess"
-        with refused("host-keys-late", ProvisionError, "after 30 s", console, policy) as caught:
+        with refused("host-keys-late", ProvisionError, "within 30 s", console, policy) as caught:
             host_keys(api, ZONE, ["demo-ctl", "demo-train-1"], timeout_s=30)
         assert [failure.host for failure in caught.value.failures] == ["demo-train-1"]
 

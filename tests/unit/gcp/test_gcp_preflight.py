@@ -107,9 +107,9 @@ OBSTACLES: dict[str, tuple[Plant, str, str, str]] = {
     ),
     "GPUs everywhere": (
         lambda g: quota(g, "GPUS_ALL_REGIONS", 0),
-        *("quota", "needs 3, but only 0 of 0 are left", "--quota-id=GPUS-ALL-REGIONS-per-project "),
+        *("quota", "needs 3, but only 0 of 0 are free", "--quota-id=GPUS-ALL-REGIONS-per-project "),
     ),
-    "processors": (lambda g: quota(g, "CPUS", 24, 20), "quota", "4 of 24 are left", "--preferred-value=28"),
+    "processors": (lambda g: quota(g, "CPUS", 24, 20), "quota", "4 of 24 are free", "--preferred-value=28"),
     "disks": (
         lambda g: quota(g, "SSD_TOTAL_GB", 500, 300),
         *("quota", "SSD_TOTAL_GB", "--dimensions=region=us-central1"),

@@ -56,7 +56,7 @@ def test_a_bundle_that_was_made_for_it_fits(folder: Path, text: str, made: dict[
     [
         (SPEC, {"clusterctl": "0.0.1"}, ("clusterctl", "0.0.1")),
         (SPEC, {"architecture": "aarch64"}, ("architecture", "aarch64")),
-        (SPEC, {"asked": MUNGELESS}, (RELEASE, "lacks the packages munge")),
+        (SPEC, {"asked": MUNGELESS}, (RELEASE, "the bundle lacks the packages munge")),
         (SPEC, {"base": "0" * 16}, (RELEASE, "job environment")),
         (GPUS, {}, (RELEASE, "no CuPy")),
         (GPUS, CUPY | {"gpu_base": "0" * 16}, (RELEASE, "another version of clusterctl")),
