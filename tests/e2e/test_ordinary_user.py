@@ -37,8 +37,8 @@ DOWN = "clusterctl down --yes"
 SURROUNDINGS = """
 import importlib.util, json, sys
 import clusterctl
-from clusterctl.util.assets import asset
-folders = {name: str(asset(name)) for name in ("ansible", "examples", "payload", "templates", "terraform")}
+from clusterctl.util.assets import data_folder
+folders = {name: str(data_folder(name)) for name in ("ansible", "examples", "payload", "templates", "terraform")}
 also = [name for name in ("payload", "tests", "mpi4py") if importlib.util.find_spec(name)]
 print(json.dumps({"package": clusterctl.__path__[0], "folders": folders, "path": sys.path, "also": also}))
 """

@@ -146,10 +146,10 @@ from pathlib import Path
 from clusterctl.providers.onprem.login import Login
 from clusterctl.spec.hosts import OnpremHost
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.process import on_each
+from clusterctl.util.process import call_on_hosts
 hosts = ["a", "b"]
 login = Login({host: OnpremHost(user="rocky") for host in hosts}, Workspace(Path(sys.argv[1])))
-on_each(hosts, lambda host: login.run(host, ["true"]))
+call_on_hosts(hosts, lambda host: login.run(host, ["true"]))
 """
 SSH = '#!/bin/sh\necho $$ >> "$STARTED"\nexec sleep 600\n'
 

@@ -184,8 +184,8 @@ def test_up_and_reading_on_a_full_disk(disk: SmallDisk, fault: str, tmp_path: Pa
 @pytest.mark.parametrize("options", ["ro", "size=64k"])
 def test_where_temporary_files_find_no_room_memory_has_it(options: str) -> None:
     script = (
-        "from clusterctl.util.process import roomiest, sweep, temporary_folder\nsweep()\n"
-        "with temporary_folder(roomiest()) as folder: print(folder.parent)"
+        "from clusterctl.util import process\nprocess.remove_stale_folders()\n"
+        "with process.temporary_folder(process.roomiest_temporary_folder()) as folder: print(folder.parent)"
     )
     # This checkout may be in one of these folders.
     mount = (
