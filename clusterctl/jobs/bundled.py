@@ -42,11 +42,7 @@ _ERROR: Final = re.compile(r"payload: error: (?:\[(?P<code>[\w-]*)\] )?(?:rank 0
 
 
 def reject_missing(session: Session, job: JobSpec) -> None:
-    """Reject a replay if the image or the model of the original job is not on this cluster.
-
-    Raises:
-        UsageError: the image or the model is missing.
-    """
+    """Reject a replayed job (UsageError) if its container image or its model is not on this cluster."""
     model = next((value for flag, value in pairwise(job.args) if flag == MODEL_FLAG), "")
     send_image = "`clusterctl submit SCRIPT --container IMAGE` sends a local image"
     send_model = "`clusterctl submit JOB --run RUN` sends the model of a collected run"
@@ -59,18 +55,15 @@ def reject_missing(session: Session, job: JobSpec) -> None:
         # The command starts in the home folder.
         if session.transport.run(["test", "-e", path.removeprefix("~/")], check=False).rc:
             raise UsageError(
-                f"{subject} of the run is not on this cluster", code="not-on-cluster", where=path, fix=fix
+                f"{subject} of this job is not on the cluster", code="not-on-cluster", where=path, fix=fix
             )
 
 
 def reject_invalid_arguments(jobs: Sequence[JobSpec], chosen: ChosenModel | None) -> None:
-    """Reject jobs without a model that they need, and arguments that a bundled job's program would reject.
+    """Reject (UsageError) jobs without a model that they need, and arguments that a program would reject.
 
-    Files on the cluster (such as that of --config) and limits that depend on the number of ranks or on a GPU
-    can't be checked here.
-
-    Raises:
-        UsageError: a job has no model; or an argument is unknown, has a wrong value, or contradicts another.
+    Only bundled jobs are checked. Files on the cluster (such as that of --config) and limits that depend on
+    the number of ranks or on a GPU can't be checked here.
     """
     reject_unless_fitting(jobs, chosen)
     model_args = model_arguments(MODEL, chosen) if chosen else ()
@@ -98,7 +91,7 @@ def bundled_job_with_help(jobs: Sequence[JobSpec]) -> str | None:
 
 
 def help_of(bundled: str) -> str:
-    """Return the help of a bundled job's program, with the `clusterctl submit` command in it."""
+    """Return the help text of a bundled job's program, rewritten for `clusterctl submit`."""
     columns = str(shutil.get_terminal_size().columns)
     done = _payload(["payload", bundled, "--help"], COLUMNS=columns)
     text = done.stdout.replace(f"python -m payload {bundled}", f"clusterctl submit {bundled} --", 1)
@@ -115,7 +108,7 @@ def _local_variables() -> dict[str, str]:
 
 
 def _payload(program: Sequence[str], stdin: str = "", **variables: str) -> Result:
-    """Run a part of the payload that needs only the standard library. Without `site` it starts fast."""
+    """Run a part of the payload that needs only the standard library. ``-S`` makes Python start faster."""
     env = {**_local_variables(), **variables}
     result = run([sys.executable, "-P", "-S", "-m", *program], stdin=stdin, env=env)
     if result.rc:
@@ -136,23 +129,20 @@ class ChosenModel:
 
 @dataclass(frozen=True, slots=True)
 class _ModelLocation:
-    """The local folder of a run's model, and its folder on the cluster according to the ledger."""
+    """A run's model: its folder on this machine, and its folder on the cluster according to the ledger."""
 
     here: Path | None
     remote: str | None
 
 
 def reject_unless_fitting(jobs: Sequence[JobSpec], chosen: ChosenModel | None) -> None:
-    """
-    Raises:
-        UsageError: a model is given for a job that does not use models, or missing for a job that needs one.
-    """
+    """Reject (UsageError) a model for a job that uses no model, and a job without the model that it needs."""
     for job in jobs:
         if chosen is not None and (job.bundled not in MODEL_JOBS or len(jobs) > 1):
             raise UsageError(
-                f"--run chooses the model for a single job: {', '.join(MODEL_JOBS)}",
+                f"--run needs a single job that uses a model: {', '.join(MODEL_JOBS)}",
                 code="option-needs-option",
-                fix="leave it out, or submit such a job",
+                fix="leave out --run, or submit such a job",
             )
         naming = _NAMING.get(job.bundled or "", (MODEL_FLAG,))
         named = chosen or any(word.partition("=")[0] in naming for word in job.args)
@@ -172,10 +162,7 @@ def folder_of_run(run: str) -> Path | None:
 
 
 def _find(run: str, entries: Sequence[JobEntry]) -> _ModelLocation:
-    """
-    Raises:
-        UsageError: there is no such run, or it is collected and has no model.
-    """
+    """Locate a run's model. Raises UsageError if the run is unknown, or is collected and has no model."""
     homes = (Path(e.run_dir) for e in entries if e.run_dir and Path(e.run_dir).name == run)
     folder = folder_of_run(run) or next((path for path in homes if path.is_dir()), None)
     if folder is not None:
@@ -195,18 +182,16 @@ def _find(run: str, entries: Sequence[JobEntry]) -> _ModelLocation:
 
 
 def _model_of(run: Path) -> Path | None:
-    """Return the model folder in a run's folder, or the folder itself if it is a model folder."""
+    """Return the folder with the model: ``run``/model or ``run`` itself; None if neither has a model."""
     return next((folder for folder in (run / MODEL, run) if (folder / RECORD).is_file()), None)
 
 
 def _entry_of(run: Path, entries: Sequence[JobEntry]) -> JobEntry | None:
-    """Return the submission of a collected run; None if it was submitted from another machine."""
     token = token_of_run(run)
     return next((entry for entry in entries if entry.token == token), None)
 
 
 def _remote(folder: str | None, inner: str = "") -> str | None:
-    """Return the path on the cluster of the model of a job with this folder."""
     return "/".join(filter(None, (folder, inner, MODEL))) if folder else None
 
 
@@ -220,8 +205,7 @@ def with_model(
 
     A model in the shared folder of the cluster is used in place. Without a chosen model, nothing changes.
 
-    entries: the entries of the ledger.
-    session: used to check the model on the cluster. None: the ledger is trusted.
+    session: used to check the model on the cluster. None: the ledger's ``entries`` are trusted.
 
     Raises:
         UsageError: neither the cluster nor this machine has the model.
@@ -255,7 +239,7 @@ def _shared_path(session: Session, location: _ModelLocation) -> str | None:
 
 
 def _model_files(model: Path, weights: Weights) -> Source:
-    """Return the model's files to send with a job, without unused weights."""
+    """Return a model's files to send with a job, without the weights that the job does not use."""
     unused_weights = {_weights_file(model, kind) for kind in Weights} - {_weights_file(model, weights)}
     items = [item for item in list_items([model])[0] if Path(item.path).name not in unused_weights]
     items = [replace(item, path=f"{MODEL}{item.path.removeprefix(model.name)}") for item in items]
@@ -267,7 +251,7 @@ def _weights_file(model: Path, weights: Weights) -> str | None:
     try:
         return str(json.loads((model / RECORD).read_bytes())["files"][weights.value]["file"])
     except (OSError, ValueError, LookupError, TypeError):
-        # The program reports a damaged model.
+        # The job's program reports a damaged model itself.
         return None
 
 
@@ -328,7 +312,7 @@ def _no_model(run: str, reason: str, fix: str = "") -> UsageError:
 def _missing_model(run: str, location: _ModelLocation) -> UsageError:
     if location.remote is None:
         return UsageError(
-            f"there is no job {run} with a model",
+            f"job {run} was not submitted from this machine, so its model is unknown",
             code="unknown-job",
             fix="`clusterctl jobs` lists the jobs submitted from this machine",
         )

@@ -50,14 +50,14 @@ _LARGE: Final = 1 << 20  # bytes
 
 
 def distribution_of_hosts(workspace: Workspace, spec: ClusterSpec | None = None) -> Distribution:
-    """Return the distribution that the hosts have or will have. Default of ``spec``: the applied spec."""
+    """Return the distribution that the hosts have or will have. Default spec: that of the last `up`."""
     return planned_distribution(spec or applied_spec(workspace), workspace) or distribution_of(DEFAULT)
 
 
 def describe_pending_build(spec: ClusterSpec, distribution: Distribution, transport: Transport) -> str:
     """Return the change that `up` will make for the spec's requirements, such as "2 packages are installed".
 
-    Returns "" if the environment is on the cluster already. ``transport`` must be the job user's.
+    Returns "" if the environment is on the cluster already. transport: a connection as the job user.
     """
     if spec.software.python.requirements is None:
         return ""
@@ -75,9 +75,7 @@ def describe_pending_build(spec: ClusterSpec, distribution: Distribution, transp
 class Environments:
     """Resolves requirements on this machine, and builds environments on the cluster.
 
-    report: called with each line about the progress.
     heard: called with each line that pip prints.
-    progress: called while wheels are sent.
     wait_s: maximum wait for a build by another clusterctl, in seconds.
     """
 
@@ -135,8 +133,8 @@ class Environments:
 
         If another clusterctl is building, wait for it. After an interrupted build, the next call starts over.
 
-        transport: the job user's.
-        rented: the host is in a cloud, behind a slow tunnel, so it downloads large wheels itself if it can.
+        transport: a connection to the host as the job user.
+        rented: the host is in a cloud, behind a slow tunnel, so it downloads large wheels from an index.
 
         Raises:
             TransportError: the environment can't be built, or the connection was lost.
@@ -164,10 +162,7 @@ class Environments:
         return built
 
     def build_for(self, session: Session, environment: Environment, partition: str | None) -> None:
-        """Build the environment on the controller, and on nodes without the shared folder; see ``build``.
-
-        partition: the partition of these nodes. None: all partitions.
-        """
+        """Build the environment on the controller and on a partition's unshared nodes (None: all nodes)."""
         rented = environment.lock is not None and session.spec.provider.is_cloud
         for transport in (session.transport, *session.transports_of_partition(partition)):
             self.build(transport, environment, rented=rented)
@@ -179,7 +174,7 @@ class Environments:
             where=transport.host,
             why=f"~/{_LOCK} is still locked after {self.wait_s:g} s",
             fix="wait for the other build; if there is none, end the process that holds the lock: "
-            "`clusterctl ssh lslocks` shows it, on this host or, if homes are shared, on another node",
+            f"`clusterctl ssh {transport.host} -- lslocks` lists it (or, if homes are shared, on any node)",
             host=transport.host,
         )
 
@@ -223,7 +218,8 @@ def _partition_name(facts: ClusterFacts, job: JobOptions | JobSpec) -> str | Non
 
 
 def _lines_of(talk: Conversation) -> Iterator[bytes]:
-    return split_lines(iter(talk.receive, b""), TransportError("a line does not end", code="line-too-long"))
+    error = TransportError("the build on the cluster printed a line without an end", code="line-too-long")
+    return split_lines(iter(talk.receive, b""), error)
 
 
 def _not_built(transport: Transport, cause: CommandError) -> TransportError:

@@ -47,7 +47,7 @@ def put(chosen: ChosenCluster, paths: Sequence[str], *, progress: Progress = lam
             for item in items
             if "/" not in item.path
         ]
-        # If the disk is full, `down` takes the files on the cluster for the only copies.
+        # If this machine's disk is full, `down` treats the files on the cluster as only copies.
         with suppress(MachineError):
             record_copies(session.ledger.workspace, copies)
     return Put(sent, tuple(skipped))
@@ -75,7 +75,7 @@ def _reject_empty(paths: Sequence[str]) -> None:
     """Reject an empty path. It probably comes from an unset variable, and would mean the whole folder."""
     if "" in paths:
         raise UsageError(
-            "a path is empty", code="path-empty", fix="use the path of a file or folder, or `.` for all"
+            "a path is empty", code="path-empty", fix="pass a file or folder, or `.` for the whole folder"
         )
 
 
@@ -88,11 +88,12 @@ def _split(paths: Sequence[str]) -> tuple[Sequence[str], str]:
         raise UsageError(
             f"{remote} is a local file, but the last argument must be a folder on the cluster",
             code="target-is-local-file",
-            fix=f"to send it, add a folder (`.` is your home); if {remote} is the folder, write {remote}/",
+            fix="add a folder on the cluster as last argument (`.` is your home folder); if "
+            f"{remote} is the name of that folder, write {remote}/",
         )
     return local, _below_home(remote)
 
 
 def _below_home(path: str) -> str:
-    """Return a path for the cluster, with ~/ as the home folder there."""
+    """Return a path on the cluster without a leading `~/`: relative paths begin in the home folder."""
     return os.path.normpath(path.removeprefix("~/")) if path != "~" else "."

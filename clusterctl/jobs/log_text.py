@@ -16,10 +16,7 @@ _LONGEST_LINE: Final = 1 << 20
 
 @contextmanager
 def whole_lines(show: OnOutput) -> Iterator[OnOutput]:
-    """Yield a function that passes only whole lines to ``show``, one or more at a time.
-
-    At the end, an unfinished line of each stream is passed as a line.
-    """
+    """Yield a function that passes output on to ``show`` in whole lines, and unfinished lines at the end."""
     begun: dict[LogChunk, bytes] = {}
 
     def show_lines(chunk: LogChunk) -> None:
@@ -53,10 +50,7 @@ def labelled(show: OnOutput) -> Iterator[OnOutput]:
 
 @dataclass(frozen=True, slots=True)
 class LogText:
-    """The output of a job or array task to a stream, or the output of a rank to both streams.
-
-    truncated: whether the beginning is missing.
-    """
+    """Output of a job or task to a stream, or of a rank to both. ``truncated``: the beginning is missing."""
 
     stream: Literal["stdout", "stderr"]
     task: int | None
@@ -66,7 +60,7 @@ class LogText:
 
 
 class KeptLogs:
-    """Keeps the output of a job up to a number of bytes. Beyond it, the longest log loses its beginning."""
+    """Keeps at most ``most`` bytes of a job's output. Beyond that, the longest log loses its beginning."""
 
     def __init__(self, most: int = _MOST_KEPT) -> None:
         self._most = most
@@ -75,7 +69,6 @@ class KeptLogs:
         self._cut: set[LogChunk] = set()
 
     def keep(self, chunk: LogChunk) -> None:
-        """Keep a chunk of a log."""
         self._bytes.setdefault(replace(chunk, data=b""), bytearray()).extend(chunk.data)
         self._size += len(chunk.data)
         if self._size > self._most:
@@ -85,7 +78,6 @@ class KeptLogs:
             self._size = sum(map(len, self._bytes.values()))
 
     def texts(self) -> list[LogText]:
-        """Return the kept text of each log."""
         return [
             LogText(log.stream, log.task, log.rank, data.decode(errors="replace"), log in self._cut)
             for log, data in self._bytes.items()

@@ -2,7 +2,7 @@
 
     main(FOLDER, HOW, OFFSETS, TASK, RANK)
 
-``HOW`` is ``once`` or ``follow``, which runs until it is ended. ``OFFSETS`` is a JSON object with the bytes
+``HOW`` is ``once``, or ``follow`` to run until killed. ``OFFSETS`` is a JSON object with the number of bytes
 of each log that were sent before. ``TASK`` selects a task of an array; empty: all. ``RANK`` selects the log
 of a rank, or of ``all`` ranks, instead of the job's logs, which count as rank 0 if no ranks are recorded.
 

@@ -75,13 +75,12 @@ class Replay:
 def replay_job(run: Path, again: ReplayRequest) -> Replay:
     """Return the job of a run's folder with its files, from the run or from their original folder.
 
-    Raises:
-        UsageError: the run has no record of its job, or a file is missing or changed on this machine.
+    Raises UsageError if the run has no record of its job, or a file is missing or changed on this machine.
     """
     client = _mapping(_read_mapping(run, ENVIRONMENT_FILE).get("client"))
     options = _mapping(client.get("job"))
     if not options:
-        raise _no_replay(run, "it has no record of the submission, which was made on another machine")
+        raise _no_replay(run, "the job was submitted from another machine, which has its options and files")
     lock, image = client.get("requirements"), client.get("image")
     source = _source(run, client, options)
     local_image = _image(image, options.get("container"))
@@ -130,7 +129,6 @@ def _job(
     again: ReplayRequest,
     source: Source | None,
 ) -> JobSpec:
-    """Return the job with the recorded options of the original and the new options."""
     new_options = job_options(again.flags).given
     kept, array = _start_options(run, recorded, again)
     if again.indices:
@@ -141,7 +139,7 @@ def _job(
         script = _script_of(run, str(recorded["script"]), source)
         target, folder = f"./{script.name}", script.parent
     elif target not in BUNDLED_JOBS:
-        raise _no_replay(run, "its record has neither a script nor a bundled job")
+        raise _no_replay(run, f"{ENVIRONMENT_FILE} has neither a script nor a bundled job")
     kept |= _given_options(run, client, recorded)
     try:
         options = job_options({name: value for name, value in kept.items() if value not in (None, {}, [])})
@@ -155,10 +153,9 @@ def _job(
 
 
 def _given_options(run: Path, client: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of the job that were given explicitly, without defaults."""
     names = client.get("given")
     if not isinstance(names, list):
-        raise _no_replay(run, "its record does not list the options that were given")
+        raise _no_replay(run, f"{ENVIRONMENT_FILE} does not list the options of the submission")
     given = {name for name in names if isinstance(name, str)} & JobOptions.model_fields.keys() - _NOT_AGAIN
     return {name: recorded[name] for name in sorted(given) if recorded.get(name) is not None}
 
@@ -194,12 +191,10 @@ def _start_options(
 
 
 def _tasks(run: Path) -> list[dict[str, Any]]:
-    """Return the values of each task of a sweep."""
     return _mappings(_read_mapping(run, SWEEP_FILE).get("tasks"))
 
 
 def _values(run: Path, task: str) -> dict[str, str]:
-    """Return the values of a task of a sweep."""
     values = next((task_values for number, task_values in enumerate(_tasks(run)) if str(number) == task), {})
     if not values or not all(isinstance(value, str) for value in values.values()):
         raise _no_replay(run, f"{SWEEP_FILE} does not have the values of task {printable(task[:99])}")
@@ -207,11 +202,10 @@ def _values(run: Path, task: str) -> dict[str, str]:
 
 
 def _script_of(run: Path, script: str, source: Source) -> Path:
-    """Return the path of the script's content."""
     for item in source.files:
         if item.path == Path(script).name:
             return item.origin
-    raise _no_replay(run, f"{SOURCE_FILE} does not have its script {printable(Path(script).name)}")
+    raise _no_replay(run, f"{SOURCE_FILE} does not list the script {printable(Path(script).name)}")
 
 
 def _no_replay(run: Path, reason: str) -> UsageError:
@@ -220,7 +214,7 @@ def _no_replay(run: Path, reason: str) -> UsageError:
         code="not-replayable",
         where=str(run),
         why=reason,
-        fix="submit its program with `clusterctl submit`",
+        fix="submit the program as a new job with `clusterctl submit`",
     )
 
 
@@ -234,7 +228,6 @@ def _read_mapping(run: Path, name: str) -> dict[str, Any]:
 
 
 def _mapping(value: Any) -> dict[str, Any]:
-    """Return the value if it is a mapping, otherwise an empty mapping."""
     return dict(value) if isinstance(value, dict) else {}
 
 
@@ -256,10 +249,8 @@ class _File:
 def _recover(run: Path, top: Path, commit: str) -> Source:
     """Return the files that a run's source.json lists, from the run or from their original folder ``top``.
 
-    commit: the git commit of the folder at submission. Empty if unknown.
-
-    Raises:
-        UsageError: neither folder has a file with its recorded content, or the list is damaged.
+    commit: the git commit of ``top`` at submission. Empty: unknown. Raises UsageError if a file is missing
+        or changed in both folders.
     """
     try:
         files, links, folders = _parse_source(_read_mapping(run, SOURCE_FILE))
@@ -273,8 +264,8 @@ def _recover(run: Path, top: Path, commit: str) -> Source:
             f"{printable(missing[0])}{more} of {run.name} is missing or changed on this machine",
             code="sent-files-missing",
             where=str(run / SOURCE_FILE),
-            why=f"neither {run} nor {top} has it with the same sha256",
-            fix=f"restore it in {top}{f' from commit {commit[:12]}' if commit else ''}, "
+            why=f"neither {run} nor {top} has the file with the recorded sha256",
+            fix=f"restore the file in {top}{f' from commit {commit[:12]}' if commit else ''}, "
             "or submit the current version of the program",
         )
     items = [Item(path, Kind.FOLDER, top / path, 0o755, time.time_ns()) for path in folders]

@@ -75,12 +75,9 @@ class Allocation:
 def requested_nodes(session: Session, ssh: OpenSSH, words: JobOptions) -> Iterator[Lease]:
     """Request nodes from Slurm. At the end of the ``with``, release them or withdraw the request.
 
-    ``ssh`` must be the job user's.
-
-    Raises:
-        UsageError: the cluster has no Slurm. Nothing was started.
+    ``ssh`` must be the job user's. Raises UsageError if the cluster has no Slurm.
     """
-    # Raises without Slurm.
+    # This property raises an error if the cluster has no Slurm.
     _ = session.slurm
     controller = session.transport.host
     options = ["--job-name=shell", *resource_options(words, JobOptions.model_fields)]
@@ -94,7 +91,7 @@ def requested_nodes(session: Session, ssh: OpenSSH, words: JobOptions) -> Iterat
 
 
 class Lease:
-    """The connection that holds an allocation. It is a process session, so Ctrl-C does not reach it."""
+    """The connection that holds an allocation, in its own process session, so Ctrl-C does not reach it."""
 
     def __init__(self, session: Session, ssh: OpenSSH, argv: Sequence[str], script: bytes) -> None:
         """Start ssh. Its command reads ``script`` first; see ``wrap_command``."""
@@ -155,7 +152,7 @@ class Lease:
         try:
             self._process.wait(_PATIENCE_S)
         except subprocess.TimeoutExpired:
-            # The controller notices the missing keep-alives.
+            # The controller notices the missing keep-alives and releases the nodes.
             self._process.kill()
             self._process.wait()
 
@@ -184,24 +181,24 @@ class Forward:
 
 
 def parse_forwards(texts: Sequence[str]) -> tuple[Forward, ...]:
-    """Parse ports such as ``8888`` or ``LOCAL:REMOTE``, and check that the local ports are free.
-
-    Raises:
-        UsageError: a text is malformed, or its local port is in use.
-    """
+    """Parse ports such as ``8888`` or ``LOCAL:REMOTE``. Raises UsageError if malformed, or in use locally."""
     forwards: dict[int, Forward] = {}
     for text in texts:
         match = _SYNTAX.fullmatch(text)
         ports = [int(port) for port in match.groups(default=match[2])] if match else []
         if not ports or not all(0 < port <= _LAST_PORT for port in ports):
             raise UsageError(
-                f"--forward {text!r} is not a port",
+                f"--forward {text!r} is neither a port nor LOCAL:REMOTE",
                 code="not-a-port",
-                fix="use --forward 8888, or --forward LOCAL:REMOTE such as 9000:8888",
+                fix="use --forward 8888, or --forward 9000:8888 for port 9000 of this machine",
             )
         forward = Forward(*ports)
         if forward.local in forwards:
-            raise UsageError(f"--forward uses the local port {forward.local} twice", code="port-twice")
+            raise UsageError(
+                f"--forward uses the local port {forward.local} twice",
+                code="port-twice",
+                fix="use another local port: --forward LOCAL:REMOTE",
+            )
         _check_free(forward)
         forwards[forward.local] = forward
     return tuple(forwards.values())
@@ -209,11 +206,7 @@ def parse_forwards(texts: Sequence[str]) -> tuple[Forward, ...]:
 
 @contextmanager
 def forwarded(ssh: OpenSSH, node: str, forwards: Sequence[Forward]) -> Iterator[None]:
-    """Forward ports to the node's loopback until the end of the ``with``.
-
-    Raises:
-        UnreachableError: the node can't be reached, or a port is in use by now.
-    """
+    """Forward ports to the node's loopback during the ``with``. Raises UnreachableError if that fails."""
     if not forwards:
         yield
         return
@@ -229,10 +222,10 @@ def forwarded(ssh: OpenSSH, node: str, forwards: Sequence[Forward]) -> Iterator[
             )
             talk.send(b"\n")
             if talk.receive() != b"\n":
-                # Raises the error with the cause.
+                # This call raises the error with the cause.
                 talk.finish()
         except TransportError as exc:
-            raise UnreachableError(f"{node}: forwarding ports failed", why=exc.why, host=node) from exc
+            raise UnreachableError(f"ports can't be forwarded to {node}", why=exc.why, host=node) from exc
         yield
 
 

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 MAX_BYTES, MAX_FILES = 10 << 30, 100_000
 LARGE_BYTES, LARGE_FILES = 100 << 20, 5_000
-# Never sent nor searched.
+# This folder is neither sent nor searched.
 _NEVER = ".git"
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", ".ipynb_checkpoints"})
 _NUMBERED = re.compile(r"(stdout|stderr)-[0-9]+\.log|task-[0-9]+")
 _LEAVE_OUT = "exclude files with --exclude or a .gitignore, or copy data once with `clusterctl put`"
-# Bytes of run.json.
+# Maximum size of a run.json in bytes.
 _MOST_RECORD = 16 << 20
 _TOKEN = re.compile(r"[0-9a-f]{8}")
 GITIGNORE = ".gitignore"
@@ -64,7 +64,7 @@ def source_of(job: JobSpec) -> Source | None:
         UsageError: a file can't be read, a link leads outside, a name is reserved for clusterctl, the folder
             is too large, or a pattern is malformed.
     """
-    # Only to reject malformed patterns.
+    # This call only rejects malformed patterns.
     patterns("--outputs", job.outputs, Path())
     if job.script is None:
         if job.include or job.exclude:
@@ -72,6 +72,7 @@ def source_of(job: JobSpec) -> Source | None:
                 "--include and --exclude apply to the folder of a script",
                 code="bundled-job-without-folder",
                 why=f"{job.bundled} is a bundled job, which is submitted without a folder",
+                fix="leave out --include and --exclude",
             )
         return None
     folder = job.script.parent
@@ -87,15 +88,18 @@ def source_of(job: JobSpec) -> Source | None:
         return Source(folder, tuple(walk.items), walk.notes())
     if job.include:
         raise UsageError(
-            f"--include applies to the script's folder, but {folder} is {obstacle}",
+            f"--include can't select files, because the script's folder is not sent: {folder} is {obstacle}",
             code="script-alone",
-            fix="move the script and the files it needs into a separate folder",
+            fix="move the script and the files it needs into a separate folder"
+            if job.folder
+            else "leave out --no-folder or --include",
         )
     try:
         item = Item.of(job.script.name, job.script, job.script.stat())
     except OSError as exc:
         raise unreadable_error([exc]) from exc
-    note = Notice("script-sent-alone", f"only the script is sent: its folder, {folder}, is {obstacle}")
+    text = f"only the script is sent, not the other files of its folder, because {folder} is {obstacle}"
+    note = Notice("script-sent-alone", text)
     return Source(folder, (item,) if item else (), (note,) if job.folder else ())
 
 
@@ -178,13 +182,13 @@ class FolderWalk:
                 f"these names are reserved for clusterctl's own files: {', '.join(self.ours)}",
                 code="reserved-file-names",
                 where=str(self.folder),
-                fix="; ".join(f"--exclude /{name}" for name in self.ours[:3]) + ", or rename the file",
+                fix=f"add {' '.join(f'--exclude /{name}' for name in self.ours[:3])}, or rename the files",
             )
 
     def _entry(
         self, entry: os.DirEntry[str], rules: tuple[Ignore, ...], *, out: bool
     ) -> tuple[Path, tuple[Ignore, ...], bool] | None:
-        """Add an entry of a folder unless it is excluded. Return it if it is a folder to walk through."""
+        """Add an entry of a folder unless it is excluded. Return a folder to search, with its rules."""
         path = Path(entry.path)
         is_folder = entry.is_dir(follow_symlinks=False)
         is_sent = self._is_included(path, rules, is_folder=is_folder, out=out)
@@ -233,7 +237,7 @@ class FolderWalk:
                 f"a link leads to a folder outside of {self.folder}",
                 code="links-lead-outside",
                 why=printable(f"{item.path} -> {item.target}"),
-                fix="exclude it (--exclude NAME) and copy the data with `clusterctl put`",
+                fix="exclude the link (--exclude NAME) and copy the data with `clusterctl put`",
             )
         return Item.of(item.path, item.origin, status)
 
@@ -269,7 +273,6 @@ class FolderWalk:
         return (Notice("folder-large", f"the script's folder is large: {size}; {_LEAVE_OUT}"),)
 
     def _largest(self) -> str:
-        """Return names and sizes of the three largest entries of the folder."""
         sizes: Counter[str] = Counter()
         for item in self.items:
             sizes[item.path.partition("/")[0]] += item.size
@@ -280,7 +283,7 @@ def _holds_no_source(folder: Path) -> bool:
     """Return whether a folder contains installed, cached or collected files rather than source files."""
     if folder.name in _LEFT_OUT or (folder / "pyvenv.cfg").is_file():
         return True
-    # A run that is being collected.
+    # The working folder of a run that is being collected.
     if folder.name.startswith(".") and folder.name.endswith(".incomplete"):
         return True
     return token_of_run(folder) is not None or folder.resolve() in {
@@ -314,17 +317,13 @@ class Ignore:
 
 
 def patterns(flag: str, lines: Sequence[str], folder: Path) -> Ignore:
-    """Return the patterns of a flag, which apply below ``folder``.
-
-    Raises:
-        UsageError: a pattern is malformed.
-    """
+    """Return a flag's patterns, which apply below ``folder``. Raises UsageError for a malformed pattern."""
     for line in lines:
         if _spec([line]) is None:
             raise UsageError(
-                f"{flag}: {line} is not a pattern",
+                f"{flag}: {line} is not a valid pattern",
                 code="not-a-pattern",
-                fix="write it as in a .gitignore file",
+                fix="write the pattern as in a .gitignore file",
             )
     return Ignore(folder, _spec(lines))
 
@@ -332,10 +331,7 @@ def patterns(flag: str, lines: Sequence[str], folder: Path) -> Ignore:
 def read_gitignore(file: Path, folder: Path) -> Ignore | None:
     """Return the patterns of a .gitignore, which apply below ``folder``; None if the file does not exist.
 
-    A malformed line is ignored, as in git.
-
-    Raises:
-        OSError: the file can't be read.
+    A malformed line is ignored, as in git. Raises OSError if the file can't be read.
     """
     try:
         lines = file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()

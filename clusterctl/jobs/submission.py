@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 class Submission:
     """The jobs of a `submit` or `replay` command.
 
-    jobs: one job, or several from a job file.
-    model: the trained model to use. None: the job needs no model, or its arguments name the model.
-    replay: the replay that the job belongs to. None: it was not replayed.
+    jobs: a single job, or several from a job file.
+    model: the trained model to use, unless the jobs need no model or name it in their arguments.
+    replay: the replay that created the job, if any.
     """
 
     jobs: Sequence[JobSpec]
@@ -66,10 +66,10 @@ def read_jobs(target: str, given: Mapping[str, object], variants: Sequence[str] 
         return jobs_of_file(Path(target), given, variants)
     if variants:
         raise UsageError(
-            f"{target} has no variants",
+            f"--variant does not apply to {target}",
             code="no-variants",
-            why="only a job file has variants",
-            fix="leave out --variant",
+            why="only a job file defines variants",
+            fix="leave out --variant, or submit a job file",
         )
     return (job_spec(target, given),)
 
@@ -86,11 +86,7 @@ class Preparer:
     detail: LineReporter = SILENT.note
 
     def render(self, submission: Submission, spec: ClusterSpec) -> tuple[PreparedJob, ...]:
-        """Prepare jobs for the cluster of a spec without connecting to it.
-
-        Raises:
-            UsageError: a job can't run there.
-        """
+        """Prepare jobs for a spec's cluster without contacting it. Raises UsageError if a job can't run."""
         workspace = Workspace.of(spec.name)
         try:
             pmix = facts_of(workspace).pmix
@@ -115,11 +111,7 @@ class Preparer:
         return replace(first, token=token), *remaining
 
     def environment(self, session: Session, job: JobOptions) -> Environment:
-        """Return the Python environment for the requirements of the spec and of an allocation's options.
-
-        Raises:
-            UsageError: the requirements can't be met.
-        """
+        """Return the Python environment of an allocation. Raises UsageError for unmet requirements."""
         return self._environment(session.facts, session.workspace, job)
 
     def _prepared(
@@ -168,8 +160,8 @@ class Preparer:
                     f"--requirements does not apply to "
                     f"{'a container' if job.container else f'the bundled job {job.bundled}'}",
                     code="no-requirements-here",
-                    why="it has its own Python environment",
-                    fix="leave --requirements out, or submit your own script",
+                    why="containers and bundled jobs have their own Python environment",
+                    fix="leave out --requirements, or submit your own script",
                 )
             return environment
         if facts.requirements or job.requirements or lock:
@@ -190,11 +182,7 @@ class Preparer:
 
 
 def submit_prepared(submitter: Submitter, jobs: Sequence[PreparedJob]) -> Iterator[Submitted]:
-    """Submit jobs in turn. Yield each job as soon as the scheduler has accepted it.
-
-    Raises:
-        ClusterctlError: a job was not submitted. See ``Submitter.submit``.
-    """
+    """Submit jobs in turn. Yield each accepted job. Raises the errors of ``Submitter.submit``."""
     for number, job in enumerate(jobs):
         with marking_side_effects(number > 0):
             submitted = submitter.submit(job)
@@ -203,7 +191,7 @@ def submit_prepared(submitter: Submitter, jobs: Sequence[PreparedJob]) -> Iterat
 
 @contextmanager
 def marking_side_effects(some: bool = True) -> Iterator[None]:
-    """Mark errors of the body as raised after jobs were submitted, so that callers don't submit again."""
+    """Mark errors of the body, if ``some`` jobs were submitted, so that callers don't submit them again."""
     try:
         yield
     except ClusterctlError as exc:

@@ -65,8 +65,7 @@ class PreparedJob:
     """A job that has passed all checks and is ready to be submitted.
 
     script: the text of the job script.
-    source: the files to send with the job.
-    environment: the job's Python environment.
+    source: the files to send with the job, if any.
     token: the job's token, if a receiver for its folder was started; see ``start_receiver``.
     extra_facts: more facts to record. For a replay, those of the original job.
     """
@@ -123,13 +122,9 @@ def _new_token() -> str:
 
 
 def reject_local_files(session: Session, jobs: Sequence[JobSpec]) -> None:
-    """Reject bundled jobs with an input file that exists on this machine but not on the cluster.
+    """Reject (UsageError) bundled jobs with an input file that is on this machine but not on the cluster.
 
     Absolute paths outside the home folder are not checked, as each node may have them on its own disk.
-
-    Raises:
-        UsageError: a job has such a file.
-        TransportError: the controller can't be reached.
     """
     home = os.path.expanduser("~")  # noqa: PTH111 - unlike Path.home, it never raises
     for flag, kind, path in (file for job in jobs if job.bundled for file in _files_read(job)):
@@ -137,7 +132,7 @@ def reject_local_files(session: Session, jobs: Sequence[JobSpec]) -> None:
         is_absolute = os.path.isabs(path)  # noqa: PTH117
         if not os.path.exists(path) or (is_absolute and not local_path.is_relative_to(home)):  # noqa: PTH110
             continue
-        # A relative path starts in the job's folder, and a bundled job brings no files there.
+        # A relative path starts in the job's folder, which has no user files for a bundled job.
         if is_absolute and not session.transport.run(["test", "-e", path], check=False).rc:
             continue
         arguments = " ".join(filter(None, (flag, shlex.quote(f"{kind}~/{local_path.name}"))))
@@ -169,11 +164,7 @@ def _files_read(job: JobSpec) -> Iterator[tuple[str, str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Submitter:
-    """Submits jobs to the cluster of a session.
-
-    report: called with each line about the build of an environment.
-    progress: called while files are sent.
-    """
+    """Submits jobs to a session's cluster. ``report`` is called with lines on the build of environments."""
 
     session: Session
     report: LineReporter = SILENT.note
@@ -188,7 +179,7 @@ class Submitter:
             TransferError: the folder changed during the upload, or can't be created on the cluster.
             SchedulerError: the scheduler rejected the job. The error has its message and the valid choices.
             TransportError: the controller can't be reached, or it is unknown whether the job was submitted.
-                If it was, it is found by its token when jobs are next listed or collected.
+                A submitted job is found by its token when jobs are next listed or collected.
         """
         session, facts = self.session, self.session.facts
         session.scheduler.reject_if_busy()
@@ -206,11 +197,7 @@ class Submitter:
         token = prepared.token or _new_token()
         remote_dir, source, own_files = self._stage(f"{job.name}-{token}", prepared.source, own_files, nodes)
         entry = JobEntry(
-            token=token,
-            name=job.name,
-            user=facts.job_user,
-            submitted_at=time.time(),
-            remote_dir=remote_dir,
+            token=token, name=job.name, user=facts.job_user, submitted_at=time.time(), remote_dir=remote_dir
         )
         try:
             if prepared.source is not None:
@@ -287,7 +274,6 @@ class Submitter:
         return sent.folder, sent_source, files
 
     def _submit(self, job: JobSpec, entry: JobEntry) -> str:
-        """Submit the job of a ledger entry to the scheduler. Return the job id."""
         session, folder = self.session, entry.remote_dir or ""
         try:
             request = JobRequest(
@@ -314,7 +300,7 @@ def remove_folder(transports: Sequence[Transport], folder: str) -> None:
 
 
 def _copies(host: str, remote_dir: str, source: Source) -> Iterator[Copies]:
-    """Yield the local folders of the files in a job's folder. A model's folder may have another name here."""
+    """Yield the local folders of a job's files. A model's folder may have another name on this machine."""
     names: dict[tuple[str, str], list[str]] = {}
     for item in source.files:
         local_path, path, top = str(item.origin.absolute()), item.path, remote_dir
@@ -368,7 +354,7 @@ def _git(folder: Path, patience_s: float) -> dict[str, Any] | None:
         plain = "--no-ext-diff --no-textconv --no-color --no-renames --no-relative --binary".split()
         plain += ["--src-prefix=a/", "--dst-prefix=b/"]
         is_new = all(line.startswith(b"??") for line in status.splitlines())
-        # A diff has no new files.
+        # `git diff` does not show new files.
         diff = b"" if is_new else git("diff", *plain, "HEAD", "--", ".")
     except TransportError:
         # There is no git, repository or commit, or the repository is too large for the time limit.

@@ -76,7 +76,6 @@ class _Watched:
         return jobs
 
     def pause(self, seconds: float) -> None:
-        """Sleep for this time, but not beyond the deadline."""
         self.check_deadline()
         remaining = seconds if self.deadline is None else min(seconds, self.deadline - self._clock.now())
         self._clock.sleep(max(0.0, remaining))
@@ -89,7 +88,8 @@ class _Watched:
         raise WaitTimeoutError(
             f"{subject} not ended within {self._timeout_s:g} s",
             why="; ".join(states),
-            fix=f"it keeps running; see `clusterctl logs {self._ids[0]} -f`, end it with `clusterctl cancel`",
+            fix=f"`clusterctl logs {self._ids[0]} -f` shows the output of a running job, `clusterctl cancel "
+            f"{self._ids[0]}` ends it; without that, it keeps running",
         )
 
     def _remember(self, jobs: Sequence[JobInfo]) -> None:
@@ -214,10 +214,7 @@ def diagnose(session: Session, jobs: Sequence[JobInfo], *, waiting: bool = False
 
 
 def diagnosis_of(session: Session, jobs: Sequence[JobInfo]) -> Diagnosis | None:
-    """Return why a job (or the worst task of an array) failed, was cancelled, or is pending.
-
-    None: the job is running or has completed.
-    """
+    """Return why a job (or an array's worst task) failed, was cancelled or is pending; otherwise None."""
     return next(iter(diagnose(session, jobs, waiting=True)), None)
 
 
@@ -253,7 +250,7 @@ def _failure(diagnosis: Diagnosis, kind: type[ClusterctlError]) -> Failure:
 
 
 def cancel(session: Session, ids: Sequence[str]) -> tuple[JobInfo, ...]:
-    """Cancel jobs and return their state before that. An array's id selects all its tasks.
+    """Cancel jobs and return their state before the cancellation. An array's id selects all its tasks.
 
     Raises:
         UsageError: an id is malformed.
@@ -374,7 +371,7 @@ class LogReader:
 
 
 class JobLogs:
-    """The logs of a job on all hosts that have them. Each read continues where the last one stopped."""
+    """The logs of a job on all hosts that have them. Each read continues where the previous read stopped."""
 
     def __init__(self, session: Session, job_id: str, rank: str = "") -> None:
         session.scheduler.check_id(job_id)
@@ -444,11 +441,7 @@ def logs(session: Session, job_id: str, *, on_output: OnOutput, rank: str = "") 
 
 
 def folder_of(session: Session, job_id: str) -> str:
-    """Return the job's folder on the cluster.
-
-    Raises:
-        SchedulerError: the job is unknown, or clusterctl did not submit it.
-    """
+    """Return a job's folder on the cluster. Raises SchedulerError for a job not submitted by clusterctl."""
     entry = session.ledger.find(job_id)
     if entry is not None and entry.remote_dir is not None:
         return entry.remote_dir

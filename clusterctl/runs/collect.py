@@ -43,24 +43,12 @@ from clusterctl.runs.folder import (
     write_kept,
     write_sums,
 )
-from clusterctl.scheduler.base import (
-    JobInfo,
-    JobState,
-    comment_of,
-    unmanaged_job_error,
-)
+from clusterctl.scheduler.base import JobInfo, JobState, comment_of, unmanaged_job_error
 from clusterctl.scheduler.session import SHORT_PATIENCE_S, Session, resolve_submissions
 from clusterctl.scheduler.session import connect_session as session_of
 from clusterctl.state.facts import facts_of, facts_of_spec
 from clusterctl.state.ledger import RunRecord, note_runs_folder
-from clusterctl.state.submissions import (
-    OUTPUTS_FILE,
-    RUN_FILE,
-    RUNS,
-    SOURCE_FILE,
-    JobEntry,
-    Ledger,
-)
+from clusterctl.state.submissions import OUTPUTS_FILE, RUN_FILE, RUNS, SOURCE_FILE, JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.get import Sender
 from clusterctl.transport.tree import Progress, with_title
@@ -93,10 +81,10 @@ def collect_runs(
     selection: Selection = DEFAULT,
     progress: Progress = lambda *_: None,
 ) -> Iterator[RunRecord]:
-    """Collect the runs of jobs and yield each record when its files are here.
+    """Collect the runs of jobs and yield the record of each run when its files are on this machine.
 
-    A collected run is left alone, with two exceptions: a snapshot of a running job is collected again, and
-    skipped files are fetched if the selection asks for more than the default.
+    A run that was collected before is skipped, with two exceptions: a snapshot of a running job is collected
+    again, and skipped files are fetched if the selection asks for more than the default.
 
     ids: job ids; a task's id selects its whole array. Default: the uncollected jobs from this machine.
     discard: job ids that the default leaves out.
@@ -144,7 +132,6 @@ def _entries_to_collect(
 
 
 def _uncollected_error(failed: Mapping[str, ClusterctlError], collected_count: int) -> CollectError:
-    """Return the error for jobs that could not be collected, beside ``collected_count`` collected runs."""
     (first, *more) = failed.values()
     if isinstance(first, CollectError) and not more and not collected_count:
         error = first
@@ -154,7 +141,7 @@ def _uncollected_error(failed: Mapping[str, ClusterctlError], collected_count: i
             f"{len(failed)} of {len(failed) + collected_count} runs could not be collected",
             code="runs-not-collected",
             why="; ".join(lines.values()),
-            fix="collect again; arrived files are kept",
+            fix="run `clusterctl collect` again; files that have arrived are kept",
             failures=tuple(
                 Failure(exc.code, lines[job_id], fix=exc.fix, retryable=True)
                 for job_id, exc in failed.items()
@@ -167,7 +154,7 @@ def _uncollected_error(failed: Mapping[str, ClusterctlError], collected_count: i
 def collect_all(
     spec: ClusterSpec, workspace: Workspace, *, out: Path | None = None, discard: Collection[str] = ()
 ) -> Iterator[RunRecord]:
-    """Collect all runs that are not here yet, as ``collect_runs`` does, except those of ``discard``."""
+    """Collect all runs that are not on this machine, except those of ``discard``; see ``collect_runs``."""
     facts = facts_of(workspace) if workspace.inventory.exists() else facts_of_spec(spec)
     with session_of(facts, workspace, patience_s=SHORT_PATIENCE_S) as opened:
         yield from collect_runs(opened, out=out or RUNS, discard=discard)
@@ -242,7 +229,7 @@ class _Collection:
             # The scheduler rejected the request, so each job is queried separately later.
 
     def collect_run(self, entry: JobEntry) -> RunRecord:
-        """Collect the run of a job, or return its record if it is already here."""
+        """Collect the run of a job, or return its record if the run is already on this machine."""
         if entry.run_dir is not None and entry.run_state not in GOING_ON:
             with suppress(CollectError):
                 run = RunRecord.load(Path(entry.run_dir))
@@ -304,7 +291,9 @@ class _Collection:
         """Copy the job's files into ``work/tree``. Raises CollectError if they can't be read."""
         job_id = entry.job_id or ""
         if entry.remote_dir is None:
-            raise CollectError(f"the folder of job {job_id} is not known", code="job-folder-unknown")
+            raise CollectError(
+                f"the folder of job {job_id} on the cluster is unknown", code="job-folder-unknown"
+            )
         outputs = _outputs(self.session.ledger.kept(entry.token))
         source = Source(
             entry.remote_dir, job_id, still_changing, self.selection, outputs, home, self.progress
@@ -329,11 +318,11 @@ class _Collection:
             yield
         except OSError as exc:
             raise CollectError(
-                f"the run of job {job_id} can't be written",
+                f"the files of job {job_id} can't be written to this machine's disk",
                 code="run-unwritable",
                 where=str(final),
                 why=write_error_reason(exc, final),
-                fix="free space there and check its permissions, or choose another folder with --out",
+                fix="free disk space and check the folder's permissions, or pass another folder with --out",
             ) from exc
 
 

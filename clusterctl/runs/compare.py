@@ -46,7 +46,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """The comparison of the losses of two runs with ``a`` and ``b`` steps at their ``steps`` common steps.
+    """The comparison of two runs' losses at their ``steps`` common steps. ``a``, ``b``: steps of each run.
 
     first: the first step with different losses. None if all are equal.
     largest: the largest difference. None if all are equal, or if a differing loss is NaN or infinite.
@@ -69,7 +69,7 @@ class Losses:
 
 
 def compare_losses(a: Row, b: Row) -> Losses | None:
-    """Compare all metrics with ``loss`` in their names. Return None if the runs share no step of them."""
+    """Compare metrics with ``loss`` in their names at common steps. None: the runs have no common step."""
     losses_a, losses_b = _losses(a), _losses(b)
     pairs = {key: (loss, losses_b[key]) for key, loss in losses_a.items() if key in losses_b}
     if not pairs:
@@ -106,11 +106,7 @@ def _losses(row: Row) -> dict[tuple[str, str, int], float]:
 
 
 def compare(a: Row, b: Row) -> tuple[Difference, ...]:
-    """Return the differences in the order of the sections. A value that only one run has is a difference.
-
-    Raises:
-        CollectError: a file of a run is damaged.
-    """
+    """Return the differences by section. Raises CollectError if a file of a run is damaged."""
     facts_a, facts_b = environment_of(a), environment_of(b)
     return (
         *_differences("job", _job(a, facts_a), _job(b, facts_b)),
@@ -130,21 +126,13 @@ def _differences(section: str, a: Mapping[str, Value], b: Mapping[str, Value]) -
 
 
 def environment_of(row: Row) -> Mapping[str, Any]:
-    """Return the content of a run's environment.json; empty if it does not exist.
-
-    Raises:
-        CollectError: the file can't be read or is not JSON.
-    """
+    """Return a run's environment.json; empty if it is missing. Raises CollectError if it is damaged."""
     facts = _read(row.run.directory / ENVIRONMENT_FILE)
     return facts if isinstance(facts, dict) else {}
 
 
 def _read(path: Path) -> Any:
-    """Return the content of a run's JSON file; None if it does not exist.
-
-    Raises:
-        CollectError: the file can't be read or is not JSON.
-    """
+    """Return a run's JSON file; None if it is missing. Raises CollectError if the file is damaged."""
     try:
         return read_json(os.fsencode(path.parent), os.fsencode(path.name), _MAX_BYTES)
     except FileNotFoundError:
@@ -155,12 +143,12 @@ def _read(path: Path) -> Any:
             code="run-file-unreadable",
             where=str(path),
             why=str(exc).partition("\n")[0],
-            fix="check the run's files with `sha256sum -c SHA256SUMS`, and compare undamaged runs",
+            fix="run `sha256sum -c SHA256SUMS` in the run's folder; if files are damaged, compare other runs",
         ) from exc
 
 
 def mapping(value: Any, *keys: str) -> Mapping[str, Any]:
-    """Return the mapping below these nested keys; an empty mapping if anything else is there."""
+    """Return the mapping at these nested keys; empty if a key is missing or its value is not a mapping."""
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value if isinstance(value, Mapping) else {}

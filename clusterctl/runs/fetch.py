@@ -59,10 +59,10 @@ _BELOW = re.compile(r"/\*\*(\s*)$")
 _ROOM = "free some space, choose another folder with --out, or skip large files with --max-file"
 # Temporary names that make_places of remote_incoming.py creates.
 _PARTIAL = re.compile(rb"\.clusterctl-[0-9a-f]{32}\.part(\.[0-9]+)?")
-# Path on the cluster, path in the run's folder, size; and path, reason, bytes, number of files.
+# _Key: path on the cluster, path in the run's folder, size. _Left: path, reason, bytes, number of files.
 _Key = tuple[bytes, bytes, int]
 _Left = tuple[bytes, str, int, int]
-# Files that an earlier collect brought: sizes and sha256 by path.
+# Files that an earlier collect copied: sizes and sha256 by path.
 CollectedFiles = Mapping[bytes, tuple[int, str]]
 
 
@@ -88,7 +88,7 @@ class Selection:
         return larger or self.checkpoints in {"all", EVERYTHING}
 
     def explain(self, reason: str, size: int, job_id: str) -> str:
-        """Return why a file stays on the cluster, by the reason of remote_files.py, and how to copy it."""
+        """Return why a file stays on the cluster (by the reason of remote_files.py), and how to copy it."""
         if reason == TOO_LARGE:
             reason = f"a checkpoint of {format_size(size)}, more than {format_size(self.max_checkpoint)}"
             flags = ["--max-checkpoint", f"{(size >> 30) + 1}GiB"]
@@ -102,7 +102,6 @@ class Selection:
 
 
 def _with_command(reason: str, job_id: str, *flags: str) -> str:
-    """Return the reason why a file stays on the cluster, followed by the command that copies it."""
     return f"{reason}: `{shlex.join(filter(None, ('clusterctl', 'collect', job_id, *flags)))}`"
 
 
@@ -117,8 +116,8 @@ def selection_of(
     """Return the selection for the options of `collect`. None stands for an option's default.
 
     checkpoints: which checkpoints of each run: latest, all or none.
-    max_checkpoint, max_file: sizes such as 4GiB. Larger files are left and listed.
-    everything: copy everything, whatever its size.
+    max_checkpoint, max_file: sizes such as 4GiB. Larger files stay on the cluster and are listed.
+    everything: copy all files of any size.
 
     Raises:
         UsageError: a value is wrong, or contradicts ``everything``.
@@ -126,9 +125,9 @@ def selection_of(
     if everything:
         if any(option is not None for option in (checkpoints, max_checkpoint, max_file)):
             raise UsageError(
-                "--all copies everything",
+                "--all copies all files, so it can't be combined with limits",
                 code="options-exclusive",
-                fix="leave out --checkpoints, --max-checkpoint and --max-file",
+                fix="leave out --all, or leave out --checkpoints, --max-checkpoint and --max-file",
             )
         return ALL
     if checkpoints not in {None, *CHECKPOINTS}:
@@ -148,7 +147,8 @@ def _bytes(flag: str, size: str | None, default: int) -> int:
     try:
         return default if size is None else parse_size_mib(size) << 20
     except ValueError as exc:
-        raise UsageError(f"{flag} is wrong", code="bad-value", why=str(exc)) from exc
+        message = f"{flag}: {size!r} is not a valid size"
+        raise UsageError(message, code="bad-value", why=str(exc), fix=f"write {flag} 4GiB") from exc
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class Outputs:
         self.sent = frozenset(sent)
 
     def take(self, entry: Entry) -> bool:
-        """Return whether an entry is an output, by its path in the job's or the array task's folder."""
+        """Return whether an entry is an output, judged by its path in the folder of the job or array task."""
         top, _, rest = entry.path.partition(b"/")
         end = "/" if entry.kind == Kind.FOLDER else ""
         for path in [entry.path, rest] if rest and TASK.fullmatch(top) else [entry.path]:
@@ -270,7 +270,7 @@ def _restless(files: Sequence[Entry], folder: str) -> CollectError:
         f"{len(files)} files keep changing while they are copied, such as {shown_path(files[0].path)}",
         code="files-keep-changing",
         where=f"{folder} on the cluster",
-        why="a process is still writing there although the job has ended",
+        why="a process still writes to the job's folder although the job has ended",
         fix="end that process (`clusterctl ssh`), then collect again; files that have arrived are kept",
     )
 
@@ -354,7 +354,7 @@ def _merge(manifests: Mapping[str, Manifest], nodes: Path, tree: Path) -> Manife
 
 
 def _free_place(tree: Path, local: bytes, host: str) -> bytes:
-    """Return a free path for a file: its own, or a path below its host's name. Create its parent."""
+    """Return a free path for a file: ``local`` or a path below nodes/HOST/. Create its parent folder."""
     for number in count():
         candidate = local if number == 0 else b"/".join([NODES, host.encode() + b"_" * (number - 1), local])
         full_path = tree / os.fsdecode(candidate)
@@ -426,7 +426,7 @@ def _by_folder(unwanted: Iterable[Entry], coming: Collection[bytes]) -> dict[byt
 
 
 def _skip_reason(entry: Entry, max_holes: int, max_file: int, job_id: str) -> str:
-    """Return why an entry stays on the cluster; "" if not. ``max_holes`` limits the holes of sparse files."""
+    """Return why an entry is not copied; "" if it is copied. ``max_holes`` limits holes of sparse files."""
     if entry.kind == Kind.LINK:
         return "a symbolic link"
     if _PARTIAL.fullmatch(entry.path.rpartition(b"/")[2]):

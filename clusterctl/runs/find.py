@@ -24,7 +24,7 @@ _JOB: Final = re.compile(r"(?:(?P<cluster>[a-z][a-z0-9-]*)/)?(?P<job>[A-Za-z]?\d
 
 @dataclass(frozen=True)
 class Row:
-    """A run or a task of a job array, as one row of a list."""
+    """A run, or a task of a job array, as a row of a list."""
 
     run: RunRecord
     task: TaskRecord | None = None
@@ -142,10 +142,7 @@ TIMES: Final = frozenset({"submitted", "started", "ended", "collected"})
 def find_runs(folders: Iterable[Path]) -> tuple[list[RunRecord], list[Path]]:
     """Return the runs in these folders, newest first, and the paths of unreadable runs.
 
-    folders: folders of runs, or run folders themselves.
-
-    Raises:
-        UsageError: a folder can't be read.
+    folders: folders of runs, or run folders themselves. Raises UsageError if a folder can't be read.
     """
     runs: list[RunRecord] = []
     damaged: list[Path] = []
@@ -195,7 +192,7 @@ def _may_be_run(folder: Path | str) -> bool:
 
 
 def ordered(rows: Sequence[Row], key: str, *, reverse: bool = False) -> list[Row]:
-    """Sort rows by the value of a key, lowest first. Rows without a value come last, even in ``reverse``."""
+    """Sort rows by a key's values, lowest first. Rows without a value come last, even with ``reverse``."""
     with_value = [row for row in rows if row.value(key) is not None]
     without_value = [row for row in rows if row.value(key) is None]
     return sorted(with_value, key=lambda row: _rank(row.value(key)), reverse=reverse) + without_value
@@ -204,17 +201,13 @@ def ordered(rows: Sequence[Row], key: str, *, reverse: bool = False) -> list[Row
 def ranked(run: Row, metric: str | None = None) -> tuple[list[Row], str]:
     """Return the tasks of a sweep, best first, and the name of the metric that ranks them.
 
-    A task that ran again replaces the failed task.
-
-    metric: Default: the sweep's own metric, or a usual metric of the tasks.
-
-    Raises:
-        UsageError: the run is not an array, or its tasks don't have the metric or any metric.
+    A task that ran again replaces the failed task. Default metric: the sweep's own, or a usual metric.
+    Raises UsageError if the run is not an array, or its tasks don't have the metric.
     """
     tasks, sweep = latest_tasks(run), run.run.sweep or {}
     if not tasks:
         raise UsageError(
-            f"{run.shown} is not a sweep", code="not-a-sweep", fix="`clusterctl runs` lists the runs"
+            f"{run.shown} is not a job array", code="not-a-sweep", fix="`clusterctl runs` lists all runs"
         )
     metric = metric or sweep.get("metric") or next(metric_names(tasks), None)
     if metric is None:
@@ -230,7 +223,7 @@ def ranked(run: Row, metric: str | None = None) -> tuple[list[Row], str]:
 
 
 def latest_tasks(run: Row) -> list[Row]:
-    """Return the tasks of an array, each from its last run by `replay --failed`; empty for other runs."""
+    """Return an array's tasks, each from its newest run (original or `replay --failed`); else no tasks."""
     token = run.run.replay_of if run.run.of_failed else run.run.token
     records = {run.run.directory: run.run} | {
         run_again.directory: run_again for run_again in _array_runs(run, str(token))
@@ -270,22 +263,19 @@ def _rank(value: Value) -> tuple[int, float, str]:
 
 
 def reject_unknown_keys(rows: Sequence[Row], keys: Iterable[str]) -> None:
-    """
-    Raises:
-        UsageError: no row has a value for a key.
-    """
+    """Reject (UsageError) keys for which no row has a value."""
     for key in keys:
         if key in FIELDS or not rows or any(row.value(key) is not None for row in rows):
             continue
         known_keys = dict.fromkeys(key_of_row for row in rows for key_of_row in row.known_keys())
-        # All values of the key are NaN or null.
+        # The key exists, but all its values are NaN or null.
         if key in known_keys:
             continue
         suggestion = did_you_mean(key, known_keys)
         raise UsageError(
-            f"no run has {key!r}",
+            f"no run has a value for {key!r}",
             code="unknown-run-key",
-            fix=suggestion or f"use {', '.join(known_keys)}, or .min or .max of a metric",
+            fix=suggestion or f"use {', '.join(known_keys)}, or METRIC.min or METRIC.max",
         )
 
 
@@ -315,7 +305,7 @@ def named_run(name: str) -> Row:
             f"there is no collected run {name!r}",
             code="unknown-run",
             why=f"looked in {', '.join(map(str, folders)) or 'no folder'}",
-            fix="`clusterctl runs` lists them; use a run's folder, its folder's name or its job id",
+            fix="`clusterctl runs` lists the runs; pass a run's folder, the folder's name or the job id",
         )
     (run,) = matching
     return _task_of(run, match["task"]) if match["task"] else Row(run)
@@ -326,7 +316,6 @@ def _is_job(run: RunRecord, named: re.Match[str]) -> bool:
 
 
 def _at(path: Path) -> Row | None:
-    """Return the run or task with this folder; None if it is neither."""
     path = Path(os.path.realpath(path))
     if _may_be_run(path):
         return Row(RunRecord.load(path))
@@ -339,4 +328,9 @@ def _task_of(run: RunRecord, number: str) -> Row:
     for row in Row(run).tasks:
         if row.number == number:
             return row
-    raise UsageError(f"job {run.job_id} has no task {number}", code="unknown-task", where=str(run.directory))
+    raise UsageError(
+        f"job {run.job_id} has no task {number}",
+        code="unknown-task",
+        where=str(run.directory),
+        fix=f"`clusterctl runs show {run.job_id}` lists the tasks",
+    )

@@ -46,7 +46,7 @@ def choose_run_folder(out: Path, name: str, token: str) -> Path:
 
 @contextmanager
 def working_folder(final: Path) -> Iterator[Path]:
-    """Yield the hidden folder beside the run's folder that holds arriving files, locked by this process."""
+    """Lock and yield the hidden folder beside the run's folder in which arriving files are stored."""
     work = final.parent / f".{final.name}.incomplete"
     work.mkdir(parents=True, exist_ok=True)
     with open(work / "lock", "w", opener=open_private) as lock:
@@ -56,7 +56,7 @@ def working_folder(final: Path) -> Iterator[Path]:
             raise CollectError(
                 f"{final.name} is being collected by another clusterctl",
                 code="run-being-collected",
-                fix="wait until it is done",
+                fix="wait until that clusterctl has finished, then collect again",
             ) from None
         # An earlier process ended between the two renames of `install_tree`.
         if (work / "old").is_dir() and not os.path.lexists(final):
@@ -122,7 +122,6 @@ def write_sums(tree: Path, known_sums: Mapping[bytes, str]) -> None:
 
 
 def _sums(run: Path) -> dict[bytes, str]:
-    """Return the checksums in a run's SHA256SUMS by file name."""
     lines = (run / SUMS_FILE).read_bytes().splitlines() if (run / SUMS_FILE).is_file() else []
     sums = {}
     for line in lines:
@@ -139,7 +138,7 @@ def escaped(name: bytes) -> bytes:
 
 
 def write_kept(tree: Path, kept: Mapping[str, bytes]) -> None:
-    """Write clusterctl's files as submitted. A job's different file of the same name stays as *.from-job."""
+    """Write clusterctl's files as submitted. Files of these names that the job wrote stay as *.from-job."""
     for name, content in kept.items():
         theirs = tree / f"{name}{os.fsdecode(FROM_JOB)}"
         if theirs.is_file() and theirs.stat().st_size == len(content) and theirs.read_bytes() == content:

@@ -17,14 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from clusterctl.errors import (
-    CollectError,
-    Failure,
-    MachineError,
-    OnlyCopyError,
-    TransportError,
-    printable,
-)
+from clusterctl.errors import CollectError, Failure, MachineError, OnlyCopyError, TransportError, printable
 from clusterctl.runs.fetch import FROM_JOB, shown_path
 from clusterctl.runs.folder import GOING_ON
 from clusterctl.state.inventory import Inventory, inventory_of
@@ -41,7 +34,7 @@ from clusterctl.transport.tree import Kind, Progress, format_size, with_title
 from clusterctl.util.process import call_on_hosts
 
 _PROGRAM = "clusterctl.transport.remote_copies"
-# Files in one transfer of a home folder.
+# Maximum number of files in a transfer.
 _MOST_FILES = 100_000
 # A file that changed while it was read is read again.
 _ROUNDS = 3
@@ -117,7 +110,7 @@ class OnlyCopies:
         return (*self.lines[:_MOST_SHOWN], *([f"and {more} more"] if more > 0 else []))
 
     def error(self, refusal: str, *, fix: str) -> OnlyCopyError:
-        """Return the error that refuses to delete this data, with one failure for each line."""
+        """Return the error that refuses to delete this data, with a failure for each line."""
         failures = [Failure(OnlyCopyError.code, line, phase="look") for line in self.lines]
         failures[:1] = [Failure(OnlyCopyError.code, self.lines[0], phase="look", fix=fix)]
         return OnlyCopyError(refusal, why="\n".join(self._first_lines), fix=fix, failures=tuple(failures))
@@ -137,7 +130,7 @@ def _age(seconds: int) -> str:
 class Search:
     """A search for files that exist only on the cluster, as the admin user.
 
-    It covers the own disks of ``hosts`` and, if ``shared``, the shared folder, but not ``left_out`` folders.
+    It covers the disks of ``hosts`` and, if ``shared``, the shared folder, but not the folders ``left_out``.
     """
 
     def __init__(
@@ -243,7 +236,7 @@ class Search:
         return tuple(folders)
 
     def _folder_of(self, host: str, top: str, out: Path, entries: Sequence[Entry]) -> Path:
-        """Return the local folder for files below ``top``: the earlier one if that replaces no file."""
+        """Return the local folder for files below ``top``: that of an earlier copy if no file is replaced."""
         for copies in read_copies(self.workspace):
             folder = Path(copies.directory)
             is_of_top = (copies.host, copies.top, copies.sent, copies.renamed) == (host, top, False, "")
@@ -269,12 +262,7 @@ def _is_taken(folder: Path, entry: Entry) -> bool:
 
 
 def search_all(
-    inventory: Inventory,
-    workspace: Workspace,
-    to: Connect,
-    *,
-    shared: bool,
-    left_out: Sequence[str] = (),
+    inventory: Inventory, workspace: Workspace, to: Connect, *, shared: bool, left_out: Sequence[str] = ()
 ) -> Search:
     """Return a search of all places where `down` destroys files. Machines that the user owns are left out."""
     owned = inventory.traits.user_owned
@@ -308,14 +296,13 @@ def bring_all(workspace: Workspace, out: Path, *, progress: Progress = lambda *_
             "some files that exist only on the cluster could not be collected",
             code="only-copies-not-collected",
             why="\n".join(only_copies.lines[:_MOST_SHOWN]),
-            fix="end the processes that write there, make all hosts reachable (`clusterctl up` repairs the "
-            "cluster), then collect again; arrived files are kept",
+            fix="end the processes that write these files, make all hosts reachable (`clusterctl up` repairs "
+            "the cluster), then collect again; files that have arrived are kept",
         )
     return tuple(folders)
 
 
 def _why_left(entry: JobEntry) -> str:
-    """Return why files of a job's folder have not been collected."""
     if not entry.run_dir:
         return "the run is not collected"
     if not Path(entry.run_dir).exists():
@@ -331,7 +318,8 @@ def _why_left(entry: JobEntry) -> str:
 
 
 def _not_understood(host: str) -> TransportError:
-    return TransportError("its list of files is malformed", code="answer-garbled", where=host, host=host)
+    message = f"{host} sent a malformed list of files"
+    return TransportError(message, code="answer-garbled", where=host, host=host)
 
 
 def _copies(workspace: Workspace) -> Iterator[Copies]:
@@ -345,6 +333,6 @@ def _copies(workspace: Workspace) -> Iterator[Copies]:
 def record_kept_copies(workspace: Workspace) -> None:
     """Record where collected runs are, so that a `down` of kept storage finds them without the workspace."""
     noted_copies = {*read_copies(workspace)}
-    # If the disk is full, the next `down` takes the files on kept storage for the only copies.
+    # If this machine's disk is full, the next `down` treats the files on kept storage as only copies.
     with suppress(MachineError):
         record_copies(workspace, (copies for copies in _copies(workspace) if copies not in noted_copies))

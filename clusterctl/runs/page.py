@@ -1,4 +1,4 @@
-"""A report with verdict, charts and tables, rendered as one HTML file, as Markdown, or as JSON."""
+"""A report with verdict, charts and tables, rendered as a single HTML file, as Markdown, or as JSON."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line of a chart, as (x, y) points. y is None for NaN and infinity."""
+    """A line of a chart, as (x, y) points. y is None for NaN and infinity."""
 
     name: str
     points: Sequence[tuple[float | str, float | None]]
@@ -109,7 +109,7 @@ class Report:
         return "\n".join(lines) + "\n"
 
     def as_html(self) -> str:
-        """Return the report as one HTML file that contains its scripts, style and data.
+        """Return the report as a single HTML file that contains its scripts, style and data.
 
         The page's Content-Security-Policy lists the hashes of the two scripts, so no other script can run.
         """
@@ -200,8 +200,7 @@ def _row(cells: Iterable[str], *, plain: bool = False) -> str:
 def write_report(report: Report, path: Path) -> None:
     """Write the report as an HTML file, atomically.
 
-    Raises:
-        UsageError: a file of this name exists and is not a report of clusterctl, or it can't be written.
+    Raises UsageError if the path holds another kind of file, or can't be written.
     """
     if os.path.lexists(path) and not _is_ours(path):
         raise UsageError(

@@ -111,13 +111,12 @@ def _folders(requested: Sequence[Path], *, everywhere: bool) -> tuple[Sequence[P
 
 
 def _reject_keys_of_tasks(rows: Sequence[Row], keys: Sequence[str]) -> None:
-    """Reject keys for which only tasks of arrays have values."""
     for key in keys:
         if all(row.value(key) is None for row in rows) and any(
             task.value(key) is not None for row in rows for task in row.tasks
         ):
             raise UsageError(
-                f"only tasks of arrays have {key!r}",
+                f"only tasks of job arrays have a value for {key!r}",
                 code="key-of-tasks-only",
                 fix="add --tasks, or select an array with --sweep RUN",
             )
@@ -146,12 +145,10 @@ def _filter(rows: Sequence[Row], query: RunQuery) -> list[Row]:
 
 
 def _condition(key: str, operator: str, text: str, values: Sequence[Value]) -> Callable[[Value], bool]:
-    """Return a predicate for one condition. Texts are compared without regard to case.
+    """Return a predicate for a condition. Texts are compared without regard to case.
 
-    values: the values of the key in all rows. They show whether the key is numeric.
-
-    Raises:
-        UsageError: the key's values are numbers, and ``text`` is not a number, time or duration.
+    values: the values of the key in all rows. If all are numbers, and ``text`` is not a number, time or
+        duration, UsageError is raised.
     """
     if operator == "~":
         return lambda value: value is not None and text.lower() in str(value).lower()
@@ -161,7 +158,7 @@ def _condition(key: str, operator: str, text: str, values: Sequence[Value]) -> C
     compare, expected = _OPERATORS[operator], _number(key, text)
     if expected is None and values and all(_is_number(value) or value is None for value in values):
         raise UsageError(
-            f"{key} is a number; {text!r} is not",
+            f"the values of {key} are numbers, and {text!r} is not a number",
             code="not-a-number",
             fix=f"write a condition such as {key}{operator}1",
         )
@@ -181,7 +178,7 @@ def _is_number(value: Value) -> bool:
 
 
 def _number(key: str, text: str) -> int | float | None:
-    """Return the number in a text, with times in Unix seconds and durations in seconds; None if invalid."""
+    """Return a text as a number, a time as Unix seconds, a duration as seconds; None if it is invalid."""
     kinds: list[Callable[[str], int | float]] = [int, float]
     if key == "elapsed":
         kinds.append(parse_slurm_time_s)
@@ -214,10 +211,7 @@ def frame(rows: Iterable[Row]) -> polars.DataFrame:
 
     ``KEY`` is the last value of a metric, ``KEY.min`` the lowest and ``KEY.max`` the highest. An option with
     the name of a column is ``config.KEY``; a metric with the name of a column or option is ``metric.KEY``.
-    Times are in UTC.
-
-    Raises:
-        MachineError: Polars is not installed.
+    Times are in UTC. Raises MachineError if Polars is not installed.
     """
     try:
         import polars  # noqa: PLC0415 - an optional dependency
@@ -240,7 +234,6 @@ def frame(rows: Iterable[Row]) -> polars.DataFrame:
 
 
 def _columns(rows: Sequence[Row]) -> Mapping[str, list[Value]]:
-    """Return the values of each column, as ``Row.value`` reads them."""
     options = dict.fromkeys(key for row in rows for key in row.config)
     metrics = dict.fromkeys(key for row in rows for key in row.metrics)
     # Keys of `Row.value` by column.

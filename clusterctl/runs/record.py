@@ -33,7 +33,7 @@ from clusterctl.state.submissions import (
 )
 
 _TELEMETRY = re.compile(rb"(^|/)telemetry/[^/]+\.jsonl\Z")
-# Hosts whose telemetry is read.
+# Maximum number of hosts with telemetry to read.
 _MOST_HOSTS = 1000
 _ACCOUNTING_LAG_S = 10.0
 
@@ -43,7 +43,6 @@ class Recorder:
     """Writes clusterctl's own files into the folder of a run.
 
     accounting: the scheduler's accounting of the job. None: ``missing`` has the reason, if any.
-    version: the version of the scheduler.
     """
 
     session: Session
@@ -55,7 +54,6 @@ class Recorder:
 
     @classmethod
     def of(cls, session: Session, entry: JobEntry, jobs: Sequence[JobInfo]) -> Recorder:
-        """Create a recorder with the scheduler's accounting of the job."""
         version = session.scheduler.version()
         has_final_state = all(job.ended for job in jobs) and jobs[0].state is not JobState.PURGED
         try:

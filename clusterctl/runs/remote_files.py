@@ -2,15 +2,15 @@
 
     main(NAME...)
 
-Each line of stdin is a JSON array [FOLDER, CHECKPOINTS, MOST]. The program lists the folder and sends the
-requested files in the format of transport/remote_content.py.
+Each line of stdin is a JSON array [FOLDER, CHECKPOINTS, MOST]. The program lists the folder (before its
+files) and sends the requested files in the format of transport/remote_content.py. Links are never followed.
+A job may write anything to source.json, which affects only the job's own folder. Files that stay on the
+cluster are listed with a reason, their size and their number:
 
-A folder is listed before its files. Files that stay on the cluster are listed with a reason, their size and
-their number: large files that source.json lists as submitted and that are unchanged, and checkpoints. For
-CHECKPOINTS "latest", all checkpoints stay but the latest, if it has at most MOST bytes; for "none", all stay;
-for "all", none. A folder with too many files stays too, except for the NAMEs and the logs of array tasks. For
-"everything", neither is left. A job may write anything to source.json, which affects only its own folder.
-Links are never followed.
+- large submitted files that are unchanged according to source.json;
+- checkpoints. CHECKPOINTS "latest": all but the latest, which also stays if it has more than MOST bytes.
+  "none": all checkpoints. "all" and "everything": no checkpoint;
+- a folder with too many files, unless CHECKPOINTS is "everything". NAMEs and logs of array tasks are sent.
 
 Checkpoints are folders with names that begin with ``checkpoint`` or ``ckpt``, files with such names in the
 format of a framework, and ``*.ckpt`` files. If such a folder has numbered entries, each is a checkpoint:
@@ -72,7 +72,7 @@ TASKS_LOG = re.compile(rb"(stdout|stderr)-[0-9]+\.log")
 LARGE, LARGEST = 1 << 20, 10 << 30
 EVERYTHING = "everything"
 MOST_ENTRIES = 1_000_000
-# Bytes of all names in a listing.
+# Maximum number of bytes of all names in a listing.
 MOST_BYTES = 128 << 20
 MOST_OURS = 10_000
 DEEPEST = 100  # folders
@@ -214,7 +214,7 @@ class Checkpoints:
     def not_latest(
         self, members: list[tuple[tuple[int, ...], bytes, Size]]
     ) -> Iterator[tuple[bytes, tuple[str, Size]]]:
-        """Yield the older checkpoints of a family, and the latest if too large. Empty means unfinished."""
+        """Yield a family's older checkpoints, and the latest if too large. Without files: unfinished."""
         latest = max(members, key=lambda item: (item[2].files > 0, item[0], item[2].mtime_ns, item[1]))
         self.chosen.add(latest[1])
         for member in members:
@@ -237,7 +237,7 @@ def read_submitted(folder: bytes) -> SubmittedFiles:
 
 
 class Listing:
-    """Lists the entries of a job's folder to fetch, and the entries that stay. ``ours`` are always listed."""
+    """Lists the entries of a job's folder to fetch or to leave. Files named in ``ours`` are always listed."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Reports of a run, of a comparison of runs, and of a sweep, made from their folders alone.
+"""Reports of a run, of a comparison of runs, and of a sweep, built from the runs' folders alone.
 
 Charts show the program's metrics (series.py) and the nodes' telemetry; the rest comes from run.json and
 environment.json. Any file may be damaged or hostile, so unreadable data is listed as missing.
@@ -18,14 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clusterctl.errors import CollectError, UsageError
-from clusterctl.runs.compare import (
-    compare,
-    compare_losses,
-    environment_of,
-    hardware_of,
-    mapping,
-    software_of,
-)
+from clusterctl.runs.compare import compare, compare_losses, environment_of, hardware_of, mapping, software_of
 from clusterctl.runs.find import USUAL_METRICS, Row, latest_tasks, metric_names, ranked
 from clusterctl.runs.folder import collected_files
 from clusterctl.runs.page import (
@@ -122,7 +115,6 @@ class _Facts:
 
 
 def _finite(values: Iterable[Any]) -> list[float]:
-    """Return the values that are finite numbers."""
     return [number for number in map(finite, values) if number is not None]
 
 
@@ -156,16 +148,12 @@ def write_report_beside(run: RunRecord) -> None:
 
 
 def report_path(row: Row) -> Path:
-    """Return the path of the report of a run or task.
-
-    Raises:
-        UsageError: the job wrote a file of this name itself.
-    """
+    """Return the path of the report of a run or task. Raises UsageError if the job wrote that file."""
     path = row.folder / REPORT_FILE
     name = os.fsencode(path.relative_to(row.run.directory))
     if os.path.lexists(path) and name in collected_files(row.run.directory):
         raise UsageError(
-            f"the job wrote its own {REPORT_FILE}",
+            f"the run already has a {REPORT_FILE} that the job wrote",
             code="file-of-the-job",
             where=str(path),
             fix="choose another file with --out FILE",
@@ -226,7 +214,6 @@ def _outcome_lines(row: Row) -> Iterator[str]:
 
 
 def _metric_changes(row: Row, facts: _Facts) -> Iterator[str]:
-    """Yield lines on how the main metrics changed."""
     for name in list(metric_names([row]))[:2]:
         metric, points = row.metrics[name], facts.series.get(name, ())
         if metric.last is None or len(points) <= 1:
@@ -245,7 +232,6 @@ def _metric_changes(row: Row, facts: _Facts) -> Iterator[str]:
 
 
 def _speed_lines(facts: _Facts) -> Iterator[str]:
-    """Yield lines on the throughput and on the parts of a step's time."""
     for name in ("samples_per_s", "tokens_per_s"):
         if values := _finite(y for _, y in facts.series.get(name, ())):
             unit = name.removesuffix("_per_s")
@@ -274,7 +260,6 @@ def _step_charts(facts: _Facts) -> Iterator[Chart]:
 
 
 def _rank_section(facts: _Facts) -> Section:
-    """Return the section on each rank's compute time per step and on the slowest node."""
     count = len(facts.compute[0][0]) if facts.compute else 0
     evaluations = [values for values in facts.compute if len(values[0]) == count]
     windows = sum(weight for _, _, weight in evaluations)
@@ -320,7 +305,6 @@ def _metric_charts(runs: Mapping[str, _Facts], missing: list[str], only: Sequenc
 
 
 def _scheduler_section(row: Row, facts: _Facts) -> Section:
-    """Return the section on the job's waiting, start and run times and on the scheduler's record of it."""
     run, record = row.run, row.record
     moments = (
         ("queue", run.submit_time, record.start_time),
@@ -350,7 +334,6 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _configuration_section(row: Row) -> Section:
-    """Return the section on the options, arguments, tags and note of the run."""
     run = row.run
     extra_rows = (("arguments", " ".join(run.args)), ("tags", ", ".join(run.tags)), ("note", run.note or ""))
     options = [(key, _shown(value)) for key, value in row.config.items()]
@@ -359,7 +342,6 @@ def _configuration_section(row: Row) -> Section:
 
 
 def _environment_section(row: Row, missing: list[str]) -> Section:
-    """Return the section on software versions, hardware and code. Add missing data to ``missing``."""
     facts: Mapping[str, Any] = {}
     with suppress(CollectError):
         facts = environment_of(row)
@@ -375,7 +357,7 @@ def _environment_section(row: Row, missing: list[str]) -> Section:
 
 def _missing(row: Row) -> Iterator[str]:
     if not row.run.final:
-        yield "the rest of the run: it was collected while the job was still running; collect again"
+        yield "the rest of the run: it was collected before the job ended; run `clusterctl collect` again"
     if row.run.skipped:
         yield f"{len(row.run.skipped)} files or folders that were not collected (`skipped` in run.json)"
     if row.record.state == JobState.PURGED:
@@ -383,7 +365,7 @@ def _missing(row: Row) -> Iterator[str]:
 
 
 def _comparison_report(rows: Sequence[Row]) -> Report:
-    """Return the report that compares runs, differences first. The best task stands for a sweep."""
+    """Return the report that compares runs, differences first. A sweep is represented by its best task."""
     missing: list[str] = []
     first, shown = rows[0], {_title(row, rows): _best_task(row) for row in rows}
     table: dict[tuple[str, str], list[str]] = {}
@@ -416,7 +398,6 @@ def _comparison_report(rows: Sequence[Row]) -> Report:
 
 
 def _title(row: Row, rows: Sequence[Row]) -> str:
-    """Return the run's name, or its full path if another run has the same name."""
     return row.shown if [other.shown for other in rows].count(row.shown) == 1 else str(row.folder)
 
 
@@ -479,7 +460,6 @@ def _table(head: str, rows: Mapping[str, Row], keys: Sequence[str]) -> Table:
 
 
 def _parameter_chart(key: str, metric: str, tasks: Sequence[Row]) -> Chart:
-    """Return the chart of the metric over a parameter of the sweep, with a point for each task."""
     pairs = [(task.value(key), task.value(metric)) for task in tasks]
     plotted = [(x, y) for x, y in pairs if x is not None and isinstance(y, float)]
     if all(is_number(x) for x, _ in plotted):

@@ -180,7 +180,6 @@ def _order(path: str) -> list[str | int]:
 
 
 def _submitted_files(folder: Path) -> Mapping[str, str]:
-    """Return the sha256 of the files that were submitted with the job, by path."""
     try:
         source = read_json(os.fsencode(folder), SOURCE_FILE.encode(), _MAX_BYTES)
         return {str(entry["path"]): str(entry["sha256"]) for entry in source["files"]}
@@ -249,10 +248,7 @@ class Summary:
 
 
 def summarize(folder: Path, args: Sequence[str] = ()) -> Summary:
-    """Summarize a run or an array task from its folder and the arguments of its program.
-
-    Of a very large metrics.jsonl, only the first line and the end are read.
-    """
+    """Summarize a run or an array task from its folder and the arguments of its program."""
     summary = Summary(config=config_of(args)[0])
     for record in records(folder):
         if isinstance(config := record.line.get("config"), dict):
@@ -263,7 +259,7 @@ def summarize(folder: Path, args: Sequence[str] = ()) -> Summary:
 
 
 def config_of(args: Sequence[str]) -> tuple[dict[str, Value], list[str]]:
-    """Split a program's arguments into options and the remaining words.
+    """Split a program's arguments into options and the remaining arguments.
 
     ``--lr 0.1`` and ``--lr=0.1`` are options with a value, ``--flag`` is True.
     """

@@ -21,7 +21,6 @@ _MOST_NODES: Final = 16
 _MAX_LINE: Final = 1 << 16
 _MAX_LINES: Final = 200_000
 _MIB: Final = 1 << 20
-# Units by chart title.
 _CHARTS: Final = {
     "CPU": "%",
     "Memory": "GiB",
@@ -75,7 +74,6 @@ def _samples(folder: Path, node: str) -> Iterator[tuple[float, Mapping[str, floa
 
 
 def _figures(line: Mapping[str, Any]) -> dict[str, float]:
-    """Return the values of a sample by chart title."""
     values: dict[str, list[float]] = defaultdict(list)
 
     def add(title: str, value: Any, unit: float = 1.0) -> None:

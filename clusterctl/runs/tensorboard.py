@@ -117,11 +117,7 @@ class EventFiles:
         return float(number)
 
     def _fields(self, message: bytes) -> Iterator[_Field]:
-        """Yield the fields of a protocol buffer.
-
-        Raises:
-            ValueError, IndexError: the message is malformed.
-        """
+        """Yield the fields of a protocol buffer. Raises ValueError or IndexError if it is malformed."""
         position = 0
         while position < len(message):
             self._left -= _COST_OF_FIELD

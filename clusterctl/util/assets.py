@@ -28,11 +28,7 @@ R = TypeVar("R", bound="Rule")
 
 
 def data_folder(name: str) -> Path:
-    """Return the path of a data folder.
-
-    Raises:
-        ClusterctlError: the folder does not exist, so the installation is incomplete.
-    """
+    """Return the path of a data folder. Raises ClusterctlError if the installation does not have it."""
     for candidate in (_PACKAGE / "_assets" / name, _PACKAGE.parent / name):
         if candidate.is_dir():
             return candidate
@@ -79,7 +75,7 @@ def digest(*parts: str | bytes) -> str:
 
 @cache
 def payload_hash() -> str:
-    """Return the hash under which clusters store the payload."""
+    """Return the hash of the payload's files. Clusters store the payload under this name."""
     return tree_hash(data_folder("payload"))
 
 
@@ -103,8 +99,8 @@ def gpu_lock() -> Path:
 def install_inputs() -> tuple[bytes, ...]:
     """Return the contents that determine a host's installation: install files of roles, and requirements.
 
-    Files that only `configure.yml` reads (tasks, handlers, templates) do not count, so that changing them
-    installs nothing again. Roles without install.yml do not count; roles with install.yml alone count fully.
+    Files that only `configure.yml` reads (tasks, handlers, templates) are left out, so that changing them
+    installs nothing. Roles without install.yml are left out; all files of roles with only install.yml count.
     """
     ansible = data_folder("ansible")
     files = [ansible / "install.yml", job_lock()]
@@ -175,7 +171,7 @@ def yaml_text(document: Mapping[str, Any], *, offset: int = 0) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """Meaning of a text that matches one of the patterns ``match``.
+    """An explanation of the texts (such as error messages) that match a pattern in ``match``.
 
     Groups of the patterns can be used in ``cause`` and ``fix``: `{name}`, `{name:text for an empty group}`.
     """
@@ -189,18 +185,18 @@ class Rule:
     retryable: bool = False
 
     def failure(self, words: Mapping[str, str], *, host: str | None, phase: str) -> Failure:
-        """Return the failure for this rule. words: values for its texts."""
+        """Return the failure with this rule's cause and fix. words: the values for `{name}` in both texts."""
         cause, fix = fill_in(self.cause, words), fill_in(self.fix, words)
         return Failure(self.code, cause, host, phase, fix, self.retryable)
 
 
 def fill_in(text: str, words: Mapping[str, str]) -> str:
-    """Return the text with ``words`` inserted for `{name}` and `{name:text if there is no such word}`."""
+    """Insert values by name for `{name}` in a text. `{name:other}` becomes `other` if there is no value."""
     return text.format_map(_Words({name: _Word(value) for name, value in words.items()}))
 
 
 def first_rule(rules: Iterable[R], text: str) -> tuple[R, dict[str, str]] | None:
-    """Return the first rule that matches, and its patterns' named groups; earlier patterns win."""
+    """Return the first rule that matches a text, with the named groups of its patterns. None: no match."""
     for rule in rules:
         if matches := [match for pattern in rule.match if (match := re.search(pattern, text))]:
             groups = (group for match in reversed(matches) for group in match.groupdict().items())

@@ -24,7 +24,7 @@ REFUSALS = frozenset(_FIXES)
 
 @contextmanager
 def translating_write_errors(path: Path) -> Iterator[None]:
-    """Translate errors in the body, which writes ``path``.
+    """Translate each OSError of the body, which writes the file ``path``.
 
     Raises:
         DiskError: the file system is full, read-only, failing, or over quota.
@@ -40,12 +40,12 @@ def translating_write_errors(path: Path) -> Iterator[None]:
             code="file-unwritable",
             where=str(path),
             why=exc.strerror or str(exc),
-            fix="change its permissions so that you can write it, then run the command again",
+            fix=f"make {path} writable for your account, then run the command again",
         ) from exc
 
 
 def disk_error(exc: OSError, path: Path | None = None, *, what: str = "") -> DiskError:
-    """Return the error for one of ``REFUSALS``. path: default: the file in ``exc``, if any."""
+    """Return the DiskError for an error of ``REFUSALS``. path: the written file; default: that of ``exc``."""
     if path is None and isinstance(exc.filename, str):
         path = Path(exc.filename)
     unknown = "the full or unwritable disk (`df -h` and `df -i` show it)"
@@ -87,7 +87,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects in a file, a line each. Truncated lines are skipped. The file may be missing."""
+    """Yield the JSON object in each line of a file. Skip truncated lines. A missing file has no lines."""
     lines = path.read_text().splitlines() if path.exists() else []
     for line in lines:
         with suppress(ValueError):
@@ -96,7 +96,6 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _mount_point(path: Path) -> Path:
-    """Return the mount point of the file system that holds this path, or would hold it."""
     path = _existing(path).resolve()
     return next(folder for folder in (path, *path.parents) if folder.is_mount())
 

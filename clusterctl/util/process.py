@@ -1,7 +1,7 @@
 """Running of programs, private temporary folders, and calls in parallel threads.
 
 Programs end with clusterctl, even if clusterctl is killed. A temporary folder is locked while it is in use,
-so an unlocked folder with our prefix belongs to a killed process, and the next clusterctl removes it. Ctrl-C
+so an unlocked folder with ``PREFIX`` was left by a killed process, and the next clusterctl removes it. Ctrl-C
 does not wait for threads that hang.
 """
 
@@ -41,7 +41,7 @@ _INTERRUPTIBLE_S: Final = 0.2
 
 
 def under_subreaper(argv: Sequence[str], *, grace_s: int = 0) -> list[str]:
-    """Return the command under our subreaper, which ends it and its descendants with us. Linux only.
+    """Return a command that runs ``argv`` and kills its processes when this process ends (only on Linux).
 
     grace_s: seconds between SIGINT and SIGKILL. 0: kill at once. SIGTERM to the subreaper does the same;
         SIGHUP after that kills at once.
@@ -53,7 +53,7 @@ def under_subreaper(argv: Sequence[str], *, grace_s: int = 0) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Exit status and output of a program, here or on a host."""
+    """Exit status and output of a program that ran on this machine or on a host."""
 
     rc: int
     stdout: str
@@ -61,7 +61,7 @@ class Result:
 
     @property
     def reason(self) -> str:
-        """End of the output of a program that failed."""
+        """End of the output of a program that failed: of stderr or, if that is empty, of stdout."""
         return (self.stderr.strip() or self.stdout.strip())[-1500:] or f"exit {self.rc}"
 
 
@@ -143,7 +143,7 @@ def _started(
 
 @contextmanager
 def temporary_folder(place: str | Path | None = None, *, prefix: str = PREFIX) -> Iterator[Path]:
-    """Make a private folder that exists while the body runs. Default place: that of temporary files."""
+    """Create a private folder that exists while the body runs. Default place: that of temporary files."""
     parent = Path(place) if place else _temporary_place()
     remove_stale_folders(parent, prefix=prefix)
     while True:
@@ -207,8 +207,8 @@ def call_on_hosts(
 ) -> tuple[dict[str, R], dict[str, ClusterctlError]]:
     """Call ``ask`` for each host in parallel. Return the answers and the errors, by host.
 
-    most: number of parallel calls. limit: time after which a call is abandoned and counts as no answer. So
-        under a limit, ``ask`` must only read.
+    limit: calls that take longer are abandoned, and their hosts count as unreachable. With a limit, ``ask``
+        must only read.
     """
 
     def answer(host: str) -> R | ClusterctlError:
@@ -217,7 +217,7 @@ def call_on_hosts(
                 raise TimeoutError
             return ask(host) if limit is NO_LIMIT else start_in_thread(partial(ask, host))(limit)
         except TimeoutError:
-            reason, fix = "it did not answer within the time for all hosts", "check the load of the host"
+            reason, fix = "the time limit for all hosts has passed", f"check the load of {host}"
             return UnreachableError(f"{host} does not answer", why=reason, fix=fix, host=host)
         except ClusterctlError as exc:
             return exc
@@ -231,8 +231,8 @@ def call_on_hosts(
 def parallel_map(items: Sequence[T], function: Callable[[T], R], *, most: int = _MAX_THREADS) -> list[R]:
     """Call a function for each item in parallel. Return the results in the order of the items.
 
-    After an exception no further call starts, the running calls are waited for, because they may need a lock
-    that the caller holds, and the exception is raised. After an interrupt, running calls are not waited for.
+    After an exception, no further call starts. The exception is raised when the running calls have ended, as
+    they may need a lock that the caller holds. After an interrupt, running calls are not waited for.
     """
     results: list[R | None] = [None] * len(items)
     failed: list[BaseException] = []

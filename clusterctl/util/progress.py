@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class HostStep:
-    """A host has finished ``task`` with result ``how``. ``of``: number of hosts that run it, 0 if unknown."""
+    """A ``task`` that a host has finished with result ``how``. ``of``: number of its hosts, 0 if unknown."""
 
     host: str
     task: str
@@ -27,7 +27,7 @@ class HostStep:
 
 
 class Waiting(str):
-    """A message that another command holds a lock: shown immediately, on a terminal or not."""
+    """A message that another command holds a lock. It is shown immediately, even without a terminal."""
 
     __slots__ = ()
 
@@ -65,9 +65,8 @@ def report_steps(steps: Generator[HostStep, None, T], reporter: Reporter) -> T:
 
 
 class PhaseLines(Reporter):
-    """Reporter that passes on progress as lines: each phase when it begins, and hosts that fail.
+    """Reporter that passes progress on as lines: each phase when it begins, and each host that fails.
 
-    report: called with each line.
     verbose: whether every message of a phase is passed on.
     """
 
@@ -119,7 +118,7 @@ class Clock:
     def polls(
         self, timeout_s: float | None, *, first_s: float = 0.2, longest_s: float = 15.0
     ) -> Iterator[None]:
-        """Yield before each poll and wait between polls. The last poll is when ``timeout_s`` is over."""
+        """Yield before each poll and sleep between polls, without end or until ``timeout_s`` has passed."""
         give_up = math.inf if timeout_s is None else self.now() + timeout_s
         for pause in backoff(first_s, longest_s=longest_s):
             yield

@@ -56,8 +56,6 @@ def _data() -> Mapping[str, Mapping[str, Any]]:
 
 
 def _filled(text: str) -> str:
-    """Return a pattern with its named pieces inserted."""
-
     def piece(match: re.Match[str]) -> str:
         alternatives = _data()["pieces"][match[1]]
         return _filled(alternatives if isinstance(alternatives, str) else f"(?:{'|'.join(alternatives)})")

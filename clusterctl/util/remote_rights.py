@@ -15,7 +15,7 @@ MOST_BYTES = 16 << 20  # of a file
 
 @contextmanager
 def acting_as(account: pwd.struct_passwd) -> Iterator[None]:
-    """Run the body with an account's rights, because root must not follow links that a job has made."""
+    """Run the body with an account's rights, because root must not follow links that a job has created."""
     if os.geteuid() != 0 or account.pw_uid == 0:
         yield
         return

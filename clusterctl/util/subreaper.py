@@ -1,12 +1,12 @@
-"""Subreaper: runs a program, and ends all its descendants when the program or our parent ends. Linux only.
+"""Subreaper: runs a program, and kills all its descendants when the program or PARENT ends. Linux only.
 
     python -I -S THIS_FILE PARENT GRACE COMMAND...
 
-PARENT is the pid of our parent. Killing a process group is not enough, because Ansible's workers have their
-own sessions. Orphaned descendants become our children instead of init's. GRACE is in seconds: if it is not 0,
-the program first gets SIGINT, and that much time to end, until SIGHUP. SIGTERM may arrive again, because our
-parent usually ends as well. Other open file descriptors stay open here and are not inherited: a lock on such
-a file is held as long as we live.
+PARENT is the pid of the process that starts the subreaper. Killing a process group is not enough, because
+Ansible's workers have their own sessions. Orphaned descendants become children of the subreaper instead of
+init's. GRACE is in seconds: if it is not 0, the program first gets SIGINT, and that much time to end; SIGHUP
+ends this time. SIGTERM may arrive again, because PARENT usually ends as well. Other open file descriptors
+stay open in the subreaper and are not inherited: a lock on such a file is held as long as the subreaper runs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ _STDERR = 2
 
 
 def main(parent: int, grace_s: int, argv: list[str]) -> int:
-    """Run the program and return its exit code."""
     # Block the signals and wait for them, because a handler does not interrupt a wait(2) that starts later.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*_ENDING, signal.SIGCHLD})
     # SIGINT is for the program.

@@ -272,13 +272,13 @@ def asked(**fields: object) -> Callable[[Any], object]:
         ("source.json", file(size=1 << 60), "than a job may"),
         ("source.json", file(size="1"), "sha256 of x"),
         ("source.json", lambda d: d["links"].append({"path": "y", "target": "a\0"}), "of a link"),
-        ("source.json", lambda d: d.update(files=7), "its script plain.sh"),
+        ("source.json", lambda d: d.update(files=7), "the script plain.sh"),
         ("environment.json", lambda d: d.update(client=None), "another machine"),
-        ("environment.json", lambda d: d["client"].pop("given"), "options that were given"),
+        ("environment.json", lambda d: d["client"].pop("given"), "options of the submission"),
         ("environment.json", asked(nodes="many"), "--nodes"),
         ("environment.json", asked(script=None, bundled="./plain.sh"), "neither a script"),
         ("environment.json", asked(array="; rm -rf"), "--array"),
-        ("environment.json", asked(sweep=[1], script="/a\0/b"), "its script b"),
+        ("environment.json", asked(sweep=[1], script="/a\0/b"), "the script b"),
     ],
 )
 def test_a_damaged_or_hostile_run_is_refused(

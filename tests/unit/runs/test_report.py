@@ -259,7 +259,7 @@ def test_a_sweep_whose_own_metric_is_absent_is_ranked_by_another(tmp_path: Path)
     row = swept(tmp_path, 3)
     run = row.run.model_copy(update={"sweep": {"keys": ["lr"], "metric": "val_auc"}})
     report = report_of([Row(run)])
-    assert "the sweep's own ranking: no run has 'val_auc'" in report.missing
+    assert "the sweep's own ranking: no run has a value for 'val_auc'" in report.missing
     assert "best: task 2, lr=0.25: loss 0.33333" in report.verdict
 
 
