@@ -77,7 +77,6 @@ def _as_texts(value: object) -> object:
 
 
 def _as_list(words: str | Path | Iterable[object]) -> list[str]:
-    """Return words as a list, given either a single word or several."""
     return [str(words)] if isinstance(words, str | Path) else [str(word) for word in words]
 
 
@@ -86,13 +85,7 @@ def _path(path: str | Path | None) -> Path | None:
 
 
 def _confirm(prompt: str, *, yes: bool) -> None:
-    """Require ``yes`` if the command line would show this prompt.
-
-    prompt: the question. Empty: nothing to confirm.
-
-    Raises:
-        UsageError: ``yes`` is false.
-    """
+    """Raise UsageError without ``yes`` if the command line would show this prompt. "": no prompt."""
     if prompt and not yes:
         reason = "Python programs are not prompted"
         raise UsageError(prompt, code="needs-confirmation", why=reason, fix="pass yes=True")
@@ -223,7 +216,7 @@ class Cluster:
         variants: _Names = (),
         **options: Unpack[JobKeywords],
     ) -> tuple[Job, ...]:
-        """Submit the jobs of a job file. ``variants``: names of the variants. Empty: all."""
+        """Submit the jobs of a job file. ``variants``: submit only these variants. Empty: all variants."""
         return self._submit(self._submission(path, args, options, variants=_as_list(variants)))
 
     def render(
@@ -287,7 +280,7 @@ class Cluster:
         return job
 
     def job(self, job_id: str) -> Job:
-        """Return a job by its ID, whether it was submitted from here or elsewhere."""
+        """Return a job of the cluster by its ID, even if it was submitted from another machine."""
         with self._session() as session:
             info = watch.known_jobs(session, [job_id])[0]
         return Job(self, job_id, info.name, info.work_dir)
@@ -329,7 +322,7 @@ class Cluster:
         return files.put(self._chosen, [*_as_list(paths), to]).sent.folder
 
     def get(self, paths: _Names, to: str | Path = ".") -> Path:
-        """Copy files and folders from the cluster to a folder here. Return its full path."""
+        """Copy files and folders from the cluster to a folder on this machine. Return its full path."""
         files.get(self._chosen, [*_as_list(paths), str(to)])
         return Path(to).absolute()
 
@@ -341,7 +334,8 @@ class Cluster:
         if host is not None:
             reject_unknown([host], [node.name for node in inventory.hosts], "the cluster has no host")
         if not words:
-            raise UsageError("a shell needs a terminal", code="needs-terminal", fix="pass a command")
+            reason = "an interactive shell needs a terminal"
+            raise UsageError("no command is given", code="needs-terminal", why=reason, fix="pass a command")
         ssh = OpenSSH(workspace.ssh_config, None if admin else inventory.job_user)
         result = run_captured(
             ssh.argv(host or inventory.controller.name, words[0] if len(words) == 1 else words)
@@ -363,11 +357,10 @@ class Job:
         return self.cluster.jobs([self.id])
 
     def wait(self, timeout_s: float | None = None) -> tuple[JobInfo, ...]:
-        """Wait until the job has ended.
+        """Wait until the job has ended, at most ``timeout_s`` seconds if given.
 
-        Raises:
-            JobFailedError, JobCancelledError: the job did not complete; the error has the cause.
-            WaitTimeoutError: ``timeout_s`` has passed; the job keeps running.
+        Raise JobFailedError or JobCancelledError, with the cause, if the job does not complete. Raise
+        WaitTimeoutError after ``timeout_s``; the job keeps running.
         """
         with self.cluster._session() as session:
             notes = watch.ChangeNotes(self.cluster._note)
@@ -391,11 +384,7 @@ class Job:
             return ended
 
     def logs(self, *, stream: Literal["stdout", "stderr"] | None = None, rank: int | None = None) -> str:
-        """Return the job's output so far, at most the last 8 MiB.
-
-        stream: return only this stream. None: both.
-        rank: return only the output of this rank. None: all ranks.
-        """
+        """Return the job's output so far, at most the last 8 MiB; of this stream and rank, if given."""
         kept = KeptLogs()
         with self.cluster._session() as session:
             watch.logs(session, self.id, on_output=kept.keep, rank="" if rank is None else str(rank))
@@ -409,7 +398,7 @@ class Job:
             return watch.diagnosis_of(session, watch.known_jobs(session, [self.id]))
 
     def cancel(self) -> None:
-        """Cancel the job, whether it is pending or running."""
+        """Cancel the pending or running job."""
         self.cluster.cancel([self.id])
 
     def collect(self, **options: Any) -> Row:
@@ -455,9 +444,7 @@ def list_runs(
 def report(runs: Row | Sequence[Row]) -> Report:
     """Return the report of a run, a sweep, or several runs in comparison.
 
-    The report has the methods ``as_html()``, ``as_markdown()`` and ``as_dict()``.
-
-    Raises:
-        UsageError: the tasks of a sweep have no metric to rank them.
+    The report has the methods ``as_html()``, ``as_markdown()`` and ``as_dict()``. Raise UsageError if the
+    tasks of a sweep have no metric to rank them.
     """
     return report_of([runs] if isinstance(runs, Row) else runs)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failure as `-o json` shows it. ``host`` and ``phase`` are None if they do not apply."""
+    """A failure as `-o json` shows it. ``host`` and ``phase`` are set if they apply."""
 
     code: str
     cause: str
@@ -40,7 +40,6 @@ class Notice(str):
         return notice
 
     def __reduce__(self) -> tuple[type[Self], tuple[str, str]]:
-        """Support copying: `-o json` copies the failures that it shows."""
         return type(self), (self.code, str(self))
 
 
@@ -99,8 +98,8 @@ class ClusterctlError(Exception):
     ) -> Self:
         """Join the failures of several hosts to an error, with a line for each cause.
 
-        what: the message. The names of the hosts replace ``{hosts}``.
-        fix: replaces the fixes of the failures. Empty: keep them.
+        what: the message, in which ``{hosts}`` is replaced by the names of the hosts.
+        fix: used instead of the fixes of the failures. Empty: the fixes of the failures.
         then: a further fix, after the others.
         """
         failures = tuple(failures)
@@ -125,13 +124,12 @@ class ClusterctlError(Exception):
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """The failures behind this error, at least one."""
+        """The failures behind this error; without such failures, this error as a failure."""
         single = Failure(self.code, self.cause, self.host, None, self.fix, self.retryable)
         failures = self._failures or (single,)
         return tuple(replace(f, retryable=False) for f in failures) if self.had_side_effects else failures
 
     def also(self, failure: Failure) -> None:
-        """Add a later failure to this error."""
         self._failures = (*self.failures, failure)
 
     def __str__(self) -> str:
@@ -153,12 +151,11 @@ class UsageError(ClusterctlError):
 
 
 def excluded(first: str, second: str) -> UsageError:
-    """Return the error for two options that can't be combined."""
-    return UsageError(f"{first} can't be combined with {second}", code="options-exclusive", fix="use either")
+    message, fix = f"{first} can't be combined with {second}", f"leave out {first} or {second}"
+    return UsageError(message, code="options-exclusive", fix=fix)
 
 
 def unaccompanied(option: str, needed: str) -> UsageError:
-    """Return the error for an option without the option that it needs."""
     return UsageError(f"{option} needs {needed}", code="option-needs-option", fix=f"also pass {needed}")
 
 
@@ -248,7 +245,7 @@ class PermissionDeniedError(CloudError):
 
 
 class ApiOffError(CloudError):
-    """A project has not enabled an API."""
+    """The cloud project has not enabled an API that clusterctl needs."""
 
     code = "api-off"
 
@@ -279,7 +276,7 @@ class OnlyCopyError(ClusterctlError):
 
 
 class LeftoversError(ClusterctlError):
-    """After removing a cluster, `down` still found resources of it on this machine."""
+    """Resources of a cluster still exist after `down` has removed the cluster."""
 
     code = "leftovers"
 
@@ -298,7 +295,7 @@ class UnreachableError(TransportError):
 
 
 class NoAnswerError(UnreachableError):
-    """A command on a host had no output within its timeout and was killed."""
+    """A command on a host printed nothing within its timeout and was killed."""
 
 
 class AnswerLostError(TransportError):

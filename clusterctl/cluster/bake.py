@@ -36,10 +36,7 @@ def bake_image(
     If the cluster does not exist yet, everything else that was created for the build is removed again.
 
     approve: called with the images and their prices before anything is created. Raise to abort.
-
-    Raises:
-        UsageError: no image of these nodes can be built.
-        ClusterctlError: a phase failed.
+    Raise UsageError if the provider can't build an image of these nodes.
     """
     cluster.provider.check(cluster.spec)
     spec, workspace = cluster.spec, cluster.workspace
@@ -48,6 +45,7 @@ def bake_image(
         raise UsageError(
             "no image of these nodes can be built",
             code="no-image-possible",
+            why="the provider does not build images, or the distribution of the nodes is unknown",
             fix="set an image in the spec whose distribution is known",
         )
     with cluster.locked():
@@ -94,8 +92,7 @@ def share_configuration(
 ) -> Mapping[str, str]:
     """Prepare the configuration that new hosts of a group share, as a phase. Return its key for each group.
 
-    distribution: the distribution of new hosts. None if it is unknown before they exist; then nothing is
-        prepared.
+    distribution: the distribution of new hosts. If it is unknown before they exist, nothing is prepared.
     """
     if distribution is None or not has_classes(cluster):
         return {}
@@ -110,10 +107,9 @@ def share_configuration(
 
 @dataclass(frozen=True, slots=True)
 class SharedConfiguration:
-    """The configuration that hosts of a group share.
+    """The configuration that hosts of a group share: group -> its key in the provider's cache.
 
-    keys: group of hosts -> the key of its configuration in the provider's cache.
-    origin: whether any of it was built by this `up`.
+    origin: "made" if any of it was built by this command.
     """
 
     keys: Mapping[str, str]
@@ -147,7 +143,7 @@ def prepare_class(
 
 
 def _free_port() -> int:
-    """Return a free TCP port of this machine. An image uses this machine's network while it is baked."""
+    """Return a free TCP port of this machine. An image uses this machine's network during its build."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])

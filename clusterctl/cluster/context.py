@@ -43,11 +43,9 @@ class ClusterContext(PhaseRunner):
         wait_s: float = WAIT_S,
         verb: str = "up",
     ) -> Self:
-        """Return the context of a cluster.
+        """Return the context of a cluster. Workspace and provider follow from the spec by default.
 
-        workspace: the cluster's workspace. Default: found by the spec's name.
-        provider: the provider of the hosts. Default: chosen by the spec.
-        prompts: how to ask about machines that the user owns. Default: refuse.
+        prompts: how to ask about machines that the user owns. Default: refuse without asking.
         """
         workspace = workspace or Workspace.of(spec.name)
         return cls(
@@ -62,12 +60,12 @@ class ClusterContext(PhaseRunner):
 
     @cached_property
     def inventory(self) -> Inventory | None:
-        """The inventory that the last `up` wrote, read once. None if no `up` got that far."""
+        """The inventory that the last `up` wrote, if there is an inventory. Read once."""
         return inventory_if_known(self.workspace)
 
     @cached_property
     def applied(self) -> ClusterSpec | None:
-        """The spec of the last `up`, read once. None if it is missing or damaged."""
+        """The spec of the last `up`, unless it is missing or damaged. Read once."""
         return applied_if_known(self.workspace)
 
     def scheduler(self, inventory: Inventory, *, patience_s: float = PATIENCE_S) -> Jobs:
@@ -77,11 +75,7 @@ class ClusterContext(PhaseRunner):
     def probe(
         self, inventory: Inventory, hosts: Collection[str], *, timeout_s: float = TIMEOUT_S
     ) -> dict[str, HostReport]:
-        """Probe these hosts of the inventory.
-
-        Raises:
-            TransportError: hosts did not answer. The error has a failure for each host.
-        """
+        """Probe these hosts. Raise TransportError, with a failure for each, if hosts do not answer."""
         requests = probe_requests(self.spec, inventory, self.workspace)
         chosen = {host: request for host, request in requests.items() if host in hosts}
         return dict(probe_hosts(chosen, self.connections.to, timeout_s=timeout_s))

@@ -74,7 +74,7 @@ class Configured(BaseModel):
 
     inputs: digest of all inputs. Empty while `up` configures all hosts, or if it did not finish.
     groups: group of hosts -> digest of the inputs that its hosts share.
-    marks: host -> the checksums and states that it showed afterwards.
+    marks: host -> the checksums and states that a probe of the host returned afterwards.
     hardware: node -> the hardware that it was configured for. Written before configuring starts, when nodes
         that would lose jobs by a change of hardware are already drained.
     """
@@ -177,7 +177,7 @@ class HostsToConfigure:
     files: NodeFiles
 
     def choose_limited(self, limit: Collection[str]) -> Work:
-        """Return the work for `up --limit`: these hosts and the controller. Others only get the host list."""
+        """Return the work of `up --limit`. Hosts outside the limit only get the new list of hosts."""
         ansible = tuple(
             host.name for host in self.inventory.hosts if host.name in limit or host.is_controller
         )
@@ -185,11 +185,7 @@ class HostsToConfigure:
         return Work(ansible, tuple(introduced), reconfigures=True, replaces_record=True)
 
     def choose(self, classed: Collection[str], *, again: bool) -> Work:
-        """Return the work on all hosts if the inputs have changed, otherwise on the hosts that drifted.
-
-        classed: new hosts that were created with their configuration already in place.
-        again: configure all hosts even if the inputs are unchanged.
-        """
+        """Return the work on all hosts if the inputs changed (or ``again``), else on hosts that drifted."""
         marks = _marks(self.reports)
         configures_all = again or self.recorded.inputs != self.rendered.inputs
         host_names = self.inventory.names if configures_all else hosts_with_drift(self.recorded.marks, marks)
@@ -207,7 +203,7 @@ class HostsToConfigure:
         )
 
     def _to_renew(self, marks: Mapping[str, Checksums]) -> tuple[str, ...]:
-        """Return the hosts without drift or changed shared inputs: only host-specific files may differ."""
+        """Return the hosts on which only host-specific files may differ from the wanted configuration."""
         recorded = self.recorded
         unchanged = {group for group, inputs in self.groups.items() if inputs == recorded.groups.get(group)}
         candidates = (host.name for host in self.inventory.hosts if unchanged & {*host.roles})
@@ -249,7 +245,7 @@ def _change_hosts(
     expected |= {host: expected_marks(files[host]) for host in work.classed}
     if expected:
         compute = [host.name for host in inventory.compute if host.name in work.classed]
-        # They booted before the controller was ready, and newer slurmd retry only after 10 s.
+        # These nodes booted before the controller was ready, and newer slurmd retries only after 10 s.
         parallel_map(compute, lambda host: connect(host).run(_START_SLURMD))
         checked, differing = _check_without_ansible(cluster, inventory, expected, reports)
         new_reports |= checked
@@ -263,11 +259,10 @@ def _check_without_ansible(
     expected: Mapping[str, Checksums],
     reports: Mapping[str, HostReport],
 ) -> tuple[dict[str, HostReport], tuple[str, ...]]:
-    """Check hosts that should need no Ansible run, and run Ansible on the hosts that need it after all.
+    """Check hosts that should be configured without Ansible, and run Ansible on hosts that are not.
 
-    expected: host -> the checksums and states that it should show. reports: the hosts' earlier reports.
-
-    Returns the new reports, and the hosts that did not match.
+    expected: host -> its checksums and states if it is configured.
+    Returns the new reports, and the hosts that needed Ansible.
     """
     checked = {host: reports[host] for host in expected if matches(expected[host], reports[host].checksums)}
     if unknown_hosts := expected.keys() - checked.keys():
@@ -329,7 +324,7 @@ def _install_slurmd(
 def why_outdated(
     cluster: ClusterContext, inventory: Inventory, reports: Mapping[str, HostReport]
 ) -> Notice | None:
-    """Return why `up` would configure all hosts again: a changed input, or an unfinished `up`. Or None."""
+    """Return the reason if `up` would configure all hosts: changed inputs, or an unfinished last `up`."""
     recorded = _read(cluster.workspace)
     if not recorded.inputs:
         return UNFINISHED
@@ -350,7 +345,7 @@ def pending_changes(
 
 
 def packages_lost_on(workspace: Workspace, reports: Mapping[str, HostReport]) -> Mapping[str, str]:
-    """Return, per host, the packages that were removed since it was configured."""
+    """Return host -> the packages that were removed since the host was configured."""
     recorded = _read(workspace).marks
     lost = {host: lost_packages(recorded.get(host, {}), report.checksums) for host, report in reports.items()}
     return {host: packages for host, packages in lost.items() if packages}
@@ -368,7 +363,7 @@ def drift_of(workspace: Workspace, reports: Mapping[str, HostReport]) -> Iterato
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """The generated files of the hosts, such as slurm.conf, and a digest of all inputs of configuring."""
+    """The files generated for the hosts, such as slurm.conf, and a digest of all configuration inputs."""
 
     inputs: str
     files: Mapping[str, str]

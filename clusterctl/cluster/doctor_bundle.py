@@ -65,10 +65,7 @@ To send it: attach the file to your report, with the command that failed and wha
 
 @dataclass(frozen=True, slots=True)
 class DoctorBundle:
-    """The archive that was written.
-
-    files: the names of its files. missing: the parts that could not be collected, and why.
-    """
+    """The path of the archive, its members (``files``), and the missing parts, each with the reason."""
 
     file: Path
     files: tuple[str, ...]
@@ -87,9 +84,7 @@ def create(
 
     doctor: the answer of `doctor -o json`. If it failed, ``error`` holds the reason.
     source: the user's spec file. Default: left out.
-
-    Raises:
-        MachineError: the archive can't be written.
+    Raise MachineError if the archive can't be written.
     """
     missing = [f"doctor: {doctor['error']}"] if "error" in doctor else []
     texts = {
@@ -119,7 +114,6 @@ def create(
 
 
 def _archive(folder: str, texts: Mapping[str, str]) -> bytes:
-    """Return a tar archive of these files. Of long files, only the end is stored."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w:gz") as tar:
         for name, text in texts.items():
@@ -165,7 +159,6 @@ def _environment() -> str:
 
 
 def _useful_files(workspace: Workspace) -> Iterator[Path]:
-    """Yield the files of the workspace to include: records, configuration, and the newest logs."""
     logs = sorted(workspace.logs.glob("*"), key=lambda path: path.stat().st_mtime)[-_MAX_LOGS:]
     for path in sorted(workspace.root.rglob("*")):
         helps = path.suffix in _SUFFIXES or path.name in _NAMES

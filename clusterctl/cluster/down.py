@@ -59,9 +59,12 @@ from clusterctl.transport.ssh import end_all_connections
 from clusterctl.util.process import remove_stale_folders, roomiest_temporary_folder
 from clusterctl.util.progress import SILENT
 
-_BRING = "collect it: `up` with `storage: {keep: true}`, then `collect --all`, then `down`"
+_BRING = (
+    "collect the files: run `clusterctl up` with `storage: {keep: true}`, then `clusterctl collect --all`, "
+    "then `clusterctl down`"
+)
 # Home folders on machines that the user owns can't be collected.
-_COPY = "copy the files you need from there"
+_COPY = "copy the files that you need from these machines"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class DownOptions:
     out: the folder for collected runs. Default: ./runs.
     on_run: called with each run after it was collected.
     gone: names of machines that the user owned and lost; `down` does not try to restore them.
-    prompts: how to ask about machines that the user owns. Default: refuse.
+    prompts: how to ask about machines that the user owns. Default: refuse without asking.
     """
 
     discard: bool = False
@@ -91,7 +94,7 @@ class DownResult:
     runs: the runs that were collected before the cluster was removed.
     on_this_machine: whether the nodes ran on this machine.
     verified: whether the provider was searched for leftovers. False if nothing had been created.
-    discarded: submissions without a collected run, by the user's choice. kept: the storage that is kept.
+    discarded: submissions without a collected run, by the user's choice. kept: storage that remains.
     lost: jobs and files that existed only on the cluster and were deleted.
     images: node images that remain and are billed.
     """
@@ -183,12 +186,12 @@ def _has_begun(workspace: Workspace) -> bool:
 
 @contextmanager
 def _writable(runner: PhaseRunner) -> Iterator[PhaseRunner]:
-    """Yield the runner. If its workspace can't be written, it works on a temporary copy of it."""
+    """Yield the runner, with a temporary copy of its workspace if the workspace can't be written."""
     workspace = runner.workspace
     try:
         workspace.create()
     except DiskError as exc:
-        text = f"{workspace.root} can't be written ({exc.why}); working on a copy of it"
+        text = f"{workspace.root} can't be written ({exc.why}); `down` uses a temporary copy of the folder"
         runner.reporter.note(Notice("works-on-a-copy", text))
         with workspace_copy(workspace, without=["logs"], place=roomiest_temporary_folder()) as copy:
             yield replace(runner, workspace=copy)
@@ -212,7 +215,7 @@ def collect_runs(
 
 
 def destroy(runner: PhaseRunner, provider: Provider, lost: OnlyCopies) -> Outcome[None]:
-    """Record the losses, then remove the cluster. If this is killed, the next `down` continues."""
+    """Record the losses, then remove the cluster. If clusterctl is killed, the next `down` continues."""
     workspace = runner.workspace
     note_removal(workspace, lost)
     try:
@@ -226,17 +229,14 @@ def destroy(runner: PhaseRunner, provider: Provider, lost: OnlyCopies) -> Outcom
 
 
 def remove_cluster(provider: Provider, cluster_id: str, workspace: Workspace | None) -> None:
-    """Remove everything that belongs to a cluster, and check that nothing is left.
+    """Remove everything that belongs to a cluster. ``workspace``: its workspace, unless it was lost.
 
-    workspace: the cluster's workspace. None if it was lost.
-
-    Raises:
-        LeftoversError: something is left. The error has a failure for each item, with its cost.
+    Raise LeftoversError if something is left, with a failure for each item and its cost.
     """
     provider.destroy(cluster_id, workspace=workspace)
     left = provider.leftovers(cluster_id)
     if left:
-        fix = "run `clusterctl down` again; remove by hand anything that is still left then"
+        fix = "run `clusterctl down` again; remove by hand the parts that still exist after that"
         raise LeftoversError(
             "parts of the cluster still exist",
             why="; ".join(map(str, left)),
@@ -271,12 +271,9 @@ def find_kept(name: str, provider: Provider, left: StorageRecord) -> tuple[KeptS
 
 
 def to_discard(workspace: Workspace, ids: Collection[str], *, everything: bool) -> tuple[JobEntry, ...]:
-    """Return the submissions that are deleted without collecting their runs.
+    """Return the submissions to delete without collecting their runs. UsageError: an id is unknown.
 
-    ids: the ids of their jobs. everything: return all submissions that are not collected instead.
-
-    Raises:
-        UsageError: no job with such an id was submitted from here.
+    ids: ids of their jobs. everything: ignore ``ids``, and return all submissions without a collected run.
     """
     not_collected = uncollected(workspace)
     submitted = Ledger(workspace.jobs).entries()
@@ -285,7 +282,7 @@ def to_discard(workspace: Workspace, ids: Collection[str], *, everything: bool) 
         raise UsageError(
             f"there is no run of job {', '.join(unknown_ids)} to discard",
             code="unknown-run",
-            why="no such job was submitted from here",
+            why="this machine has no record of a submission of that job",
             fix=f"jobs with runs to discard: {job_ids}",
         )
     return not_collected if everything else tuple(entry for entry in submitted if entry.job_id in ids)
@@ -312,7 +309,8 @@ def not_collected_error(exc: ClusterctlError, discarded: Sequence[str] = ()) -> 
 def _applied_settings(workspace: Workspace) -> ProviderSettings:
     """Return the provider settings that the cluster was created with.
 
-    If the spec is missing or damaged, return a local cluster's, unless hosts elsewhere would be forgotten.
+    If the spec is missing or damaged, return the settings of a local cluster; raise UsageError if that could
+    leave hosts at another provider.
     """
     try:
         return applied_spec(workspace).provider
@@ -337,12 +335,10 @@ class Storage:
 def find_storage(chosen: ChosenCluster, prompts: Prompts = NO_PROMPTS, *, named: bool = False) -> Storage:
     """Ask the provider for the storage that earlier clusters of the chosen name left behind.
 
-    If its record was lost, the spec tells the provider; without a spec, this machine is searched.
+    The record of the storage names the provider; else the spec file; else this machine is searched.
 
     named: reject a cluster that is chosen only because it is the only cluster that is up.
-
-    Raises:
-        NotUpError: there is no storage and no record for that name.
+    Raise NotUpError if no storage and no record has that name.
     """
     name = chosen.workspace(named=named).root.name
     earlier = load_record(name)
@@ -361,39 +357,37 @@ def find_storage(chosen: ChosenCluster, prompts: Prompts = NO_PROMPTS, *, named:
             f"there is no kept storage of a cluster {name!r}",
             code="unknown-cluster",
             why=f"there is {names}" if names else "there is no kept storage at all",
-            fix="use one of these names; storage whose record was lost is found with the cluster's spec: -f",
+            fix=f"{'pass one of these names; ' if names else ''}if the record of the storage was lost, pass "
+            "the spec of its cluster: -f FILE",
         )
     return Storage(name, provider, left, kept)
 
 
 def reject_storage(storage: Storage, *, discard: bool) -> None:
-    """Reject the removal of storage that is in use, or may hold the only copy of files.
+    """Raise UsageError if a cluster or another machine may be using the storage.
 
-    discard: accept that files are lost. They can't be listed, because no cluster uses the storage.
-
-    Raises:
-        OnlyCopyError: ``discard`` is false.
-        UsageError: a cluster or another machine uses the storage, or may use it.
+    Raise OnlyCopyError unless ``discard``, which accepts that files are lost. The files can't be listed,
+    because no cluster uses the storage.
     """
     if storage.kept and Workspace.of(storage.name).root.is_dir():
         raise UsageError(
             f"cluster {storage.name!r} may be using the kept storage",
             code="storage-in-use",
             why="the cluster is up, or its last `up` or `down` did not finish",
-            fix=f"take it down first: `clusterctl down --cluster {storage.name}`",
+            fix=f"take the cluster down first: `clusterctl down --cluster {storage.name}`",
         )
     for kept in storage.kept:
         storage.provider.refuse_used(kept)
     if storage.kept and not discard:
         how_to_copy = _COPY if storage.record.provider.user_owned else _BRING
         raise _unexamined(storage).error(
-            f"not removed: the kept storage of cluster {storage.name!r} may hold the only copy of files",
-            fix=f"{how_to_copy}\nthen, or to delete all of it, pass --discard",
+            f"kept storage of cluster {storage.name!r} was not removed: it may hold the only copy of files",
+            fix=f"{how_to_copy}\nthen, or to delete all files, pass --discard",
         )
 
 
 def _unexamined(storage: Storage) -> OnlyCopies:
-    reason = "its files can be listed only while a cluster uses it"
+    reason = "its files can be listed only while a cluster uses the storage"
     return OnlyCopies(unknown=tuple(f"{kept.dated}: {reason}" for kept in storage.kept))
 
 
@@ -426,12 +420,9 @@ def find_orphans(
 ) -> Orphans:
     """Ask the provider for clusters of the chosen name that do not belong to the workspace.
 
-    A name without a spec means the provider of that name's workspace, or this machine without a workspace.
+    If only a name is chosen, its workspace names the provider; without a workspace, this machine is searched.
 
-    project: the Google Cloud project to search. Only for a cluster that is chosen by name.
-
-    Raises:
-        UsageError: a project is given without a name.
+    project: the Google Cloud project to search. Raise UsageError if it is given without a name.
     """
     name, settings = _find_provider(chosen, project)
     provider, own_id = provider_of(settings, prompts), Workspace.of(name).known_id()
@@ -442,7 +433,7 @@ def find_orphans(
 def _find_provider(chosen: ChosenCluster, project: str | None) -> tuple[str, ProviderSettings]:
     if project is not None and (chosen.name is None or chosen.file is not None):
         raise UsageError(
-            "--project needs the name of a cluster, and no spec file",
+            "--project needs the name of a cluster instead of a spec file",
             code="option-needs-option",
             fix="pass the cluster's name: `clusterctl orphans list NAME --project PROJECT`",
         )
@@ -457,27 +448,20 @@ def _find_provider(chosen: ChosenCluster, project: str | None) -> tuple[str, Pro
 
 
 def reject_orphans(orphans: Orphans, *, discard: bool) -> None:
-    """Reject the removal of orphans unless the user accepts the loss of files, which can't be listed.
+    """Raise OnlyCopyError unless ``discard``, which accepts the loss of files. The files can't be listed.
 
     Machines that the user owns keep their files and are not rejected.
-
-    Raises:
-        OnlyCopyError: ``discard`` is false.
     """
     if orphans.clusters and not (discard or orphans.settings.user_owned):
         raise OnlyCopyError(
             f"cluster {', '.join(orphans.clusters)} may hold the only copy of files",
-            why="it is an orphan: the SSH keys of its hosts were lost with its workspace",
-            fix="copy the files you need from there; then pass --discard to delete the rest",
+            why="its files can't be listed: the SSH keys of its hosts were lost with its workspace",
+            fix="copy the files that you need from its hosts; then pass --discard to delete the cluster",
         )
 
 
 def remove_orphans(runner: PhaseRunner, orphans: Orphans) -> tuple[KeptStorage, ...]:
-    """Remove the orphans, and verify that nothing but kept storage is left. Return the kept storage.
-
-    Raises:
-        LeftoversError: parts of a cluster still exist.
-    """
+    """Remove the orphans, and return the kept storage. Raise LeftoversError if anything else is left."""
     runner.reporter.step("destroy")
     for cluster_id in orphans.clusters:
         remove_cluster(orphans.provider, cluster_id, None)

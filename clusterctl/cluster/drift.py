@@ -1,6 +1,6 @@
-"""Drift of hosts: the marks of a probe compared with the marks recorded after configuring.
+"""Drift of hosts: the result of a probe compared with the record that was written after configuring.
 
-A mark is the checksum of a file, or the state of a package, unit or account.
+A probe returns a mark for each item: the checksum of a file, or the state of a package, unit or account.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from clusterctl.hosts.probe import Checksums
 MISSING = "missing"
 _OUTDATED = "outdated"
 _PACKAGE, _NOT_INSTALLED = "package ", "not installed"
-# The mark of an item if its service did not answer the probe.
+# The state of an item if the service that knows the state did not answer the probe.
 UNKNOWN = "no answer"
 # Kind of item -> its only good state, even if another state was recorded.
 _GOOD_STATES = {
@@ -26,16 +26,16 @@ _GOOD_STATES = {
 
 
 def drifted(recorded: Checksums, now: Checksums) -> tuple[str, ...]:
-    """Return the keys of marks that differ from the record, or show a bad state."""
+    """Return the keys of items, such as files and units, that differ from the record or have a bad state."""
     return tuple(
         key for key, mark in now.items() if not _is_fine(key, mark) or recorded.get(key, mark) != mark
     )
 
 
 def matches(expected: Checksums, now: Checksums) -> bool:
-    """Return whether a host shows all expected marks, and no bad state.
+    """Return whether a host has all expected checksums and states, and no item is in a bad state.
 
-    Marks of Slurm's accounting are not compared, because they can't be known in advance.
+    Items of Slurm's accounting are not compared, because their states can't be known in advance.
     """
     comparable = {key: mark for key, mark in expected.items() if not key.startswith("accounting ")}
     is_sound = not {UNKNOWN, _NOT_INSTALLED}.intersection(now.values())
@@ -43,19 +43,19 @@ def matches(expected: Checksums, now: Checksums) -> bool:
 
 
 def drift_of_host(host: str, recorded: Checksums, now: Checksums) -> Iterator[Drift]:
-    """Yield the drift of a host, without consequences of other drift."""
+    """Yield the drift of a host, without drift that only follows from other drift."""
     for key in _without_consequences(_recorded_drift(recorded, now), now):
         yield Drift(host, _describe(key, now[key])[0])
 
 
 def repairs_of(host: str, recorded: Checksums, before: Checksums, after: Checksums) -> list[Drift]:
-    """Return the drift of a host that was repaired, by its marks before and after configuring."""
+    """Return the drift of a host that configuring repaired; ``before`` and ``after`` are probe results."""
     changed = [key for key in _recorded_drift(recorded, before) if after.get(key) != before[key]]
     return [Drift(host, *_describe(key, before[key])) for key in _without_consequences(changed, before)]
 
 
 def _recorded_drift(recorded: Checksums, now: Checksums) -> list[str]:
-    """Return the keys of marks that drifted. Marks without a record are ignored."""
+    """Return the keys of items that drifted. Items without a record or an answer are ignored."""
     return [key for key in drifted(recorded, now) if key in recorded and now[key] != UNKNOWN]
 
 
@@ -66,7 +66,7 @@ def lost_packages(recorded: Checksums, now: Checksums) -> str:
 
 
 def _without_consequences(keys: Sequence[str], marks: Checksums) -> Iterator[str]:
-    """Yield these keys without consequences of other drift, such as the home of a missing account."""
+    """Yield the keys of drift that does not follow from other drift, as the home of a missing account."""
     for key in keys:
         kind, _, name = key.partition(" ")
         if kind == "home":

@@ -52,8 +52,7 @@ NodesAtWork = Callable[[Collection[str]], Mapping[str, str]]
 class Hardware:
     """The hardware that a node is configured for.
 
-    facts: CPUs and memory. None if the inventory sets the node's size.
-    driver: the GPUs that NVIDIA's driver shows.
+    facts: CPUs and memory, unless the inventory sets the node's size. driver: GPUs of NVIDIA's driver.
     cards: number of GPUs on the PCI bus. 0 if no software is installed for them.
     """
 
@@ -78,17 +77,15 @@ class NodeConfig:
 
     @property
     def unchanged(self) -> Reports:
-        """The reports with the recorded hardware of all hosts."""
+        """The reports as if no host had changed hardware."""
         return as_recorded(self.reports, self.recorded, self.changes)
 
     @property
     def applied(self) -> dict[str, str]:
-        """The changes that are applied now."""
         return {host: words for host, words in self.changes.items() if host not in self.waiting}
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A note for the user on each postponed change."""
         return tuple(f"{host}: {self.changes[host]}: {reason}" for host, reason in self.waiting.items())
 
 
@@ -140,7 +137,6 @@ def node_config(
 ) -> NodeConfig:
     """Decide which hardware to configure the nodes for.
 
-    recorded: node -> the hardware that it was configured for.
     nodes_at_work: called with the nodes that would lose jobs. Returns node -> why its change is postponed.
     concerned: the nodes to configure. Other nodes keep the recorded hardware.
     """
@@ -218,7 +214,7 @@ def _cores(facts: NodeFacts) -> tuple[int, ...]:
 
 
 def gpus_file(spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Reports) -> str:
-    """Return JSON: node -> whether it gets CuPy, and UUIDs of GPUs that Slurm and CUDA order differently."""
+    """Return JSON: node -> whether CuPy is installed, and UUIDs of GPUs if Slurm orders them unlike CUDA."""
     cupy = spec.software.cupy and _can_provide_cupy(inventory, workspace)
     drivers = {host.name: reports[host.name].driver for host in inventory.compute if host.name in reports}
     nodes = {name: {"cupy": cupy and gpus.cards > 0, "uuids": gpus.uuids} for name, gpus in drivers.items()}
@@ -275,7 +271,7 @@ def link_wheels(lock: Path, link: Path, distribution: Distribution) -> None:
 
 
 def _can_provide_cupy(inventory: Inventory, workspace: Workspace) -> bool:
-    """Return whether CuPy can be installed. A bundle may lack it, and its hosts reach no package index."""
+    """Return whether CuPy can be installed: from the bundle, or without a bundle from the package index."""
     return not workspace.bundle.exists() or has_wheelhouse(
         gpu_lock(), NodePlatform.of(inventory.distribution)
     )
@@ -289,12 +285,9 @@ def reject_missing_gpus(
     *,
     needs: Sequence[Finding] = (),
 ) -> None:
-    """Reject nodes that show fewer GPUs than their partition has, or have unusable GPUs.
+    """Raise VerifyError, with a failure for each node with unusable GPUs, or fewer GPUs than in the spec.
 
-    needs: findings about drivers, such as a needed reboot. They replace the words of nvidia-smi.
-
-    Raises:
-        VerifyError: GPUs are missing or not usable; with a failure for each host.
+    needs: findings about drivers, such as a needed reboot. They replace the message of nvidia-smi.
     """
     required = {partition.name: partition.gpus for partition in spec.partitions}
     failures = []
@@ -324,7 +317,7 @@ def reject_missing_gpus(
 
 
 def nodes_with_jobs(scheduler: Jobs, hosts: Collection[str], *, drain: bool) -> dict[str, str]:
-    """Return the hosts with jobs that a change would cancel, or with unknown jobs. The value is why to wait.
+    """Return host -> why its change must wait, for hosts with jobs or with unknown jobs.
 
     drain: drain the hosts without jobs. Verification resumes them.
     """

@@ -30,10 +30,9 @@ _PAUSE_S = 0.2
 class Impact:
     """The effect of a change on jobs.
 
-    keep: node -> the size that it keeps, because jobs run there.
-    affected: the jobs that the change would cancel.
-    unknown: why the affected jobs are unknown. "" if they are known.
-    drained: the nodes that were drained to find out.
+    keep: node -> the size that the node keeps, because it runs jobs.
+    affected: the jobs that the change would cancel. unknown: why these jobs are unknown, else "".
+    drained: the nodes that were drained to find the affected jobs.
     """
 
     keep: Mapping[str, Size] = field(default_factory=dict)
@@ -71,8 +70,8 @@ def free_leaving_hosts(
 ) -> Mapping[str, Size]:
     """Drain the nodes that leave or restart, check that no data is lost, and cancel the affected jobs.
 
-    If the change is rejected, the nodes are resumed. Returns the nodes that keep their size because jobs run
-    there.
+    If the change is rejected, the nodes are resumed. Returns node -> its size, for nodes that keep their size
+    because they run jobs.
 
     force: cancel the affected jobs.
     discard: delete data that exists only on hosts that leave, or on ``replaced`` hosts.
@@ -115,7 +114,7 @@ def impact_of(
 ) -> Impact:
     """Return the effect of the changed spec on jobs.
 
-    drain: drain the nodes that leave or restart, so no new job starts there.
+    drain: drain the nodes that leave or restart, so that they start no new job.
     """
     spec, provider = cluster.spec, cluster.provider
     partitions = {node: partition for partition in spec.partitions for node in spec.node_names(partition)}
@@ -152,12 +151,7 @@ def impact_of(
 
 
 def _why_stopped(before: Inventory, planned: HostPlan, partitions: Mapping[str, Partition]) -> dict[str, str]:
-    """Return, for hosts that leave, are recreated or restart, why their jobs are cancelled.
-
-    A restart of the controller alone cancels no job.
-
-    partitions: node of the spec -> its partition.
-    """
+    """Return host -> why its jobs are cancelled. A restart of only the controller cancels no job."""
     reasons = {}
     for host in planned.changes:
         cause = f": {host.why}" if host.why else ""
@@ -210,9 +204,9 @@ def reject(impact: Impact) -> None:
 
 
 def reject_changed_users(cluster: ClusterContext) -> None:
-    """Reject uids that belong to other users on the controller.
+    """Raise UsageError if a changed user of the spec has the uid of another account on the controller.
 
-    Skipped if `users` is unchanged or the controller is unreachable; the role `users` then fails.
+    If the controller is unreachable, nothing is checked, and the Ansible role `users` fails later.
     """
     before, applied = cluster.inventory, cluster.applied
     if before is not None and (applied is None or cluster.spec.users != applied.users):
@@ -224,9 +218,7 @@ def reject_changed_users(cluster: ClusterContext) -> None:
 def reject_taken_uids(spec: ClusterSpec, accounts: str) -> None:
     """Raise UsageError if a user of the spec has the uid of another account on the controller.
 
-    The files of that account have the uid, so another user would become their owner.
-
-    accounts: the content of /etc/passwd on the controller.
+    The new user would own the files of that account. ``accounts``: the controller's /etc/passwd.
     """
     rows = (line.split(":") for line in accounts.splitlines())
     holders = {int(row[2]): row[0] for row in rows if len(row) > 2 and row[2].isdigit()}  # noqa: PLR2004
@@ -236,18 +228,15 @@ def reject_taken_uids(spec: ClusterSpec, accounts: str) -> None:
             f"these uids belong to other users: {', '.join(f'{u.name} ({u.uid})' for u in taken)}",
             code="uid-taken",
             where="users",
-            why="; ".join(
-                f"uid {u.uid} belongs to {holders[u.uid]} and their files on the hosts" for u in taken
-            ),
+            why="; ".join(f"on the hosts, uid {u.uid} belongs to user {holders[u.uid]}" for u in taken),
             fix="give each new user an unused uid, or take the cluster down first",
         )
 
 
 def cancel_jobs(affected: Sequence[AffectedJob], scheduler: Jobs) -> None:
-    """Cancel these jobs, with the reason in Slurm's accounting, and wait until they have ended.
+    """Cancel these jobs, with the reason in Slurm's accounting, and wait at most ``END_S`` for their end.
 
-    Raises:
-        SchedulerError: jobs are still active after ``END_S`` seconds.
+    Raise SchedulerError if jobs are still active then.
     """
     if isinstance(scheduler, Nodes):
         for job in affected:
@@ -261,5 +250,5 @@ def cancel_jobs(affected: Sequence[AffectedJob], scheduler: Jobs) -> None:
     raise SchedulerError(
         f"cancelled jobs are still active: {', '.join(remaining)}",
         code="jobs-do-not-end",
-        fix="check the jobs with `clusterctl jobs`",
+        fix="check with `clusterctl jobs` that the jobs have ended, then run the command again",
     )

@@ -40,10 +40,7 @@ def check_only_copies(
     """Find jobs and files that exist only on the cluster, before `down` removes it. Return the losses.
 
     discarded: jobs that the user does not want to collect. They don't stop `down`; the result lists them.
-    discard: accept all losses.
-
-    Raises:
-        OnlyCopyError: something exists only on the cluster, and ``discard`` is false.
+    discard: accept all losses. If false, raise OnlyCopyError if something exists only on the cluster.
     """
     workspace = runner.workspace
     ids = {entry.job_id for entry in discarded if entry.job_id}
@@ -55,7 +52,7 @@ def check_only_copies(
         copies = replace(copies, unknown=())
     lost = replace(copies, runs=tuple(f"the run of {entry.shown}" for entry in discarded))
     if copies and not discard:
-        message = f"not removed: {workspace.root.name!r} holds the only copy of this"
+        message = f"cluster {workspace.root.name!r} was not removed: it holds the only copy of jobs or files"
         raise copies.error(message, fix=_fix(copies, repair="`clusterctl up`", keep=_how_to_keep(workspace)))
     return Outcome(lost, _summary(lost))
 
@@ -132,10 +129,7 @@ def check_leaving_hosts(
     Machines that the user owns keep their files, but `collect` no longer finds the machines. So if they have
     no shared folder, the runs that are not collected are returned.
 
-    discard: accept the losses.
-
-    Raises:
-        OnlyCopyError: something would be lost, and ``discard`` is false.
+    discard: accept the losses. If false, raise OnlyCopyError if something would be lost.
     """
     copies, workspace, inventory = NOTHING, cluster.workspace, leaving.before
     if inventory.traits.user_owned:
@@ -146,13 +140,12 @@ def check_leaving_hosts(
         if hosts or shared:
             copies = Search(inventory, workspace, cluster.connections.to, hosts, shared=shared).find()
     if copies and not discard:
-        message = "nothing was changed: the hosts to be removed hold the only copy of this"
+        message = "nothing was changed: the hosts to be removed hold the only copy of runs or files"
         raise copies.error(message, fix=_fix(copies))
     return Outcome(copies, _summary(copies))
 
 
 def _uncollected_runs(workspace: Workspace, scheduler: Jobs, names: Collection[str]) -> OnlyCopies:
-    """Return the runs of jobs on these nodes that are not collected."""
     entries = {entry.job_id: entry for entry in uncollected(workspace) if entry.job_id}
     try:
         jobs = scheduler.jobs([*entries]) if entries else ()
@@ -240,4 +233,4 @@ def _fix(copies: OnlyCopies, *, repair: str = "", keep: str = "") -> str:
             fixes.append(keep)
     if copies.unknown:
         fixes.append("make all hosts reachable" + (f": {repair} repairs the cluster" if repair else ""))
-    return "\n".join([*fixes, "or delete all of it: pass --discard"])
+    return "\n".join([*fixes, "or pass --discard to delete the jobs and files"])

@@ -71,7 +71,7 @@ def node_files(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) ->
 
 @cache
 def _own_tasks() -> tuple[tuple[Path, Mapping[str, Any]], ...]:
-    """Return the Ansible tasks that write host-specific files, each with the folder of its role."""
+    """Return pairs of an Ansible role's folder and a task of the role that writes host-specific files."""
     files = sorted((data_folder("ansible") / "roles").glob("*/tasks/*.yml"))
     tasks = (
         (path, task) for path in files if _OWN in path.read_text() for task in read_table(path, list[Any])
@@ -135,7 +135,7 @@ def _value(text: str, variables: Mapping[str, Any]) -> Any:
 
 
 def expected_marks(files: Mapping[str, NodeFile]) -> Checksums:
-    """Return the marks that a probe shows for these host-specific files."""
+    """Return the checksums that a probe returns for a host with these host-specific files."""
     return {_key(path, file): file.mark for path, file in files.items()}
 
 
@@ -144,7 +144,10 @@ def _key(path: str, file: NodeFile) -> str:
 
 
 def can_renew(files: Mapping[str, NodeFile], checksums: Checksums) -> bool:
-    """Return whether it is enough to rewrite host-specific, not secret files on a host with these marks."""
+    """Return whether a host needs at most new host-specific files. Its secret files must be up to date.
+
+    checksums: the checksums and states that a probe of the host returned.
+    """
     marks = expected_marks(files)
     secrets = [f"file {path}" for path, file in files.items() if not file.mode & 0o077]
     return marks.keys() <= checksums.keys() and all(checksums[key] == marks[key] for key in secrets)
@@ -161,8 +164,8 @@ def renew(files: Mapping[str, NodeFile], checksums: Checksums, transport: Transp
 def shared_inputs(cluster: ClusterContext, inventory: Inventory) -> Mapping[str, str]:
     """Return, for each group of hosts, the digest of everything but the host-specific files.
 
-    A group is left out if its hosts differ in more than these files; the controller, if slurmctld must be
-    restarted to learn about nodes.
+    A group is left out if its hosts differ in more than these files. The group of the controller is left out
+    if slurmctld must be restarted to learn about nodes.
     """
     spec = cluster.spec
     # Hosts that are not baked also differ in their firewall or a mount.

@@ -34,8 +34,6 @@ _BOOT_ID: Final = ("cat", "/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """A node as shown by the scheduler, and the jobs that run on it."""
-
     node: NodeInfo
     jobs: tuple[JobInfo, ...] = ()
 
@@ -96,8 +94,7 @@ def resume_drained(scheduler: Jobs, drained: Sequence[str]) -> None:
 def wait_idle(scheduler: Jobs, names: Sequence[str], *, timeout_s: float | None) -> Iterator[str]:
     """Wait until no job runs on these nodes. Yield the ids of the running jobs each time they change.
 
-    Raises:
-        WaitTimeoutError: jobs still run after ``timeout_s`` seconds. The nodes stay drained.
+    Raise WaitTimeoutError if jobs still run after ``timeout_s`` seconds. The nodes stay drained.
     """
     reported_ids = ""
     for _ in scheduler.clock.polls(timeout_s):
@@ -117,18 +114,17 @@ def check_drained(scheduler: Jobs, names: Sequence[str]) -> None:
     """Raise SchedulerError if a job runs on these nodes, or could start there."""
     if usable := [s.node.name for s in states(scheduler, names) if s.node.usable or s.jobs]:
         raise SchedulerError(
-            f"no node was rebooted: {', '.join(usable)} accepts jobs again",
+            f"no node was rebooted: jobs can start or run again on {', '.join(usable)}",
             code="node-resumed-meanwhile",
-            why="the node was resumed while its jobs were ending",
+            why="the nodes were resumed while clusterctl waited for their jobs to end",
             fix=f"run the command again: `clusterctl node reboot {','.join(names)}`",
         )
 
 
 def reboot(hosts: Mapping[str, Transport], *, timeout_s: float = BOOT_S) -> None:
-    """Reboot these hosts in parallel, and wait until each of them is up again.
+    """Reboot these hosts in parallel, and wait until they are up again, each at most ``timeout_s`` seconds.
 
-    Raises:
-        TransportError: hosts did not answer or did not come back in time; with a failure for each host.
+    Raise TransportError, with a failure for each host that did not answer or did not come back.
     """
     reasons = dict(zip(hosts, parallel_map([*hosts.values()], lambda h: _reboot(h, timeout_s)), strict=True))
     if failures := [Failure("reboot", reason, host, "reboot") for host, reason in reasons.items() if reason]:
@@ -139,7 +135,7 @@ def reboot(hosts: Mapping[str, Transport], *, timeout_s: float = BOOT_S) -> None
 
 
 def _reboot(host: Transport, timeout_s: float) -> str:
-    """Reboot a host, and wait until it is up again. Return why it is not, or ""."""
+    """Reboot a host, and wait until it is up again. Return "", or the reason of a failure."""
     try:
         boot_id = host.run(_BOOT_ID, timeout_s=_ANSWER_S).stdout
     except TransportError as exc:
@@ -147,7 +143,7 @@ def _reboot(host: Transport, timeout_s: float) -> str:
     # The host may close the connection before the command has returned.
     with suppress(TransportError):
         host.run(("sudo", "-n", "systemctl", "reboot"), check=False, timeout_s=_ANSWER_S)
-    reason = "the host accepted the command, but keeps running"
+    reason = "the host accepted the reboot command, but keeps running"
     for _ in Clock().polls(timeout_s):
         host.close()
         try:
@@ -164,11 +160,7 @@ def check_names(inventory: Inventory, names: Sequence[str]) -> None:
 
 
 def expand_hosts(ranges: Iterable[str]) -> tuple[str, ...]:
-    """Expand host ranges such as gpu[01-03] to host names, without duplicates.
-
-    Raises:
-        UsageError: a range is malformed.
-    """
+    """Expand ranges such as gpu[01-03] to host names without duplicates. UsageError: bad range."""
     try:
         return tuple(dict.fromkeys(name for text in ranges for name in expand(text)))
     except ValueError as exc:
@@ -180,8 +172,7 @@ def expand_hosts(ranges: Iterable[str]) -> tuple[str, ...]:
 def limit_spec(spec: ClusterSpec, workspace: Workspace, limit: Collection[str]) -> ClusterSpec:
     """Return the spec with changes only to these hosts. All other hosts are as in the cluster now.
 
-    Raises:
-        UsageError: the spec has no such host, or its hosts are not machines that the user owns.
+    Raise UsageError if the spec lacks a host, or its hosts are not machines that the user owns.
     """
     provider = own_machines(spec.provider)
     named = {p.name: spec.node_names(p) for p in spec.partitions}
@@ -211,11 +202,7 @@ def limit_spec(spec: ClusterSpec, workspace: Workspace, limit: Collection[str]) 
 
 
 def spec_without(spec: ClusterSpec, names: Collection[str]) -> ClusterSpec:
-    """Return the spec without these nodes.
-
-    Raises:
-        UsageError: a node is the controller, or no node would be left.
-    """
+    """Return the spec without these nodes. UsageError: a node is the controller, or no node is left."""
     provider = own_machines(spec.provider)
     if provider.controller in names:
         raise UsageError(
@@ -256,7 +243,7 @@ def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[None]:
 
 
 def forget_machines(workspace: Workspace, names: Collection[str]) -> tuple[str, ...]:
-    """Remove lost machines from the records: their pending releases, or hosts of a cluster in `down`.
+    """Remove lost machines from the records: their pending releases, or hosts of the cluster.
 
     If a release and a host have the same name, only the release is removed. Returns a line per machine.
     """
@@ -291,7 +278,6 @@ def check_pending_release(workspace: Workspace, names: Iterable[str]) -> None:
 
 
 def _forget_hosts(workspace: Workspace, names: Collection[str]) -> None:
-    """Remove these hosts and their host keys from the records of the workspace."""
     for path in (workspace.inventory, workspace.joining):
         try:
             inventory = Inventory.model_validate_json(path.read_bytes())

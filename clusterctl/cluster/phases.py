@@ -102,7 +102,7 @@ class PhaseRunner:
                 append_line(self.workspace.journal, json.dumps({"verb": self.verb, **row}))
 
     def report_repairs(self, repairs: Iterable[Drift]) -> None:
-        """Report repairs immediately, because they have been made even if a later phase fails."""
+        """Report repairs at once, because a repair remains even if a later phase fails."""
         for repair in repairs:
             self.repairs.append(repair)
             self.reporter.note(f"repaired: {repair}")
@@ -125,10 +125,8 @@ def workspace_copy(
     """Yield a writable, temporary copy of the workspace; an empty workspace if the original is missing.
 
     without: names of files that are not copied.
-    place: the folder in which the copy is made. Default: the folder of temporary files.
-
-    Raises:
-        MachineError: the copy can't be made.
+    place: the folder for the copy. Default: the folder of temporary files.
+    Raise MachineError if the copy can't be written.
     """
     with temporary_folder(place) as folder:
         copy = Workspace(folder / workspace.root.name)
@@ -141,7 +139,7 @@ def workspace_copy(
                 shutil.copy2(workspace.copies, copy.copies)
         except OSError as exc:
             raise MachineError(
-                "the cluster's record can't be copied", code="record-not-copied", why=str(exc)
+                f"{workspace.root} can't be copied to {folder}", code="record-not-copied", why=str(exc)
             ) from exc
         copy.create()
         if not copy.public_key.exists():

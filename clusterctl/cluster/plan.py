@@ -106,9 +106,7 @@ def plan_changes(cluster: ClusterContext, recreated: Collection[str] = ()) -> Ou
     """Plan the changes of hosts, jobs and settings. Drift is not part of this plan.
 
     recreated: hosts that the provider must remove and create again.
-
-    Raises:
-        UsageError: the cluster is up with another provider or scheduler.
+    Raise UsageError if the cluster is up with another provider or scheduler.
     """
     spec, workspace, provider = cluster.spec, cluster.workspace, cluster.provider
     inventory = cluster.inventory
@@ -128,7 +126,6 @@ def plan_changes(cluster: ClusterContext, recreated: Collection[str] = ()) -> Ou
 
 
 def _reject_other_cluster(cluster: ClusterContext) -> None:
-    """Raise UsageError if the cluster is up with another provider or another scheduler."""
     spec, inventory, applied = cluster.spec, cluster.inventory, cluster.applied
     # Hosts may exist even if the last `up` wrote no inventory.
     provider = inventory.provider if inventory else applied and applied.provider.type
@@ -149,8 +146,7 @@ def _reject_other_cluster(cluster: ClusterContext) -> None:
 def preflight(cluster: ClusterContext) -> Outcome[None]:
     """Ask a cloud provider for everything that would stop `up`, before anything is billed.
 
-    Raises:
-        ProvisionError: something would stop `up`. The error has a failure for each cause.
+    Raise ProvisionError if something would stop `up`, with a failure for each cause.
     """
     report = cluster.provider.preflight(cluster.spec, cluster.workspace)
     findings = report.findings if report else ()
@@ -222,7 +218,7 @@ def _reasons_to_reject(cluster: ClusterContext) -> Iterator[str]:
         try:
             check()
         except (MachineError, UsageError) as exc:
-            yield f"`up` would refuse: {exc.what}; {exc.why}; {exc.fix}"
+            yield f"`up` would fail: {exc.what}; {exc.why}; {exc.fix}"
 
 
 def _with_tasks(cluster: ClusterContext, plan: Plan, inventory: Inventory, copy: Workspace) -> Plan:

@@ -23,14 +23,11 @@ _NUMBER: Final = re.compile(r"[0-9]{1,7}")
 def select_replay(
     row: Row, changes: Mapping[str, str], *, failed: bool, flags: Mapping[str, object]
 ) -> ReplayRequest | None:
-    """Return the description of a replay. None if `failed` is set and no task has failed.
+    """Return the description of a replay, unless `failed` is set and no task has failed.
 
-    changes: options of the program with their new values.
-    failed: submit only the array tasks that did not complete, in this run or in later replays.
-    flags: options of `submit`.
-
-    Raises:
-        UsageError: `failed` is set, and the run is not an array or has unfinished tasks.
+    changes: options of the program with their new values. flags: options of `submit`.
+    failed: submit only the array tasks that did not complete, in this run or in later replays. Raise
+        UsageError if the run is not an array or has unfinished tasks.
     """
     indices = _unfinished_tasks(row, changes) if failed else []
     if failed and not indices:
@@ -55,7 +52,10 @@ def _unfinished_tasks(row: Row, changes: Mapping[str, str]) -> list[int]:
         )
     if odd := next((task for task in tasks if not _NUMBER.fullmatch(task.number)), None):
         raise UsageError(
-            f"{odd.shown} has no task number", code="task-without-number", where=str(odd.run.directory)
+            f"{odd.shown} can't be run again: its record has no valid task number",
+            code="task-without-number",
+            where=str(odd.run.directory),
+            fix="leave out --failed, which replays the whole array",
         )
     if running := next((task.run for task in tasks if not task.run.final), None):
         raise UsageError(

@@ -25,7 +25,7 @@ class Status:
 
     ready: whether every node can be used. nodes: all nodes, as shown by the scheduler.
     jobs: the waiting and running jobs.
-    auto_down: the idle time after which the cluster takes itself down, and whether its timer is active.
+    auto_down: the idle time after which the cluster removes itself, and whether the timer is active.
     """
 
     cluster: str
@@ -37,12 +37,10 @@ class Status:
 
 
 def status_of(workspace: Workspace) -> Status:
-    """Ask the cluster for its status.
+    """Ask the cluster for its status. Raise NotUpError if there is no such cluster.
 
-    Raises:
-        NotUpError: there is no such cluster.
-        LockedError: the cluster does not answer while another clusterctl process works on it.
-        SchedulerError, TransportError: the cluster does not answer.
+    If it does not answer: LockedError while another clusterctl process holds its lock, else SchedulerError or
+    TransportError.
     """
     with naming_lock_holder(workspace), ExitStack() as stack:
         facts = facts_of(workspace)
@@ -59,7 +57,7 @@ def status_of(workspace: Workspace) -> Status:
 
 
 def auto_down(spec: ClusterSpec, controller: Transport) -> dict[str, Any] | None:
-    """Return the idle time after which the cluster takes itself down, and whether its timer is active."""
+    """Return the spec's idle time, if any, before the cluster removes itself; and if the timer is active."""
     if (idle_s := spec.provider.idle_timeout_s) is None:
         return None
     state = controller.run(

@@ -74,8 +74,6 @@ class UpOptions:
 
 @dataclass(frozen=True, slots=True)
 class UpResult:
-    """The result of `up`: the inventory of the cluster, its verification, and the phases with their notes."""
-
     inventory: Inventory
     verification: Verification
     phases: tuple[Phase, ...]
@@ -85,9 +83,8 @@ class UpResult:
 def up(cluster: ClusterContext, options: UpOptions) -> UpResult:
     """Create, change or repair the cluster. Return after an MPI job has run on all idle nodes.
 
-    Raises:
-        UsageError: the change would cancel jobs; nothing was changed.
-        ClusterctlError: a phase failed. Finished phases are kept, and the next `up` continues from there.
+    Raise UsageError, with nothing changed, if the change would cancel jobs. Raise ClusterctlError if a phase
+    fails; the next `up` continues after the phases that finished.
     """
     cluster.provider.check(cluster.spec)
     with cluster.locked():
@@ -112,13 +109,10 @@ def up(cluster: ClusterContext, options: UpOptions) -> UpResult:
 
 
 def decide(cluster: ClusterContext, options: UpOptions) -> Decision:
-    """Make a plan, ask for approval, drain the hosts that leave, and record the spec.
+    """Create a plan, ask for approval, drain the hosts that leave, and record the spec.
 
-    If the plan is rejected, the replaced hosts are members of the cluster again.
-
-    Raises:
-        UsageError: the change would cancel jobs.
-        OnlyCopyError: data exists only on hosts that leave.
+    If the plan is rejected, the replaced hosts are members of the cluster again. Raise UsageError if the
+    change would cancel jobs, OnlyCopyError if data exists only on hosts that leave.
     """
     workspace, spec = cluster.workspace, cluster.spec
     with replacing(workspace, options.replaced if spec.provider.user_owned else ()):
@@ -151,11 +145,11 @@ def decide(cluster: ClusterContext, options: UpOptions) -> Decision:
 class Decision:
     """An approved plan, with everything that the later phases of `up` need.
 
-    keep: node -> the size that it keeps, because jobs run there.
+    keep: node -> the size that the node keeps, because it runs jobs.
     recreated: the hosts that the provider removes and creates again.
     distribution: the distribution of new hosts, if it is known before they exist.
     environment: the Python environment of the spec, resolved for this distribution.
-    bundle: the bundle that hosts install packages from. None if they use their own repositories.
+    bundle: the bundle that hosts install packages from, unless they use their own repositories.
     """
 
     plan: Plan
@@ -167,7 +161,7 @@ class Decision:
 
 
 def reject_bundles(spec: ClusterSpec, *, fix: str) -> None:
-    """Raise UsageError if the provider creates the hosts. Only machines of the user install from bundles."""
+    """Raise UsageError if the provider creates the hosts: only the user's machines install from bundles."""
     if not spec.provider.user_owned:
         raise UsageError(
             f"bundles work only with your own machines, and the provider is {spec.provider.type}",
@@ -177,7 +171,7 @@ def reject_bundles(spec: ClusterSpec, *, fix: str) -> None:
 
 
 def open_bundle(cluster: ClusterContext, options: UpOptions) -> Bundle | None:
-    """Open the bundle of the options or of the last `up`, as a phase. Return None if there is no bundle."""
+    """Open the bundle of the options, or else of the last `up`, as a phase, if there is a bundle."""
     if options.bundle is not None:
         reject_bundles(cluster.spec, fix="leave --bundle out")
         return cluster.run("open_bundle", _open_bundle, options.bundle)
@@ -328,11 +322,7 @@ def _with_one_uid(
 def send_packages(
     cluster: ClusterContext, bundle: Bundle | None, inventory: Inventory, reports: Mapping[str, HostReport]
 ) -> Outcome[None]:
-    """Send the bundle's repository to the hosts that lack packages.
-
-    Raises:
-        BundleError: the bundle file is missing.
-    """
+    """Send the bundle's repository to the hosts that lack packages. BundleError: its file is missing."""
     to = cluster.connections.to
     hosts = inventory_file.hosts_to_install(inventory, cluster.spec.software, reports, to)
     if not hosts:

@@ -114,8 +114,7 @@ def run_verification(
 ) -> Verification:
     """Verify these nodes through the controller. ``to`` connects to a host by its name.
 
-    Raises:
-        VerifyError: nodes are missing or out of service, or the job failed. It lists hosts and causes.
+    Raise VerifyError, with hosts and causes, if nodes are missing or out of service, or the job fails.
     """
     scheduler = scheduler_of(inventory, to)
     verification = _ready_nodes(inventory, nodes, scheduler, to, timeout_s=timeout_s)
@@ -132,7 +131,6 @@ def run_verification(
 def _ready_nodes(
     inventory: Inventory, nodes: Sequence[str], scheduler: Jobs, to: Connect, *, timeout_s: float
 ) -> Verification:
-    """Sort the nodes by whether they can run the verification job, are busy, or are drained."""
     if not isinstance(scheduler, Nodes):
         at_work = {node for job in scheduler.own_jobs() if not job.ended for node in job.nodes}
         idle = tuple(node for node in nodes if node not in at_work)
@@ -152,8 +150,7 @@ def wait_until_ready(
 ) -> Verification:
     """Wait until these nodes are idle, busy or drained by an administrator. Resume nodes drained by Slurm.
 
-    Raises:
-        VerifyError: nodes are not ready in time, or Slurm lists removed nodes. It lists hosts and reasons.
+    Raise VerifyError, with hosts and reasons, if nodes are not ready in time, or Slurm lists removed nodes.
     """
     other_names = {host.name for host in inventory.compute}.difference(names)
     resumed: dict[str, str] = {}
@@ -228,7 +225,7 @@ def _failures_by_job(result: Result) -> tuple[Failure, ...]:
 def _failures_of_parts(
     hosts: tuple[str, ...], inventory: Inventory, to: Connect, scheduler: AdminClient
 ) -> tuple[Failure, ...]:
-    """Return a failure for each host that others can't reach by TCP, or else on which a job alone fails."""
+    """Return failures of hosts that other hosts can't reach; else of hosts that fail a job of their own."""
     addresses = {host.name: host.address for host in inventory.hosts if host.name in hosts}
     if (failures := find_unconnected_hosts(addresses, to)) or len(hosts) == 1:
         return failures
@@ -251,10 +248,7 @@ def _error_text(result: Result) -> str:
 def examine_cluster(
     spec: ClusterSpec, workspace: Workspace, provider: Provider, *, hosts: Collection[str] = ()
 ) -> DoctorReport:
-    """Examine the hosts of a cluster, and report the problems found. Nothing is changed.
-
-    hosts: the only hosts to examine. Default: all hosts.
-    """
+    """Report the problems of a cluster's hosts, without changes. ``hosts``: only these. Default: all."""
     hosts_known: tuple[Host, ...] = ()
     try:
         inventory = inventory_of(workspace)
@@ -333,7 +327,6 @@ def driver_findings(spec: ClusterSpec, inventory: Inventory, connections: Connec
 def _examine(
     spec: ClusterSpec, inventory: Inventory, connections: Connections, hosts: Collection[str]
 ) -> DoctorReport:
-    """Examine the hosts of a running cluster, as the admin user with sudo."""
     reject_unknown(hosts, [host.name for host in inventory.hosts], "the cluster has no host")
 
     def root(host: str, argv: Sequence[str], stdin: bytes) -> str:

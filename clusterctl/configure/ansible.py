@@ -70,10 +70,9 @@ class PlaybookRun:
 
 
 def run_playbook(run: PlaybookRun) -> Results:
-    """Run a playbook while the result is iterated over. An interrupt stops Ansible first.
+    """Run a playbook while the caller iterates over the result. An interrupt stops Ansible first.
 
-    Raises:
-        ConfigureError: a task failed, a host was unreachable, or Ansible itself could not run.
+    Raise ConfigureError if a task fails, a host is unreachable, or Ansible itself can't run.
     """
     # The path of a socket is limited to 107 characters (unix(7)), and mitogen's names need about 45. With a
     # longer path mitogen's process dies, and the playbook hangs.
@@ -189,7 +188,6 @@ def _stop(thread: threading.Thread, pid: int | None) -> None:
 
 
 def _prepare(config_class: Any, run: PlaybookRun, private: Path, sockets: Path) -> Any:
-    """Return the configuration of ansible-runner for this run."""
     variables = {**_environment(private), "TMPDIR": str(sockets)}
     config = config_class(
         private_data_dir=str(private),
@@ -218,7 +216,7 @@ def _environment(private: Path) -> Mapping[str, str]:
     here = str(Path(sys.executable).parent)
     if importlib.util.find_spec("ansible_mitogen") is None:
         fix = "install clusterctl again, with its dependencies"
-        raise ConfigureError("mitogen is missing", code="mitogen-missing", fix=fix)
+        raise ConfigureError("the Python package mitogen is missing", code="mitogen-missing", fix=fix)
     return {
         "PATH": f"{here}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         # Ansible refuses to run without UTF-8.
@@ -253,7 +251,7 @@ def _error(run: PlaybookRun, failed: Iterable[Event], rc: int) -> ConfigureError
 
 
 def _dead_child(parent: int) -> int | None:
-    """Return the oldest child of a process if it is a zombie, or None."""
+    """Return the pid of a process's oldest child, if it is a zombie."""
     # The process may have ended or have no child, or this system has no /proc.
     with suppress(OSError, IndexError):
         eldest = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()[0]
@@ -278,8 +276,7 @@ def run(verb: Verb, inventory: Inventory, workspace: Workspace, *, hosts: Collec
       be restored, and why. Hosts that are already released, or were never configured, are not changed.
     - seal: after a failure, record the changes to the user's machines; later changes may be the user's.
 
-    Raises:
-        ConfigureError: tasks failed, with a failure for each host. The full output is in ``workspace.logs``.
+    Raise ConfigureError, with a failure for each host, if tasks fail. The output is in ``workspace.logs``.
     """
     playbook = "site" if verb == "configure" and not inventory.baked else verb
     try:
@@ -294,7 +291,7 @@ def run(verb: Verb, inventory: Inventory, workspace: Workspace, *, hosts: Collec
 def restore(
     inventory: Inventory, hosts: Collection[str], workspace: Workspace, reporter: Reporter
 ) -> Mapping[str, tuple[str, ...]]:
-    """Restore these hosts to their state before the cluster. Return notes on everything that was left."""
+    """Restore these hosts to their state before the cluster. Return host -> notes on failed restorations."""
     inventory_file.write_restore_inventory(inventory, workspace)
     record_inventory(inventory, workspace)
     return report_steps(run("restore", inventory, workspace, hosts=hosts), reporter).notes
@@ -304,7 +301,7 @@ def record_inventory(inventory: Inventory, workspace: Workspace) -> None:
     """Write the inventory to hosts.json, and the ssh files for it."""
     write_ssh_files(inventory, workspace)
     write_atomic(workspace.inventory, inventory.model_dump_json(indent=2) + "\n")
-    # hosts.json now has all of its hosts.
+    # hosts.json now has all hosts of joining.json.
     workspace.joining.unlink(missing_ok=True)
 
 
@@ -313,10 +310,7 @@ def preview(
 ) -> tuple[tuple[TaskResult, ...], tuple[Failure, ...]]:
     """Run Ansible's check mode on these hosts. Return the tasks that would change something, and failures.
 
-    After a failure, the remaining tasks of that host are unknown.
-
-    Raises:
-        ConfigureError: Ansible itself could not run.
+    A host's tasks after a failure are unknown. Raise ConfigureError if Ansible itself can't run.
     """
     playbook = "configure" if inventory.baked else "site"
     results: list[TaskResult] = []
@@ -351,9 +345,7 @@ def install_image(
     """Run the install part of every role on an image that reaches its package mirror. No service is started.
 
     spec: sets Slurm's release. wheels: folder with all wheels of ``lock``, a requirements file with hashes.
-
-    Raises:
-        ConfigureError: a task failed. The complete output is in ``workspace.logs``.
+    Raise ConfigureError if a task fails. The output is in ``workspace.logs``.
     """
     with _image_inventory((image,), workspace) as (inventory, own):
         text = inventory_file.image_inventory_text(spec, inventory, own.ssh_config, wheels, lock)
@@ -372,9 +364,7 @@ def configure_class(
 
     variables: the variables of the roles; see ``class_variables``.
     slurm: file name -> content of Slurm's files, for the accounting on a controller.
-
-    Raises:
-        ConfigureError: a task failed. The complete output is in ``workspace.logs``.
+    Raise ConfigureError if a task fails. The output is in ``workspace.logs``.
     """
     with _image_inventory(images, workspace) as (inventory, own):
         for name, content in {**slurm, inventory_file.HEALTH_FILE: _no_health(inventory)}.items():
@@ -392,12 +382,9 @@ def make_image(
     workspace: Workspace,
     logs: Workspace,
 ) -> Results:
-    """Install the compute host of this inventory, apply the shared configuration, and remove its identity.
+    """Turn the compute host of this inventory into an image: install, configure, and remove its identity.
 
     workspace: a workspace for this inventory, with its ssh_config. logs: the workspace for the output.
-
-    Raises:
-        ConfigureError: a task failed.
     """
     health = workspace.rendered / inventory_file.HEALTH_FILE
     write_atomic(health, _no_health(inventory))

@@ -55,10 +55,7 @@ class Recap:
 
 
 def result_of(event: Event, hosts: Mapping[str, Collection[str]]) -> TaskResult | None:
-    """Return the task result that an event of ansible-runner reports. None for other events.
-
-    hosts: host -> its groups, for all hosts of the run.
-    """
+    """Return the task result that an event of ansible-runner reports, if any. ``hosts``: host -> groups."""
     ended = event["event"].removeprefix("runner_on_")
     data = event.get("event_data", {})
     if ended not in ("ok", "failed", "unreachable") or data.get("ignore_errors"):
@@ -76,7 +73,6 @@ def result_of(event: Event, hosts: Mapping[str, Collection[str]]) -> TaskResult 
 
 
 def _task_name(data: Mapping[str, Any], separator: str) -> str:
-    """Return the name of a task, with the name of its role in front."""
     return separator.join(filter(None, (data.get("role"), data["task"])))
 
 
@@ -101,7 +97,6 @@ def failures_of(events: Iterable[Event]) -> tuple[Failure, ...]:
 
 
 def _cause(result: Mapping[str, Any]) -> str:
-    """Return a module's message, followed by the end of its command's output."""
     items = [r for r in result.get("results", ()) if isinstance(r, dict)]
     items = [r for r in items if r.get("failed") or r.get("unreachable")]
     if items:

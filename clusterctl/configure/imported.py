@@ -42,12 +42,10 @@ Variables = Mapping[str, Any]
 
 
 def spec_of_inventory(source: Path) -> tuple[str, list[str]]:
-    """Convert an Ansible inventory to a spec, with a partition for each group. Return its text, and notes.
+    """Convert an Ansible inventory to a spec, with a partition for each group. Return the spec's text.
 
-    The notes list everything that could not be converted.
-
-    Raises:
-        UsageError: Ansible can't read the inventory, or its spec would be invalid.
+    Also return notes on everything that could not be converted. Raise UsageError if Ansible can't read the
+    inventory, or the spec would be invalid.
     """
     inventory = _Inventory(source)
     text = _HEAD.format(source=source.name) + yaml_text(inventory.document(), offset=2)
@@ -61,8 +59,6 @@ def spec_of_inventory(source: Path) -> tuple[str, list[str]]:
 
 
 class _Inventory:
-    """The user's inventory: the hosts that are reached by SSH, and this machine."""
-
     def __init__(self, source: Path) -> None:
         listing = _read_inventory(source)
         self.source = source
@@ -130,14 +126,14 @@ class _Inventory:
         return connection.removeprefix("ansible.builtin.").removeprefix("ansible.legacy.")
 
     def _partitions(self, leader: str, logins: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-        """Yield a partition for each other group. A host in several groups belongs to the first."""
+        """Yield a partition for each group of compute hosts. A host belongs to its first group."""
         assigned: set[str] = set()
         for group, hosts in self.groups.items():
             if group in (*_LEADERS, *_LOGINS):
                 continue
             members = [host for host in hosts if host not in assigned]
             if skipped := [host for host in hosts if host in assigned]:
-                self.notes.append(f"group {group}: {', '.join(skipped)} is in another partition already")
+                self.notes.append(f"group {group}: {', '.join(skipped)} is already in another partition")
             if members:
                 assigned.update(members)
                 yield _label(group), members
@@ -145,7 +141,7 @@ class _Inventory:
             yield "train", [host for host in self.hosts if host not in (leader, *logins)] or [leader]
 
     def _machines(self) -> dict[str, Any]:
-        """Return the spec keys `access`, with settings that all hosts share, and `hosts`, with the rest."""
+        """Return the spec's keys `access` (settings that all hosts share) and `hosts` (other settings)."""
         local_hosts = [host for host in self.hosts if self.connections[host] == _LOCAL]
         all_local = len(local_hosts) == len(self.hosts)
         access = {host: {} if all_local else self._access(host) for host in self.hosts}
@@ -163,7 +159,6 @@ class _Inventory:
         return {**({"access": common} if common else {}), "hosts": hosts}
 
     def _access(self, host: str) -> dict[str, Any]:
-        """Return the spec's access settings for a host, from its Ansible variables."""
         variables = self.variables.get(host, {})
         user = self._variable(host, "ansible_user", "ansible_ssh_user")
         port = self._variable(host, "ansible_port", "ansible_ssh_port")
@@ -197,10 +192,9 @@ class _Inventory:
 
 
 def _read_inventory(source: Path) -> dict[str, Any]:
-    """Return the inventory as `ansible-inventory --list` prints it."""
     if not source.exists():
         message = f"there is no inventory {source}"
-        raise UsageError(message, code="no-such-file", fix="pass the file or folder for Ansible's -i")
+        raise UsageError(message, code="no-such-file", fix="pass the file or folder of an inventory")
     program = Path(sys.executable).parent / "ansible-inventory"
     with temporary_folder() as home:
         env = {k: v for k, v in os.environ.items() if not k.startswith("ANSIBLE_")}
@@ -211,7 +205,8 @@ def _read_inventory(source: Path) -> dict[str, Any]:
             result = run(argv, env=env, timeout_s=_TIMEOUT_S)
         except subprocess.TimeoutExpired as exc:
             message = f"Ansible did not read the inventory within {_TIMEOUT_S} s"
-            raise UsageError(message, code="inventory-timeout", where=str(source)) from exc
+            fix = "check how long `ansible-inventory --list` takes for this inventory"
+            raise UsageError(message, code="inventory-timeout", where=str(source), fix=fix) from exc
     try:
         listing = json.loads(result.stdout)
     except ValueError:
@@ -219,7 +214,8 @@ def _read_inventory(source: Path) -> dict[str, Any]:
     if result.rc != 0 or not isinstance(listing, dict):
         reason = "\n".join(line for line in result.stderr.splitlines() if line.strip())[-1500:]
         message = "Ansible can't read the inventory"
-        raise UsageError(message, code="inventory-unreadable", where=str(source), why=reason, fix="fix it")
+        fix = "correct the inventory until `ansible-inventory --list` can read it"
+        raise UsageError(message, code="inventory-unreadable", where=str(source), why=reason, fix=fix)
     return listing
 
 
@@ -241,7 +237,6 @@ def _split_jumps(arguments: str) -> tuple[list[str], list[str]]:
 
 
 def _jump_hosts(flag: str, value: str) -> list[str]:
-    """Return the jump hosts in an argument of ssh."""
     if flag == "-J":
         return value.split(",")
     if flag == "-o" and (match := _JUMP.match(value)):
@@ -252,6 +247,6 @@ def _jump_hosts(flag: str, value: str) -> list[str]:
 
 
 def _label(text: str) -> str:
-    """Return a valid name of a partition or cluster, derived from a group's name."""
+    """Return a valid name of a partition or cluster, derived from this text. "" if that is impossible."""
     label = re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-")[:_LONGEST_LABEL].strip("-")
     return label if re.match(r"[a-z]", label) else (f"p-{label}"[:_LONGEST_LABEL] if label else "")

@@ -186,8 +186,7 @@ class _Literal(str):
 
 
 class _Dumper(yaml.CSafeDumper):
-    """A YAML dumper that repeats equal values instead of using aliases."""
-
+    # Repeat equal values instead of using aliases.
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002
         return True
 
@@ -200,7 +199,6 @@ _Dumper.add_representer(
 def _groups(
     inventory: Inventory, hosts: Mapping[str, Variables], variables: Variables
 ) -> dict[str, Collection[str]]:
-    """Return the hosts of groups that only some clusters have, such as hosts with a firewall."""
     exports = inventory.shared_folder.kind == "nfs"
     conditions = {
         "own": variables.get("clusterctl_keeps"),
@@ -218,7 +216,7 @@ def _groups(
 
 
 def install_mark(inventory: Inventory | None = None, software: Software = PLAIN) -> str:
-    """Return the name of the mark file of a finished installation. Without an inventory: that of an image."""
+    """Return the name of the file that marks a finished installation. Default: of an image."""
     inputs: dict[str, bool] = {}
     if inventory is not None:
         kind, scheduler = inventory.shared_folder.kind, inventory.scheduler
@@ -324,12 +322,10 @@ def _shared_folder(inventory: Inventory) -> Variables:
 
 
 def _job_packages(wheels: Path, lock: Path) -> Variables:
-    """Return the source of the job environment: a folder of wheels, and a lock file with their hashes."""
     return {"job_env_wheelhouse": _literal(str(wheels)), "job_env_requirements": _literal(str(lock))}
 
 
 def _distribution(distribution: Distribution) -> Variables:
-    """Return the paths that differ between distributions. Names of packages are in the roles."""
     return {
         "clusterctl_release": distribution.release,
         "mariadb_config_file": distribution.mariadb_conf,
@@ -417,11 +413,7 @@ _FIND_MARKS: Final = 'for mark; do [ ! -e "$mark" ] || echo there; done'
 def hosts_to_install(
     inventory: Inventory, software: Software, reports: Mapping[str, HostReport], to: Connect
 ) -> tuple[Host, ...]:
-    """Return the hosts whose installation is not complete, including software for GPUs if they have GPUs.
-
-    Raises:
-        TransportError: a host does not answer.
-    """
+    """Return the hosts whose installation, also of software for their GPUs, is not complete."""
     mark = install_mark(inventory, software)
     nodes = inventory.compute if software.nvidia.installs else ()
     with_cards = {host.name for host in nodes if reports[host.name].cards}
@@ -435,13 +427,10 @@ def hosts_to_install(
 
 
 def send_repository(bundle: Bundle, hosts: Sequence[Host], to: Connect) -> tuple[str, ...]:
-    """Send the bundle's repository to the hosts that lack it. Return their names.
+    """Send the bundle's repository to the hosts that lack the repository. Return the names of these hosts.
 
-    The repository is removed after the installation.
-
-    Raises:
-        BundleError: the bundle has no packages for the distribution of a host; nothing was sent.
-        TransportError: sending failed. The error has a failure for each host.
+    Raise BundleError, with nothing sent, if the bundle lacks packages for a host's distribution.
+    Raise TransportError, with a failure for each host, if sending fails.
     """
     releases = {distribution_of(host.distribution).release for host in hosts}
     reject_defects(bundle.file, mismatches(bundle, None, sorted(releases)))
@@ -462,7 +451,7 @@ def send_repository(bundle: Bundle, hosts: Sequence[Host], to: Connect) -> tuple
 
 
 def _send(bundle: Bundle, host: Host, transport: Transport) -> bool:
-    """Send the repository to a host, unless it has it. Return whether it was sent."""
+    """Send the repository to a host that lacks it. Return whether it was sent."""
     argv = ["sudo", "-n", "sh", "-c", render(f"{_TEMPLATES}/receive.sh"), "sh", BUNDLE_FOLDER, bundle.digest]
     with transport.converse(argv, silence_s=_UNPACK_S) as stream:
         overflow = TransportError(f"{host.name} sent too much output", code="answer-too-long", host=host.name)

@@ -45,17 +45,15 @@ class ChosenCluster:
 
     @property
     def spec_file(self) -> Path | None:
-        """The given spec file, or ./cluster.yaml if it exists, or None."""
+        """The given spec file; else ./cluster.yaml, if it exists."""
         return self.file or find_spec(Path.cwd())
 
     def workspace(self, *, named: bool = False) -> Workspace:
         """Return the cluster's workspace. If the cluster is up, only the name in its spec file is read.
 
         named: reject a cluster that is chosen only because it is the only cluster that is up.
-
-        Raises:
-            UsageError: the file can't be read or has no valid name, or several clusters are up.
-            NotUpError: the spec file has errors, and the cluster is not up.
+        Raise UsageError if the file can't be read or lacks a valid name, or if several clusters are up.
+        Raise NotUpError if the spec file has errors, and the cluster is not up.
         """
         if self.name is not None:
             return self.named_workspace()
@@ -68,11 +66,7 @@ class ChosenCluster:
         return _known_workspace(path) or self._workspace_of_file(path)
 
     def named_workspace(self) -> Workspace:
-        """Return the workspace of ``name``.
-
-        Raises:
-            UsageError: the name is not valid, or a spec file is given as well.
-        """
+        """Return the workspace of ``name``. UsageError: an invalid name, or a spec file is given too."""
         if self.file is not None:
             raise excluded("-f", "--cluster")
         if not is_cluster_name(self.name or ""):
@@ -80,19 +74,16 @@ class ChosenCluster:
         return Workspace.of(self.name or "")
 
     def only_cluster(self, *, named: bool = False) -> str | None:
-        """Return the name of the only cluster that is up. None: a cluster is given, or the built-in is used.
+        """Return the name of the only cluster that is up, unless a cluster is given, or the built-in is up.
 
-        named: reject this implicit choice.
-
-        Raises:
-            UsageError: several clusters are up without the built-in one, or the cluster must be ``named``.
+        Raise UsageError if several other clusters are up, or if the user must name the cluster (``named``).
         """
         clusters = clusters_up()
         if self.name is not None or self.spec_file or not clusters or DEFAULT_CLUSTER in clusters:
             return None
         if named or len(clusters) > 1:
             raise UsageError(
-                "no cluster is given, and there is no cluster.yaml here",
+                "no cluster is given, and this folder has no cluster.yaml",
                 code="no-cluster-named",
                 why=f"cluster{'s' * (len(clusters) > 1)} that {'are' if len(clusters) > 1 else 'is'} up: "
                 f"{', '.join(clusters)}",
@@ -123,8 +114,8 @@ class ChosenCluster:
                 code="not-up",
                 where=str(path),
                 why="\n".join(map(str, spec_error.problems)),
-                fix="correct the file and run `clusterctl up`; or pass --cluster NAME, which reads no file "
-                f"({name}, to remove an earlier cluster with `down`; `clusterctl list` shows all)",
+                fix="correct the file and run `clusterctl up`; or choose a cluster without reading the file: "
+                "pass --cluster NAME (`clusterctl list` shows all names)",
             )
         return workspace
 
@@ -137,7 +128,7 @@ def unknown_cluster(name: str) -> UsageError:
 
 
 def _known_workspace(path: Path) -> Workspace | None:
-    """Return the existing workspace for the name in a spec file, without parsing the file, or None."""
+    """Return the workspace for the name in a spec file, if it exists. The file is not parsed."""
     with suppress(OSError, UnicodeDecodeError):
         names = [match[2] for match in _NAME_LINE.finditer(path.read_text())]
         if len(names) == 1 and (workspace := Workspace.of(names[0])).root.is_dir():
@@ -147,10 +138,9 @@ def _known_workspace(path: Path) -> Workspace | None:
 
 @contextmanager
 def naming_lock_holder(workspace: Workspace) -> Iterator[None]:
-    """Explain failures of the body by another clusterctl process that holds the cluster's lock.
+    """Raise LockedError if the body fails because the cluster does not answer while its lock is held.
 
-    Raises:
-        LockedError: the body failed because the cluster did not answer, and the lock is held.
+    The error names the other clusterctl process, which explains the failure.
     """
     try:
         yield

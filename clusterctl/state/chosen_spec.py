@@ -15,11 +15,8 @@ def spec_of(chosen: ChosenCluster) -> ClusterSpec:
     """Return the spec of the chosen file, of ./cluster.yaml, or of the built-in local cluster.
 
     For a cluster chosen by its name, this is the applied spec, read with the rules of its time so that a
-    running cluster can be repaired. Violations of newer rules become notes.
-
-    Raises:
-        SpecError: the file has errors; ``problems`` lists all of them.
-        UsageError: there is no such file or cluster.
+    running cluster can be repaired. Violations of newer rules become notes. Raise SpecError if the file has
+    errors, UsageError if the file or cluster does not exist.
     """
     if chosen.name is not None:
         workspace = chosen.named_workspace()
@@ -37,5 +34,5 @@ def spec_of(chosen: ChosenCluster) -> ClusterSpec:
 
 
 def spec_of_existing(chosen: ChosenCluster) -> ClusterSpec:
-    """Return the spec as `spec_of` does; without a spec file, that of the only cluster that is up."""
+    """Return the spec like `spec_of`, but without a spec file the spec of the only cluster that is up."""
     return spec_of(replace(chosen, name=chosen.only_cluster() or chosen.name))

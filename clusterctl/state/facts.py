@@ -41,7 +41,7 @@ class ClusterFacts:
         is_shared: whether the hosts have a shared folder, with the home folders.
         pmix: whether Slurm itself starts the ranks of MPI programs.
         interval_s: seconds between two samples of telemetry.
-        requirements: the requirements file of the jobs' Python. None: no file.
+        requirements: the requirements file of the jobs' Python, if the spec has one.
         root: the folder on the hosts with the software of jobs, such as their Python.
         provider: the provider's type. "" if the facts are from a spec.
     """
@@ -61,12 +61,7 @@ class ClusterFacts:
 
 
 def facts_of(workspace: Workspace) -> ClusterFacts:
-    """Read the facts that `up` recorded.
-
-    Raises:
-        NotUpError: the cluster is not up.
-        UsageError: its record is damaged.
-    """
+    """Read the facts that `up` recorded. NotUpError: the cluster is not up. UsageError: damaged record."""
     try:
         return _facts_of_record(json.loads(workspace.inventory.read_bytes()))
     except FileNotFoundError as exc:
@@ -99,7 +94,7 @@ def _facts_of_record(record: dict[str, Any]) -> ClusterFacts:
 
 
 def not_up(workspace: Workspace) -> NotUpError:
-    """Return the error for a cluster that has no record."""
+    """Return the error for a cluster without a record."""
     message = f"cluster {workspace.root.name!r} is not up"
     fix = "run `clusterctl up` first, or choose another cluster with --cluster (`clusterctl list` shows all)"
     return NotUpError(message, code="not-up", where=str(workspace.root), fix=fix)
@@ -113,11 +108,7 @@ def damaged(workspace: Workspace) -> UsageError:
 
 
 def applied_text(workspace: Workspace) -> bytes:
-    """Return the text of the spec of the last `up`.
-
-    Raises:
-        UsageError: the spec can't be read.
-    """
+    """Return the text of the spec of the last `up`. Raise UsageError if the spec can't be read."""
     try:
         return workspace.spec.read_bytes()
     except OSError as exc:
@@ -125,7 +116,7 @@ def applied_text(workspace: Workspace) -> bytes:
 
 
 def facts_of_spec(spec: ClusterSpec) -> ClusterFacts:
-    """Return the facts of a resolved spec. Its cluster need not be up."""
+    """Return the facts of a resolved spec, whether the cluster is up or not."""
     recorded = job_settings(spec)
     del recorded["scheduler"]
     return ClusterFacts(

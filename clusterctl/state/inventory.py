@@ -42,9 +42,9 @@ class Host(BaseModel):
 
     address: the address that Slurm, MPI and the other hosts use.
     roles: a subset of CONTROLLER, COMPUTE and LOGIN.
-    cpus, memory_mib: the node's share of a larger machine, which Slurm gets instead of the detected hardware
-        (``config_overrides``). None if the node has the whole machine.
-    disk_mib: limit of the disk space that the node may use. None: no limit.
+    cpus, memory_mib: the node's share, if it is a part of a larger machine. Slurm gets the share instead of
+        the detected hardware (``config_overrides``).
+    disk_mib: limit of the disk space that the node may use. Default: no limit.
     proxy_command: program whose standard streams carry the SSH connection if there is no route to the host;
         `%p` stands for the port.
     job_environment: variables for every job on the host, unless the job sets them; `{interface}` in a value
@@ -151,7 +151,7 @@ class Inventory(BaseModel):
 
     @property
     def distribution(self) -> Distribution:
-        """The distribution of the cluster, which is the same on all hosts."""
+        """The distribution of all hosts."""
         return distributions.distribution_of(self.controller.distribution)
 
     @property
@@ -193,7 +193,7 @@ class Inventory(BaseModel):
 
 
 def inventory_of(workspace: Workspace) -> Inventory:
-    """Return the inventory that `up` wrote. Raise UsageError if the cluster is not up, or it is damaged."""
+    """Return the inventory that `up` wrote. UsageError: the cluster is not up, or the file is damaged."""
     try:
         return Inventory.model_validate_json(workspace.inventory.read_bytes())
     except ValidationError as exc:
@@ -224,7 +224,7 @@ def applied_if_known(workspace: Workspace) -> ClusterSpec | None:
 
 
 def keeps_storage(workspace: Workspace, *, if_damaged: bool = False) -> bool:
-    """Return whether the applied spec keeps the shared folder after `down`; ``if_damaged`` without a spec."""
+    """Return whether the applied spec keeps the shared folder after `down`. No spec: ``if_damaged``."""
     try:
         return applied_spec(workspace).storage.keep
     except UsageError:
@@ -242,7 +242,7 @@ def may_keep_storage(workspace: Workspace) -> bool:
 
 
 def planned_distribution(spec: ClusterSpec, workspace: Workspace) -> Distribution | None:
-    """Return the distribution of the hosts. None if it is unknown until the hosts are probed."""
+    """Return the distribution of the hosts, unless it is unknown until the hosts are probed."""
     try:
         return inventory_of(workspace).distribution
     except UsageError:

@@ -48,7 +48,6 @@ class Metric:
     nonfinite: int = 0
 
     def add(self, value: float, step: int | None = None) -> None:
-        """Add a value to the statistics."""
         self.count += 1
         self.last_step = step
         if not math.isfinite(value):
@@ -91,26 +90,24 @@ class TaskRecord(_Stored):
 
     @property
     def number(self) -> str:
-        """The task's number in the array. "" for a job that is not an array."""
+        """The task's index in the array. "" for a job that is not an array."""
         return self.id.partition("_")[2]
 
     @property
     def folder(self) -> str:
-        """The name of the task's folder, inside the folder of the array job."""
         return f"task-{self.number}"
 
 
 def node_hours(tasks: Iterable[TaskRecord]) -> float:
-    """Return the sum of nodes times hours. A part of a node counts as a node. Tasks never started count 0."""
+    """Return the sum of nodes times hours. Parts of nodes count as nodes, tasks that never started as 0."""
     times = ((task.start_time, task.end_time, len(task.nodes)) for task in tasks)
     return sum(count * (end - start) for start, end, count in times if start and end) / 3600
 
 
 class Skipped(_Stored):
-    """A file or folder that `collect` left in the job's folder, and why.
+    """A file or folder of a job that `collect` did not copy, and why.
 
-    path: printable path in the job's folder. bytes: total size.
-    files: number of files. 0 if it holds no data, such as a link.
+    path: printable path in the job's folder. bytes: total size. files: their number, 0 without data.
     """
 
     path: str
@@ -120,7 +117,7 @@ class Skipped(_Stored):
 
     @property
     def only_there(self) -> bool:
-        """Whether it holds data that exists nowhere else."""
+        """Whether the file or folder holds data that exists only on the cluster."""
         return self.files > 0 and self.reason != UNCHANGED
 
 
@@ -195,7 +192,7 @@ class RunRecord(_Stored):
             raise CollectError(message, code="not-a-run", where=str(path), why=reason, fix=fix) from exc
 
     def as_json(self) -> str:
-        """Return the content of run.json. The path of its folder is not included."""
+        """Return the content of run.json, without the path of its folder."""
         return self.model_dump_json(indent=2, exclude={"directory"}) + "\n"
 
 

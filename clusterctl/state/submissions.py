@@ -47,7 +47,7 @@ UNCHANGED = "unchanged since it was submitted"
 class JobEntry:
     """A submission, recorded under its token before it is sent to Slurm.
 
-    job_id: None until sbatch has answered. refused: whether Slurm rejected the job, so it never gets an id.
+    job_id: set when sbatch has answered. refused: whether Slurm rejected the job, so it never gets an id.
     state: the job's final state, once known.
     run_dir: the folder of the collected run. run_state: the job's state when it was collected.
     """
@@ -88,7 +88,7 @@ class Ledger:
         return Workspace(self._path.parent)
 
     def entries(self) -> tuple[JobEntry, ...]:
-        """Return all submissions, oldest first."""
+        """Return all submissions, the oldest first."""
         merged: dict[str, dict[str, Any]] = {}
         for row in (*read_rows(self._path), *self._unwritten):
             if "token" in row:
@@ -98,7 +98,7 @@ class Ledger:
         )
 
     def find(self, job_id: str) -> JobEntry | None:
-        """Return the submission of this job or array task, if it was submitted from here."""
+        """Return the submission of this job or array task, if it was submitted from this machine."""
         base = job_id.partition("_")[0]
         return next((entry for entry in reversed(self.entries()) if entry.job_id == base), None)
 
@@ -133,7 +133,7 @@ class Ledger:
             raise
 
     def kept(self, token: str) -> Mapping[str, bytes]:
-        """Return the files that ``keep`` stored. Empty for a job that was submitted from elsewhere."""
+        """Return the files that ``keep`` stored. Empty for a job submitted from another machine."""
         folder = self._folder(token)
         return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.is_dir() else {}
 

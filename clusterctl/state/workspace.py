@@ -33,8 +33,7 @@ _PAUSE_S = 0.2
 def state_home() -> Path:
     """Return the folder that holds the workspaces of all clusters.
 
-    Raises:
-        MachineError: the caller has no home folder, or the path can't be written in an ssh_config.
+    Raise MachineError if there is no home folder, or the path can't be written in an ssh_config.
     """
     home = os.environ.get("CLUSTERCTL_HOME")
     folder = _expand_home(home).absolute() if home else _xdg_folder("XDG_STATE_HOME", ".local/state")
@@ -71,7 +70,7 @@ def _expand_home(path: str) -> Path:
         # pathlib raises this if the home folder is unknown.
         fix = "set CLUSTERCTL_HOME and XDG_CACHE_HOME to folders of your own"
         raise MachineError(
-            "no folder found for clusterctl's files", code="no-home-folder", why=str(exc), fix=fix
+            "the home folder of this account is unknown", code="no-home-folder", why=str(exc), fix=fix
         ) from exc
 
 
@@ -83,12 +82,10 @@ def _private_folder(path: Path) -> None:
 
 
 def write_atomic(path: Path, data: str | bytes, *, mode: int = 0o600, anew: bool = False) -> bool:
-    """Write a file so that readers, and a crash, see either the old content or the new, never a part.
+    """Write a file so that a reader, even after a crash, sees either the old or the new content, all of it.
 
     A file that already has this content is not replaced, unless ``anew``. Return whether it was written.
-
-    Raises:
-        MachineError: the file can't be written; see ``disk.writing``.
+    Raise MachineError if the file can't be written; see ``translating_write_errors``.
     """
     raw = data.encode() if isinstance(data, str) else data
     # The file may be removed between the two checks.
@@ -120,8 +117,6 @@ def has_content(path: Path, raw: bytes, mode: int) -> bool:
 
 
 class _Path:
-    """Descriptor for the path of a file or folder in a workspace."""
-
     def __init__(self, name: str) -> None:
         self._name = name
 
@@ -137,7 +132,7 @@ class Workspace:
 
     @classmethod
     def of(cls, name: str) -> Workspace:
-        """Return the workspace of the cluster of that name. Nothing is created."""
+        """Return the workspace of the cluster with this name. Nothing is created."""
         return cls(state_home() / name)
 
     _id = _Path("id")
@@ -270,10 +265,7 @@ def _draw_key_pair(path: Path, *, comment: bytes = b"") -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The process that holds the lock.
-
-    verb: the clusterctl command. since: Unix seconds. user: name of its account. "" if unknown.
-    """
+    """The process that holds the lock: its clusterctl command, start (Unix seconds) and account, if known."""
 
     verb: str
     pid: int
@@ -293,12 +285,9 @@ def hold(
     """Hold a lock while the body runs.
 
     verb: the command that is recorded as the holder. ``what``: the locked resource, for messages.
-    wait_s: longest wait for another holder, in seconds.
-    waiting: called once with a message about the other holder.
-
-    Raises:
-        LockedError: another clusterctl process held the lock during the whole wait.
-        MachineError: the lock file can't be created.
+    waiting: called once with a message about the other holder, if there is a wait.
+    Raise LockedError if another clusterctl process holds the lock for ``wait_s`` seconds, MachineError if the
+    lock file can't be created.
     """
     deadline = time.monotonic() + wait_s
     is_reported = False
@@ -348,7 +337,7 @@ def _name_holder(fd: int, text: str) -> None:
 
 
 def holder(path: Path) -> Holder | None:
-    """Return the holder of the lock. None if the lock is free."""
+    """Return the holder of the lock, unless the lock is free."""
     try:
         owner = Holder(**json.loads(path.read_bytes()))
         # A dead process holds no lock. PermissionError: the process lives under another account.
@@ -376,7 +365,7 @@ def _user() -> str:
 def open_private(path: str | Path, _flags: int = 0) -> int:
     """Open a lock file, without following links. Usable as the `opener` of `open`.
 
-    Its mode is set to 0600, also for existing files, because an account that can read it can lock it.
+    The mode is set to 0600, also of an existing file, because an account that can read the file can lock it.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:

@@ -106,6 +106,6 @@ def test_up_refuses_at_once_and_plan_and_validate_say_so(planned_cloud: GoogleCl
     plan = preview(
         ClusterContext.of(parse_spec(SPEC, "cluster.yaml"), workspace=Workspace(tmp_path / "none" / "demo"))
     )
-    (note,) = (one for one in plan.notes if "would refuse" in one)
+    (note,) = (one for one in plan.notes if "would fail" in one)
     assert "Debian 12" in note
     assert not planned_cloud.resources()
