@@ -31,7 +31,7 @@ from clusterctl.util.progress import report_steps
 def bake_image(
     cluster: ClusterContext, approve: Callable[[tuple[str, ...]], None] = lambda _: None
 ) -> Literal["made", "cached"]:
-    """Build the image that new nodes start from. Return whether it was built, or was in the cache.
+    """Build the image that new nodes start from. Return "cached" if the image was in the cache.
 
     If the cluster does not exist yet, everything else that was created for the build is removed again.
 
@@ -90,7 +90,7 @@ def prepare_image(cluster: ClusterContext) -> Outcome[None]:
 def share_configuration(
     cluster: ClusterContext, plan: HostPlan, distribution: Distribution | None
 ) -> Mapping[str, str]:
-    """Prepare the configuration that new hosts of a group share, as a phase. Return its key for each group.
+    """Prepare the configuration that new hosts of a group share, as a phase. Return group -> its key.
 
     distribution: the distribution of new hosts. If it is unknown before they exist, nothing is prepared.
     """

@@ -69,7 +69,7 @@ class ClusterContext(PhaseRunner):
         return applied_if_known(self.workspace)
 
     def scheduler(self, inventory: Inventory, *, patience_s: float = PATIENCE_S) -> Jobs:
-        """Return the scheduler of the hosts of this inventory, as the admin user."""
+        """Return a client of the scheduler of these hosts. It works as the admin user."""
         return scheduler_of(inventory, self.connections.to, patience_s=patience_s)
 
     def probe(

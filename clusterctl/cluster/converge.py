@@ -72,7 +72,7 @@ _START_SLURMD = (
 class Configured(BaseModel):
     """The workspace's record of how `up` last configured the hosts.
 
-    inputs: digest of all inputs. Empty while `up` configures all hosts, or if it did not finish.
+    inputs: digest of all inputs. Empty while `up` configures all hosts, or if `up` did not finish.
     groups: group of hosts -> digest of the inputs that its hosts share.
     marks: host -> the checksums and states that a probe of the host returned afterwards.
     hardware: node -> the hardware that it was configured for. Written before configuring starts, when nodes
@@ -398,7 +398,7 @@ def inputs_of(
 def render(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Mapping[str, HostReport]
 ) -> Rendered:
-    """Render the files of these hosts, and write them and the Ansible inventory."""
+    """Render and write the files of these hosts, and the Ansible inventory."""
     inventory = without_missing_cgroups(inventory, reports)
     rendered = inputs_of(spec, inventory, workspace, reports)
     rendered.write(workspace)

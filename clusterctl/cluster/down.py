@@ -289,9 +289,9 @@ def to_discard(workspace: Workspace, ids: Collection[str], *, everything: bool) 
 
 
 def not_collected_error(exc: ClusterctlError, discarded: Sequence[str] = ()) -> CollectError:
-    """Return the error for a `down` that could not collect runs: which runs, why, and how to give them up.
+    """Return the error for a `down` that could not collect runs: which runs, why, and how to discard them.
 
-    discarded: ids of jobs that the user gave up already; the suggested command repeats them.
+    discarded: ids of jobs that the user discards already; the suggested command repeats these ids.
     """
     jobs = exc.jobs if isinstance(exc, CollectError) else ()
     remedy = exc.fix if jobs else "repair the cluster with `clusterctl up`, then run `down` again"
@@ -324,7 +324,7 @@ def _applied_settings(workspace: Workspace) -> ProviderSettings:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """The storage that earlier clusters called ``name`` left behind, as found by the provider."""
+    """The storage that earlier clusters with this name left behind, as found by the provider."""
 
     name: str
     provider: Provider
@@ -407,7 +407,7 @@ def remove_storage(runner: PhaseRunner, storage: Storage) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Orphans:
-    """Clusters called ``name`` without a workspace: cluster id -> its machines, disks and other resources."""
+    """Clusters with this name but without a workspace: cluster id -> machines, disks, other resources."""
 
     name: str
     settings: ProviderSettings

@@ -66,7 +66,7 @@ def lost_packages(recorded: Checksums, now: Checksums) -> str:
 
 
 def _without_consequences(keys: Sequence[str], marks: Checksums) -> Iterator[str]:
-    """Yield the keys of drift that does not follow from other drift, as the home of a missing account."""
+    """Yield the keys without drift that follows from other drift, such as the home of a missing account."""
     for key in keys:
         kind, _, name = key.partition(" ")
         if kind == "home":

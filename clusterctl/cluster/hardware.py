@@ -90,7 +90,7 @@ class NodeConfig:
 
 
 def hardware(spec: ClusterSpec, inventory: Inventory, reports: Reports) -> dict[str, Hardware]:
-    """Return, for each node with a report, the hardware to configure it for."""
+    """Return node -> the hardware to configure the node for, for all nodes with a report."""
     counts_cards = spec.software.nvidia.installs
     return {
         host.name: Hardware(
@@ -166,7 +166,7 @@ def node_config(
 
 
 def with_recorded_memory(reports: Reports, recorded: Mapping[str, Hardware]) -> Reports:
-    """Return the reports, with the recorded memory for nodes with a difference of less than 1 %."""
+    """Return the reports, with the recorded memory of nodes if it differs by at most 1 %."""
     result = dict(reports)
     for host, report in reports.items():
         before, facts = recorded.get(host, Hardware()).facts, report.facts

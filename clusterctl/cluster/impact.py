@@ -204,7 +204,7 @@ def reject(impact: Impact) -> None:
 
 
 def reject_changed_users(cluster: ClusterContext) -> None:
-    """Raise UsageError if a changed user of the spec has the uid of another account on the controller.
+    """Raise UsageError if `users` was changed, and a user has the uid of another account on the controller.
 
     If the controller is unreachable, nothing is checked, and the Ansible role `users` fails later.
     """

@@ -60,9 +60,8 @@ def check_only_copies(
 def find_only_copies(workspace: Workspace, discarded: Collection[str]) -> OnlyCopies:
     """Return the waiting and running jobs of the cluster, and the files that exist only on it.
 
-    Machines that the user owns keep their files, so it is no obstacle if they do not answer.
-
-    discarded: ids of jobs that are left out, with their files.
+    Machines that the user owns keep their files, so they need not answer. ``discarded``: ids of jobs that are
+    left out, with their files.
     """
     # Before the hosts were configured, no user could log in.
     if not workspace.configured.exists():

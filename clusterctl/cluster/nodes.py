@@ -219,7 +219,7 @@ def spec_without(spec: ClusterSpec, names: Collection[str]) -> ClusterSpec:
 
 @contextmanager
 def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[None]:
-    """Record that different machines will have these names. The old machines get a pending release.
+    """Record that these host names belong to different machines. The old machines get a pending release.
 
     If the body raises, the records are restored.
     """

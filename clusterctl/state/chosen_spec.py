@@ -14,8 +14,8 @@ from clusterctl.state.workspace import Workspace
 def spec_of(chosen: ChosenCluster) -> ClusterSpec:
     """Return the spec of the chosen file, of ./cluster.yaml, or of the built-in local cluster.
 
-    For a cluster chosen by its name, this is the applied spec, read with the rules of its time so that a
-    running cluster can be repaired. Violations of newer rules become notes. Raise SpecError if the file has
+    For a cluster chosen by its name, this is the applied spec. It may break rules that are newer than the
+    cluster, so that the cluster can be repaired; violations become notes. Raise SpecError if the file has
     errors, UsageError if the file or cluster does not exist.
     """
     if chosen.name is not None:

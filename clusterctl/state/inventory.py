@@ -156,7 +156,7 @@ class Inventory(BaseModel):
 
     @property
     def cgroups(self) -> bool:
-        """Whether Slurm can confine jobs by control groups. Most containers don't allow it."""
+        """Whether Slurm can confine jobs by control groups, which most containers don't allow."""
         return self.distribution.cgroup_v2 and all(host.cgroups for host in self.compute)
 
     @property

@@ -119,7 +119,7 @@ class Ledger:
         return replace(entry, **changes)  # type: ignore[arg-type]  # fields of these types
 
     def keep(self, token: str, files: Mapping[str, bytes]) -> None:
-        """Store clusterctl's files of a job's folder. If writing fails, nothing is stored."""
+        """Store clusterctl's files of a job's folder on this machine. If writing fails, store nothing."""
         folder = self._folder(token)
         try:
             with translating_write_errors(folder):
