@@ -1,5 +1,5 @@
-"""The command line. Each command parses its options, makes a single call, and shows the result.
+"""The command line. Each command parses its options, calls another package, and shows the result.
 
 Only this package prints or exits. ``run``, ``options`` and ``output`` import little, so that ``clusterctl
---help`` starts quickly. The other modules contain the commands and are imported when their command is called.
+--help`` starts quickly. The other modules are imported when a command in them is called.
 """

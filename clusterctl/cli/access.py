@@ -1,4 +1,4 @@
-"""The commands ssh and shell: terminals and commands on hosts."""
+"""The commands ssh and shell, which open shells and run commands on hosts."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def shell(
     _refuse_shell_as_json(screen, command)
     if not command and not terminal:
         raise UsageError(
-            "there is no terminal for a shell",
+            "a shell needs a terminal",
             code="needs-terminal",
             fix="pass a command: clusterctl shell -- COMMAND",
         )
@@ -94,14 +94,11 @@ def shell(
         argv = allocation.argv(command or [], environment, terminal=terminal)
         code = _run(screen, argv, {"job_id": allocation.job_id, "nodes": allocation.nodes})
         if lease.was_revoked():
-            screen.note(
-                f"note: Slurm ended the allocation; `clusterctl jobs {allocation.job_id}` shows the reason"
-            )
+            screen.note(f"note: Slurm ended the allocation; see `clusterctl jobs {allocation.job_id}`")
     return code
 
 
 def _environment(screen: Screen, session: Session, options: JobOptions) -> Environment:
-    """Build the Python environment on the cluster before nodes are allocated, and return it."""
     with screen.working("resolving requirements"):
         environment = preparer(screen).environment(session, options)
     with screen.transfers() as progress:
@@ -131,7 +128,6 @@ def _refuse_shell_as_json(screen: Screen, command: Sequence[str] | None) -> None
 
 
 def _note_wait(screen: Screen, session: Session, job_id: str) -> None:
-    """Show that the job is pending, with Slurm's reason."""
     (job,) = session.scheduler.jobs([job_id]) or (None,)
     reason = f" ({job.reason})" if job is not None and job.reason not in {"", "None"} else ""
     screen.note(f"job {job_id} is waiting in the queue{reason}; Ctrl-C withdraws it")

@@ -1,4 +1,4 @@
-"""The commands bundle create, verify and show: a file with all software for air-gapped hosts."""
+"""The commands bundle create, verify and show. A bundle is a file with all software for air-gapped hosts."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ def create(
             metavar="NAME=FILE",
         ),
     ] = None,
-    out: Annotated[
-        Path | None, option("The file to write. Default: NAME.bundle.tar here.", metavar="FILE")
-    ] = None,
+    out: Annotated[Path | None, option("Output file. Default: ./NAME.bundle.tar.", metavar="FILE")] = None,
 ) -> None:
     """Pack OS packages with dependencies and Python wheels into a single file.
 
@@ -50,9 +48,9 @@ def create(
     archives = dict(_assignment(text) for text in archive or ())
     if unknown := archives.keys() - by_release.keys():
         raise UsageError(
-            f"no host has the distribution of --from: {', '.join(sorted(unknown))}",
+            f"--from names a distribution that the bundle does not cover: {', '.join(sorted(unknown))}",
             code="unknown-distribution",
-            fix="add it with --os",
+            fix="add the distribution with --os",
         )
     for name in names:
         if name.startswith("rhel-") and _distribution(name).release not in archives:
@@ -74,7 +72,7 @@ def verify(screen: Screen, path: BundleFile, system: Systems = None) -> None:
     opened = open_bundle(path)
     releases = list({_distribution(name).release: None for name in system or ()})
     has_spec = screen.cluster is not None or screen.chosen().spec_file is not None
-    # Without a spec, the bundle is not compared with any.
+    # Without a spec, only the checksums and the distributions are verified.
     spec = spec_of(screen.chosen()) if has_spec else None
     defects = (*mismatches(opened, spec, releases), *damages(opened))
     reject_defects(path, defects)
@@ -90,13 +88,12 @@ def _distribution(name: str) -> Distribution:
     try:
         return distribution_of(name)
     except ProvisionError as exc:
-        raise UsageError(
-            exc.what, code="unknown-distribution", where="--os", why=exc.why, fix=exc.fix
-        ) from exc
+        code = "unknown-distribution"
+        raise UsageError(exc.what, code=code, where="--os", why=exc.why, fix=exc.fix) from exc
 
 
 def _names(screen: Screen, names: list[str] | None) -> list[str]:
-    """Return the given distributions, otherwise those of the hosts in the inventory."""
+    """Return the given names of distributions, otherwise the distributions of the hosts in the inventory."""
     if names:
         return names
     try:

@@ -1,4 +1,4 @@
-"""The command collect, which copies runs from the cluster and lists skipped files."""
+"""The command collect, which copies runs from the cluster to this machine and lists skipped files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from clusterctl.state.submissions import RUNS, UNCHANGED
 from clusterctl.state.workspace import Workspace
 
 _MOST_REASONS = 8
-
 
 # Parameters of ``selection_of``.
 _SELECTION: Final = {
@@ -68,7 +67,7 @@ def collect(
             folders = bring_all(workspace, out, progress=progress)
     lines = []
     for run in runs:
-        # `collect --all` has copied skipped files of runs together with the home folders.
+        # With --all, ``bring_all`` has also copied the skipped files of runs.
         if (ids or not everything) and (uncollected := not_brought_home(run)):
             screen.note(f"note: {uncollected}; {_what_becomes(workspace)}")
         cost = "" if run.cost_usd is None else f", {run.cost_usd:.2f} USD"
@@ -90,7 +89,7 @@ def _answer(run: RunRecord) -> dict[str, Any]:
 
 
 def _what_becomes(workspace: Workspace) -> str:
-    """Return the effect of `down` on files in jobs' folders, in words."""
+    """Return a phrase that tells whether `down` deletes the files in jobs' folders."""
     from clusterctl.state.inventory import inventory_of, keeps_storage
 
     if inventory_of(workspace).traits.user_owned:
@@ -100,7 +99,7 @@ def _what_becomes(workspace: Workspace) -> str:
 
 
 def not_brought_home(run: RunRecord) -> str:
-    """Return a line about a job's files that were not collected. "": all were collected."""
+    """Return a line about a job's files that were not collected. Empty if all were collected."""
     by_reason: dict[str, list[str]] = {}
     for skipped in run.skipped:
         if skipped.reason != UNCHANGED:
@@ -117,6 +116,6 @@ def not_brought_home(run: RunRecord) -> str:
 
 
 def _nearby(path: Path) -> Path:
-    """Return a path relative to the current folder if it lies below."""
+    """Return a path in the current folder as a relative path, and any other path unchanged."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path

@@ -22,12 +22,9 @@ from clusterctl.state.chosen import ChosenCluster
 from clusterctl.state.ledger import RunRecord
 from clusterctl.state.workspace import WAIT_S, Workspace
 
-Name = Annotated[
-    str | None, argument("Name of the cluster. Default: the spec's name.", metavar="[NAME]", tab=clusters)
-]
+Name = Annotated[str | None, argument("Cluster name. Default: the spec's.", metavar="[NAME]", tab=clusters)]
 Project = Annotated[str | None, option("The Google Cloud project, if there is no spec.", "--project")]
 DiscardAll = Annotated[bool, option("Delete all data on it.", "--discard")]
-
 
 # The fields of DownOptions, and the options about prompts and locks.
 _DOWN_FLAGS: Final = {
@@ -109,7 +106,7 @@ def _show(screen: Screen, name: str, result: cluster_down.DownResult) -> None:
         "phases": phase_dicts(result.phases),
         "cache_mib": size,
     }
-    verified = "cleanup verified" if result.verified else "it had no machines"
+    verified = "cleanup verified" if result.verified else "the cluster had no machines"
     prune = "remove it with `clusterctl cache prune --images` and this spec"
     lines = [f"cluster {name!r} is down; {verified}", *_kept_lines(name, result.kept)]
     lines += [f"kept: {image}; {prune}" for image in result.images]
@@ -154,7 +151,7 @@ def storage_remove(
 
 
 def _chosen(screen: Screen, name: str | None) -> ChosenCluster:
-    """Return the cluster with this name (the argument NAME), or the cluster of the common options."""
+    """Return the cluster of the argument NAME, or by default the cluster of the options -f and --cluster."""
     if name is not None and screen.cluster is not None:
         raise excluded("NAME", "--cluster")
     return ChosenCluster(screen.file, name or screen.cluster, screen.note)

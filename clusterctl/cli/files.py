@@ -69,10 +69,8 @@ def _show_transfer(
     """Show the size and the duration of a transfer.
 
     started_at: start of the transfer by the monotonic clock, in seconds.
-    verb: the past participle for the message: sent or fetched.
-    folder: the full path of the target folder.
-    where: the target folder as the user wrote it.
-    skipped: paths that are neither files nor folders.
+    verb: sent or fetched.
+    folder, where: the full path of the target folder, and its path as the user wrote it.
     """
     seconds, size = time.monotonic() - started_at, format_size(done.bytes)
     amount = f"1 file, {size}, is" if done.files == 1 else f"{done.files} files, {size}, are"

@@ -1,4 +1,4 @@
-"""The commands logs and cancel, and functions that wait for jobs and follow their output."""
+"""The commands logs and cancel, and functions that wait for jobs and show their output."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from clusterctl.scheduler.diagnosis import Diagnosis
 
 Ids = Annotated[
-    list[str], argument("Job IDs, such as 12, or 12_3 for an array task.", metavar="ID...", tab=job_ids)
+    list[str], argument("Job IDs, such as 12; 12_3 is an array task.", metavar="ID...", tab=job_ids)
 ]
 
 
@@ -80,10 +80,10 @@ def logs(
 def _last_submitted(screen: Screen, session: Session) -> str:
     for entry in reversed(session.ledger.entries()):
         if entry.job_id is not None:
-            screen.note(Notice("last-job", f"{entry.shown}, the last submitted job"))
+            screen.note(Notice("last-job", f"showing {entry.shown}, the last submitted job"))
             return entry.job_id
     raise UsageError(
-        "no job was submitted from here yet",
+        "no job was submitted from this machine yet",
         code="no-job-yet",
         fix="pass a job ID; `clusterctl jobs` lists the jobs",
     )
@@ -113,7 +113,11 @@ def wait_for(
 def follow_job(
     screen: Screen, session: Session, job_id: str, timeout_s: float | None, *, show: OnOutput, rank: str = ""
 ) -> tuple[JobInfo, ...]:
-    """Show the output of a job until it has ended. Raise an error unless it completed."""
+    """Show the output of a job until the job has ended.
+
+    Raises:
+        JobFailedError, JobCancelledError: the job has not completed.
+    """
     changes = ChangeNotes(screen.note)
     with _detaching(screen, [job_id]):
         ended = watch.follow(
@@ -125,7 +129,7 @@ def follow_job(
 
 @contextmanager
 def _detaching(screen: Screen, ids: Sequence[str]) -> Iterator[None]:
-    """Tell the user that Ctrl-C or a signal detached from jobs, which keep running."""
+    """After Ctrl-C or a signal, tell the user that the jobs keep running."""
     try:
         yield
     except ENDINGS:
@@ -135,8 +139,9 @@ def _detaching(screen: Screen, ids: Sequence[str]) -> Iterator[None]:
 
 
 def timeout_of(text: str | None) -> float | None:
-    """Return the value of ``--timeout`` in seconds. It has the format of ``--time``."""
+    """Return ``--timeout``, which has the format of ``--time``, in seconds."""
     try:
         return None if text is None else float(parse_slurm_time_s(text))
     except ValueError as exc:
-        raise UsageError("the value of --timeout is wrong", code="bad-value", why=str(exc)) from exc
+        message, fix = f"--timeout {text} is not a time", "write it as --timeout 30m"
+        raise UsageError(message, code="bad-value", why=str(exc), fix=fix) from exc

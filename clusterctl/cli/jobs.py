@@ -1,4 +1,4 @@
-"""The commands status and jobs, which show nodes, jobs, and a single job in full."""
+"""The commands status and jobs, which show the state of nodes and jobs, or a single job in full."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from clusterctl.scheduler.diagnosis import Diagnosis
 
 _NONE: Final = "-"
-# The most pending jobs whose reason is shown. JSON has the reasons of all.
+# Reasons are shown for at most this many pending jobs. JSON has the reasons of all pending jobs.
 _MOST_WAITING: Final = 10
 # The number of ended jobs in the list, in addition to active jobs.
 _RECENT: Final = 20
@@ -126,7 +126,7 @@ def _list_or_find(session: Session, ids: Words, *, everything: bool) -> tuple[tu
 
 
 def _rounds(session: Session, ids: Words, *, everything: bool) -> Iterator[tuple[JobInfo, ...]]:
-    """Yield the jobs repeatedly. If ``ids`` are given, stop when these jobs have ended."""
+    """Yield the jobs every few seconds. If ``ids`` are given, stop when these jobs have ended."""
     while True:
         yield (infos := _list_or_find(session, ids, everything=everything)[0])
         if ids and all(job.ended for job in infos):
@@ -135,7 +135,7 @@ def _rounds(session: Session, ids: Words, *, everything: bool) -> Iterator[tuple
 
 
 def _watch(screen: Screen, rounds: Iterator[tuple[JobInfo, ...]]) -> None:
-    """Show jobs as they change: redraw the table on a terminal, otherwise print a line for each change."""
+    """Show changes of jobs: redraw the table on a terminal, otherwise print a line for each change."""
     if sys.stdout.isatty():
         with screen.redrawing() as draw:
             for infos in rounds:
@@ -157,7 +157,7 @@ def _in_a_line(job: JobInfo) -> str:
 
 
 def _show_in_full(screen: Screen, session: Session, tasks: Sequence[JobInfo]) -> None:
-    """Show a job in full, or an array, whose tasks share a folder."""
+    # All tasks of an array share a folder.
     job = tasks[0]
     entry = session.ledger.find(job.whole_id)
     script = f"{job.work_dir}/{session.scheduler.script_name}" if job.token else None
@@ -169,7 +169,9 @@ def _show_in_full(screen: Screen, session: Session, tasks: Sequence[JobInfo]) ->
     more = {"script": script, "files": files, "run_dir": run_dir, "diagnosis": diagnosis}
     rows = _rows(job) if len(tasks) == 1 else []
     rows += [("folder", job.work_dir), ("script", script), ("files", _shown_files(files) if script else "")]
-    lacks = f"{'no longer here' if run_dir else 'not yet'}: `clusterctl collect {job.whole_id}`"
+    lacks = (
+        f"{'no longer on this machine' if run_dir else 'not yet'}; run `clusterctl collect {job.whole_id}`"
+    )
     rows += [("collected", run_dir if is_here else lacks)] if script else []
     lines = [] if len(tasks) == 1 else [*job_table(screen, tasks, tasks=True), ""]
     lines += [f"{name:<10} {value}" for name, value in rows if value]
@@ -193,7 +195,7 @@ def _rows(job: JobInfo) -> list[tuple[str, str | None]]:
 
 
 def _files(session: Session, job: JobInfo) -> list[dict[str, Any]] | None:
-    """Return the files of a job's folder, up to two levels deep. None: they can't be listed."""
+    """Return the files of a job's folder, up to two levels deep, or ``None`` if they can't be listed."""
     files: list[dict[str, Any]] = []
     try:
         for host, transport in session.hosts_with_files(job.nodes):
@@ -207,7 +209,7 @@ def _files(session: Session, job: JobInfo) -> list[dict[str, Any]] | None:
 
 
 def _shown_files(files: Sequence[dict[str, Any]] | None) -> str:
-    # Only a single job is shown in full.
+    # An import that only a single job in full needs.
     from clusterctl.transport.tree import format_size
 
     if files is None:
@@ -245,7 +247,7 @@ def job_table(
 
 
 def _job_row(jobs: Sequence[JobInfo]) -> list[str]:
-    """Return the table row of a job or an array. For an array: counts of states, values of the worst task."""
+    """Return the table row of a job or an array. An array's row has counts of states and its worst task."""
     head, array = worst_job(jobs), len(jobs) > 1
     return [
         f"{head.whole_id} ({len(jobs)} tasks)" if array else head.id,
@@ -261,7 +263,7 @@ def _job_row(jobs: Sequence[JobInfo]) -> list[str]:
 
 
 def shown_time(at: int | None) -> str:
-    """Format a time for people, in the local time zone."""
+    """Format a time in seconds since 1970, in the local time zone."""
     # The time in a damaged record may be out of range.
     with suppress(OverflowError, ValueError, OSError):
         return _NONE if at is None else f"{datetime.fromtimestamp(at).astimezone():%Y-%m-%d %H:%M:%S}"
@@ -269,7 +271,7 @@ def shown_time(at: int | None) -> str:
 
 
 def shown_elapsed(seconds: int | None) -> str:
-    """Format a duration like Slurm: ``01:30:00``, ``2-00:00:00``."""
+    """Format a duration in seconds like Slurm: ``01:30:00``, ``2-00:00:00``. ``None`` becomes ``-``."""
     if seconds is None:
         return _NONE
     days, rest = divmod(seconds, 86_400)

@@ -1,4 +1,4 @@
-"""The commands list, storage list, cache list and cache prune: clusters, kept storage, node images."""
+"""The commands list, storage list, cache list and cache prune, for clusters, kept storage and node images."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from clusterctl.state.workspace import Workspace, state_home
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """A cluster in the list. ``fix``: the command that removes an orphan."""
+    """A row of the list of clusters. ``fix``: the command that removes an orphan, otherwise empty."""
 
     cluster: str
     provider: str
@@ -57,7 +57,7 @@ def storage_list(screen: Screen) -> None:
 
 
 def _storage(screen: Screen) -> tuple[list[KeptStorage], list[str]]:
-    """Return the kept storage, and lines about it. Report damaged records."""
+    """Return the kept storage, and lines about it for people. Print a note for each damaged record."""
     for path in damaged_records():
         screen.note(
             f"note: the record of kept storage can't be read: {path}; find the storage with the cluster's "
@@ -88,7 +88,6 @@ def _table(screen: Screen, clusters: Sequence[_Listed]) -> list[str]:
 
 
 def _recorded_clusters() -> Iterator[_Listed]:
-    """Yield the clusters with a record in this state folder."""
     cloud = next(name for name, traits in PROVIDERS.items() if traits.is_cloud)
     for folder in sorted(state_home().glob("*/terraform")):
         if not (folder.parent / "hosts.json").exists():
@@ -115,11 +114,11 @@ def _recorded_clusters() -> Iterator[_Listed]:
 
 
 def _unrecorded_clusters(recorded_ids: set[str | None]) -> Iterator[_Listed]:
-    """Yield clusters on this machine without a record here: unfinished, elsewhere or orphaned."""
+    """Yield local clusters without a record in this state folder: unfinished, elsewhere or orphaned."""
     try:
         clusters = clusters_on_this_machine()
     except ClusterctlError:
-        # Without the necessary rights, or without Linux, there are no local clusters.
+        # This machine or this user can't have local clusters.
         return
     for cluster, is_orphan in clusters:
         if cluster.id in recorded_ids:
@@ -135,9 +134,7 @@ def _unrecorded_clusters(recorded_ids: set[str | None]) -> Iterator[_Listed]:
 
 def cache_prune(
     screen: Screen,
-    images: Annotated[
-        bool, option("Also delete all images that clusterctl built in the spec's project.")
-    ] = False,
+    images: Annotated[bool, option("Also delete all images of clusterctl in the spec's project.")] = False,
 ) -> None:
     """Remove cached node images that no cluster uses; with --images, also the images in a cloud project.
 
@@ -170,10 +167,7 @@ def cache_list(screen: Screen) -> None:
 
 
 def _show_cache(screen: Screen, kept: Sequence[KeptImage], *, prune: bool) -> None:
-    """Show or prune this machine's cache, and show the images of a project.
-
-    kept: the project's images, which have been deleted if ``prune`` is set.
-    """
+    """Show or prune this machine's cache, and show ``kept``, the listed or deleted images of a project."""
     images = cached_images(prune=prune, report=lambda line: screen.note(str(line)))
     rows = [[i.key, i.size_mib, ", ".join(i.used_by) or "-"] for i in images]
     empty = ["nothing to remove" if prune else Notice("cache-empty", "the image cache is empty")]

@@ -29,7 +29,7 @@ Names = Annotated[list[str], argument("Node names, or host lists such as gpu[01-
 Reason = Annotated[str, option("The reason, which sinfo and `status` show.", "--reason", metavar="TEXT")]
 Force = Annotated[bool, option("Cancel the jobs that run on the nodes.", "--force")]
 _REASON_REBOOT = "clusterctl: is to be booted"
-# Options of commands that add machines to the cluster.
+# The options of commands that add machines to the cluster.
 _JOINING = {"yes": Yes, "no_wait": NoWait, "ask_become_pass": AskBecomePass, "accept_host_key": AcceptHostKey}
 
 
@@ -38,15 +38,11 @@ def drain(
     names: Names,
     reason: Reason,
     wait: Annotated[bool, option("Wait until no job runs on the nodes.")] = False,
-    timeout: Annotated[
-        str | None, option("With --wait: stop waiting after this time.", metavar="TIME")
-    ] = None,
+    timeout: Annotated[str | None, option("With --wait: give up after this time.", metavar="TIME")] = None,
 ) -> None:
     """Drain nodes: no new jobs start, running jobs continue. `up` does not resume drained nodes."""
     if not reason.strip():
-        raise UsageError(
-            "--reason is empty", code="reason-empty", fix="write a reason, which sinfo shows to other users"
-        )
+        raise UsageError("--reason is empty", code="reason-empty", fix="write a reason for other users")
     with _cluster(screen) as (inventory, scheduler):
         chosen = _chosen(inventory, names)
         scheduler.drain(chosen, reason)
@@ -74,8 +70,10 @@ def add(screen: Screen, names: Names, **options: Any) -> int:
     inventory = inventory_of(Workspace.of(spec.name))
     chosen = nodes.expand_hosts(names)
     if present := [name for name in chosen if inventory.host(name)]:
-        fix = f"to repair it: `clusterctl up --limit {','.join(present)}`; to use another machine: "
-        fix += "`clusterctl node replace`"
+        fix = (
+            f"repair hosts with `clusterctl up --limit {','.join(present)}`, or use other machines for them "
+        )
+        fix += "with `clusterctl node replace`"
         raise UsageError(f"already in the cluster: {', '.join(present)}", code="host-exists", fix=fix)
     return bring_up(screen, spec, limit=chosen, **options)
 
@@ -108,7 +106,7 @@ def replace(screen: Screen, names: Names, **options: Any) -> int:
         own_machines(spec.provider)
     inventory = inventory_of(workspace)
     chosen = nodes.expand_hosts(names)
-    # After a replacement that failed half way, a node is missing from the inventory.
+    # After an unfinished replacement, a node may be missing in the inventory.
     present = tuple(name for name in chosen if inventory.host(name))
     nodes.check_names(inventory, chosen if is_local else present)
     # Other changes in the spec file are not applied.
@@ -169,7 +167,7 @@ def reboot(
 
 
 def _refuse_reboot(inventory: Inventory, names: Sequence[str]) -> None:
-    """Reject nodes that can't be rebooted: local nodes, and the machine that runs clusterctl."""
+    """Reject local nodes and the machine that runs clusterctl, which can't be rebooted."""
     if inventory.traits.shares_kernel:
         raise UsageError(
             "local nodes can't be rebooted, because they share this machine's kernel",
@@ -183,13 +181,12 @@ def _refuse_reboot(inventory: Inventory, names: Sequence[str]) -> None:
                 f"{host.name} can't be rebooted, because clusterctl runs on it",
                 code="node-is-this-machine",
                 why=f"its address is {address}; a reboot would also kill clusterctl",
-                fix="reboot it yourself while no job runs, then run `clusterctl up`",
+                fix="reboot this machine yourself while no job runs, then run `clusterctl up`",
             )
 
 
 @contextmanager
 def _cluster(screen: Screen) -> Iterator[tuple[Inventory, Nodes]]:
-    """Yield the inventory of the chosen cluster, and its scheduler with admin rights."""
     workspace = screen.chosen().workspace()
     with naming_lock_holder(workspace), Connections(workspace.ssh_config) as connections:
         inventory = inventory_of(workspace)
@@ -197,17 +194,12 @@ def _cluster(screen: Screen) -> Iterator[tuple[Inventory, Nodes]]:
 
 
 def _operator(inventory: Inventory, to: Connect) -> Nodes:
-    """Return the scheduler, which can drain nodes.
-
-    Raises:
-        UsageError: the cluster has no Slurm.
-    """
     scheduler = scheduler_of(inventory, to)
     if not isinstance(scheduler, Nodes):
         raise UsageError(
             "nodes can't be drained without Slurm",
             code="needs-slurm",
-            fix="maintain them while no job runs, then run `clusterctl up`",
+            fix="maintain the nodes while no job runs, then run `clusterctl up`",
         )
     return scheduler
 

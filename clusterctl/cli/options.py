@@ -1,4 +1,4 @@
-"""The options common to all commands, completions for TAB, and the handling of errors in commands."""
+"""The options of all commands, completions for TAB, and the handling of errors in commands."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from clusterctl.errors import ClusterctlError, MachineError, printable
 from clusterctl.state.workspace import clusters_up, state_home, write_atomic
 from clusterctl.util.disk import REFUSALS, disk_error, read_rows
 
-# Completions come from the workspace and the current folder, never from the network. Only words without
-# special characters are offered, because zsh evaluates even the descriptions of completions.
+# Completions come from the workspace and the current folder, never from the network. They have no special
+# characters, because zsh evaluates even the descriptions of completions.
 _PROGRAMS = (".py", ".sh", ".bash", ".yaml", ".yml")
 _PLAIN = re.compile(r"[\w.+][\w.+-]*")
 _NOT_PLAIN = re.compile(r"[^\w.+-]")
@@ -35,7 +35,7 @@ INTERRUPTED = 130
 
 
 def jobs_to_submit(incomplete: str) -> list[str]:
-    """Complete bundled jobs, and scripts and job files in this folder. The shell completes other paths."""
+    """Complete bundled jobs, and scripts and job files in the current folder. The shell completes paths."""
     from clusterctl.spec.job import BUNDLED_JOBS
 
     try:
@@ -47,7 +47,7 @@ def jobs_to_submit(incomplete: str) -> list[str]:
 
 
 def job_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Complete the IDs of jobs submitted from here, the newest first, with their names."""
+    """Complete the IDs of jobs submitted from this machine, the newest first, with the jobs' names."""
     entries: dict[str, dict[str, Any]] = {}
     with suppress(OSError, UnicodeDecodeError):
         for row in read_rows(_workspace(ctx) / "jobs.jsonl"):
@@ -81,7 +81,7 @@ def _offered(words: Iterable[str], incomplete: str) -> list[str]:
 
 
 def _workspace(ctx: typer.Context) -> Path:
-    """Return the workspace folder of the cluster that the words typed so far select."""
+    """Return the workspace folder of the cluster selected by the incomplete command line."""
     typed = {**(ctx.parent.params if ctx.parent else {}), **{k: v for k, v in ctx.params.items() if v}}
     file, name = typed.get("file"), typed.get("cluster")
     screen = Screen(json=False, color=False, file=Path(file) if file else None, cluster=name)
@@ -105,8 +105,8 @@ Tab = Callable[..., Sequence[object]]
 def option(text: str, *names: str, tab: Tab | None = None, **settings: Any) -> Any:
     """Return a Typer option with this help text.
 
-    names: its flags. Empty: derived from the name of the parameter.
-    tab: called by TAB; returns completions.
+    names: the option's flags. Empty: derived from the name of the parameter.
+    tab: returns completions when the user presses TAB.
     """
     return typer.Option(*names, help=text, autocompletion=tab, **settings)
 
@@ -125,9 +125,9 @@ class Output(StrEnum):
 
 
 def folder_path(text: str) -> Path:
-    """Parse the path of a folder. The empty text is an error, because it would mean the current folder."""
+    """Parse the path of a folder. An empty text is rejected, because it would mean the current folder."""
     if not text:
-        raise typer.BadParameter("the path is empty")
+        raise typer.BadParameter("the path is empty; write . for the current folder")
     return Path(text)
 
 
@@ -143,9 +143,7 @@ Cluster = Annotated[
     ),
 ]
 Format = Annotated[Output | None, option("Show results as text or as JSON.", "--output", "-o")]
-Verbose = Annotated[
-    bool, option("Show more detail, and tracebacks for unexpected errors.", "--verbose", "-v")
-]
+Verbose = Annotated[bool, option("Show more detail, and tracebacks of unexpected errors.", "--verbose", "-v")]
 OutFolder = Annotated[
     Path | None, option("Folder for collected runs. Default: ./runs.", parser=folder_path, metavar="PATH")
 ]
@@ -180,10 +178,10 @@ _SYNONYM: Final = "_synonym"
 
 
 def takes(flags: Mapping[str, Any], **synonyms: Any) -> Callable[[Verb], Verb]:
-    """Add options to a command that its signature does not list. Options that are set arrive as ``**given``.
+    """Add options to a command that are not in its signature. Given options are passed as ``**given``.
 
     flags: name -> annotation.
-    synonyms: name -> annotation of a further option that sets the same value.
+    synonyms: name in ``flags`` -> annotation of another option that sets the same value.
     """
 
     def decorate(function: Verb) -> Verb:
@@ -197,9 +195,8 @@ def takes(flags: Mapping[str, Any], **synonyms: Any) -> Callable[[Verb], Verb]:
 def verb(function: Verb) -> Callable[..., None]:
     """Turn ``function(screen, ...)`` into a Typer command with the common options.
 
-    The function returns the exit code. An option of the function replaces the common option with the same
-    name and sets the same field of the screen. Expected errors are shown in the same format. The traceback of
-    an unexpected error is written to the state folder, and a single line is shown.
+    The function returns the exit code; ``None`` is 0. An option of the function replaces the common option
+    with the same name. The traceback of an unexpected error is written to the state folder.
     """
     flags = getattr(function, "flags", {})
     declared = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
@@ -223,7 +220,6 @@ def verb(function: Verb) -> Callable[..., None]:
         try:
             code = function(screen, **arguments) or 0
         except (Exception, KeyboardInterrupt) as exc:
-            # Tracebacks are only shown with -v.
             code = _ended(exc, screen)
         raise typer.Exit(code)
 
@@ -240,7 +236,6 @@ def verb(function: Verb) -> Callable[..., None]:
 
 
 def _ended(exc: BaseException, screen: Screen) -> int:
-    """Show the error that ended a command, and return the exit code."""
     match exc:
         case ClusterctlError():
             screen.error(exc)
@@ -258,7 +253,7 @@ def _ended(exc: BaseException, screen: Screen) -> int:
 
 
 def _unexpected(screen: Screen) -> ClusterctlError:
-    """Return the error about a bug. Write its traceback to the state folder, unless ``-v`` shows it."""
+    """Return the error to show for a bug. Write the traceback to the state folder unless ``-v`` shows it."""
     text = traceback.format_exc()
     cause, fix = text.strip().splitlines()[-1], "run the command again with -v"
     if screen.verbose:

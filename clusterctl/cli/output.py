@@ -1,7 +1,6 @@
 """The output of commands: results on stdout, progress and errors on stderr.
 
-Control characters are escaped, including newlines inside a line. Commands pass several lines as several
-strings.
+Control characters are escaped, also newlines. Therefore commands pass each line as a separate string.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 
 READER_GONE = 128 + signal.SIGPIPE
-# Shorter transfers show no progress bar.
+# A transfer that takes less than this shows no progress bar.
 _SILENT_S = 1.0
 
 
@@ -40,7 +39,7 @@ class Terminated(SystemExit):
     """SIGTERM or SIGHUP was received. The exit code is 128 + the signal's number."""
 
 
-# The exceptions that mean that the user ends a command.
+# The exceptions that Ctrl-C and signals raise.
 ENDINGS = (KeyboardInterrupt, Terminated)
 
 
@@ -48,11 +47,10 @@ ENDINGS = (KeyboardInterrupt, Terminated)
 class Screen:
     """The output of a command, and the options that all commands share.
 
-    json: whether stdout gets exactly one JSON object.
+    json: whether to print the result as a single JSON object.
     markdown: whether `report` prints Markdown.
-    verbose: whether to show more detail, and tracebacks of unexpected errors.
-    file, cluster: the given spec file or cluster name; see ``chosen``.
-    partial_answer: fields of the answer that are known so far. An error shows them, too.
+    file, cluster: the spec file or the cluster name from the options.
+    partial_answer: fields of the JSON answer that are already known. The answer of an error has them, too.
     """
 
     json: bool
@@ -64,28 +62,28 @@ class Screen:
     partial_answer: dict[str, Any] = field(default_factory=dict)
     # The console of a spinner or a progress bar. Notes are printed above it.
     _below: Console | None = None
-    # The moving picture, which stops during prompts.
+    # The animated display, which stops during prompts.
     live: Live | None = None
-    # The header lines of tables, which are bold.
+    # The header lines of tables, which are printed in bold.
     _heads: set[str] = field(default_factory=set)
     _logs: dict[tuple[str, int | None], LogFilter] = field(default_factory=dict)
 
     def chosen(self) -> ChosenCluster:
-        """Return the cluster that the options select. Its notes go to the screen."""
+        """Return the cluster that the options select. Notes about the choice are shown on the screen."""
         # A slow import, which --help does not need.
         from clusterctl.state.chosen import ChosenCluster
 
         return ChosenCluster(self.file, self.cluster, self.note)
 
     def result(self, answer: dict[str, Any], *lines: str) -> None:
-        """Print the result of a command: ``answer`` as JSON for programs, or ``lines`` for people."""
+        """Print the result of a command: ``answer`` if the user asked for JSON, otherwise ``lines``."""
         if self.json:
             self._write(_json({"ok": True, "failures": [], **answer}))
         elif lines:
             self._write(f"{self._shown(lines, stderr=False)}\n".encode(errors="replace"))
 
     def document(self, answer: dict[str, Any], text: str) -> None:
-        """Print a text such as a script as the result. On a terminal, control characters are escaped."""
+        """Print a text such as a script as the result, or ``answer`` as JSON if the user asked for JSON."""
         if self.json:
             self.result(answer)
             return
@@ -95,7 +93,7 @@ class Screen:
 
     @contextmanager
     def logs(self, *, raw: bool = False) -> Iterator[Callable[[LogChunk], None]]:
-        """Yield a function that shows the logs of jobs, each on its own stream.
+        """Yield a function that prints chunks of jobs' stdout and stderr.
 
         raw: print the bytes unchanged, except on a terminal.
         """
@@ -114,9 +112,9 @@ class Screen:
         self._write(data, chunk.stream)
 
     def _own_line(self) -> None:
-        """End an unfinished line of a log, and its color, because it could hide or overwrite later output."""
+        """End unfinished lines of logs, and reset their colors, before other output is printed."""
         for name in ("stdout", "stderr"):
-            # Notes and errors go to stderr. They only meet stdout on a terminal.
+            # Notes and errors go to stderr, which shares lines with stdout only on a terminal.
             if name == "stdout" and not (sys.stdout.isatty() and sys.stderr.isatty()):
                 continue
             ends = {log.end_line() for (stream, _), log in self._logs.items() if stream == name}
@@ -161,7 +159,7 @@ class Screen:
         return lines
 
     def note(self, *lines: str) -> None:
-        """Print lines about progress, or notes, on stderr."""
+        """Print notes, or lines about progress, on stderr."""
         if not lines:
             return
         self._own_line()
@@ -174,7 +172,7 @@ class Screen:
 
     @contextmanager
     def redrawing(self) -> Iterator[Callable[[Sequence[str]], None]]:
-        """Yield a function that replaces the lines on the terminal."""
+        """Yield a function that replaces the lines that it printed before."""
         pictures = _pictures()
         console = pictures.console(stderr=False, color=self.color, wrap=True)
         with pictures.Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
@@ -195,7 +193,7 @@ class Screen:
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """Stop the moving picture during a prompt."""
+        """Stop the animated display during a prompt."""
         if self.live is None:
             yield
             return
@@ -215,7 +213,7 @@ class Screen:
 
     @contextmanager
     def transfers(self) -> Iterator[Progress]:
-        """Yield a function that shows the progress of transfers, as a bar if stderr is a terminal."""
+        """Yield a function that draws a progress bar of transfers, if stderr is a terminal."""
         if self.json or not sys.stderr.isatty():
             yield lambda *_: None
             return
@@ -235,7 +233,7 @@ class Screen:
             self._own_line()
             print(title, "\n".join(map(printable, str(exc).split("\n"))), file=sys.stderr, flush=True)
         except OSError:
-            # stderr is closed. Only the exit code tells of the error.
+            # stderr is closed. Only the exit code reports the error.
             silence(sys.stderr)
 
     @property
@@ -252,7 +250,7 @@ class Screen:
             return
         if not self.can_prompt:
             reason = "there is no terminal to prompt on"
-            raise UsageError(prompt, code="needs-confirmation", why=reason, fix="pass --yes")
+            raise UsageError(prompt, code="needs-confirmation", why=reason, fix="to confirm, pass --yes")
         print(f"{printable(prompt)} [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
             raise UsageError("nothing was done", code="declined", why="you did not answer yes")
@@ -264,14 +262,13 @@ def can_draw() -> bool:
 
 
 def _pictures() -> ModuleType:
-    """Import and return the module `pictures`. Its import of rich would slow down most commands."""
+    """Return the module `pictures`. Its slow import of rich is not needed by most commands."""
     from clusterctl.cli import pictures
 
     return pictures
 
 
 def _log_filter() -> LogFilter:
-    """Return a filter of logs. Only commands that show logs need this import."""
     from clusterctl.util.terminal import LogFilter
 
     return LogFilter()
@@ -283,7 +280,7 @@ def _json(answer: dict[str, Any]) -> bytes:
 
 @contextmanager
 def writing(stream: TextIO) -> Iterator[None]:
-    """Translate errors of writing to stdout or stderr."""
+    """Turn OSErrors of writing to a stream into ClusterctlErrors. Exit quietly if the reader has gone."""
     try:
         yield
     except BrokenPipeError:
@@ -291,9 +288,8 @@ def writing(stream: TextIO) -> Iterator[None]:
         raise SystemExit(READER_GONE) from None
     except OSError as exc:
         silence(stream)
-        raise ClusterctlError(
-            "the output can't be written", code="answer-unwritable", why=exc.strerror or str(exc)
-        ) from exc
+        why = exc.strerror or str(exc)
+        raise ClusterctlError("the output can't be written", code="answer-unwritable", why=why) from exc
 
 
 def silence(stream: TextIO) -> None:

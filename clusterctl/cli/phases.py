@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from clusterctl.cluster.phases import Phase
 
 Yes = Annotated[bool, option("Do not prompt.", "--yes", "-y")]
-NoWait = Annotated[
-    bool, option("Fail immediately if another clusterctl holds the cluster's lock.", "--no-wait")
-]
+NoWait = Annotated[bool, option("Fail at once if another clusterctl holds the cluster's lock.", "--no-wait")]
 AskBecomePass = Annotated[
     bool,
     option(
@@ -49,7 +47,7 @@ _FINGERPRINT: Final = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 
 
 def prompts_for(screen: Screen, *, ask_password: bool, accepted: Sequence[str] | None = None) -> Prompts:
-    """Return the prompts of `up`. The password is read at once; host keys are confirmed later.
+    """Return the prompts of a command. The password is read now; host keys are confirmed during the command.
 
     accepted: fingerprints of host keys to accept.
 
@@ -72,7 +70,7 @@ def prompts_for(screen: Screen, *, ask_password: bool, accepted: Sequence[str] |
 
 
 def sudo_password(*, ask: bool) -> str | None:
-    """Prompt for the sudo password if ``ask`` is set. The password is neither shown nor stored."""
+    """Prompt for the sudo password if ``ask`` is set. Without a terminal, read it from stdin."""
     if not ask:
         return None
     text = getpass.getpass("sudo password: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
@@ -97,22 +95,21 @@ def _confirm(screen: Screen, offered: Sequence[OfferedKey]) -> None:
                 "host keys must be confirmed",
                 code="host-keys-unconfirmed",
                 why="there is no terminal to prompt on",
-                fix=f"if the keys are correct, run: {shlex.join(['clusterctl', *sys.argv[1:], *flags])}",
+                fix=f"if the keys are correct, run `{shlex.join(['clusterctl', *sys.argv[1:], *flags])}`",
                 failures=tuple(key.failure for key in offered),
             )
         screen.confirm("are these keys correct?", yes=False)
 
 
-# Up to this number, the unfinished hosts are listed by name.
+# At most this many unfinished hosts are listed by name.
 _FEW: Final = 3
 
 
 @dataclass(slots=True)
 class _Progress:
-    """The progress of a phase: its current task, and the hosts that have finished it.
+    """The progress of a phase: its current task, and the hosts that have finished each task.
 
-    hosts: all hosts that have reported so far.
-    hosts_done: task -> the hosts that have finished it.
+    hosts: the hosts that have finished at least one task.
     total: the number of hosts of the current task. 0: unknown.
     """
 
@@ -127,7 +124,7 @@ class _Progress:
             return
         self.task, self.total = step.task, step.of
         done = self.hosts_done.setdefault(step.task, {})
-        # A host that reports a task again has begun another task with the same name.
+        # If a host finishes a task with this name twice, there are two tasks with the same name.
         if step.host in done:
             done.clear()
         done[step.host] = self.hosts[step.host] = None
@@ -148,7 +145,7 @@ class _Progress:
 
 
 class Phases(PhaseLines):
-    """The display of the phases of `up` and `down`: a moving picture on a terminal, otherwise lines."""
+    """The display of the phases of `up` and `down`: animated on a terminal, otherwise lines."""
 
     def __init__(self, screen: Screen) -> None:
         super().__init__(screen.note, verbose=screen.verbose)
@@ -159,10 +156,7 @@ class Phases(PhaseLines):
 
     @contextmanager
     def shown(self, then: str = "") -> Iterator[None]:
-        """Show phases during the ``with`` block.
-
-        then: a note about the way to continue after Ctrl-C. Empty: no note.
-        """
+        """Show phases during the ``with`` block. ``then``: the note to show after Ctrl-C, if any."""
         try:
             with self._moving():
                 yield
@@ -173,10 +167,7 @@ class Phases(PhaseLines):
 
     @contextmanager
     def _moving(self) -> Iterator[None]:
-        """Draw phases with a spinner and their seconds, if stderr is a terminal that supports redrawing.
-
-        The picture is removed at the end. After an error it stays, to show the progress.
-        """
+        """Draw phases with a spinner and their seconds, if stderr is a terminal that supports redrawing."""
         if not (sys.stderr.isatty() and can_draw()):
             yield
             return
@@ -188,6 +179,7 @@ class Phases(PhaseLines):
             try:
                 yield
             except BaseException:
+                # After an error, the display stays on the terminal, to show the progress.
                 picture.live.transient = False
                 raise
             finally:

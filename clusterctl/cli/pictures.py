@@ -1,4 +1,4 @@
-"""Moving pictures on a terminal, drawn by rich: tasks with a spinner, and bars of transfers."""
+"""Animated displays on a terminal, drawn by rich: tasks with a spinner, and progress bars of transfers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clusterctl.errors import printable
 def console(*, stderr: bool, color: bool, wrap: bool = False) -> Console:
     return Console(
         stderr=stderr,
-        # The variable NO_COLOR alone would keep bold and dim text.
+        # With NO_COLOR alone, rich would still print bold and dim text.
         color_system="auto" if color else None,
         highlight=False,
         markup=False,
@@ -45,7 +45,7 @@ def running_tasks(console: Console) -> progress.Progress:
 
 
 class TransferBar:
-    """A progress bar of transfers: bytes, rate and remaining time. May be called from any thread."""
+    """Progress bars of transfers: bytes, rate and remaining time. Safe to call from any thread."""
 
     def __init__(self, console: Console, silent_s: float) -> None:
         self._silent_s = silent_s

@@ -1,4 +1,4 @@
-"""The commands plan and doctor: changes of `up` and their cost; problems of hosts."""
+"""The commands plan, which shows what `up` would change, and doctor, which reports problems of hosts."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def show_plan(
 
 
 def text(screen: Screen, spec: ClusterSpec, plan: Plan) -> list[str]:
-    """Return the lines of a plan for people. An empty line separates its parts."""
+    """Return the lines of a plan, with an empty line between its parts."""
     return [line for part in _parts(screen, spec, plan) for line in ("", *part)][1:]
 
 
@@ -223,10 +223,9 @@ def doctor(
 
 
 def examine(screen: Screen, spec: ClusterSpec, first_lines: Sequence[str], answer: Mapping[str, Any]) -> int:
-    """Check the hosts of a spec and show the report. Return the exit code.
+    """Check the hosts of a spec, and show the report below ``first_lines``. Return the exit code.
 
-    first_lines: lines to show above the report.
-    answer: further fields of the answer.
+    answer: more fields of the JSON answer.
     """
     report = _examine_hosts(screen, spec, provider_of(spec.provider), ())
     screen.result({**answer, **_report_dict(spec, report)}, *first_lines, "", *report_lines(screen, report))
@@ -234,14 +233,11 @@ def examine(screen: Screen, spec: ClusterSpec, first_lines: Sequence[str], answe
 
 
 def _write_bundle(screen: Screen, spec: ClusterSpec, provider: Provider, words: Sequence[str]) -> int:
-    """Write the archive of `doctor --bundle`, and show its content.
-
-    words: host names and, optionally, the name of the archive, which ends in .tar.gz.
-    """
+    """Write the archive of `doctor --bundle`. ``words``: host names and at most one name of the archive."""
     files = [word for word in words if word.endswith(_ARCHIVE)]
     if len(files) > 1:
         raise UsageError(
-            "--bundle writes a single file",
+            f"--bundle writes a single file, but {len(files)} were named",
             code="options-exclusive",
             fix=f"pass only one of {', '.join(files)}",
         )
@@ -280,7 +276,7 @@ def _provider(spec: ClusterSpec, *, ask_become_pass: bool) -> Provider:
 def _report_or_preflight(
     screen: Screen, spec: ClusterSpec, provider: Provider, hosts: Sequence[str]
 ) -> DoctorReport:
-    """Check the hosts. Before the first `up`, report everything that would stop it."""
+    """Check the hosts. Before the first `up`, report everything that would stop `up`."""
     try:
         return _examine_hosts(screen, spec, provider, hosts)
     except NotUpError:
@@ -313,7 +309,7 @@ def _report_dict(spec: ClusterSpec, report: DoctorReport) -> dict[str, Any]:
 
 
 def report_lines(screen: Screen, report: DoctorReport) -> list[str]:
-    """Return the lines of a report for people: a line for each host, then the findings."""
+    """Return the lines of a report: a line for each host, then the findings."""
     bad = {finding.host for finding in report.errors}
     warned = {finding.host for finding in report.findings} - bad
     rows = [

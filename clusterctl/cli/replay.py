@@ -1,4 +1,4 @@
-"""The command replay, which submits a collected run again and compares the losses."""
+"""The command replay, which submits the job of a collected run again and compares the losses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from clusterctl.state.chosen_spec import spec_of_existing
 from clusterctl.state.facts import ClusterFacts, facts_of_spec
 
 
-# These options do not affect the results. Clusters differ in their partitions, so a replay may need another.
+# A replay may change these options, because they do not affect the results.
 @takes(some_flags("partition account qos constraint time mem tag note"))
 def replay(
     screen: Screen,
@@ -111,7 +111,7 @@ def _changes(settings: Sequence[str]) -> dict[str, str]:
 def _note_differences(
     screen: Screen, row: Row, replay: Replay, changes: Mapping[str, str], facts: ClusterFacts, job: JobSpec
 ) -> dict[str, Any]:
-    """Show the differences from the original run, before anything is sent. Return them for the answer."""
+    """Show the differences from the original run before anything is sent. Return fields of the answer."""
     listed = differences(row, replay, changes, facts, job)
     tasks = f", tasks {job.array}" if "of_failed" in replay.known else ""
     screen.note(
@@ -127,7 +127,7 @@ def _note_differences(
 
 
 def _collected(session: Session, row: Row, replay: Replay, job_id: str) -> tuple[dict[str, Any], list[str]]:
-    """Collect a completed replay and compare its losses. Return fields of the answer and lines for people."""
+    """Collect a completed replay and compare its losses. Return fields of the answer, and lines to show."""
     (run,) = collect(session, [job_id])
     lines = [f"job {job_id} ({run.name}) {run.state}: {run.directory}"]
     if "of_failed" in replay.known:

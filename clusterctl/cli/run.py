@@ -33,8 +33,8 @@ PROGRAM = "clusterctl"
 # The error that Typer raises for a wrong command line. It has no public name in all versions of Typer.
 _CommandLineError: Final[Any] = typer.BadParameter.__base__
 _FEW_DIGITS: Final = re.compile("[0-9]{1,9}", re.ASCII)
-# The completion script of a shell sets this variable to get completions. Set to source_SHELL, Typer prints
-# the script.
+# A shell's completion script sets this variable to get completions. If it is source_SHELL, Typer prints the
+# script.
 VARIABLE = "_CLUSTERCTL_COMPLETE"
 
 
@@ -60,14 +60,13 @@ def completion(screen: Screen, shell: Annotated[Shell, argument("Your shell.")])
 
 
 def _register_shells() -> None:
-    """Make Typer register its shells, which it only does for programs with its own completion options."""
+    """Make Typer support shells. Typer does this only for programs with its own completion options."""
     other_program = typer.Typer(add_completion=True)
     other_program.command()(lambda: None)
     typer.main.get_command(other_program)
 
 
-# Command -> its function, and the first sentence of its help. A module is imported when its command is
-# called.
+# Command -> its module and function, and the first sentence of its help.
 VERBS: Final = {
     "init": ("spec:init", "Write a commented cluster.yaml."),
     "validate": ("spec:validate", "Validate a spec, and report all errors with their lines."),
@@ -142,8 +141,8 @@ _GROUPS: Final = {
     "node": "Manage individual nodes without affecting the others.",
     "bundle": "Packages and programs for air-gapped hosts, in a single file.",
 }
-# Commands and options of other tools, and the equivalent here. A key is an unknown command, or a command or
-# group and the word after it. The value is the whole command line.
+# Commands and options of other tools -> the equivalent command line of clusterctl. A key is an unknown
+# command, or a command or group and the argument after it.
 HABITS: Final = {
     "apply": "up",
     "create": "up",
@@ -174,11 +173,7 @@ HABITS: Final = {
 
 
 def _plain_value(kind: Any, info: Any, word: object) -> Any:
-    """Convert a word as Typer would. None: only Typer can convert or reject the word.
-
-    kind: the type of the parameter, such as ``int``.
-    info: its `typer.Option` or `typer.Argument`.
-    """
+    """Convert an argument as Typer would, or return ``None`` if only Typer can convert or reject it."""
     if not isinstance(word, str) or not word.isprintable() or info.parser is not None:
         return None
     if isinstance(kind, type) and issubclass(kind, StrEnum):
@@ -189,9 +184,9 @@ def _plain_value(kind: Any, info: Any, word: object) -> Any:
 
 
 def _process_value(param: Any, annotation: Any, context: Any, value: Any) -> Any:
-    """Do the same as `process_value` of a parameter, but convert plain words without pydantic.
+    """Do the same as `process_value` of a parameter, but convert common values without pydantic.
 
-    Newer versions of Typer convert all words with pydantic, whose import takes 55 ms of each command.
+    Newer versions of Typer convert all arguments with pydantic, whose import takes 55 ms of each command.
     """
     kind, info = get_args(annotation)
     if isinstance(kind, UnionType):
@@ -207,14 +202,14 @@ def _process_value(param: Any, annotation: Any, context: Any, value: Any) -> Any
 
 
 class _Plain:
-    """A command or a group with parameters that are converted without pydantic."""
+    """A command or a group that converts its parameters without pydantic."""
 
     def get_params(self, ctx: Any) -> Any:
         params = super().get_params(ctx)  # type: ignore[misc] # the command's
         function = getattr(self, "callback", None)
         parameters = inspect.signature(function, eval_str=True).parameters if function else {}
         for param in params:
-            # --help is not in the signature. It is a flag like --verbose.
+            # --help is not in the signature. It is converted like --verbose.
             annotation = parameters[param.name].annotation if param.name in parameters else options.Verbose
             param.process_value = partial(_process_value, param, annotation)
         return params
@@ -229,7 +224,7 @@ class _Root(_Plain, TyperGroup):
 
 
 class LazyVerb(TyperCommand):
-    """A command that only has its summary until it is called, or until its help is shown."""
+    """A command that imports its module only when it is called or its help is shown."""
 
     def __init__(self, name: str, target: str, summary: str) -> None:
         super().__init__(name, help=summary, rich_markup_mode=None)
@@ -258,7 +253,7 @@ class LazyVerb(TyperCommand):
 
 
 class _Group(_Root):
-    """A group of commands. Without a command, it runs its command ``list``, if it has that."""
+    """A group of commands. Without a command, it runs its command ``list``, if there is such a command."""
 
     def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
         names_none = args[0].startswith("-") and args[0] not in {"-h", "--help"} if args else True
@@ -299,7 +294,6 @@ def _program() -> TyperGroup:
 
 app: Final = _program()
 
-
 _SIGNALLED = 128
 _SPEC_AS_ARGUMENT = re.compile(r"unexpected extra argument.*\(([^()]+\.ya?ml)\)")
 _UNKNOWN_WORD = re.compile(r"No such (?:command '(.+?)'|option:? '?([^\s']+)'?)")
@@ -312,14 +306,14 @@ def run() -> int:
     if VARIABLE in os.environ:
         _register_shells()
     try:
-        # Commands handle errors of their own output. This is for the output of click, such as the help.
+        # Commands handle errors of their own output; `writing` handles errors of click's output, the help.
         with writing(sys.stdout):
             code = app(prog_name=PROGRAM, standalone_mode=False) or 0
             sys.stdout.flush()
     except _CommandLineError as exc:
         return _refuse(exc)
     except ClusterctlError as exc:
-        # The words are wrong, or the error of a command could not be shown.
+        # The command line is wrong, or the error of a command could not be shown.
         return _show(exc, json=isinstance(exc, UsageError) and _wants_json())
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -337,14 +331,14 @@ def end_by_signals() -> None:
         raise Terminated(_SIGNALLED + number)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
-        # `nohup` sets another handler, which is kept.
+        # A handler set by `nohup` is kept.
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, end)
     sys.unraisablehook = _signal_again
 
 
 def _signal_again(lost: sys.UnraisableHookArgs) -> None:
-    """Repeat a signal shortly after it raised in a finalizer, because Python drops exceptions there."""
+    """Repeat a signal whose exception was lost, because Python drops exceptions in finalizers."""
     match lost.exc_value:
         case KeyboardInterrupt():
             number = int(signal.SIGINT)
@@ -362,7 +356,7 @@ def _refuse(exc: Any) -> int:
     path = context.command_path if context else "clusterctl"
     text = exc.format_message().replace("Value error, ", "")
     json = _wants_json()
-    # Without a command, click's message is the help itself.
+    # Without a command, click's message is the help.
     if text.startswith("Usage:"):
         if not json:
             typer.echo(text, err=True)
@@ -378,11 +372,7 @@ def _refuse(exc: Any) -> int:
 
 
 def _explain_unknown(text: str, fix: str, context: typer.Context | None) -> tuple[str, str]:
-    """Return the message and the fix for an unknown command or option. Other messages are returned unchanged.
-
-    text: click's message, which may suggest similar names.
-    context: click's context of the command, as far as parsed.
-    """
+    """Return the message and the fix for an unknown command or option. Other messages stay unchanged."""
     unknown = _UNKNOWN_WORD.match(text)
     if unknown is None or context is None:
         return text, fix
@@ -398,20 +388,17 @@ def _explain_unknown(text: str, fix: str, context: typer.Context | None) -> tupl
 
 
 def _reject_words_before_dashes(typed: Sequence[str], target: str, args: Sequence[str]) -> None:
-    """Reject words other than JOB before ``--``, because they may be meant for `submit` or for the program.
+    """Reject arguments between JOB and ``--``, because they may be meant for `submit` or for the program.
 
-    typed: all words after `submit`.
-    args: the words that click assigns to the program's arguments.
-
-    Raises:
-        UsageError: a word other than JOB stands before ``--``.
+    typed: all arguments after `submit`.
+    args: the arguments that click assigns to the program.
     """
     count_after = len(typed) - typed.index("--") - 1 if "--" in typed else 0
     words = shlex.join(args[: max(0, len(args) - count_after)])
     if words:
         correct = HABITS.get(f"submit {target}", f"submit JOB [OPTIONS] -- {words}")
         raise UsageError(
-            f"{words}: write arguments of the program after --",
+            f"arguments of the program must come after --: {words}",
             code="words-before-dashes",
             fix=f"`{PROGRAM} {correct}`",
         )
@@ -424,6 +411,6 @@ def _show(error: ClusterctlError, *, json: bool = False) -> int:
 
 
 def _wants_json() -> bool:
-    """Return whether a command line that click rejected asks for JSON."""
+    """Return whether the command line, which click may have rejected, asks for JSON."""
     words = itertools.takewhile(lambda word: word != "--", sys.argv[1:])
     return re.search("(^| )(-o ?|--output[ =])json( |$)", " ".join(words)) is not None

@@ -27,7 +27,7 @@ from clusterctl.scheduler.session import Session
 from clusterctl.state.ledger import Metric, Value
 from clusterctl.transport.tree import format_size
 
-# The number of runs that are listed without --limit.
+# The maximum number of listed runs without --limit.
 _LAST: Final = 50
 _BASIC: Final = ("run", "state", "submitted", "elapsed", "nodes")
 _MOST_METRICS: Final = 3
@@ -41,7 +41,6 @@ Run = Annotated[
         tab=run_names,
     ),
 ]
-
 
 # All are fields of RunQuery, except columns, sweep, limit, folders and everywhere.
 _LIST_FLAGS: Final[Mapping[str, Any]] = {
@@ -112,12 +111,12 @@ def list_(screen: Screen, **given: Any) -> None:
 
 
 def ranking_of(screen: Screen, run: Row, metric: str | None = None) -> tuple[dict[str, Any], list[str]]:
-    """Rank the tasks of a sweep by a metric, the best first. Return the answer, and lines for people.
+    """Rank the tasks of a sweep by a metric, the best first. Return the answer, and lines to show.
 
-    metric: the metric. None: the sweep's own.
+    metric: name of the metric. Default: the metric in the sweep's definition.
 
     Raises:
-        UsageError: the sweep has no metric to rank its tasks.
+        UsageError: neither ``metric`` nor the sweep names a metric, or no task has the metric.
     """
     rows, metric = ranked(run, metric)
     keys = (run.run.sweep or {}).get("keys") or []
@@ -131,12 +130,12 @@ def ranking_of(screen: Screen, run: Row, metric: str | None = None) -> tuple[dic
 
 
 def note_ranking(screen: Screen, session: Session, job_id: str) -> dict[str, Any] | None:
-    """Collect a sweep, show its ranking, and return it. None: it can't be collected or ranked."""
+    """Collect a sweep, show its ranking, and return the ranking if there were no errors."""
     try:
         (run,) = collect(session, [job_id])
         answer, lines = ranking_of(screen, Row(run))
     except (CollectError, UsageError) as exc:
-        # The caller still shows the state of the tasks.
+        # The error is not raised, so that the caller can still show the state of the tasks.
         screen.note(f"note: {exc.cause}")
         return None
     screen.note(*lines, "", f"job {job_id} ({run.name}) {run.state}: {run.directory}")
@@ -144,7 +143,7 @@ def note_ranking(screen: Screen, session: Session, job_id: str) -> dict[str, Any
 
 
 def _metric_columns(rows: Sequence[Row], sort: str | None = None) -> list[str]:
-    """Return the columns of common metrics, and of the key that the runs are sorted by."""
+    """Return the columns for the sort key and for common metrics."""
     usual = [name for name in metric_names(rows) if name in USUAL_METRICS]
     return [*([sort] if sort is not None and sort not in _BASIC else []), *usual[:_MOST_METRICS]]
 
@@ -163,7 +162,7 @@ def _cell(row: Row, key: str) -> str:
 
 
 def shown_value(value: Value, key: str = "") -> str:
-    """Format a value for a table. ``key``: its name, which determines the format of times and costs."""
+    """Format a value for a table. ``key``: the name of the value; times and costs have their own format."""
     if value is None or value == "":
         return _NONE
     if key in TIMES:
@@ -293,7 +292,7 @@ def rm(
     rows = [named_run(name) for name in run]
     if inner := next((row for row in rows if row.task is not None), None):
         raise UsageError(
-            f"{inner.shown} is a single task of a run, which can't be removed alone",
+            f"{inner.shown} can't be removed, because it is a single task of a run",
             code="run-is-a-task",
             fix=f"name the whole run: {inner.run.directory.name}",
         )
@@ -308,7 +307,7 @@ def rm(
     for record in runs:
         hidden = record.directory.with_name(f".{record.directory.name}.removed")
         try:
-            # After the rename, an interrupted removal leaves no incomplete run.
+            # The rename hides the run, so that an interrupted removal leaves no incomplete run.
             record.directory.rename(hidden)
             removed.append(str(record.directory))
             shutil.rmtree(hidden)
@@ -349,9 +348,7 @@ def report(
     run: Annotated[list[str], argument("Runs, as in `runs show`.", metavar="RUN...", tab=run_names)],
     out: ReportFile = None,
     open_: Annotated[bool, option("Open the report in the browser.", "--open")] = False,
-    serve: Annotated[
-        bool, option("Serve the report on this machine's loopback address until Ctrl-C.")
-    ] = False,
+    serve: Annotated[bool, option("Serve the report on the loopback address until Ctrl-C.")] = False,
     port: Annotated[
         int, option("Port of --serve. Default: a free port.", min=0, max=65535, metavar="PORT")
     ] = 0,
@@ -389,15 +386,13 @@ def report(
     )
     if open_ and not webbrowser.open(path.absolute().as_uri()):
         raise UsageError(
-            "there is no browser on this machine",
+            f"no browser on this machine can open {path}",
             code="no-browser",
             fix="use --serve, and open the address on another machine",
         )
 
 
 def _serve(screen: Screen, page: bytes, port: int) -> None:
-    """Answer every HTTP request with the page, until Ctrl-C."""
-
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
@@ -413,7 +408,7 @@ def _serve(screen: Screen, page: bytes, port: int) -> None:
         server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     except OSError as exc:
         raise ClusterctlError(
-            f"port {port} can't be used",
+            f"the report can't be served on port {port}",
             code="port-unusable",
             why=exc.strerror or str(exc),
             fix="use another --port",

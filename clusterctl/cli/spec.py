@@ -27,9 +27,7 @@ DEFAULT_FILE = Path("cluster.yaml")
 
 def init(
     screen: Screen,
-    provider: Annotated[
-        str, option(f"Provider of the cluster: {either(PROVIDERS)}.")
-    ] = DEFAULT_PROVIDER.type,
+    provider: Annotated[str, option(f"The hosts' provider: {either(PROVIDERS)}.")] = DEFAULT_PROVIDER.type,
     from_inventory: Annotated[
         Path | None,
         option("With --provider onprem: create the spec from this Ansible inventory.", metavar="PATH"),
@@ -64,13 +62,11 @@ def _write_examples(screen: Screen, *, force: bool) -> None:
 
 @contextmanager
 def _new(path: Path) -> Iterator[None]:
-    """Translate errors of creating a file or a folder."""
     try:
         yield
     except FileExistsError as exc:
-        raise UsageError(
-            f"{path} already exists", code="file-exists", fix="pass --force to overwrite it"
-        ) from exc
+        fix = "pass --force to overwrite it"
+        raise UsageError(f"{path} already exists", code="file-exists", fix=fix) from exc
     except OSError as exc:
         raise UsageError(
             f"{path} can't be written",
@@ -80,9 +76,7 @@ def _new(path: Path) -> Iterator[None]:
         ) from exc
 
 
-def validate(
-    screen: Screen, live: Annotated[bool, option("Also check the hosts, as `doctor` does.")] = False
-) -> int:
+def validate(screen: Screen, live: Annotated[bool, option("Also check the hosts.")] = False) -> int:
     """Validate a spec, and report all errors with their lines."""
     spec = spec_of(screen.chosen())
     nodes = sum(partition.nodes for partition in spec.partitions)
@@ -112,9 +106,7 @@ def validate(
     return examine(screen, spec, lines, answer)
 
 
-def schema(
-    screen: Screen, job: Annotated[bool, option("Print the schema of job files instead.")] = False
-) -> None:
+def schema(screen: Screen, job: Annotated[bool, option("Print the schema of job files.")] = False) -> None:
     """Print the JSON Schema of the spec, for editors."""
     document = job_schema() if job else json_schema()
     screen.document({"schema": document}, json.dumps(document, indent=2))

@@ -38,13 +38,11 @@ if TYPE_CHECKING:
 JobRow = dict[str, Any]
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
-
 DryRun = Annotated[bool, option("Print the sbatch script without submitting it.", "--dry-run")]
 Follow = Annotated[bool, option("Show the job's output until it has ended.", "--follow")]
 Timeout = Annotated[str | None, option("Stop waiting after this time, such as 10m; the job keeps running.")]
 
-
-# All are fields of JobOptions, which validates them.
+# The keys are fields of JobOptions, which validates the values.
 JOB_FLAGS: Final[Mapping[str, Any]] = {
     "nodes": flag(int, "Number of nodes. Default: 1.", "--nodes", "-N"),
     "tasks_per_node": flag(int, "Tasks (ranks) per node. Default: 1; for bundled jobs: one per GPU."),
@@ -64,9 +62,7 @@ JOB_FLAGS: Final[Mapping[str, Any]] = {
         metavar="KEY=V,V|A..B",
     ),
     "signal": flag(str, "Signal for the program before the time limit, such as USR1@120 (seconds)."),
-    "requeue": flag(
-        bool, "Requeue the job, in the same folder, if the program exits with code 75.", "--requeue"
-    ),
+    "requeue": flag(bool, "Requeue the job in its folder if the program exits with code 75.", "--requeue"),
     "launcher": flag(
         str,
         "Launcher of the ranks: srun (PMIx, the default), mpirun or torchrun.",
@@ -80,9 +76,7 @@ JOB_FLAGS: Final[Mapping[str, Any]] = {
     "exclude": flag(list[str], "Do not send files matching PATTERN. Repeatable.", metavar="PATTERN"),
     "folder": flag(bool, "Send the script's folder to the cluster. Default: yes.", "--folder/--no-folder"),
     "outputs": flag(list[str], "Pattern of files to collect, such as 'results/**'. Repeatable."),
-    "env": flag(
-        list[str], "Environment variable K=V. K alone passes on your current value of K. Repeatable."
-    ),
+    "env": flag(list[str], "Environment variable K=V. K alone passes your current value of K. Repeatable."),
     "requirements": flag(Path, "Requirements file with packages for the program's Python environment."),
     "container": flag(str, "Run in this Apptainer image: a .sif file, here or on the cluster."),
     "tag": flag(list[str], "Tag for finding the run with `clusterctl runs`. Repeatable."),
@@ -182,7 +176,7 @@ class Watching:
 
     @classmethod
     def of(cls, jobs: Sequence[JobSpec], *, wait: bool, follow: bool, timeout: str | None) -> Watching | None:
-        """Check the options of a command that submits jobs. None: do not wait.
+        """Check the options of a command that submits jobs. Return ``None`` to not wait.
 
         Raises:
             UsageError: the options contradict each other, or the timeout is wrong.
@@ -192,7 +186,7 @@ class Watching:
             raise unaccompanied("--timeout", "--wait or --follow")
         if follow and len(jobs) > 1:
             raise UsageError(
-                f"--follow needs a single job, but these are {len(jobs)}",
+                f"--follow needs a single job, but the job file has {len(jobs)}",
                 code="follow-needs-one-job",
                 fix="use --wait, or choose a single job with --variant",
             )
@@ -200,7 +194,7 @@ class Watching:
 
 
 def preparer(screen: Screen) -> Preparer:
-    """Return a Preparer that shows its progress on the screen, including pip's output under -v."""
+    """Return a Preparer that shows its notes on the screen, and pip's output with -v."""
     return Preparer(screen.note, screen.note if screen.verbose else SILENT.note)
 
 
@@ -221,10 +215,7 @@ def rendered(screen: Screen, submission: Submission, spec: ClusterSpec) -> tuple
 
 
 def show_scripts(screen: Screen, jobs: Sequence[PreparedJob], more: Mapping[str, Any] = NOTHING) -> None:
-    """Print scripts. If there are several, each has a heading with the job's name.
-
-    more: further fields of the answer for each job.
-    """
+    """Print the scripts of jobs, with headings if there are several. ``more``: more fields of each answer."""
     rows: list[JobRow] = []
     for job in jobs:
         source = {"files": len(job.source.files), "bytes": job.source.bytes} if job.source else None
@@ -236,9 +227,9 @@ def show_scripts(screen: Screen, jobs: Sequence[PreparedJob], more: Mapping[str,
 def submit_and_note(
     screen: Screen, session: Session, jobs: Sequence[PreparedJob], more: Mapping[str, Any] = NOTHING
 ) -> list[JobRow]:
-    """Submit jobs. If a submission fails, the answer still has the jobs submitted before.
+    """Submit jobs. If a submission fails, the answer still has the earlier jobs.
 
-    more: further fields of the answer for each job.
+    more: more fields of the answer for each job.
     """
     rows: list[JobRow] = []
     with screen.transfers() as progress:
@@ -258,9 +249,9 @@ def show_submitted(screen: Screen, rows: Sequence[JobRow]) -> None:
 def watch_jobs(
     screen: Screen, session: Session, rows: Sequence[JobRow], jobs: Sequence[JobSpec], watching: Watching
 ) -> bool:
-    """Wait for submitted jobs, or follow a single job. Return whether its output was shown.
+    """Wait for submitted jobs, or follow a single job. Return whether the job's output was shown.
 
-    The state of each job and the ranking of each sweep are added to ``rows``.
+    ``rows`` is changed: each job gets its state, and each sweep its ranking.
 
     Raises:
         JobFailedError, JobCancelledError: a job has not completed.
@@ -286,7 +277,7 @@ def watch_jobs(
 
 
 def answer_of(rows: Sequence[JobRow]) -> dict[str, Any]:
-    """Return the answer about jobs: all under ``jobs``, and a single job also by itself."""
+    """Return the JSON answer about jobs: the key ``jobs``, and for a single job also its own keys."""
     return {**(rows[0] if len(rows) == 1 else {}), "jobs": [dict(row) for row in rows]}
 
 
@@ -311,7 +302,6 @@ def _run_locally(
     try:
         answer = json.loads(printed)
     except ValueError as exc:
-        raise UsageError(
-            "the program did not print JSON", code="no-json-answer", fix="remove -o json"
-        ) from exc
+        message, fix = f"the bundled job {job.name} did not print JSON", "remove -o json"
+        raise UsageError(message, code="no-json-answer", fix=fix) from exc
     screen.result(answer)

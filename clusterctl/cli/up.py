@@ -1,4 +1,4 @@
-"""The commands up, which creates, changes or repairs a cluster, and image bake, which builds a node image."""
+"""The commands up, which creates, changes or repairs a cluster, and image bake, which builds node images."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def up(screen: Screen, **given: Any) -> int:
         raise excluded("--bundle", "--no-bundle")
     spec = spec_of(screen.chosen())
     dry_run = given.pop("dry_run", False)
-    # The provider's helper process starts during the checks that follow.
+    # The provider's helper process starts in the background during the following checks.
     if not dry_run:
         provider_of(spec.provider).start_ahead()
     screen.note(*(f"note: {line}" for line in job_user_notes(spec, CurrentUser.current())))
@@ -153,9 +153,9 @@ def bake(screen: Screen, no_wait: NoWait = False, yes: Yes = False) -> None:
 
 
 def approve(screen: Screen, plan: Plan, *, yes: bool) -> None:
-    """Show a plan, and ask for confirmation if it destroys data or may cost more.
+    """Show a plan, and ask for confirmation if it destroys data or may cost more, unless ``yes`` is set.
 
-    yes: do not ask. Without a terminal, only a plan that destroys data requires it.
+    Without a terminal, only a plan that destroys data requires ``yes``.
     """
     planned, prompt = plan.hosts, prompt_about(plan)
     if not prompt and not planned.may_cost_more:

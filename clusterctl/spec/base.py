@@ -1,4 +1,4 @@
-"""The base class of all models of user files, their field types, and the messages about wrong values."""
+"""The base class of the models of specs and job files, field types, and messages about wrong values."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Fault:
     """A mistake in a user file.
 
     loc: location of the value in the file.
-    at_key: report the position of the key instead of the value's.
+    at_key: report the position of the key instead of the position of the value.
     """
 
     code: str
@@ -108,11 +108,11 @@ _ANY_OTHER: Final = Notice("bad-value", "{name} can't be {shown}")
 
 
 def explain(kind: str, context: Mapping[str, object], name: str, value: str) -> Notice:
-    """Translate a pydantic error into plain words, with its code.
+    """Translate a pydantic error into a message with a code.
 
     kind, context: the error's ``type`` and ``ctx``.
-    name: the field, as the user calls it.
-    value: the wrong value, as ``shown`` formats it.
+    name: the field in the user's notation, such as ``--nodes``.
+    value: the wrong value, formatted by ``units.shown``.
     """
     template = _TEXTS.get("int" if kind.startswith("int_") else kind, _ANY_OTHER)
     # Pydantic puts the allowed values into quotes.
@@ -123,13 +123,13 @@ def explain(kind: str, context: Mapping[str, object], name: str, value: str) -> 
 
 
 def either(words: Iterable[object]) -> str:
-    """Join words to a list of alternatives: ``1, 2 or 4``."""
+    """Join values to a text of alternatives: ``1, 2 or 4``."""
     *first, last = (str(word) for word in words)
     return f"{', '.join(first)} or {last}" if first else last
 
 
 class _Unknown:
-    """The placeholder of a wrong value in a partial model: false, empty, and so are all its attributes."""
+    """The placeholder of a wrong value in a partial model. It and all its attributes are false and empty."""
 
     def __bool__(self) -> bool:
         return False
@@ -160,7 +160,7 @@ class Model(BaseModel):
 def partial_model(model: type[M], values: object, context: Mapping[str, Any]) -> M:
     """Build a model from values that may be wrong. UNKNOWN replaces each wrong or missing value.
 
-    This way, mistakes between fields are reported together with mistakes in single fields.
+    With a partial model, contradictions between fields are reported together with wrong values of fields.
     """
     result: M = _tolerant_validator(model).validate_python(values, context={**context, _PARTIAL: True})
     return result
@@ -168,7 +168,7 @@ def partial_model(model: type[M], values: object, context: Mapping[str, Any]) ->
 
 @cache
 def _tolerant_validator(model: type[BaseModel]) -> SchemaValidator:
-    # Prebuilt validators are those of the strict models.
+    # Prebuilt validators come from the strict models.
     return SchemaValidator(_tolerant_schema(model.__pydantic_core_schema__), _use_prebuilt=False)
 
 
@@ -214,7 +214,7 @@ def _given_or_required(model: type[BaseModel], value: object) -> dict[str, objec
 class Pattern:
     """A regular expression that a whole text must match.
 
-    asks_for: the allowed texts in plain words, as messages name them.
+    asks_for: the description of the allowed texts in messages.
     """
 
     regex: str
@@ -232,7 +232,7 @@ class Pattern:
         return re.fullmatch(self.regex, text) is not None
 
     def _checked(self, text: str, info: ValidationInfo) -> str:
-        # In a partial model this mistake has been reported, and the text still serves as a name.
+        # This mistake was reported before the partial model was built. The text still serves as a name.
         if not self.matches(text) and not is_partial(info):
             raise PydanticCustomError("pattern", "not {asks_for}", {"asks_for": self.asks_for})
         return text
@@ -249,14 +249,11 @@ Url = Annotated[str, PATTERNS["url"]]
 # Strict: neither `yes` in quotes nor 1 is accepted as true.
 Toggle = Annotated[bool, Field(strict=True)]
 # ``ipaddress`` would accept a number as an address.
-Network = Annotated[
-    IPv4Network, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)
-]
+Network = Annotated[IPv4Network, BeforeValidator(lambda raw: str(raw) if isinstance(raw, int) else raw)]
 Usd = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
 
-
-# Keys of the validation context. RECORDED: true for the spec of existing hosts, which newer rules do not
-# apply to. HERE: the folder that paths are relative to.
+# Keys of the validation context. RECORDED: true for the spec of existing hosts, to which newer rules do not
+# apply. HERE: the folder that paths are relative to.
 RECORDED: Final = "recorded"
 HERE: Final = "folder"
 
@@ -268,13 +265,13 @@ def folder_of(info: ValidationInfo) -> Path:
 
 def _located(path: Path, info: ValidationInfo) -> Path:
     if not path.name:
-        raise BadValueError("file-name-missing", "the name of a file is missing here")
+        raise BadValueError("file-name-missing", "the file name is empty")
     return folder_of(info) / path
 
 
 def _expanded(text: str, info: ValidationInfo) -> str:
     if not text.strip():
-        raise BadValueError("file-name-missing", "the name of a file is missing here")
+        raise BadValueError("file-name-missing", "the file name is empty")
     return str(folder_of(info) / os.path.expanduser(text))  # noqa: PTH111 - it never raises
 
 
@@ -282,11 +279,10 @@ FileName = Annotated[
     Path, AfterValidator(_located), WithJsonSchema({"type": "string", "examples": ["requirements.txt"]})
 ]
 
-# As text: it is written into an ssh_config.
+# A text instead of a Path, because it is written into an ssh_config.
 KeyFile = Annotated[
     str, AfterValidator(_expanded), WithJsonSchema({"type": "string", "examples": ["~/.ssh/id_ed25519"]})
 ]
-
 
 _SIZE_TEXT = PlainSerializer(format_size, return_type=str)
 _DURATION_TEXT = PlainSerializer(format_duration, return_type=str)
@@ -305,7 +301,7 @@ JobTimeS = Annotated[int, BeforeValidator(parse_slurm_time_s), _DURATION_TEXT, _
 
 
 def at_least(text: str) -> AfterValidator:
-    """Return a validator that rejects durations or sizes below this minimum, written as in a file."""
+    """Return a validator that rejects durations or sizes below a minimum, such as ``10m`` or ``64MiB``."""
     least = parse_size_mib(text) if text.endswith("B") else parse_duration_s(text)
 
     def check(value: int) -> int:
@@ -317,5 +313,5 @@ def at_least(text: str) -> AfterValidator:
 
 
 def spelled(text: str, description: str) -> Any:
-    """Return a field whose default is a duration or a size, written as in a file."""
+    """Return a field with a duration or a size as its default, such as ``10m`` or ``64MiB``."""
     return Field(text, validate_default=True, description=description)

@@ -46,11 +46,11 @@ _RESERVED: Final = read_table(DATA / "reserved.toml", dict[str, tuple[str, ...]]
 RESERVED_USERS = frozenset(" ".join(_RESERVED["users"]).split())
 # Slurm's own account, and the account of the verification partition.
 RESERVED_ACCOUNTS = frozenset({"root", ADMIN_USER})
-# `ctl` names the controller. Slurm reads a partition DEFAULT as the defaults of all other partitions.
+# The controller's host name ends in -ctl. Slurm reads a partition DEFAULT as defaults of all partitions.
 RESERVED_PARTITIONS = frozenset({"ctl", "default", PROOF_PARTITION})
 
 OWNED_SLURM_KEYS = frozenset(" ".join(_RESERVED["slurm_keys"]).lower().split())
-# A single setting per line. Slurm accepts several, which could hide a reserved key.
+# Slurm accepts several settings in a line. They are rejected, because they could hide a reserved key.
 _SLURM_LINE = r'^[A-Za-z0-9_.]+ *= *("[^"#\\]*"|[^ "#\\]+)$'
 
 
@@ -59,7 +59,7 @@ def _slurm_line(line: str) -> str:
     if not line.isprintable() or re.search(_SLURM_LINE, line) is None:
         raise BadValueError("not-a-setting", f"{shown(line)} is not one Key=value line of slurm.conf")
     if key.lower() in OWNED_SLURM_KEYS:
-        raise BadValueError("setting-reserved", f"{key} is rendered by clusterctl and can't be set here")
+        raise BadValueError("setting-reserved", f"{key} can't be set here, because clusterctl sets it")
     return line
 
 
@@ -77,7 +77,6 @@ SlurmLine = Annotated[
 ]
 UserAccount = Annotated[AccountName, _other_than(RESERVED_ACCOUNTS, "an account of clusterctl or Slurm")]
 
-
 MOST_GPUS: Final = 16
 
 
@@ -85,16 +84,13 @@ class Gpus(Model):
     """The GPUs of a node."""
 
     type: Annotated[str, PATTERNS["gpu_type"]] = Field(description="their type, such as l4, t4, a100, h100")
-    count: Annotated[int, Field(ge=1, le=MOST_GPUS, strict=True)] = Field(
-        1, description="how many on each node"
-    )
+    count: Annotated[int, Field(ge=1, le=MOST_GPUS, strict=True)] = Field(1, description="number per node")
 
     def __str__(self) -> str:
-        """``2 x l4``."""
         return f"{self.count} x {self.type}"
 
 
-# The last driver branch for Maxwell, Pascal and Volta, and the first without proprietary kernel modules.
+# The last driver branch for Maxwell, Pascal and Volta; the first branch without proprietary kernel modules.
 LAST_FOR_VOLTA: Final = 580
 _OPEN_ALONE: Final = 620
 
@@ -143,7 +139,7 @@ class Nvidia(Model):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The parts of the role cuda that a host may need. The role chooses among them for each host."""
+        """The parts of the Ansible role cuda that hosts may need. The role selects the parts of each host."""
         chosen = {
             self.driver: self.has_driver,
             "toolkit": self.toolkit is not None,
@@ -162,7 +158,7 @@ _Interval = Annotated[DurationS, at_least("5s")]
 
 
 class Health(Model):
-    """The health check. It drains a node that fails, and resumes it once it passes. See docs/gpus.md."""
+    """The health check. It drains nodes that fail, and resumes nodes once they pass. See docs/gpus.md."""
 
     interval: _Interval = spelled("1m", "time between two checks of a node")
     gpu_temperature: Annotated[int, Field(ge=40, le=120, strict=True)] = Field(
@@ -251,12 +247,8 @@ class Partition(Model):
     name: Annotated[
         PartitionName, _other_than(RESERVED_PARTITIONS, "a name that clusterctl or Slurm uses")
     ] = Field(description="the partition's name in Slurm and in its nodes' names")
-    nodes: Annotated[
-        int, Field(ge=1, strict=True, description="number of nodes; with hosts, the number of hosts")
-    ]
-    hosts: HostRange | None = Field(
-        None, description="its nodes, on machines of your own, such as gpu[01-08]"
-    )
+    nodes: Annotated[int, Field(ge=1, strict=True, description="number of nodes; with hosts, their number")]
+    hosts: HostRange | None = Field(None, description="its nodes, on your own machines, such as gpu[01-08]")
     cpus: Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)] | None = Field(
         None, description="cores of each local node; by default this machine's, divided among the nodes"
     )
@@ -329,7 +321,7 @@ class ProviderSettings(Model):
     The traits and properties below are available without a ``Provider`` object.
 
     user_owned: the hosts belong to the user, and `down` restores them.
-    shares_kernel: the hosts run on this machine's kernel, so they have no reboot and no firewall.
+    shares_kernel: the hosts share this machine's kernel, so they can't reboot and have no firewall.
     is_cloud: the hosts are rented, by machine type.
     keeps_from_start: storage.keep can't be changed while the cluster is up.
     default_uid: uid of the job user if the spec names no users. Default: the caller's uid.
@@ -344,29 +336,29 @@ class ProviderSettings(Model):
 
     @property
     def machines(self) -> Mapping[str, OnpremHost]:
-        """The access to each host that the user owns, by host name."""
+        """Host name -> address and login of each host that the user owns. Empty for other providers."""
         return {}
 
     @property
     def known_network(self) -> IPv4Network | None:
-        """The cluster's network if the spec names it. Otherwise it is known only after probing the hosts."""
+        """The cluster's network, if the spec gives it. Otherwise the hosts must be probed for the network."""
         return None
 
     @property
     def switches(self) -> Mapping[str, Switch]:
-        """The switches of the fast network, by name."""
+        """The switches of the fast network, by name. Empty if the spec has no `fabric`."""
         return {}
 
     @property
     def location(self) -> Mapping[str, str]:
-        """The project and the zone of rented hosts."""
+        """The keys ``project`` and ``zone`` of rented hosts. Empty for other providers."""
         return {}
 
     def baking(self) -> Self:
-        """Return these settings with `image.bake` turned on.
+        """Return these settings with `image.bake` enabled.
 
         Raises:
-            UsageError: this provider builds no images in advance.
+            UsageError: the provider can't build images in advance.
         """
         raise UsageError(
             f"there is no image to build: the provider is {self.type}",
@@ -393,18 +385,18 @@ class ProviderSettings(Model):
         return f"{cluster}-ctl"
 
     def with_images(self, spec: Cluster, raised: Cluster | None) -> Self:  # noqa: ARG002
-        """Return these settings with all hosts' images filled in. ``raised`` is as for ``resolve_spec``."""
+        """Return these settings with the image of each host. ``raised``: see ``resolve_spec``."""
         return self
 
     def expected_release(self, spec: Cluster) -> str | None:  # noqa: ARG002
-        """Return the distribution that all hosts will have. None: unknown until the hosts are probed."""
+        """Return the distribution of all hosts, if it is known before the hosts are probed."""
         return None
 
 
-# A key that a provider or a scheduler does not allow, such as `partitions.gpus`; the reason; the fix.
+# A key that a provider or a scheduler does not allow, such as `partitions.gpus`; the message; the fix.
 Refusal = tuple[str, str, str]
 
-# Keys that only machines of the user's own may have. Created hosts have Debian by default.
+# Keys that are only allowed for the user's own machines.
 OF_OWN_MACHINES: Final[tuple[Refusal, ...]] = (
     (
         "partitions.hosts",
@@ -471,7 +463,7 @@ class Cluster(Model):
         return tuple(f"{self.name}-{partition.name}-{i}" for i in range(1, partition.nodes + 1))
 
     def refused(self, rows: Iterable[Refusal]) -> Iterator[Fault]:
-        """Yield a fault for each of these keys that the spec sets although it may not. It may be partial."""
+        """Yield a fault for each of these keys that the spec sets. The spec may be partial."""
         for key, message, fix in rows:
             top, _, name = key.partition(".")
             section = getattr(self, top)

@@ -14,7 +14,7 @@ from clusterctl.util.assets import read_table
 
 # The distribution of new local nodes.
 DEFAULT: Final = "debian-13"
-# The distribution of hosts whose record comes from an older clusterctl, which did not store it.
+# The distribution of hosts recorded by an older clusterctl, which did not store the distribution.
 BEFORE: Final = "debian-12"
 _OS_RELEASE: Final = Path("/etc/os-release")
 # The distribution of a host that has not been probed yet.
@@ -27,14 +27,13 @@ Family = Literal["Debian", "RedHat"]
 class Distribution:
     """A release of a distribution.
 
-    python: the interpreter that the job environment is made from.
-    mpi_module: environment module of Open MPI, if it needs a module.
-    mpi_bin: the folder of Open MPI's programs.
+    python: path of the interpreter that creates the job environment.
+    mpi_module: environment module of Open MPI, if a module is needed.
     glibc_minor: the x of glibc 2.x.
-    cgroup_v2: whether its Slurm supports cgroup version 2.
-    slurm: the release of its Slurm packages, if it never changes.
-    newer_slurm: release of Slurm that a node image can have instead -> the suite of its packages.
-    slurm_without_pmix: the releases in ``newer_slurm`` whose packages have no PMIx plugin.
+    cgroup_v2: whether the distribution's Slurm supports cgroup version 2.
+    slurm: the release of the distribution's Slurm packages, if the release is fixed.
+    newer_slurm: release of Slurm that a node image can have instead -> Debian suite with its packages.
+    slurm_without_pmix: releases in ``newer_slurm`` without packages of the PMIx plugin.
     """
 
     release: str
@@ -77,10 +76,10 @@ def distribution_of(name: str) -> Distribution:
 def common_distribution(hosts: Mapping[str, str]) -> Distribution:
     """Return the release that all hosts share. Slurm, Open MPI and Python must be the same on every host.
 
-    hosts: host name -> the name of its distribution, the controller first.
+    hosts: host name -> ID and VERSION_ID such as ``rocky-9.6``, the controller first.
 
     Raises:
-        ProvisionError: a host has a different or an unsupported release; it has a failure for each host.
+        ProvisionError: hosts have different or unsupported releases; ``failures`` has an entry for each host.
     """
     failures: list[Failure] = []
     by_host: dict[str, Distribution] = {}
@@ -92,17 +91,15 @@ def common_distribution(hosts: Mapping[str, str]) -> Distribution:
     if not failures:
         failures = differing(by_host)
     if failures:
-        raise ProvisionError.of_hosts(
-            "{hosts} can't be part of this cluster", failures, code="distribution-unfit"
-        )
+        raise ProvisionError.of_hosts("{hosts} can't be in this cluster", failures, code="distribution-unfit")
     return next(iter(by_host.values()))
 
 
 def differing(hosts: Mapping[str, Distribution]) -> list[Failure]:
-    """Return a failure for each host whose distribution differs from the first host's."""
+    """Return a failure for each host with a different distribution than the first host, the controller."""
     (leader, first), *others = hosts.items()
     differs = f"and {leader} has {first.title}: their Slurm and Open MPI differ"
-    fix = "use hosts with the same distribution and release, or make two clusters"
+    fix = "use hosts with the same distribution and release, or create two clusters"
     return [
         Failure("distributions-differ", f"it has {distribution.title}, {differs}", host, fix=fix)
         for host, distribution in others
@@ -111,7 +108,7 @@ def differing(hosts: Mapping[str, Distribution]) -> list[Failure]:
 
 
 def redhat_release(os_release: Path = _OS_RELEASE) -> str | None:
-    """Return this machine's distribution, such as ``rocky-9``. None: it is not of the Red Hat family."""
+    """Return this machine's distribution, such as ``rocky-9``, if it belongs to the Red Hat family."""
     values = _read(os_release)
     name = f"{values.get('ID', '')}-{values.get('VERSION_ID', '').partition('.')[0]}"
     try:
@@ -160,8 +157,8 @@ def _unknown(name: str, reason: str) -> ProvisionError:
     )
 
 
-# Release of Slurm -> keys of slurm.conf, in lower case, that prevent its daemons from starting.
-# Source: its RELEASE_NOTES and CHANGELOG.
+# Release of Slurm -> lower-case keys of slurm.conf that prevent the daemons of this release from starting.
+# Source: Slurm's RELEASE_NOTES and CHANGELOG.
 _REMOVED_KEYS: Final = {
     "26.05": (
         *("controlmachine", "backupcontroller", "controladdr", "backupaddr", "frontendname"),
@@ -186,10 +183,10 @@ def is_removed(key: str, release: str) -> bool:
 def refuse_slurm(
     release: str, distribution: Distribution | None, *, makes_image: bool
 ) -> SlurmRefusal | None:
-    """Return the reason that hosts can't have this release of Slurm. None: they can, or it is not known yet.
+    """Return the reason why hosts can't have this release of Slurm, if the reason is known.
 
-    distribution: the hosts' distribution. None: not known yet.
-    makes_image: whether clusterctl builds the hosts' image, into which it can install another release.
+    distribution: the hosts' distribution, or ``None`` before the hosts are probed.
+    makes_image: whether clusterctl builds the hosts' image, which can contain another release of Slurm.
     """
     candidates = releases() if distribution is None else (distribution,)
     if release in {candidate.slurm for candidate in candidates}:

@@ -72,9 +72,7 @@ class Bucket(Model):
     """A Cloud Storage bucket that every node mounts as /bucket, for datasets and results."""
 
     name: Annotated[str, PATTERNS["bucket"]] = Field(description="its globally unique name")
-    create: Toggle = Field(
-        False, description="create it with the cluster; `down` keeps it unless it is empty"
-    )
+    create: Toggle = Field(False, description="create it with the cluster; `down` only deletes it if empty")
 
 
 class GcsState(Model):
@@ -189,7 +187,7 @@ class GcpSettings(ProviderSettings):
 
 
 def whole_project(project: str) -> GcpSettings:
-    """Return settings to search a whole project for orphaned resources. Their zone has no effect."""
+    """Return settings to search a whole project for orphaned resources. Their zone is not used."""
     return GcpSettings(type="gcp", project=project, zone="us-central1-a")
 
 
@@ -213,7 +211,7 @@ DEFAULT_SHARED_DISK: Final = GcpDisk.model_validate({"size": "100GiB"})
 
 
 def shared_disk(spec: Cluster) -> tuple[int, str] | None:
-    """Return the size in GiB and the type of the disk for the kept shared folder, if it has a disk."""
+    """Return the size in GiB and the type of the disk for the kept shared folder, if a disk is needed."""
     settings = settings_of(spec)
     if not spec.storage.keep or settings.filestore:
         return None
@@ -228,7 +226,7 @@ def settings_of(spec: Cluster) -> GcpSettings:
 
 
 def _nodes_by_name(spec: Cluster) -> dict[str, tuple[GcpNodes, bool]]:
-    """Return the settings of the controller ("") and of each partition, and whether it has GPUs."""
+    """Return the settings of the controller ("") and each partition, and whether its instances have GPUs."""
     if not isinstance(spec.provider, GcpSettings):
         return {}
 
@@ -244,11 +242,10 @@ def _nodes_by_name(spec: Cluster) -> dict[str, tuple[GcpNodes, bool]]:
 
 
 def image_error(spec: Cluster) -> UsageError | None:
-    """Return an error if the images of this spec can't form a cluster, judged by their names.
+    """Return an error if the names of this spec's images show unsupported or different distributions.
 
-    They can't if a distribution is unsupported or differs from another. An unknown distribution is an error
-    only if the spec bakes an image or fixes Slurm's release, because both need the distribution before any
-    host runs.
+    An unknown distribution is an error only if the spec bakes an image or sets Slurm's release, because both
+    need the distribution before any host runs.
     """
     named = {key: release for key, image in _images(spec) if (release := release_of(image))}
     try:
@@ -257,7 +254,7 @@ def image_error(spec: Cluster) -> UsageError | None:
     except ProvisionError as exc:
         key = ", ".join(str(failure.host) for failure in exc.failures)
         return UsageError(
-            "clusterctl can't make a cluster from hosts with these images",
+            "hosts with these images can't form a cluster",
             code="image-distribution",
             where=key,
             why=exc.why,
@@ -268,10 +265,7 @@ def image_error(spec: Cluster) -> UsageError | None:
         return None
     for key, problem in (
         ("provider.image.bake", "clusterctl can't build a node image" if settings_of(spec).bakes else ""),
-        (
-            "slurm.version",
-            f"clusterctl can't promise Slurm {spec.slurm.version}" if spec.slurm.version else "",
-        ),
+        ("slurm.version", f"Slurm {spec.slurm.version} can't be guaranteed" if spec.slurm.version else ""),
     ):
         if problem:
             return UsageError(
@@ -293,11 +287,11 @@ def _images(spec: Cluster) -> Iterator[tuple[str, Image]]:
 
 
 MAX_HOSTS: Final = 1000
-# Google's guest agent runs `groupadd google-sudoers` and `useradd -m -s /bin/bash -p * NAME` (cfg/cfg.go and
-# non_windows_accounts.go, 2026-07), which count from 1000. Some images have another account before these.
+# The ids that Google's guest agent may use: it runs `groupadd google-sudoers` and `useradd -m -s /bin/bash
+# -p * NAME` (cfg/cfg.go, non_windows_accounts.go, 2026-07). Some images already have accounts from 1000 on.
 _GIVEN_OUT: Final = range(1000, 1010)
 _LARGEST_PREFIX: Final = 29
-# In every subnetwork: the network, the gateway, an address of Google's, the broadcast.
+# The reserved addresses of a subnetwork: network, gateway, broadcast, and one for Google.
 _TAKEN_ADDRESSES: Final = 4
 _REGION: Final = re.compile(r"[a-z]+-[a-z]+[0-9]+")
 _KEY_LOCATION: Final = re.compile(r"/locations/([^/]+)/")
@@ -311,7 +305,7 @@ def _partition_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
     for index, partition in enumerate(spec.partitions):
         if partition.name and partition.name.endswith("-"):
             message = f"{shown(partition.name)} ends with a dash, but names on Google Cloud can't"
-            yield Fault("name-ends-with-dash", ("partitions", index, "name"), message)
+            yield Fault("name-ends-with-dash", ("partitions", index, "name"), message, "remove the dash")
     names = [partition.name for partition in spec.partitions if partition.name]
     for name in provider.partitions:
         if name not in names:
@@ -336,7 +330,9 @@ def _node_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
     machine, faults = check(nodes)
     yield from faults
     if controller.local_ssds or (machine and machine.bundled_ssds):
-        message = "the controller can't have local disks, because Terraform could not stop it to change it"
+        message = (
+            "the controller can't have local disks, because Terraform can't stop instances that have them"
+        )
         place = (*at, "local_ssds") if controller.local_ssds else nodes.machine_at
         hint = "remove local_ssds" if controller.local_ssds else "use a machine type without local disks"
         yield Fault("controller-local-disks", place, message, f"{hint}; compute nodes can have local disks")
@@ -344,7 +340,7 @@ def _node_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
         message = "the controller can't be a spot node: if Google preempts it, the cluster stops"
         yield Fault("controller-spot", (*at, "spot"), message, "remove spot")
     elif controller.compact_placement:
-        message = "compact placement has no effect on the controller, which is a single machine"
+        message = "compact placement has no effect on the controller, which is a single instance"
         yield Fault("controller-placement", (*at, "compact_placement"), message, "remove compact_placement")
     if provider.secure_boot and driver_for:
         message = f"secure_boot keeps NVIDIA's driver of the default image from loading on {driver_for}"
@@ -449,6 +445,5 @@ def _other_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
     for name in provider.prices:
         if name not in machines():
             at, hint = ("provider", "prices", name), did_you_mean(name, machines())
-            yield Fault(
-                "unknown-machine-type", at, f"there is no machine type {shown(name)}", hint, at_key=True
-            )
+            message = f"there is no machine type {shown(name)}"
+            yield Fault("unknown-machine-type", at, message, hint, at_key=True)

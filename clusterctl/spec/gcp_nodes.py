@@ -1,6 +1,6 @@
-"""Instances of Google Cloud: machine types, disks, images, and the checks between them.
+"""Instances of Google Cloud: machine types, disks, images, and checks of their combinations.
 
-The properties of machine types (processors, memory, GPUs, allowed combinations) are data: data/google.toml.
+data/google.toml has the properties of machine types: processors, memory, GPUs, allowed combinations.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Machine:
     guest_accelerator: the GPUs are attached to the machine type rather than part of it.
     local_ssds: the allowed numbers of additional local disks.
     bundled_ssds: the number of local disks that the machine type includes.
-    only: the ways to get it if it is not available on demand: spot, reservation.
+    only: spot, reservation, or both, if instances of this type are not available on demand.
     reservation_bound: instances from a reservation need the provisioning model RESERVATION_BOUND.
     """
 
@@ -106,7 +106,7 @@ class Machine:
 
     @property
     def has_nvswitches(self) -> bool:
-        """Whether NVSwitches link its GPUs. An instance may or may not expose the switches."""
+        """Whether NVSwitches connect its GPUs. An instance may hide the switches."""
         return bool(self.gpu and self.gpu.count > 1 and data()["gpus"][self.gpu.type].get("nvswitches"))
 
 
@@ -117,7 +117,7 @@ def data() -> Mapping[str, Any]:
 
 @cache
 def machines() -> Mapping[str, Machine]:
-    """Return all machine types by name, without attached GPUs; within a family, the smallest first."""
+    """Return all machine types by name, without attached GPUs. The types of a family are sorted by size."""
     rows: dict[str, Mapping[str, Any]] = {
         f"{series}-{vcpus}": {"vcpus": vcpus, "gib": facts["gib"] * vcpus}
         for series, facts in data()["series"].items()
@@ -151,13 +151,16 @@ def _machine(name: str, row: Mapping[str, Any]) -> Machine:
 
 
 def gpu_type(name: str) -> str | None:
-    """Return clusterctl's short name of a GPU model, given either that name or Google's."""
+    """Return clusterctl's short name of a GPU model, if the name is known.
+
+    name: clusterctl's or Google's name.
+    """
     by_google = {facts["google"]: short for short, facts in data()["gpus"].items()}
     return name if name in data()["gpus"] else by_google.get(name)
 
 
 def counts(gpu: str) -> tuple[int, ...]:
-    """Return the numbers of GPUs of this model (its short name) that a node can have."""
+    """Return the numbers of GPUs that a node can have. ``gpu``: clusterctl's short name of the model."""
     attached = {int(count) for count in data()["attached"].get(gpu, {})}
     with_gpus = (machine.gpu for machine in machines().values() if machine.gpu)
     bundled = {gpus.count for gpus in with_gpus if gpus.type == gpu}
@@ -165,7 +168,7 @@ def counts(gpu: str) -> tuple[int, ...]:
 
 
 def most_vcpus(gpus: Gpus) -> int | None:
-    """Return the most processors that an N1 machine may have beside these GPUs. None: not attached to N1."""
+    """Return the maximum number of processors of an N1 machine with these GPUs, if N1 can have them."""
     limit: int | None = data()["attached"].get(gpus.type, {}).get(str(gpus.count))
     return limit
 
@@ -204,8 +207,7 @@ PLAIN_IMAGE: Final = Image(project="rocky-linux-cloud", family="rocky-linux-9-op
 GPU_IMAGE: Final = Image(
     project="rocky-linux-accelerator-cloud", family="rocky-linux-9-optimized-gcp-nvidia-580"
 )
-# Google's own projects, whose image names tell the distribution. Hosts with other images are probed once they
-# run.
+# Google's own projects. Only their image names contain the distribution.
 _PUBLIC: Final = frozenset(
     "debian-cloud ubuntu-os-cloud ubuntu-os-accelerator-images ubuntu-os-pro-cloud rocky-linux-cloud "
     "rocky-linux-accelerator-cloud almalinux-cloud rhel-cloud centos-cloud cloud-hpc-image-public "
@@ -214,17 +216,17 @@ _PUBLIC: Final = frozenset(
 _NAMED: Final = re.compile(
     r"(?:^|-)(?P<id>debian|ubuntu|rocky|almalinux|rhel|centos)(?:-[a-z]+)*-(?P<number>\d+)"
 )
-# Digits of Ubuntu's releases.
+# Number of digits in the names of Ubuntu's releases, such as 2404.
 _YEAR_AND_MONTH: Final = 4
 
 
 def image_of(nodes: GcpNodes, machine: Machine) -> Image:
-    """Return the image of these nodes: the spec's, otherwise the default for their machine type."""
+    """Return the image that the spec sets for these nodes, otherwise the default for their machine type."""
     return nodes.image or (GPU_IMAGE if machine.gpu else PLAIN_IMAGE)
 
 
 def release_of(image: Image) -> str | None:
-    """Return the distribution of an image from Google's projects, such as ``rocky-9``. None: unknown."""
+    """Return the distribution of an image, such as ``rocky-9``, if the image's name contains it."""
     match = _NAMED.search(image.family or image.name or "") if image.project in _PUBLIC else None
     if match is None:
         return None
@@ -261,7 +263,7 @@ class Nodes:
 
 
 def check(nodes: Nodes) -> tuple[Machine | None, list[Fault]]:
-    """Return the machine type of these nodes, if it is determined, and the faults of their settings."""
+    """Return the machine type of these nodes, if the spec determines it, and faults in their settings."""
     faults, machine = [*_machine_independent_faults(nodes)], _machine_or_fault(nodes)
     if isinstance(machine, Fault):
         return None, [machine, *faults]
@@ -271,7 +273,7 @@ def check(nodes: Nodes) -> tuple[Machine | None, list[Fault]]:
 
 
 def _machine_or_fault(nodes: Nodes) -> Machine | Fault | None:
-    """Return the machine type, or the fault that prevents it. None: a field reports the fault itself."""
+    """Return the machine type, or a fault. ``None`` if a fault of a field has already been reported."""
     gpus, name = nodes.gpus, nodes.settings.machine_type
     if gpus is not None:
         if gpus.type is UNKNOWN or gpus.count is UNKNOWN:
@@ -279,7 +281,7 @@ def _machine_or_fault(nodes: Nodes) -> Machine | Fault | None:
         short_name = gpu_type(gpus.type)
         if short_name is None:
             names = tuple(data()["gpus"])
-            hint = did_you_mean(gpus.type, names) or f"it has {', '.join(names)}"
+            hint = did_you_mean(gpus.type, names) or f"use {either(names)}"
             message = f"Google Cloud has no GPU {shown(gpus.type)}"
             return Fault("unknown-gpu", (*nodes.gpus_at, "type"), message, hint)
         gpus = Gpus(type=short_name, count=gpus.count)
@@ -318,9 +320,7 @@ def _machine_independent_faults(nodes: Nodes) -> Iterator[Fault]:
         yield Fault("spot-in-reservation", (*at, "reservation"), message, "remove reservation, or spot: true")
     if settings.spot and settings.compact_placement:
         message = "spot nodes can't have compact placement: a preempted node may restart elsewhere"
-        yield Fault(
-            "spot-placement", (*at, "compact_placement"), message, "remove compact_placement, or spot: true"
-        )
+        yield Fault("spot-placement", (*at, "compact_placement"), message, "remove it, or spot: true")
     if settings.termination_action == "DELETE" and settings.spot is False:
         message = "termination_action is only for spot nodes"
         yield Fault("needs-spot", (*at, "termination_action"), message, "remove it, or write spot: true")
@@ -348,7 +348,7 @@ def disk_size(at: Loc, size_mib: int) -> Iterator[Fault]:
     elif size_mib and not _LEAST_DISK_MIB <= size_mib <= _MOST_DISK_MIB:
         least, most = format_size(_LEAST_DISK_MIB), format_size(_MOST_DISK_MIB)
         message = f"the size of a disk must be {least} to {most}, not {format_size(size_mib)}"
-        yield Fault("disk-size", at, message)
+        yield Fault("disk-size", at, message, f"write a size from {least} to {most}")
 
 
 def _machine_faults(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
@@ -369,9 +369,9 @@ def _machine_faults(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
         message = f"{name} supports only Google's own network interface (gvnic)"
         yield Fault("machine-needs-gvnic", (*where, "gvnic"), message, "remove gvnic: false")
     if machine.gpu and not settings.image and data()["gpus"][machine.gpu.type].get("closed_driver"):
-        reason = "its open kernel modules need a t4 or newer"
+        reason = "the driver's open kernel modules need a t4 or newer"
         message = f"the default image's driver does not support {machine.gpu.type}: {reason}"
-        hint = f"give {nodes.name} an image with NVIDIA's proprietary driver, branch 580 or older"
+        hint = f"set an image for {nodes.name} with NVIDIA's proprietary driver, branch 580 or older"
         at = (*nodes.gpus_at, "type") if nodes.gpus_at else nodes.machine_at
         yield Fault("gpu-needs-closed-driver", at, message, hint)
     yield from _local_ssd_faults(nodes, machine)
@@ -382,7 +382,7 @@ def _tier_1_hint(machine: Machine) -> str:
     families = data()["families"].items()
     from_vcpus = {name: facts["tier_1_from"] for name, facts in families if "tier_1_from" in facts}
     if machine.family in from_vcpus:
-        return f"{machine.family} has it from {from_vcpus[machine.family]} processors on"
+        return f"use a {machine.family} with at least {from_vcpus[machine.family]} processors"
     return f"use a large machine type of {either(from_vcpus)}"
 
 
@@ -404,9 +404,8 @@ def _disk_faults(nodes: Nodes, machine: Machine) -> Iterator[Fault]:
         is_boot = at[-1] == "boot_disk"
         allowed = machine.boot_disks if is_boot else machine.extra_disks
         if disk.type and disk.type not in allowed:
-            message = (
-                f"{machine.name} can't {'boot from' if is_boot else 'have'} a disk of type {shown(disk.type)}"
-            )
+            use = "boot from" if is_boot else "have"
+            message = f"{machine.name} can't {use} a disk of type {shown(disk.type)}"
             yield Fault("disk-type", (*at, "type"), message, f"write {either(allowed)}, or remove the type")
     size_mib = nodes.settings.boot_disk.size
     if not size_mib or nodes.settings.image or size_mib < _LEAST_DISK_MIB or size_mib % GIB_MIB:

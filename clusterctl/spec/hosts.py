@@ -16,7 +16,7 @@ from clusterctl.errors import BadValueError
 from clusterctl.spec.base import PATTERNS, KeyFile, Model
 from clusterctl.spec.units import shown
 
-# The most names that a range may have.
+# The maximum number of names in a range.
 MOST = 1000
 
 _RANGE = re.compile(r"\[([^\[\]]*)\]")
@@ -24,10 +24,10 @@ _PART = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """Return every name of a text such as ``gpu[01-08],head``.
+    """Return every name of a host list such as ``gpu[01-08],head``.
 
     Raises:
-        ValueError: the text is not a list of names and ranges; the message gives the reason.
+        ValueError: the text is not a host list, has a name twice, or more than ``MOST`` names.
     """
     names = tuple(name for part in _split(text) for name in _names(part))
     if len(names) > MOST:
@@ -59,13 +59,13 @@ def _numbers(inner: str, part: str) -> Iterator[str]:
         match = _PART.fullmatch(piece.strip())
         if match is None:
             raise BadValueError(
-                "hostlist-range", f"{part!r}: {piece!r} is neither a number nor a range such as 01-08"
+                "hostlist-range", f"{part!r}: {piece!r} is not a number or a range like 01-08"
             )
         first, last = match[1], match[2] or match[1]
         if int(last) < int(first) or int(last) - int(first) >= MOST:
             raise BadValueError(
                 "hostlist-range",
-                f"{part!r}: {piece!r} is not a range of at most {MOST} numbers, the smaller first",
+                f"{part!r}: {piece!r} is not an ascending range of at most {MOST} numbers",
             )
         for number in range(int(first), int(last) + 1):
             yield f"{number:0{len(first)}d}"
@@ -80,13 +80,13 @@ HostRange = Annotated[str, AfterValidator(_is_range)]
 
 
 class Switch(Model):
-    """A switch, with the nodes or the switches connected to it."""
+    """A network switch, with the nodes or the lower switches connected to it."""
 
     hosts: HostRange | None = Field(None, description="the nodes at this switch, such as gpu[01-08]")
     switches: HostRange | None = Field(None, description="the switches below it, such as leaf[1-4]")
 
 
-# Number of fields of a public key, by its type. Default: 3.
+# Type of a public key -> number of fields in the key. Default: 3.
 _KEY_FIELDS: Final = {"ssh-ed25519": 2}
 _HERE: Final = ("localhost", "localhost.localdomain")
 
@@ -106,7 +106,7 @@ def _are_addresses(text: str) -> str:
 
 
 def _is_whole_key(text: str) -> str:
-    """Reject a truncated public key. Its fields are a length and that many bytes; the first is its type."""
+    """Reject a truncated public key. Each field is a length and that many bytes; the first is the type."""
     kind, _, encoded = text.partition(" ")
     with suppress(ValueError):
         rest, fields = b64decode(encoded, validate=True), []
@@ -118,9 +118,7 @@ def _is_whole_key(text: str) -> str:
             rest = rest[4 + length :]
         if fields and not rest and fields[0] == kind.encode() and len(fields) == _KEY_FIELDS.get(kind, 3):
             return text
-    raise BadValueError(
-        "not-a-host-key", f"{shown(text)} is not a complete key: copy the output of `ssh-keyscan`"
-    )
+    raise BadValueError("not-a-host-key", f"{shown(text)} is not a complete key: copy it from `ssh-keyscan`")
 
 
 HostName = Annotated[str, PATTERNS["host_name"]]
@@ -166,7 +164,7 @@ class OnpremHost(Model):
 
 
 def is_this_machine(address: str) -> bool:
-    """Return whether an address is this machine's: localhost, 127.0.0.1, ::1, or an unspecified address."""
+    """Return whether an address is localhost, a loopback address such as 127.0.0.1, or 0.0.0.0 or ``::``."""
     bare = address.strip("[]").lower()
     if bare in _HERE:
         return True

@@ -1,4 +1,4 @@
-"""JobSpec, the description of a job, and the program that the argument JOB names."""
+"""JobSpec, the description of a job, and the lookup of the program named by the argument JOB."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ONE_RANK_JOBS = ("sample", "predict", "export")
 
 
 def sweep_arguments(values: Mapping[str, str]) -> list[str]:
-    """Return program arguments for values of a sweep: ``--lr 0.1``; true is ``--flag``, false is omitted."""
+    """Return program arguments for a task's values: ``--lr 0.1``; true is ``--flag``; false is omitted."""
     words = []
     for key, value in values.items():
         if value != "false":
@@ -41,14 +41,14 @@ def sweep_arguments(values: Mapping[str, str]) -> list[str]:
 
 
 class Weights(StrEnum):
-    """A choice of a model's weights: those of its best evaluation, or of the end of training."""
+    """The weights of a trained model: from the best evaluation, or from the end of training."""
 
     BEST = "best"
     FINAL = "final"
 
 
 class JobKeywords(TypedDict, total=False):
-    """The keyword arguments for a job: the fields of JobOptions without ``args``."""
+    """The keyword arguments of a job: the fields of JobOptions except ``args``."""
 
     name: str
     nodes: int
@@ -81,9 +81,8 @@ class JobKeywords(TypedDict, total=False):
 class JobSpec:
     """A job. Either ``bundled`` or ``script`` is set. ``mem`` is in MiB, ``time`` in seconds.
 
-    The other fields are those of the model JobOptions, which documents them. ``model_fields_set`` names the
-    fields that were given. JobSpec itself is not a pydantic model, because most jobs need no slow import of
-    pydantic.
+    JobOptions documents the other fields. ``model_fields_set``: the names of the fields that were given.
+    JobSpec is not a pydantic model, because the import of pydantic is slow and most jobs do not need it.
     """
 
     name: str
@@ -119,14 +118,14 @@ class JobSpec:
     def __init__(
         self, *, name: str, bundled: str | None = None, script: Path | None = None, **options: Any
     ) -> None:
-        """Build a job, and validate its ``options``, which are the other fields.
+        """Create a job. ``options``: values of the other fields, which are validated.
 
         Raises:
             ValueError: ``bundled`` and ``script`` are both given, or both missing.
             UsageError: options are wrong.
         """
         if (bundled is None) == (script is None):
-            raise BadValueError("job-or-script", "a job is either a bundled one or a script")
+            raise BadValueError("job-or-script", "a job is either a bundled job or a script")
         if bundled is not None and bundled not in BUNDLED_JOBS:
             raise BadValueError("unknown-job-type", f"{bundled!r} is not a bundled job")
         target = {"name": name, "bundled": bundled, "script": script}
@@ -134,7 +133,7 @@ class JobSpec:
         vars(self)["model_fields_set"] = frozenset(target) | options.keys()
 
     def model_copy(self, *, update: Mapping[str, Any]) -> JobSpec:
-        """Return a copy with these values, which must be valid."""
+        """Return a copy with these values, which are not validated."""
         copy = object.__new__(JobSpec)
         names = self.model_fields_set | update.keys()
         vars(copy).update({**vars(self), **update, "model_fields_set": names})
@@ -168,7 +167,7 @@ def is_job_file(target: str) -> bool:
 
 
 def is_python(script: Path) -> bool:
-    """Return whether a script is Python (True) or shell (False), judged by its suffix, then its first line.
+    """Return whether a script is Python rather than shell, judged by its suffix, then by its first line.
 
     Raises:
         UsageError: the script can't be read, or is neither Python nor shell.
@@ -182,6 +181,7 @@ def is_python(script: Path) -> bool:
             code="file-unreadable",
             where=str(script),
             why=exc.strerror or str(exc),
+            fix="correct its permissions",
         ) from exc
     shebang = _SHEBANG.match(head)
     program = shebang[1] if shebang else b""
@@ -200,10 +200,9 @@ def is_python(script: Path) -> bool:
 
 
 def named_job(target: str, folder: Path) -> tuple[str | None, Path | None]:
-    """Return the name of the bundled job or the path of the script that ``target`` names.
+    """Return the name of a bundled job, or the path of a script; the other value is ``None``.
 
-    A bundled job takes precedence over a file with its name; ``./train`` is the file.
-
+    target: name or path. A bundled job takes precedence over a file with its name; ``./train`` is the file.
     folder: the folder that paths are relative to.
 
     Raises:
@@ -212,7 +211,7 @@ def named_job(target: str, folder: Path) -> tuple[str | None, Path | None]:
     if target in BUNDLED_JOBS:
         return target, None
     try:
-        # The name is written into the batch script, which is UTF-8.
+        # The batch script, which is UTF-8, contains the name.
         target.encode()
         path = (folder / target).absolute()
         # Behind a symbolic link, ".." is the parent of the link's target.
@@ -223,7 +222,7 @@ def named_job(target: str, folder: Path) -> tuple[str | None, Path | None]:
             raise ValueError("it is a folder" if stat.S_ISDIR(mode) else "it is not a regular file")
     except FileNotFoundError as exc:
         raise UsageError(
-            f"there is no job {shown(target)}",
+            f"there is no bundled job or script {shown(target)}",
             code="unknown-job-type",
             why=_NO_TARGET,
             fix=_suggestion(target, folder),
@@ -248,7 +247,7 @@ def _suggestion(target: str, folder: Path) -> str:
     try:
         files = [entry.name for entry in os.scandir(path.parent) if entry.is_file()]
     except OSError:
-        # The folder does not exist either.
+        # The folder does not exist.
         files = []
     if target == Path(target).name and (near := did_you_mean(target, BUNDLED_JOBS)):
         return near
@@ -261,10 +260,10 @@ def safe_name(script: str) -> str:
 
 
 def job_spec(target: str, flags: Mapping[str, object]) -> JobSpec:
-    """Return the job that a `submit` requests.
+    """Return the job that a command line of `submit` requests.
 
-    target: the name of a bundled job, or the path of a script.
-    flags: the given options, by the names of JobOptions' fields. The job's ``model_fields_set`` names them.
+    target: the name of a bundled job, or the path of a script relative to the current folder.
+    flags: field of JobOptions -> value of the given option.
 
     Raises:
         UsageError: there is no such job or script, or flags are wrong; ``failures`` has an entry for each
@@ -273,7 +272,7 @@ def job_spec(target: str, flags: Mapping[str, object]) -> JobSpec:
     return job_of(target, valid_options(flags), folder=Path())
 
 
-# Options that are counts, with their minimum; options with units, with their parser; options that are names.
+# Count options -> minimum; options with units -> parser; options that are names.
 _COUNTS: Final = {"nodes": 1, "tasks_per_node": 1, "cpus": 1, "gpus": 0}
 _UNITS: Final = {"mem": parse_slurm_memory_mib, "time": parse_slurm_time_s}
 _NAMES: Final = frozenset({"name", "partition", "account", "qos"})
@@ -284,7 +283,7 @@ _PLAIN_NAME: Final = re.compile(r"[a-z][a-z0-9]{0,19}", re.ASCII)
 def valid_options(flags: Mapping[str, object]) -> Mapping[str, Any]:
     """Validate the flags of a job and return their values, like ``job_options``.
 
-    Obviously valid values need no pydantic model, whose import would take most of the time of `submit`.
+    Common values are validated without pydantic, because its import would take most of the time of `submit`.
     """
     plain = {name: _plain(name, value) for name, value in flags.items()}
     if None not in plain.values():
@@ -295,7 +294,7 @@ def valid_options(flags: Mapping[str, object]) -> Mapping[str, Any]:
 
 
 def _plain(name: str, value: object) -> object:
-    """Return a value as JobOptions would convert it. None: only JobOptions can judge the value."""
+    """Return a value as JobOptions would convert it, or ``None`` if only JobOptions can validate it."""
     if name in _COUNTS:
         return value if type(value) is int and _COUNTS[name] <= value <= MAX_COUNT else None
     if name in {"folder", "requeue"}:
@@ -310,7 +309,11 @@ def _plain(name: str, value: object) -> object:
 
 
 def job_of(target: str, options: Mapping[str, Any], *, folder: Path) -> JobSpec:
-    """Return the job for a target and valid options. Paths are relative to ``folder``."""
+    """Return the job for a target and valid options. ``target`` is relative to ``folder``.
+
+    Raises:
+        UsageError: there is no such job or script, or options exclude each other.
+    """
     bundled, script = named_job(target, folder)
     job = JobSpec(name=bundled or safe_name(target), bundled=bundled, script=script)
     chosen = {field: value for field, value in options.items() if field != "name" or value is not None}
@@ -325,7 +328,7 @@ def job_of(target: str, options: Mapping[str, Any], *, folder: Path) -> JobSpec:
         job = job.model_copy(update={"array": job.sweep.array})
     if bundled in ONE_RANK_JOBS and job.tasks > 1:
         raise UsageError(
-            f"{bundled} runs on a single rank, but {job.tasks} were requested",
+            f"the bundled job {bundled} runs on a single rank, but {job.tasks} ranks were requested",
             code="one-rank-job",
             fix="remove --nodes and --tasks-per-node",
         )

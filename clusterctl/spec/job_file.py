@@ -29,21 +29,21 @@ class _Program(JobOptions):
 
 
 class Variant(_Program):
-    """A variant of a job file: the options that it overrides. Its `env` is added to the file's.
+    """A variant of a job: options that override options at the top of the file. `env` is merged with them.
 
-    A list whose key ends in + is appended to the file's list. A list without + is allowed only if the file
-    has no such list.
+    A list with a + at the end of its key is appended to the file's list. A list without + is rejected if the
+    file also has the list.
     """
 
     more_args: tuple[Argument, ...] = Field((), alias="args+", description="more arguments of the program")
     more_include: tuple[FilePattern, ...] = Field(
-        (), alias="include+", description="patterns to append to include"
+        (), alias="include+", description="more patterns for include"
     )
     more_exclude: tuple[FilePattern, ...] = Field(
-        (), alias="exclude+", description="patterns to append to exclude"
+        (), alias="exclude+", description="more patterns for exclude"
     )
     more_outputs: tuple[FilePattern, ...] = Field(
-        (), alias="outputs+", description="patterns to append to outputs"
+        (), alias="outputs+", description="more patterns for outputs"
     )
 
 
@@ -75,13 +75,13 @@ def _faults(file: JobFile) -> Iterator[Fault]:
 
 
 def _replaced_lists(file: JobFile, name: str, variant: Variant) -> Iterator[Fault]:
-    """Yield faults for lists of a variant that would silently replace the file's lists."""
+    """Yield faults for lists of a variant that would silently replace lists at the top of the file."""
     for key in _LISTS:
         if key not in variant.model_fields_set:
             continue
-        where, append = ("variants", name, key), f"write {key}+ to append to the file's"
+        where, append = ("variants", name, key), f"write {key}+ to append to the file's {key}"
         if f"more_{key}" in variant.model_fields_set:
-            message = f"this variant has both {key} and {key}+"
+            message = f"the variant {name} has both {key} and {key}+"
             yield Fault("list-twice", where, message, f"join both lists; {append}")
         elif getattr(file, key):
             hint = f"{append}, or move the file's {key} into its variants"
@@ -107,7 +107,7 @@ def jobs_of_file(
     variants: names of the variants to return. Empty: all variants, or the file's job if it has no variants.
 
     Raises:
-        UsageError: the file can't be read, has no such variant, or flags are wrong.
+        UsageError: the file can't be read, a variant does not exist, or flags are wrong.
         SpecError: the content of the file is wrong.
     """
     document = Document(read_text(path, JOB_FILE), str(path), JOB_FILE)
@@ -121,19 +121,19 @@ def jobs_of_file(
 
 
 def _jobs(
-    path: Path, document: Document[JobFile], flags: JobOptions, chosen: Sequence[str]
+    path: Path, document: Document[JobFile], flags: JobOptions, wanted: Sequence[str]
 ) -> tuple[JobSpec, ...]:
     file = document.model({HERE: path.parent})
-    for name in chosen:
+    for name in wanted:
         if name not in file.variants:
             variant_names = ", ".join(file.variants) or "(none)"
             near = did_you_mean(name, file.variants)
             raise UsageError(
                 f"{path} has no variant {shown(name)}",
                 code="unknown-variant",
-                fix=near or f"its variants: {variant_names}",
+                fix=near or f"use one of its variants: {variant_names}",
             )
-    names = dict.fromkeys(chosen or file.variants)
+    names = dict.fromkeys(wanted or file.variants)
     if not names:
         return (_job_of_file(path, document, ("job",), file.job, _layered(file, flags)),)
     jobs = []
@@ -149,7 +149,7 @@ def _jobs(
 
 
 def _layered(*layers: JobOptions) -> dict[str, Any]:
-    """Merge options; later layers override. Environment variables, tags and lists with a + are combined."""
+    """Merge options. Later layers override earlier layers; `env`, `tag` and lists with a + are combined."""
     options: dict[str, Any] = {}
     for layer in layers:
         env = {**options.get("env", {}), **layer.env}
@@ -163,7 +163,7 @@ def _layered(*layers: JobOptions) -> dict[str, Any]:
 def _job_of_file(
     path: Path, document: Document[JobFile], where: Loc, target: str | None, options: Mapping[str, Any]
 ) -> JobSpec:
-    """Return a job of the file. Mistakes in its program are reported at the location ``where``."""
+    """Return a job of the file. A wrong program is reported at the location ``where``."""
     try:
         return job_of(target or "", options, folder=path.parent)
     except UsageError as exc:

@@ -30,17 +30,14 @@ from clusterctl.spec.units import shown
 _VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
 _SLURMS: Final = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|PMI|PMIX)_")
 
-
-# EX_TEMPFAIL of sysexits.h: the program saved its work and continues after the requeue.
+# EX_TEMPFAIL of sysexits.h: the program has saved its work and can continue after a requeue.
 REQUEUE_EXIT_CODE: Final = 75
 
 
 def _can_travel(value: str) -> str:
     """Reject text that can't be written into a script or passed to a process."""
     if "\0" in value:
-        raise BadValueError(
-            "null-byte", f"{shown(value)} contains a null byte, which can't be passed to a process"
-        )
+        raise BadValueError("null-byte", f"{shown(value)} contains a null byte, which no process can receive")
     try:
         value.encode()
     except UnicodeEncodeError as exc:
@@ -49,7 +46,7 @@ def _can_travel(value: str) -> str:
 
 
 def _as_mapping(value: object) -> object:
-    """Turn flags such as ``["A=1", "B"]`` into a mapping. A name without value gets the caller's value."""
+    """Turn flags such as ``["A=1", "B"]`` into a mapping. ``B`` has its value in clusterctl's environment."""
     if isinstance(value, list | tuple):
         pairs = [entry.partition("=") for entry in value if isinstance(entry, str)]
         if len(pairs) < len(value):
@@ -72,9 +69,7 @@ def _variable(name: str) -> str:
             f"{shown(name)} is not a variable name: use letters, digits and underscores",
         )
     if _SLURMS.match(name):
-        raise BadValueError(
-            "variable-reserved", f"{name} can't be set: Slurm sets it, and another value breaks job steps"
-        )
+        raise BadValueError("variable-reserved", f"{name} can't be set, because Slurm sets {name}")
     if name == "PATH":
         raise BadValueError(
             "variable-reserved",
@@ -84,11 +79,9 @@ def _variable(name: str) -> str:
 
 
 def _image(value: str, info: ValidationInfo) -> str:
-    """Return the absolute path of an image on this machine, or the given path of an image on the cluster."""
+    """Return the absolute path of an image on this machine, otherwise the given path on the cluster."""
     if "://" in value:
-        raise BadValueError(
-            "not-an-image", f"{shown(value)} is not a file: convert it with `apptainer pull image.sif ...`"
-        )
+        raise BadValueError("not-an-image", f"{shown(value)} is not a file: run `apptainer pull job.sif URL`")
     try:
         local = (folder_of(info) / value).expanduser().absolute()
         if local.is_file():
@@ -99,7 +92,8 @@ def _image(value: str, info: ValidationInfo) -> str:
     if value.startswith(("/", "~/")):
         return value
     raise BadValueError(
-        "no-such-file", f"there is no file {shown(value)} here; a path on the cluster begins with / or ~/"
+        "no-such-file",
+        f"this machine has no file {shown(value)}; a path on the cluster begins with / or ~/",
     )
 
 
@@ -108,7 +102,7 @@ def _pattern(value: str) -> str:
     if not names or value.startswith("#") or not {".", ".."}.isdisjoint(names):
         raise BadValueError(
             "pattern-matches-nothing",
-            f"{shown(value)} can't match anything: write a path relative to the folder, without . and .., "
+            f"{shown(value)} can't match any file: write a path relative to the folder, without . and .., "
             "such as 'results/**'; write \\# for a leading #",
         )
     return value
@@ -131,7 +125,6 @@ Image = Annotated[Text, AfterValidator(_image)]
 # A pattern as in a .gitignore file.
 FilePattern = Annotated[Text, AfterValidator(_pattern)]
 
-
 _MAX_SIGNAL_S = 65_535
 _ARRAY_RANGE = re.compile(r"([0-9]+)-([0-9]+)(?::([0-9]+))?")
 
@@ -139,10 +132,10 @@ _ARRAY_RANGE = re.compile(r"([0-9]+)-([0-9]+)(?::([0-9]+))?")
 def _runnable_array(value: str) -> str:
     indices, _, limit = value.partition("%")
     if limit and int(limit) == 0:
-        raise BadValueError("array-runs-nothing", f"{shown(value)} lets no task of the array run")
+        raise BadValueError("array-runs-nothing", f"{shown(value)} limits the running tasks to 0")
     for first, last, stride in _ARRAY_RANGE.findall(indices):
         if int(last) < int(first):
-            raise BadValueError("array-range", f"{first}-{last} ends before it starts")
+            raise BadValueError("array-range", f"{first}-{last} is not an ascending range")
         if stride and int(stride) == 0:
             raise BadValueError("array-range", f"{first}-{last}:{stride} has a stride of 0")
     return value
@@ -164,7 +157,7 @@ Array = Annotated[str, PATTERNS["array"], AfterValidator(_runnable_array)]
 
 
 class JobOptions(Model):
-    """The options of a job. Each field has the name of its flag. None: Slurm chooses."""
+    """The options of a job. Each field has the name of its flag. ``None``: Slurm's default applies."""
 
     name: JobName | None = Field(None, description="the job's name; default: that of its program or script")
     args: tuple[Argument, ...] = Field((), description="arguments of the program")
@@ -207,9 +200,7 @@ class JobOptions(Model):
     container: Image | None = Field(
         None, description="an Apptainer image to run the program in: a file here, or a path on the cluster"
     )
-    requirements: FileName | None = Field(
-        None, description="a pip requirements file with packages for the program"
-    )
+    requirements: FileName | None = Field(None, description="a pip requirements file for the program")
     tag: tuple[Tag, ...] = Field((), description="tags to find the run with")
     note: Text | None = Field(None, description="a remark about the run")
 
@@ -223,7 +214,7 @@ def job_options(flags: Mapping[str, object]) -> JobOptions:
     """Validate the flags of a job or an allocation.
 
     Raises:
-        UsageError: flags are wrong; ``failures`` has an entry for each flag.
+        UsageError: flags are wrong; ``failures`` has an entry for each wrong flag.
     """
     try:
         return JobOptions.model_validate(flags, context={HERE: Path.cwd()})
@@ -237,7 +228,6 @@ def job_options(flags: Mapping[str, object]) -> JobOptions:
 
 
 def _explained(error: ValidationError, flags: Mapping[str, object]) -> dict[str, Notice]:
-    """Return the message about each wrong flag: flag -> message."""
     wrong: dict[str, Notice] = {}
     for entry in error.errors(include_url=False, include_input=False):
         field, kind = str(entry["loc"][0]), entry["type"]

@@ -29,7 +29,7 @@ SPEC: Final = Filetype(
     missing="name a spec file with -f, or create a spec with `clusterctl init`",
     empty="create a spec to start from with `clusterctl init`",
 )
-# The line with the cluster's name, in a text that may not be valid YAML.
+# Matches the line with the cluster's name, even in a text that is not valid YAML.
 _NAME_LINE: Final = re.compile(
     rf"""^name:[ \t]+["']?({PATTERNS["label"].regex[1:-1]})["']?[ \t]*(?:#.*)?$""", re.MULTILINE
 )
@@ -38,13 +38,12 @@ _NAME_LINE: Final = re.compile(
 def read_spec(path: Path | None, *, recorded: bool = False) -> ClusterSpec:
     """Read a spec file without resolving its defaults.
 
-    path: the spec file. None: return the default spec, `local` with partition `train` of 2 nodes.
-    recorded: the spec describes existing hosts. Rules added later are not checked, so that `down` still
-        works.
+    path: the spec file. Without it, return the default spec: `local` with partition `train` of 2 nodes.
+    recorded: whether the spec describes existing hosts. Newer rules are then skipped, so that `down` works.
 
     Raises:
         UsageError: the file can't be read.
-        SpecError: its content is wrong.
+        SpecError: the content of the file is wrong.
     """
     if path is None:
         return default_spec()
@@ -57,8 +56,8 @@ def resolve_spec(
 ) -> ClusterSpec:
     """Fill in the defaults that depend on the caller and on the running cluster.
 
-    raised: the spec of the running cluster with this name. Values that ``spec`` leaves to a default are taken
-        from it, so that a new version of clusterctl changes no host. None: the cluster is not up.
+    raised: the spec of the running cluster with this name, if the cluster is up. It supplies the defaults, so
+        that a new version of clusterctl changes no host.
     """
     provider = spec.provider.with_images(spec, raised)
     spec = spec.model_copy(update={"provider": provider})
@@ -73,7 +72,7 @@ def load_spec(
 
 
 def default_spec() -> ClusterSpec:
-    """Return the spec that applies without a spec file, not resolved."""
+    """Return the spec that is used without a spec file. Its defaults are not resolved."""
     return ClusterSpec(version=1, name=DEFAULT_CLUSTER, partitions=(Partition(name="train", nodes=2),))
 
 
@@ -89,11 +88,11 @@ def parse_spec(text: str, file: str) -> ClusterSpec:
 
 
 def read_name(path: Path) -> tuple[str, SpecError | None]:
-    """Return the cluster's name in a spec file, and the error if the rest of the file is wrong.
+    """Return the cluster's name in a spec file, and an error if the rest of the file is wrong.
 
     Raises:
         UsageError: the file can't be read.
-        SpecError: the file is wrong, and its name can't be found.
+        SpecError: the file is wrong, and the cluster's name can't be found.
     """
     text = read_text(path, SPEC)
     try:
@@ -111,7 +110,7 @@ def dump_spec(spec: ClusterSpec) -> str:
 
 
 def starter_spec(provider: str) -> str:
-    """Return a commented `cluster.yaml` for a provider, valid without edits.
+    """Return the text of a commented `cluster.yaml` for a provider. The text is valid without edits.
 
     Raises:
         UsageError: there is no such provider.
@@ -121,7 +120,7 @@ def starter_spec(provider: str) -> str:
             f"there is no provider {shown(provider)}",
             code="unknown-provider",
             why=f"the providers of this version: {', '.join(PROVIDERS)}",
-            fix=did_you_mean(provider, PROVIDERS),
+            fix=did_you_mean(provider, PROVIDERS) or "use one of these providers",
         )
     folder = resources.files("clusterctl.spec").joinpath("starter")
     machines = () if PROVIDERS[provider].shares_kernel else ("machines",)
@@ -134,14 +133,14 @@ FALLBACK_USER: Final = User(name="hpc", uid=10_000)
 
 @dataclass(frozen=True, slots=True)
 class CurrentUser:
-    """The account that runs clusterctl. ``name`` is empty for a uid without an account."""
+    """The account that runs clusterctl. ``name`` is empty if the uid has no account."""
 
     name: str
     uid: int
 
     @classmethod
     def current(cls) -> CurrentUser:
-        """Return the account that this process runs as. Under sudo this is root, not the caller of sudo."""
+        """Return the account of this process. Under sudo, this is root rather than the caller of sudo."""
         uid = os.geteuid()
         try:
             return cls(pwd.getpwuid(uid).pw_name, uid)
@@ -152,10 +151,10 @@ class CurrentUser:
 def resolve_users(
     spec: ClusterSpec, current_user: CurrentUser, raised: ClusterSpec | None = None
 ) -> ClusterSpec:
-    """Fill in the default of ``users``.
+    """Fill in the default of ``users``: the caller, or `hpc` if the caller can't be an account of the nodes.
 
-    The default is the caller, or `hpc` if the caller is root or can't be an account of the nodes. Its uid is
-    that in the running cluster (``raised``), otherwise the provider's default uid, otherwise the caller's.
+    Root can't be an account of the nodes. The uid is that of the account in the running cluster (``raised``),
+    otherwise the provider's default uid, otherwise the caller's uid.
     """
     if spec.users:
         return spec
@@ -166,7 +165,7 @@ def resolve_users(
 
 
 def job_user_notes(spec: ClusterSpec, current_user: CurrentUser) -> tuple[Notice, ...]:
-    """Return a warning if jobs of a resolved spec can't run as the caller."""
+    """Return a note if jobs of a resolved spec can't run as the caller."""
     if current_user.uid == 0 or _as_user(current_user, spec) or spec.users != (FALLBACK_USER,):
         return ()
     caller = (
@@ -178,7 +177,7 @@ def job_user_notes(spec: ClusterSpec, current_user: CurrentUser) -> tuple[Notice
 
 
 def _as_user(current_user: CurrentUser, spec: ClusterSpec) -> User | None:
-    """Return the caller as an account of the nodes, if that is allowed. It is not for root."""
+    """Return the caller as an account of the nodes, if this is allowed. Root is not allowed."""
     try:
         return User(name=current_user.name, uid=spec.provider.default_uid or current_user.uid)
     except ValidationError:
@@ -191,7 +190,7 @@ _OF_A_NODE: Final = frozenset({"nodes", "cpus", "memory", "disk", "gpus"})
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A changed setting: its dotted key, and the change in words."""
+    """A changed setting. ``key``: its dotted key. ``what``: its new and its old value."""
 
     key: str
     what: str
@@ -201,7 +200,7 @@ class Difference:
 
 
 def differences(before: ClusterSpec, after: ClusterSpec) -> tuple[Difference, ...]:
-    """Return the settings that differ. Hosts are not compared; the provider does that."""
+    """Return the settings that differ. Hosts are not compared, because the provider compares them."""
     old, new = ({key: value for key, value in _settings(spec) if value} for spec in (before, after))
     return tuple(
         Difference(key, f"{new.get(key, 'not set')}, it was {old.get(key, 'not set')}")
@@ -211,16 +210,13 @@ def differences(before: ClusterSpec, after: ClusterSpec) -> tuple[Difference, ..
 
 
 def _settings(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
-    """Yield each setting with its dotted key. A list of mappings yields their names, then each mapping."""
+    """Yield the dotted key and the value of each setting. For a list of mappings, yield their names first."""
     for key, value in spec.model_dump(mode="json", exclude_none=True, exclude=_OF_THE_HOSTS).items():
         yield from _flat(key, value, {"name", *(_OF_A_NODE if key == "partitions" else ())})
 
 
 def _flat(key: str, value: Any, left_out: Collection[str] = ()) -> Iterator[tuple[str, str]]:
-    """Yield the settings below a key.
-
-    left_out: keys to skip in the mappings of a list.
-    """
+    """Yield the settings below a key. ``left_out``: keys to skip in the mappings of a list."""
     if isinstance(value, list):
         yield key, ", ".join(entry["name"] if isinstance(entry, Mapping) else entry for entry in value)
         for entry in value:

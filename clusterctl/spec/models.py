@@ -27,9 +27,8 @@ from clusterctl.spec.gcp import GcpSettings
 from clusterctl.spec.onprem import OnpremSettings
 from clusterctl.spec.units import shown
 
-# A /24 without the network, the broadcast and this machine's address, and a few addresses to spare.
+# A /24 has 256 addresses. Reserved: network, broadcast, this machine, and a few spare addresses.
 MAX_LOCAL_HOSTS: Final = 250
-
 
 _OF_OTHER_NODES: Final = (
     ("partitions.gpus", "local nodes have no GPUs", "remove gpus"),
@@ -51,7 +50,7 @@ _OF_SLURM: Final = {
 
 
 class LocalSettings(ProviderSettings):
-    """A real Slurm cluster of systemd-nspawn machines on this Linux machine."""
+    """The settings of a Slurm cluster of systemd-nspawn machines on this Linux machine."""
 
     # Files must contain the type, because it selects the provider.
     model_config = ConfigDict(json_schema_extra={"required": ["type"]})
@@ -68,9 +67,7 @@ class LocalSettings(ProviderSettings):
         description="distribution of the nodes; by default debian-13; on Rocky Linux and AlmaLinux always "
         "this machine's",
     )
-    mirror: Url = Field(
-        "http://deb.debian.org/debian", description="Debian mirror that the node image is built from"
-    )
+    mirror: Url = Field("http://deb.debian.org/debian", description="Debian mirror to build the node image")
 
     @field_validator("subnet")
     @classmethod
@@ -94,9 +91,8 @@ class LocalSettings(ProviderSettings):
 
     def faults(self, spec: Cluster) -> Iterator[Fault]:
         if 1 + spec.node_count > MAX_LOCAL_HOSTS:
-            most = f"the {MAX_LOCAL_HOSTS} hosts of a local cluster"
-            message = f"these nodes and the controller are more than {most}"
-            hint = f"ask for at most {MAX_LOCAL_HOSTS - 1} nodes"
+            message = f"a local cluster can have at most {MAX_LOCAL_HOSTS} hosts, including the controller"
+            hint = f"request at most {MAX_LOCAL_HOSTS - 1} nodes"
             yield Fault("too-many-hosts", ("partitions",), message, hint, at_key=True)
         yield from spec.refused((*_OF_OTHER_NODES, *OF_OWN_MACHINES))
 
@@ -157,7 +153,7 @@ def faults(spec: ClusterSpec) -> Iterator[Fault]:
 
 
 def _slurm_release_faults(spec: ClusterSpec) -> Iterator[Fault]:
-    """Yield a fault if the hosts can't have this release of Slurm, as far as the spec tells."""
+    """Yield a fault if the spec shows that the hosts can't have this release of Slurm."""
     at, version, provider = ("slurm", "version"), spec.slurm.version, spec.provider
     if not version:
         return

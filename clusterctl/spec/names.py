@@ -45,7 +45,7 @@ def is_cluster_name(text: str) -> bool:
 
 
 def find_spec(start: Path) -> Path | None:
-    """Return the path of the spec file in this folder, readable or not. None: the folder has no spec."""
+    """Return the path of the spec file in this folder, if the file exists. It may be unreadable."""
     path = start / SPEC_NAME
     return path if path.exists() or path.is_symlink() else None
 
@@ -60,9 +60,9 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
 def reject_unknown(
     names: Iterable[str], allowed: Collection[str], message: str, otherwise: str = "", where: str = ""
 ) -> None:
-    """Reject names that are not among the allowed names.
+    """Reject names that are not allowed.
 
-    message: the start of the error; the wrong name follows.
+    message: the start of the error message, before the wrong name, such as "there is no host".
     otherwise: the fix if no allowed name is similar. Empty: list the allowed names.
 
     Raises:

@@ -130,12 +130,12 @@ def own_machines(provider: ProviderSettings) -> OnpremSettings:
     """Return the settings of the provider `onprem`.
 
     Raises:
-        UsageError: another provider, which creates and removes its hosts.
+        UsageError: the provider is another provider, which creates and removes its hosts.
     """
     if isinstance(provider, OnpremSettings):
         return provider
     raise UsageError(
-        f"the spec of a {provider.type} cluster determines its nodes",
+        f"nodes of a {provider.type} cluster can only be changed in its spec",
         code="not-own-machines",
         where="provider.type",
         fix="change `nodes` of its partitions and run `clusterctl up`",
@@ -163,7 +163,7 @@ def _host_faults(provider: OnpremSettings) -> Iterator[Fault]:
         at, names = ("provider", "hosts", key), expand(key)
         for name in names:
             if name in first:
-                message = f"{first[name]} already contains {name}"
+                message = f"{name} is already in {first[name]}"
                 yield Fault("host-named-twice", at, message, "list each host once", at_key=True)
             first[name] = key
         addresses = names if host.address is None else _expanded(host.address)
@@ -185,24 +185,22 @@ def _expanded(text: str | None) -> tuple[str, ...]:
 
 
 def _localhost_faults(provider: OnpremSettings, names: Mapping[str, str]) -> Iterator[Fault]:
-    """Yield faults if this machine is listed by a local address but the cluster has more hosts or a login."""
+    """Yield faults if a host has a loopback address although there are other hosts or SSH settings."""
     for key, host in provider.hosts.items():
         at, address = ("provider", "hosts", key), host.address or key
         if not is_this_machine(address):
             continue
         if key == "localhost":
-            message = "every machine calls itself localhost"
-            yield Fault(
-                "host-is-localhost", at, message, "give it a name: desk: {address: localhost}", at_key=True
-            )
+            message = "localhost can't be the name of a host"
+            yield Fault("host-is-localhost", at, message, "write NAME: {address: localhost}", at_key=True)
         if len(names) > 1:
-            message = f"{address} is this machine, and the other hosts can't reach it by that address"
-            fix = "write its address on the network, or remove the other hosts"
+            message = f"the other hosts can't reach this machine by the address {address}"
+            fix = "write this machine's network address, or remove the other hosts"
             yield Fault("localhost-among-others", at, message, fix, at_key=True)
         for where, settings in ((at, host), (("provider", "access"), provider.access)):
             for field in _WAY_THERE:
                 if getattr(settings, field, None) not in _UNSAID:
-                    message = f"{field} is only for hosts reached over SSH, but {address} is this machine"
+                    message = f"{field} is only for SSH, which is not used for this machine ({address})"
                     fix = f"remove {field}, or write the address of another machine instead of {address}"
                     yield Fault("localhost-login", (*where, field), message, fix, at_key=True)
 
@@ -228,7 +226,7 @@ def _partition_faults(spec: Cluster, names: Mapping[str, str]) -> Iterator[Fault
             unknown = [*_unknown_host_fault((*at, "hosts"), host, names)]
             yield from unknown
             if not unknown and first.setdefault(host, dotted(at)) != dotted(at):
-                message = f"{first[host]} already contains {host}"
+                message = f"{host} is already in {first[host]}"
                 fix = "put each node into a single partition"
                 yield Fault("node-in-two-partitions", (*at, "hosts"), message, fix)
 
@@ -243,20 +241,15 @@ def _shared_folder_faults(provider: OnpremSettings, spec: Cluster) -> Iterator[F
         yield Fault("nfs-incomplete", at, "server and export belong together", hint, at_key=True)
     if shared.kind == "nfs" and shared.path and _is_system_folder(shared.path):
         message = f"{shown(shared.path)} is a system folder and can't be exported to all hosts"
-        yield Fault(
-            "shared-system-folder", (*at, "path"), message, "use a folder for the cluster, such as /shared"
-        )
+        yield Fault("shared-system-folder", (*at, "path"), message, "use another folder, such as /shared")
     if spec.storage.keep and shared.kind == "none":
         message = "there is no shared folder to keep"
-        yield Fault(
-            "no-storage-to-keep", ("storage", "keep"), message, "remove it, or write shared: {kind: nfs}"
-        )
+        hint = "remove keep, or write shared: {kind: nfs}"
+        yield Fault("no-storage-to-keep", ("storage", "keep"), message, hint)
     is_one_host = all(partition.hosts == provider.controller for partition in spec.partitions)
     if spec.scheduler == "none" and shared.kind == "none" and not is_one_host:
         message = "without Slurm, jobs need a folder that all hosts see"
-        yield Fault(
-            "needs-shared-folder", (*at, "kind"), message, "write kind: nfs, or write scheduler: slurm"
-        )
+        yield Fault("needs-shared-folder", (*at, "kind"), message, "write kind: nfs, or scheduler: slurm")
 
 
 def _is_system_folder(path: str) -> bool:
@@ -281,7 +274,7 @@ def _fabric_faults(switches: Mapping[str, Switch], spec: Cluster) -> Iterator[Fa
                 placed.setdefault(member, name)
         if kind == "hosts" and switches and (unplaced := sorted(nodes - set(placed))):
             names = f"{', '.join(unplaced[:3])}{' and more' if len(unplaced) > 3 else ''}"  # noqa: PLR2004
-            message = f"no switch has these nodes: {names}"
+            message = f"these nodes are at no switch: {names}"
             hint = "put every node at a switch, or remove fabric"
             yield Fault("fabric-incomplete", ("provider", "fabric"), message, hint, at_key=True)
     yield from _switch_faults(switches, placed)

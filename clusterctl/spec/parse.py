@@ -1,4 +1,4 @@
-"""Parse user files (specs, job files) into models, or report all problems with line and column."""
+"""Parse specs and job files into models, or report all problems with line and column."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from clusterctl.spec.units import shown
 
 @dataclass(frozen=True, slots=True)
 class Filetype(Generic[M]):
-    """A type of user file.
+    """A type of user file: spec or job file.
 
-    name: its name in messages.
+    name: the type's name in messages.
     faults: called with a model, which may be partial; returns the contradictions between its fields.
     missing: the fix if the file does not exist.
     empty: the fix if the file is empty.
@@ -54,7 +54,7 @@ def read_text(path: Path, filetype: Filetype[M]) -> str:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:
-            raise ValueError("it is larger than 1 MiB")
+            raise ValueError("the file is larger than 1 MiB")
         return raw.decode()
     except FileNotFoundError as exc:
         raise UsageError(f"there is no {title} {path}", code="no-such-file", fix=filetype.missing) from exc
@@ -87,7 +87,7 @@ class Document(Generic[M]):
     """A YAML text: its plain values, and their lines and columns."""
 
     def __init__(self, text: str, file: str, filetype: Filetype[M]) -> None:
-        """Read the text.
+        """Read the text. ``file``: its name in messages.
 
         Raises:
             SpecError: the text is empty, or not YAML.
@@ -142,12 +142,12 @@ class Document(Generic[M]):
         return tuple(str(key.value) for key, _ in node.value) if isinstance(node, MappingNode) else ()
 
     def text(self, loc: Loc) -> str:
-        """Return the text of the value at a location as the user wrote it. "": not a single value."""
+        """Return the value at a location as the user wrote it. Empty for a list, a mapping or no value."""
         node = self.node(loc)
         return node.value if isinstance(node, ScalarNode) else ""
 
     def value(self, loc: Loc) -> object:
-        """Return the value at a location, if there is a value."""
+        """Return the value at a location, or ``None`` if there is no value."""
         here: Any = self.values
         for part in loc:
             try:
@@ -159,7 +159,7 @@ class Document(Generic[M]):
     def place(self, loc: Loc, *, at_key: bool = False) -> tuple[int, int]:
         """Return line and column of a value, or of its key if ``at_key`` is set or the value is empty.
 
-        For a missing value, return line and column of the mapping that lacks it.
+        For a missing value, return line and column of the mapping in which it is missing.
         """
         here, key = self._root, None
         for part in loc:
@@ -173,7 +173,6 @@ class Document(Generic[M]):
 
 
 def _child(node: Node | None, part: str | int) -> tuple[Node | None, Node | None]:
-    """Return the key and the value of an entry."""
     # Entries merged by ``<<`` come before a mapping's own entries, which override them.
     if isinstance(node, MappingNode):
         return next((pair for pair in reversed(node.value) if pair[0].value == part), (None, None))
@@ -200,7 +199,7 @@ def _make_text(root: Node | None, keys: Collection[str]) -> None:
 
 
 def _syntax_problem(exc: Exception, file: str) -> Problem:
-    """Return the problem of a text that is not YAML, in the words of ruamel.yaml."""
+    """Return the problem of a text that is not YAML, with the message of ruamel.yaml."""
     message, context = getattr(exc, "problem", None) or str(exc), getattr(exc, "context", None)
     context_mark = getattr(exc, "context_mark", None)
     mark = getattr(exc, "problem_mark", None) or context_mark
@@ -211,11 +210,10 @@ def _syntax_problem(exc: Exception, file: str) -> Problem:
 
 
 def _from_one(mark: Any) -> tuple[int, int]:
-    """Return line and column of a mark of ruamel.yaml, counted from 1."""
     return (mark.line + 1, mark.column + 1) if mark else (1, 1)
 
 
-# Pydantic puts this at the end of a location to refer to the name of an entry.
+# Pydantic appends this to a location to refer to the key of an entry.
 _KEY: Final = "[key]"
 _HINTS_BY_KEY: Final[Mapping[Loc, str]] = {
     ("version",): "write version: 1",
@@ -236,7 +234,7 @@ class _Errors:
         ]
 
     def problems(self, faults: Iterable[Fault]) -> Iterator[Problem]:
-        # A misspelt key is a single mistake: the intended key is not also reported as missing.
+        # A misspelt key is reported once: the intended key is not also reported as missing.
         misspelt = {(*e["loc"][:-1], near) for e in self._fields if (near := self._near_key(e))}
         for error in self._fields:
             if error["type"] != "missing" or error["loc"] not in misspelt:
@@ -249,11 +247,11 @@ class _Errors:
                 yield Problem(self._document.file, *place, key, fault.code, fault.message, fault.hint)
 
     def _is_noise(self, error: ErrorDetails) -> bool:
-        """Return whether an error repeats another: pydantic calls lists of invalid entries too short."""
+        """Return whether an error is redundant: pydantic reports a list of invalid entries as too short."""
         return error["type"] == "too_short" and bool(self._document.value(error["loc"]))
 
     def _placed(self, error: ErrorDetails) -> ErrorDetails:
-        """Correct the location of an error: pydantic inserts the type of the chosen provider."""
+        """Correct the location of an error, into which pydantic inserts the type of the provider."""
         loc, kind = error["loc"], error["type"]
         if kind == "union_tag_invalid":
             return {**error, "loc": (*loc, "type"), "type": "literal_error"}
@@ -333,6 +331,6 @@ def _mapping_in(annotation: Any) -> Any:
 
 
 def path_text(loc: Loc) -> str:
-    """Return the dotted path of a location on a single line, with long or unprintable keys abbreviated."""
+    """Return the dotted path of a location, with long or unprintable keys abbreviated."""
     is_plain = [isinstance(part, int) or (part.isprintable() and len(part) <= 40) for part in loc]  # noqa: PLR2004
     return dotted(tuple(p if plain else shown(p) for p, plain in zip(loc, is_plain, strict=True))) or "spec"

@@ -22,7 +22,7 @@ from clusterctl.spec.units import shown
 MAX_TASKS: Final = 1000
 _KEY: Final = re.compile(r"[A-Za-z][\w.-]{0,63}")
 _RANGE: Final = re.compile(r"(log\s+)?(\S+?)\.\.(\S+)")
-# Words in the names of metrics for which higher is better. For all other metrics, lower is better.
+# Parts of the names of metrics for which higher is better. For all other metrics, lower is better.
 _MORE: Final = re.compile(
     r"(?:^|[/_. -])(?:acc|accuracy|f1|auc|bleu|rouge\w*|precision|recall|reward|score|map|m?iou|psnr|r2|ndcg|"
     r"throughput|per_s)(?=$|[/_. @-]|\d)",
@@ -97,13 +97,9 @@ def as_grid(value: object) -> object:
     for entry in value:
         name, equals, texts = str(entry).partition("=")
         if not equals or not texts:
-            raise BadValueError(
-                "sweep-entry", f"{shown(entry)} is not of the form KEY=VALUE,VALUE or KEY=0..2"
-            )
+            raise BadValueError("sweep-entry", f"{shown(entry)} does not have the form KEY=V,V or KEY=0..2")
         if name in grid:
-            raise BadValueError(
-                "option-twice", f"{shown(name)} is given twice; write all its values in a single list"
-            )
+            raise BadValueError("option-twice", f"{shown(name)} is given twice; join the values in one list")
         grid[name] = texts.split(",")
     return {"grid": grid}
 
@@ -159,20 +155,16 @@ class Sweep(Model):
 
     @model_validator(mode="after")
     def _has_tasks(self) -> Self:
-        # A field already reported its mistake.
+        # The mistake in a field has already been reported.
         if UNKNOWN in vars(self).values():
             return self
         if bool(self.random) != (self.trials is not None):
-            raise BadValueError(
-                "random-needs-trials", "random and trials belong together: set both, or remove both"
-            )
+            raise BadValueError("random-needs-trials", "random and trials must be given together")
         if not (self.grid or self.cases or self.random):
             raise BadValueError("sweep-empty", "a sweep needs a grid, a list, or random values")
         names = [*self.grid, *self.random, *{name for case in self.cases for name in case}]
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise BadValueError(
-                "option-twice", f"{shown(twice)} has values in several of grid, list and random"
-            )
+            raise BadValueError("option-twice", f"grid, list and random must not share keys: {shown(twice)}")
         conditions = (*self.exclude, *self.when.values())
         for name in {*self.when, *(key for condition in conditions for key in condition)}:
             if name not in names:
@@ -239,5 +231,5 @@ def _draw(rng: random.Random, choice: tuple[str, ...] | str) -> str:
 
 
 def goal_of(metric: str) -> Goal:
-    """Judge by a metric's name whether its lowest or its highest value is best."""
+    """Return whether the lowest or the highest value of a metric is best, judged by the metric's name."""
     return Goal.MAX if _MORE.search(metric) and "loss" not in metric.lower() else Goal.MIN

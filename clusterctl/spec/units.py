@@ -1,7 +1,6 @@
 """Parse and format sizes and durations: ``50GiB``, ``1h30m``, and the formats of Slurm's flags.
 
-Parsing is strict: digits must be ASCII, numbers in a spec need a unit, and absurd values (more than 1024TiB
-    or ten years) are rejected as typing errors.
+Digits must be ASCII, numbers in a spec need a unit, and values over 1024TiB or ten years are rejected.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ _KIB_EXPONENT = {"K": 0, "M": 1, "G": 2, "T": 3}
 _SLURM_DAYS = re.compile(r"([0-9]{1,9})-([0-9]{1,9})(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?")
 _SLURM_CLOCK = re.compile(r"(?:([0-9]{1,9}):)?([0-9]{1,9})(?::([0-9]{1,9}))")
 _DIGITS = re.compile(r"[0-9]{1,12}")
-
 
 _SHOWN_LENGTH: Final = 60
 
@@ -73,9 +71,7 @@ def parse_duration_s(value: object) -> int:
     if isinstance(value, str) and value and (match := _DURATION.fullmatch(value)):
         days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
         return _duration_in_range(value, days, hours, minutes, seconds)
-    raise BadValueError(
-        "not-a-duration", f"{shown(value)} is not a duration; write it as 45s, 30m, 1h30m or 2d"
-    )
+    raise BadValueError("not-a-duration", f"{shown(value)} is not a duration like 45s, 30m, 1h30m or 2d")
 
 
 def parse_slurm_time_s(value: object) -> int:
@@ -140,7 +136,7 @@ def format_duration(seconds: int) -> str:
 
 
 def _spelled(value: object) -> str:
-    """Return a value as text. Bare numbers are int in a job file, and text on the command line."""
+    """Return a value as text. A bare number is an int in a job file, and a text on the command line."""
     return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
 
 
@@ -157,7 +153,6 @@ def _duration_in_range(text: str, days: int, hours: int, minutes: int, seconds: 
     if total < 1:
         raise BadValueError("duration-zero", f"{shown(text)} is zero; it must be at least 1s")
     if total > MAX_DURATION_S:
-        raise BadValueError(
-            "duration-too-long", f"{shown(text)} is longer than {format_duration(MAX_DURATION_S)}"
-        )
+        most = format_duration(MAX_DURATION_S)
+        raise BadValueError("duration-too-long", f"{shown(text)} is longer than {most}")
     return total
