@@ -1,1 +1,1 @@
-"""Facts about hosts, and checks of these facts."""
+"""Facts about hosts, collected over SSH, and checks of these facts."""

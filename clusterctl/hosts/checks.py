@@ -1,4 +1,4 @@
-"""Checks of hosts for problems that keep them out of the cluster or disturb it later."""
+"""Checks of facts about hosts, for problems that keep a host out of the cluster or disturb it later."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ NOTABLE_SKEW_S: Final = 2
 LEAST_INODES: Final = 50_000
 _SLURM: Final = frozenset({"slurmctld", "slurmd", "slurmdbd"})
 _LOOPBACK: Final = "127."
-# Beginnings of a card's fabric state that are no problem.
+# Beginnings of normal fabric states of a card.
 _READY: Final = ("Completed, Success", "[", "N/A", "Not Supported")
 _MIG_NOW: Final = "mig.mode.current"
 _MIG_THEN: Final = "mig.mode.pending"
-# NVIDIA's open kernel modules support PCI device numbers from here on.
+# Lowest PCI device number that NVIDIA's open kernel modules support.
 _TURING: Final = 0x1E00
 NO_CGROUPS: Final = "no-cgroups"
 SECURE_BOOT: Final = "Secure Boot is on: the kernel loads only modules that are signed with an enrolled key"
@@ -49,7 +49,7 @@ _SIGNED: Final = "see Secure Boot in docs/gpus.md"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem of a host. If its level is ``error``, the host can't join the cluster."""
+    """A problem of a host. With the level ``error``, the host can't join the cluster."""
 
     host: str
     level: Level
@@ -64,7 +64,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """The answer of a host. ``skew_s`` is how far its clock is ahead of this machine's."""
+    """The facts of a host. ``skew_s``: its clock minus the clock of this machine."""
 
     facts: HostFacts
     skew_s: float
@@ -73,7 +73,7 @@ class Examined:
 def check_hosts(
     answers: Mapping[str, Examined], expected: Mapping[str, HostRequirements], *, leader: str
 ) -> tuple[Finding, ...]:
-    """Return all findings, host by host. Clocks are compared with the clock of ``leader``, the controller."""
+    """Return all findings, host by host. Clocks are compared with that of ``leader``, the controller."""
     findings = [*_clocks(answers, leader), *_duplicates(answers), *_names(answers, expected)]
     findings += admin_uid_findings(
         {host: examined.facts.accounts for host, examined in answers.items()}, leader
@@ -159,7 +159,7 @@ def _gpus(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[F
 
 
 def _fabric(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
-    """Yield a finding if the fabric manager has not linked the cards, so that CUDA fails with error 802."""
+    """Yield a finding if the fabric manager has not linked the GPUs, so that CUDA fails with error 802."""
     gpus = facts.gpus
     states = [
         f"{gpu['fabric.state']}, {gpu['fabric.status']}" for gpu in gpus.states if "fabric.state" in gpu
@@ -180,7 +180,7 @@ def _fabric(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator
 
 
 def _cards(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
-    """Yield findings on memory faults of cards and on changes of MIG that wait for a reboot."""
+    """Yield findings about memory faults of GPUs, and about MIG settings that change at the next reboot."""
     cards = dict(enumerate(facts.gpus.states))
     for flag in flags():
         if numbers := [number for number, card in cards.items() if flag.is_set(card)]:
@@ -201,7 +201,7 @@ def _gpu_list(cards: Sequence[int]) -> str:
 
 
 def _unsuitable_driver(host: str, gpus: GpuFacts, expected: HostRequirements) -> list[Finding]:
-    """Return a finding if a card is older than Turing and not supported by the driver that `up` installs."""
+    """Return a finding if the driver that `up` installs does not support a GPU older than Turing."""
     kind, branch = expected.driver, int(expected.branch or LAST_FOR_VOLTA)
     fits = kind != "open" and branch <= LAST_FOR_VOLTA
     if not kind or gpus.installed or gpus.oldest is None or gpus.oldest >= _TURING or fits:
@@ -213,7 +213,7 @@ def _unsuitable_driver(host: str, gpus: GpuFacts, expected: HostRequirements) ->
 
 
 def _missing_driver(host: str, gpus: GpuFacts, expected: HostRequirements) -> Finding:
-    """Return the finding on cards without a working driver: why, and whether a reboot is enough."""
+    """Return the finding about GPUs without a working driver: the cause, and whether a reboot is enough."""
     fault = fault_of(gpus.fault)
     if fault and (fault.code != "reboot-needed" or "mismatch" in fault.says):
         fix = _how_to_reboot(host, expected) if fault.code == "reboot-needed" else fault.fix
@@ -239,7 +239,7 @@ def _missing_driver(host: str, gpus: GpuFacts, expected: HostRequirements) -> Fi
 
 
 def _how_to_reboot(host: str, expected: HostRequirements) -> str:
-    """Return how to reboot a host. clusterctl does not reboot the machine that it runs on."""
+    """Return how to reboot a host, because clusterctl does not reboot the machine on which it runs."""
     if expected.here:
         return "reboot it yourself while no job is running, then run `clusterctl up`"
     return f"`clusterctl node reboot {host}`, which waits until no job is running there"
@@ -251,7 +251,7 @@ def _accounts(host: str, facts: HostFacts, expected: HostRequirements) -> Iterat
 
 
 def _cgroups(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
-    """Yield a finding if Slurm on the host, or its package for this release, has no plugin for cgroups."""
+    """Yield a finding if Slurm on the host, or in its distribution, has no plugin for cgroups."""
     # `_system` reports an unknown distribution.
     with suppress(ProvisionError):
         knows = distribution_of(facts.system.release).cgroup_v2
@@ -260,7 +260,7 @@ def _cgroups(host: str, facts: HostFacts, expected: HostRequirements) -> Iterato
 
 
 def cgroup_finding(host: str) -> Finding:
-    """Return the finding that Slurm can't limit jobs by control groups on a host or hosts."""
+    """Return the finding that Slurm can't limit jobs by control groups. ``host`` may name several hosts."""
     cause = (
         "its build has no plugin for the kernel's version of them: jobs can use GPUs of other jobs, and are "
         "cancelled only some seconds after they exceed their memory"
@@ -270,7 +270,7 @@ def cgroup_finding(host: str) -> Finding:
 
 
 def _services_in_use(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
-    """Yield findings on existing Slurm, MariaDB and munge services that the roles would take over."""
+    """Yield findings about existing Slurm, MariaDB and munge services that `up` would reconfigure."""
     if facts.texts.get(CLAIM) or not expected.brings & {*_SLURM, "munge"}:
         return
     if daemons := sorted(facts.units & _SLURM):
@@ -310,7 +310,7 @@ def _clocks(answers: Mapping[str, Examined], leader: str) -> Iterator[Finding]:
 
 
 def admin_uid_findings(accounts: Mapping[str, Mapping[str, int]], leader: str) -> Iterator[Finding]:
-    """Yield findings on hosts where the admin account has another uid than on ``leader``, the controller."""
+    """Yield findings about hosts with another uid of the admin account than ``leader``, the controller."""
     expected_uid = accounts.get(leader, {}).get(ADMIN_USER)
     for host, numbers in accounts.items():
         uid = numbers.get(ADMIN_USER, expected_uid)
@@ -338,7 +338,7 @@ def _duplicates(answers: Mapping[str, Examined]) -> Iterator[Finding]:
 
 
 def _names(answers: Mapping[str, Examined], expected: Mapping[str, HostRequirements]) -> Iterator[Finding]:
-    """Yield findings on names with other addresses than in the spec. Unresolved names are no problem."""
+    """Yield findings about names that resolve to other addresses than in the spec. They need not resolve."""
     for host, examined in answers.items():
         for name, addresses in examined.facts.resolved.items():
             # On Debian, a host's own name is a loopback address.
@@ -351,11 +351,7 @@ def _names(answers: Mapping[str, Examined], expected: Mapping[str, HostRequireme
 
 
 def reject_full_disks(reports: Mapping[str, HostReport]) -> None:
-    """Reject hosts with full file systems, which can neither be configured nor run jobs.
-
-    Raises:
-        ConfigureError: file systems are full, with a failure for each.
-    """
+    """Raise a ConfigureError that lists full file systems, which prevent configuring and jobs."""
     failures = tuple(
         Failure(
             "disk-full",
@@ -375,10 +371,10 @@ def reject_full_disks(reports: Mapping[str, HostReport]) -> None:
 def taken_numbers(
     required: Mapping[str, int], accounts: Mapping[str, int], groups: Mapping[str, int]
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield code, cause and fix for each account that can't get its uid and gid on a host.
+    """Yield code, cause and fix for each account that can't get its uid or gid on a host.
 
-    No spec has the numbers of slurm and munge, so other accounts must change theirs. An existing account
-    munge may have any number, and the role changes the gid of these groups.
+    The uids of slurm and munge are fixed, so other accounts must give way. An existing account munge may have
+    any uid, and the role changes the gids of both groups.
     """
     for name, number in required.items():
         exists, fixed = name in accounts, name in SYSTEM_ACCOUNTS
@@ -402,11 +398,7 @@ def taken_numbers(
 
 
 def reject_taken_numbers(reports: Mapping[str, HostReport], required: Mapping[str, int]) -> None:
-    """Reject hosts where accounts can't be created, before any host is changed.
-
-    Raises:
-        ConfigureError: accounts can't be created, with a failure for each.
-    """
+    """Raise a ConfigureError that lists accounts that can't be created, before any host is changed."""
     failures = tuple(
         Failure(code, cause, host, "reach", fix)
         for host, report in reports.items()
@@ -426,14 +418,13 @@ RunAsRoot = Callable[[str, Sequence[str], bytes], str]
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
-    """The findings on all hosts, and the ``facts`` of hosts that answered."""
+    """The findings about all hosts, and the ``facts`` of the hosts that answered."""
 
     findings: tuple[Finding, ...]
     facts: Mapping[str, HostFacts]
 
     @property
     def errors(self) -> tuple[Finding, ...]:
-        """The findings that keep hosts out of the cluster."""
         return tuple(finding for finding in self.findings if finding.level == "error")
 
 
@@ -446,9 +437,9 @@ def examine(
     only: Collection[str] = (),
     limit: Limit = NO_LIMIT,
 ) -> DoctorReport:
-    """Check all hosts of ``expected``, or only the hosts in ``only``.
+    """Check all hosts in ``expected``, or only the hosts in ``only``.
 
-    A host that can't be reached, or does not answer within ``limit``, becomes a finding too.
+    A host that can't be reached, or that does not answer within ``limit``, gets a finding too.
     """
     hosts = [host for host in expected if not only or host in only]
     answers, failed = call_on_hosts(hosts, lambda host: _examine_host(host, request, root), limit=limit)

@@ -1,4 +1,4 @@
-"""A node's GPUs as its driver reports them: models, device files, MIG devices, nearest cores and NVLinks."""
+"""A node's GPUs as NVIDIA's driver reports them: models, device files, MIG, nearest cores, NVLinks."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Sections = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU as Slurm allocates it to jobs: a card, or a MIG device on a card.
+    """A GPU that Slurm allocates to jobs: a card, or a MIG device of a card.
 
-    ``type`` is the type that jobs request, such as ``h200`` or ``1g.10gb``. ``index`` is the driver's number
-    of the card, ``minor`` that of its device file. ``caps`` give access to a MIG device. ``cores`` are the
-    nearest cores in Slurm's numbering, ``links`` the numbers of NVLinks to the cards of the node.
+    type: the type that jobs request, such as ``h200`` or ``1g.10gb``. index: the driver's number of the card.
+    minor: number of the card's device file. caps: numbers of the device files for access to a MIG device.
+    cores: the nearest cores, in Slurm's numbering. links: the number of NVLinks to each card of the node.
     """
 
     type: str
@@ -48,7 +48,7 @@ class Gpu:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """All device files that a job needs to use the GPU."""
+        """All device files that a job needs in order to use the GPU."""
         return (self.device, *(f"/dev/nvidia-caps/nvidia-cap{cap}" for cap in self.caps))
 
 
@@ -56,7 +56,7 @@ class Gpu:
 class Driver:
     """The state of a host's NVIDIA driver: the number of cards, and the GPUs that jobs can use.
 
-    ``fault`` is its error message. All fields are empty on a host without a driver.
+    ``fault`` is the error of nvidia-smi. All fields are empty on a host without a driver.
     """
 
     cards: int = 0
@@ -72,7 +72,7 @@ class Driver:
 
     @property
     def uuids(self) -> tuple[str, ...]:
-        """The UUIDs of the GPUs in Slurm's order; empty if CUDA numbers the GPUs in the same way as Slurm.
+        """The UUIDs of the GPUs in Slurm's order. Empty if CUDA numbers the GPUs in the same way as Slurm.
 
         Slurm numbers GPUs by type, CUDA numbers all cards, and MIG devices have no number in CUDA.
         """
@@ -83,7 +83,7 @@ class Driver:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """An error of nvidia-smi: part of its message, a code, a title, its meaning, and the remedy."""
+    """An error of nvidia-smi: a part of its message, a code, a title, its meaning, and the remedy."""
 
     says: str
     code: str
@@ -94,7 +94,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A field of nvidia-smi that is Yes for a faulty card: its meaning, and the remedy ("": reboot)."""
+    """A field of nvidia-smi that is Yes for a faulty card: its meaning, and the remedy. No remedy: reboot."""
 
     field: str
     means: str
@@ -119,12 +119,12 @@ def flags() -> tuple[Flag, ...]:
 
 
 def fault_of(output: str) -> Fault | None:
-    """Return the known fault for an error message of nvidia-smi; None if it is unknown."""
+    """Return the fault for an error message of nvidia-smi, if it is known."""
     return next((fault for fault in faults() if fault.says in output), None)
 
 
 def gpu_type(name: str) -> str:
-    """Return the short name of a GPU model: ``a100`` for ``NVIDIA A100-SXM4-80GB``, ``rtx-4090``, …"""
+    """Return the short name of a GPU model, such as ``a100`` for ``NVIDIA A100-SXM4-80GB``."""
     words = [w for w in re.split(r"[^a-z0-9]+", name.lower()) if w and w not in _VENDOR_WORDS]
     if not words:
         return "gpu"
@@ -132,15 +132,15 @@ def gpu_type(name: str) -> str:
 
 
 def by_type(gpus: Iterable[Gpu]) -> list[Gpu]:
-    """Sort GPUs as Slurm numbers them: by their types in `Gres=`, then in the order of gres.conf."""
+    """Sort GPUs as Slurm numbers them: by type as in `Gres=`, then in the order of gres.conf."""
     return sorted(gpus, key=lambda gpu: (gpu.type, gpu.index))
 
 
 def _gpus(cards: Sequence[Element], sections: Sections) -> tuple[Gpu, ...]:
     """Return the GPUs that jobs can use.
 
-    A card in MIG mode is left out, even if it has no MIG devices yet. MIG devices with unknown capabilities
-    are left out as well, because Slurm accepts each device file only once.
+    A card in MIG mode is left out, even without MIG devices. MIG devices with unknown capabilities are left
+    out too, because Slurm accepts each device file only once.
     """
     profiles, minors = _profiles(sections.get("mig", "")), dict(_MINOR.findall(sections.get("minors", "")))
     cores, links = _near(sections, len(cards))
@@ -162,7 +162,6 @@ def _gpus(cards: Sequence[Element], sections: Sections) -> tuple[Gpu, ...]:
 
 
 def _cards(text: str) -> list[Element]:
-    """Return the cards in the lines of nvidia-smi's XML that data/node.sh prints."""
     try:
         return fromstring(f"<all>{text}</all>").findall("gpu")  # noqa: S314 - rejects a DOCTYPE here
     except ParseError:
@@ -170,13 +169,13 @@ def _cards(text: str) -> list[Element]:
 
 
 def _number(element: Element, tag: str) -> int | None:
-    """Return the number in an element; None for N/A."""
+    """Return the number in an element, unless it is N/A."""
     text = element.findtext(tag, "").strip()
     return int(text) if text.isdecimal() else None
 
 
 def _profiles(text: str) -> dict[tuple[int, int | None], tuple[str, str]]:
-    """Return profile (such as 1g.10gb) and UUID by card and MIG device."""
+    """Return (profile, UUID) by (card, MIG device). A profile is such as 1g.10gb."""
     profiles: dict[tuple[int, int | None], tuple[str, str]] = {}
     card = -1
     for line in text.splitlines():
@@ -188,7 +187,7 @@ def _profiles(text: str) -> dict[tuple[int, int | None], tuple[str, str]]:
 
 
 def _near(sections: Sections, count: int) -> tuple[list[str], list[str]]:
-    """Return the nearest cores of each card (empty if all are equal) and its NVLinks (empty without any)."""
+    """Return each card's nearest cores (empty if equal for all cards) and NVLinks (empty without NVLinks)."""
     cpus, links = _matrix(sections.get("links", ""), count)
     core_of = _core_numbers(sections.get("cores", ""))
     cores = [sorted({core_of[cpu] for cpu in cpus_of_card if cpu in core_of}) for cpus_of_card in cpus]
@@ -200,7 +199,7 @@ def _near(sections: Sections, count: int) -> tuple[list[str], list[str]]:
 
 
 def _matrix(text: str, count: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Return for each card its processors, and the number of NVLinks to each card (-1: itself)."""
+    """Return for each card its nearest processors, and the numbers of NVLinks to all cards (-1: itself)."""
     rows = [[cell.strip() for cell in _ANSI.sub("", line).split("\t")] for line in text.splitlines()]
     heads = next((row for row in rows if _AFFINITY in row), [])
     titles = [cell for cell in heads if cell]
@@ -225,7 +224,6 @@ def _links(cell: str) -> int:
 
 
 def _numbers(text: str) -> list[int]:
-    """Return the numbers in a list such as ``0-2,8``; empty if it is malformed."""
     try:
         return [int(number) for number in RangeSet(text)]
     except RangeSetException:
@@ -233,7 +231,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _core_numbers(text: str) -> dict[int, int]:
-    """Return Slurm's core number of each processor: sockets in order, then the kernel's order."""
+    """Return Slurm's core number of each processor. Slurm numbers by socket, then in the kernel's order."""
     rows = [
         tuple(map(int, line.split(","))) for line in text.splitlines() if re.fullmatch(r"\d+,\d+,\d+", line)
     ]

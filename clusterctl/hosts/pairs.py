@@ -1,4 +1,4 @@
-"""Find ports that hosts can't reach on each other: all hosts listen, then each connects to all others."""
+"""Find the ports of hosts that other hosts can't reach: all hosts listen, then each tries all other hosts."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ StartOnHost = Callable[[str, Sequence[str]], AbstractContextManager[Conversation
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A host that connects to the other hosts.
+    """A host in a test of connections.
 
     address: its address on the cluster's network.
-    ports: the ports that the others try, besides a port that the kernel chooses, as for MPI.
+    ports: the ports that other hosts try, besides a port that the kernel chooses, as for MPI.
     opens: whether to listen on these ports if no program does.
-    tried: whether the others connect to it.
+    tried: whether other hosts connect to it.
     """
 
     address: str
@@ -66,7 +66,7 @@ class Peer:
 class Answers:
     """The results of all hosts.
 
-    unreached: the causes, by host, by other host, by port that the first host can't reach on the other.
+    unreached: host -> other host -> port of the other host that the first host can't reach -> cause.
     silent: the errors of hosts that did not answer, by host.
     """
 
@@ -76,7 +76,7 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class _Listening:
-    """A host with the listening program. The kernel chose the first of its ``ports``."""
+    """A host that is listening. The kernel chose the first of its ``ports``."""
 
     talk: Conversation
     output: Iterator[bytes]
@@ -86,9 +86,9 @@ class _Listening:
 def find_unconnected_hosts(
     addresses: Mapping[str, str], to: Connect, *, start_s: float = _START_S
 ) -> tuple[Failure, ...]:
-    """Return a failure for each host that TCP does not connect with all others.
+    """Return a failure for each host that TCP does not connect with all other hosts.
 
-    A host that does not listen within ``start_s`` gets a failure, and the other hosts don't try to reach it.
+    A host that does not listen within ``start_s`` gets a failure, and other hosts do not try to reach it.
     """
     peers = {name: Peer(address) for name, address in addresses.items()}
     answers = unreached_ports(peers, lambda host, argv: to(host).converse(argv), start_s=start_s)
@@ -111,7 +111,7 @@ def find_unconnected_hosts(
 def unreached_ports(
     peers: Mapping[str, Peer], start: StartOnHost, *, start_s: float = _START_S, limit: Limit = NO_LIMIT
 ) -> Answers:
-    """Make all hosts listen and try each other's ports."""
+    """Make all hosts listen, then make each host connect to the ports of all other hosts."""
     if len(peers) < 2:  # noqa: PLR2004
         return Answers({}, {})
     seconds = str(_ASK_S + _ASK_PER_NODE_S * len(peers))
@@ -146,7 +146,7 @@ def unreached_ports(
 
 
 def _tried(peer: Peer, listener: _Listening) -> dict[int, bool]:
-    """Return the ports to try, with whether the program (True) or possibly a daemon (False) listens there."""
+    """Return port -> whether our program listens on the port. If not, perhaps a daemon of the host does."""
     return {port: port in listener.ports for port in (listener.ports[0], *peer.ports)}
 
 
@@ -161,7 +161,7 @@ def _answer(talk: Conversation, output: Iterator[bytes]) -> Any:
 
 
 def needed_ports(spec: ClusterSpec, host: Host, *, exports: bool) -> tuple[int, ...]:
-    """Return the ports of a host that the other hosts need. ``exports``: it exports the shared folder."""
+    """Return the ports of a host that other hosts need. ``exports``: it exports the shared folder."""
     # mpirun starts ranks over SSH.
     by_ssh = (host.port,) if spec.scheduler == "none" else ()
     return (*role_ports(spec, host.roles), _SRUN, *((NFS_PORT,) if exports else ()), *by_ssh)
@@ -174,9 +174,9 @@ def examine_ports(
     start: StartOnHost,
     limit: Limit = NO_LIMIT,
 ) -> Iterator[Finding]:
-    """Make the peers connect to each other. Yield findings on ports that hosts can't reach.
+    """Make the peers connect to each other. Yield findings about ports that hosts can't reach.
 
-    All hosts that can't reach the same ports of a host for the same cause share a finding.
+    Hosts that can't reach the same ports of a host, for the same cause, share a finding.
 
     members: addresses of all hosts of the cluster by name, for the firewall rules in the fix.
     """
@@ -194,7 +194,7 @@ def examine_ports(
 
 
 def _closed(members: Mapping[str, str], firewalls: Mapping[str, Firewall], ports: str, text: str) -> Finding:
-    """Return the finding that the other hosts of ``firewalls`` can't reach ports of the first host."""
+    """Return the finding that the first host in ``firewalls`` can't be reached from the other hosts in it."""
     host, *names = firewalls
     firewall = firewalls[host]
     also = "".join(f", on {name} {firewalls[name]}" for name in names if firewalls[name].name != NO_FIREWALL)

@@ -1,4 +1,4 @@
-"""Probe hosts over SSH in parallel. One round trip returns all requested facts of a host (HostReport)."""
+"""Probe hosts over SSH in parallel. A single round trip returns all facts of a host (HostReport)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,7 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from clusterctl.errors import (
-    ClusterctlError,
-    KeyRefusedError,
-    SlurmError,
-    TransportError,
-    UnreachableError,
-)
+from clusterctl.errors import ClusterctlError, KeyRefusedError, SlurmError, TransportError, UnreachableError
 from clusterctl.hosts.gpus import Driver, Gpu
 from clusterctl.spec import distributions
 from clusterctl.spec.units import format_size
@@ -46,14 +40,14 @@ Checksums = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ProbeRequest:
-    """The items that the probe reports. Their kinds and names become the keys of the checksums.
+    """The items that the probe reports. Kind and name of an item form its key in the checksums.
 
-    ``blocks`` has the first and last line of a block by file. Files in ``alone`` must be the only *.conf of
-    their folders. ``rivals`` has patterns, by file, that no line of a later file in the folder may match.
-    ``numbers`` has uids to find other accounts with them. Another host checks ``far_homes``. ``units`` has
-    the files that a unit reads at its start, ``accounting`` words for `sacctmgr show`. ``host`` requests
-    facts that decide whether the host can join (``host_facts_request``), ``node`` hardware and checksums of a
-    booted node. ``sized``: the hardware is known, so that a node without GPUs reports no node facts.
+    blocks: file -> first and last line of a block. alone: files that must be the only *.conf in their folder.
+    rivals: file -> pattern that no line of a later file in the folder may match. numbers: account -> uid.
+    far_homes: homes that only the controller checks. units: unit -> files that it reads at its start.
+    accounting: arguments of `sacctmgr show`. host: facts for a host that is to join (``host_facts_request``).
+    node: report the hardware and checksums of a booted node. sized: the hardware is known already, so that
+    nodes without GPUs report no hardware.
     """
 
     files: tuple[str, ...] = ()
@@ -86,7 +80,7 @@ class _Answer(BaseModel):
 
 
 class System(_Answer):
-    """The operating system and the machine. ``machine_id`` is a hash that is the same on cloned machines."""
+    """The operating system and the machine. Machines cloned from each other share ``machine_id``, a hash."""
 
     id: str
     version: str
@@ -101,12 +95,12 @@ class System(_Answer):
 
     @property
     def release(self) -> str:
-        """The name in the table of distributions, such as `rocky-9.6`."""
+        """The distribution's name in clusterctl's table of distributions, such as `rocky-9.6`."""
         return f"{self.id}-{self.version}".rstrip("-")
 
 
 class Space(_Answer):
-    """The disk space of a file system in bytes. ``inodes`` is None if it has no fixed number of inodes."""
+    """The free space and size of a file system in bytes. ``inodes``: free inodes, if they are limited."""
 
     paths: tuple[str, ...]
     free: int
@@ -126,12 +120,12 @@ class Space(_Answer):
 
 
 class GpuFacts(_Answer):
-    """The NVIDIA cards of a host.
+    """The NVIDIA GPUs of a host.
 
-    ``cards`` and ``switches`` count GPUs and NVSwitches on the PCI bus, ``shown`` names the cards that the
-    driver reports. ``driver``, ``installed`` and ``manager`` are versions of the running driver, the kernel
-    module on disk, and the fabric manager. ``fault`` is the error of nvidia-smi. ``states`` has fields of the
-    cards on NVLinks, memory faults and MIG. ``oldest`` is the lowest PCI device number of a card.
+    cards, switches: numbers of GPUs and NVSwitches on the PCI bus. shown: names of the GPUs with a driver.
+    driver, installed, manager: versions of the running driver, the kernel module on disk, the fabric manager.
+    fault: the error of nvidia-smi. states: for each GPU, fields about NVLinks, memory faults and MIG.
+    oldest: the lowest PCI device number of a GPU.
     """
 
     cards: int
@@ -151,7 +145,7 @@ NO_FIREWALL: Final = "none"
 
 
 class Firewall(_Answer):
-    """The first firewall of a host that is active or has rules. ``zone`` is firewalld's default zone."""
+    """The first firewall of a host that is active or has rules. ``zone``: firewalld's default zone."""
 
     name: Literal["firewalld", "ufw", "iptables", "nftables", "none"] = NO_FIREWALL
     zone: str = ""
@@ -161,11 +155,11 @@ class Firewall(_Answer):
 
 
 class HostFacts(_Answer):
-    """The facts of a host that decide whether it can join a cluster. ``time`` is its clock in Unix seconds.
+    """The facts of a host that decide whether it can join a cluster.
 
-    ``mtus`` are by address with prefix length. ``cgroups``: root can create control groups. ``databases``
-    leaves out system databases. ``cgroup_plugin``: Slurm has the plugin for them; None without Slurm.
-    ``files``, ``packages`` and ``texts`` are requested files that exist, installed packages, starts of files.
+    time: its clock (Unix time). mtus: by address with prefix length. cgroups: root can create control groups.
+    cgroup_plugin: Slurm has the plugin for control groups; empty without Slurm. databases: without system
+    databases. files, packages: those requested that exist. texts: the starts of requested files.
     """
 
     time: float
@@ -192,7 +186,7 @@ class HostFacts(_Answer):
 
 
 class NodeAnswer(_Answer):
-    """The facts of a host as a node. ``said`` is the output of ``NODE_ARGV``, ``cards`` counts PCI cards."""
+    """The facts of a node. ``said``: output of ``NODE_ARGV``. ``cards``: number of GPUs on the PCI bus."""
 
     system: System
     said: str
@@ -214,8 +208,8 @@ class _ProbeAnswer(_Answer):
 class HostReport:
     """The answer of a host to a probe.
 
-    ``facts`` is None if the host has no slurmd or they were not requested. ``full`` are file systems without
-    free space, ``cards`` is the number of NVIDIA cards on the PCI bus.
+    facts: empty without slurmd, or if not requested. full: file systems without free space.
+    cards: number of NVIDIA GPUs on the PCI bus.
     """
 
     facts: NodeFacts | None
@@ -274,10 +268,7 @@ _PAIR = re.compile(r"(\w+)=(\S+)")
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """The hardware of a node. ``cpus`` counts threads, ``memory_mib`` is the memory that the kernel sees.
-
-    cgroups: whether its Slurm has the plugin for this kernel's control groups.
-    """
+    """The hardware of a node. ``cpus`` counts threads. ``cgroups``: Slurm has the control groups plugin."""
 
     cpus: int
     boards: int
@@ -291,11 +282,7 @@ class NodeFacts:
 
 
 def read_node(text: str) -> tuple[NodeFacts | None, Driver]:
-    """Parse the output of ``NODE_ARGV``. Unknown lines are skipped. The facts are None without slurmd.
-
-    Raises:
-        SlurmError: `slurmd -C` printed nothing usable, so Slurm is not installed or broken.
-    """
+    """Parse the output of ``NODE_ARGV``: no facts without slurmd, a SlurmError if slurmd prints no facts."""
     parts = _SECTION.split(text)
     sections = dict(zip(parts[1::2], parts[2::2], strict=True))
     driver, node = Driver.read(sections), sections.get("node", "")
@@ -336,7 +323,7 @@ _REFUSED_PAUSE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class HostAnswer:
-    """The report of a host, or the error. ``of`` is the number of all probed hosts."""
+    """The report of a host, or the error. ``of``: the number of all probed hosts."""
 
     host: str
     result: HostReport | ClusterctlError
@@ -355,10 +342,10 @@ def ask_hosts(
     away_s: float = AWAY_S,
     new: bool = False,
 ) -> Generator[HostAnswer | None, None, None]:
-    """Yield the answer of each host as it arrives, and None every ``away_s`` while hosts are unreachable.
+    """Yield each host's answer when it arrives, and ``None`` every ``away_s`` while hosts are unreachable.
 
-    to: called with a host's name. Returns the transport to it.
-    new: whether hosts are new and may reject the key until they have created the account.
+    to: called with a host's name. Returns the transport to the host.
+    new: hosts may reject the key, because they have not created the account yet.
     """
     deadline = time.monotonic() + timeout_s
     given_up = threading.Event()
@@ -393,11 +380,7 @@ def ask_hosts(
 
 
 def reports_of(hosts: Iterable[str], answers: Iterable[HostAnswer]) -> Mapping[str, HostReport]:
-    """Return the reports of these hosts, in this order.
-
-    Raises:
-        TransportError: hosts did not answer in time, with a failure for each.
-    """
+    """Return the reports of these hosts in this order. Raise a TransportError with all hosts that failed."""
     result_of = {answer.host: answer.result for answer in answers}
     results = {host: result_of[host] for host in hosts}
     failed = {host: result for host, result in results.items() if isinstance(result, ClusterctlError)}
@@ -414,7 +397,7 @@ def reports_of(hosts: Iterable[str], answers: Iterable[HostAnswer]) -> Mapping[s
 def probe_hosts(
     requests: Mapping[str, ProbeRequest], to: Connect, *, timeout_s: float = TIMEOUT_S
 ) -> Mapping[str, HostReport]:
-    """Return the reports of all hosts by name, as ``ask_hosts`` and ``reports_of``."""
+    """Return the reports of all hosts by name. See ``ask_hosts`` and ``reports_of``."""
     return reports_of(requests, filter(None, ask_hosts(requests, to, timeout_s=timeout_s)))
 
 
@@ -427,7 +410,7 @@ def _ask(transport: Transport, request: ProbeRequest) -> HostReport | Clusterctl
 
 
 def _pause_s(answer: HostReport | ClusterctlError, *, new: bool) -> float | None:
-    """Return how long to wait before probing the host again; None if that does not help."""
+    """Return how long to wait before the next probe of the host. No time: another probe would not help."""
     # The host may be booting or about to boot.
     if isinstance(answer, UnreachableError | StoppingError):
         return _PAUSE_S
@@ -438,15 +421,11 @@ _DISTRIBUTION = ProbeRequest(space=())
 
 
 def with_distributions(
-    inventory: Inventory,
-    workspace: Workspace,
-    to: Connect,
-    *,
-    timeout_s: float = NEW_TIMEOUT_S,
+    inventory: Inventory, workspace: Workspace, to: Connect, *, timeout_s: float = NEW_TIMEOUT_S
 ) -> Generator[HostStep, None, Inventory]:
-    """Probe hosts with unknown distribution, yielding each step. Return the completed inventory.
+    """Probe hosts with an unknown distribution, yielding each step. Return the completed inventory.
 
-    New cloud hosts may not have the account yet: Google's hosts publish their host keys before creating it.
+    New hosts on Google Cloud may not have the account yet: they publish their host keys before creating it.
     """
     unknown = [host.name for host in inventory.hosts if host.distribution == distributions.UNSEEN]
     if not unknown:

@@ -49,7 +49,7 @@ def answer(server: socket.socket) -> None:
 
 
 def reach(address: str, port: int, greets: bool, deadline: float) -> str | None:
-    """Return None if the other host answers before the deadline, otherwise why it did not.
+    """Connect to another host until the deadline. Return why that fails; nothing if the other host answers.
 
     greets: whether this program listens on the port. If not, a refused connection counts as an answer.
     """

@@ -61,7 +61,7 @@ BOOT_S = 20
 OWNER_ALL = stat.S_IRWXU
 OTHERS_WRITE_OWNER_ALL = stat.S_IRWXU | stat.S_IWGRP | stat.S_IWOTH
 TEXT = 4096
-# The second changes if a daemon re-executes itself, as slurmctld 23.11 does at `scontrol reconfigure`.
+# The second time changes if a daemon re-executes itself, as slurmctld 23.11 at `scontrol reconfigure`.
 STARTED = ("InactiveExitTimestampMonotonic", "ExecMainStartTimestampMonotonic")
 PROPERTIES = ",".join(("Id", "LoadState", "ActiveState", "UnitFileState", *STARTED))
 
@@ -85,7 +85,7 @@ def system() -> Dict[str, Any]:
 
 
 def links() -> Dict[str, int]:
-    """Return the MTU of each interface by its IPv4 addresses with prefix length."""
+    """Return address with prefix length -> MTU of its interface, for all IPv4 addresses."""
     output = run(["ip", "-json", "-4", "address", "show"])
     return {
         f"{address['local']}/{address['prefixlen']}": link.get("mtu", 0)
@@ -104,7 +104,7 @@ def resolved(name: str) -> List[str]:
 
 
 def space(paths: Sequence[str]) -> List[Dict[str, Any]]:
-    """Return the disk space in bytes of the file systems that these paths are, or would be, on."""
+    """Return the disk space in bytes of the file systems that contain, or would contain, these paths."""
     file_systems = {}  # type: Dict[int, Dict[str, Any]]
     for path in paths:
         folder = Path(path)
@@ -131,7 +131,7 @@ def space(paths: Sequence[str]) -> List[Dict[str, Any]]:
 
 
 def listeners(ports: Set[int]) -> Dict[str, str]:
-    """Return the programs that listen on these ports, by port."""
+    """Return port -> program that listens on it."""
     programs = {}
     # A program's name may contain text like a line of ss, so each port has a call of its own.
     for port in ports:
@@ -143,7 +143,7 @@ def listeners(ports: Set[int]) -> Dict[str, str]:
 
 
 def nvidia_devices() -> List[Tuple[int, int]]:
-    """Return class and device number of all NVIDIA devices on the PCI bus, with or without a driver."""
+    """Return (class, device number) of all NVIDIA devices on the PCI bus, with or without a driver."""
     devices = []
     for path in Path(PCI_DEVICES).glob("*"):
         kind = read(f"{path}/class").strip()
@@ -175,7 +175,7 @@ def gpus() -> Dict[str, Any]:
 
 
 def states() -> List[Dict[str, str]]:
-    """Return the known fields of each card on NVLinks, memory faults and MIG."""
+    """Return the fields of each GPU about NVLinks, memory faults and MIG."""
     empty = {}  # type: Dict[str, str]
     cards = zip_longest(cells(STATES), cells(ROWS, "remapped-rows"), fillvalue=empty)
     return [dict(states_of_card, **rows) for states_of_card, rows in cards]
@@ -188,20 +188,20 @@ def cells(fields: str, switch: str = "gpu") -> List[Dict[str, str]]:
 
 
 def nvidia_smi(fields: str, switch: str = "gpu") -> Optional[str]:
-    """Return the output of nvidia-smi for these fields of each card, or its error message."""
+    """Return the output of nvidia-smi for these fields of each GPU, or its error message."""
     command = "exec nvidia-smi --query-{}={} --format=csv,noheader 2>&1".format(switch, fields)
     return run(["sh", "-c", "command -v nvidia-smi >/dev/null && " + command], any_exit=True)
 
 
 def driver_on_disk() -> str:
-    """Return the version of NVIDIA's kernel module for this or another kernel; "" if there is none."""
+    """Return the version of NVIDIA's kernel module on disk, for any kernel; "" without a module."""
     kernels = [platform.release(), *sorted(path.name for path in Path("/lib/modules").glob("*"))]
     versions = (run(["modinfo", "-F", "version", "-k", kernel, "nvidia"]) for kernel in kernels)
     return next((text.strip() for text in versions if text and text.strip()), "")
 
 
 def cgroup_plugin() -> Optional[bool]:
-    """Return whether Slurm has the plugin for this kernel's control groups; None without Slurm."""
+    """Return whether Slurm has the plugin for this kernel's control groups, if Slurm is installed."""
     if not Path(SLURMD).exists():
         return None
     name = "cgroup_v{}.so".format(2 if Path(CGROUPS_V2).exists() else 1)
@@ -209,7 +209,6 @@ def cgroup_plugin() -> Optional[bool]:
 
 
 def firewall() -> Dict[str, Any]:
-    """Return the firewall that is active or has rules."""
     if run(["systemctl", "is-active", "--quiet", "firewalld"]) is not None:
         return {"name": "firewalld", "zone": (run(["firewall-cmd", "--get-default-zone"]) or "").strip()}
     # Without the name of a table, the iptables commands load no kernel modules.
@@ -229,10 +228,7 @@ def packages(names: Sequence[str]) -> List[str]:
 
 
 def lacking(names: Sequence[str]) -> Optional[List[str]]:
-    """Return the packages that are not installed; None if no package manager answers.
-
-    dpkg's status file is read directly because dpkg-query is slower.
-    """
+    """Return the packages that are not installed, if a package manager answers. dpkg-query is slower."""
     if not names:
         return []
     try:
@@ -263,7 +259,7 @@ def databases() -> List[str]:
 
 
 def accounts(names: Sequence[str], uids: Set[int], table: str = "passwd") -> Dict[str, int]:
-    """Return accounts (or groups) and their numbers, if they have one of the names or numbers."""
+    """Return name -> number of the accounts or groups that have one of these names or numbers."""
     listed = pwd.getpwall() if table == "passwd" else grp.getgrall()  # type: List[Any]
     rows = [[str(cell) for cell in row[:ROW]] for row in listed]
     keys = {*names, *map(str, uids)}
@@ -292,7 +288,6 @@ def file_mark(path: str) -> str:
 
 
 def block_mark(path: str, begin: str, end: str) -> str:
-    """Return a checksum of the lines between two marks. The rest of the file does not count."""
     _, start, rest = read(path).partition(f"{begin}\n")
     inside, stop, _ = rest.partition(f"{end}\n")
     return digest(inside.encode()) if start and stop else MISSING
@@ -305,7 +300,7 @@ def alone_mark(path: str) -> str:
 
 
 def rivals_mark(path: str, pattern: str) -> str:
-    """Return the later files of the same folder that have a line that matches the pattern."""
+    """Return the later *.conf files in the folder of this file with a line that matches the pattern."""
     files = (
         file for file in sorted(Path(path).parent.glob("*.conf")) if file.is_file() and not file.is_symlink()
     )
@@ -319,7 +314,7 @@ def rivals_mark(path: str, pattern: str) -> str:
 
 
 def unit_marks(units: Dict[str, List[str]], systemctl: str = "systemctl") -> Dict[str, str]:
-    """Return the state of each unit, with `outdated` if a file of the unit has changed since its start."""
+    """Return the state of each unit, with `outdated` if a file that it reads is newer than its start."""
     names = [name if "." in name else f"{name}.service" for name in units]
     output = run([systemctl, "show", f"--property={PROPERTIES}", *names], ASK_S)
     marks = dict.fromkeys(units, UNKNOWN)
@@ -362,7 +357,7 @@ def user_mark(name: str) -> str:
 
 
 def home_mark(user: str, home: str) -> str:
-    """Return `fit` if sshd accepts the home folder: other users must not have write access."""
+    """Return `fit` if sshd accepts the home folder, which no other user may write."""
     try:
         status, uid = Path(home).stat(), pwd.getpwnam(user).pw_uid
     except (OSError, KeyError):
@@ -372,7 +367,6 @@ def home_mark(user: str, home: str) -> str:
 
 
 def has_home(user: str, home: str) -> bool:
-    """Return whether an account has this home folder, or does not exist."""
     try:
         return pwd.getpwnam(user).pw_dir == home
     except KeyError:
@@ -380,15 +374,13 @@ def has_home(user: str, home: str) -> bool:
 
 
 def key_mark(user: str, home: str, key: str) -> str:
-    """Return whether the cluster's key may log in. Other keys of the user don't matter.
-
-    An existing account may have another home folder. Jobs may write anything to the file.
-    """
+    """Return whether the cluster's key may log in. An existing account may have another home folder."""
     try:
         account = pwd.getpwnam(user)
     except KeyError:
         return MISSING
     kind_and_key = " ".join(key.split()[:2])
+    # As the account, because its jobs may write anything to the file.
     with acting_as(account):
         texts = [read(f"{folder}/.ssh/authorized_keys") for folder in {home, account.pw_dir} - {""}]
     lines = (line for text in texts for line in text.splitlines())
@@ -423,7 +415,6 @@ def checksums(request: Dict[str, Any]) -> Dict[str, str]:
 
 
 def host_facts(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Return the facts that decide whether the host can join a cluster."""
     units = {name: [] for name in request["units"]}  # type: Dict[str, List[str]]
     mtus = links()
     return {

@@ -55,7 +55,7 @@ for one in base.repos.iter_enabled():
 
 
 def as_sudo() -> tuple[str, ...]:
-    """Return the command prefix that gives a program the environment of Ansible's tasks, which use sudo.
+    """Return the command prefix that gives a program the environment of Ansible's tasks, which run with sudo.
 
     A root login may have other proxy settings, because sudo's PAM decides whether it reads /etc/environment.
     """
@@ -63,7 +63,7 @@ def as_sudo() -> tuple[str, ...]:
 
 
 def unreached_repositories() -> dict[str, str]:
-    """Return the causes why repositories can't be reached, in the package manager's words, by URL.
+    """Return URL -> error of the package manager, for repositories that can't be reached.
 
     Only the first repository of each server is tried. The URL "" means that the host has no repositories.
     """
@@ -80,7 +80,6 @@ def unreached_repositories() -> dict[str, str]:
 
 
 def first_of_servers(causes: dict[str, str]) -> dict[str, str]:
-    """Keep the first URL of each server."""
     url_by_server: dict[str, str] = {}
     for url in causes:
         url_by_server.setdefault(urlsplit(url).netloc or url, url)
@@ -96,7 +95,7 @@ def unreached_by_dnf() -> dict[str, str]:
 
 
 def unreached_by_apt(url: str) -> str:
-    """Return why apt reaches no mirror of a repository; "" if it does, or does not need the network."""
+    """Return why apt reaches no mirror of a repository; "" if it does, or needs no network."""
     causes = []
     for mirror in apt_mirrors(url):
         if not re.match(r"(?:https?|ftp):", mirror):
@@ -115,7 +114,7 @@ def unreached_by_apt(url: str) -> str:
 
 
 def apt_mirrors(url: str) -> list[str]:
-    """Return the mirrors in a local list, or the server of the list, or the URL itself."""
+    """Return the mirrors in a local list, or the server that has the list, or the URL itself."""
     scheme, _, path = url.partition(":")
     if scheme in {"mirror+file", "mirror+copy"}:
         listed = next((parent for parent in Path(path).parents if parent.is_file()), None)
@@ -126,7 +125,7 @@ def apt_mirrors(url: str) -> list[str]:
 
 
 def refused(host: str, port: int) -> str:
-    """Return why a connection to a service fails; "" if it succeeds."""
+    """Return why a connection to a port fails; "" if it succeeds."""
     try:
         with socket.create_connection((host, port), timeout=CONNECT_S):
             return ""
@@ -141,7 +140,7 @@ def refused(host: str, port: int) -> str:
 
 
 def loses_large_packets(address: str, mtu: int) -> bool:
-    """Return whether an address answers small pings, but not pings of the MTU's size."""
+    """Return whether an address answers small pings, but no pings of the MTU's size."""
     if run([*PING, address]) is None:
         return False
     return run([*PING, "-M", "do", "-s", str(mtu - IP_AND_ICMP), address]) is None

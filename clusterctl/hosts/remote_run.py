@@ -10,7 +10,7 @@ ASK_S = 10
 
 
 def run(argv: Sequence[str], timeout_s: float = ASK_S, *, any_exit: bool = False) -> Optional[str]:
-    """Return the output of a command; None if it fails, takes too long, or does not exist."""
+    """Return the output of a command. No output if it fails, takes too long, or does not exist."""
     try:
         result = subprocess.run(
             argv,

@@ -46,10 +46,7 @@ Touches = Mapping[str, Any]
 
 
 def role_packages(spec: ClusterSpec, roles: Sequence[str], distribution: Distribution) -> tuple[str, ...]:
-    """Return the OS packages that all hosts of these groups get.
-
-    Further packages depend on the host: for EPEL, time synchronization, SELinux, GPUs or NFS.
-    """
+    """Return the OS packages that all hosts of these groups need. Some hosts need further packages."""
     touches = _applied(spec, roles)
     listed_packages = [
         name for role_touches in touches.values() for name in _plain_items(role_touches, "packages")
@@ -59,9 +56,9 @@ def role_packages(spec: ClusterSpec, roles: Sequence[str], distribution: Distrib
 
 
 def role_files(spec: ClusterSpec, roles: Sequence[str]) -> frozenset[str]:
-    """Return patterns of the files that roles may change on hosts of these groups, without clusterctl's own.
+    """Return patterns of files in /etc that roles may change on hosts of these groups. Omit clusterctl's own.
 
-    Roles that mount folders are left out, because only the inventory shows whether they write /etc/fstab.
+    Roles that mount folders are left out: only the inventory shows whether they write /etc/fstab.
     """
     return frozenset(
         path
@@ -81,7 +78,7 @@ def role_units(spec: ClusterSpec, roles: Sequence[str]) -> frozenset[str]:
 
 
 def role_ports(spec: ClusterSpec, roles: Sequence[str]) -> Mapping[int, str]:
-    """Return the daemons that listen on a host of these groups, by port."""
+    """Return port -> daemon that listens on it, for hosts of these groups."""
     touches = _applied(spec, roles).values()
     return {
         port: daemon for role_touches in touches for port, daemon in role_touches.get("ports", {}).items()
@@ -89,7 +86,7 @@ def role_ports(spec: ClusterSpec, roles: Sequence[str]) -> Mapping[int, str]:
 
 
 def can_share_configuration(spec: ClusterSpec) -> bool:
-    """Return whether hosts can share a configuration. Without Slurm, each host has the keys of all others."""
+    """Return whether hosts can start from a node template. Without Slurm, each has the keys of all hosts."""
     return spec.has_slurm
 
 
@@ -105,7 +102,7 @@ def cluster_roles(spec: ClusterSpec, inventory: Inventory) -> frozenset[str]:
 
 
 def spec_variables(spec: ClusterSpec, roles: Collection[str]) -> dict[str, Any]:
-    """Return the variables of these roles that take their values from the spec, without unset values."""
+    """Return the Ansible variables of these roles that the spec sets."""
     touches = [_touches()[role] for role in sorted(roles)]
     keys = {name: key for role_touches in touches for name, key in role_touches.get("variables", {}).items()}
     variables = {name: to_jsonable_python(attrgetter(key)(spec)) for name, key in keys.items()}
@@ -113,24 +110,24 @@ def spec_variables(spec: ClusterSpec, roles: Collection[str]) -> dict[str, Any]:
 
 
 def required_accounts(spec: ClusterSpec) -> dict[str, int]:
-    """Return uid and gid (the same number) of the daemons' and the users' accounts, by name."""
+    """Return account -> uid, which is also its gid, for the daemons and the users."""
     daemons = system_accounts() if spec.scheduler == "slurm" else {}
     return {**daemons, **{user.name: user.uid for user in spec.users}}
 
 
 def system_accounts() -> Mapping[str, int]:
-    """Return uid and gid (the same number) of the accounts of Slurm's daemons, by name."""
+    """Return account -> uid, which is also its gid, for Slurm's daemons."""
     defaults = read_table(data_folder("ansible") / "roles/users/defaults/main.yml", dict[str, Any])
     return {name: defaults[f"users_{name}_id"] for name in SYSTEM_ACCOUNTS}
 
 
 def role_hint(role: str) -> str:
-    """Return advice for a failed task of a role; "" if there is none."""
+    """Return advice for a failed task of a role; "" without advice."""
     return str(_touches().get(role, {}).get("hint", ""))
 
 
 def probe_requests(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> dict[str, ProbeRequest]:
-    """Return the probe of each host by name, with the checksums that show drift."""
+    """Return host -> probe. The checksums in its answer show drift."""
     cluster_facts = _inventory_facts(spec, inventory)
     values = {
         "cluster": spec.name,
@@ -190,12 +187,12 @@ def _probe_request(
 
 
 def _spec_facts(spec: ClusterSpec) -> dict[str, object]:
-    """Return the facts for ``when`` that are known before the hosts are."""
+    """Return the facts for ``when`` that are known before any host is."""
     return {"scheduler": spec.scheduler, "idle_timeout": bool(spec.provider.idle_timeout_s)}
 
 
 def _inventory_facts(spec: ClusterSpec, inventory: Inventory) -> dict[str, object]:
-    """Return the facts for ``when`` that all hosts of an inventory share. Reads every host."""
+    """Return the facts for ``when`` that all hosts of an inventory share."""
     return {
         **_spec_facts(spec),
         "scheduler": inventory.scheduler,
@@ -208,12 +205,11 @@ def _inventory_facts(spec: ClusterSpec, inventory: Inventory) -> dict[str, objec
 
 
 def _host_facts(cluster_facts: Mapping[str, object], host: Host) -> dict[str, object]:
-    """Return the facts for ``when`` of a host of an inventory."""
     return {**cluster_facts, "local_ssds": bool(host.local_ssds), "controller": host.is_controller}
 
 
 def _applied(spec: ClusterSpec, roles: Sequence[str]) -> dict[str, Touches]:
-    """Return the roles that run on a host of these groups, judging by the spec."""
+    """Return the roles that run on hosts of these groups, as far as the spec decides it."""
     facts = _spec_facts(spec)
     return {role: touches for role, touches in _touches().items() if _applies(touches, roles, spec, facts)}
 
@@ -229,20 +225,18 @@ def _applies(entry: Touches, roles: Sequence[str], spec: ClusterSpec, facts: Map
 
 @cache
 def _touches() -> Mapping[str, Touches]:
-    """Return the content of each role's meta/touches.yml, by role."""
     paths = sorted((data_folder("ansible") / "roles").glob("*/meta/touches.yml"))
     documents = {path.parts[-3]: read_table(path, dict[str, Any]) for path in paths}
     return {role: document[f"{role}_touches"] for role, document in documents.items()}
 
 
 def _plain_items(touches: Touches, key: str) -> Iterator[str]:
-    """Yield the listed items, without those that contain Ansible expressions."""
     items = touches.get(key, ())
     yield from (item for item in items if "{{" not in item) if isinstance(items, list) else ()
 
 
 def _fill_placeholders(entry: Any, values: Mapping[str, str]) -> Any:
-    """Return the entry with its `{placeholders}` replaced."""
+    """Return the entry with all `{placeholders}` replaced."""
     match entry:
         case str():
             return entry.format_map(values)
@@ -260,11 +254,10 @@ def _fill_placeholders(entry: Any, values: Mapping[str, str]) -> Any:
 class HostRequirements:
     """The requirements of the cluster for a host.
 
-    ``ports`` has the daemons that will listen, ``accounts`` the uid and gid of accounts, ``free_mib`` the
-    required disk space by path. ``gpus`` is None for any number. ``brings`` are units that the roles will
-    start on a host that has not joined yet; existing services are taken over. ``driver`` and ``branch`` are
-    those of the NVIDIA driver that `up` installs; "" for no driver. ``here``: clusterctl runs on this host.
-    ``cgroups``: Slurm limits jobs by control groups there.
+    ports: port -> daemon that will listen. accounts: account -> uid and gid. free_mib: path -> disk space.
+    gpus: number of GPUs, if the spec gives it. brings: units that `up` will start or reconfigure on a host
+    that has not joined yet. driver, branch: of the NVIDIA driver that `up` installs; "": no driver.
+    here: clusterctl runs on this host. cgroups: Slurm will limit jobs by control groups.
     """
 
     address: str
@@ -287,7 +280,7 @@ _CUPY: Final = {"/opt": 7168}
 
 
 def host_facts_request(spec: ClusterSpec, members: Sequence[Host]) -> ProbeRequest:
-    """Return the probe of hosts before they join the cluster, and for `doctor`."""
+    """Return the probe of hosts before they join the cluster. `doctor` uses it too."""
     roles = sorted({member.roles for member in members})
     ports = {port for group in roles for port in role_ports(spec, group)}
     packages = {name for os in releases() for group in roles for name in role_packages(spec, group, os)}
@@ -296,10 +289,7 @@ def host_facts_request(spec: ClusterSpec, members: Sequence[Host]) -> ProbeReque
         "ports": sorted(ports),
         "paths": [*_BEFORE],
         "units": sorted({FABRIC_MANAGER}.union(*(role_units(spec, group) for group in roles))),
-        "accounts": [
-            *required_accounts(spec),
-            *([ADMIN_USER] if spec.scheduler == "slurm" else ()),
-        ],
+        "accounts": [*required_accounts(spec), *([ADMIN_USER] if spec.scheduler == "slurm" else ())],
         "uids": [*required_accounts(spec).values()],
         "files": sorted({file for group in roles for file in role_files(spec, group)}),
         "texts": [CLAIM],
@@ -311,7 +301,7 @@ def host_facts_request(spec: ClusterSpec, members: Sequence[Host]) -> ProbeReque
 def requirements_of_hosts(
     spec: ClusterSpec, members: Sequence[Host], *, installed: Collection[str]
 ) -> Mapping[str, HostRequirements]:
-    """Return the requirements for each host by name. Hosts in ``installed`` need less disk space."""
+    """Return host -> requirements. Hosts in ``installed`` need less disk space."""
     needed_mib = {True: dict.fromkeys(_BEFORE, 0) | _AFTER, False: dict(_BEFORE)}
     gpus = {
         host: partition.gpus.count

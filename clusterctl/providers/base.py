@@ -1,8 +1,8 @@
 """The interface of providers, which create and delete the hosts of a spec, and the types that they share.
 
-A pending release is a machine of the user's own that left the cluster but could not be restored yet. It has
-a small workspace inside the cluster's, with its host entry, its login settings and the admin key. With these
-the machine is restored later, as soon as it answers again, without a spec.
+A pending release is an on-prem machine that left the cluster but could not be restored yet. It has its own
+small workspace, with its inventory entry, its login settings and the admin key, so that a later `up` or
+`down` can restore the machine without the spec it was in.
 """
 
 # ruff: noqa: ARG002 - the optional methods ignore their arguments
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from clusterctl.hosts.checks import DoctorReport
     from clusterctl.providers.storage import KeptStorage
 
-# Called with an image under construction, once it answers SSH. Runs ``install.yml`` on it.
+# Called when an image under construction answers SSH. Runs ``install.yml`` on it.
 Bake = Callable[[Host], None]
 # Called like ``Bake``. Runs ``class.yml``, and before it ``install.yml`` unless that was run.
 BakeClass = Callable[[Inventory], None]
@@ -43,7 +43,7 @@ _NOTE: Final = "pending.json"
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The size of a compute host, if its provider sets it. ``disk_mib`` is the limit of the disk, if any."""
+    """The size of a compute host, if its provider sets it. ``disk_mib``: the limit of its disk, if any."""
 
     cpus: int
     memory_mib: int
@@ -51,14 +51,14 @@ class Size:
 
     @classmethod
     def of(cls, host: Host | None) -> Size | None:
-        """Return the size of a host, if its provider sets it."""
+        """Return the size that the provider gave a host. Not for hosts with the size of their hardware."""
         if host is None or host.cpus is None or host.memory_mib is None:
             return None
         return cls(host.cpus, host.memory_mib, host.disk_mib)
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The size in words, such as `2 CPUs`, `4GiB of memory`, and the disk if it is limited."""
+        """The size as text: `2 CPUs`, `4GiB of memory`, and `50GiB of disk` if the disk is limited."""
         cpus = f"{self.cpus} CPU{'s' if self.cpus > 1 else ''}"
         disk = () if self.disk_mib is None else (f"{format_size(self.disk_mib)} of disk",)
         return (cpus, f"{shown_memory(self.memory_mib)} of memory", *disk)
@@ -74,9 +74,8 @@ Sizes = Mapping[str, Size]  # by host
 class Provisioned:
     """The hosts of a cluster after ``apply``, and notes for the user.
 
-    made: new hosts.
-    started: existing hosts that were off.
-    classed: new hosts that were created from a node image and already have their files.
+    made: new hosts. started: existing hosts that were off.
+    classed: new hosts that were created from a node template, with all their files.
     """
 
     inventory: Inventory
@@ -91,14 +90,14 @@ Action = Literal["make", "change", "replace", "remove", "keep"]
 
 @dataclass(frozen=True, slots=True)
 class HostChange:
-    """The planned change of one host, in the user's words.
+    """The planned change of a host, in the user's words.
 
-    action: ``change`` keeps the host and its data; ``replace`` deletes and recreates it, with its data.
+    action: ``change`` keeps the host and its data; ``replace`` deletes both and recreates the host.
     what: the kind of machine, such as `g2-standard-8, spot`. why: the reason for the change.
-    usd_per_hour: the future cost, or the present cost of a host that is removed, if known and not zero.
+    usd_per_hour: the future cost; for ``remove``, the present cost. Empty if zero or unknown.
     was_usd_per_hour: the present cost, if it differs.
-    restarts: the change stops the host and its jobs. off: the host does not run now.
-    released: the user's own machine is restored instead of deleted.
+    restarts: the change stops the host and its jobs. off: the host is not running now.
+    released: the host is an on-prem machine that is restored instead of deleted.
     """
 
     name: str
@@ -113,7 +112,6 @@ class HostChange:
 
     @property
     def destroys(self) -> bool:
-        """Whether the data on the host are lost."""
         return self.action in {"replace", "remove"} and not self.released
 
 
@@ -131,10 +129,10 @@ class HostPlan:
     """The changes that ``apply`` would make.
 
     hosts: existing and future hosts. other: changes of other resources, such as networks and disks.
-    priced_on: the date of the price table, if there is a table.
-    other_usd_per_hour: the cost of other resources, now and then, without ``other_unpriced``.
+    priced_on: the date of the price table. Empty if the provider has no price table.
+    other_usd_per_hour: the cost of other resources, now and then, not counting ``other_unpriced``.
     other_lost: other resources that are deleted or recreated with their data.
-    images: node images still to be built, each with its machine, cost and time; also if no node is new.
+    images: node templates to be built, each with its machine, cost and time.
     """
 
     hosts: tuple[HostChange, ...]
@@ -165,7 +163,7 @@ class HostPlan:
 
     @property
     def may_cost_more(self) -> bool:
-        """Whether the cost rises, or a resource without a known price is created."""
+        """Whether the cost rises, or a resource with an unknown price is created."""
         if self.cost is None:
             return False
         unknown = any(host.usd_per_hour is None for host in self.changes if host.action != "remove")
@@ -174,7 +172,7 @@ class HostPlan:
 
     @property
     def cost(self) -> Cost | None:
-        """The cost of the cluster, if there is a price or a price table."""
+        """The cost of the cluster, if a host has a price or the provider has a price table."""
         now, then = self.other_usd_per_hour
         unpriced = [host.name for host in self.hosts if host.usd_per_hour is None]
         for host in self.hosts:
@@ -189,7 +187,7 @@ class HostPlan:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A resource of a cluster that still exists, and its cost, if known."""
+    """A resource of a cluster that still exists, and its cost, if known and not zero."""
 
     what: str
     usd_per_hour: float | None = None
@@ -200,17 +198,17 @@ class Leftover:
 
 
 class Provider(Protocol):
-    """A way to create the hosts of a cluster. Constructed with its settings and ``Prompts``.
+    """A way to create the hosts of a cluster. Constructed from its settings and ``Prompts``.
 
-    known_shared: path of the shared folder on the hosts, if the provider has node images.
-    class_groups: groups of hosts that can start from a node image.
+    known_shared: path of the shared folder on the hosts. Only for providers with node templates.
+    class_groups: groups of hosts that can start from a node template.
     """
 
     known_shared: str | None = None
     class_groups: tuple[str, ...] = (COMPUTE,)
 
     def start_ahead(self) -> None:
-        """Start slow helpers that the other methods use, so that they are ready in time."""
+        """Start slow helper processes, so that they are ready when other methods need them."""
         return
 
     def check(self, spec: ClusterSpec) -> None:
@@ -218,58 +216,38 @@ class Provider(Protocol):
 
         Raises:
             MachineError: this machine lacks a tool or a login.
-            UsageError: the spec asks for something unsupported.
+            UsageError: the spec contains an unsupported setting.
         """
 
     def examine(
         self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]
     ) -> DoctorReport | None:
-        """Check existing machines before the first `up`, if the provider does not create its hosts.
+        """Check existing machines before the first `up`. No report if the provider creates its hosts.
 
-        hosts: names of the hosts to check. Empty: all of them.
-
-        Raises:
-            UsageError: the spec has no such host.
+        hosts: names of the hosts to check. A UsageError rejects unknown names. Empty: all hosts of the spec.
         """
         return None
 
     def preflight(self, spec: ClusterSpec, workspace: Workspace) -> DoctorReport | None:
-        """Report every obstacle to ``apply`` without changing anything, unless ``check`` finds them all.
-
-        Raises:
-            ClusterctlError: the checks could not be run.
-        """
+        """Report everything that would stop ``apply``, or nothing if ``check`` does so. Changes nothing."""
         return None
 
     def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake) -> None:
-        """Check this machine, and build the base image of the hosts unless it is cached.
-
-        Raises:
-            MachineError: this machine can't run the hosts.
-            ProvisionError: the image could not be built.
-        """
+        """Check this machine (MachineError). Build the base image (ProvisionError) unless it is cached."""
         return
 
     def prepare_class(
-        self,
-        spec: ClusterSpec,
-        workspace: Workspace,
-        inputs: Mapping[str, str],
-        *,
-        bake: BakeClass,
+        self, spec: ClusterSpec, workspace: Workspace, inputs: Mapping[str, str], *, bake: BakeClass
     ) -> Mapping[str, str]:
-        """Build the node image that new hosts of each group start from, unless it is cached.
+        """Build the node templates of new hosts, unless they are cached. Return group -> template key.
 
-        inputs: group -> hash of the configuration in its image. Returns group -> key of its image.
-        bake: called with a machine for each image to be built. Raise to abort.
-
-        Raises:
-            ProvisionError: an image could not be built.
+        inputs: group -> hash of the configuration in its template.
+        bake: called with a machine for each template to be built. Raise to abort.
         """
         return {}
 
     def sizes(self, spec: ClusterSpec) -> Sizes:
-        """Return compute host -> its size by this spec, without hosts sized by their hardware."""
+        """Return the size of each compute host by the spec, if the provider sets its size."""
         return {}
 
     def plan(
@@ -285,7 +263,7 @@ class Provider(Protocol):
 
         workspace: an empty workspace if the cluster is not up.
         keep: sizes of hosts that are not resized.
-        inputs: hash of the configuration in the image of new compute nodes. Empty without such an image.
+        inputs: hash of the configuration in the template of new compute nodes. Empty: there is no template.
         recreated: hosts that are deleted and created again.
 
         Raises:
@@ -302,42 +280,38 @@ class Provider(Protocol):
         node_class: NodeClass | None = None,
         recreated: Collection[str] = (),
     ) -> Provisioned:
-        """Create missing hosts and remove hosts that the spec no longer names.
+        """Create missing hosts and remove hosts that are not in the spec. A repeated call changes nothing.
 
-        Idempotent. After a ``plan``, make only the changes that it showed.
-        keep: sizes of hosts that are not resized.
-        node_class: the images of new hosts, by group. Default: the base image.
-        recreated: hosts that are deleted and created again.
-
-        Raises:
-            ProvisionError: a change failed.
+        After a ``plan``, make only the changes that it showed. Raise a ProvisionError if a change fails.
+        node_class: the templates of new hosts, by group. Default: new hosts start from the base image.
+        keep, recreated: as for ``plan``.
         """
 
     def alive(self, cluster_id: str) -> bool:
-        """Return whether any host of the cluster runs, even if it does not answer."""
+        """Return whether any host of the cluster is running, even if it does not answer."""
 
     def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:
-        """Delete all resources of the cluster. Without a ``workspace``, find them by the cluster's id."""
+        """Delete all resources of the cluster. If its ``workspace`` was lost, find them by its id."""
 
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
-        """Return the resources of the cluster that still exist, found without its workspace."""
+        """Return the resources of the cluster that still exist, found by its id, without its workspace."""
 
     def orphans(self, name: str) -> tuple[str, ...]:
-        """Return ids of the caller's clusters of that name whose workspace was lost."""
+        """Return the ids of the caller's clusters with this name that have lost their workspaces."""
 
     def kept_storage(self, name: str, users: Sequence[str]) -> tuple[KeptStorage, ...]:
-        """Return the shared folders that the caller's clusters of that name, with these users, left."""
+        """Return the kept shared folders of the caller's former clusters with this name and these users."""
 
     def refuse_used(self, kept: KeptStorage) -> None:
-        """Reject kept storage that a cluster or another machine uses, with a UsageError."""
+        """Raise a UsageError if a cluster or another machine uses the kept storage."""
         return
 
     def remove_storage(self, kept: KeptStorage) -> None:
-        """Delete kept storage and its data, unless it is in use (UsageError). It may be gone already."""
+        """Delete kept storage with its data, if it still exists. Raise a UsageError if it is in use."""
 
 
 def load_known_inventory(workspace: Workspace) -> Inventory | None:
-    """Return the inventory of the last `up`, with the hosts that an unfinished `up` was adding."""
+    """Return the inventory of the last `up`, and the hosts that an unfinished `up` was adding."""
     inventory: Inventory | None = None
     hosts: dict[str, Host] = {}
     for path in (workspace.joining, workspace.inventory):
@@ -370,7 +344,6 @@ class OfferedKey:
 
     @property
     def failure(self) -> Failure:
-        """The error of a machine whose key is not confirmed."""
         file = f"/etc/ssh/ssh_host_{self.kind.removeprefix('ssh-').split('-')[0]}_key.pub"
         return Failure(
             HostKeyError.code,
@@ -388,7 +361,7 @@ Restore = Callable[[Inventory, Collection[str], Workspace, Reporter], Mapping[st
 
 
 def reject_unknown_keys(offered: Sequence[OfferedKey]) -> None:
-    """Raise a ProvisionError with a failure for each unknown host key, for verbs that change nothing."""
+    """Raise a ProvisionError that lists unknown host keys. For commands that change nothing."""
     then = "`clusterctl up` shows the keys and asks you to confirm them"
     raise ProvisionError.of_hosts(
         "unknown host keys: {hosts}", [key.failure for key in offered], code="host-keys-unknown", then=then
@@ -400,8 +373,8 @@ class Prompts:
     """The callbacks and answers that a provider needs from the user.
 
     confirm: called with unknown host keys. Raise to reject them.
-    accepted: fingerprints that the user confirmed before.
-    password: the sudo password, for machines that ask for one. Never shown.
+    accepted: fingerprints that the user confirmed on the command line.
+    password: the sudo password, for machines that require a password. Never shown.
     restore: called with hosts that leave the cluster. reporter: receives progress and notes.
     """
 
@@ -417,9 +390,9 @@ NO_PROMPTS: Final = Prompts()
 
 @dataclass(frozen=True, slots=True)
 class PendingRelease:
-    """A machine that left the cluster and is still to be restored for its owner.
+    """An on-prem machine that left the cluster and still has to be restored for its owner.
 
-    machine: how its owner logs in. since: when it left (Unix time). why: why it was not restored then.
+    machine: how its owner logs in. since: when it left (Unix time). why: why it could not be restored then.
     """
 
     workspace: Workspace
@@ -434,12 +407,11 @@ class PendingRelease:
 
     @property
     def title(self) -> str:
-        """The machine's name and address; another machine may have its name by now."""
+        """The machine's name and address, because another machine may have its name now."""
         return f"{self.host.name} ({self.address})"
 
     @property
     def fix(self) -> str:
-        """The remedy while the cluster is up."""
         return (
             "make the machine reachable: `clusterctl up` then restores it; or, if it is gone for good: "
             f"`clusterctl node forget {self.host.name}`"
@@ -447,7 +419,6 @@ class PendingRelease:
 
     @property
     def failure(self) -> Failure:
-        """The failure of a `down` that could not restore the machine."""
         command = f"`clusterctl down --forget {self.host.name}`"
         fix = f"make the machine reachable; or, if it is gone for good: {command}"
         return Failure("pending-release", str(self), self.host.name, "destroy", fix)
@@ -456,18 +427,16 @@ class PendingRelease:
         return f"{self.title} is not restored yet: {self.why}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the machine as `-o json` shows it."""
         return {"host": self.host.name, "address": self.address, "since": self.since, "why": self.why}
 
     def save(self) -> PendingRelease:
-        """Write the note that makes the release pending."""
+        """Write the file that makes the release pending."""
         machine = self.machine.model_dump(mode="json")
         content = json.dumps({"since": self.since, "why": self.why, "machine": machine})
         write_atomic(self.workspace.root / _NOTE, f"{content}\n")
         return self
 
     def remove(self) -> None:
-        """Delete the workspace of a machine that is restored or forgotten."""
         root = Path(self.workspace.root)
         # Without its note, a half-deleted workspace is ignored.
         (root / _NOTE).unlink(missing_ok=True)
@@ -495,5 +464,5 @@ def address_of(host: Host) -> str:
 
 
 def host_port(host: str, port: int) -> str:
-    """Return a host and port as known_hosts writes them."""
+    """Return a host and its port in the notation of known_hosts."""
     return host if port == 22 else f"[{host}]:{port}"  # noqa: PLR2004 - ssh's default port

@@ -1,4 +1,4 @@
-"""Node classes: hosts that start from a common image and differ only in a few files."""
+"""Node templates: images from which hosts of a group start. Such hosts differ only in a few files."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from clusterctl.state.inventory import Inventory
 
 @dataclass(frozen=True, slots=True)
 class NodeFile:
-    """A file that is specific to a node.
+    """A file that belongs to a single node.
 
-    owner: uid, and gid. edges: the lines that enclose ``data``, if clusterctl owns only a part of the file.
+    owner: both uid and gid. edges: the first and last line of a block, if ``data`` is a block in the file.
     """
 
     data: bytes
@@ -23,7 +23,7 @@ class NodeFile:
 
     @property
     def mark(self) -> str:
-        """The fingerprint of the file, in the format of the host probe."""
+        """The checksum of the file, in the format of the host probe."""
         content = hashlib.sha256(self.data).hexdigest()[:16]
         return content if self.edges else f"{content} {self.mode:o} {self.owner}:{self.owner}"
 
@@ -34,7 +34,7 @@ NodeFiles = Mapping[str, Mapping[str, NodeFile]]
 
 @dataclass(frozen=True, slots=True)
 class KeptImage:
-    """A node image that is stored in the cloud and billed. ``usd_per_month`` is its price, if known."""
+    """A node template that is stored in the cloud. ``usd_per_month``: its price, if known."""
 
     name: str
     size_mib: int
@@ -47,7 +47,7 @@ class KeptImage:
 
 @dataclass(frozen=True, slots=True)
 class NodeClass:
-    """The images of new hosts, group -> key, and a function that returns the other files of each host."""
+    """The templates of new hosts (group -> key), and a function that returns each host's other files."""
 
     keys: Mapping[str, str]
     files: Callable[[Inventory], NodeFiles]

@@ -1,8 +1,7 @@
 """The registry of providers, and the only access to them from outside this package.
 
-A provider is found by its type: `provider: {type: local}` is ``LocalProvider`` of ``local/provider.py``. The
-prices of a cloud are in its ``costs.py``. Providers are imported on demand, because Google's libraries load
-slowly.
+The provider of `provider: {type: local}` is ``LocalProvider`` in ``local/provider.py``. A cloud also has
+``costs.py`` with its prices. Modules are imported on demand, because Google's libraries load slowly.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Provider:
-    """Return the provider with these settings. ``prompts`` are for machines that the user owns."""
+    """Return the provider with these settings. ``prompts``: for machines that the user owns."""
     kind = getattr(_module(settings, "provider"), f"{settings.type.title()}Provider")
     provider: Provider = kind(settings, prompts)
     return provider
@@ -35,17 +34,14 @@ def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Pr
 def record_pending(
     host: Host, inventory: Inventory, spec: ClusterSpec, workspace: Workspace, *, why: str
 ) -> PendingRelease:
-    """Record that a machine left the cluster (with the applied ``spec``) but was not restored, and why."""
+    """Record that a host left the cluster but could not be restored. ``spec``: as last applied."""
     from clusterctl.providers.onprem import release  # noqa: PLC0415
 
     return release.record_pending(host, inventory, own_machines(spec.provider), workspace, why=why)
 
 
 def node_price(spec: ClusterSpec, partition: str) -> float | None:
-    """Return the price of a partition's node with its disks in USD an hour, if known.
-
-    The partition's `price_per_hour` overrides the cloud's price.
-    """
+    """Return a node's price in USD an hour (`price_per_hour`, or else the cloud's price), if known."""
     partition_spec = next((p for p in spec.partitions if p.name == partition), None)
     if partition_spec is None or partition_spec.price_per_hour is not None:
         return partition_spec.price_per_hour if partition_spec else None
@@ -56,7 +52,7 @@ def node_price(spec: ClusterSpec, partition: str) -> float | None:
 
 
 def recorded_cost(spec: ClusterSpec, workspace: Workspace) -> float | None:
-    """Return the cost of an unfinished cluster's recorded resources in USD an hour, if known."""
+    """Return the cost in USD an hour of the resources that an unfinished `up` recorded, if known."""
     if not spec.provider.is_cloud:
         return None
     cost: float | None = _module(spec.provider, "costs").recorded_cost(spec, workspace.terraform)
@@ -64,7 +60,7 @@ def recorded_cost(spec: ClusterSpec, workspace: Workspace) -> float | None:
 
 
 def kept_images(settings: ProviderSettings, *, prune: bool = False) -> tuple[KeptImage, ...]:
-    """Return the node images that are stored in the cloud, or with ``prune`` delete and return them."""
+    """Return the node templates that are stored in the cloud. With ``prune``, delete them as well."""
     if not settings.is_cloud:
         return ()
     kept: tuple[KeptImage, ...] = _module(settings, "images").kept(settings, prune=prune)
@@ -72,17 +68,17 @@ def kept_images(settings: ProviderSettings, *, prune: bool = False) -> tuple[Kep
 
 
 def cached_images(*, prune: bool = False, report: ProgressReporter) -> tuple[CachedImage, ...]:
-    """Return the node images cached on this machine, or with ``prune`` the images that were removed."""
+    """Return the cached images on this machine. With ``prune``, delete and return the unused images."""
     from clusterctl.providers.local import provider  # noqa: PLC0415
 
     return provider.cached_images(prune=prune, report=report)
 
 
 def clusters_on_this_machine() -> tuple[tuple[ClusterState, bool], ...]:
-    """Return the caller's local clusters on this machine, and for each whether it is an orphan."""
+    """Return the caller's local clusters on this machine, each with whether it is an orphan."""
     from clusterctl.providers.local import provider  # noqa: PLC0415
 
-    # The workspaces of other accounts can't be read, so that their clusters can't be judged.
+    # Workspaces of other accounts can't be read, so it is unknown whether their clusters are orphans.
     clusters = (cluster for cluster in provider.clusters() if cluster.owner == os.getuid())
     return tuple((cluster, provider.is_orphan(cluster)) for cluster in clusters)
 

@@ -1,7 +1,7 @@
-"""Kept storage: the shared folder of a cluster that is down, with its data (`storage.keep: true`).
+"""Kept storage: the shared folder that `down` keeps, with its data, if the spec has `storage.keep: true`.
 
-Providers find kept storage by themselves. A record beside the workspaces holds the details that `list` shows
-and the provider to ask.
+Providers can find kept storage without a record. The record, beside the workspaces, tells `list` the details
+and which provider to ask.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REMOVE: Final = "clusterctl storage remove {name}"
 
 
 class KeptStorage(BaseModel):
-    """The shared folder that a cluster left.
+    """The shared folder of a cluster that is down.
 
     id: the provider's id. what: a description with the place, such as `disk demo-a1b2c3-shared in ZONE`.
     kind: the type of disk or file server. Empty if the provider has a single type.
@@ -56,21 +56,19 @@ class KeptStorage(BaseModel):
 
     @property
     def dated(self) -> str:
-        """The text of ``str``, with the date since which the storage has been kept."""
         return str(self) + (
             time.strftime(", kept since %F %R", time.localtime(self.since)) if self.since else ""
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the storage as `-o json` shows it."""
         return self.model_dump(mode="json", exclude={"id", "kind", "homes"})
 
 
 def choose_storage_to_reuse(spec: Cluster, storages: Sequence[KeptStorage]) -> KeptStorage | None:
-    """Return the kept storage that `up` reuses, if `storage.keep` is on and there is kept storage.
+    """Return the kept storage that `up` reuses, if `storage.keep` is true and there is kept storage.
 
     Raises:
-        UsageError: several storages qualify, or the owners of the files differ from the users of the spec.
+        UsageError: there are several, or the owners of the files differ from the users of the spec.
     """
     if not spec.storage.keep or not storages:
         return None
@@ -103,10 +101,10 @@ def _others_files(spec: Cluster, kept: KeptStorage) -> Iterator[str]:
 
 
 def notes_on_unused_storage(spec: ClusterSpec) -> tuple[str, ...]:
-    """Return notes about kept storage of this name that `up` does not use.
+    """Return notes about kept storage of this name that `up` will not use, because `storage.keep` is false.
 
     Raises:
-        UsageError: the spec keeps storage, but the kept storage of its name belongs to another provider.
+        UsageError: `storage.keep` is true, but the kept storage is with another provider or project.
     """
     saved = load_record(spec.name)
     if saved is None:
@@ -128,7 +126,7 @@ def reuse_note(kept: KeptStorage) -> str:
 
 
 class StorageRecord(BaseModel):
-    """The record of kept storage for a cluster name: its provider, the users of its spec, the storages."""
+    """The record of the kept storage of a cluster name: the provider, the users of the spec, the storages."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -138,13 +136,12 @@ class StorageRecord(BaseModel):
 
     @property
     def place(self) -> tuple[str | None, ...]:
-        """The place where the provider searches. On Google Cloud: the project and the first user."""
+        """The place where the provider searches for kept storage. On Google Cloud: project and first user."""
         project = getattr(self.provider, "project", None)
         return (self.provider.type, project, *(self.users[:1] if project else ()))
 
 
 def new_record(settings: ProviderSettings, users: Iterable[User]) -> StorageRecord:
-    """Return a record of this provider and these users, without any kept storage."""
     return StorageRecord.model_validate(
         {"provider": settings, "users": [user.name for user in users], "kept": ()}
     )
@@ -155,9 +152,9 @@ def _file(name: str) -> Path:
 
 
 def save_record(name: str, record: StorageRecord | None) -> None:
-    """Write the record of a cluster name.
+    """Write the record of a cluster name, if it lists any storage. Otherwise delete the file.
 
-    Without storages, delete the saved record if it is of the same place. Without ``record``, delete it.
+    A file of another place than that of ``record`` is not deleted, unless ``record`` is ``None``.
     """
     saved = load_record(name)
     if record is not None and record.kept:
@@ -167,20 +164,18 @@ def save_record(name: str, record: StorageRecord | None) -> None:
 
 
 def load_record(name: str) -> StorageRecord | None:
-    """Return the record of this name, unless it is missing or damaged."""
+    """Return the record of this cluster name, unless it is missing or damaged."""
     with suppress(FileNotFoundError, ValidationError):
         return StorageRecord.model_validate_json(_file(name).read_bytes())
     return None
 
 
 def load_all_kept() -> Iterator[KeptStorage]:
-    """Yield the kept storages of all records in this state folder."""
     for path in sorted(state_home().glob(f"*{_RECORD}")):
         if saved := load_record(path.name.removesuffix(_RECORD)):
             yield from saved.kept
 
 
 def damaged_records() -> tuple[Path, ...]:
-    """Return the paths of unreadable records in this state folder."""
     paths = sorted(state_home().glob(f"*{_RECORD}"))
     return tuple(path for path in paths if load_record(path.name.removesuffix(_RECORD)) is None)

@@ -24,7 +24,7 @@ def compare(
     hosts: Mapping[str, Host],
     recreated: Collection[str] = (),
 ) -> Iterator[HostChange]:
-    """Yield the planned change of each node. ``hosts``: the hosts as the last `up` recorded them."""
+    """Yield the planned change of each node. ``hosts``: the nodes by name, as the last `up` recorded them."""
     prices: dict[str | None, float | None] = {p.name: p.price_per_hour for p in spec.partitions}
     yield _change(spec.controller_host, "the controller", existing)
     for share in nodes:
@@ -79,7 +79,7 @@ class Hardware:
 
     @classmethod
     def here(cls) -> Hardware:
-        """Read the cores that this process may use, and the total memory, from the kernel."""
+        """Return the cores that this process may use, and the total memory of this machine."""
         lines = Path("/proc/meminfo").read_text().splitlines()
         total_kib = next(int(line.split()[1]) for line in lines if line.startswith("MemTotal:"))
         return cls(tuple(sorted(os.sched_getaffinity(0))), total_kib // 1024)
@@ -88,10 +88,7 @@ class Hardware:
 def divide(
     spec: ClusterSpec, hardware: Hardware, keep: Mapping[str, Size] | None = None
 ) -> tuple[tuple[Share, ...], tuple[str, ...]]:
-    """Divide the hardware among the compute nodes. Return the shares, and notes for the user.
-
-    keep: nodes that keep these CPUs and this memory. Empty: all nodes are sized anew.
-    """
+    """Divide the hardware among the nodes. Return the shares and notes. Nodes in ``keep`` keep their size."""
     count = sum(p.nodes for p in spec.partitions)
     cpus_each = max(1, len(hardware.cores) // count)
     memory_each = max(LEAST_MEMORY_MIB, (hardware.memory_mib - _RESERVE_MIB) // count)
@@ -110,13 +107,12 @@ def divide(
 
 
 def shares_here(spec: ClusterSpec, keep: Sizes) -> tuple[tuple[Share, ...], tuple[str, ...]]:
-    """Divide this machine among the compute nodes. Return the shares, and notes for the user."""
+    """Like ``divide`` for this machine's hardware. The notes also name uids that are used twice."""
     shares, notes = divide(spec, Hardware.here(), keep)
     return shares, notes + tuple(same_uids(spec.users))
 
 
 def is_oversubscribed(nodes: Sequence[Share]) -> bool:
-    """Return whether a core belongs to more than one node."""
     return sum(share.size.cpus for share in nodes) > len({core for share in nodes for core in share.cores})
 
 
@@ -138,9 +134,9 @@ def _notes(nodes: tuple[Share, ...], hardware: Hardware) -> tuple[str, ...]:
 
 
 def same_uids(users: Iterable[User]) -> Iterator[str]:
-    """Yield a note for each account of this machine that shares its uid with another account on the nodes.
+    """Yield a note for each account of this machine that has the uid of another account on the nodes.
 
-    The nodes' processes run on this machine's kernel, which knows accounts by their uid alone.
+    This matters because the nodes share this machine's kernel, which knows accounts only by their uid.
     """
     for user in users:
         with suppress(KeyError):

@@ -1,4 +1,4 @@
-"""The client of the root helper: starts the process, sends requests and reads its answers."""
+"""The client of the root helper: starts the helper, sends requests to it, reads its answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _idle: list[subprocess.Popen[str]] = []
 
 @dataclass(slots=True)
 class Exchange:
-    """A request that the helper works on. ``goes_on``: whether the helper accepts a request after it."""
+    """A request in progress. ``goes_on``: the helper will accept another request afterwards."""
 
     process: subprocess.Popen[str]
     report: ProgressReporter
@@ -37,9 +37,9 @@ class Exchange:
     _result: dict[str, Any] | None = None
 
     def ready(self) -> dict[str, Any] | None:
-        """Return the helper's question, to be answered with ``send``; None once there is a result.
+        """Return the helper's question, to be answered with ``send``. No question: the result has come.
 
-        The helper asks when an image being baked answers SSH, and when new nodes have addresses.
+        The helper asks when an image under construction answers SSH, and when new nodes have addresses.
         """
         assert self.process.stdout is not None  # noqa: S101 - for the type checker: it is a pipe
         for line in self.process.stdout:
@@ -59,7 +59,6 @@ class Exchange:
         raise _died(self.process)
 
     def send(self, message: object) -> None:
-        """Send a request, or the reply to the helper's question."""
         assert self.process.stdin is not None  # noqa: S101
         try:
             self.process.stdin.write(json.dumps(message) + "\n")
@@ -75,10 +74,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Helper:
-    """The connection to the process that works as root, started with ``sudo -n`` if needed.
-
-    A helper serves several requests, because starting it takes 0.15 s. It ends with this process.
-    """
+    """The connection to the root helper, which serves several requests, since starting it takes 0.15 s."""
 
     report: ProgressReporter = SILENT.progress
 
@@ -88,9 +84,9 @@ class Helper:
 
     @contextmanager
     def asking(self, verb: str, request: Mapping[str, Any]) -> Iterator[Exchange]:
-        """Send a request and yield the exchange. If the body raises, the helper stops and cleans up."""
+        """Send a request and yield the exchange. If the body raises, the helper ends and cleans up."""
         exchange: Exchange | None = None
-        # In a thread, because Ctrl-C interrupts the main thread, perhaps before it has the process to end.
+        # In a thread: Ctrl-C in the main thread could lose the process that was just started.
         with ThreadPoolExecutor(max_workers=1) as pool:
             future = pool.submit(_take)
             try:
@@ -106,7 +102,7 @@ class Helper:
 
 
 def start_ahead() -> None:
-    """Start a helper in advance, so that the first call need not wait for it."""
+    """Start a helper now, so that the first call need not wait for it. Errors appear at the first call."""
     # The first call reports the error.
     with suppress(MachineError, OSError):
         _idle.append(_take())
@@ -137,7 +133,7 @@ def _take() -> subprocess.Popen[str]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Close the helper's stdin, which makes it stop and clean up, and wait for its end."""
+    """Close the helper's stdin, which makes the helper clean up, and wait until the helper has ended."""
     for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
         with suppress(BrokenPipeError):
             pipe.close()
@@ -145,7 +141,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def refuse_other_machines(system: str) -> None:
-    """Raise if local nodes can't run on this machine. ``system``: its ``sys.platform``."""
+    """Raise a MachineError if local nodes can't run on this machine. ``system``: its ``sys.platform``."""
     if system != "linux":
         summary, here = "the local provider needs Linux", f"this machine runs {system}"
         raise MachineError(summary, code="needs-linux", where=here, fix="run clusterctl on a Linux machine")
@@ -157,7 +153,7 @@ def refuse_other_machines(system: str) -> None:
 
 
 def elevation(system: str) -> list[str]:
-    """Return the command prefix that runs a command as root; empty if this process is root."""
+    """Return the command prefix that runs a command as root. Empty if this process is root already."""
     refuse_other_machines(system)
     if os.geteuid() == 0:
         return []

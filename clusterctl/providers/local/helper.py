@@ -62,9 +62,9 @@ def _check_tools(*, disks: bool = False) -> None:
 
 
 def bake(message: dict[str, Any]) -> dict[str, Any]:
-    """Bake an image unless it is cached. The caller runs install.yml on it between `ready` and its reply.
+    """Create the base image of the nodes, unless it is cached or the cluster's nodes already have an image.
 
-    Does nothing for an existing cluster, because its nodes keep their image.
+    Between the message `ready` and its reply, the caller runs install.yml on the image over SSH.
     """
     request = layout.BakeRequest.model_validate(message)
     if request.id and layout.state_file(request.id).exists():
@@ -78,9 +78,9 @@ def bake(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def bake_class(message: dict[str, Any]) -> dict[str, Any]:
-    """Bake the node templates that are not cached. Return the key of each group's template.
+    """Create the node templates that are not cached. Return group -> cache key of its template.
 
-    The caller runs class.yml on the templates, as in ``bake``.
+    Between the message `ready` and its reply, the caller runs class.yml on the templates over SSH.
     """
     request = layout.ClassRequest.model_validate(message)
     image_key = request.image
@@ -101,12 +101,13 @@ def bake_class(message: dict[str, Any]) -> dict[str, Any]:
     return keys
 
 
-# How to tell whether a thing is cached, and a context manager that bakes it: yields SSH port and host key.
+# A function that returns whether an image is cached, and a context manager that creates the image and yields
+# its SSH port and host key.
 _Cached = tuple[Callable[[], object], Callable[[], AbstractContextManager[tuple[int, str]]]]
 
 
 def _bake_missing(items: Mapping[str, _Cached]) -> None:
-    """Bake all items that are not cached, in parallel, and tell the caller their SSH ports and host keys."""
+    """Create all missing images at the same time. Tell the caller their SSH ports and host keys."""
     if all(is_cached() for is_cached, _ in items.values()):
         return
     caller = _Caller.reading or _Caller()
@@ -123,7 +124,7 @@ def _bake_missing(items: Mapping[str, _Cached]) -> None:
 
 
 class _Caller:
-    """Watches stdin while an image is being built, to notice the end of the caller."""
+    """Reads stdin while an image is being created, to notice that the caller has ended."""
 
     # The instance whose thread reads stdin now; it takes the next line as the caller's reply.
     reading: _Caller | None = None
@@ -150,7 +151,6 @@ class _Caller:
         self.check()
 
     def check(self) -> None:
-        """Raise if the caller is gone."""
         if self._done.is_set() and self._word != DONE:
             raise ProvisionError(
                 "the image was not finished", code="image-not-finished", why="clusterctl ended or failed"
@@ -158,7 +158,6 @@ class _Caller:
 
 
 def _check_caller() -> None:
-    """Raise if the caller is gone. Called between steps of long work."""
     readable, _, _ = select.select([0], [], [], 0)
     if readable and not os.read(0, 1):
         raise ProvisionError("the work was not finished", code="caller-gone", why="clusterctl has ended")
@@ -166,7 +165,7 @@ def _check_caller() -> None:
 
 @contextmanager
 def state_lock(verb: str, *, wait_s: float = WAIT_S) -> Iterator[None]:
-    """Hold the lock for changes to this machine's local clusters."""
+    """Hold the lock that protects the local clusters of all accounts on this machine."""
     for folder in (layout.RUN, layout.STATE):
         layout.make_private(folder)
     with hold(layout.RUN / "lock", verb, what="this machine", wait_s=wait_s, waiting=system.waiting):
@@ -174,7 +173,7 @@ def state_lock(verb: str, *, wait_s: float = WAIT_S) -> Iterator[None]:
 
 
 def up(message: dict[str, Any]) -> dict[str, Any]:
-    """Create the missing parts of a cluster, and remove nodes that the request does not name."""
+    """Create the missing parts of a cluster, and remove nodes that the request does not contain."""
     request = layout.ClusterRequest.model_validate(message)
     _check_tools(disks=any(node.disk_mib for node in request.nodes))
     with state_lock("up"):
@@ -195,7 +194,7 @@ def up(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _prepare_this_machine(request: layout.ClusterRequest, state: layout.ClusterState) -> tuple[str, ...]:
-    """Create the cluster's network and adapt kernel settings. Return notes about the changes."""
+    """Create the cluster's network and raise kernel limits. Return notes about changes of this machine."""
     system.create_network(request.id, state.subnet)
     notes = system.close_network(request.id, state.subnet)
     alive = machine.alive()
@@ -210,7 +209,7 @@ def _start_nodes(
     answer: layout.MadeCluster,
     lower: tuple[Path, ...],
 ) -> tuple[layout.MadeNode, ...]:
-    """Create and start the nodes that do not run, over ``lower``. The caller sends the files of new nodes."""
+    """Create and start the nodes that do not run, as overlays over the image's layers in ``lower``."""
     shared, running = _prepare_shared_folder(request), machine.alive()
     machines = [Machine(request.id, node, state.numbers[node.name]) for node in request.nodes]
     new = frozenset(guest.node.name for guest in machines if not guest.folder.is_dir())
@@ -259,7 +258,7 @@ def _made_node(
 
 
 def _ask_for_files(answer: layout.MadeCluster) -> dict[str, list[layout.PlacedFile]]:
-    """Ask the caller for the node-specific files of new nodes, because all nodes have addresses now."""
+    """Ask the caller for each new node's own files, which need the addresses of all nodes."""
     system.answer({"ready": answer.model_dump(mode="json")})
     if not (line := sys.stdin.readline()):
         raise ProvisionError("the work was not finished", code="caller-gone", why="clusterctl has ended")
@@ -270,7 +269,7 @@ def _ask_for_files(answer: layout.MadeCluster) -> dict[str, list[layout.PlacedFi
 
 
 def _prepare_shared_folder(request: layout.ClusterRequest) -> Path:
-    """Create the folder that nodes mount as /shared, or take over the kept folder of an earlier cluster."""
+    """Create the folder that nodes mount as /shared, or reuse the kept folder of an earlier cluster."""
     shared = layout.shared_folder(request.id)
     layout.storage_file(request.id).unlink(missing_ok=True)
     # An empty folder comes from an interrupted `up`.
@@ -287,7 +286,7 @@ def _prepare_shared_folder(request: layout.ClusterRequest) -> Path:
 
 
 def _load_state(request: layout.ClusterRequest) -> layout.ClusterState:
-    """Read the cluster's record, or write it before anything else is created. Its image never changes."""
+    """Return the cluster's record. For a new cluster, write the record before creating anything else."""
     path = layout.state_file(request.id)
     if path.exists():
         return layout.ClusterState.model_validate_json(path.read_bytes())
@@ -304,9 +303,9 @@ def _load_state(request: layout.ClusterRequest) -> layout.ClusterState:
 
 
 def _assign_numbers(state: layout.ClusterState, request: layout.ClusterRequest) -> layout.ClusterState:
-    """Give each node a number, and save the state before new nodes start. Return the state."""
+    """Give each node a number, and save the record before new nodes start. Return the record."""
     numbers = layout.numbered((node.name for node in request.nodes), state.numbers)
-    # Once set, this stays until a `down` decides otherwise.
+    # Once true, this stays true until a `down` with another value.
     keep = state.keep_storage or request.keep_storage
     state = state.model_copy(update={"numbers": numbers, "keep_storage": keep})
     write_atomic(layout.state_file(request.id), state.model_dump_json())
@@ -316,7 +315,7 @@ def _assign_numbers(state: layout.ClusterState, request: layout.ClusterRequest) 
 def _remove_nodes(
     request: layout.ClusterRequest, state: layout.ClusterState
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Remove the nodes to recreate, as asked or for another disk size, and nodes that are not named."""
+    """Remove nodes to recreate (requested, or with another disk size), and nodes not in the request."""
     nodes = layout.cluster_dir(request.id) / "nodes"
     nodes.mkdir(exist_ok=True)
     system.erase_doomed(nodes)
@@ -336,7 +335,7 @@ def _remove_nodes(
 
 
 def down(message: dict[str, Any]) -> dict[str, Any]:
-    """Remove everything that belongs to a cluster. A repeated call changes nothing."""
+    """Remove a cluster, except a shared folder that is to be kept. A repeated call changes nothing."""
     query = layout.ClusterQuery.model_validate(message)
     cluster_id = query.id
     with state_lock("down"):
@@ -357,10 +356,7 @@ def down(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _keep_shared(cluster_id: str, *, wish: bool | None) -> bool:
-    """Keep the shared folder, with a record of its owner, if asked to. Return whether it is kept.
-
-    wish: whether to keep it. None: as the last `up` asked.
-    """
+    """Keep the shared folder if ``wish`` is true; default: if the last `up` asked for it. Return whether."""
     folder, record = layout.cluster_dir(cluster_id), layout.state_file(cluster_id)
     shared, note = layout.shared_folder(cluster_id), layout.storage_file(cluster_id)
     if not record.exists():
@@ -383,12 +379,12 @@ def _keep_shared(cluster_id: str, *, wish: bool | None) -> bool:
 
 
 def _kept_folders() -> tuple[layout.KeptFolder, ...]:
-    """Return the kept shared folders. The caller must hold the lock."""
+    """Return the kept shared folders. The caller must hold ``state_lock``."""
     folders = []
     for note in sorted(layout.STATE.glob("[!.]*/storage.json")):
         kept = layout.KeptFolder.model_validate_json(note.read_bytes())
         shared = layout.shared_folder(kept.id)
-        # Skip a folder whose `down` has not finished, and delete the remains of a reused folder.
+        # Skip the folder of an unfinished `down`. Delete the remains of a reused folder.
         if layout.state_file(kept.id).exists():
             continue
         if not shared.exists():
@@ -400,7 +396,7 @@ def _kept_folders() -> tuple[layout.KeptFolder, ...]:
 
 
 def storage(message: dict[str, Any]) -> dict[str, Any]:
-    """Remove the kept shared folders that the request names, and list the remaining folders."""
+    """Remove the kept shared folders of the requested clusters. Return the remaining folders."""
     remove = layout.StorageQuery.model_validate(message).remove
     with state_lock("down" if remove else "list"):
         for kept in _kept_folders():
@@ -427,7 +423,7 @@ def existing(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def look(message: dict[str, Any]) -> dict[str, Any]:
-    """List everything that still exists of a cluster, a line per thing. Empty once all is removed."""
+    """List everything of a cluster that still exists, a line for each item. Empty after a complete `down`."""
     cluster_id = layout.ClusterQuery.model_validate(message).id
     folder = layout.cluster_dir(cluster_id)
     alive, netns = machine.alive(), layout.netns_name(cluster_id)
@@ -454,7 +450,7 @@ def clusters(_: dict[str, Any]) -> dict[str, Any]:
 
 
 def cache(message: dict[str, Any]) -> dict[str, Any]:
-    """List the image cache, or prune it under the locks, so that no pruned image is being used."""
+    """List the image cache, or delete unused images. The locks keep images from being used meanwhile."""
     if message.get("prune"):
         with image.cache_lock("cache prune"), state_lock("cache prune"):
             images = image.prune()
@@ -480,7 +476,7 @@ def main() -> int:
 
 
 def _serve(message: dict[str, Any]) -> bool:
-    """Answer a request. Return whether another request can be read."""
+    """Execute a request and send the answer. Return whether another request can be read."""
     try:
         result = VERBS[message["verb"]](message["request"])
         goes_on = _Caller.reading is None

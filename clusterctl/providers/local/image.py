@@ -1,7 +1,7 @@
-"""The node image: a base built by mmdebstrap or dnf, and a layer with the changes of the install roles.
+"""The node image: a base built by mmdebstrap or dnf, and a layer with the changes of install.yml.
 
-Both are cached under the hash of their inputs, so they are built only once. While it is baked, the image
-shares this machine's network and answers SSH on loopback, so no masquerading is needed.
+Both are cached under the hash of their inputs. While Ansible configures the image, it shares this machine's
+network and answers SSH on loopback, so that no masquerading is needed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _MMDEBSTRAP: Final = (
     *(f"--dpkgopt=path-exclude=/usr/share/{part}/*" for part in ("man", "doc", "locale")),
 )
 _DNF: Final = ("install_weak_deps=False", "tsflags=nodocs", "keepcache=False")
-# Prefix of the name of a machine in which an image is baked.
+# Prefix of the names of machines in which images are built.
 _BAKE = "clusterctl-bake-"
 _BAKE_TIMEOUT_S = 10.0
 # Number of unused node templates to keep. A controller's template takes 70 MB.
@@ -70,7 +70,7 @@ _FIX_REBUILD: Final = (
 )
 # How long to wait for other processes that build images, for some minutes each.
 _BUILDS_S = 3600.0
-# apt and dpkg start their own sessions. In a pid namespace, all processes end with the first, and it with us.
+# apt and dpkg start their own sessions. A pid namespace ends all its processes when this process ends.
 _OWN_PROCESSES = (
     *("setpriv", "--pdeathsig", "KILL", "--"),
     *("unshare", "--fork", "--pid", "--mount-proc", "--kill-child", "--"),
@@ -87,15 +87,15 @@ def base_inputs(release: str) -> tuple[str, ...]:
 
 
 def boot_words(release: str | None) -> tuple[str, ...]:
-    """Return the boot parameters for the systemd of a node with this distribution."""
+    """Return options for the systemd of a node with this distribution, such as `systemd.mask=UNIT`."""
     base = DEBIAN if release in DEBIAN.suites else REDHAT
     return tuple(f"systemd.mask={unit}" for unit in base.unused)
 
 
 def boot_environment(release: str | None) -> tuple[str, ...]:
-    """Return the command prefix that sets systemd-nspawn's environment for a node with this distribution.
+    """Return the command prefix that keeps systemd-nspawn from mounting a tmpfs on a node's /tmp.
 
-    Without it, systemd-nspawn mounts a tmpfs on /tmp.
+    Empty for a distribution that has /tmp in memory.
     """
     in_memory = release in (*DEBIAN.tmp_in_memory, *REDHAT.tmp_in_memory)
     return () if in_memory else ("env", "SYSTEMD_NSPAWN_TMPFS_TMP=0")
@@ -106,7 +106,7 @@ def image_dir(key: str) -> Path:
 
 
 def layers(key: str) -> tuple[Path, ...]:
-    """Return the image's layers, topmost first, as lower layers of an overlay."""
+    """Return the image's layers, topmost first. Raise a ProvisionError if the image is not cached."""
     try:
         meta = json.loads((image_dir(key) / "image.json").read_text())
     except FileNotFoundError as exc:
@@ -117,7 +117,7 @@ def layers(key: str) -> tuple[Path, ...]:
 
 
 def cached(key: str) -> bool:
-    """Return whether the image and its base are cached. A single rename adds each of them, complete."""
+    """Return whether the image and its base are cached. A cached image is complete: a rename adds it."""
     try:
         return all(layer.is_dir() for layer in layers(key))
     except ProvisionError:
@@ -126,12 +126,12 @@ def cached(key: str) -> bool:
 
 @contextmanager
 def cache_lock(verb: str, *, wait_s: float = _BUILDS_S) -> Iterator[None]:
-    """Hold the lock of the image cache, and remove the remains of builders that were killed."""
+    """Hold the lock of the image cache. First remove the files and machines of builders that were killed."""
     for folder in (layout.RUN, layout.CACHE):
         layout.make_private(folder)
     title = "the cache of node images"
     with hold(layout.RUN / "cache.lock", verb, what=title, wait_s=wait_s, waiting=system.waiting):
-        # Nothing else is being built now, so all of this was left by a builder that was killed.
+        # Nothing is being built now, so these machines and folders belong to builders that were killed.
         machine.stop([name for name in machine.running() if name.startswith(_BAKE)])
         machine.remove_cgroups(_BAKE)
         for folder in layout.CACHE.glob(".building-*"):
@@ -141,14 +141,14 @@ def cache_lock(verb: str, *, wait_s: float = _BUILDS_S) -> Iterator[None]:
 
 
 def remove_unfinished() -> None:
-    """Remove the remains of killed builders, such as running machines, unless an image is being built."""
+    """Remove the files and machines of builders that were killed, unless an image is being built."""
     if any(layout.CACHE.glob(".building-*")):
         with suppress(LockedError), cache_lock("down", wait_s=0):
             pass
 
 
 def build_base(request: layout.BakeRequest) -> Path:
-    """Return the root of the base, building it (about 20 s) if it is not cached."""
+    """Return the root folder of the base. Build the base (about 20 s) if it is not cached."""
     final = layout.CACHE / f"base-{request.base_key}"
     if final.is_dir():
         return final / "root"
@@ -199,7 +199,7 @@ def debootstrap(root: Path, mirror: str, packages: Sequence[str], suite: str) ->
 
 
 def apt_proxy() -> str:
-    """Return this machine's apt proxy as a line of apt configuration; empty without a proxy."""
+    """Return apt's proxy on this machine, as a line of apt configuration. Empty if apt uses no proxy."""
     if not shutil.which("apt-config", path=TOOL_ENV["PATH"]):
         return ""
     argv = ["apt-config", "dump", "--no-empty", "--format", '%f "%v";%n', "Acquire::http::Proxy"]
@@ -207,26 +207,21 @@ def apt_proxy() -> str:
 
 
 def baking(request: layout.BakeRequest) -> AbstractContextManager[tuple[int, str]]:
-    """Bake a new image, which answers SSH on loopback while the body runs; see ``_baked_over``."""
+    """Create a new image, which answers SSH on loopback while the body runs; see ``_baked_over``."""
     base = build_base(request)
     return _baked_over((base,), image_dir(request.key), request.base_key, request.admin_key)
 
 
 def class_key(image_key: str, inputs: str) -> str:
-    """Return the cache key of a node template: a layer over the image, shared by hosts of a class.
+    """Return the cache key of a node template: a layer over the image that hosts of the same group share.
 
-    It holds the configuration of `class.yml` and nothing specific to a cluster: names, addresses and secrets
-    are files of each node.
+    The template has the configuration of class.yml, but no names, addresses or secrets of a cluster.
     """
     return digest(image_key, inputs)
 
 
 def class_layer(key: str) -> Path:
-    """Return the overlay layer of a node template.
-
-    Raises:
-        ProvisionError: the template is not cached.
-    """
+    """Return the overlay layer of a node template. Raise a ProvisionError if the template is not cached."""
     folder = layout.class_folder(key)
     if not folder.is_dir():
         summary = "the node template is not in the cache"
@@ -235,15 +230,15 @@ def class_layer(key: str) -> Path:
 
 
 def class_baking(key: str, image_key: str, admin_key: str) -> AbstractContextManager[tuple[int, str]]:
-    """Bake a new node template, which answers SSH while the body runs; see ``_baked_over``."""
+    """Create a new node template, which answers SSH while the body runs; see ``_baked_over``."""
     return _baked_over(layers(image_key), layout.class_folder(key), image_key, admin_key)
 
 
 @contextmanager
 def _baked_over(lower: tuple[Path, ...], final: Path, base: str, admin_key: str) -> Iterator[tuple[int, str]]:
-    """Bake a new layer, which answers SSH on loopback while the body runs. Yield the port and the host key.
+    """Create a new layer, which answers SSH on loopback while the body runs. Yield its port and host key.
 
-    The layer enters the cache as ``final`` if the body succeeds; otherwise it is deleted.
+    If the body succeeds, the layer enters the cache as ``final``; otherwise it is deleted.
     """
     building = layout.CACHE / f".building-{final.name}"
     building.mkdir()
@@ -329,13 +324,13 @@ def states() -> tuple[layout.ClusterState, ...]:
 
 
 def classes_of(cluster_id: str) -> frozenset[str]:
-    """Return the cache folder names of the templates that a cluster's nodes use."""
+    """Return the folder names, in the cache, of the node templates that a cluster's nodes use."""
     notes = map(layout.class_note, (layout.cluster_dir(cluster_id) / "nodes").glob("[!.]*"))
     return frozenset(layout.class_folder(note.read_text()).name for note in notes if note.exists())
 
 
 def cache_list() -> tuple[layout.CachedImage, ...]:
-    """List the cached images, node templates and bases, each with its own size."""
+    """Return the cached images, node templates and bases with their sizes and clusters."""
     clusters, images = states(), []
     classes = {state.id: classes_of(state.id) for state in clusters}
     kinds = (sorted(layout.CACHE.glob(f"{kind}-*")) for kind in ("image", "class", "base"))
@@ -348,7 +343,7 @@ def cache_list() -> tuple[layout.CachedImage, ...]:
 
 
 def erase_old_classes() -> None:
-    """Delete unused node templates except the last few, because each cluster name has its own."""
+    """Delete unused node templates except the latest few. Each cluster name has its own templates."""
     used = {key for state in states() for key in classes_of(state.id)}
     folders = [folder for folder in layout.CACHE.glob("class-*") if folder.name not in used]
     for folder in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)[_KEPT_CLASSES:]:
@@ -356,7 +351,7 @@ def erase_old_classes() -> None:
 
 
 def prune() -> tuple[layout.CachedImage, ...]:
-    """Delete all images and templates that no cluster uses, then all bases that no image uses."""
+    """Delete all images and templates that no cluster uses, then all bases without an image. Return them."""
     images = cache_list()
     removed = [i for i in images if not i.used_by and not i.key.startswith("base-")]
     for image_ in removed:
@@ -368,14 +363,14 @@ def prune() -> tuple[layout.CachedImage, ...]:
     return tuple(removed + stale)
 
 
-# Settings of this machine's package sources. The image gets the same.
+# Settings of this machine's package sources, which the image gets too.
 _REPOSITORIES: Final = ("etc/dnf/vars", "etc/pki/rpm-gpg", "etc/yum.repos.d")
 _DNF_CONF: Final = "etc/dnf/dnf.conf"
 HOST_ROOT: Final = Path("/")
 
 
 def dnf_install(root: Path, name: str, *, through: tuple[str, ...] = ()) -> None:
-    """Install a minimal system of this machine's distribution, with its repositories, into ``root``."""
+    """Install a minimal system of this machine's distribution into ``root``, from the same repositories."""
     root.mkdir(parents=True)
     # The package that identifies the distribution has different names: rocky-release, redhat-release...
     query = ["rpm", "--query", "--whatprovides", "--queryformat=%{NAME}\n", "system-release"]

@@ -32,7 +32,7 @@ AdminKey = Annotated[str, StringConstraints(pattern=r"^ssh-ed25519 [A-Za-z0-9+/=
 
 
 def make_private(folder: Path) -> None:
-    """Create root's folder without access for other accounts, or close an existing folder to them.
+    """Create a folder that only root may enter, or close an existing folder to other accounts.
 
     The nodes' file systems contain setuid programs, which no other account of this machine may run.
     """
@@ -45,7 +45,6 @@ def cluster_dir(cluster_id: str) -> Path:
 
 
 def state_file(cluster_id: str) -> Path:
-    """Return the path of the helper's record of a cluster, written before anything else is created."""
     return cluster_dir(cluster_id) / "cluster.json"
 
 
@@ -55,17 +54,16 @@ def shared_folder(cluster_id: str) -> Path:
 
 
 def class_folder(key: str) -> Path:
-    """Return the cache folder of a node template: the layer that nodes of a class have in common."""
+    """Return the cache folder of a node template."""
     return CACHE / f"class-{key}"
 
 
 def class_note(node: Path) -> Path:
-    """Return the file with the key of the node's template. A node without a template has no such file."""
+    """Return the file with the key of a node's template. Nodes without a template have no such file."""
     return node / "class"
 
 
 def storage_file(cluster_id: str) -> Path:
-    """Return the path of the record of a kept shared folder."""
     return cluster_dir(cluster_id) / "storage.json"
 
 
@@ -79,7 +77,7 @@ def bridge_name(cluster_id: str) -> str:
 
 
 def machine_name(cluster_id: str, number: int) -> str:
-    """Return the machine's name, at most 12 characters: nspawn then does not shorten ``vb-<machine>``."""
+    """Return the node's name in systemd-nspawn. nspawn shortens ``vb-NAME`` if it has over 15 characters."""
     return f"c{cluster_id}-{number:03d}"
 
 
@@ -88,8 +86,6 @@ class _Message(BaseModel):
 
 
 class Node(_Message):
-    """A node to create."""
-
     name: HostName
     cores: tuple[int, ...] = Field((), description="cores of this machine that the node may use; empty: all")
     disk_mib: Annotated[int, Field(ge=LEAST_DISK_MIB)] | None = Field(
@@ -98,7 +94,7 @@ class Node(_Message):
 
 
 class Home(_Message):
-    """A home on the shared folder. ``keys``: lines for authorized_keys."""
+    """A user's home on the shared folder. ``keys``: lines for authorized_keys."""
 
     name: UnixName
     uid: Annotated[int, Field(gt=0)]
@@ -106,7 +102,7 @@ class Home(_Message):
 
 
 class _OfCluster(BaseModel):
-    """The identity of a cluster. ``owner``: the uid of the account that may see and remove it."""
+    """A cluster. ``owner``: uid of the only account, besides root, that may see and remove the cluster."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -125,7 +121,7 @@ class _Installed(_OfCluster):
 
 
 class ClusterRequest(_Installed):
-    """A whole cluster. The helper creates missing parts and removes nodes that are not named."""
+    """A whole cluster. The helper creates its missing parts and removes all other nodes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -140,14 +136,14 @@ class ClusterRequest(_Installed):
     anew: tuple[HostName, ...] = Field((), description="nodes to recreate: existing ones are removed first")
 
     def class_of(self, node: Node) -> str | None:
-        """Return the key of a new node's template, if there is a template."""
+        """Return the key of the template for a new node. Without a key, the node starts from the image."""
         return self.node_class if node.cores else self.controller_class
 
 
 class PlacedFile(_Message):
-    """A file that a single new node gets. ``data`` is base64, ``owner`` the uid and gid.
+    """A file that only a single new node gets. ``data`` is base64, ``owner`` both uid and gid.
 
-    edges: the lines around ``data`` if it is a block of an existing file.
+    edges: the first and last line of a block, if ``data`` is a block in an existing file.
     """
 
     path: Annotated[str, StringConstraints(pattern=r"^/(etc|opt)(/[A-Za-z0-9][\w.-]*)+$")]
@@ -158,9 +154,9 @@ class PlacedFile(_Message):
 
 
 class ClassRequest(_Message):
-    """The node templates to bake, as layers over ``image``, or over the image of an existing cluster.
+    """The node templates to create, as layers over ``image``, or over the image of an existing cluster.
 
-    inputs: by group, the hash of everything that the caller configures in the template.
+    inputs: group -> hash of everything that the caller configures in its template.
     """
 
     id: ClusterId
@@ -170,19 +166,16 @@ class ClassRequest(_Message):
 
 
 class ClusterQuery(_Message):
-    """A cluster to examine or remove.
-
-    keep_storage: whether `down` keeps the shared folder. None: as the last `up` asked.
-    """
+    """A cluster to examine or remove. ``keep_storage``: for `down`. Default: as the last `up` requested."""
 
     id: ClusterId
     keep_storage: bool | None = None
 
 
 class ClusterState(_Installed):
-    """The helper's record of a cluster, `cluster.json`. Unknown keys of other versions are ignored.
+    """The helper's record of a cluster, `cluster.json`. Keys written by other versions are ignored.
 
-    numbers: by node name. A node's number fixes its address and machine name, and never changes.
+    numbers: by node name. A node's number determines its address and machine name, and never changes.
     """
 
     distribution: Release | None = None
@@ -192,7 +185,7 @@ class ClusterState(_Installed):
     def notes_on_kept_settings(
         self, subnet: IPv4Network | None, image: str, distribution: str, slurm: str | None
     ) -> Iterator[str]:
-        """Yield a note for each changed setting that does not apply to existing nodes."""
+        """Yield a note for each changed setting that existing nodes keep as it was."""
         if subnet not in (None, self.subnet):
             yield f"the nodes keep the subnet {self.subnet}; `down` and `up` change it to {subnet}"
         is_alike = self.distribution in (None, distribution) and self.slurm in (None, slurm)
@@ -201,7 +194,7 @@ class ClusterState(_Installed):
 
 
 class KeptFolder(_OfCluster):
-    """The shared folder of a cluster that is down, as `storage.json`; ``homes``: account -> uid."""
+    """The record of a removed cluster's shared folder, `storage.json`. ``homes``: account -> uid."""
 
     since: float
     size_mib: int
@@ -209,15 +202,16 @@ class KeptFolder(_OfCluster):
 
 
 class StorageQuery(_Message):
-    """A request to list the kept shared folders, after removing the folders of these clusters."""
+    """A request for the list of kept shared folders, after deleting those of the clusters in ``remove``."""
 
     remove: tuple[ClusterId, ...] = ()
 
 
 class Existing(_Message):
-    """The parts of a cluster that this machine has: nodes with the sizes of their disks, and running nodes.
+    """The state of a cluster on this machine.
 
-    machines: all machines that run, including machines that are no node of the record.
+    nodes: name -> size of its disk in MiB, if it has its own disk.
+    machines: names of all running machines, also of machines that are not in the record.
     """
 
     state: ClusterState | None = None
@@ -246,7 +240,7 @@ class MadeCluster(_Message):
 
 
 class BakeRequest(_Message):
-    """An image: a base of Debian or of this machine's distribution, plus the changes of ``install.yml``.
+    """The image to create: a base of Debian or this machine's distribution, plus the changes of install.yml.
 
     key: hash of all inputs. id: the cluster whose nodes will use the image.
     """
@@ -266,7 +260,7 @@ class CachedImage(_Message):
 
 
 def numbered(names: Iterable[str], kept: Mapping[str, int]) -> dict[str, int]:
-    """Return a number from 1 for each node: its number in ``kept``, or else the lowest free number."""
+    """Return a number (1, 2, ...) for each node: its number in ``kept``, or else the lowest unused number."""
     names = tuple(names)
     taken = {number for name, number in kept.items() if name in names}
     free = (number for number in count(1) if number not in taken)
@@ -274,5 +268,5 @@ def numbered(names: Iterable[str], kept: Mapping[str, int]) -> dict[str, int]:
 
 
 def address(subnet: IPv4Network, number: int) -> str:
-    """Address of a node: the host has .1, the controller (number 1) .2, and so on."""
+    """Return a node's address. This machine has .1, the controller (number 1) .2, and so on."""
     return str(subnet[number + 1])

@@ -1,11 +1,11 @@
-"""One node: an overlay on the image, booted by systemd-nspawn in its own control group.
+"""A node: an overlay on the image, booted by systemd-nspawn in its own control group.
 
-Whether a node runs is always read from the process table, never from a file, so that the answer stays true
-after crashes, reboots and manual changes.
+The process table shows whether a node runs. No file records it, because a file would be wrong after crashes,
+reboots and manual changes.
 
-`systemd-nspawn --keep-unit` puts a machine below the control group that starts it. Machines started from one
-shell would share a group, and their systemds would write into each other's `system.slice`. So each machine
-gets its own group, unless the host's systemd creates one.
+`systemd-nspawn --keep-unit` puts a machine below the control group of the process that starts it. Machines
+started from the same shell would share a group, and their systemds would write into the same `system.slice`.
+So each machine gets its own group, unless this machine's systemd creates a unit for it.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ def booted_with_systemd() -> bool:
 
 
 def running() -> Mapping[str, int]:
-    """Return the pids of all systemd-nspawn processes here, by machine name.
+    """Return the pids of all systemd-nspawn processes on this machine, by machine name.
 
-    Processes inside containers are left out: an image baked in a container may have the same name.
+    Processes inside containers are left out: an image built in a container may have the same name.
     """
     own_namespace, option, pids = Path("/proc/self/ns/pid").readlink(), "--machine=", {}
     for process, line in system.read_processes("cmdline"):
@@ -81,7 +81,7 @@ def running() -> Mapping[str, int]:
 
 
 def alive() -> Mapping[str, tuple[int, ...]]:
-    """Return the pids of all machines by name, nspawn first. A machine survives the kill of its nspawn."""
+    """Return the pids of all machines by name, nspawn's pid first. A machine can outlive its nspawn."""
     pids_by_name: dict[str, list[int]] = {name: [pid] for name, pid in running().items()}
     for pid, name in cgroup_members():
         if pid not in pids_by_name.setdefault(name, []):
@@ -96,9 +96,9 @@ def prepare(
     admin_key: str,
     files: Sequence[layout.PlacedFile] = (),
 ) -> None:
-    """Mount the root of a node that does not run, and write the node's own files, including ``files``.
+    """Mount the root of a node that is not running, and write the node's own files, including ``files``.
 
-    Links that root in the node may have created are not followed.
+    Symbolic links are not followed, because root in the node may have created them.
     """
     size_mib = machine.node.disk_mib
     changes = mount_disk(machine.folder, size_mib) if size_mib else machine.folder
@@ -127,19 +127,18 @@ def prepare(
 
 
 def make_host_key(file: Path, comment: str) -> str:
-    """Create an SSH host key and return its public half."""
+    """Create an SSH host key with this comment. Return its public half."""
     keygen = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(file)]
     run(keygen, action="making a host key")
     return public_key(file)
 
 
 def public_key(file: Path) -> str:
-    """Return the public half of a host key, without its comment."""
     return " ".join(file.with_suffix(".pub").read_text().split()[:2])
 
 
 def make_homes(request: layout.ClusterRequest, shared: Path, lower: Sequence[Path]) -> None:
-    """Create the users' homes on a new cluster's empty shared folder, with a single rename."""
+    """Create the users' homes on a new cluster's empty shared folder. A rename adds all homes at once."""
     top = shared.with_name("homes")
     # An interrupted `up` leaves this folder.
     if top.exists():
@@ -177,7 +176,7 @@ def _place(root: Path, name: str, text: str | bytes, *, mode: int = 0o644) -> Pa
 
 
 def pin(machine: Machine, pids: Collection[int]) -> None:
-    """Move all threads of a running node to its cores, which change when the cluster grows or shrinks."""
+    """Move all threads of a running node to its cores, which change if the number of nodes changes."""
     for pid in pids:
         # The process may have ended.
         with suppress(OSError):
@@ -186,9 +185,9 @@ def pin(machine: Machine, pids: Collection[int]) -> None:
 
 
 def start(machine: Machine, shared: Path, words: Sequence[str] = (), environment: Sequence[str] = ()) -> None:
-    """Boot a node and return at once. The node keeps running when the helper ends.
+    """Boot a node and return at once. The node keeps running when this process ends.
 
-    words: boot parameters for the node's systemd.
+    words: options for the node's systemd.
     environment: command prefix that sets the environment of systemd-nspawn.
     """
     nspawn = ["systemd-nspawn", "--quiet", "--boot", "--keep-unit", f"--directory={machine.root}"]
@@ -207,11 +206,10 @@ def launch(
 ) -> None:
     """Start systemd-nspawn in its own unit or control group, and return at once.
 
-    inside: command prefix for systemd-nspawn. words: the command to run, or parameters of the booted systemd.
+    inside: command prefix for systemd-nspawn. words: the command to run, or options of the node's systemd.
     """
     if booted_with_systemd():
-        # The settings of systemd's systemd-nspawn@.service. Exit status 1 is normal: `stop` kills the
-        # machine.
+        # As in systemd's systemd-nspawn@.service. Exit status 1 is normal, because `stop` kills machines.
         settings = ("KillMode=mixed", "Delegate=yes", "TasksMax=16384", "SuccessExitStatus=1 133")
         unit = ["systemd-run", "--quiet", "--collect", f"--unit=clusterctl-{name}", "--slice=machine.slice"]
         unit += ["--service-type=exec", *(f"--property={setting}" for setting in settings), "--"]
@@ -235,7 +233,7 @@ def spawn(argv: Sequence[str], output: int | IO[bytes]) -> subprocess.Popen[byte
 
 
 def check_started(machines: Collection[Machine]) -> None:
-    """Raise, with the console's output, if machines ended right after their start."""
+    """Raise a ProvisionError, with the console's output, if a machine ended right after its start."""
     time.sleep(_EARLY_S)
     running_names = alive()
     if dead := [machine for machine in machines if machine.name not in running_names]:
@@ -249,7 +247,7 @@ def check_started(machines: Collection[Machine]) -> None:
 
 
 def stop(names: Collection[str]) -> None:
-    """Kill machines and wait for their end, because a machine that is ending still holds its link's name."""
+    """Kill machines and wait for their end. Until then, their names and network links can't be reused."""
     supervisors = {pid for name, pid in running().items() if name in names}
     _kill(supervisors, signal.SIGTERM)
 
@@ -263,7 +261,7 @@ def stop(names: Collection[str]) -> None:
 
 
 def end_rooted(folder: Path) -> None:
-    """Kill all processes on nodes' file systems below a folder, even processes of unknown machines."""
+    """Kill all processes that run on nodes' file systems below a folder, even if their machine is unknown."""
 
     until = time.monotonic() + STOP_TIMEOUT_S
     while remaining := rooted_under(folder):
@@ -272,7 +270,7 @@ def end_rooted(folder: Path) -> None:
 
 
 def _pause(until: float, summary: str, remaining: Iterable[object], *, fix: str = "") -> None:
-    """Wait a moment. Raise, and list the remaining items, if the time is up."""
+    """Wait 20 ms. If the time is up, raise a ProvisionError that lists the ``remaining`` items."""
     if time.monotonic() > until:
         raise ProvisionError(summary, code="nodes-not-removed", why=", ".join(map(str, remaining)), fix=fix)
     time.sleep(0.02)
@@ -289,7 +287,7 @@ _IN_CGROUP = re.compile(rf"/{_CGROUP_PREFIX}(c[0-9a-f]{{6}}-\d{{3}})\b")
 
 
 def enter_cgroup(machine: str) -> list[str]:
-    """Create the machine's control groups. Return a command prefix that runs a command in them."""
+    """Create the machine's control groups. Return the command prefix that runs a command in them."""
     cgroups = [root / f"{_CGROUP_PREFIX}{machine}" for root in _hierarchies()]
     try:
         for group in cgroups:
@@ -307,7 +305,7 @@ def enter_cgroup(machine: str) -> list[str]:
 
 
 def remove_cgroups(machine: str) -> None:
-    """Remove the control groups of a machine that has ended, deepest first. The kernel may need a moment."""
+    """Remove the control groups of a machine that has ended. The kernel may take a moment to allow it."""
     until = time.monotonic() + STOP_TIMEOUT_S
     remaining = cgroups(machine)
     while remaining:
@@ -319,14 +317,14 @@ def remove_cgroups(machine: str) -> None:
 
 
 def cgroups(machines: str) -> tuple[Path, ...]:
-    """Return the control groups of the machines with this name prefix."""
+    """Return the control groups of all machines whose names start with ``machines``."""
     return tuple(
         group for root in _hierarchies() for group in sorted(root.glob(f"{_CGROUP_PREFIX}{machines}*"))
     )
 
 
 def cgroup_members() -> Iterator[tuple[int, str]]:
-    """Yield all machines' processes as (pid, machine name), found by their control group or systemd unit."""
+    """Yield (pid, machine name) of all machines' processes, found by their control group or systemd unit."""
 
     for process, groups in system.read_processes("cgroup"):
         # A zombie has no command line and counts as ended.
@@ -336,7 +334,6 @@ def cgroup_members() -> Iterator[tuple[int, str]]:
 
 
 def _hierarchies() -> Iterator[Path]:
-    """Yield the mount points of systemd's control groups: version 2, and version 1's `name=systemd`."""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields = line.split()
         kind, _, options = fields[fields.index("-") + 1 :][:3]

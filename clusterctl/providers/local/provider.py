@@ -38,14 +38,7 @@ from clusterctl.providers.node_class import NodeClass, NodeFile
 from clusterctl.providers.storage import KeptStorage, choose_storage_to_reuse, reuse_note
 from clusterctl.spec import distributions
 from clusterctl.spec.models import ClusterSpec, LocalSettings
-from clusterctl.state.inventory import (
-    COMPUTE,
-    CONTROLLER,
-    Host,
-    Inventory,
-    keeps_storage,
-    may_keep_storage,
-)
+from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, keeps_storage, may_keep_storage
 from clusterctl.state.workspace import Workspace, state_home
 from clusterctl.util.assets import digest, install_inputs
 from clusterctl.util.progress import ProgressReporter
@@ -106,12 +99,7 @@ class LocalProvider(Provider):
         return Host(name=name, address="127.0.0.1", roles=roles, distribution=release, **answer[name])
 
     def prepare_class(
-        self,
-        spec: ClusterSpec,
-        workspace: Workspace,
-        inputs: Mapping[str, str],
-        *,
-        bake: BakeClass,
+        self, spec: ClusterSpec, workspace: Workspace, inputs: Mapping[str, str], *, bake: BakeClass
     ) -> Mapping[str, str]:
         image = _image(self._settings, spec, workspace)
         request = layout.ClassRequest(
@@ -148,7 +136,7 @@ class LocalProvider(Provider):
                 existing = self._existing(cluster_id)
             if spec.storage.keep:
                 kept = self.kept_storage(spec.name, ())
-        # Showing a plan needs no root rights.
+        # A plan is shown even without root access.
         except MachineError as exc:
             disks = {host.name: host.disk_mib for host in hosts.values()}
             existing = layout.Existing(nodes=disks, running=frozenset(disks))
@@ -161,11 +149,7 @@ class LocalProvider(Provider):
         return HostPlan(tuple(compare(spec, shares, existing, hosts, recreated)), notes=notes)
 
     def _notes_on(self, state: layout.ClusterState, spec: ClusterSpec) -> tuple[str, ...]:
-        """Return notes about settings that do not apply to an existing cluster.
-
-        Raises:
-            UsageError: the spec names another distribution or another release of Slurm than the nodes have.
-        """
+        """Return notes about changed settings. Raise a UsageError if the distribution or Slurm changed."""
         subject, reason = f"the nodes of cluster {state.name!r} run", _KEEP_IMAGE
         runs, requested = state.distribution, self._settings.distribution
         if runs and requested and runs != requested:
@@ -298,7 +282,7 @@ def _storage_notes(
 
 
 def is_orphan(cluster: layout.ClusterState) -> bool:
-    """Return whether the cluster's workspace no longer exists or has the id of another cluster."""
+    """Return whether the cluster's workspace no longer exists, or has the id of another cluster."""
     try:
         return (Path(cluster.workspace) / "id").read_text().strip() != cluster.id
     except (FileNotFoundError, NotADirectoryError):
@@ -306,9 +290,9 @@ def is_orphan(cluster: layout.ClusterState) -> bool:
 
 
 def image_keys(settings: LocalSettings, slurm: str | None = None) -> tuple[str, str]:
-    """Return the cache keys of the base and of the image over it: hashes of all inputs.
+    """Return the cache keys of the base and of the image on it: hashes of all inputs.
 
-    slurm: the release of Slurm. None, or the distribution's own release: the distribution's packages.
+    slurm: the release of Slurm. Default: the release in the distribution's packages.
     """
     base_key = digest(settings.mirror, *base_inputs(settings.release))
     is_newer = slurm in distributions.distribution_of(settings.release).newer_slurm
@@ -332,7 +316,6 @@ def _image(settings: LocalSettings, spec: ClusterSpec, workspace: Workspace) -> 
 
 
 def clusters() -> tuple[layout.ClusterState, ...]:
-    """Return the local clusters of all accounts on this machine."""
     answer = Helper().call("clusters", {})
     return tuple(layout.ClusterState.model_validate(state) for state in answer["clusters"])
 
@@ -344,7 +327,7 @@ def _placed(path: str, file: NodeFile) -> dict[str, Any]:
 
 
 def _is_ours(kept: layout.KeptFolder) -> bool:
-    """Return whether the caller owns the folder, and its cluster's state folder is the caller's or gone."""
+    """Return whether the caller owns the folder, and its state folder is in use now or is gone."""
     folder = Path(kept.workspace).parent
     return kept.owner == os.getuid() and (folder == state_home() or not folder.exists())
 
@@ -356,16 +339,12 @@ def _kept(kept: layout.KeptFolder) -> KeptStorage:
 
 
 def cached_images(*, prune: bool = False, report: ProgressReporter) -> tuple[layout.CachedImage, ...]:
-    """List the image cache, or prune it and list the removed images."""
     answer = Helper(report).call("cache", {"prune": prune})
     return tuple(layout.CachedImage.model_validate(image) for image in answer["images"])
 
 
 def _inventory(
-    spec: ClusterSpec,
-    request: layout.ClusterRequest,
-    sizes: tuple[Share, ...],
-    made: layout.MadeCluster,
+    spec: ClusterSpec, request: layout.ClusterRequest, sizes: tuple[Share, ...], made: layout.MadeCluster
 ) -> Inventory:
     release, slurm = made.distribution or request.distribution, made.slurm
     distribution = distributions.distribution_of(release)
@@ -385,7 +364,6 @@ def _inventory(
 
 
 def _host(node: layout.MadeNode, share: Share | None, release: str) -> Host:
-    """Return the inventory entry of a compute node, or of the controller, which has no share."""
     return Host(
         name=node.name,
         address=node.address,
@@ -398,7 +376,6 @@ def _host(node: layout.MadeNode, share: Share | None, release: str) -> Host:
 
 
 def _unused_gpus() -> tuple[str, ...]:
-    """Return a note if this machine has GPUs, because local nodes can't use them."""
     gpus = sorted(Path("/dev").glob("nvidia[0-9]*"))
     if not gpus:
         return ()

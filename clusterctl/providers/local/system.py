@@ -36,7 +36,7 @@ _running: set[subprocess.Popen[str]] = set()
 
 
 def run(argv: Sequence[str], *, action: str, stdin: str | None = None, where: str = "", fix: str = "") -> str:
-    """Run a tool and return its stdout. ``action``, ``where`` and ``fix`` are for the error message."""
+    """Run a tool and return its stdout. The error names ``action``, such as "reading routes"."""
     process = subprocess.Popen(
         argv,
         stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
@@ -67,7 +67,7 @@ def run(argv: Sequence[str], *, action: str, stdin: str | None = None, where: st
 
 
 def end_children() -> None:
-    """Kill the tools that still run, with their child processes, because the caller is gone."""
+    """Kill the tools that still run, with their child processes, because the caller has ended."""
     for process in list(_running):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -82,15 +82,11 @@ def waiting(message: str) -> None:
 
 
 def answer(message: dict[str, Any]) -> None:
-    """Send the caller a message: a line of JSON."""
     print(json.dumps(message), flush=True)  # noqa: T201 - the protocol
 
 
 def read_processes(name: str) -> Iterator[tuple[Path, str]]:
-    """Yield each process's folder below /proc, with the text of a file in it.
-
-    Processes that end meanwhile, or that are not accessible, are left out.
-    """
+    """Yield each process's folder below /proc, and the text of a file in it. Skip unreadable processes."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with suppress(OSError):
@@ -98,11 +94,12 @@ def read_processes(name: str) -> Iterator[tuple[Path, str]]:
 
 
 _DOOMED = ".removed-"
-CHECK = ".check"  # for trial mounts
+# Folder for trial mounts.
+CHECK = ".check"
 
 
 def mounted_under(folder: Path) -> tuple[Path, ...]:
-    """Mount points at or below a folder, deepest first."""
+    """Return the mount points at or below a folder, deepest first."""
     prefix = str(folder)
     points = []
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
@@ -113,10 +110,7 @@ def mounted_under(folder: Path) -> tuple[Path, ...]:
 
 
 def mount_disk(folder: Path, size_mib: int) -> Path:
-    """Mount ``folder/disk``, a file system of this size in a sparse file. Create it if it does not exist.
-
-    Only used blocks take space on this machine.
-    """
+    """Mount ``folder/disk``, a file system of this size in a sparse file. Create it if it does not exist."""
     image, point = folder / "disk.img", folder / "disk"
     point.mkdir(parents=True, exist_ok=True)
     if not image.exists():
@@ -131,13 +125,13 @@ def mount_disk(folder: Path, size_mib: int) -> Path:
 
 
 def disk_mib(folder: Path) -> int | None:
-    """Return the size of the disk that ``mount_disk`` created in a folder; None without a disk."""
+    """Return the size of the disk that ``mount_disk`` created in a folder, if there is a disk."""
     image = folder / "disk.img"
     return image.stat().st_size >> 20 if image.exists() else None
 
 
 def loops_under(folder: Path) -> tuple[str, ...]:
-    """Return the loop devices with a file below this folder, even if the file is deleted."""
+    """Return the loop devices whose files are, or were before their deletion, below this folder."""
     devices = []
     for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
         # The device may have just been detached.
@@ -148,10 +142,7 @@ def loops_under(folder: Path) -> tuple[str, ...]:
 
 
 def mount_overlay(lower: tuple[Path, ...], folder: Path, changes: Path | None = None) -> Path:
-    """Mount ``folder/root`` over the lower layers, topmost first. ``changes/upper`` gets the changes.
-
-    changes: default: ``folder``.
-    """
+    """Mount ``folder/root`` over the lower layers, topmost first. Changes go to ``changes`` or ``folder``."""
     changes = changes or folder
     root, upper, work = folder / "root", changes / "upper", changes / "work"
     if mounted_under(root):
@@ -164,7 +155,7 @@ def mount_overlay(lower: tuple[Path, ...], folder: Path, changes: Path | None = 
 
 
 def check_overlay(place: Path) -> None:
-    """Raise if no overlay can be mounted in a folder."""
+    """Raise a MachineError if no overlay can be mounted in a folder."""
     folder = place / CHECK
     lower = folder / "lower"
     try:
@@ -184,9 +175,9 @@ def check_overlay(place: Path) -> None:
 
 
 def erase(folder: Path) -> None:
-    """Unmount and delete the folder of a node or a cluster. Never descend into a mounted file system.
+    """Unmount and delete the folder of a node or a cluster. Never delete anything in a mounted file system.
 
-    An interruption leaves the folder complete or gone: a node with some files missing would still start.
+    An interruption leaves the folder either complete or renamed: a node with missing files would still start.
     """
     for point in mounted_under(folder):
         run(["umount", str(point)], action=f"unmounting {point}")
@@ -198,7 +189,7 @@ def erase(folder: Path) -> None:
 
 
 def doomed(folder: Path) -> Path:
-    """Return a folder's name during its deletion. It is hidden, and hidden folders are never used."""
+    """Return the hidden name that a folder has during its deletion. Such folders are never used."""
     return folder if folder.name.startswith(".") else folder.with_name(f"{_DOOMED}{folder.name}")
 
 
@@ -209,12 +200,12 @@ def erase_doomed(place: Path) -> None:
 
 
 def delete(folder: Path) -> None:
-    """Delete a folder with `rm`, because jobs can nest folders too deep for Python's recursion or a path."""
+    """Delete a folder with `rm`, because jobs can nest folders deeper than Python can delete them."""
     run(["rm", "-rf", "--one-file-system", "--", str(folder)], action=f"deleting {folder}")
 
 
 def rooted_under(folder: Path) -> tuple[int, ...]:
-    """Return processes with an overlay below this folder as root, even if it is no longer mounted here."""
+    """Return the processes whose root is an overlay with its changes below ``folder``, mounted or not."""
     option = f"upperdir={folder}/"
     return tuple(
         int(process.name)
@@ -224,7 +215,6 @@ def rooted_under(folder: Path) -> tuple[int, ...]:
 
 
 def in_network(namespace: Path) -> tuple[int, ...]:
-    """Return the processes in a network namespace."""
     pids = []
     for process in Path("/proc").iterdir():
         with suppress(OSError):
@@ -251,7 +241,7 @@ _SETTINGS_RECORD = Path("/run/clusterctl-limits.json")
 
 
 def raise_kernel_limits(nodes: int) -> tuple[str, ...]:
-    """Raise the kernel limits that are too low for this number of nodes. Return notes about the changes."""
+    """Raise kernel limits that are too low for this number of nodes. Return notes about the changes."""
     if nodes <= NODES_IN_DEFAULT_LIMITS:
         return ()
     notes = []
@@ -266,7 +256,7 @@ def raise_kernel_limits(nodes: int) -> tuple[str, ...]:
 
 
 def disable_autogroup() -> tuple[str, ...]:
-    """Turn off autogroup, so that processes share the CPUs, not sessions. Return notes about the change."""
+    """Turn off autogroup, which divides CPU time by sessions. Return a note if it was on."""
     # Some kernels lack the setting, and containers can't write it. Nodes can run with autogroup too.
     with suppress(OSError):
         if current := int((_SYS / _AUTOGROUP).read_text()):
@@ -291,7 +281,7 @@ def restore_kernel_settings() -> None:
 
 
 def has_dnf() -> bool:
-    """Return whether this machine installs packages with dnf, regardless of the images it can build."""
+    """Return whether this machine installs packages with dnf. It may be able to build images of Debian."""
     return shutil.which("dnf") is not None and shutil.which("apt-get") is None
 
 
@@ -303,9 +293,9 @@ _OPEN = "nodes can reach services of this machine that listen on all addresses"
 
 
 def used_networks() -> tuple[IPv4Network, ...]:
-    """Return all IPv4 networks that this machine has routes to or addresses in, except default routes.
+    """Return all IPv4 networks to which this machine has a route or an address, except default routes.
 
-    Networks wider than /8 count as default: VPNs split the default route (0.0.0.0/1 and 128.0.0.0/1).
+    Networks wider than /8 count as default routes: VPNs split these into 0.0.0.0/1 and 128.0.0.0/1.
     """
     routes = json.loads(_ip("-j", "-4", "route", "show", "table", "all", action="reading routes") or "[]")
     links = json.loads(_ip("-j", "-4", "addr", "show", action="reading addresses") or "[]")
@@ -319,7 +309,7 @@ def used_networks() -> tuple[IPv4Network, ...]:
 def choose_subnet(
     cluster_id: str, used: Iterable[IPv4Network], requested: IPv4Network | None = None
 ) -> IPv4Network:
-    """Return a free private /24, or check the requested network. The id decides where the search starts."""
+    """Return the requested network if it is free, or else a free /24 that depends on the cluster's id."""
     taken = tuple(used)
     if requested is not None:
         if clash := next((network for network in taken if network.overlaps(requested)), None):
@@ -359,7 +349,7 @@ def create_network(cluster_id: str, subnet: IPv4Network) -> None:
 
 
 def close_network(cluster_id: str, subnet: IPv4Network) -> tuple[str, ...]:
-    """Let only answers from nodes reach this machine. Return a note if that is not possible."""
+    """Drop packets from nodes to this machine, except answers. Return a note if that is not possible."""
     if shutil.which("tc", path=TOOL_ENV["PATH"]) is None:
         return (f"{_OPEN}: `tc` is missing; install {'iproute-tc' if has_dnf() else 'iproute2'}",)
     tc, lines = ["tc", "-n", netns_name(cluster_id)], sorting(subnet)
@@ -408,7 +398,7 @@ def sorting(subnet: IPv4Network) -> tuple[str, ...]:
 
 
 def remove_network(cluster_id: str) -> None:
-    """Remove a cluster's network. Deleting the namespace removes its links."""
+    """Remove a cluster's network. Deleting the namespace also removes the links in it."""
     name = netns_name(cluster_id)
     if _has_link(name):
         _ip("link", "delete", name, action="removing the veth pair")
@@ -417,7 +407,7 @@ def remove_network(cluster_id: str) -> None:
 
 
 def remove_netns_folder() -> None:
-    """Remove the folder of network namespaces, which `ip netns` mounts at first use, if it is empty."""
+    """Unmount and remove /run/netns if it is empty. `ip netns` created and mounted it."""
     if not NETNS_DIR.is_dir() or any(NETNS_DIR.iterdir()):
         return
     # If another process is just creating a namespace, the folder stays.

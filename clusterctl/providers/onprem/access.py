@@ -51,7 +51,7 @@ class SshHost:
 
     alias: name in the ssh_config.
     title: name in messages and in known_hosts.
-    jump: the jump host through which ssh connects. None: directly.
+    jump: the jump host through which ssh connects. Default: ssh connects directly.
     """
 
     alias: str
@@ -74,7 +74,7 @@ class SshHost:
 
 
 def ssh_host(name: str, machine: OnpremHost) -> SshHost:
-    """Return a machine of the spec with its jump hosts, whose aliases depend on the route alone."""
+    """Return a machine of the spec, with its jump hosts. Machines with the same route share their aliases."""
     jump: SshHost | None = None
     for text in machine.jump or ():
         match = _JUMP.fullmatch(text)
@@ -90,7 +90,7 @@ def ssh_host(name: str, machine: OnpremHost) -> SshHost:
 
 
 def ssh_hosts(machines: Mapping[str, OnpremHost]) -> tuple[SshHost, ...]:
-    """Return all jump hosts, each once and the nearest first, then these machines."""
+    """Return all jump hosts, each once, those nearest to this machine first; then the machines."""
     ends = [ssh_host(name, machine) for name, machine in machines.items()]
     jumps = dict.fromkeys(jump for end in ends for jump in end.path[:-1])
     return (*sorted(jumps, key=lambda jump: len(jump.path)), *ends)
@@ -102,11 +102,7 @@ def access_config(machines: Mapping[str, OnpremHost], trusted_hosts: Path) -> st
 
 
 def address_of(host: str, config: Path) -> str:
-    """Return the address of a host of an `ssh_config`.
-
-    Raises:
-        TransportError: the file can't be read.
-    """
+    """Return the address of a host of an `ssh_config`. Raise a TransportError if the file can't be read."""
     try:
         return str(paramiko.SSHConfig.from_path(str(config)).lookup(host)["hostname"])
     except (OSError, paramiko.ConfigParseError) as exc:
@@ -126,7 +122,7 @@ _OFFERED: Final = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 
 
 class AccessError(ProvisionError):
-    """The owner can't log in to a machine, or can't become root on it."""
+    """The owner of a machine can't log in to it, or can't become root on it."""
 
     def __init__(self, failure: Failure) -> None:
         cause, fix = failure.cause, failure.fix
@@ -140,7 +136,7 @@ class AccessError(ProvisionError):
 
 
 def explain(stderr: str, *, host: str, user: str, address: str) -> AccessError | None:
-    """Return the error that matches a message of ssh or sudo; None if no rule matches."""
+    """Return the error for a message of ssh or sudo. No error if no rule in refusals.yaml matches."""
     if (match := first_rule(read_table(_RULES, tuple[Rule, ...]), stderr)) is None:
         return None
     rule, groups = match
@@ -156,7 +152,7 @@ def explain(stderr: str, *, host: str, user: str, address: str) -> AccessError |
 
 
 def no_ssh(exc: OSError) -> MachineError:
-    """Return the error of a machine that could not start ssh."""
+    """Return the error for the case that ssh can't be started on this machine."""
     fix = "install OpenSSH's client"
     return MachineError("missing tool: ssh", code="tool-missing", why=str(exc), fix=fix)
 
@@ -165,7 +161,7 @@ ANSWER_S: Final = 20.0
 
 
 def raise_failures(failed: Mapping[str, ClusterctlError], *, summary: str, then: str) -> None:
-    """Raise the errors of these hosts together. Do nothing if the mapping is empty."""
+    """Raise a single error with the failures of all these hosts. Do nothing if ``failed`` is empty."""
     if failed:
         failures = [
             replace(failure, host=failure.host or host, phase=failure.phase or "access")
@@ -183,7 +179,7 @@ class HostKeys:
     """The trusted host keys of a cluster's machines and jump hosts, stored in one file."""
 
     def __init__(self, file: Path, config: Path, *, accepted: Collection[str] = ()) -> None:
-        """config: ssh_config with the jump hosts. accepted: fingerprints to trust without asking."""
+        """config: ssh_config with the jump hosts. accepted: fingerprints of keys to trust without asking."""
         self._file = file
         self._config = config
         self._accepted = frozenset(accepted)
@@ -203,11 +199,11 @@ class HostKeys:
         """Find a trusted key for every machine and jump host. Return the errors of machines without a key.
 
         confirm: called with the keys that are not trusted yet. If it raises, no key is saved.
-        find_all: return machines with unconfirmed keys like unreachable machines, instead of raising.
+        find_all: if ``confirm`` raises, return an error for each unconfirmed machine instead of raising.
         """
         peers = ssh_hosts(machines)
         failed: dict[str, ClusterctlError] = {}
-        # Machines at the same distance are reached through the machines at the distance before.
+        # Distance: number of jump hosts. Machines are reached through machines at a smaller distance.
         for distance in sorted({len(peer.path) for peer in peers}):
             same_distance = [peer for peer in peers if len(peer.path) == distance]
             failed |= {
@@ -222,7 +218,7 @@ class HostKeys:
     def _round(
         self, peers: Sequence[SshHost], confirm: Confirm, limit: Limit, *, find_all: bool
     ) -> Mapping[str, ClusterctlError]:
-        """Find trusted keys for machines whose jump hosts are trusted. Return the errors by title."""
+        """Like ``trust``, for machines whose jump hosts are trusted already. Return the errors by title."""
         for peer in peers:
             if key := peer.host_key or self._keys.get(peer.title) or _users_own(peer):
                 self._keys[peer.title] = key
@@ -261,7 +257,7 @@ def _read(file: Path) -> dict[str, str]:
 
 
 def _users_own(peer: SshHost, files: Sequence[Path] = USERS_OWN) -> str | None:
-    """Return the key that the known_hosts files of the user and the system have for its address."""
+    """Return the machine's key from the known_hosts files of the user and of this machine, if it is there."""
     for file in files:
         known_hosts = paramiko.HostKeys()
         with suppress(OSError, RuntimeError):
@@ -274,7 +270,7 @@ def _users_own(peer: SshHost, files: Sequence[Path] = USERS_OWN) -> str | None:
 
 
 def _offered_key(peer: SshHost, config: Path) -> OfferedKey:
-    """Ask a machine for its host key without logging in. Its jump hosts must show trusted keys."""
+    """Ask a machine for its host key without logging in. Its jump hosts' keys must be trusted already."""
     with temporary_folder() as folder:
         shown = folder / "known_hosts"
         options = ("StrictHostKeyChecking=accept-new", f'UserKnownHostsFile="{shown}"', "HashKnownHosts=no",
@@ -286,7 +282,7 @@ def _offered_key(peer: SshHost, config: Path) -> OfferedKey:
             stderr = f"ssh timed out after {ANSWER_S:g} s"
         except OSError as exc:
             raise no_ssh(exc) from exc
-        # ssh writes the name in lower case: the file is read by its only line.
+        # The file has a single line. Its name differs from the alias if that has capitals.
         key = next(iter(_read(shown).values()), None)
     if key is not None:
         sha = hashlib.sha256(b64decode(key.split()[1])).digest()

@@ -58,7 +58,7 @@ from clusterctl.util import process
 from clusterctl.util.progress import NO_LIMIT, Limit
 
 GATE: Final = Path("/etc/clusterctl/sshd")
-# setsid removes the terminal: with one, sudo would insert a pseudo-terminal of its own.
+# setsid removes the terminal. With a terminal, sudo would insert its own pseudo-terminal.
 PROXY: Final = ("setsid", "--wait", "sudo", "-n", str(GATE))
 _PLACES: Final = "/usr/sbin:/sbin:/usr/bin"
 # Folder that the Ansible roles create on nodes.
@@ -67,7 +67,7 @@ _PACKAGE: Final = Path(__file__).resolve().parents[2]
 
 
 def check_this_machine(host: str) -> AccessError | None:
-    """Return the reason why the machine that runs clusterctl can't be a host; None if it can."""
+    """Return the error if this machine, on which clusterctl runs, can't be a host of the cluster."""
     if _JOBS in (environment := Path(sys.prefix).resolve(), *environment.parents):
         cause = f"clusterctl is installed in {environment}, but nodes keep the environment of jobs in {_JOBS}"
         fix = "install clusterctl elsewhere: with pipx, or a virtual environment in your home"
@@ -88,7 +88,7 @@ def connect(host: str, config: Path) -> SSHTransport:
 
 
 def is_installation(path: str) -> bool:
-    """Return whether a path named like clusterctl is a part of the installation that is running."""
+    """Return whether a path on this machine belongs to the running installation of clusterctl."""
     candidate = Path(path)
     script = shutil.which("clusterctl")
     parts = [Path(sys.prefix), Path(sys.prefix).resolve(), _PACKAGE, *([Path(script)] if script else [])]
@@ -108,10 +108,10 @@ ANSWER_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The cluster that a machine joins, and the key that may log in to the machine.
+    """The cluster that a machine joins, and the public key that may log in to the machine.
 
     owner: on the machine that runs clusterctl: the ``uid`` that may run GATE, and the ``host_key`` file of
-        the sshd that GATE starts. None on other machines.
+        the sshd that GATE starts. Empty on all other machines.
     """
 
     cluster_id: str
@@ -153,13 +153,13 @@ def create_account(host: str, root: Root, claim: Claim, login: Connect) -> None:
 
 
 def check_sudo(transport: Transport) -> None:
-    """Check that the connected account can use sudo, then close the connection."""
+    """Check that the connected account can run sudo without a password, then close the connection."""
     with closing(transport):
         transport.run(("sudo", "-n", "true"), timeout_s=ANSWER_S)
 
 
 def remove_account(host: str, claim: Claim, login: Connect) -> None:
-    """Have the admin account delete itself on a host, and wait until it is gone."""
+    """Have the admin account delete itself on a host. Return when the account can no longer log in."""
     with closing(login(host)) as transport:
         unit = ("systemd-run", "--quiet", "--collect", f"--unit={_UNIT}")
         transport.run(("sudo", "-n", *unit, *_PYTHON, "-c", _PROGRAM, claim.request("leave", host)))
@@ -173,7 +173,7 @@ def remove_account(host: str, claim: Claim, login: Connect) -> None:
 
 
 def _lets_in(host: str, login: Connect) -> bool:
-    """Return whether the account can still log in. Assume so if the host does not answer."""
+    """Return whether the host still accepts the admin account's login. True if the host does not answer."""
     try:
         with closing(login(host)) as transport:
             transport.run(("true",))
@@ -191,7 +191,7 @@ _SUDO: Final = ("env", "LC_ALL=C", "sudo", "-k")
 
 
 class Login:
-    """The owner's logins to the machines. Creating the object writes its ssh_config."""
+    """The owner's SSH logins to the machines. Creating the object writes the ssh_config for them."""
 
     def __init__(
         self,
@@ -259,7 +259,7 @@ class Login:
         return (*(("sh", "-c") if self.is_here(host) else ssh), line)
 
     def root(self, host: str, argv: Sequence[str], stdin: bytes = b"") -> str:
-        """Run a command as root and return its standard output. Raises the same errors as ``run``."""
+        """Run a command as root and return its standard output. Raise the same errors as ``run``."""
         if self._machines[host].become == "none":
             return self.run(host, argv, stdin)
         if self._wants_password(host):
@@ -271,7 +271,6 @@ class Login:
         return self._machines[host].is_here
 
     def _wants_password(self, host: str) -> bool:
-        """Return whether sudo needs a password on a host. Try the password once, with a harmless command."""
         if host in self._asks:
             return self._asks[host]
         asks = False
@@ -286,7 +285,7 @@ class Login:
         return asks
 
     def check_keys(self, hosts: Sequence[str]) -> None:
-        """Raise if a key file named in the spec is missing. With an ssh-agent the public half is enough."""
+        """Raise a UsageError if a key file of the spec is missing. Its public half is enough."""
         keys = {name: key for name in hosts if (key := self._machines[name].key)}
         # Unlike Path.is_file, os.path.isfile does not raise in a folder that we can't read.
         missing = {n: key for n, key in keys.items() if not any(map(os.path.isfile, (key, f"{key}.pub")))}
@@ -310,17 +309,17 @@ class Login:
         self.workspace.confirmed.touch(mode=0o600)
 
     def key_of(self, host: str) -> str:
-        """Return a machine's trusted host key. On this machine it is the key of the sshd that GATE starts."""
+        """Return a host's trusted key. For this machine it is the key of the sshd that GATE starts."""
         return self.workspace.draw_host_key() if self.is_here(host) else self._keys.key_of(host)
 
     def claim(self, cluster_id: str, cluster: str) -> Claim:
-        """Return the claim that makes these machines part of a cluster."""
+        """Return the claim that makes a machine part of this cluster. All machines get the same claim."""
         here = any(map(self.is_here, self.hosts))
         owner = {"uid": os.getuid(), "host_key": str(self.workspace.host_key)} if here else None
         return Claim(cluster_id, cluster, self.workspace.public_key.read_text().strip(), owner)
 
     def proxies(self, hosts: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
-        """Return the ProxyCommand of each host behind a jump host, and of this machine; `%p` is the port."""
+        """Return the ProxyCommand of each host with a jump host, and of this machine. `%p` is the port."""
         proxies: dict[str, tuple[str, ...]] = {}
         for name in hosts:
             target = ssh_host(name, self._machines[name])

@@ -1,4 +1,4 @@
-"""The members of an on-prem cluster: the machines and their roles, from the spec and the machines' facts."""
+"""The machines of an on-prem cluster and their roles, derived from the spec and from the hosts' facts."""
 
 from __future__ import annotations
 
@@ -34,16 +34,17 @@ _NO_ADDRESS: Final = "network"
 _REACH: Final = remote_program("clusterctl.hosts.remote_reach").encode()
 # Codes of findings that stop `up` for all machines, also for those already in the cluster.
 UNFIT: Final = ("release-differs", "address", "slurm-release")
-# The machine that runs clusterctl keeps this address even if its other addresses change.
+# Address of this machine, if it is a host. It stays the same if other addresses of the machine change.
 _HERE: Final = "127.0.0.1"
-# Ansible finds further settings, such as a host's own InfiniBand devices.
+# Ansible adds settings that depend on the host, such as InfiniBand devices.
 _JOB_NETWORK: Final = {"NCCL_SOCKET_IFNAME": "={interface}", "GLOO_SOCKET_IFNAME": "{interface}"}
 
 
 def members(spec: ClusterSpec, settings: OnpremSettings) -> tuple[Host, ...]:
     """Return the cluster's machines as the spec describes them, the controller first.
 
-    ``address`` is an IPv4 address if the name resolves here. ``host_key`` is empty unless the spec gives it.
+    ``address`` is an IPv4 address if this machine can resolve the name. ``host_key`` is "" if the spec has
+    no host key.
     """
     partitions = {name: p.name for p in spec.partitions for name in spec.node_names(p)}
     hosts = []
@@ -79,8 +80,8 @@ def inventory(
     """Return the inventory of the cluster that these machines form.
 
     keys: host keys by host name.
-    proxies: ProxyCommand of each host that has no direct route from here.
-    silent: hosts that do not answer, as the previous inventory has them.
+    proxies: ProxyCommand of each host without a direct route from this machine.
+    silent: hosts that do not answer, as the previous inventory describes them.
     """
     answering = [host for host in hosts if host.name not in silent]
     network = settings.network or network_of(facts[hosts[0].name], hosts[0].address)
@@ -133,7 +134,6 @@ def shared_folder(settings: OnpremSettings, addresses: Mapping[str, str], *, alo
 
 
 def _resolved(target: SshHost) -> str:
-    """Return the machine's IPv4 address if its name resolves here. Keep names behind a jump host."""
     if target.jump is None:
         # If the lookup fails, ssh reports it.
         with suppress(OSError):
@@ -142,7 +142,7 @@ def _resolved(target: SshHost) -> str:
 
 
 def network_of(facts: HostFacts, address: str) -> IPv4Network | None:
-    """Return the network of the address at which a machine is reached; None if it is ambiguous."""
+    """Return the network of ``address``, or else of the host's only interface, if any."""
     interfaces = _interfaces(facts)
     named = [interface.network for interface in interfaces if str(interface.ip) == address]
     outward = [interface.network for interface in interfaces if not interface.ip.is_loopback]
@@ -150,7 +150,7 @@ def network_of(facts: HostFacts, address: str) -> IPv4Network | None:
 
 
 def address_in(network: IPv4Network | None, facts: HostFacts, address: str) -> str:
-    """Return the machine's address on the network, preferably ``address``; "" if it has no address there."""
+    """Return the host's address on the network, preferably ``address``; "" without such an address."""
     addresses = [str(interface.ip) for interface in _interfaces(facts) if network and interface.ip in network]
     return address if address in addresses else next(iter(addresses), "")
 
@@ -158,7 +158,7 @@ def address_in(network: IPv4Network | None, facts: HostFacts, address: str) -> s
 def address_failures(
     hosts: Sequence[Host], facts: Mapping[str, HostFacts], network: IPv4Network | None, leader: Host
 ) -> list[Failure]:
-    """Return a failure for each host without an address on the network, or that the network is unknown."""
+    """Return a failure for each host that is not on the network, or a single failure if that is unknown."""
     interfaces = {host.name: ", ".join(map(str, _interfaces(facts[host.name]))) or "none" for host in hosts}
     if network is None:
         reason = f"{leader.address} is not an address of its interfaces ({interfaces[leader.name]})"
@@ -179,23 +179,23 @@ _FIX_CLAIMED: Final = "remove that cluster first (`clusterctl down`), or remove 
 
 
 def admin_login(workspace: Workspace) -> Connect:
-    """Return a function that connects to a host as the admin account."""
+    """Return a function that takes a host's name and connects to the host as the admin account."""
     return lambda host: connect(host, workspace.ssh_config)
 
 
 def log_in(
     hosts: Sequence[str], workspace: Workspace, limit: Limit = NO_LIMIT
 ) -> tuple[Collection[str], Mapping[str, ClusterctlError]]:
-    """Log in as the admin account and try sudo. Return the hosts that allow it, and the errors by host."""
+    """Log in to hosts as the admin account and try sudo. Return the hosts where it works, and the errors."""
     return call_on_hosts(hosts, lambda host: check_sudo(admin_login(workspace)(host)), limit=limit)
 
 
 def joined_members(
     hosts: Sequence[Host], previous: Mapping[str, Host], workspace: Workspace, limit: Limit = NO_LIMIT
 ) -> tuple[Mapping[str, Host], Mapping[str, Host]]:
-    """Log in to the machines that belong to the cluster already; a new address or host key makes them new.
+    """Log in as the admin account to the hosts in ``previous``, except hosts with a new address or host key.
 
-    Return the hosts that let the admin account in, and the hosts that do not answer, as in ``previous``.
+    Return the hosts that accept the login, and the hosts that do not answer, both as in ``previous``.
     """
     pairs = [(host, previous[host.name]) for host in hosts if host.name in previous]
     unchanged = [
@@ -218,11 +218,11 @@ def examine(
     lost: Mapping[str, ClusterctlError],
     limit: Limit = NO_LIMIT,
 ) -> DoctorReport:
-    """Collect the facts of the machines, and all findings about them.
+    """Collect facts about the hosts, and all findings about them.
 
-    ours: hosts that the admin account examines; the owner examines all others.
+    ours: hosts that clusterctl examines as the admin account. It examines the other hosts as their owner.
     only: the hosts to examine.
-    lost: hosts that can't be logged in to, with the errors; each error becomes a finding.
+    lost: hosts where the login failed, with the errors. Each error becomes a finding.
     limit: time limit. A host that has not answered by then gets a finding.
     """
     all_checks = requirements_of_hosts(spec, hosts, installed=ours)
@@ -261,10 +261,7 @@ def examine(
 
 @dataclass(frozen=True, slots=True)
 class _NetworkCheck:
-    """The hosts whose connections to each other are tried. ``new``: hosts that are not in the cluster yet.
-
-    offline: packages come from a bundle, so no repository is tried.
-    """
+    """The hosts to test. ``new``: hosts not in the cluster yet. ``offline``: test no package repositories."""
 
     spec: ClusterSpec
     shared: OnpremShared
@@ -280,7 +277,7 @@ def _examine_network(
     start: StartOnHost,
     limit: Limit = NO_LIMIT,
 ) -> tuple[Finding, ...]:
-    """Have hosts try the connections that new hosts need: to other hosts, repositories and the NFS server."""
+    """Test the connections that new hosts need: to other hosts, to repositories and to the NFS server."""
     hosts = {host.name: host for host in check.hosts if host.name in facts}
     new = [name for name in hosts if name in check.new]
     if not new:
@@ -310,12 +307,10 @@ def _examine_network(
 
 
 def _mtu_of(facts: HostFacts, address: str) -> int:
-    """Return the MTU of the interface with this address; 0 if unknown."""
     return next((mtu for interface, mtu in facts.mtus.items() if interface.startswith(f"{address}/")), 0)
 
 
 def _different_mtus(check: _NetworkCheck, mtus: Mapping[str, int]) -> Iterator[Finding]:
-    """Warn about new hosts whose MTU differs from the controller's, because large packets may be lost."""
     controller = mtus.get(check.hosts[0].name)
     for name in check.new:
         if controller and mtus.get(name, controller) not in {0, controller}:
@@ -341,7 +336,7 @@ def _request(check: _NetworkCheck, host: Host, facts: HostFacts) -> dict[str, ob
 
 
 def _peer(check: _NetworkCheck, host: Host, address: str, facts: HostFacts) -> Peer:
-    """Return a host as a target of connection tests. With firewalld it is skipped: `up` opens its ports."""
+    """Return a host as a target of connection tests; untried with firewalld, because `up` opens its ports."""
     exports = check.shared.kind == "nfs" and check.shared.server is None
     ports = needed_ports(check.spec, host, exports=exports and host.name == check.hosts[0].name)
     is_new, tried = host.name in check.new, facts.firewall.name != "firewalld"
@@ -379,10 +374,7 @@ def _findings(check: _NetworkCheck, name: str, answer: Mapping[str, Any]) -> Ite
 
 
 def cluster_findings(spec: ClusterSpec, hosts: Sequence[Host], report: DoctorReport) -> Iterator[Finding]:
-    """Find problems of the machines as a group; ``inventory`` needs machines without such problems.
-
-    Machines that did not answer, or run an unsupported release, are left out.
-    """
+    """Find problems of the hosts that answered as a group, such as different releases."""
     facts, leader = report.facts, hosts[0]
     supported = facts.keys() - {finding.host for finding in report.findings if finding.code == "distribution"}
     candidates = [host for host in hosts if host.name in supported]
@@ -406,7 +398,7 @@ def cluster_findings(spec: ClusterSpec, hosts: Sequence[Host], report: DoctorRep
 
 
 def claim_findings(facts: Mapping[str, HostFacts], cluster_id: str) -> tuple[Finding, ...]:
-    """Return an error for each machine that belongs to another cluster."""
+    """Return an error for each machine that belongs to a cluster with another id."""
     findings = []
     for host, host_facts in facts.items():
         claim = parse_claim(host_facts.texts.get(CLAIM, ""))
@@ -417,7 +409,7 @@ def claim_findings(facts: Mapping[str, HostFacts], cluster_id: str) -> tuple[Fin
 
 
 def parse_claim(text: str) -> Mapping[str, str]:
-    """Parse a machine's claim file, which names its cluster. Empty if the machine belongs to no cluster."""
+    """Parse a claim file, which names a machine's cluster. Empty if the machine belongs to no cluster."""
     try:
         claim = json.loads(text or "{}")
     except ValueError:
@@ -426,7 +418,7 @@ def parse_claim(text: str) -> Mapping[str, str]:
 
 
 def notes(spec: ClusterSpec, findings: Sequence[Finding], *, cluster_exists: bool) -> tuple[str, ...]:
-    """Return the findings that a plan shows, leaving out problems that `up` solves or other checks report."""
+    """Return the findings to show in a plan, except problems that `up` solves or other checks report."""
     later = {"no-driver"} if spec.software.nvidia.has_driver else set()
     later |= {checks.NO_CGROUPS} if cluster_exists else set()
     return tuple(str(finding) for finding in findings if finding.code not in later)
@@ -435,7 +427,7 @@ def notes(spec: ClusterSpec, findings: Sequence[Finding], *, cluster_exists: boo
 def preview(
     spec: ClusterSpec, hosts: Sequence[Host], facts: Mapping[str, HostFacts], new: Collection[str]
 ) -> tuple[str, ...]:
-    """Return lines about the changes on new machines. Machines with the same changes share a line."""
+    """Return a plan's lines about the changes on ``new`` hosts. Hosts with the same changes share a line."""
     lines: dict[str, list[str]] = {}
     for host in hosts:
         if host.name in new:

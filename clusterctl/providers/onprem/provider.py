@@ -46,7 +46,7 @@ from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.util.process import call_on_hosts, temporary_folder
 from clusterctl.util.progress import NO_LIMIT, Clock, HostStep, Limit
 
-# Processor seconds of the local machine that examining one host may take.
+# CPU seconds of this machine that examining a host may take.
 _HOST_S: Final = 0.5
 _THEN: Final = "nothing was changed; fix these problems, then run the same command again"
 _KEPT: Final = "kept-storage"
@@ -56,10 +56,10 @@ _KEPT: Final = "kept-storage"
 class _Examination:
     """The result of examining the machines.
 
-    text: the spec as text. Together with the workspace, the key for reusing the result.
+    text: the spec as YAML. The result is reused only for the same text and workspace.
     new: names of hosts that are not in the cluster yet.
     silent: hosts of the cluster that do not answer.
-    previous_settings: how machines that were in the cluster before are reached.
+    previous_settings: the provider settings of the last `up`.
     preview: lines about the changes that `up` will make on new machines.
     joined: names of new hosts that already have the admin account.
     """
@@ -75,7 +75,7 @@ class _Examination:
     joined: set[str] = field(default_factory=set)
 
 
-# Time limits, in seconds, for examining a few hosts. `up` gets more, since a busy host would end it.
+# Time limits for examining a few hosts. A host that does not answer in time would end `up`.
 _PREFLIGHT_S: Final = 28.0
 _UP_S: Final = 60.0
 
@@ -87,7 +87,7 @@ class OnpremProvider(Provider):
         self._prompts = prompts
         self._examination: _Examination | None = None
         self._workspace: Workspace | None = None
-        # Notes about the pending releases. None: they have not been tried again yet.
+        # Notes about the pending releases, once they have been tried again.
         self._retry_notes: tuple[str, ...] | None = None
 
     def check(self, spec: ClusterSpec) -> None:  # noqa: ARG002
@@ -219,7 +219,7 @@ class OnpremProvider(Provider):
 
     @contextmanager
     def _login(self, workspace: Workspace | None, answer_s: float = OWNER_ANSWER_S) -> Iterator[Login]:
-        """Yield a login that uses the cluster's workspace, or else a temporary workspace."""
+        """Yield a login that uses the cluster's workspace, or a temporary workspace before the first `up`."""
         if workspace is not None and workspace.root.is_dir():
             yield Login(self._settings.machines, workspace, self._prompts, answer_s=answer_s)
             return
@@ -229,7 +229,6 @@ class OnpremProvider(Provider):
             yield Login(self._settings.machines, temporary, self._prompts, answer_s=answer_s)
 
     def _kept_storage_notes(self, spec: ClusterSpec) -> tuple[str, ...]:
-        """Return a note if the cluster will reuse kept storage. Raise if the homes have other owners."""
         if not spec.storage.keep:
             return ()
         storages = self.kept_storage(spec.name, [user.name for user in spec.users])
@@ -239,7 +238,6 @@ class OnpremProvider(Provider):
     def _kept_storage_findings(
         self, spec: ClusterSpec, workspace: Workspace, login: Login, report: DoctorReport
     ) -> tuple[Finding, ...]:
-        """Return an error if a new cluster can't reuse the storage that an earlier cluster kept."""
         leader = self._settings.controller
         if not spec.storage.keep or leader not in report.facts or load_known_hosts(workspace):
             return ()
@@ -252,12 +250,12 @@ class OnpremProvider(Provider):
         return ()
 
     def _examine_machines(self, spec: ClusterSpec, workspace: Workspace) -> _Examination:
-        """Examine the machines. Raise if the cluster can't be built on them."""
+        """Examine the machines. Raise a ProvisionError if they can't form the cluster."""
         hosts = members.members(spec, self._settings)
         self._prompts.reporter.progress(f"checking {len(hosts)} machines")
         login = Login(self._settings.machines, workspace, self._prompts, answer_s=_UP_S / 2)
         joined, silent, report, blocking = self._collect_findings(spec, workspace, hosts, login)
-        # A kept-storage error alone concerns the spec, and ``plan`` raises it.
+        # ``plan`` raises the error about kept storage, which is a problem of the spec.
         if any(finding.code != _KEPT for finding in blocking):
             summary, host_failures = (
                 "these machines can't be used: {hosts}",
@@ -296,10 +294,8 @@ class OnpremProvider(Provider):
     ) -> tuple[Mapping[str, Host], Mapping[str, Host], DoctorReport, tuple[Finding, ...]]:
         """Examine all machines that answer.
 
+        Return hosts with the admin account, the silent hosts, the report, and the findings that stop `up`.
         find_all: for `plan --preflight`: an unconfirmed host key becomes a finding instead of an error.
-
-        Returns:
-            The hosts with the admin account, the silent hosts, the report, and the findings that stop `up`.
         """
         total_s = max(_PREFLIGHT_S if find_all else _UP_S, _HOST_S * len(hosts))
         limit, login_limit = (Limit.within(seconds, self._clock) for seconds in (total_s, total_s / 3))
@@ -308,7 +304,7 @@ class OnpremProvider(Provider):
         login.check_keys(new)
         lost = login.trust(new, limit if find_all else NO_LIMIT, find_all=find_all)
         if not find_all:
-            # Waiting for the user to confirm host keys does not count.
+            # The limit does not include the time until the user confirms host keys.
             limit = Limit.within(total_s, self._clock)
         answering = [host.name for host in hosts if host.name not in silent]
         report = members.examine(spec, hosts, login, joined, only=answering, lost=lost, limit=limit)
@@ -343,7 +339,7 @@ def blocking_findings(
     workspace: Workspace,
     silent: Mapping[str, Host],
 ) -> tuple[Finding, ...]:
-    """Return the findings that stop `up`: errors of new or silent hosts, the group, or the controller."""
+    """Return the findings that stop `up`: errors of new or silent hosts, the controller, or all together."""
     leader = hosts[0].name
     relevant = [
         finding
@@ -366,7 +362,7 @@ def blocking_findings(
 
 
 def _previous_settings(workspace: Workspace) -> OnpremSettings | None:
-    """Return the machine settings of the last `up`; None without on-prem machines."""
+    """Return the provider settings of the last `up`, if that was an `up` on on-prem machines."""
     try:
         provider = applied_spec(workspace).provider
     except UsageError:
@@ -377,7 +373,6 @@ def _previous_settings(workspace: Workspace) -> OnpremSettings | None:
 def _change(
     host: Host, examination: _Examination, previous: Mapping[str, Host], replaced: Collection[str]
 ) -> HostChange:
-    """Return the planned change of a host: make, keep or replace."""
     action: Action = "make" if host.name in examination.new else "keep"
     reason = ""
     if action == "make" and host.name in replaced:
@@ -433,8 +428,8 @@ def find_homes(
 ) -> tuple[KeptStorage, ...]:
     """Return the homes of these users on the shared folder, as storage that outlives the cluster.
 
-    Releasing machines never removes homes; `storage remove` does, but for an existing account only the
-    jobs' files. Empty if the shared folder is on the user's own NFS server.
+    `down` never removes homes. `storage remove` does; if the account still exists, only ~/clusterctl.
+    Empty if an NFS server of the user has the shared folder.
     """
     shared, host = settings.shared, settings.controller
     if shared.server is not None:

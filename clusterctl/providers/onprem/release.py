@@ -1,4 +1,4 @@
-"""Releasing machines: restore their configuration, remove the admin account, verify that nothing is left."""
+"""Releasing machines: restore their configuration, remove the admin account, check that no file remains."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _LIST_TRACES: Final = (Path(__file__).with_name("data") / "look.sh").read_text()
 
 
 def release_all(login: Login, cluster_id: str) -> None:
-    """Release all machines of the workspace's inventory. Raise the errors of all failed machines together."""
+    """Release all machines of the workspace's inventory. Raise the errors of all machines together."""
     inventory = load_known_inventory(login.workspace)
     if inventory is None:
         return
@@ -76,7 +76,6 @@ def release_all(login: Login, cluster_id: str) -> None:
 def _release(
     hosts: Sequence[str], inventory: Inventory, claim: Claim, login: Login
 ) -> tuple[Collection[str], Mapping[str, ClusterctlError]]:
-    """Restore the hosts, then remove the admin account. Return the released hosts, and the errors by host."""
     failed = _restore(hosts, inventory, login)
     restored = [host for host in hosts if host not in failed]
     connect = admin_login(login.workspace)
@@ -85,11 +84,7 @@ def _release(
 
 
 def release_removed(inventory: Inventory, login: Login) -> Mapping[str, str]:
-    """Release the machines that ``inventory`` no longer has.
-
-    Returns:
-        The machines that could not be logged in to, with the reason.
-    """
+    """Release the machines that ``inventory`` no longer has. Return unreachable machines with the reasons."""
     workspace = login.workspace
     previous = load_known_inventory(workspace)
     removed = [host.name for host in previous.hosts if inventory.host(host.name) is None] if previous else []
@@ -111,7 +106,7 @@ def release_removed(inventory: Inventory, login: Login) -> Mapping[str, str]:
 
 
 def find_leftovers(login: Login, cluster_id: str) -> tuple[Leftover, ...]:
-    """Return the traces of clusterctl that an ordinary user can see on the machines."""
+    """Return clusterctl's files and accounts on the machines, as far as their owners see them."""
     hosts = list(load_known_hosts(login.workspace)) or list(login.hosts)
     hosts = [host for host in hosts if host in login.hosts]
     lost = login.trust(hosts)
@@ -123,7 +118,7 @@ def find_leftovers(login: Login, cluster_id: str) -> tuple[Leftover, ...]:
 
 
 def _traces_on(host: str, login: Login, cluster_id: str) -> Sequence[str]:
-    """Return the traces of clusterctl on a host; nothing if the host belongs to another cluster now."""
+    """Return clusterctl's files and accounts on a host. Empty if it belongs to another cluster now."""
     claim = claim_on(host, login)
     if claim and claim.get("id") != cluster_id:
         return ()
@@ -132,7 +127,7 @@ def _traces_on(host: str, login: Login, cluster_id: str) -> Sequence[str]:
 
 
 def claim_on(host: str, login: Login) -> Mapping[str, str]:
-    """Read the claim file on a host, which names its cluster. Empty if the file does not exist."""
+    """Read a host's claim file, which names the host's cluster. Empty if the file does not exist."""
     try:
         return parse_claim(login.run(host, ("cat", CLAIM)))
     except CommandError:
@@ -140,7 +135,6 @@ def claim_on(host: str, login: Login) -> Mapping[str, str]:
 
 
 def _is_ours(host: str, login: Login, claim: Claim) -> bool:
-    """Return whether the host still belongs to this cluster. If so, recreate a missing admin account."""
     try:
         check_sudo(admin_login(login.workspace)(host))
     except UnreachableError:
@@ -154,7 +148,6 @@ def _is_ours(host: str, login: Login, claim: Claim) -> bool:
 
 
 def _restore(hosts: Sequence[str], inventory: Inventory, login: Login) -> Mapping[str, ClusterctlError]:
-    """Restore the configuration of the hosts. Return the errors by host."""
     if not hosts:
         return {}
     try:
@@ -176,7 +169,7 @@ def _restore(hosts: Sequence[str], inventory: Inventory, login: Login) -> Mappin
 
 
 def release_orphan(login: Login, settings: OnpremSettings, cluster_id: str) -> None:
-    """Release the machines that claim to belong to a cluster. ``login`` has a temporary workspace."""
+    """Release the machines whose claim files have this cluster id. ``login`` has a temporary workspace."""
     claimed = {host: c for host, c in claims(login).items() if c.get("id") == cluster_id}
     if not claimed:
         return
@@ -205,7 +198,6 @@ def release_orphan(login: Login, settings: OnpremSettings, cluster_id: str) -> N
 
 
 def _claimed_host(name: str, settings: OnpremSettings, login: Login) -> Host:
-    """Return a host with its SSH access and its role only, because nothing else is known."""
     target = ssh_host(name, settings.machines[name])
     return Host(
         name=name,
@@ -218,7 +210,6 @@ def _claimed_host(name: str, settings: OnpremSettings, login: Login) -> Host:
 
 
 def claims(login: Login) -> Mapping[str, Mapping[str, str]]:
-    """Read the claim files of all machines that can be reached. Return the claims by host."""
     lost = login.trust(login.hosts)
     reachable = [host for host in login.hosts if host not in lost]
     claims_by_host, _ = call_on_hosts(reachable, lambda host: claim_on(host, login))
@@ -231,7 +222,7 @@ _TRACES: Final = "the account clusterctl, the cluster's files and the records to
 def record_pending(
     host: Host, inventory: Inventory, settings: OnpremSettings, workspace: Workspace, *, why: str
 ) -> PendingRelease:
-    """Record that a machine of ``inventory`` must still be released. ``settings``: how to log in."""
+    """Record that a host of ``inventory`` must still be released. ``settings``: how to log in to it."""
     target = Workspace(workspace.releases / f"{host.name}-{digest(address_of(host), host.host_key)[:8]}")
     target.create()
     for path in (workspace.key, workspace.public_key, workspace.root / "id"):
@@ -241,27 +232,27 @@ def record_pending(
     write_atomic(target.trusted_hosts, "\n".join([*other_lines, f"{host.name} {host.host_key}", ""]))
     write_atomic(target.inventory, inventory.model_copy(update={"hosts": (host,)}).model_dump_json(indent=2))
     machine = _machine(host, settings)
-    # Only a saved release counts, so this is the last step.
+    # `save` makes the release pending, so it is the last step.
     return PendingRelease(target, host, machine, time.time(), why).save()
 
 
 def _machine(host: Host, settings: OnpremSettings) -> OnpremHost:
-    """Return how the owner logs in: the machine's entry in the spec, or else the common settings."""
+    """Return how the owner logs in to a host: the host's entry in the spec, or else the common settings."""
     address = host.ssh_address or host.address
     machine = settings.machines.get(host.name)
     if machine is not None and ssh_host(host.name, machine).host == address:
         return machine
-    # Nobody logs in to the local machine.
+    # On this machine, no login is needed.
     if is_this_machine(address):
         return OnpremHost(address=address)
     return OnpremHost(address=address, **{**settings.access.model_dump(), "port": host.port})
 
 
 def retry_all(hosts: Collection[Host], login: Login, *, ending: bool = False) -> tuple[Notice, ...]:
-    """Try every pending release again. Return notes for the user.
+    """Try again to release each machine whose release is pending. Return notes for the user.
 
-    hosts: the cluster's hosts. A pending machine that is among them again is dropped from the list. A
-        machine that may be among them, because it has the same host key, is skipped.
+    hosts: the cluster's hosts. A machine that is among them again needs no release. A machine with the host
+        key of a host, but another address, may be that host, and is skipped.
     ending: whether ``hosts`` are being released too. Then no machine is skipped.
     """
     notes: list[Notice] = []
@@ -278,7 +269,7 @@ def retry_all(hosts: Collection[Host], login: Login, *, ending: bool = False) ->
             )
             notes.append(Notice("host-key-of-another", text))
             continue
-        # The keys that the user confirms in this run belong to other machines.
+        # Host keys that the user confirms now belong to machines of the spec.
         careful = replace(login.prompts, confirm=reject_unknown_keys, accepted=())
         login_for_release = Login({pending.host.name: pending.machine}, pending.workspace, careful)
         try:
@@ -294,7 +285,7 @@ def retry_all(hosts: Collection[Host], login: Login, *, ending: bool = False) ->
 
 
 def _outcome_without_release(pending: PendingRelease, hosts: Collection[Host]) -> tuple[Notice, ...] | None:
-    """Return notes if a machine is a member again or its address is reused; None if it can be released."""
+    """Return notes if the machine must not be released. No notes (``None``) if it must be released."""
     at_address = [host for host in hosts if address_of(host) == pending.address]
     by_name = [host for host in hosts if host.name == pending.host.name and pending.why != REPLACED]
     # The key alone is not enough: machines cloned from the same image share their host key.
@@ -321,7 +312,7 @@ def _release_pending(pending: PendingRelease, login: Login) -> None:
 
 
 def _reason(exc: ClusterctlError) -> str:
-    """Return why a machine could not be released, and what remains on it."""
+    """Return why a machine could not be released, and which parts of clusterctl are still on it."""
     if any(failure.code == UnreachableError.code for failure in exc.failures):
         return f"it does not answer; {_TRACES}"
     return f"{'; '.join(dict.fromkeys(failure.cause for failure in exc.failures))}; {_TRACES}"

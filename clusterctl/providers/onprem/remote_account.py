@@ -1,9 +1,9 @@
-"""Creates clusterctl's account on a machine, or removes it. Runs there as root, alone, with Python 3.6.
+"""Creates or deletes clusterctl's account on a host. Runs on the host as root, as a single file, Python 3.6.
 
     python3 -I -S - REQUEST <THE_PROGRAM
 
 REQUEST and the answer are JSON objects. A repeated request changes nothing. Every change is recorded in the
-file CLAIM before it is made. CLAIM also names the cluster that the machine belongs to.
+file CLAIM before it is made. CLAIM also names the cluster that the host belongs to.
 """
 
 import fcntl
@@ -51,7 +51,7 @@ Subsystem sftp internal-sftp
 
 
 class RefusedError(Exception):
-    """The request can't be carried out. The message is for the user."""
+    """The request can't be carried out. ``answer`` has the message for the user."""
 
     def __init__(self, code: str, cause: str, fix: str) -> None:
         super().__init__(cause)
@@ -69,7 +69,7 @@ def run(*argv: str, check: bool = True) -> str:
 
 
 def claimed() -> Dict[str, Any]:
-    """Read the claim, which names the cluster that the machine belongs to. Empty if the machine is free."""
+    """Return the host's claim, which names the host's cluster. Empty if the host belongs to no cluster."""
     try:
         claim = json.loads(CLAIM.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -85,7 +85,7 @@ def account(name: str) -> Optional[pwd.struct_passwd]:
 
 
 def text_of(path: Path) -> Optional[str]:
-    """Return the content of a small regular file, or None for anything else."""
+    """Return the content of a path, if it is a small regular file."""
     try:
         return read_regular(str(path)).decode("utf-8", "surrogateescape")
     except OSError:
@@ -116,7 +116,7 @@ def write(path: Path, text: str, mode: int, uid: int = 0, gid: int = 0) -> bool:
 
 
 def home_folder() -> Path:
-    """Return the path of the account's home: below /home if that is on a local disk."""
+    """Return the account's home: below /home, or below /var/lib if /home is on a network file system."""
     deepest = ("", "")
     for line in Path("/proc/self/mounts").read_text(errors="replace").splitlines():
         _, mount_point, kind = line.split()[:3]
@@ -127,7 +127,7 @@ def home_folder() -> Path:
 
 
 def join(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Claim the machine for a cluster, then create the account with its key and sudo rights."""
+    """Claim the host for a cluster, then create the account with its key and sudo rights."""
     claim_before = claimed()
     if claim_before.get("id", request["id"]) != request["id"]:
         raise RefusedError(
@@ -152,9 +152,9 @@ def join(request: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def make_account(user: str, number: int) -> None:
-    """Create the account, with the same uid and gid on all hosts, since Slurm runs jobs by uid.
+    """Create the account with the same uid and gid on all hosts, because Slurm runs jobs by uid.
 
-    If a number is taken on a host, the account gets another number, which `up` and `doctor` report.
+    If another account has that number, the new account gets another number. `up` and `doctor` then report it.
     """
     names = ["SYS_{}ID_{}={}".format(kind, end, number) for kind in "UG" for end in ("MIN", "MAX")]
     pinned = [word for name in names for word in ("-K", name)]
@@ -190,9 +190,9 @@ def let_in(user: str, key: str) -> bool:
 
 
 def let_become_root(user: str, owner: Optional[Dict[str, Any]]) -> bool:
-    """Let the account use sudo without a password. The file is checked by visudo before it is installed.
+    """Let the account use sudo without a password. visudo checks the file before it is installed.
 
-    owner: given on the machine that runs clusterctl: its uid may run GATE as root, and nothing else.
+    owner: given if clusterctl runs on this host: its uid may run GATE as root, and nothing else.
     """
     text = "# clusterctl's own account; `clusterctl down` removes it\n{} ALL=(ALL:ALL) NOPASSWD: ALL\n"
     text = text.format(user)
@@ -222,7 +222,7 @@ def find_sshd() -> Optional[str]:
 
 
 def allowed(user: str) -> List[str]:
-    """Return sshd's AllowUsers, AllowGroups and DenyUsers lines, which may keep the account out."""
+    """Return sshd's AllowUsers, AllowGroups and DenyUsers lines, which may reject the account's login."""
     sshd = find_sshd()
     if sshd is None:
         return []
@@ -232,7 +232,7 @@ def allowed(user: str) -> List[str]:
 
 
 def leave(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Release the machine: delete the account, or only its key and sudo rights if it existed before."""
+    """Release the host: delete the account, or only its key and sudo rights if it existed before."""
     claim = claimed()
     if claim.get("id", request["id"]) != request["id"]:
         # The machine belongs to another cluster now.
@@ -263,7 +263,6 @@ def leave(request: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def end_processes(uid: int) -> None:
-    """Kill the account's processes, such as the connection that sent this request."""
     time.sleep(SETTLE_S)
     for sign in (signal.SIGTERM, signal.SIGKILL):
         for process in Path("/proc").glob("[0-9]*"):
@@ -277,7 +276,7 @@ def end_processes(uid: int) -> None:
 
 @contextmanager
 def alone(path: str = LOCK) -> Iterator[None]:
-    """Hold the lock of this program. Only root may read the file, because any reader could hold the lock."""
+    """Hold this program's lock. Only root may read its file, because any reader could hold the lock."""
 
     def late(*_: Any) -> None:
         cause = "another clusterctl is changing this account on the host"
