@@ -98,7 +98,7 @@ def _system(host: str, facts: HostFacts, _: HostRequirements) -> Iterator[Findin
         fix = "see docs/onprem.md for the supported distributions"
         yield Finding(host, "error", "distribution", system.name or "an unknown system", exc.why, fix)
     if system.machine != ARCHITECTURE:
-        cause = f"this is {system.machine}"
+        cause = f"the machine's architecture is {system.machine}"
         fix = f"use {ARCHITECTURE} machines"
         yield Finding(host, "error", "architecture", f"not {ARCHITECTURE}", cause, fix)
     if not system.systemd:
@@ -115,19 +115,21 @@ def _space(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[
             fix = "see `dmesg`: the kernel remounts a failing disk read-only"
             yield Finding(host, "error", "read-only", "a file system can't be written", cause, fix)
         elif free_mib < needed:
-            cause = f"{path} has {format_size(free_mib)} free, and needs {format_size(needed)}"
-            fix = f"find large folders with `sudo du -xk {path} | sort -n | tail` there, and remove some"
+            cause = f"{path} has {format_size(free_mib)} free, but {format_size(needed)} are needed"
+            fix = f"find large folders on the host (`sudo du -xk {path} | sort -n | tail`), and remove some"
             yield Finding(host, "error", "disk-full", "too little disk space", cause, fix)
         elif disk.inodes is not None and disk.inodes < LEAST_INODES:
-            cause = f"{path} has {disk.inodes} inodes free, and needs {LEAST_INODES}"
-            yield Finding(host, "error", "disk-full", "too few inodes", cause, "remove small files there")
+            cause = f"{path} has {disk.inodes} inodes free, but {LEAST_INODES} are needed"
+            fix = "remove unneeded files from this file system"
+            yield Finding(host, "error", "disk-full", "too few inodes", cause, fix)
         if disk.noexec:
             level: Level = "warning" if disk.paths == ("/tmp",) else "error"  # noqa: S108
-            cause = f"{', '.join(disk.paths)} is mounted noexec, but Slurm and jobs run programs there"
-            fix = "`mount -o remount,exec` there, and in /etc/fstab; for /tmp alone: --env TMPDIR=..."
+            cause = f"{', '.join(disk.paths)} is mounted noexec, but Slurm and jobs run programs from it"
+            fix = "on the host, run `mount -o remount,exec PATH` and correct /etc/fstab; if only /tmp has "
+            fix += "noexec, jobs can use another folder: `clusterctl submit --env TMPDIR=...`"
             yield Finding(host, level, "noexec", "programs can't run", cause, fix)
     for path in sorted(expected.free_mib.keys() - {path for disk in facts.space for path in disk.paths}):
-        cause, fix = f"{path} can't be read", "see `mount` and `dmesg` there"
+        cause, fix = f"{path} can't be read", "see `mount` and `dmesg` on the host"
         yield Finding(host, "error", "disk", "a file system does not answer", cause, fix)
 
 
@@ -136,20 +138,25 @@ def _ports(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[
         holder = facts.listeners.get(port)
         if holder is not None and holder not in _SLURM:
             cause = f"{holder} listens on port {port}, which {daemon} needs"
-            fix = f"stop it, or give it another port (`ss -lptn sport = :{port}` shows it)"
+            fix = f"stop {holder} or change its port; `ss -lptn sport = :{port}` on the host shows its pid"
             yield Finding(host, "error", "port-taken", "a port is in use", cause, fix)
 
 
 def _gpus(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
     gpus, count = facts.gpus, expected.gpus
     if count and gpus.cards < count and len(gpus.shown) < count:
-        cause = f"the spec has {count}, and the PCI bus has {gpus.cards}"
-        fix = "correct gpus in the spec, or repair the host"
+        cause = f"the spec has {count} for the host, but the host's PCI bus has {gpus.cards}"
+        fix = "correct `gpus` of the partition in the spec, or repair the host"
         yield Finding(host, "error", "gpus-missing", "GPUs are missing", cause, fix)
     elif gpus.driver and len(gpus.shown) < gpus.cards:
         cause = f"nvidia-smi shows {len(gpus.shown)} of {gpus.cards} cards"
         yield Finding(
-            host, "warning", "gpu-lost", "a GPU does not answer", cause, "see `dmesg | grep -i xid`"
+            host,
+            "warning",
+            "gpu-lost",
+            "a GPU does not answer",
+            cause,
+            "see the host's `dmesg | grep -i xid`",
         )
     elif gpus.cards and not gpus.driver:
         yield from _unsuitable_driver(host, gpus, expected) or [_missing_driver(host, gpus, expected)]
@@ -171,11 +178,12 @@ def _fabric(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator
         has = f"version {gpus.manager}" if gpus.manager else "not installed"
         state = "is not running" if stopped else f"has not linked {len(waiting)} of {len(states)} GPUs"
         cause = f"{FABRIC_MANAGER} {state} ({has}; driver {gpus.driver}): programs fail with CUDA error 802"
-        fix = f"install version {gpus.driver} (software.nvidia does), and `systemctl enable --now` it there"
+        fix = f"on the host, install version {gpus.driver}, then `systemctl enable --now {FABRIC_MANAGER}`; "
+        fix += "if the spec sets software.nvidia, `clusterctl up` does both"
         yield Finding(host, level, "fabric-manager", "NVSwitches are not set up", cause, fix)
     elif waiting:
         cause = f"{len(waiting)} of {len(states)} GPUs report {waiting[0]}; programs fail with CUDA error 802"
-        fix = f"wait a minute after a reboot; then see `systemctl status {FABRIC_MANAGER}` there"
+        fix = f"wait a minute after a reboot; then see `systemctl status {FABRIC_MANAGER}` on the host"
         yield Finding(host, "warning", "fabric-not-ready", "NVLinks are not set up", cause, fix)
 
 
@@ -189,9 +197,7 @@ def _cards(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[
     modes = {number: (card.get(_MIG_NOW, ""), card.get(_MIG_THEN, "")) for number, card in cards.items()}
     for now, then in dict.fromkeys(mode for mode in modes.values() if {*mode} == {"Enabled", "Disabled"}):
         numbers = [number for number, mode in modes.items() if mode == (now, then)]
-        cause = (
-            f"{_gpu_list(numbers)}: MIG is {now}, and {then} after a reboot or reset, which changes the GPUs"
-        )
+        cause = f"{_gpu_list(numbers)}: MIG is {now} now, but {then} after a reboot or reset of the GPU"
         fix = f"{_how_to_reboot(host, expected)}, then run `clusterctl up`"
         yield Finding(host, "warning", "mig-pending", "MIG changes with the next reboot", cause, fix)
 
@@ -207,8 +213,8 @@ def _unsuitable_driver(host: str, gpus: GpuFacts, expected: HostRequirements) ->
     if not kind or gpus.installed or gpus.oldest is None or gpus.oldest >= _TURING or fits:
         return []
     needs = f"NVIDIA's proprietary driver of branch {LAST_FOR_VOLTA}"
-    cause = f"its card 10de:{gpus.oldest:04x} is older than Turing, and needs {needs} or older"
-    fix = "write software: {nvidia: {driver: proprietary}}, with no branch or an older branch"
+    cause = f"the card 10de:{gpus.oldest:04x} is older than Turing, and needs {needs} or older"
+    fix = "in the spec, write software: {nvidia: {driver: proprietary}}, with no branch or an older branch"
     return [Finding(host, "error", "driver-unfit", "the driver does not support the card", cause, fix)]
 
 
@@ -220,7 +226,7 @@ def _missing_driver(host: str, gpus: GpuFacts, expected: HostRequirements) -> Fi
         cause = f"nvidia-smi reports: {gpus.fault}: {fault.means}"
         return Finding(host, "warning", fault.code, fault.what, cause, fix)
     if gpus.installed:
-        holder = "nouveau has the cards" if gpus.nouveau else "it is not loaded"
+        holder = "the kernel uses nouveau instead" if gpus.nouveau else "it is not loaded"
         fix = _how_to_reboot(host, expected)
         cause = f"NVIDIA's driver {gpus.installed} is installed, but {holder}"
         if gpus.secure_boot:
@@ -228,11 +234,11 @@ def _missing_driver(host: str, gpus: GpuFacts, expected: HostRequirements) -> Fi
             fix = f"enrol the key that signed it, then {fix}: {_SIGNED}"
             return Finding(host, "warning", "secure-boot", "Secure Boot rejects NVIDIA's driver", cause, fix)
         return Finding(host, "warning", "reboot-needed", "a reboot is needed", cause, fix)
-    cause = "nouveau has the cards" if gpus.nouveau else f"{gpus.cards} NVIDIA cards have no working driver"
+    cause = f"{gpus.cards} NVIDIA cards have {'only nouveau' if gpus.nouveau else 'no working driver'}"
     manager = f" and {FABRIC_MANAGER} of the same version" if gpus.switches else ""
-    fix = f"install it{manager}, or write software: {{nvidia: {{driver: open}}}}: see docs/gpus.md"
+    fix = f"install the driver{manager}, or write software: {{nvidia: {{driver: open}}}}: see docs/gpus.md"
     if expected.driver:
-        fix = "`clusterctl up` installs it; if it did so, `dkms status` there shows why the build failed"
+        fix = "`clusterctl up` installs it; after `up`, `dkms status` on the host shows why its build failed"
     if gpus.secure_boot:
         cause, fix = f"{cause}, and {SECURE_BOOT}", f"{fix}. Before that: {_SIGNED}"
     return Finding(host, "warning", "no-driver", "no NVIDIA driver", cause, fix)
@@ -242,7 +248,7 @@ def _how_to_reboot(host: str, expected: HostRequirements) -> str:
     """Return how to reboot a host, because clusterctl does not reboot the machine on which it runs."""
     if expected.here:
         return "reboot it yourself while no job is running, then run `clusterctl up`"
-    return f"`clusterctl node reboot {host}`, which waits until no job is running there"
+    return f"`clusterctl node reboot {host}`, which waits until no job is running on the host"
 
 
 def _accounts(host: str, facts: HostFacts, expected: HostRequirements) -> Iterator[Finding]:
@@ -260,10 +266,10 @@ def _cgroups(host: str, facts: HostFacts, expected: HostRequirements) -> Iterato
 
 
 def cgroup_finding(host: str) -> Finding:
-    """Return the finding that Slurm can't limit jobs by control groups. ``host`` may name several hosts."""
+    """Return the finding that Slurm can't limit jobs by control groups. ``host``: host or hosts."""
     cause = (
-        "its build has no plugin for the kernel's version of them: jobs can use GPUs of other jobs, and are "
-        "cancelled only some seconds after they exceed their memory"
+        "Slurm has no plugin for the kernel's version of control groups: jobs can use GPUs of other jobs, "
+        "and are cancelled only some seconds after they exceed their memory"
     )
     fix = f"if that matters, use a distribution with the plugin: see {NO_CGROUPS} in docs/doctor.md"
     return Finding(host, "warning", NO_CGROUPS, "Slurm runs without control groups", cause, fix)
@@ -274,20 +280,22 @@ def _services_in_use(host: str, facts: HostFacts, expected: HostRequirements) ->
     if facts.texts.get(CLAIM) or not expected.brings & {*_SLURM, "munge"}:
         return
     if daemons := sorted(facts.units & _SLURM):
-        cause = f"{' and '.join(daemons)} of another cluster would be reconfigured, and its jobs lost"
-        fix = f"`systemctl disable --now {' '.join(daemons)}` there, or remove the host from the spec"
-        yield Finding(host, "error", "slurm-in-use", "Slurm is already running there", cause, fix)
+        cause = (
+            f"`up` would reconfigure {' and '.join(daemons)} of another cluster, and its jobs would be lost"
+        )
+        fix = f"run `systemctl disable --now {' '.join(daemons)}` on the host, or remove it from the spec"
+        yield Finding(host, "error", "slurm-in-use", "Slurm is already running on the host", cause, fix)
     elif "munge" in facts.units:
-        cause = "the cluster's key replaces its key until `clusterctl down`"
-        fix = "check that nothing there needs the old key"
-        yield Finding(host, "warning", "munge-in-use", "munge is already running there", cause, fix)
+        cause = "`up` replaces munge's key by the cluster's key; `down` restores it"
+        fix = "check that no other program on the host needs munge's present key"
+        yield Finding(host, "warning", "munge-in-use", "munge is already running on the host", cause, fix)
     if "slurmctld" in expected.brings and facts.slurm_state:
-        cause = f"/var/lib/slurm/slurmctld has its state ({facts.slurm_state[0]}), which would be overwritten"
-        fix = "move that folder away, or use another controller"
-        yield Finding(host, "error", "slurm-state", "another slurmctld's state is there", cause, fix)
+        cause = f"`up` would overwrite the files in /var/lib/slurm/slurmctld, such as {facts.slurm_state[0]}"
+        fix = "move that folder to another path, or use another controller"
+        yield Finding(host, "error", "slurm-state", "the host has files of another slurmctld", cause, fix)
     if "mariadb" in expected.brings and facts.databases:
         names = ", ".join(facts.databases)
-        cause = f"it has {names}; it would be restarted, and stop listening on the network"
+        cause = f"it has the databases {names}; `up` would restart it and close its port to other hosts"
         fix = (
             "use another controller, or move these databases; for slurm_acct_db, which `down` leaves in an "
             "existing MariaDB: `mariadb -e 'DROP DATABASE slurm_acct_db'`"
@@ -304,8 +312,8 @@ def _clocks(answers: Mapping[str, Examined], leader: str) -> Iterator[Finding]:
         level: Level = "error" if abs(skew) > MOST_SKEW_S else "warning"
         skew_shown = format_duration(round(abs(skew)))
         reference_name = f"{leader}'s" if leader in answers else "this machine's"
-        cause = f"it is {skew_shown} {'ahead of' if skew > 0 else 'behind'} {reference_name}"
-        fix = "set it with `chronyc makestep` or `timedatectl set-ntp true`"
+        cause = f"the clock is {skew_shown} {'ahead of' if skew > 0 else 'behind'} {reference_name}"
+        fix = "set the host's clock with `chronyc makestep` or `timedatectl set-ntp true`"
         yield Finding(host, level, "clock", "the clock is wrong", cause, fix)
 
 
@@ -315,9 +323,9 @@ def admin_uid_findings(accounts: Mapping[str, Mapping[str, int]], leader: str) -
     for host, numbers in accounts.items():
         uid = numbers.get(ADMIN_USER, expected_uid)
         if uid != expected_uid and expected_uid is not None:
-            cause = f"{ADMIN_USER} has uid {uid} there, but {expected_uid} on {leader}, which `up` uses"
-            rented = f"`clusterctl up` gives it uid {ADMIN_ID} on cloud hosts if that is free"
-            fix = f"{rented}; on your own machines run `clusterctl down`, then `up`"
+            cause = f"{ADMIN_USER} has uid {uid} on the host, but {expected_uid} on {leader}"
+            rented = f"on cloud hosts, `clusterctl up` changes the uid to {ADMIN_ID} if that is free"
+            fix = f"{rented}; on your own machines, run `clusterctl down`, then `clusterctl up`"
             yield Finding(host, "warning", "admin-differs", "the admin account has another uid", cause, fix)
 
 
@@ -329,7 +337,7 @@ def _duplicates(answers: Mapping[str, Examined]) -> Iterator[Finding]:
         first, *duplicates = hosts
         for host in duplicates:
             if answers[host].facts.addresses == answers[first].facts.addresses:
-                cause, fix = f"it is {first} under another name", "list each machine once in the spec"
+                cause, fix = f"it is also the host {first}", "list each machine once in the spec"
                 yield Finding(host, "error", "same-machine", "a machine has two names", cause, fix)
             else:
                 cause = f"{first} has the same /etc/machine-id: one host is a clone of the other"
@@ -345,8 +353,9 @@ def _names(answers: Mapping[str, Examined], expected: Mapping[str, HostRequireme
             is_loopback = name == host and all(address.startswith(_LOOPBACK) for address in addresses)
             is_expected = name in expected
             if is_expected and addresses and expected[name].address not in addresses and not is_loopback:
-                cause = f"{name} is {', '.join(addresses)} there, but {expected[name].address} in the spec"
-                fix = "correct /etc/hosts there, the name server, or the spec"
+                spec_address = expected[name].address
+                cause = f"on the host, {name} is {', '.join(addresses)}, but {spec_address} in the spec"
+                fix = "correct /etc/hosts on the host, the name server, or the spec"
                 yield Finding(host, "warning", "name", "a name resolves to another address", cause, fix)
 
 
@@ -358,7 +367,7 @@ def reject_full_disks(reports: Mapping[str, HostReport]) -> None:
             str(disk),
             name,
             "reach",
-            f"find large folders with `sudo du -xk {disk.paths[0]} | sort -n | tail` there, and remove some",
+            f"on the host, find large folders (`sudo du -xk {disk.paths[0]} | sort -n | tail`); remove some",
         )
         for name, report in reports.items()
         for disk in report.full
@@ -385,15 +394,16 @@ def taken_numbers(
             actual, change = table.get(name, number), f"{'user' if kind == 'uid' else 'group'}mod --{kind}"
             holders = sorted(user for user, uid in table.items() if uid == number and user != name)
             if actual != number and not (fixed and kind == "gid"):
-                fix = f"`{change} {number} {name}`, and change its files" if fixed else f"write uid: {actual}"
-                yield f"{kind}-differs", f"{name} has {kind} {actual} there, but {number} {scope}", fix
+                fix = f"in the spec, write uid: {actual}"
+                fix = f"`{change} {number} {name}` on the host, and chown its files" if fixed else fix
+                yield f"{kind}-differs", f"{name} has {kind} {actual} on the host, but {number} {scope}", fix
                 break
             if holders:
                 code = "uid-shared" if exists else f"{kind}-taken"
                 fix = f"give that account another {kind}: `{change} {kind.upper()} {holders[0]}`"
                 if not fixed and not exists:
                     fix = f"give {name} another uid in the spec"
-                yield code, f"{kind} {number} of {name} is that of {', '.join(holders)}", fix
+                yield code, f"{kind} {number}, which {name} needs, belongs to {', '.join(holders)}", fix
                 break
 
 
@@ -457,7 +467,7 @@ def _examine_host(host: str, request: ProbeRequest, root: RunAsRoot) -> Examined
     text = root(host, request.argv(), PROGRAM)
     facts = parse_report(text).host
     if facts is None:
-        raise TransportError("the host gave no usable answer", code="answer-garbled", why=text[:500])
+        raise TransportError("the host did not return valid JSON", code="answer-garbled", why=text[:500])
     ended = time.time()
     # The host's clock was read between these two times, so a time in between is no skew.
     skew_s = facts.time - min(max(facts.time, started), ended)
@@ -467,4 +477,4 @@ def _examine_host(host: str, request: ProbeRequest, root: RunAsRoot) -> Examined
 def _unreached_finding(host: str, error: ClusterctlError) -> Finding:
     # The failure of a host may have a more specific code than the error.
     (failure, *_) = error.failures
-    return Finding(host, "error", failure.code, error.what, error.why or "it gave no reason", error.fix)
+    return Finding(host, "error", failure.code, error.what, error.why or "no reason is known", error.fix)

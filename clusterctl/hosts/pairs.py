@@ -26,7 +26,7 @@ _START_S = 20.0
 _ASK_S = 6.0
 _ASK_PER_NODE_S = 0.1
 _SHOWN = 3  # pairs
-_DROPPED = "check their load, and the firewalls, routes and cables between them"
+_DROPPED = "check the load of these hosts, and the firewalls, routes and cables between them"
 
 # How to let the hosts through each firewall.
 _OPENING: Final = {
@@ -157,7 +157,7 @@ def _answer(talk: Conversation, output: Iterator[bytes]) -> Any:
             return json.loads(line)
     # Raises the error if the program failed.
     talk.finish()
-    raise TransportError("the program ended without an answer", code="ended-without-answer")
+    raise TransportError("the test program ended without an answer", code="ended-without-answer")
 
 
 def needed_ports(spec: ClusterSpec, host: Host, *, exports: bool) -> tuple[int, ...]:
@@ -204,10 +204,10 @@ def _closed(members: Mapping[str, str], firewalls: Mapping[str, Firewall], ports
     )
     port = ports.partition(",")[0]
     trace = (
-        f"`traceroute -T -p {port} {members[host]}` on {names[0]} shows the hop that drops it; open it there"
+        f"`traceroute -T -p {port} {members[host]}` on {names[0]} shows where packets are dropped; allow them"
     )
     if firewall.name == NO_FIREWALL:
-        return Finding(host, "error", "network", "the cluster's hosts can't reach it", cause, trace)
+        return Finding(host, "error", "network", "other hosts can't reach the host", cause, trace)
     sources = [address for name, address in members.items() if name != host]
     opening = _OPENING[firewall.name].format(spaced=" ".join(sources), listed=",".join(sources))
     title = "a firewall blocks the cluster's hosts"
@@ -215,7 +215,7 @@ def _closed(members: Mapping[str, str], firewalls: Mapping[str, Firewall], ports
 
 
 def untested_findings(failed: Mapping[str, ClusterctlError]) -> Iterator[Finding]:
-    title, fix = "its connections were not tested", "run the same command again"
+    title, fix = "the host's connections were not tested", "run the same command again"
     for host, error in failed.items():
         # Other checks report other errors.
         if isinstance(error, TransportError):

@@ -241,18 +241,20 @@ def parse_report(text: str) -> HostReport:
     try:
         answer = _ProbeAnswer.model_validate_json(text)
     except ValidationError as exc:
-        raise TransportError("the host gave no usable answer", code="answer-garbled", why=text[:500]) from exc
+        message = "the host did not return valid JSON"
+        raise TransportError(message, code="answer-garbled", why=text[:500]) from exc
     if answer.state == _STOPPING:
         raise StoppingError("the host is shutting down")
     host, node = answer.host, answer.node
     if node is None:
         if host is None:
-            raise TransportError("the host gave no usable answer", code="answer-garbled", why=text[:500])
+            raise TransportError("the host returned no facts", code="answer-garbled", why=text[:500])
         return HostReport(None, {}, host=host)
     # The program failed or took too long, because the host is too busy or still booting.
     if not node.said:
         message = "the host did not report its facts in time"
-        raise UnreachableError(message, why="it is busy", fix="check its load, then try again")
+        fix = "check the host's load, then run the same command again"
+        raise UnreachableError(message, why="the host is busy or still booting", fix=fix)
     facts, driver = read_node(node.said)
     facts = facts and replace(facts, cgroups=node.cgroup_plugin is not False)
     full = tuple(disk for disk in node.space if disk.is_full)
@@ -305,7 +307,7 @@ def read_node(text: str) -> tuple[NodeFacts | None, Driver]:
             "`slurmd -C` did not describe the node",
             code="slurmd-answer-garbled",
             why=f"no usable {exc.args[0]!r} in: {text.strip()[:500]}",
-            fix="check that slurmd is installed there and starts",
+            fix="check that slurmd is installed on the host, and that it starts",
         ) from exc
     return facts, driver
 

@@ -20,7 +20,7 @@ from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.util.progress import SILENT, ProgressReporter, Waiting
 
 _MODULE = "clusterctl.providers.local.helper"
-_NO_RIGHT, _HERE = "no right to start nodes", "this machine"
+_NO_RIGHT, _HERE = "local nodes need root access to this machine", "this machine"
 _ERRORS = {kind.__name__: kind for kind in (DiskError, LockedError, MachineError)}
 
 # Helpers that wait for a request.
@@ -172,5 +172,7 @@ def _died(process: subprocess.Popen[str]) -> MachineError | ProvisionError:
         fix = "run `sudo -v` first, or run clusterctl as root, or allow sudo without a password"
         return MachineError(_NO_RIGHT, code="no-right-to-start-nodes", where=_HERE, why=lines[-1], fix=fix)
     return ProvisionError(
-        "the machine helper ended without an answer", code="ended-without-answer", why=stderr[-1500:]
+        "the root helper on this machine ended without an answer",
+        code="ended-without-answer",
+        why=stderr[-1500:],
     )

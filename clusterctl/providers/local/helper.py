@@ -153,7 +153,7 @@ class _Caller:
     def check(self) -> None:
         if self._done.is_set() and self._word != DONE:
             raise ProvisionError(
-                "the image was not finished", code="image-not-finished", why="clusterctl ended or failed"
+                "the node image was not finished", code="image-not-finished", why="clusterctl ended or failed"
             )
 
 
@@ -278,7 +278,8 @@ def _prepare_shared_folder(request: layout.ClusterRequest) -> Path:
         kept = next((folder for folder in _kept_folders() if folder.id == request.storage), None)
         if kept is None or kept.owner != request.owner:
             where = str(layout.shared_folder(request.storage))
-            raise ProvisionError("the kept storage no longer exists", code="storage-gone", where=where)
+            message, fix = "the kept storage no longer exists", "run `clusterctl up` again"
+            raise ProvisionError(message, code="storage-gone", where=where, fix=fix)
         layout.shared_folder(kept.id).rename(shared)
         system.erase(layout.cluster_dir(kept.id))
     shared.mkdir(exist_ok=True, mode=0o755)
@@ -486,7 +487,7 @@ def _serve(message: dict[str, Any]) -> bool:
         error = exc
     except OSError as exc:
         reason = f"{exc.strerror}: {exc.filename}" if exc.filename else str(exc)
-        failed = ProvisionError("work on this machine failed", code="machine-work-failed", why=reason)
+        failed = ProvisionError("this machine could not be changed", code="machine-work-failed", why=reason)
         error = disk_error(exc) if exc.errno in REFUSALS else failed
     system.answer({"error": {"kind": type(error).__name__} | {key: getattr(error, key) for key in _FIELDS}})
     return False

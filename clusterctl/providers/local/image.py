@@ -66,7 +66,7 @@ _BAKE_TIMEOUT_S = 10.0
 # Number of unused node templates to keep. A controller's template takes 70 MB.
 _KEPT_CLASSES = 12
 _FIX_REBUILD: Final = (
-    "`clusterctl up` rebuilds it; nodes that were built from it need a `clusterctl down` first"
+    "run `clusterctl up`, which builds it again; if nodes were created from it, run `clusterctl down` first"
 )
 # How long to wait for other processes that build images, for some minutes each.
 _BUILDS_S = 3600.0
@@ -293,7 +293,7 @@ def _serve_ssh(root: Path, name: str) -> tuple[subprocess.Popen[bytes], int]:
         time.sleep(0.05)
     _end(process)
     raise ProvisionError(
-        "the image did not answer on SSH while it was baked", code="image-without-ssh", where=str(root)
+        "sshd in the unfinished node image did not answer", code="image-without-ssh", where=str(root)
     )
 
 

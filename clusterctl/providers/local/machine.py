@@ -161,9 +161,8 @@ def _place(root: Path, name: str, text: str | bytes, *, mode: int = 0o644) -> Pa
     path = root / name
     for folder in reversed(path.relative_to(root).parents):
         if (root / folder).is_symlink():
-            raise ProvisionError(
-                "a node's folder was replaced by a link", code="folder-is-a-link", where=str(root / folder)
-            )
+            message, fix = "a folder of the node was replaced by a symbolic link", "remove the link"
+            raise ProvisionError(message, code="folder-is-a-link", where=str(root / folder), fix=fix)
     path.parent.mkdir(parents=True, exist_ok=True)
     data = text.encode() if isinstance(text, str) else text
     # An unchanged file is not written again, so that a node can start even if its disk is full.
@@ -255,7 +254,7 @@ def stop(names: Collection[str]) -> None:
     while remaining := {name: pids for name, pids in alive().items() if name in names}:
         # A supervisor ends after its machine. Killing the supervisor would leave its links behind.
         _kill({pid for pids in remaining.values() for pid in pids} - supervisors, signal.SIGKILL)
-        _pause(until, "nodes could not be stopped", remaining, fix="look at `ps` for systemd-nspawn")
+        _pause(until, "nodes could not be stopped", remaining, fix="see `ps -ef | grep systemd-nspawn`")
     for name in names:
         remove_cgroups(name)
 
@@ -298,7 +297,7 @@ def enter_cgroup(machine: str) -> list[str]:
             code="no-control-groups",
             where=str(exc.filename),
             why=exc.strerror or str(exc),
-            fix="run the container with a writable /sys/fs/cgroup",
+            fix="in a container, mount /sys/fs/cgroup writable",
         ) from exc
     script = 'until [ "$1" = -- ]; do echo $$ >"$1/cgroup.procs" || exit 1; shift; done; shift; exec "$@"'
     return ["sh", "-c", script, "sh", *map(str, cgroups), "--"]

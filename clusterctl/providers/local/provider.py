@@ -67,8 +67,8 @@ class LocalProvider(Provider):
         refuse_other_machines(sys.platform)
         if (release := distributions.redhat_release()) and release.startswith("rhel"):
             summary = "local nodes are not supported on Red Hat Enterprise Linux"
-            reason = "its packages need a subscription, which belongs to this machine and not to an image"
-            fix = "use this machine itself as the cluster: provider: {type: onprem} and address: localhost"
+            reason = "RHEL's packages need a subscription, and node images can't use that of this machine"
+            fix = "use this machine itself as a node: provider: {type: onprem} and address: localhost"
             raise UsageError(summary, code="rhel-without-images", where="provider.type", why=reason, fix=fix)
         of_debian = {
             "provider.mirror": self._settings.mirror != DEFAULT_MIRROR,
@@ -274,8 +274,8 @@ def _storage_notes(
 ) -> tuple[str, ...]:
     kept = choose_storage_to_reuse(spec, storages)
     if kept and existing.nodes:
-        summary = f"cluster {spec.name!r} uses a new shared folder, not the kept one"
-        reason = f"it was created without `keep: true`, so it did not reuse this: {kept}"
+        summary = f"cluster {spec.name!r} uses a new shared folder instead of the kept shared folder"
+        reason = f"the cluster was created without `keep: true`, so it did not reuse {kept}"
         fix = "run `clusterctl down` with the spec as it was, then `clusterctl up` with `keep: true`"
         raise UsageError(summary, code="storage-keep-changed", where="storage.keep", why=reason, fix=fix)
     return (reuse_note(kept),) if kept else ()

@@ -107,11 +107,11 @@ def address_of(host: str, config: Path) -> str:
         return str(paramiko.SSHConfig.from_path(str(config)).lookup(host)["hostname"])
     except (OSError, paramiko.ConfigParseError) as exc:
         raise TransportError(
-            f"the SSH configuration does not say how to reach {host}",
+            f"the address of {host} can't be read from the ssh_config",
             code="ssh-config-incomplete",
             where=str(config),
             why=str(exc),
-            fix="run `clusterctl up`, which writes it",
+            fix="run `clusterctl up`, which writes this file again",
             host=host,
         ) from exc
 

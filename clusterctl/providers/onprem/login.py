@@ -83,7 +83,8 @@ def connect(host: str, config: Path) -> SSHTransport:
     """Connect to a machine, remote or local, as the admin account."""
     if is_this_machine(address_of(host, config)) and not GATE.exists():
         summary, reason = f"{host} has no clusterctl account", f"{GATE} does not exist"
-        raise TransportError(summary, code="no-admin-account", why=reason, host=host)
+        fix = "run `clusterctl up`, which creates the account"
+        raise TransportError(summary, code="no-admin-account", why=reason, host=host, fix=fix)
     return SSHTransport(host, config)
 
 
@@ -227,11 +228,9 @@ class Login:
             line, script = wrap_command(argv)
             done = process.run(self._words(host, line), stdin=script + stdin, timeout_s=timeout_s)
         except subprocess.TimeoutExpired as exc:
-            summary, reason = (
-                f"{host} does not answer",
-                f"`{shown_command(argv)}` took longer than {timeout_s:g} s",
-            )
-            raise UnreachableError(summary, why=reason, host=host, fix="check the host's load") from exc
+            summary, fix = f"{host} does not answer", "check the host's load"
+            reason = f"`{shown_command(argv)}` took longer than {timeout_s:g} s"
+            raise UnreachableError(summary, why=reason, host=host, fix=fix) from exc
         except OSError as exc:
             raise no_ssh(exc) from exc
         if done.rc == 0:

@@ -161,12 +161,12 @@ def address_failures(
     """Return a failure for each host that is not on the network, or a single failure if that is unknown."""
     interfaces = {host.name: ", ".join(map(str, _interfaces(facts[host.name]))) or "none" for host in hosts}
     if network is None:
-        reason = f"{leader.address} is not an address of its interfaces ({interfaces[leader.name]})"
+        reason = f"{leader.address} is not an address of that host ({interfaces[leader.name]})"
         cause = f"clusterctl can't tell which network the cluster uses: {reason}"
         fix = "write provider.network, such as 10.0.0.0/24"
         return [Failure(_NO_ADDRESS, cause, leader.name, "plan", fix)]
     missing = [host.name for host in hosts if not address_in(network, facts[host.name], host.address)]
-    cause = f"it has no address on the cluster's network {network}, but "
+    cause = f"no address of the host is on the cluster's network {network}; the host has "
     fix = "write provider.network: the network that all hosts share"
     return [Failure(_NO_ADDRESS, cause + interfaces[name], name, "plan", fix) for name in missing]
 
@@ -314,7 +314,7 @@ def _different_mtus(check: _NetworkCheck, mtus: Mapping[str, int]) -> Iterator[F
     controller = mtus.get(check.hosts[0].name)
     for name in check.new:
         if controller and mtus.get(name, controller) not in {0, controller}:
-            reason = f"its interface on the cluster's network has {mtus[name]}, the controller's {controller}"
+            reason = f"on the cluster's network, the host has {mtus[name]} and the controller {controller}"
             fix = f"`ip link set dev DEVICE mtu {controller}` on this host, and in its network settings"
             yield Finding(name, "warning", "mtu", "the hosts have different MTUs", reason, fix)
 
@@ -345,8 +345,8 @@ def _peer(check: _NetworkCheck, host: Host, address: str, facts: HostFacts) -> P
 
 def _findings(check: _NetworkCheck, name: str, answer: Mapping[str, Any]) -> Iterator[Finding]:
     if answer["loses_large_packets"]:
-        reason = f"packets of its MTU's size do not reach {check.hosts[0].name} and return; smaller ones do"
-        fix = "`ip link set dev DEVICE mtu 1500` on this host, or allow its MTU on the switches"
+        reason = f"packets of the host's MTU do not reach {check.hosts[0].name} and return; small packets do"
+        fix = "`ip link set dev DEVICE mtu 1500` on this host, or allow the host's MTU on the switches"
         yield Finding(name, "error", "mtu", "large packets are lost", reason, fix)
     for url, reason in answer["repositories"].items():
         fix = (
@@ -403,7 +403,7 @@ def claim_findings(facts: Mapping[str, HostFacts], cluster_id: str) -> tuple[Fin
     for host, host_facts in facts.items():
         claim = parse_claim(host_facts.texts.get(CLAIM, ""))
         if claim.get("id", cluster_id) != cluster_id:
-            reason = f"it belongs to cluster {claim.get('name')!r} ({claim['id']})"
+            reason = f"the machine belongs to cluster {claim.get('name')!r} ({claim['id']})"
             findings.append(Finding(host, "error", "claimed", "the machine is in use", reason, _FIX_CLAIMED))
     return tuple(findings)
 

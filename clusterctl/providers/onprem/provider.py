@@ -257,11 +257,11 @@ class OnpremProvider(Provider):
         joined, silent, report, blocking = self._collect_findings(spec, workspace, hosts, login)
         # ``plan`` raises the error about kept storage, which is a problem of the spec.
         if any(finding.code != _KEPT for finding in blocking):
-            summary, host_failures = (
+            summary, failures = (
                 "these machines can't be used: {hosts}",
                 findings_as_failures(blocking, phase="plan"),
             )
-            raise ProvisionError.of_hosts(summary, host_failures, code="hosts-unfit", then=_THEN)
+            raise ProvisionError.of_hosts(summary, failures, code="hosts-unfit", then=_THEN)
         new = tuple(host.name for host in hosts if host.name not in {**joined, **silent})
         keys = {name: host.host_key for name, host in joined.items()}
         keys |= {name: login.key_of(name) for name in new}

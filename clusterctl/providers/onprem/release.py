@@ -216,7 +216,7 @@ def claims(login: Login) -> Mapping[str, Mapping[str, str]]:
     return claims_by_host
 
 
-_TRACES: Final = "the account clusterctl, the cluster's files and the records to remove them are still on it"
+_TRACES: Final = "the machine still has the account clusterctl, the cluster's files and the records of them"
 
 
 def record_pending(
@@ -264,8 +264,8 @@ def retry_all(hosts: Collection[Host], login: Login, *, ending: bool = False) ->
         if not ending and (twins := [host for host in hosts if host.host_key == pending.host.host_key]):
             names = ", ".join(f"{host.name} ({address_of(host)})" for host in twins)
             text = (
-                f"{pending}; not tried again: {names} has the same host key and may be this machine; if so: "
-                f"`clusterctl node forget {pending.host.name}`; if not, `clusterctl down` releases it"
+                f"{pending}; skipped, because {names} has the same host key and may be the same machine; if "
+                f"so, run `clusterctl node forget {pending.host.name}`; if not, `clusterctl down` releases it"
             )
             notes.append(Notice("host-key-of-another", text))
             continue

@@ -132,7 +132,9 @@ def join(request: Dict[str, Any]) -> Dict[str, Any]:
     if claim_before.get("id", request["id"]) != request["id"]:
         raise RefusedError(
             "claimed",
-            "it already belongs to cluster {!r} ({})".format(claim_before.get("name"), claim_before["id"]),
+            "the machine already belongs to cluster {!r} ({})".format(
+                claim_before.get("name"), claim_before["id"]
+            ),
             "remove that cluster first (`clusterctl down`), or remove this machine from the spec",
         )
     if shutil.which("visudo") is None:

@@ -111,7 +111,7 @@ def test_the_machine_that_one_is_on_is_left_to_its_user_to_boot(
     [
         ({"uid": 1000}, "error", "not-root", "uid 1000"),
         ({"system.id": "arch", "system.version": ""}, "error", "distribution", "names of its packages"),
-        ({"system.machine": "aarch64"}, "error", "architecture", "this is aarch64"),
+        ({"system.machine": "aarch64"}, "error", "architecture", "architecture is aarch64"),
         ({"system.systemd": False}, "error", "systemd", "process 1"),
         (
             {"space": [room(99999, "/"), room(12, "/var")]},
@@ -138,17 +138,17 @@ def test_the_machine_that_one_is_on_is_left_to_its_user_to_boot(
             "/var is mounted noexec",
         ),
         ({"listeners": {"6818": "nc"}}, "error", "port-taken", "nc listens on port 6818, which slurmd needs"),
-        ({"accounts": {"hpc": 1001}}, "error", "uid-differs", "uid 1001 there, but 10000"),
-        ({"accounts": {"slurm": 997}}, "error", "uid-differs", "uid 997 there, but 64030 on all hosts"),
-        ({"accounts": {"lims": 64031}}, "error", "uid-taken", "64031 of munge is that of lims"),
-        ({"accounts": {"anna": 10000}}, "error", "uid-taken", "that of anna"),
+        ({"accounts": {"hpc": 1001}}, "error", "uid-differs", "uid 1001 on the host, but 10000"),
+        ({"accounts": {"slurm": 997}}, "error", "uid-differs", "uid 997 on the host, but 64030 on all"),
+        ({"accounts": {"lims": 64031}}, "error", "uid-taken", "64031, which munge needs, belongs to lims"),
+        ({"accounts": {"anna": 10000}}, "error", "uid-taken", "belongs to anna"),
         (
             {"accounts": {"clusterctl": 1000}},
             "warning",
             "admin-differs",
-            "has uid 1000 there, but 64100 on one",
+            "has uid 1000 on the host, but 64100 on one",
         ),
-        ({"accounts": {}, "groups": {"lab": 10000}}, "error", "gid-taken", "that of lab"),
+        ({"accounts": {}, "groups": {"lab": 10000}}, "error", "gid-taken", "belongs to lab"),
         ({"accounts": {}, "groups": {"hpc": 77}}, "error", "gid-differs", "hpc has gid 77"),
         ({"gpus.cards": 2, "gpus.nouveau": True}, "warning", "no-driver", "nouveau"),
         ({"gpus.cards": 2, "gpus.secure_boot": True}, "warning", "no-driver", "Secure Boot is on"),
@@ -156,7 +156,7 @@ def test_the_machine_that_one_is_on_is_left_to_its_user_to_boot(
             {"gpus.cards": 2, "gpus.installed": "580.95.05", "gpus.nouveau": True},
             "warning",
             "reboot-needed",
-            "driver 580.95.05 is installed, but nouveau has the cards",
+            "driver 580.95.05 is installed, but the kernel uses nouveau",
         ),
         ({"gpus.cards": 2, "gpus.installed": "580.95.05"}, "warning", "reboot-needed", "it is not loaded"),
         (
@@ -172,9 +172,14 @@ def test_the_machine_that_one_is_on_is_left_to_its_user_to_boot(
             "nvidia-fabricmanager is not running",
         ),
         ({"gpus.cards": 2, "gpus.shown": ["T4"], "gpus.driver": "580"}, "warning", "gpu-lost", "1 of 2"),
-        ({"resolved": {"one": ["10.9.9.9"]}}, "warning", "name", "one is 10.9.9.9 there"),
+        ({"resolved": {"one": ["10.9.9.9"]}}, "warning", "name", "one is 10.9.9.9, but"),
         ({"system.machine_id": "aa"}, "warning", "machine-id", "clone"),
-        ({"system.machine_id": "aa", "addresses": WELL["addresses"]}, "error", "same-machine", "it is one"),
+        (
+            {"system.machine_id": "aa", "addresses": WELL["addresses"]},
+            "error",
+            "same-machine",
+            "the host one",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_finding_of_that_host(
@@ -188,7 +193,7 @@ def test_what_is_wrong_is_one_finding_of_that_host(
 
 TAKEN_OVER = [
     ({"units": ["slurmd"]}, "error", "slurm-in-use", "slurmd of another cluster"),
-    ({"units": ["munge"]}, "warning", "munge-in-use", "replaces its key"),
+    ({"units": ["munge"]}, "warning", "munge-in-use", "replaces munge's key"),
     ({"databases": ["payroll"]}, "error", "database-in-use", "payroll"),
     ({"slurm_state": ["clustername"]}, "error", "slurm-state", "clustername"),
 ]

@@ -284,8 +284,8 @@ def test_taken_numbers_are_found_on_all_hosts_first() -> None:
         (host, code, cause)
         for host in ("ctl", "train-1")
         for code, cause in (
-            ("gid-taken", "gid 1000 of ada is that of google-sudoers"),
-            ("uid-taken", "uid 1001 of bob is that of clusterctl"),
+            ("gid-taken", "gid 1000, which ada needs, belongs to google-sudoers"),
+            ("uid-taken", "uid 1001, which bob needs, belongs to clusterctl"),
         )
     }
     reject_taken_numbers(reports, {"ada": 10000, "clusterctl": 7})  # an account of ours is set right later
@@ -309,9 +309,9 @@ def test_taken_numbers_of_slurm_and_munge_are_found() -> None:
     user, group = (f"give that account another {change}" for change in changes)
     said = {(failure.host, failure.code, failure.cause, failure.fix) for failure in caught.value.failures}
     assert said == {
-        ("one", "uid-taken", "uid 64030 of slurm is that of lims", f"{user} lims`"),
-        ("two", "gid-taken", "gid 64031 of munge is that of lab", f"{group} lab`"),
-        ("three", "gid-taken", "gid 64030 of slurm is that of lab", f"{group} lab`"),
+        ("one", "uid-taken", "uid 64030, which slurm needs, belongs to lims", f"{user} lims`"),
+        ("two", "gid-taken", "gid 64031, which munge needs, belongs to lab", f"{group} lab`"),
+        ("three", "gid-taken", "gid 64030, which slurm needs, belongs to lab", f"{group} lab`"),
     }
 
 

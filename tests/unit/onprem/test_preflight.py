@@ -150,7 +150,7 @@ def plant(machines: Machines) -> Iterator[tuple[str, str, str, str]]:
     one["gpus"] = NO_DRIVER
     yield "n1", "no-driver", "no working driver", "`clusterctl up` installs it"
     three["accounts"] = {"ada": 2001, "eve": 2001}
-    yield "n3", "uid-shared", "uid 2001 of ada is that of eve", "usermod --uid UID eve"
+    yield "n3", "uid-shared", "uid 2001, which ada needs, belongs to eve", "usermod --uid UID eve"
     yield from plant_on_the_network(machines)
 
 
@@ -190,7 +190,7 @@ def test_plan_notes_leave_out_problems_reported_elsewhere(machines: Machines, kn
     machines.facts["n1"] |= {"cgroup_plugin": False, "units": ["munge"]}
     machines.facts["n1"]["gpus"] |= {"shown": [], "driver": None}
     said = notes(machines.spec, machines.found(), cluster_exists=known)
-    assert "munge is already running there" in said[-1]
+    assert "munge is already running on the host" in said[-1]
     others = said[:-1]
     assert ["control groups" in one for one in others] == [True] * (not known)
 
