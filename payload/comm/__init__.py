@@ -30,13 +30,12 @@ _TRANSPORTS = {
 def make_transport(name: str, device: Device, *, cuda_aware: bool = False) -> Transport:
     """Return the named transport between all ranks of the job.
 
-    Args:
-        cuda_aware: with ``mpi`` on a GPU, pass device memory to MPI.
+    cuda_aware: with ``mpi`` on a GPU, pass device memory to MPI.
 
     Raises:
-        UsageError: the transport does not work with this device, these ranks or this MPI. On all ranks.
+        UsageError: the transport does not work with this device, MPI or set of ranks. Raised on every rank.
     """
     if cuda_aware and not device.gpu:
-        raise UsageError("--cuda-aware: no GPU is in use, so MPI has no device memory to send", code="no-gpu")
+        raise UsageError("--cuda-aware: this rank uses no GPU; omit --cuda-aware", code="no-gpu")
     module, kind = _TRANSPORTS["mpi-cuda" if name == "mpi" and cuda_aware else name]
     return getattr(importlib.import_module(f"payload.comm.{module}"), kind)(device)

@@ -13,13 +13,13 @@ T = TypeVar("T")
 
 
 class Pending(Protocol):
-    """A collective or message in progress. Its arrays must not be used until it is done."""
+    """A collective or message in progress. Its arrays must not be used until the operation is done."""
 
     def test(self) -> bool:
-        """Advance it as far as possible without blocking, and return whether it is done."""
+        """Advance the operation as far as possible without blocking, and return whether it is done."""
 
     def wait(self) -> None:
-        """Block until it is done. On a GPU only work queued on the current stream afterwards has to wait."""
+        """Block until the operation is done. On a GPU only the current stream blocks, not the host."""
 
 
 class Request(Protocol):
@@ -92,10 +92,10 @@ class Communicator(Protocol):
         """Replace an array on every rank with the array of rank ``root``."""
 
     def isend(self, array: Array, dest: int, tag: int = 0) -> Pending:
-        """Start sending an array to one rank. It may be changed once the operation is done."""
+        """Start sending an array to rank ``dest``. The array must not change until the operation is done."""
 
     def recv(self, out: Array, source: int, tag: int = 0) -> None:
-        """Receive an array from one rank."""
+        """Receive an array from rank ``source``."""
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Sum a few numbers over all ranks. Added in order of rank, so all ranks get the same result."""
@@ -104,7 +104,7 @@ class Communicator(Protocol):
         """Gather a small picklable value from every rank, in order of rank, on every rank."""
 
     def barrier(self) -> None:
-        """Wait until every rank has called this."""
+        """Wait until every rank has called ``barrier``."""
 
 
 class Solo(Communicator):
@@ -179,13 +179,10 @@ class CommunicatorWrapper(Communicator, Generic[Inner]):
 
 
 def on_all_ranks(comm: Communicator, act: Callable[[], T]) -> T:
-    """Call a function on every rank. If it fails on any rank, for example to open a file, fail on all.
-
-    Returns:
-        This rank's result.
+    """Call a function on every rank and return this rank's result. If any rank fails, fail on all ranks.
 
     Raises:
-        PayloadError: on every rank: the error of the lowest failed rank, with that rank and its host.
+        PayloadError: on every rank: the error of the lowest failed rank, with that rank's number and host.
     """
     result: list[T] = []
     failure: PayloadError | None = None

@@ -1,9 +1,9 @@
 """Compressed sums of gradients on top of any transport: top-k, int8 and PowerSGD.
 
-A rank keeps the part of its gradient that it did not send, and adds it to its next gradient: error
-feedback (Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014; Karimireddy et al., "Error
-Feedback Fixes SignSGD", 2019). So nothing is lost, only delayed. All ranks compute the sum from the same
-messages in the same order, so it is bit-identical on all of them.
+A rank keeps the part of its gradient that it did not send (the residual), and adds it to its next gradient:
+error feedback (Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014; Karimireddy et al.,
+"Error Feedback Fixes SignSGD", 2019). So no part is lost, only delayed. All ranks compute the sum from the
+same messages in the same order, so the sum is bit-identical on all ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from payload.device.base import Array
 
 @dataclass(frozen=True, slots=True)
 class ParamSlice:
-    """Position and shape of one parameter's gradient in the flat array of all gradients."""
+    """Position and shape of a parameter's gradient in the flat array of all gradients."""
 
     start: int
     shape: tuple[int, ...]
@@ -45,15 +45,12 @@ class Compressed(CommunicatorWrapper[Transport]):
         self._grads: Array | None = None
 
     def attach(self, grads: Array, slices: Sequence[ParamSlice]) -> None:  # noqa: ARG002
-        """Compress sums of slices of the flat array ``grads`` from now on.
-
-        slices: position of each parameter in ``grads``.
-        """
+        """From now on, compress sums of slices of the flat array ``grads``. slices: of each parameter."""
         self._grads = flat(grads)
         self.state["residual"] = self.inner.device.xp.zeros(grads.shape, grads.dtype)
 
     def _exchange(self, residual: Array, array: Array, start: int) -> Steps:
-        """Write the sum over all ranks to ``array``, and keep the part of ``residual`` that was not sent.
+        """Write the sum over all ranks to ``array``, and leave in ``residual`` the part that was not sent.
 
         Both arrays are flat, and start at position ``start`` of the gradients.
         """
@@ -73,7 +70,7 @@ class Compressed(CommunicatorWrapper[Transport]):
         return self.inner.lane.start(self._steps(flat(array), start))
 
     def _offset_in_grads(self, array: Array) -> int | None:
-        """Return the position of an array in the gradients, or None if it is not part of them."""
+        """Return the array's position in the gradients, or None if it is not a part of the gradients."""
         grads = self._grads
         if grads is None or array.dtype != grads.dtype or not array.size:
             return None
@@ -90,10 +87,10 @@ class Compressed(CommunicatorWrapper[Transport]):
 
 
 class TopK(Compressed):
-    """Send the largest numbers of a gradient and their positions (Lin et al., "Deep Gradient Compression",
-    2018).
+    """Send the largest numbers of a gradient and their positions (Lin et al., arXiv:1712.01887).
 
-    Each rank sends the share ``ratio`` of its numbers, 8 bytes each, to all ranks: pays off below 1 / size.
+    Each rank sends the share ``ratio`` of its numbers, 8 bytes each, to all ranks. This pays off if ``ratio``
+    is below 1 / size.
     """
 
     name = "topk"
@@ -123,14 +120,15 @@ _LARGEST = 127
 
 
 class Int8(Compressed):
-    """Send gradients as 8-bit integers with one scale per block: about 2 bytes per number, a ring sends 8.
+    """Send gradients as 8-bit integers with a scale for each block: about 2 bytes per number (a ring: 8).
 
-    Each rank rounds its gradient. The ranks exchange parts; each sums its own part in float32, rounds the sum
-    and sends it to all. So numbers are rounded twice, for any number of ranks. (A ring would round at every
-    hop; gathering all gradients everywhere would send size - 1 bytes per number.) Rounding is to nearest: its
-    error is half that of stochastic rounding, it needs no random numbers, and error feedback removes its
-    bias. Tang et al., "1-bit Adam", ICML 2021, do the same with fewer bits, and store the rounding error of
-    the sum separately. Here the owner's residual includes it, so it reaches the next sum.
+    Each rank rounds its gradient. The ranks exchange parts; each rank sums its own part in float32, rounds
+    the sum and sends it to all ranks. So numbers are rounded twice, for any number of ranks. (A ring would
+    round at every hop; gathering all gradients everywhere would send size - 1 bytes per number.) Rounding is
+    to nearest: its error is half that of stochastic rounding, it needs no random numbers, and error feedback
+    removes its bias. Tang et al., "1-bit Adam", ICML 2021, do the same with fewer bits, and store the
+    rounding error of the sum separately. Here the rank that rounds a sum adds the error to its residual, and
+    so to the next sum.
     """
 
     name = "int8"
@@ -160,8 +158,7 @@ class Int8(Compressed):
 
 
 def _encode(xp: ModuleType, numbers: Array) -> Array:
-    """Encode (..., blocks, BLOCK) float32 as (..., blocks, BLOCK + 4) bytes: multiples of a scale, and the
-    scale."""
+    """Encode float32 (..., blocks, BLOCK) as int8 (..., blocks, BLOCK + 4): multiples of a scale, and it."""
     scales = abs(numbers).max(axis=-1, keepdims=True) / _LARGEST
     packet: Array = xp.empty((*numbers.shape[:-1], BLOCK + scales.itemsize), "int8")
     packet[..., :BLOCK] = xp.rint(numbers / xp.where(scales > 0, scales, 1))
@@ -170,7 +167,7 @@ def _encode(xp: ModuleType, numbers: Array) -> Array:
 
 
 def _decode(packet: Array) -> Array:
-    """Decode to (..., blocks, BLOCK) float32."""
+    """Decode packets of ``_encode`` to float32 (..., blocks, BLOCK)."""
     return packet[..., :BLOCK] * packet[..., BLOCK:].copy().view("float32")
 
 
@@ -248,10 +245,7 @@ class PowerSGD(Compressed):
             self._save_right(m.name, right)
 
     def _save_right(self, name: str, right: Array) -> None:
-        """Save Q for the next iteration, scaled so that its products neither overflow nor vanish.
-
-        If it has numbers that are not finite, the old Q stays.
-        """
+        """Save Q, scaled to avoid overflow, for the next iteration, unless it is 0 or not finite."""
         xp = self.inner.device.xp
         largest = abs(right).max()
         usable = xp.isfinite(largest) & (largest > 0)
@@ -259,14 +253,14 @@ class PowerSGD(Compressed):
 
 
 def _gaps(matrices: Sequence[_Matrix], start: int, size: int) -> list[slice]:
-    """Return the slices, from ``start`` on and relative to it, that no matrix covers."""
+    """Return the slices of a flat array, relative to ``start``, that no matrix covers."""
     ends = [0, *(m.stop - start for m in matrices)]
     starts = [*(m.start - start for m in matrices), size]
     return [slice(end, begin) for end, begin in zip(ends, starts, strict=True)]
 
 
 def _split(joined: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
-    """Split a flat array into arrays of these shapes, followed by the rest."""
+    """Split a flat array into arrays of these shapes, followed by a flat array of the remaining numbers."""
     arrays, end = [], 0
     for shape in shapes:
         begin, end = end, end + math.prod(shape)
@@ -275,7 +269,7 @@ def _split(joined: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
 
 
 def _matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return the shape of the matrix, of a tensor's first and last axes, that is nearest to a square."""
+    """Return rows and columns of a tensor as a matrix, split between the axes that make it most square."""
     cuts = [(math.prod(shape[:axis]), math.prod(shape[axis:])) for axis in range(1, len(shape))]
     return min(cuts, key=sum, default=(1, math.prod(shape)))
 
@@ -286,7 +280,6 @@ _COMPRESSORS: dict[str, type[Compressed]] = {"topk": TopK, "int8": Int8, "powers
 def make_compressor(name: str, transport: Transport, **options: float) -> Compressed:
     """Return a transport that compresses sums of gradients once they are attached.
 
-    Args:
-        options: ``ratio`` for ``topk``, ``rank`` for ``powersgd``.
+    options: ``ratio`` for ``topk``, ``rank`` for ``powersgd``.
     """
     return _COMPRESSORS[name](transport, **options)

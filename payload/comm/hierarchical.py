@@ -1,7 +1,7 @@
-"""Sums within each node, then between one leader rank per node, then within each node again.
+"""Sums within each node, then between the leader ranks of the nodes, then sent to each node's ranks.
 
 Each sum crosses between nodes once per node instead of once per rank, as in Goyal et al., "Accurate, Large
-Minibatch SGD" (2017), section 4. Pays off if many ranks of a node share one slow link.
+Minibatch SGD" (2017), section 4. Pays off if many ranks of a node share a slow link.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ NodeOf = Callable[[MPI.Comm], MPI.Comm]
 
 
 def by_shared_memory(comm: MPI.Comm) -> MPI.Comm:
-    """Split a communicator into the ranks of each node, as MPI detects them."""
+    """Return the communicator of the ranks on this rank's node, as MPI detects them."""
     return comm.Split_type(MPI.COMM_TYPE_SHARED)
 
 
 class Hierarchical(Transport):
-    """Sums through one leader rank per node. Nodes may have different numbers of ranks, in any order."""
+    """Transport with a leader rank on each node. Nodes may have different numbers of ranks, in any order."""
 
     name = "hierarchical"
 
@@ -34,10 +34,7 @@ class Hierarchical(Transport):
         staging: Staging | None = None,
         node_of: NodeOf = by_shared_memory,
     ) -> None:
-        """Join the communicator.
-
-        node_of: splits a communicator into one communicator for each node. Default: by shared memory.
-        """
+        """Join the communicator. node_of: returns the communicator of the ranks on this rank's node."""
         super().__init__(device, comm, staging=staging)
         self._node_of = node_of
         self._node = node_of(self._lane_comm)
@@ -54,7 +51,7 @@ class Hierarchical(Transport):
         return Hierarchical(self.device, comm, staging=self.staging, node_of=self._node_of)
 
     def _sum(self, host: Array) -> Steps:
-        """Sum piece by piece, with up to three pieces in progress, one in each stage.
+        """Sum piece by piece. Up to three pieces are in progress, each in another stage.
 
         All ranks of a node start the stages of their pieces in the same order, as MPI requires.
         """
@@ -88,7 +85,8 @@ class Hierarchical(Transport):
         return self._sum(host)
 
     def _join(self, host: Array) -> Steps:
-        """Collect each node's parts at its leader, exchange them, and send the whole to each rank."""
+        """Collect each node's parts at its leader, exchange them between leaders, and send all to the
+        ranks."""
         parts = host.reshape(self.size, -1)
         members = next(node for node in self._nodes if self.rank in node)
         if not self._leads:

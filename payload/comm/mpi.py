@@ -25,10 +25,10 @@ _NATIVE = {np.dtype(code): MPI.Datatype.fromcode(code) for code in "bBhHiIlLqQfd
 
 
 class MpiCommunicator(Transport):
-    """MPI's own collectives if they are fast, in pieces that fit in the cache.
+    """Transport with MPI's collectives, in pieces that fit in the cache, or a ring if that is faster.
 
-    Measured with Open MPI 4.1, two ranks on one node, 25 MiB, in ms. Blocking sum: one call 7.7, calls of
-    2 MiB 2.3. Non-blocking sum: MPI 5 to 13, a ring 2.6. Reduce-scatter: one call 8.5, a ring 1.7.
+    Measured with Open MPI 4.1, two ranks on a node, 25 MiB, in ms. Blocking sum: 7.7 in a single call, 2.3 in
+    calls of 2 MiB. Non-blocking sum: MPI 5 to 13, a ring 2.6. Reduce-scatter: a single call 8.5, a ring 1.7.
     """
 
     name = "mpi"
@@ -45,7 +45,7 @@ class MpiCommunicator(Transport):
         if datatype is None or self._under_way or not 0 < nbytes <= CHUNK_BYTES:
             self.lane.run(self._in_chunks(array))
             return
-        # A sum of one piece takes a microsecond or two, so skip the lane and call MPI directly.
+        # A sum of a single piece takes 1 to 2 µs, so skip the lane and call MPI directly.
         try:
             self._allreduce(_IN_PLACE, (array, datatype))
         except BufferError as exc:
@@ -97,7 +97,7 @@ def start(refusal: PayloadError | None = None) -> MpiCommunicator:
 
 
 class CudaAwareMpi(Transport):
-    """MPI's own blocking collectives on device memory. Each runs when it reaches the front of its lane.
+    """MPI's blocking collectives on device memory. Each runs when it reaches the front of the lane's queue.
 
     Works only with an MPI library built for CUDA; other libraries would crash. Nothing overlaps with the
     computation, because Open MPI's non-blocking sums do not support device memory.
@@ -108,8 +108,7 @@ class CudaAwareMpi(Transport):
     def __init__(
         self, device: Device, comm: MPI.Comm | None = None, *, staging: InPlace | None = None
     ) -> None:
-        """Join the communicator. The first time, check that the library supports device memory: ask it,
-        then sum a small array and check the result. Only a library that answers wrongly can crash.
+        """Join the communicator. Without ``staging``, check that MPI reports CUDA support, then test a sum.
 
         Raises:
             UsageError: the library does not support device memory. Raised on every rank.
@@ -147,11 +146,7 @@ class CudaAwareMpi(Transport):
 
 
 def takes_device_memory() -> bool:
-    """Return whether the loaded MPI library reports that it was built for CUDA.
-
-    Open MPI and MPICH have MPIX_Query_cuda_support for this. A library without it counts as not built for
-    CUDA.
-    """
+    """Return whether the MPI library was built for CUDA, as reported by its MPIX_Query_cuda_support."""
     maps = Path("/proc/self/maps").read_text().splitlines()
     paths = {line.split(maxsplit=5)[-1] for line in maps if "/libmpi" in line}
     for path in sorted(paths):

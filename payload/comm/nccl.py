@@ -21,7 +21,7 @@ _KINDS = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "flo
 
 
 class Nccl(Transport):
-    """NCCL between ranks with one GPU each. Scalars, Python values and barriers still use MPI."""
+    """Transport with NCCL, for ranks with a GPU each. Scalars, Python values and barriers still use MPI."""
 
     name = "nccl"
 
@@ -49,9 +49,8 @@ class Nccl(Transport):
     def _direction(self, *, up: bool) -> _Group:
         """Return the group for messages to higher ranks (``up``) or to lower ranks.
 
-        There are two groups because a pipeline sends both ways, and neither direction must wait for the
-        other. They are created with the first message, because only pipelines send messages. At that time
-        every rank sends or receives a message, and none is in progress.
+        A pipeline sends both ways, and neither direction must wait for the other. The groups are created with
+        the first message: every rank then sends or receives a message, and no message is in progress.
         """
         if self._directions is None:
             self._directions = self._join_group(), self._join_group()
@@ -110,7 +109,7 @@ class Nccl(Transport):
     def isend(self, array: Array, dest: int, tag: int = 0) -> Pending:  # noqa: ARG002
         """Start sending an array. NCCL has no tags: a rank must receive messages in the order of sending.
 
-        All ranks of the group must take part in its first messages.
+        All ranks must take part in the first messages, because these create the groups.
         """
         self.count_sent(array.nbytes)
         group = self._direction(up=dest > self.rank)
@@ -132,17 +131,12 @@ class Nccl(Transport):
 
 
 class _Group:
-    """An NCCL communicator and the stream that it works on."""
-
     def __init__(self, cuda: Any, nccl: Any) -> None:
         self._cuda, self._nccl = cuda, nccl
         self._stream = cuda.Stream(non_blocking=True)
 
     def launch(self, act: Callable[[Any, int], None]) -> Last:
-        """Call ``act(communicator, stream)`` on the group's stream, after the current stream's queued work.
-
-        Work that the current stream queues later runs in parallel.
-        """
+        """Call ``act(communicator, stream)``. Its work runs after the work queued on the current stream."""
         self._stream.wait_event(self._cuda.get_current_stream().record())
         act(self._nccl, self._stream.ptr)
         return Last([OnDevice(self._stream.record(), self._cuda)])
@@ -160,11 +154,7 @@ def _library() -> Any:
 
 
 def _check(device: Device, places: list[tuple[str, str]], rank: int) -> None:
-    """Check that this rank can use NCCL.
-
-    Raises:
-        UsageError: the rank has no GPU, no NCCL, or shares its GPU.
-    """
+    """Raise UsageError if this rank has no GPU, no NCCL, or shares its GPU with another rank."""
     if device.gpu is None:
         raise UsageError(
             f"--comm nccl: this rank has no GPU{f' ({device.note})' if device.note else ''}; use --comm mpi",

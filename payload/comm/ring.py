@@ -2,9 +2,9 @@
 
 In the ring each rank sends only to its right neighbour, and every byte of a sum crosses each link twice
 (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69, 2009).
-The array is cut into one part for each rank. During size - 1 hops every part goes around once and each rank
-adds to it; it is then complete at the rank with its number. In size - 1 more hops the complete parts go
-around.
+The array is cut into a part for each rank. During size - 1 hops every part passes all ranks, and each rank
+adds its own numbers; the part is then complete at the rank with the part's number. In size - 1 more hops the
+complete parts pass all ranks.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ from payload.comm.transport import MPI, Last, Steps, Transport, chunks
 from payload.device.base import Array
 
 MESSAGE_BYTES = 512 << 10
-"""Size of the messages of a part, so that one message is added while the next is in transit."""
-
+"""Parts are sent in messages of this size, so that a rank adds a message while the next is in transit."""
 _AHEAD = 4
 """Number of receives that are posted before their messages arrive."""
-
 
 Count = Callable[[int], None]
 """Called with the number of bytes of every message sent."""
@@ -55,11 +53,11 @@ def ring_reduce_scatter(comm: MPI.Comm, host: Array, count: Count) -> Steps:
 
 
 class _Round:
-    """Hops of messages around the ring. In hop h a rank sends part ``rank - 1 - h`` and receives ``rank - 2 -
-    h``.
+    """Hops of messages around the ring.
 
-    Parts received in hops 0 to size - 2 are added; the last of these is the rank's own part. Parts
-    received in later hops are complete.
+    In hop h a rank sends part ``rank - 1 - h`` and receives part ``rank - 2 - h``. Parts received in hops 0
+    to size - 2 are added; the last of these is the rank's own part. Parts received in later hops are
+    complete.
     """
 
     def __init__(self, comm: MPI.Comm, host: Array, hops: range, count: Count) -> None:
@@ -96,17 +94,14 @@ class _Round:
         self._count(piece.nbytes)
 
     def _post(self, number: int) -> Steps:
-        """Post the receive for the numbered message."""
         hop, piece = self._arrivals[number]
         if not self._adds(hop) and self._hops.start == 0:
-            # This piece was sent one round ago, and has arrived by now: wait until its memory may be
-            # overwritten.
+            # The piece was sent a round ago. Wait until its memory may be overwritten.
             yield [self._sent.popleft()]
         target = self._receive_buffer(number) if self._adds(hop) else piece
         self._posted.append(self._comm.Irecv(target, (self._rank - 1) % self._size))
 
     def _receive_buffer(self, number: int) -> Array:
-        """Return the buffer for the numbered message, which will be added."""
         _, piece = self._arrivals[number]
         return self._scratch[number % self._ahead, : piece.size]
 
@@ -118,11 +113,7 @@ class _Round:
 
 
 class Naive(Transport):
-    """A slow, obviously correct transport: every rank sends everything to all ranks, and adds in order of
-    rank.
-
-    Its sums are bit-identical on all ranks.
-    """
+    """A slow, obviously correct transport: each rank sends its data to all ranks. Adds in order of rank."""
 
     name = "naive"
 
@@ -153,5 +144,4 @@ class Naive(Transport):
 
 
 def _total(arrays: Sequence[Array]) -> Array:
-    """Return the sum of arrays, added in order."""
     return sum(arrays[1:], arrays[0])

@@ -20,7 +20,7 @@ _WHOLE = slice(None)
 
 
 class Staged:
-    """Host copy of one array during an operation. Here it is the array's own memory; a subclass copies."""
+    """Host memory of an array during an operation: the array's own memory, unless a subclass copies it."""
 
     def __init__(self, host: Array) -> None:
         self.host = host
@@ -41,28 +41,24 @@ class Staged:
 class InPlace:
     """Staging for arrays in host memory, or in device memory that MPI can use directly.
 
-    On a GPU it waits for the computation first, because MPI does not know about streams.
+    On a GPU, staging waits for the computation first, because MPI does not know about streams.
     """
 
     def __init__(self, device: Device | None = None) -> None:
-        """Create the staging. device: the GPU whose memory MPI gets. None: arrays are in host memory."""
+        """Create the staging. device: the GPU that holds the arrays. Default: they are in host memory."""
         self._device = device
 
     def of(self, array: Array) -> Staged:
-        """Stage a C-contiguous array.
-
-        Raises:
-            ValueError: the array is not C-contiguous.
-        """
+        """Stage a C-contiguous array. Raise ValueError for any other layout."""
         if self._device:
             self._device.synchronize()
         return Staged(flat(array))
 
 
 class Pinned:
-    """Staging for arrays on a GPU: reusable pinned buffers, one for each operation.
+    """Staging for arrays on a GPU: a reusable pinned buffer for each operation.
 
-    Copies run on their own stream, and wait for the work that the computing stream has queued before.
+    Copies run on their own stream, after the work that is already queued on the computing stream.
     """
 
     def __init__(self, cupy: ModuleType) -> None:
@@ -147,16 +143,11 @@ class OnDevice:
 
 
 def staging_for(device: Device) -> Staging:
-    """Return the staging that suits a device."""
     return InPlace() if device.xp is np else Pinned(device.xp)
 
 
 def flat(array: Array) -> Array:
-    """Return a flat view of an array.
-
-    Raises:
-        ValueError: the array is not C-contiguous.
-    """
+    """Return a flat view of a C-contiguous array. Raise ValueError for any other layout."""
     if not array.flags.c_contiguous:
         raise ValueError("only a C-contiguous array can be sent or filled")
     return array.reshape(-1)

@@ -1,7 +1,7 @@
 """The base of all transports over MPI. A transport defines how to sum, scatter and join host arrays.
 
-Collectives are generators: each ``yield`` returns the requests to wait for before the next step. So the
-same code runs blocking, or overlapped with the computation if it is advanced between layers.
+Collectives are generators: each ``yield`` returns the requests to wait for before the next step. So the same
+code can block, or overlap with the computation if it is advanced between layers.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ T = TypeVar("T")
 
 
 class Transport(Communicator):
-    """The ranks of one MPI communicator.
+    """Communicator over MPI; the base of all transports.
 
-    Methods ending in ``_steps`` return the collectives as steps, which ``lane`` runs one after the other.
-    Code on top of a transport combines them to longer operations.
+    Methods that end in ``_steps`` return a collective as steps, which ``lane`` runs in order. A compressor
+    combines several collectives to a longer operation.
     """
 
     name: ClassVar[str]
@@ -71,7 +71,7 @@ class Transport(Communicator):
         raise NotImplementedError
 
     def _join(self, host: Array) -> Steps:
-        """Fill a flat array in which each rank has its own part."""
+        """Fill a flat array on every rank with the parts of all ranks. It already holds this rank's part."""
         raise NotImplementedError
 
     def _trade(self, host: Array, out: Array) -> Steps:
@@ -175,15 +175,10 @@ class Transport(Communicator):
         self._comm.Barrier()
 
     def count_sent(self, nbytes: int) -> None:
-        """Count bytes that this rank has sent."""
         self._sent_bytes += nbytes
 
     def _own_slice(self, array: Array) -> slice:
-        """Return the slice of this rank's part of an array (size · n,).
-
-        Raises:
-            ValueError: the size is not a multiple of the number of ranks.
-        """
+        """Return the slice of this rank's part of an array (size · n,). Raise ValueError for other sizes."""
         count, remainder = divmod(array.size, self.size)
         if remainder:
             raise ValueError(f"{array.size} numbers cannot be divided evenly among {self.size} ranks")
@@ -195,7 +190,6 @@ class Transport(Communicator):
         return array.astype(np.float32) if narrow else array
 
     def _without_own_share(self, nbytes: int) -> int:
-        """Return the bytes without this rank's part."""
         return nbytes * (self.size - 1) // self.size
 
 
@@ -211,7 +205,6 @@ def chunks(host: Array, nbytes: int | None = None) -> Iterator[slice]:
 
 
 __all__ = ["CHUNK_BYTES", "MPI", "Transport", "chunks", "mpi_view"]
-
 
 Steps = Generator[Sequence[Request], None, None]
 
@@ -266,7 +259,7 @@ class Operation:
 
 
 class Lane:
-    """A queue of the operations of one communicator.
+    """A queue of a communicator's operations.
 
     MPI and NCCL require all ranks to start their messages in the same order. An operation of several steps
     starts its later messages whenever it is advanced, at different times on different ranks. So an operation
@@ -284,7 +277,7 @@ class Lane:
         return operation
 
     def run(self, steps: Steps) -> None:
-        """Run an operation to its end."""
+        """Run an operation, after all earlier operations, and wait until it is done."""
         self.finish(self.start(steps))
 
     def advance(self) -> None:

@@ -1,4 +1,4 @@
-"""The start of MPI, and this process's rank. Does not import NumPy: verification loads it on all nodes.
+"""The start of MPI, and this process's rank. Without NumPy: the verification job loads this on all nodes.
 
 MPI is finalized when the interpreter exits.
 """
@@ -22,16 +22,16 @@ __all__ = ["MPI", "library", "local_rank", "start", "world_rank"]
 
 
 def start(refusal: PayloadError | None = None) -> MPI.Intracomm:
-    """Start MPI, before a device is chosen, and check that all ranks of the job are in it.
+    """Start MPI, before a device is chosen, and check that MPI has all ranks of the job.
 
-    From then on an uncaught exception ends every rank of the job, so that no rank waits for a dead one.
+    Afterwards an uncaught exception ends every rank of the job, so that no rank waits for a dead rank.
 
     Args:
-        refusal: reason why this rank cannot continue, such as a missing file. Default: it can.
+        refusal: reason why this rank cannot continue, such as a missing file. Default: it can continue.
 
     Raises:
-        PayloadError: the ``refusal`` of the lowest rank that has one, raised on every rank.
-        LaunchError: the launcher started another number of ranks than MPI sees, or MPI cannot start.
+        PayloadError: the first ``refusal``, in order of rank. Raised on every rank.
+        LaunchError: MPI sees another number of ranks than the launcher started, or cannot start.
     """
     complaint = pmi_complaint(library(), os.environ)
     if complaint:

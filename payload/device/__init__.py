@@ -12,10 +12,10 @@ from payload.errors import UsageError
 
 
 def choose(requested: str, local_rank: int) -> Device:
-    """Return the device for a rank. If a node has fewer GPUs than ranks, the ranks share them in turn.
+    """Return the device for a rank. If a node has more ranks than GPUs, ranks share GPUs.
 
     Args:
-        requested: ``cpu``, ``gpu``, or ``auto`` for a GPU if CuPy finds one.
+        requested: ``cpu``, ``gpu``, or ``auto`` for a GPU if CuPy finds a GPU.
         local_rank: index of the rank on its node.
 
     Raises:
@@ -41,7 +41,7 @@ def choose(requested: str, local_rank: int) -> Device:
 
 
 def _select_own_mig_part(local_rank: int) -> None:
-    """Select this rank's part of a GPU (MIG). CUDA shows a process only the first part listed."""
+    """Show CUDA only this rank's part of a GPU (MIG), because a process can use only the first part."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if len(visible) > 1 and all(name.startswith("MIG-") for name in visible):
         os.environ["CUDA_VISIBLE_DEVICES"] = visible[local_rank % len(visible)]

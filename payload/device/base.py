@@ -1,8 +1,4 @@
-"""The device interface, implemented here with NumPy on the host.
-
-MPI never gets device memory, which crashes an MPI built without CUDA: arrays on a GPU are copied through
-pinned host memory, at full speed.
-"""
+"""The device interface, implemented here with NumPy on the host."""
 
 from __future__ import annotations
 
@@ -20,29 +16,25 @@ from payload.node.host import host_memory_bytes
 
 Array = NDArray[Any]
 """A NumPy or CuPy array; both have the same methods."""
-
 GpuFacts = dict[str, str | int | None]
 """The keys ``index``, ``name`` and ``uuid``."""
-
 Mark = Any
 """A point in time on a device. Only that device can interpret it."""
-
 FLOAT32 = np.dtype("float32")
 
 _BLOCK_BYTES = 1 << 18
-"""Bytes of rows that a CPU processes at once. They and their results fit in the second-level cache."""
-
+"""Bytes of rows that a CPU processes at once. The rows and their results fit in the second-level cache."""
 _MATRIX_BYTES = 1 << 20
 """Bytes of a temporary matrix on a CPU, chosen so that it nearly fits in the second-level cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A formula for each element of equally long arrays, computed in one pass through memory.
+    """A formula for each element of equally long arrays, computed in a single pass through memory.
 
-    ``host`` computes it on blocks of NumPy arrays, passed in the order of ``reads`` and ``writes``, with
-    the scalars as keyword arguments. ``code`` is the same formula in CUDA C for one element, with the
-    arrays by name. Arrays in ``writes`` may also be read.
+    ``host`` computes it on blocks of NumPy arrays, passed in the order of ``reads`` and ``writes``, with the
+    scalars as keyword arguments. ``code`` is the same formula in CUDA C for a single element, with the arrays
+    by name. Arrays in ``writes`` may also be read.
     """
 
     name: str
@@ -59,7 +51,7 @@ class Device:
     xp: ModuleType = np
     """The module numpy or cupy."""
     gpu: GpuFacts | None = None
-    """None on a CPU."""
+    """Index, name and UUID of the GPU; None on a CPU."""
     note: str = ""
     """Reason why this device was chosen."""
 
@@ -102,11 +94,11 @@ class Device:
             function(*(array[start : start + step] for array in arrays))
 
     def block_rows(self, row_bytes: int) -> int:
-        """Return how many rows of a temporary matrix to compute before using them."""
+        """Return the number of rows of a temporary matrix to compute at a time. row_bytes: bytes of a row."""
         return max(1, _MATRIX_BYTES // row_bytes)
 
     def apply(self, kernel: Kernel, scalars: Mapping[str, float], *arrays: Array) -> None:
-        """Run a kernel on arrays (N,) of one dtype: first those it reads, then those it writes."""
+        """Run a kernel on arrays (N,) of the same dtype: the arrays it reads, then the arrays it writes."""
         self.blocked(partial(kernel.host, **scalars), *arrays)
 
     def use(self) -> None:
@@ -117,7 +109,7 @@ class Device:
         return host
 
     def upload(self, host: Array) -> Array:
-        """Copy a host array to the device. It may still be copying, so the array must not change any more."""
+        """Start copying a host array to the device. The host array must not change any more."""
         return host
 
     def synchronize(self) -> None:
@@ -158,11 +150,7 @@ class Cpu(Device):
 
 
 def bits(x: Array) -> Array:
-    """View the numbers as integers of the same size.
-
-    A product with a boolean mask then keeps or clears any number; an infinity or NaN times 0.0 would be
-    NaN. It is as fast as with floats, and faster with 16 bits.
-    """
+    """View numbers as integers of the same size, so that 0 times inf or NaN is 0."""
     return x.view(f"int{8 * x.itemsize}")
 
 

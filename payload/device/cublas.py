@@ -12,15 +12,10 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
+# cudaDataType_t, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT, CUBLAS_OP_N and CUBLAS_OP_T.
 _KINDS = {"float16": 2, "bfloat16": 14, "float32": 0}
-"""Values of cudaDataType_t."""
-_SUM_IN_FLOAT32 = 68
-"""CUBLAS_COMPUTE_32F."""
-_DEFAULT = -1
-"""CUBLAS_GEMM_DEFAULT."""
+_SUM_IN_FLOAT32, _DEFAULT = 68, -1
 _PLAIN, _TRANSPOSED = 0, 1
-"""CUBLAS_OP_N and CUBLAS_OP_T."""
-
 _ONE, _ZERO = np.ones(1, np.float32), np.zeros(1, np.float32)
 
 
@@ -66,11 +61,7 @@ class Products:
 
 
 def _laid_out(array: Array) -> tuple[Array, int, int, int]:
-    """Return an array, or a copy of it, whose layout cuBLAS supports.
-
-    Returns:
-        The array; whether it is transposed; elements between its rows and between its matrices.
-    """
+    """Return the array, or a copy of it that cuBLAS supports, with its ``_layout``."""
     layout = _layout(array)
     if layout is None:
         array = array.copy(order="C")
@@ -80,6 +71,7 @@ def _laid_out(array: Array) -> tuple[Array, int, int, int]:
 
 
 def _layout(array: Array) -> tuple[int, int, int] | None:
+    """Return operation, and distance of rows and of matrices in elements; None if cuBLAS can't read it."""
     size = array.dtype.itemsize
     rows, columns = array.shape[-2:]
     steps = [step // size for step in array.strides]

@@ -1,4 +1,4 @@
-"""CuPy on one GPU: pinned memory, 16-bit products summed in 32 bits, and streams."""
+"""CuPy on a GPU: pinned memory, 16-bit products summed in 32 bits, and streams."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ _GPU_MATRIX_BYTES = 1 << 28
 
 
 class Gpu(Device):
-    """CuPy on one of the node's GPUs."""
-
     def __init__(self, cupy: ModuleType, index: int) -> None:
         self.xp = cupy
         self.note = "CuPy detected it"

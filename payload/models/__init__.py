@@ -1,4 +1,4 @@
-"""Models, one per file. Each has ``build(context, **sizes)``, which returns its units in order.
+"""Models, each in its own file with a function ``build(context, **sizes)`` that returns the units in order.
 
 A model is built from layers and does not handle ranks itself. This list of models is standard library only.
 """

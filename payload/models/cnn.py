@@ -25,8 +25,7 @@ def build(
 ) -> list[Unit]:
     """Build a model from images (B, side, side, channels) to logits (B, classes). Units are stages.
 
-    Args:
-        widths: channels of each stage. After each stage but the last, the sides of the images are halved.
+    widths: channels of each stage. After each stage but the last, the sides of the images are halved.
     """
     units = []
     for number, width in enumerate(widths):

@@ -28,7 +28,7 @@ def build(
 
     Args:
         classes: number of logits. For text, the size of the vocabulary.
-        vocabulary: for text: tokens (B, T) → logits (B, T, classes). None: use ``features``.
+        vocabulary: for text, tokens (B, T) → logits (B, T, classes). Default: use ``features``.
         features: for other sequences: numbers per step of (B, T, ...) → logits (B, classes).
         length: T, used only to count operations.
     """

@@ -12,17 +12,11 @@ from payload.nn.module import Context, Flatten, Layer, Sequential, Unit
 
 
 def build(
-    context: Context,
-    *,
-    inputs: int,
-    classes: int,
-    hidden: Sequence[int] = (256, 128),
-    channels: int = 1,
+    context: Context, *, inputs: int, classes: int, hidden: Sequence[int] = (256, 128), channels: int = 1
 ) -> list[Unit]:
     """Build a model from (B, ...), ``inputs`` numbers per sample, to logits (B, classes). Units are layers.
 
-    Args:
-        channels: channels of an image, whose numbers are adjacent in memory.
+    channels: of an image, with the channels of a pixel adjacent in memory.
     """
     widths = (inputs, *hidden, classes)
     units = []

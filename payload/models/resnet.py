@@ -21,21 +21,13 @@ _SMALL = 64
 
 
 def build(
-    context: Context,
-    *,
-    side: int = 32,
-    channels: int = 3,
-    classes: int,
-    depth: int = 18,
-    width: int = 64,
+    context: Context, *, side: int = 32, channels: int = 3, classes: int, depth: int = 18, width: int = 64
 ) -> list[Unit]:
     """Build a model from images (B, side, side, channels) to logits (B, classes). Units are blocks.
 
     For small images the first layer is a 3x3 convolution. For larger images, such as ImageNet's, it is a 7x7
-    convolution with stride 2, followed by max-pooling with stride 2.
-
-    Args:
-        width: channels of the first stage. Each further stage has twice as many channels, and half the side.
+    convolution with stride 2, followed by max-pooling with stride 2. width: channels of the first stage. Each
+    further stage has twice as many channels, and half the side.
     """
     builder = _Builder(context, side)
     units = [builder.unit("stem", builder.stem(channels, width, large=side > _SMALL))]
@@ -51,10 +43,9 @@ def build(
 
 
 class Residual(Sequential):
-    """y = max(0, branch(x) + shortcut(x))"""
+    """y = max(0, branch(x) + shortcut(x)). Without a shortcut layer, x itself is added."""
 
     def __init__(self, branch: Layer, shortcut: Layer | None) -> None:
-        """Create the block. shortcut: None uses x itself."""
         super().__init__(branch, *([shortcut] if shortcut else []))
         self._branch, self._shortcut, self._relu = branch, shortcut, ReLU()
 
@@ -65,7 +56,6 @@ class Residual(Sequential):
         return self._relu.forward(y, tape)
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """Map dy (B, H', W', channels') to dx (B, H, W, channels)."""
         dy = self._relu.backward(dy, tape)
         shortcut_dx = self._shortcut.backward(dy, tape) if self._shortcut else dy
         dx = self._branch.backward(dy, tape)
@@ -80,7 +70,7 @@ class _Builder:
         self._context, self._side, self._flops = context, side, 0.0
 
     def unit(self, name: str, layer: Layer) -> Unit:
-        """Make a unit of a layer, with the FLOPs of all convolutions built since the previous unit."""
+        """Wrap a layer in a unit. Its FLOPs are those of the convolutions built since the previous unit."""
         flops, self._flops = self._flops, 0.0
         return Unit(name, layer, flops)
 
@@ -94,10 +84,7 @@ class _Builder:
         return Sequential(layer, pool)
 
     def basic(self, name: str, inputs: int, width: int, *, stride: int) -> tuple[Layer, int]:
-        """Build a block of two 3x3 convolutions: (B, H, W, inputs) → (B, H/stride, W/stride, width).
-
-        Returns the block and its number of output channels.
-        """
+        """Return a block of two 3x3 convolutions, and its output channels: (B, H/stride, W/stride, width)."""
         shortcut = self._shrink(name, inputs, width, stride)
         branch = Sequential(
             self._conv(f"{name}.conv1", f"{name}.bn1", inputs, width, 3, stride=stride, relu=True),
@@ -106,12 +93,7 @@ class _Builder:
         return Residual(branch, shortcut), width
 
     def bottleneck(self, name: str, inputs: int, width: int, *, stride: int) -> tuple[Layer, int]:
-        """Build a block of 1x1, 3x3, 1x1 convolutions: (B, H, W, inputs) → (B, H/stride, W/stride, 4 ·
-        width).
-
-        Returns:
-            The block, and its number of output channels.
-        """
+        """Like ``basic``, but with 1x1, 3x3 and 1x1 convolutions and 4 · width output channels."""
         outputs = 4 * width
         shortcut = self._shrink(name, inputs, outputs, stride)
         branch = Sequential(
@@ -122,8 +104,7 @@ class _Builder:
         return Residual(branch, shortcut), outputs
 
     def _shrink(self, name: str, inputs: int, outputs: int, stride: int) -> Layer | None:
-        """Build a shortcut if the block's output shape differs from its input shape, otherwise
-        return None."""
+        """Return a shortcut layer for a block that changes the shape of images, otherwise None."""
         if stride == 1 and inputs == outputs:
             return None
         side = self._side
@@ -146,10 +127,10 @@ class _Builder:
         first: bool = False,
         last: bool = False,
     ) -> Layer:
-        """Build a convolution followed by batch norm.
+        """Build a convolution and batch norm.
 
-        last: whether it is the last of its block. Its gain starts at 0, so that the block starts as its
-        shortcut: this makes training with large batches easier (Goyal et al. 2017, arXiv:1706.02677).
+        last: whether the convolution is the last of its block. Its gain starts at 0, so that the block starts
+        as its shortcut: this makes training with large batches easier (Goyal et al. 2017, arXiv:1706.02677).
         """
         conv = Conv2d(
             *(self._context, conv_name, inputs, outputs, kernel),

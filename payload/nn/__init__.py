@@ -1,1 +1,1 @@
-"""Layers with a forward and a backward pass, over flat buffers of parameters and gradients."""
+"""Layers with a forward and a backward pass. Their parameters and gradients are in flat buffers."""

@@ -1,4 +1,4 @@
-"""Activation functions, and an error function (erf) for NumPy, which has none."""
+"""Activation functions, and the error function (erf), which NumPy lacks."""
 
 from __future__ import annotations
 
@@ -13,30 +13,28 @@ from payload.nn.module import Context, Parameter, Tape
 
 
 class ReLU:
-    """y = max(x, 0). The result overwrites x."""
+    """y = max(x, 0) for arrays of any shape. y overwrites x, and dx overwrites dy."""
 
     parameters: Sequence[Parameter] = ()
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        """Map x of any shape to y of the same shape."""
         x_bits = bits(x)
         x_bits *= ~(x <= 0)
         tape.push(x)
         return x
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """Map dy to dx of the same shape, in place."""
         (y,) = tape.pop()
         dy_bits = bits(dy)
-        # Only y = 0 blocks the gradient: NaN passes.
+        # The gradient is 0 only if y = 0, not if y is NaN.
         dy_bits *= y != 0
         return dy
 
 
 class GELU:
-    """y = x Φ(x) with Φ the standard normal CDF (Hendrycks and Gimpel, arXiv:1606.08415).
+    """y = x Φ(x), with Φ the standard normal CDF (Hendrycks and Gimpel, arXiv:1606.08415). May overwrite dy.
 
-    Exact, as in BERT and ViT, or with that paper's tanh approximation, as in GPT-2. At least float32.
+    Exact, as in BERT and ViT, or with that paper's tanh approximation, as in GPT-2. In float32 or wider.
     """
 
     parameters: Sequence[Parameter] = ()
@@ -46,14 +44,12 @@ class GELU:
         self._forward, self._backward = (_EXACT, _EXACT_SLOPE) if exact else (_TANH, _TANH_SLOPE)
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        """Map x of any shape to y of the same shape."""
         tape.push(x)
         y: Array = self._device.xp.empty(x.shape, acc_dtype(x.dtype))
         self._device.apply(self._forward, {}, self._flat(x), y.reshape(-1))
         return y.astype(x.dtype, copy=False)
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """Map dy to dx of the same shape. May overwrite dy."""
         (x,) = tape.pop()
         dx = self._flat(dy)
         self._device.apply(self._backward, {}, self._flat(x), dx)

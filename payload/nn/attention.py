@@ -1,8 +1,8 @@
 """Multi-head self-attention (Vaswani et al., arXiv:1706.03762).
 
 Shapes: B samples, T positions, h heads on this tensor-parallel rank, D numbers per head. The (T, T) scores
-exist only for one block of queries at a time: as in Dao et al., "FlashAttention" (2022), the backward pass
-recomputes the probabilities from the logarithms of their sums. Scores and probabilities are float32 or wider.
+exist only for a block of queries at a time: as in Dao et al., "FlashAttention" (2022), the backward pass
+recomputes the softmax from the logarithm of its denominator. Scores and probabilities are float32 or wider.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Attention:
             dropout: share of the attention probabilities to drop in training.
 
         Raises:
-            UsageError: the heads do not divide the width, or the tensor-parallel ranks do not divide the
-                heads.
+            UsageError: ``width`` is not a multiple of ``heads``, or ``heads`` not of the tensor-parallel
+                size.
         """
         if width % heads:
             raise UsageError(
@@ -80,7 +80,6 @@ class Attention:
         return self.out.forward(y, tape)
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """Map dy (B, T, width) to dx (B, T, width)."""
         do = self._heads_of(self.out.backward(dy, tape), 1)
         q, k, v, o, log_sums, keys = tape.pop()
         dqkv = self._device.xp.empty((*dy.shape[:2], 3 * self._heads * self._width), dy.dtype)
@@ -89,10 +88,7 @@ class Attention:
         return self.qkv.backward(dqkv, tape)
 
     def _attend(self, q: Array, k: Array, v: Array, o: Array, log_sums: Array, *keys: Array) -> None:
-        """Compute ``o`` and ``log_sums`` of some heads and samples; the first two axes may be swapped.
-
-        keys: random keys for dropout, from ``_keys``. Empty: no dropout.
-        """
+        """Compute ``o`` and ``log_sums`` of a block of samples and heads. No ``keys``: no dropout."""
         xp = self._device.xp
         q = _scaled(q, self._width**-0.5)
         for rows, columns in self._blocks(q.shape[-2]):
@@ -111,7 +107,7 @@ class Attention:
             o[..., rows, :] = parts
 
     def _differentiate(self, *arrays: Array) -> None:
-        """Compute dq, dk and dv of some heads, given the arrays of ``_attend`` and the gradient ``do``."""
+        """Compute dq, dk and dv of a block of samples and heads, from ``_attend``'s arrays and ``do``."""
         q, k, v, o, log_sums, do, dq, dk, dv, *keys = arrays
         xp, matmul, kind = self._device.xp, self._device.matmul, q.dtype
         scale = self._width**-0.5
@@ -140,7 +136,7 @@ class Attention:
         dq *= scale
 
     def _scores(self, q: Array, k: Array, rows: slice, columns: slice) -> Array:
-        """Return scores of shape (..., queries, keys): -inf for keys that the query must not see."""
+        """Return scores of shape (..., queries, keys): -inf for keys that a query must not see."""
         scores = self._device.matmul(
             q[..., rows, :], k[..., columns, :].swapaxes(-1, -2), dtype=acc_dtype(q.dtype)
         )
@@ -150,7 +146,7 @@ class Attention:
         return scores
 
     def _mask(self, key: Array, rows: slice, columns: slice, probs: Array) -> Array:
-        """Return dropout factors for the probabilities: 0, or 1 / (1 - rate). Drawn by position in (T, T)."""
+        """Return dropout factors for probabilities: 0, or 1 / (1 - rate). Drawn by position in (T, T)."""
         arange = self._device.xp.arange
         row_places = arange(rows.start, rows.stop, dtype="uint32")[:, None]
         # Sequences are shorter than 2¹⁶, so each place in (T, T) has its own 32-bit number.
@@ -177,7 +173,7 @@ class Attention:
         return (part_keys(self._device, keys, self._first_head, self._heads),)
 
     def _heads_of(self, x: Array, parts: int) -> list[Array]:
-        """Split (B, T, parts · h · D) into views (B, h, T, D), one for each part."""
+        """Split (B, T, parts · h · D) into a view (B, h, T, D) for each part."""
         split = x.reshape(*x.shape[:2], parts, self._heads, self._width)
         return [split[:, :, i].swapaxes(1, 2) for i in range(parts)]
 

@@ -15,15 +15,12 @@ from payload.nn.module import Context, Parameter, Tape, normal
 
 _MIN_POSITIONS = 512
 """Minimum rows of a product: with fewer, BLAS spends more time packing the weights than multiplying."""
-
 _TILE = 4
 """Side of a tile of outputs in Winograd's algorithm."""
-
 _TILES = 128
-"""Tiles in a block: fewer multiply slower, more do not fit in the cache."""
-
+"""Tiles in a block. With fewer tiles products are slower; more tiles do not fit in the cache."""
 _MIN_WINOGRAD = 32
-"""Minimum number of tiles and of channels for Winograd: below it the transforms cost more than they save."""
+"""Minimum number of tiles and of channels for Winograd. With fewer, transforms cost more than they save."""
 
 
 class Conv2d:
@@ -50,11 +47,7 @@ class Conv2d:
         padding: int = 0,
         first: bool = False,
     ) -> None:
-        """Create the layer.
-
-        Args:
-            first: the input is data and needs no gradient; ``backward`` returns an array of shape (0,).
-        """
+        """Create the layer. first: x is data and needs no gradient; ``backward`` returns an empty array."""
         self._device = context.device
         self._inputs, self._outputs, self._kernel = inputs, outputs, kernel
         self._stride, self._padding, self._first = stride, padding, first
@@ -70,7 +63,6 @@ class Conv2d:
         self.parameters = [self.weight]
 
     def output_size(self, size: int) -> int:
-        """Return the output height or width for an input height or width."""
         return output_size(size, self._kernel, self._stride, self._padding)
 
     def forward(self, x: Array, tape: Tape) -> Array:
@@ -90,14 +82,13 @@ class Conv2d:
         return y
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """Map dy (B, H', W', outputs) to dx (B, H, W, inputs)."""
         (x,) = tape.pop()
         if self._stride == 1 and not self._first and self._padding < self._kernel:
             return self._backward_tiles(x, dy) if self._suits_winograd(x) else self._backward_dense(x, dy)
         return self._backward_strided(x, dy)
 
     def _backward_dense(self, x: Array, dy: Array) -> Array:
-        """Backward pass for stride 1. One set of patches of dy serves both gradients."""
+        """Backward pass for stride 1. The gradients of x and of the weights use the same patches of dy."""
         dx: Array = self._device.xp.empty(x.shape, x.dtype)
         weight = self.weight.value.reshape(self._inputs, -1)
         for index, patches in self._patches(dy, 1, self._kernel - 1 - self._padding):
@@ -106,7 +97,7 @@ class Conv2d:
         return dx
 
     def _backward_strided(self, x: Array, dy: Array) -> Array:
-        """Backward pass for any stride. Adds up the gradient of x where patches overlap."""
+        """Backward pass for any stride. Gradients of x are added up where patches overlap."""
         xp, kernel, padding = self._device.xp, self._kernel, self._padding
         batch, height, width, inputs = x.shape
         dw: Array = xp.zeros((kernel * kernel * inputs, self._outputs), self.weight.grad.dtype)
@@ -138,8 +129,7 @@ class Conv2d:
                 places += patches[:, :, :, i, j]
 
     def _suits_winograd(self, y: Array) -> bool:
-        """Return whether to compute ``y`` (B, H, W, channels) in tiles. Not if a quarter of them is
-        unused."""
+        """Return whether Winograd's algorithm suits ``y``. At least 3/4 of the tiles' area must be used."""
         batch, height, width, _ = y.shape
         tiles = math.ceil(height / _TILE) * math.ceil(width / _TILE)
         return (
@@ -150,7 +140,7 @@ class Conv2d:
         )
 
     def _backward_tiles(self, x: Array, dy: Array) -> Array:
-        """Backward pass with Winograd's algorithm. One set of windows of dy serves both gradients."""
+        """Backward pass with Winograd's algorithm. Both gradients use the same transformed windows of dy."""
         dx: Array = self._device.xp.empty(x.shape, x.dtype)
         weight = self._tile_weights(flipped=False).transpose(0, 2, 1)
         to_weights = self._device.asarray(_OF_WEIGHTS.T, self.weight.grad.dtype)
@@ -172,11 +162,9 @@ class Conv2d:
     def _tiles(
         self, x: Array, transform: Array, padding: int, shape: tuple[int, ...]
     ) -> Iterator[tuple[tuple[slice, slice], Array]]:
-        """Iterate over blocks of output tiles. Yield the slices of samples and tile rows, and the transformed
-        input (36, tiles, channels).
+        """Yield each block's slices of samples and tile rows, and transformed input (36, tiles, channels).
 
-        transform: Winograd's matrix for the windows that the tiles are computed from, or for the tiles
-        themselves. shape: shape of the output.
+        transform: Winograd's matrix for windows of x, or for tiles of x. shape: shape of the output.
         """
         xp, size = self._device.xp, math.isqrt(transform.shape[1])
         grid = (math.ceil(shape[1] / _TILE), math.ceil(shape[2] / _TILE))
@@ -187,7 +175,7 @@ class Conv2d:
             yield index, self._device.matmul(transform, numbers).reshape(len(transform), -1, x.shape[3])
 
     def _write_tiles(self, products: Array, y: Array, index: tuple[slice, slice]) -> None:
-        """Transform products (36, tiles, channels) back to output tiles, crop them, and write them."""
+        """Transform products (36, tiles, channels) back to output tiles, crop them, and write them to y."""
         samples, rows = index
         target = y[samples, rows.start * _TILE : rows.stop * _TILE]
         back = self._device.asarray(_OF_TILE.T, y.dtype)
@@ -203,10 +191,9 @@ class Conv2d:
         return self._device.xp.ascontiguousarray(flipped).reshape(-1, self._outputs)
 
     def _patches(self, x: Array, stride: int, padding: int) -> Iterator[tuple[tuple[slice, slice], Array]]:
-        """Iterate over blocks of output rows. Yield the slices of samples and rows, and the input patches
-        (positions, kernel · kernel · channels).
+        """Yield each block's slices of samples and rows, and patches (positions, kernel · kernel · channels).
 
-        All blocks share one array, which the caller may overwrite.
+        All blocks share an array, which the caller may overwrite.
         """
         kernel, (batch, height, width, channels) = self._kernel, x.shape
         if not batch:
@@ -237,26 +224,17 @@ class Conv2d:
 
 
 def output_size(size: int, kernel: int, stride: int, padding: int) -> int:
-    """Return the number of windows along one side of an image."""
+    """Return the height or width of the output of a convolution or pooling, given that of its input."""
     return (size + 2 * padding - kernel) // stride + 1
 
 
 def _blocks(
-    xp: ModuleType,
-    x: Array,
-    grid: tuple[int, int],
-    *,
-    kernel: int,
-    stride: int,
-    padding: int,
-    positions: int,
+    xp: ModuleType, x: Array, grid: tuple[int, int], *, kernel: int, stride: int, padding: int, positions: int
 ) -> Iterator[tuple[tuple[slice, slice], Array]]:
-    """Iterate over blocks of windows. Yield the slices of samples and rows, and a view (samples, rows, wide,
-    kernel, kernel, channels) of a padded copy that all blocks share.
+    """Yield slices of samples and rows, and their windows (samples, rows, wide, kernel, kernel, channels).
 
-    Args:
-        grid: rows of windows, and windows in a row: (high, wide).
-        positions: maximum windows in a block; a block has at least one row.
+    The windows are views of a padded copy that all blocks share. grid: (rows of windows, windows in a row).
+    positions: maximum number of windows in a block, which has at least a row.
     """
     (batch, height, width, channels), (high, wide) = x.shape, grid
     if not batch:
@@ -278,7 +256,7 @@ def _blocks(
 
 
 def windows(xp: ModuleType, image: Array, kernel: int, stride: int) -> Array:
-    """Return a view (B, H', W', kernel, kernel, C) of an image (B, H, W, C). Neighbouring windows overlap."""
+    """Return overlapping windows (B, H', W', kernel, kernel, C) of an image (B, H, W, C), as a view."""
     batch, height, width, channels = image.shape
     high, wide = (output_size(n, kernel, stride, 0) for n in (height, width))
     along_batch, down, right, along_channels = image.strides
@@ -292,8 +270,8 @@ def windows(xp: ModuleType, image: Array, kernel: int, stride: int) -> Array:
 def _winograd(tile: int, kernel: int) -> tuple[Array, Array, Array]:
     """Return the transforms of an output tile (36, 16), of the weights (36, 9), and of a window (36, 36).
 
-    A convolution is a product of polynomials. Its values at a few points, and its leading coefficient, are
-    products of those of the factors (Toom and Cook).
+    A convolution is a product of polynomials. At each of a few points, the product's value is the product of
+    the factors' values; the same holds for the leading coefficients (Toom and Cook).
     """
     # These points keep the rounding errors small.
     points = (0, math.sqrt(0.5), -math.sqrt(0.5), math.sqrt(2), -math.sqrt(2))

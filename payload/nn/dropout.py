@@ -11,7 +11,7 @@ from payload.nn.random import keep_mask, sample_keys
 
 
 class Dropout:
-    """Dropout: in training, set a share of the numbers to 0 and scale up the rest to keep the expected value.
+    """In training, set a share ``rate`` of the numbers to 0 and scale up the rest to keep the expected value.
 
     The mask depends only on the tape's ``draw``, the layer's name and the position in the sample.
     """
@@ -19,12 +19,7 @@ class Dropout:
     parameters: Sequence[Parameter] = ()
 
     def __init__(self, context: Context, name: str, rate: float, *, split: bool = False) -> None:
-        """Create the layer.
-
-        Args:
-            rate: share to drop, in [0, 1).
-            split: whether each tensor-parallel rank holds a part of the last axis. Default: the whole axis.
-        """
+        """Create the layer. rate: in [0, 1). split: whether tensor-parallel ranks split the last axis."""
         self._device, self._name, self._rate = context.device, name, rate
         self._part, self._parts = (context.tp.rank, context.tp.size) if split else (0, 1)
 
@@ -44,7 +39,6 @@ class Dropout:
         return self._scaled(x, mask)
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """Map dy to dx of the same shape."""
         (mask,) = tape.pop()
         return dy if mask is None else self._scaled(dy, mask)
 

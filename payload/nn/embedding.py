@@ -8,10 +8,9 @@ from payload.device.base import Array, bits
 from payload.nn.module import Context, Parameter, Tape, normal, zeros
 
 _MULTIPLE = 64
-"""The padded vocabulary is a multiple of this and of the number of tensor-parallel ranks: faster products."""
-
+"""The vocabulary is padded to a multiple of this and of the tensor-parallel size, for faster products."""
 _NEVER = -65504.0
-"""Logit of padding rows: the lowest number that every supported format has. Its probability is 0."""
+"""Logit of padding rows: the lowest number of every supported format, so that their probability is 0."""
 
 
 class Embedding:
@@ -41,7 +40,7 @@ class Embedding:
         return y
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """Add the table's gradient. Tokens have no gradient, so the result is meaningless."""
+        """Add to the table's gradient. Tokens have no gradient, so the caller must ignore the result."""
         local, is_local = tape.pop()
         xp = self._device.xp
         if self._tp.size > 1:
@@ -63,7 +62,7 @@ class TiedHead:
     """Logits: the product with every token's embedding vector (weight tying; Press and Wolf, 2017)."""
 
     def __init__(self, context: Context, name: str, embedding: Embedding, *, bias: bool = False) -> None:
-        """Create the layer. bias: whether to add a number for each token, initially 0."""
+        """Create the layer. bias: whether to add a trained number, initially 0, to each token's logit."""
         self._device, self._tp, self.table = context.device, context.tp, embedding.table
         rows, shape = self.table.rows, self.table.full_shape[:1]
         self.bias = Parameter(context, f"{name}.bias", shape, zeros, axis=0, rows=rows) if bias else None
@@ -81,7 +80,6 @@ class TiedHead:
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """Map the gradient of the logits (..., this rank's part of the vocabulary) to dx (..., width)."""
         (x,) = tape.pop()
         rows = dy.reshape(-1, dy.shape[-1])
         dx = self._device.matmul(rows, self.table.value)

@@ -1,4 +1,4 @@
-"""Conversion between the layout of a weight here and in the PyTorch module of the same name.
+"""Conversion of a weight between the layout here and in the PyTorch module of the same name.
 
 Layers here store weights in the order in which their products read them: (inputs, outputs), and images with
 channels last. PyTorch puts outputs first, and channels before height and width.
@@ -19,8 +19,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Conversion of one weight: reshape to ``split``, reverse the axes in ``reversed``, transpose by
-    ``order``, and reshape to ``shape``."""
+    """Conversion of a weight: reshape to ``split``, flip the ``reversed`` axes, transpose, and reshape."""
 
     # Shape in PyTorch.
     shape: Shape
@@ -29,27 +28,23 @@ class Form:
     reversed: tuple[int, ...] = ()
 
     def to_torch(self, weight: Array) -> Array:
-        """Return the same numbers in PyTorch's shape, as a view if possible."""
+        """Return the weight in PyTorch's layout, as a view if possible."""
         cut = np.flip(weight.reshape(self.split), self.reversed)
         return cut.transpose(self.order).reshape(self.shape)
 
     def from_torch(self, torch_weight: Array) -> Array:
-        """Convert a PyTorch weight back, to the shape ``split``.
-
-        Raises:
-            ValueError: the number of elements differs.
-        """
+        """Convert a PyTorch weight back, to the shape ``split``. Raise ValueError if the sizes differ."""
         cut = torch_weight.reshape([self.split[axis] for axis in self.order])
         return np.flip(cut.transpose(np.argsort(self.order)), self.reversed)
 
 
 def identity(shape: Shape) -> Form:
-    """Return the form of a weight that has the same layout in PyTorch."""
+    """Return the conversion of a weight with the same layout here and in PyTorch."""
     return Form(shape, shape, tuple(range(len(shape))))
 
 
 def reshaped(shape: Shape, torch_shape: Shape) -> Form:
-    """Return the form of a weight that only has another shape in PyTorch: same numbers, same order."""
+    """Return the conversion of a weight with another shape in PyTorch, but the same order of numbers."""
     return Form(torch_shape, shape, tuple(range(len(shape))))
 
 
@@ -67,13 +62,11 @@ def flattened_image(image: Sequence[int], outputs: int) -> Form:
 
 
 def patches(size: int, channels: int, outputs: int) -> Form:
-    """(size · size · channels, outputs) → (outputs, channels, size, size): a ``torch.nn.Conv2d`` of this
-    stride."""
+    """(size · size · channels, outputs) → (outputs, channels, size, size), as in ``torch.nn.Conv2d``."""
     return Form((outputs, channels, size, size), (size, size, channels, outputs), (3, 2, 0, 1))
 
 
 def convolution(inputs: int, kernel: int, outputs: int) -> Form:
-    """(inputs, kernel, kernel, outputs), flipped → (outputs, inputs, kernel, kernel), as in
-    ``torch.nn.Conv2d``, which computes a correlation."""
+    """(inputs, kernel, kernel, outputs) → (outputs, inputs, kernel, kernel), both kernel axes reversed."""
     shape = (inputs, kernel, kernel, outputs)
     return Form((outputs, inputs, kernel, kernel), shape, (3, 0, 1, 2), reversed=(1, 2))

@@ -14,8 +14,9 @@ class Linear:
     """y = x W + b over the last axis of x.
 
     Split by columns, each tensor-parallel rank computes a part of the outputs, and the gradients of the
-    inputs are summed. Split by rows, each rank holds a part of the inputs, and the outputs are summed. Two
-    layers, split by columns and then by rows, need one sum per pass (Shoeybi et al., "Megatron-LM", 2019).
+    inputs are summed. Split by rows, each rank holds a part of the inputs, and the outputs are summed. A
+    layer split by columns and then a layer split by rows need a single sum per pass (Shoeybi et al.,
+    "Megatron-LM", 2019).
     """
 
     def __init__(
@@ -35,8 +36,8 @@ class Linear:
 
         Args:
             init: initial weights. Default: He initialization, for a following ReLU.
-            parts: number of tensors that the outputs consist of, each split by columns. With more than one,
-                the parameters are named as in ``torch.nn.MultiheadAttention``.
+            parts: number of tensors that make up the outputs, each split by columns. From 2 on, the
+                parameters are named as in ``torch.nn.MultiheadAttention``.
             form: layout of the weights in PyTorch. Default: ``torch.nn.Linear``.
         """
         joint = "." if parts == 1 else "_"
@@ -63,7 +64,7 @@ class Linear:
         self.parameters = [self.weight, self.bias] if self.bias else [self.weight]
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        """Map x (..., inputs) to y (..., outputs). The last axis that is split holds this rank's part."""
+        """Map x (..., inputs) to y (..., outputs). Split by rows, x is this rank's part; by columns, y is."""
         tape.push(x)
         rows = x.reshape(-1, x.shape[-1])
         y = self._device.matmul(rows, self._matrix())
@@ -74,7 +75,6 @@ class Linear:
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """Map dy (..., outputs) to dx (..., inputs)."""
         (x,) = tape.pop()
         rows = dy.reshape(-1, dy.shape[-1])
         dx = self._device.matmul(rows, self._matrix().T)
@@ -88,6 +88,5 @@ class Linear:
         return dx.reshape(x.shape)
 
     def _matrix(self) -> Array:
-        """Return the weights as (inputs, outputs)."""
         weight = self.weight.value
         return weight.reshape(len(weight), -1)

@@ -1,4 +1,4 @@
-"""The loss, summed over targets. The caller divides by the number of targets in the *global* batch."""
+"""The loss, summed over targets. The caller divides it by the number of targets in the *global* batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from payload.nn.module import Context, Tape
 
 @dataclass(frozen=True, slots=True)
 class LossSums:
-    """Sums over the targets of one micro-batch: numbers, or 0-d arrays that are still on the device."""
+    """Sums over the targets of a micro-batch: numbers, or 0-d arrays that are still on the device."""
 
     loss: Array | float
     correct: Array | float
@@ -24,8 +24,8 @@ class LossSums:
 class SoftmaxCrossEntropy:
     """-log softmax(logits)[target] over the last axis, in float32 or wider.
 
-    If tensor-parallel ranks hold the logits of different classes, the logits are not exchanged: the ranks
-    exchange four numbers for each target.
+    Tensor-parallel ranks with the logits of different classes exchange four numbers for each target, not
+    logits.
     """
 
     def __init__(self, context: Context, *, split: bool = False) -> None:
@@ -93,5 +93,5 @@ def _is_local(index: Array, logits: Array) -> Array:
 
 
 def _local_index(xp: ModuleType, index: Array, logits: Array) -> tuple[Array, Array]:
-    """Return the index of each target's logit; an arbitrary valid index if it is on another rank."""
+    """Return the index of each target's logit, or any valid index if the logit is on another rank."""
     return xp.arange(len(logits)), index.clip(0, logits.shape[1] - 1)

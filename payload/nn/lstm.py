@@ -14,17 +14,16 @@ from payload.nn.module import Context, Parameter, Tape, uniform, zeros
 
 
 class LSTM:
-    """For each step, starting at h = c = 0: i, f, g and o are the parts of x Wx + h Wh + b, through a sigmoid
-    (g: tanh); c becomes f c + i g; h, the output, becomes o tanh(c). Gates and c are float32 or wider.
+    """LSTM layer. Each step, starting at h = c = 0: i, f, g and o are the parts of x Wx + h Wh + b, through a
+    sigmoid (g: tanh); c becomes f c + i g; h, the output, becomes o tanh(c). Gates and c are float32 or
+    wider.
 
-    PyTorch adds a second bias for cuDNN. Here it is not trained, and is 0 unless loaded from a PyTorch model.
+    PyTorch adds a second bias for cuDNN. Here that is not trained, and is 0 unless loaded from a PyTorch
+    model.
     """
 
     def __init__(self, context: Context, name: str, inputs: int, hidden: int, *, number: int = 0) -> None:
-        """Create the layer with weights uniform in ±1/√hidden, as in PyTorch.
-
-        number: index of this layer in a ``torch.nn.LSTM`` with several layers.
-        """
+        """Create the layer with weights uniform in ±1/√hidden. number: index in a ``torch.nn.LSTM``."""
         self._device, self._hidden = context.device, hidden
         init = uniform(hidden**-0.5)
         of_x, of_h = matrix(inputs, 4 * hidden), matrix(hidden, 4 * hidden)
@@ -41,12 +40,7 @@ class LSTM:
 
     def forward(self, x: Array, tape: Tape) -> Array:
         """Map x (B, T, inputs) to h of all steps (B, T, H)."""
-        xp, matmul, kind, size = (
-            self._device.xp,
-            self._device.matmul,
-            acc_dtype(x.dtype),
-            self._hidden,
-        )
+        xp, matmul, kind, size = (self._device.xp, self._device.matmul, acc_dtype(x.dtype), self._hidden)
         x = xp.ascontiguousarray(x.swapaxes(0, 1))  # (T, B, inputs)
         steps, count = x.shape[:2]
         gates = matmul(x.reshape(steps * count, x.shape[2]), self.weight_x.value, dtype=kind)
@@ -65,7 +59,6 @@ class LSTM:
         return xp.ascontiguousarray(hidden[1:].swapaxes(0, 1))
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """Map dy (B, T, H) to dx (B, T, inputs)."""
         x, gates, cells, hidden = tape.pop()
         xp, matmul, size = self._device.xp, self._device.matmul, self._hidden
         steps, count = x.shape[:2]
@@ -97,7 +90,7 @@ def _parts(gates: Array, size: int) -> list[Array]:
 
 
 def _activate(xp: ModuleType, gates: Array, size: int) -> list[Array]:
-    """Apply the activations in place, with sigmoid(x) = (1 + tanh(x / 2)) / 2."""
+    """Apply the gates' activations in place, with sigmoid(x) = (1 + tanh(x / 2)) / 2. Return the gates."""
     parts = _parts(gates, size)
     sigmoids = gates[:, : 2 * size], parts[3]
     for gate in sigmoids:

@@ -1,9 +1,10 @@
 """The layer interface: parameters, the tape between forward and backward, and units of layers.
 
 B is the number of samples in the current micro-batch; it may be 0. ``forward`` pushes the values that
-``backward`` needs onto a tape. ``backward`` takes the gradient of the loss with respect to the layer's
-output, *adds* to the gradients of the layer's parameters, and returns the gradient with respect to its input.
-A layer stores nothing of a micro-batch in itself, so several can be in flight, and parts can be recomputed.
+``backward`` needs onto a tape. ``backward`` takes the gradient dy of the loss with respect to the layer's
+output y, *adds* to the gradients of the layer's parameters, and returns the gradient dx with respect to its
+input x. dy has the shape of y, and dx that of x. A layer itself stores nothing about a micro-batch, so
+several micro-batches can be in flight, and forward passes can be repeated.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from payload.nn.form import Form, Shape, identity
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Source of a micro-batch's random numbers. They are the same in every layout and in a recompute."""
+    """Source of a micro-batch's random numbers: the same in every layout and in a repeated forward pass."""
 
     seed: int
     iteration: int
@@ -34,13 +35,13 @@ class Draw:
 
 @dataclass(slots=True)
 class Tape:
-    """Stack of saved values for one micro-batch in flight: ``forward`` pushes and ``backward`` pops.
+    """Stack of saved values for a micro-batch in flight: ``forward`` pushes and ``backward`` pops.
 
-    Layers run backward in reverse order, so each finds its own values on top.
+    Layers run backward in reverse order, so each layer finds its own values on top.
     """
 
     training: bool = True
-    # None turns dropout off.
+    # Without it, dropout is off.
     draw: Draw | None = None
     # True while a forward pass is repeated: running statistics have already counted this micro-batch.
     recompute: bool = False
@@ -56,15 +57,12 @@ class Tape:
         return self._stack.pop()
 
     def fork(self, *, recompute: bool) -> Tape:
-        """Return an empty tape for a part of the same micro-batch.
-
-        recompute: whether the forward pass of that part is being repeated.
-        """
+        """Return an empty tape for part of the micro-batch. recompute: whether the part runs again."""
         return Tape(self.training, self.draw, recompute)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that this tape keeps alive. Memory shared by several views counts once."""
+        """Bytes that this tape keeps allocated. Memory shared by several views counts once."""
         owners = {id(owner): owner.nbytes for values in self._stack for owner in _owners(values)}
         return sum(owners.values())
 
@@ -108,10 +106,9 @@ class Parameter:
         """Describe the parameter; the owner of the buffers binds ``value`` and ``grad`` later.
 
         Args:
-            name: unique in the model, as in PyTorch. The initial values depend only on the name and the seed,
-                not on the layout.
+            name: unique in the model, as in PyTorch. Initial values depend only on the name and the seed.
             full_shape: shape of the whole tensor, over all tensor-parallel ranks.
-            axis: axis that is split over tensor-parallel ranks. None: each rank holds the whole tensor.
+            axis: axis that is split over tensor-parallel ranks. Default: every rank holds the whole tensor.
             decay: whether weight decay applies. Default: to matrices and larger, not to biases and gains.
             form: layout in PyTorch, without padding. Default: the same layout.
             rows: rows of the first axis that are not padding. Default: all. Padding is 0 and stays 0.
@@ -153,11 +150,7 @@ class Parameter:
         return np.pad(whole, [(0, missing), *[(0, 0)] * (whole.ndim - 1)]) if missing else whole
 
     def from_torch(self, theirs: Array) -> Array:
-        """Convert PyTorch's tensor to ``full_shape``. Usually a view.
-
-        Raises:
-            ValueError: the number of elements differs.
-        """
+        """Convert PyTorch's tensor to ``full_shape``, usually as a view. Raise ValueError if sizes differ."""
         return self.padded(self.form.from_torch(theirs).reshape(self.rows, *self.full_shape[1:]))
 
     def part(self, full: Array) -> Array:
@@ -169,7 +162,7 @@ class Parameter:
         return full[index]
 
     def add(self, gradient: Array) -> None:
-        """Add to the gradient. The argument may have any shape with the same elements in the same order."""
+        """Add to the gradient an array of any shape with the same elements in the same order."""
         gradient = gradient.reshape(self.shape)
         if self.grad_unset:
             self.grad[...] = gradient
@@ -195,22 +188,20 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of a parameter in a flat array: [start, stop) there starts at ``offset`` of the flattened part
-    of the parameter that this rank holds."""
+    """Piece of a parameter: elements [start, stop) of a flat array."""
 
     parameter: Parameter
     start: int
     stop: int
+    # Position of element ``start`` in this rank's flattened part of the parameter.
     offset: int = 0
 
 
 def zeros(_: np.random.Generator, shape: Shape) -> Array:
-    """Return zeros, for biases."""
     return np.zeros(shape)
 
 
 def ones(_: np.random.Generator, shape: Shape) -> Array:
-    """Return ones, for gains."""
     return np.ones(shape)
 
 
@@ -236,7 +227,7 @@ class Context:
 
 
 class Layer(Protocol):
-    """One step of a network."""
+    """Interface of a step of the network."""
 
     @property
     def parameters(self) -> Sequence[Parameter]:
@@ -250,7 +241,7 @@ class Layer(Protocol):
 
 
 class Sequential:
-    """Layers applied one after the other."""
+    """Layers that run in the given order."""
 
     def __init__(self, *layers: Layer) -> None:
         self.layers = layers
@@ -272,13 +263,11 @@ class Residual(Sequential):
     """y = x + f(x), with f a sequence of layers. Its first layer must not change x, nor its last layer dy."""
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        """Map x to y of the same shape."""
         y = super().forward(x, tape)
         y += x
         return y
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """Map dy to dx of the same shape."""
         dx = super().backward(dy, tape)
         dx += dy
         return dx
@@ -290,7 +279,7 @@ class Flatten:
     parameters: Sequence[Parameter] = ()
 
     def __init__(self, step: int | None = None) -> None:
-        """Create the layer. step: numbers in each vector of the sequence. None: one vector."""
+        """Create the layer. step: size of each vector of a sequence. Default: a single vector per sample."""
         self._step = step
 
     def forward(self, x: Array, tape: Tape) -> Array:
@@ -305,22 +294,22 @@ class Flatten:
 
 
 def state_of(layers: Sequence[Layer]) -> dict[str, Array]:
-    """Collect the ``state`` of layers that is not trained by gradients, such as running statistics.
+    """Return the arrays of layers that are not trained by gradients, such as running statistics.
 
-    Returns:
-        Arrays by unique name. They are saved with the parameters, and restored in place.
+    The arrays, by unique name, are saved with the parameters and restored in place.
     """
     return {name: array for layer in layers for name, array in getattr(layer, "state", {}).items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A group of layers, such as one Transformer block. It is placed on a pipeline stage, gathered, freed,
-    reduced and recomputed as a whole. One array passes from unit to unit; the receiver must not change it."""
+    """A group of layers, such as a Transformer block. It is placed on a pipeline stage, gathered, freed,
+    reduced and recomputed as a whole. A unit passes a single array to the next unit, which must not change
+    it."""
 
     name: str
     layer: Layer
-    # Of one sample's forward pass through matrix products; a multiply-add counts as 2.
+    # FLOPs of matrix products in the forward pass of a single sample; a multiply-add counts as 2.
     flops: float = 0.0
 
 
@@ -332,8 +321,7 @@ def torch_shapes(units: Sequence[Unit]) -> dict[str, Shape]:
 
 
 class Recompute(Sequential):
-    """Layers that save only their input on the tape, to trade computation for memory (Chen et al., "Training
-    Deep Nets with Sublinear Memory Cost", 2016).
+    """Layers that save only their input on the tape, to save memory (Chen et al., arXiv:1604.06174).
 
     Their forward pass runs again before their backward pass: a third more work, bit-identical gradients.
     """
@@ -350,5 +338,5 @@ class Recompute(Sequential):
 
 
 def recomputed(units: Sequence[Unit]) -> list[Unit]:
-    """Wrap all units of a model in ``Recompute``, except the last: its backward pass starts immediately."""
+    """Wrap all units but the last in ``Recompute``: the last unit's backward pass starts immediately."""
     return [*(replace(unit, layer=Recompute(unit.layer)) for unit in units[:-1]), *units[-1:]]

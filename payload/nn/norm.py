@@ -7,7 +7,6 @@ from payload.nn.module import Context, Init, Parameter, Tape, ones, zeros
 
 _MOMENTUM = 0.1
 """Weight of the newest micro-batch in the running averages."""
-
 _EPSILON = 1e-5
 
 
@@ -46,7 +45,6 @@ class LayerNorm:
         return y.reshape(x.shape)
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """Map dy (..., width) to dx (..., width)."""
         x, mean, inverse = tape.pop()
         xp, kind = self._device.xp, mean.dtype
         dx: Array = xp.empty_like(x)
@@ -84,13 +82,7 @@ class BatchNorm:
     """
 
     def __init__(
-        self,
-        context: Context,
-        name: str,
-        channels: int,
-        *,
-        relu: bool = False,
-        weight: Init = ones,
+        self, context: Context, name: str, channels: int, *, relu: bool = False, weight: Init = ones
     ) -> None:
         self._device, self._relu, self._comm = context.device, relu, context.dp
         self.weight = Parameter(context, f"{name}.weight", (channels,), weight)
@@ -131,10 +123,9 @@ class BatchNorm:
         return y.reshape(x.shape)
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """Map dy (..., channels) to dx of the same shape."""
         rows, y, count, mean, inverse = tape.pop()
         xp, dy_rows = self._device.xp, dy.reshape(rows.shape)
-        # Holds the gradient with respect to the input of ReLU first.
+        # First holds the gradient with respect to ReLU's input.
         dx: Array = xp.empty(rows.shape, dy.dtype)
         dtype = acc_dtype(dy.dtype)
         centre = mean.astype(dtype)
@@ -175,7 +166,6 @@ class BatchNorm:
         return dx.reshape(dy.shape)
 
     def _float64_parameters(self) -> tuple[Array, Array]:
-        """Return gain and bias in float64."""
         return self.weight.value.astype("float64"), self.bias.value.astype("float64")
 
     def _moments(self, rows: Array) -> tuple[Array, Array, Array]:
@@ -183,7 +173,6 @@ class BatchNorm:
         xp, channels = self._device.xp, rows.shape[1]
         # Σ 1, Σ x and Σ x² of each channel.
         totals: Array = xp.zeros((3, channels))
-
         dtype = acc_dtype(rows.dtype)
 
         def add_up(x: Array) -> None:

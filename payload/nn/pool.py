@@ -16,12 +16,11 @@ class MaxPool2d:
     parameters: Sequence[Parameter] = ()
 
     def __init__(self, context: Context, kernel: int, *, stride: int | None = None, padding: int = 0) -> None:
-        """Create the layer. stride: default the kernel's size, so that windows do not overlap."""
+        """Create the layer. stride: distance of windows. Default: the kernel's size, without overlap."""
         self._xp = context.device.xp
         self._kernel, self._stride, self._padding = kernel, stride or kernel, padding
 
     def output_size(self, size: int) -> int:
-        """Return the output height or width for an input height or width."""
         return output_size(size, self._kernel, self._stride, self._padding)
 
     def forward(self, x: Array, tape: Tape) -> Array:
@@ -35,10 +34,9 @@ class MaxPool2d:
         return y
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """Map dy (B, H', W', C) to dx (B, H, W, C)."""
         padded, y = tape.pop()
         dx: Array = self._xp.zeros(padded.shape, dy.dtype)
-        # Windows whose gradient has not been assigned to a position yet.
+        # Windows with a gradient that has no position yet.
         unassigned = self._xp.ones(y.shape, bool)
         for position, gradient in zip(self._positions(padded), self._positions(dx), strict=True):
             is_maximum = (position == y) & unassigned
@@ -58,8 +56,7 @@ class MaxPool2d:
         return padded[:, edge : height - edge, edge : width - edge]
 
     def _positions(self, padded: Array) -> Iterator[Array]:
-        """Yield each window's first position, then its second, ...: views (B, H', W', C) of the
-        padded input."""
+        """Yield, for each position in a window, a view (B, H', W', C) of the inputs at that position."""
         _, height, width, _ = padded.shape
         kernel, stride = self._kernel, self._stride
         for i in range(kernel):
@@ -81,7 +78,6 @@ class GlobalAveragePool:
         return x.mean(axis=(1, 2))
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """Map dy (B, C) to dx (B, H, W, C)."""
         (shape,) = tape.pop()
         dx: Array = self._xp.empty(shape, dy.dtype)
         dx[...] = (dy / (shape[1] * shape[2]))[:, None, None]

@@ -1,7 +1,7 @@
 """Counter-based random numbers (after Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011).
 
-Each number is a hash of its purpose and position. It depends neither on the layout nor on the order of work,
-and NumPy and CuPy compute the same number.
+Each number is a hash of its purpose and position. It depends neither on the layout of ranks nor on the order
+of computation, and is the same in NumPy and CuPy.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ from payload.nn.module import Draw
 
 
 def sample_keys(draw: Draw, stream: str) -> Array:
-    """Return a random key for each sample of the micro-batch: (B, 2) uint32.
-
-    stream: unique name of the layer or purpose.
-    """
+    """Return a random key for each sample: (B, 2) uint32. stream: unique name of the layer or purpose."""
     words = hashlib.blake2b(f"{draw.seed} {draw.iteration} {stream}".encode(), digest_size=8).digest()
     low, high = int.from_bytes(words[:4], "little"), int.from_bytes(words[4:], "little")
     keys = draw.samples[:, None].repeat(2, axis=1)
@@ -26,8 +23,7 @@ def sample_keys(draw: Draw, stream: str) -> Array:
 
 
 def part_keys(device: Device, keys: Array, start: int, count: int) -> Array:
-    """Derive keys for the parts ``start`` to ``start + count`` of each sample, such as attention heads:
-    (B, 2) → (B, count, 2)."""
+    """Derive keys for ``count`` parts of each sample, such as attention heads: (B, 2) → (B, count, 2)."""
     parts = device.xp.arange(start + 1, start + count + 1, dtype="uint32")
     # 2³² divided by the golden ratio: neighbouring parts get distant values.
     parts *= 0x9E3779B9
@@ -35,22 +31,15 @@ def part_keys(device: Device, keys: Array, start: int, count: int) -> Array:
 
 
 def keep_mask(keys: Array, index: Array, rate: float) -> Array:
-    """Return which elements dropout keeps.
+    """Return which elements dropout keeps, as booleans of shape (..., *index.shape).
 
-    Args:
-        keys: (..., 2) uint32
-        index: uint32 position of each element in its sample or part. Its shape follows that of the keys.
-        rate: share of elements to drop.
-
-    Returns:
-        bool of shape (..., \\*index.shape)
+    keys: (..., 2) uint32. index: uint32 positions of the elements in a sample or part. rate: share to drop.
     """
     return random_bits(keys, index) >= round(rate * 2**32)
 
 
 def random_bits(keys: Array, index: Array) -> Array:
-    """Return 32 random bits for each position: keys (..., 2) and index → (..., \\*index.shape), all
-    uint32."""
+    """Return 32 random bits for each position: keys (..., 2) and index → (..., *index.shape), all uint32."""
     low, high = (keys[..., i].reshape(*keys.shape[:-1], *(1,) * index.ndim) for i in (0, 1))
     bits = index * 0x9E3779B9 + low
     bits ^= bits >> 15

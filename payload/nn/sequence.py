@@ -10,7 +10,7 @@ from payload.nn.module import Context, Parameter, Tape, normal
 
 
 class Positions:
-    """Add a learned vector for each position. The result overwrites x."""
+    """Add a learned vector for each position. y overwrites x, and dx is dy."""
 
     def __init__(self, context: Context, name: str, length: int, width: int) -> None:
         self.table = Parameter(context, f"{name}.weight", (length, width), normal(0.02))
@@ -22,14 +22,13 @@ class Positions:
         return x
 
     def backward(self, dy: Array, tape: Tape) -> Array:  # noqa: ARG002
-        """Return dy, which is also dx."""
         self.table.zero_unset_grad()
         self.table.grad[: dy.shape[1]] += dy.sum(axis=0, dtype=self.table.grad.dtype)
         return dy
 
 
 class Segments:
-    """Add a learned segment vector to each token, in place of x. All tokens are in the first segment."""
+    """Add the learned vector of the first segment to each token. y overwrites x, and dx is dy."""
 
     def __init__(self, context: Context, name: str, width: int) -> None:
         """Create a table of two segments, as in BERT, so that weights of other programs fit."""
@@ -42,7 +41,6 @@ class Segments:
         return x
 
     def backward(self, dy: Array, tape: Tape) -> Array:  # noqa: ARG002
-        """Return dy, which is also dx."""
         self.table.zero_unset_grad()
         self.table.grad[0] += dy.sum(axis=(0, 1), dtype=self.table.grad.dtype)
         return dy
@@ -65,13 +63,12 @@ class ClassToken:
         return y
 
     def backward(self, dy: Array, tape: Tape) -> Array:  # noqa: ARG002
-        """Map dy (B, 1 + T, C) to dx (B, T, C)."""
         self.token.add(dy[:, 0].sum(axis=0, dtype=self.token.grad.dtype))
         return dy[:, 1:]
 
 
 class Pick:
-    """Select one position of each sequence."""
+    """Select the vector at a fixed position of each sequence."""
 
     parameters: Sequence[Parameter] = ()
 
@@ -85,7 +82,6 @@ class Pick:
         return x[:, self._position]
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """Map dy (B, C) to dx (B, T, C)."""
         (shape,) = tape.pop()
         dx: Array = self._device.xp.zeros(shape, dy.dtype)
         dx[:, self._position] = dy
@@ -93,12 +89,11 @@ class Pick:
 
 
 class Patches:
-    """Cut images into square patches, row by row."""
+    """Cut images into square patches with sides of ``size`` pixels, row by row."""
 
     parameters: Sequence[Parameter] = ()
 
     def __init__(self, size: int) -> None:
-        """Create the layer. size: side of a patch in pixels."""
         self._size = size
 
     def forward(self, x: Array, tape: Tape) -> Array:
@@ -110,7 +105,6 @@ class Patches:
         return cut.reshape(count, rows * columns, size * size * channels)
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """Map dy (B, patches, size · size · channels) to dx (B, height, width, channels)."""
         ((count, height, width, channels),) = tape.pop()
         rows, columns, size = height // self._size, width // self._size, self._size
         cut = dy.reshape(count, rows, columns, size, size, channels).swapaxes(2, 3)

@@ -37,8 +37,7 @@ class LAMB:
 
         Args:
             segments: positions of the parameters in this rank's ``weights``.
-            parameters: all parameters that ranks of the groups have pieces of, in the same order on all
-                ranks.
+            parameters: all parameters of the ranks in ``groups``, in the same order on all ranks.
             groups: communicators of the ranks with other pieces or, with tensor parallelism, other parts.
                 They must not contain ranks with the same pieces.
         """
@@ -94,7 +93,7 @@ def _direct(
     eps: float,
     **moments: float,
 ) -> None:
-    """Write the direction over the gradient."""
+    """Overwrite ``grad`` with LAMB's direction r."""
     update_moments(grad, mean, square, **moments)
     np.sqrt(square, out=grad)
     grad += eps

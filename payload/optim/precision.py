@@ -47,8 +47,7 @@ class LossScale:
     unbroken: int = 0
 
     def overflowed(self) -> bool:
-        """Handle gradients that are not finite. Return whether to skip the step and retry with a
-        lower scale."""
+        """Lower a dynamic scale because gradients are not finite. Return whether to skip the step."""
         if not self.dynamic or self.value <= 1:
             return False
         self.value /= 2
@@ -76,10 +75,7 @@ class LossScale:
 
 
 def loss_scale(precision: str, fixed: float | None) -> LossScale:
-    """Return the loss scale of a precision.
-
-    fixed: scale set by the user. None: dynamic for fp16, and 1 for formats with the range of float32.
-    """
+    """Return the user's ``fixed`` loss scale, or a dynamic scale for fp16, or 1 for other precisions."""
     if fixed is not None:
         return LossScale(fixed)
     return LossScale(2.0**16, dynamic=True) if precision == "fp16" else LossScale()

@@ -1,4 +1,4 @@
-"""Layout of the parameters in a stage's flat buffers, and the shard of each that this rank owns.
+"""Layout of the parameters in a stage's flat buffers, and the shard of each buffer that this rank owns.
 
 Consecutive units form a bucket, which is summed, gathered and freed as a whole. A bucket is padded to a
 multiple of the number of owners and cut evenly among them:
@@ -21,7 +21,7 @@ from payload.nn.module import Parameter, Segment, Unit
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Units that are processed together. A parameter shared by several units belongs to the first of them."""
+    """Units that are processed together. A parameter shared by several units belongs to the first unit."""
 
     number: int
     # Position in the flat array of all parameters; ``stop`` includes padding.
@@ -43,12 +43,12 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class BufferLayout:
-    """Buckets of the units of one stage."""
+    """Buckets of a stage's units, and the parts of the buckets that ranks own."""
 
     buckets: Sequence[Bucket]
     # By unit: the buckets that hold its parameters.
     uses: Mapping[str, Sequence[Bucket]]
-    # By unit: the buckets whose gradients are complete after its backward pass.
+    # By unit: the buckets with complete gradients after the unit's backward pass.
     completes: Mapping[str, Sequence[Bucket]]
     # Number of ranks that own a part of every bucket.
     parts: int
@@ -94,10 +94,10 @@ def make_layout(
     """Group units into buckets, from the last unit to the first: the order in which their gradients appear.
 
     Args:
-        min_size: minimum size of a bucket. The first bucket may be smaller.
+        min_size: minimum number of elements of a bucket. The first bucket may be smaller.
         parts: number of ranks that each own a part of every bucket.
-        tied: parameters shared with other pipeline stages, as a unit of its own. It gets the first bucket, so
-            that it has the same position on all stages.
+        tied: unit of the parameters that other pipeline stages share. It gets the first bucket, so that it
+            has the same position on all stages.
     """
     all_units = [tied, *units] if tied else list(units)
     first_uses = _first_uses(all_units)
@@ -130,7 +130,7 @@ def _first_uses(units: Sequence[Unit]) -> dict[str, list[Parameter]]:
 
 
 def _runs(sizes: dict[str, int], min_size: int) -> list[list[str]]:
-    """Group names into runs whose sizes add up to at least ``min_size``, starting at the last name."""
+    """Group names, from the last to the first. Sizes in each group but the first add up to ``min_size``."""
     runs: list[list[str]] = []
     filled = min_size
     for name in reversed(sizes):
@@ -156,16 +156,16 @@ _SLACK = 16
 
 
 class Pool:
-    """Reusable flat arrays of one dtype: reusing memory is cheaper than touching new pages."""
+    """Reusable flat arrays of the same dtype. Reusing memory is cheaper than touching new pages."""
 
     def __init__(self, device: Device, dtype: DTypeLike) -> None:
         self._device, self._dtype = device, dtype
         self._free: list[Array] = []
-        # Of all arrays ever allocated.
+        # Bytes of all arrays ever allocated.
         self.nbytes = 0
 
     def take(self, size: int) -> Array:
-        """Return an uninitialized array. It is a view of an array that may be up to twice as large."""
+        """Return an uninitialized array, possibly as a view of an array that is up to twice as large."""
         fitting = [n for n, array in enumerate(self._free) if size <= len(array) <= 2 * size]
         if fitting:
             return self._free.pop(min(fitting, key=lambda n: len(self._free[n])))[:size]

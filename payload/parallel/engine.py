@@ -1,4 +1,4 @@
-"""One training step on the mesh: gradients of a global batch, their sum and norm, and the update."""
+"""A training step on the mesh: gradients of a global batch, their sum and norm, and the update."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DEFAULT = Options()
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Result of one step. It is the same on every rank."""
+    """Result of a training step, the same on every rank."""
 
     # Mean over the targets of the global batch, before the update.
     loss: float
@@ -36,7 +36,7 @@ class StepResult:
     grad_norm: float
     # Number of targets in the global batch.
     targets: int
-    # Sums over all ranks.
+    # Sums of all ranks' ``flags``.
     flags: tuple[float, ...] = ()
     # Whether the gradients overflowed. The weights are unchanged, and the loss scale was lowered.
     skipped: bool = False
@@ -52,7 +52,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Result over all held-out targets. It is the same on every rank."""
+    """Result of an evaluation on all held-out targets, the same on every rank."""
 
     # Mean, in nats.
     loss: float
@@ -69,7 +69,7 @@ class Evaluation:
 
 
 class Engine:
-    """A model on the mesh, in the chosen layout. Trains and evaluates it."""
+    """Trains and evaluates a model that is distributed over the mesh."""
 
     def __init__(
         self,
@@ -89,14 +89,16 @@ class Engine:
             units: whole model, built with ``mesh.context(device)``. Its parameters are not allocated yet.
             make_optimizer: called once with this rank's storage; returns the optimizer that updates it.
             loss_scale: default: no scaling.
-            compressor: ``mesh.dp``, or the communicator it wraps. The gradients are attached to it.
+            compressor: ``mesh.dp`` itself, or the communicator that ``mesh.dp`` wraps. Compresses the
+                gradients.
 
         Raises:
             UsageError: the model cannot be laid out on this mesh.
         """
         if mesh.tp.size > 1 and all(p.axis is None for unit in units for p in unit.layer.parameters):
             raise UsageError(
-                f"--tp {mesh.tp.size}: this model has no tensor-parallel layers", code="tp-without-layers"
+                f"--tp {mesh.tp.size}: this model has no tensor-parallel layers; omit --tp",
+                code="tp-without-layers",
             )
         stages = split(recomputed(units) if options.recompute else units, mesh.pp.size)
         self.device, self.mesh, self._options = device, mesh, options
@@ -130,13 +132,13 @@ class Engine:
     ) -> StepResult:
         """Train on this rank's share of a global batch, cut into micro-batches.
 
-        If the loss or the gradients are not finite, the weights stay as they are; the loss scale, and
-        layer state such as the statistics of batch norm, may change.
+        If the loss or the gradients are not finite, the weights do not change; the loss scale, and layer
+        state such as the statistics of batch norm, may change.
 
         Args:
-            batches: as many on every rank.
-            targets: expected number of targets in the global batch. Gradients are scaled by it and
-                corrected by the counted number.
+            batches: the same number on every rank.
+            targets: expected number of targets in the global batch. Gradients are scaled by it and corrected
+                by the counted number.
             flags: numbers of this rank that are summed over ranks along with the loss, at no extra cost.
         """
         self.storage.begin()
@@ -165,10 +167,7 @@ class Engine:
     # Overflow shows in the loss.
     @np.errstate(over="ignore", invalid="ignore")
     def evaluate(self, batches: Iterable[MicroBatch]) -> Evaluation:
-        """Evaluate this rank's share of the held-out data, and return the result over all ranks.
-
-        batches: as many on every rank.
-        """
+        """Return the result over all ranks. batches: this rank's share, the same number on every rank."""
         sums = self._pipeline.evaluate(batches)
         counts = self.mesh.tp.rank == 0
         loss, correct, count = self.mesh.world.sum(
@@ -179,13 +178,13 @@ class Engine:
     def counts(self, parameter: Parameter) -> bool:
         """Return whether this rank counts and saves its part of a parameter.
 
-        If several tensor-parallel ranks or stages hold the same part, only one of them does.
+        If several tensor-parallel ranks or stages hold the same part, only the first of them does.
         """
         is_split = parameter.axis is not None
         return (is_split or self.mesh.tp.rank == 0) and self.ties.counts(parameter)
 
     def _squares(self) -> Array | float:
-        """Return the sum of squares of this rank's gradients. Each number counts on one rank only."""
+        """Return the sum of squares of this rank's gradients. Each number counts on a single rank only."""
         if not self.storage.sharded and self.mesh.dp.rank:
             return 0.0
         flat = self.storage.grads

@@ -38,7 +38,7 @@ class Mesh:
 
 
 def alone() -> Mesh:
-    """Return a mesh of one rank."""
+    """Return a mesh of a single rank."""
     solo = Solo()
     return Mesh(solo, solo, solo, solo)
 
@@ -75,10 +75,10 @@ def make_mesh(world: Transport, *, tp: int = 1, pp: int = 1) -> Mesh:
 class Options:
     """Options of the layout and of the training step."""
 
-    # Of initial weights and dropout.
+    # Seed of initial weights and dropout.
     seed: int = 0
     precision: Precision = PRECISIONS["fp32"]
-    # Gradients with a larger norm are scaled down to it.
+    # Gradients with a larger norm are scaled down to this norm.
     clip: float = math.inf
     # Whether to keep only the activations between units, and recompute the rest.
     recompute: bool = False
@@ -86,7 +86,7 @@ class Options:
     zero: int = 0
     # Whether the optimizer and its data are in host memory.
     offload: bool = False
-    # Minimum bytes of gradients that are summed in one call. The default is that of PyTorch's DDP.
+    # Minimum bytes of gradients that are summed in a single call. The default is that of PyTorch's DDP.
     bucket_bytes: int = 25 << 20
     # Whether stages 0 and 1 sum gradients during the backward pass, not after it.
     overlap: bool = True

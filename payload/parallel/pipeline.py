@@ -1,7 +1,7 @@
 """Pipeline parallelism: the units of each stage, the data that passes between stages, and the schedule.
 
-Each rank runs its stage, sends activations forward and gradients back. With a single stage, it runs one
-micro-batch after the other and adds up the gradients.
+Each rank runs its stage, sends activations forward and gradients back. With a single stage, it runs
+micro-batch after micro-batch and adds up the gradients.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from payload.nn.module import Draw, Parameter, Segment, Sequential, Tape, Unit
 from payload.parallel.zero import Storage
 
 _BLOCK = 1 << 20
-"""Numbers that stages exchange at a time. Each other stage needs a temporary buffer of this size."""
-
+"""Shared numbers that stages exchange at a time. Each other stage needs a temporary buffer of this size."""
 _MEMORY_WEIGHT = 1e-3
-"""Weight of a unit's parameters relative to its FLOPs: it decides between splits of about equal work."""
+"""Weight of a unit's parameters relative to its FLOPs. Decides between splits of about equal work."""
 
 
 def split(units: Sequence[Unit], stages: int) -> list[Sequence[Unit]]:
-    """Split units into stages of consecutive units, so that the most expensive stage is as cheap as possible.
+    """Split units into consecutive stages, so that the most expensive stage is as cheap as possible.
 
     Raises:
         UsageError: there are fewer units than stages.
@@ -71,7 +70,8 @@ def _costs(units: Sequence[Unit]) -> list[float]:
 class Ties:
     """Parameters that units on several stages share, such as GPT's embedding, which is also its output layer.
 
-    Each of these stages has a copy. All copies start equal, and get the sum of the gradients of all copies.
+    Each of these stages has a copy. All copies start equal, and are updated with the sum of all copies'
+    gradients.
     """
 
     def __init__(self, stages: Sequence[Sequence[Unit]], pp: Communicator, device: Device) -> None:
@@ -88,18 +88,14 @@ class Ties:
         holder = Sequential()
         holder.parameters = tied
         self.unit = Unit("tied", holder) if tied else None
-        """The shared parameters of this stage, as a unit before its other units.
-
-        So they have the same position on all stages, and are reduced last: a unit's gradients are complete
-        when those of all later units are.
-        """
+        """This stage's shared parameters, as its first unit: same position on all stages, and summed last."""
 
     def counts(self, parameter: Parameter) -> bool:
         """Return whether this stage counts and saves a parameter: the first stage that has it."""
         return self._users.get(id(parameter), [self._pp.rank])[0] == self._pp.rank
 
     def sum(self, grads: Array, segments: Sequence[Segment]) -> None:
-        """Replace the gradients of shared parameters by their sums over stages, rounded alike.
+        """Replace the gradients of shared parameters by their sums over stages, bit-identical on all stages.
 
         The gradients are already sums over data-parallel ranks. Ranks at the same position in their stages
         own the same pieces of shared parameters.
@@ -130,16 +126,16 @@ def _distinct(units: Sequence[Unit]) -> list[Parameter]:
 
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
-# Numbers: dtype, number of axes, and up to six sizes.
+# Numbers in a header: dtype, number of axes, and up to six sizes.
 _HEADER = 8
 
 
 class Link:
-    """One end of the connection between two neighbouring stages.
+    """This rank's end of the connection to a neighbouring stage.
 
     Activations pass to the later stage, and gradients of the same shape come back. A header with shape and
-    dtype precedes the first activation for each input shape; both ends remember it. Sends do not block, so
-    two stages can send to each other at the same time.
+    dtype precedes the first activation for each input shape; both ends remember the header. Sends do not
+    block, so two stages can send to each other at the same time.
     """
 
     def __init__(self, device: Device, pp: Communicator, neighbour: int) -> None:
@@ -148,10 +144,7 @@ class Link:
         self._sent: deque[Pending] = deque()
 
     def send_activation(self, y: Array, inputs: Shape) -> None:
-        """Send an activation to the later stage.
-
-        inputs: shape of the micro-batch's inputs, which both ends know.
-        """
+        """Send an activation to the later stage. inputs: shape of the micro-batch's inputs."""
         if inputs not in self._activation_types:
             self._activation_types[inputs] = y.shape, y.dtype.name
             header = [_DTYPES.index(y.dtype.name), y.ndim, *y.shape]
@@ -198,8 +191,7 @@ _AHEAD = 2
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """A micro-batch on the device. Every stage gets all of it; the first uses the inputs, the last the
-    targets."""
+    """A micro-batch on the device. All stages get both arrays: the first uses inputs, the last targets."""
 
     inputs: Array  # (B, ...)
     targets: Array  # (B,) or (B, ...)
@@ -233,8 +225,7 @@ class Stage:
 
 
 def one_forward_one_backward(micro_batches: int, later_stages: int) -> Iterator[bool]:
-    """Yield a stage's schedule: True for the forward pass of the next micro-batch, False for the backward
-    pass of the oldest micro-batch in flight."""
+    """Yield a stage's schedule: True for its next forward pass, False for its next backward pass."""
     ahead = min(micro_batches, later_stages)
     yield from [True] * ahead
     yield from [True, False] * (micro_batches - ahead)
@@ -251,11 +242,11 @@ def idle_share(stages: int, micro_batches: int) -> float:
 
 
 class Pipeline:
-    """1F1B schedule: one forward pass per later stage, then forward and backward in turn.
+    """A rank's stage and its 1F1B schedule: a forward pass per later stage, then both in turn.
 
-    So a stage keeps tapes only for itself and the later stages, for any number of micro-batches. (GPipe
-    runs all forward passes first, and keeps all tapes.) From PipeDream (Narayanan et al., SOSP 2019), with
-    one update for all micro-batches as in Megatron (Narayanan et al., SC 2021, section 2.2.1). The last
+    So a stage keeps tapes only for itself and the later stages, for any number of micro-batches. (GPipe runs
+    all forward passes first, and keeps all tapes.) From PipeDream (Narayanan et al., SOSP 2019), with a
+    single update for all micro-batches as in Megatron (Narayanan et al., SC 2021, section 2.2.1). The last
     stage returns the loss sums; the other stages return 0.
     """
 

@@ -1,4 +1,4 @@
-"""Collection of a model's whole tensors, one by one, on rank 0."""
+"""Gathering of a model's whole tensors on rank 0, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -31,10 +31,7 @@ class WholeTensors:
     """
 
     def __init__(self, engine: Engine, units: Sequence[Unit]) -> None:
-        """Find the rank that holds each piece. All ranks must call it together.
-
-        units: whole model. The engine has this rank's stage.
-        """
+        """Find the rank that holds each piece. All ranks must call this together. units: the whole model."""
         self._engine, self._world = engine, engine.mesh.world
         self._parameters = {p.name: p for unit in units for p in unit.layer.parameters}
         self.shapes: dict[str, Shape] = dict(sorted(torch_shapes(units).items()))
@@ -58,7 +55,7 @@ class WholeTensors:
                 yield name, np.empty(0, "float32")
 
     def _find_own_pieces(self) -> Iterator[tuple[str, _Piece, Array]]:
-        """Yield the pieces that this rank sends. Of several ranks with the same piece, one sends it."""
+        """Yield the pieces that this rank sends. If several ranks have a piece, only the first sends it."""
         engine, mesh, storage = self._engine, self._engine.mesh, self._engine.storage
         rank = self._world.rank
         if storage.sharded or mesh.dp.rank == 0:

@@ -1,7 +1,7 @@
 """Weights, gradients and master weights of a stage on data-parallel ranks: replicated or sharded.
 
 ZeRO (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020).
-Each of N data-parallel ranks owns an N-th of every bucket of units:
+Each of N data-parallel ranks owns 1/N of every bucket of units:
 
     stage 0    plain data parallelism: all ranks hold everything, gradients are summed by allreduce
     stage 1    a rank updates only the master weights that it owns, with their optimizer state: gradients are
@@ -44,10 +44,7 @@ class Storage:
         *,
         tied: Unit | None = None,
     ) -> None:
-        """Allocate the buffers and draw the initial weights.
-
-        tied: parameters that ``units`` share with other pipeline stages.
-        """
+        """Allocate buffers and draw initial weights. tied: parameters shared with other pipeline stages."""
         self.device, zero, master = device, options.zero, options.precision.master
         # A CPU device is already in host memory.
         self.optimizer_device: Device = (
@@ -106,7 +103,7 @@ class Storage:
 
     @property
     def weights(self) -> Array:
-        """Weights for the layers that this rank holds permanently. They may be the master weights."""
+        """Weights for the layers, as held permanently by this rank. They may be the master weights."""
         return self._weights.resident
 
     @property
@@ -181,7 +178,7 @@ class ReplicatedGradients:
         self._layout, self._dp, self._overlap = layout, dp, overlap
         self._whole, self._owned_grads = whole, owned_grads
         self._pending: list[Pending] = []
-        # Buckets that are complete but whose sum has not started.
+        # Complete buckets that are not being summed yet.
         self._unstarted: list[Bucket] = []
         for bucket in layout.buckets:
             bind_gradients(bucket, whole[bucket.start : bucket.stop])
@@ -195,7 +192,6 @@ class ReplicatedGradients:
         return [self._owned_grads] if self._whole is self._owned_grads else [self._owned_grads, self._whole]
 
     def begin(self) -> None:
-        """Start an iteration."""
         for bucket in self._layout.buckets:
             mark_grads_unset(bucket)
 
@@ -238,7 +234,7 @@ class ReplicatedGradients:
         )
 
     def _slices(self, bucket: Bucket) -> tuple[Array, Array]:
-        """Return a bucket's gradients and this rank's part of their sums. They are equal if it owns all."""
+        """Return a bucket's gradients and this rank's part of the sums. They are the same if it owns all."""
         whole = self._whole[bucket.start : bucket.stop]
         if self._whole is self._owned_grads:
             return whole, whole
@@ -247,7 +243,7 @@ class ReplicatedGradients:
 
 @dataclass(slots=True)
 class _Scatter:
-    """A bucket's gradients of one micro-batch that are being sent to their owners."""
+    """A bucket's gradients of a micro-batch that are being sent to their owners."""
 
     pending: Pending
     whole: Array
@@ -258,8 +254,7 @@ class _Scatter:
 
 
 class ShardedGradients:
-    """Gradients that exist only from a bucket's first backward pass of a micro-batch until they are
-    summed."""
+    """Gradients that exist only from a bucket's first backward pass in a micro-batch until their sum."""
 
     def __init__(self, device: Device, layout: BufferLayout, dp: Communicator, owned_grads: Array) -> None:
         """Create buffers for gradients. owned_grads: (owned,) receives the sums."""
@@ -286,7 +281,7 @@ class ShardedGradients:
             scatter.pending.test()
         for bucket in self._layout.uses[unit.name]:
             if bucket.number not in self._live:
-                # One sum overlapping the computation is enough, and frees memory sooner.
+                # A single sum that overlaps with the computation is enough, and frees memory sooner.
                 self._wait(allowed=1)
                 self._live[bucket.number] = whole = self._pool.take(bucket.size)
                 # Clear the padding.
@@ -330,13 +325,12 @@ def mark_grads_unset(bucket: Bucket) -> None:
 
 
 def zero_unset_grads(bucket: Bucket) -> None:
-    """Set gradients to zero if nothing was added to them in this iteration."""
     for segment in bucket.segments:
         segment.parameter.zero_unset_grad()
 
 
 class ReplicatedWeights:
-    """Complete weights on every rank. If ranks own parts, each converts its part and gathers the rest."""
+    """Complete weights on every rank. A rank that owns only a part converts it and gathers the others."""
 
     def __init__(self, layout: BufferLayout, dp: Communicator, whole: Array) -> None:
         """Bind the parameters' values. ``whole`` (size,) may be the master weights themselves."""
@@ -362,7 +356,7 @@ class ReplicatedWeights:
         """Do nothing: the weights stay."""
 
     def publish(self, owned_weights: Array) -> None:
-        """Take new values of the weights that this rank owns: (owned,), on the device, of any float dtype."""
+        """Set the weights that this rank owns to new values (owned,), on the device, of any float dtype."""
         if owned_weights is self.resident:
             return
         for bucket in self._layout.buckets:
@@ -376,8 +370,7 @@ class ReplicatedWeights:
 
 
 class ShardedWeights:
-    """Weights sharded over ranks. A unit's weights are gathered for its passes, and those of the next unit in
-    the meantime."""
+    """Weights sharded over ranks. During a unit's passes, the weights of the next unit are gathered."""
 
     def __init__(
         self,
@@ -394,7 +387,8 @@ class ShardedWeights:
         # Buckets of the unit that comes next.
         self._next: Sequence[Bucket] = ()
         names = [unit.name for unit in units]
-        # At either end the same unit comes next: its backward pass, or another micro-batch's forward pass.
+        # The last unit's forward pass is followed by its backward pass, the first unit's backward pass by
+        # its forward pass of another micro-batch.
         self._unit_after = dict(zip(names, [*names[1:], *names[-1:]], strict=True))
         self._unit_before = dict(zip(names, [*names[:1], *names[:-1]], strict=True))
 
@@ -444,5 +438,5 @@ def bind_values(bucket: Bucket, whole: Array) -> None:
 
 
 def as_bytes(array: Array) -> Array:
-    """View an array as bytes, because MPI does not know all dtypes. Moving data needs none."""
+    """View an array as bytes, because MPI can move data of any dtype only as bytes."""
     return array.view("uint8")
