@@ -1,8 +1,7 @@
-"""Communication between ranks: one interface, several transports, and compression on top of them.
+"""Communication between ranks: an interface, several transports, and compression on top of them.
 
-``base`` is the interface, ``transport`` the code shared by all transports over MPI, ``mpi`` the default
-transport: start reading at its ``allreduce``. The other transports are in ``ring``, ``hierarchical`` and
-``nccl``.
+Start reading at ``allreduce`` in ``mpi``, the default transport. The interface is in ``base``; the code
+shared by all transports over MPI is in ``transport``.
 """
 
 from __future__ import annotations
@@ -30,10 +29,8 @@ _TRANSPORTS = {
 def make_transport(name: str, device: Device, *, cuda_aware: bool = False) -> Transport:
     """Return the named transport between all ranks of the job.
 
-    cuda_aware: with ``mpi`` on a GPU, pass device memory to MPI.
-
-    Raises:
-        UsageError: the transport does not work with this device, MPI or set of ranks. Raised on every rank.
+    cuda_aware: with ``mpi`` on a GPU, pass device memory to MPI. Raises UsageError, on every rank, if the
+    transport does not work with this device, MPI or set of ranks.
     """
     if cuda_aware and not device.gpu:
         raise UsageError("--cuda-aware: this rank uses no GPU; omit --cuda-aware", code="no-gpu")

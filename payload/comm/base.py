@@ -51,7 +51,6 @@ class Communicator(Protocol):
     rank: int
     """This process: 0 to ``size - 1``."""
     size: int
-    """Number of ranks."""
 
     @property
     def bytes_sent(self) -> int:

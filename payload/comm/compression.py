@@ -89,8 +89,7 @@ class Compressed(CommunicatorWrapper[Transport]):
 class TopK(Compressed):
     """Send the largest numbers of a gradient and their positions (Lin et al., arXiv:1712.01887).
 
-    Each rank sends the share ``ratio`` of its numbers, 8 bytes each, to all ranks. This pays off if ``ratio``
-    is below 1 / size.
+    Each rank sends the share ``ratio`` of its numbers, 8 bytes each: this pays off if ``ratio`` < 1 / size.
     """
 
     name = "topk"
@@ -158,7 +157,7 @@ class Int8(Compressed):
 
 
 def _encode(xp: ModuleType, numbers: Array) -> Array:
-    """Encode float32 (..., blocks, BLOCK) as int8 (..., blocks, BLOCK + 4): multiples of a scale, and it."""
+    """Encode float32 (..., blocks, BLOCK) as int8 (..., blocks, BLOCK + 4): multiples and their scale."""
     scales = abs(numbers).max(axis=-1, keepdims=True) / _LARGEST
     packet: Array = xp.empty((*numbers.shape[:-1], BLOCK + scales.itemsize), "int8")
     packet[..., :BLOCK] = xp.rint(numbers / xp.where(scales > 0, scales, 1))
@@ -269,7 +268,7 @@ def _split(joined: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
 
 
 def _matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return rows and columns of a tensor as a matrix, split between the axes that make it most square."""
+    """Return rows and columns for a tensor as a matrix, split between the axes that make it most square."""
     cuts = [(math.prod(shape[:axis]), math.prod(shape[axis:])) for axis in range(1, len(shape))]
     return min(cuts, key=sum, default=(1, math.prod(shape)))
 

@@ -85,8 +85,7 @@ class Hierarchical(Transport):
         return self._sum(host)
 
     def _join(self, host: Array) -> Steps:
-        """Collect each node's parts at its leader, exchange them between leaders, and send all to the
-        ranks."""
+        """Collect each node's parts at its leader, exchange them between leaders, and send all to ranks."""
         parts = host.reshape(self.size, -1)
         members = next(node for node in self._nodes if self.rank in node)
         if not self._leads:

@@ -108,11 +108,7 @@ class CudaAwareMpi(Transport):
     def __init__(
         self, device: Device, comm: MPI.Comm | None = None, *, staging: InPlace | None = None
     ) -> None:
-        """Join the communicator. Without ``staging``, check that MPI reports CUDA support, then test a sum.
-
-        Raises:
-            UsageError: the library does not support device memory. Raised on every rank.
-        """
+        """Join the communicator. Without ``staging``, raise UsageError on every rank if MPI fails on GPUs."""
         super().__init__(device, comm, staging=staging or InPlace(device))
         if staging is None:
             on_all_ranks(self, _check)

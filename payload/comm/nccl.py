@@ -28,11 +28,7 @@ class Nccl(Transport):
     def __init__(
         self, device: Device | None = None, comm: MPI.Comm | None = None, *, staging: Staging | None = None
     ) -> None:
-        """Join all ranks.
-
-        Raises:
-            UsageError: a rank has no GPU of its own, or no NCCL. Raised on every rank.
-        """
+        """Join all ranks. If a rank has no GPU of its own or no NCCL, raise UsageError on every rank."""
         super().__init__(device, comm, staging=staging)
         places = self.allgather((hostname(), str(self.device.gpu)))
         on_all_ranks(self, lambda: _check(self.device, places, self.rank))

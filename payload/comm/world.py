@@ -14,7 +14,7 @@ import mpi4py
 from payload.errors import LaunchError, PayloadError, line_of
 from payload.node.host import hostname, launcher_rank, pmi_complaint, size_complaint
 
-# Not on import: if MPI cannot start, it ends the process.
+# Do not start MPI on import, because MPI ends the process if it cannot start.
 mpi4py.rc(initialize=False, finalize=True)
 from mpi4py import MPI  # noqa: E402
 

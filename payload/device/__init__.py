@@ -15,11 +15,9 @@ def choose(requested: str, local_rank: int) -> Device:
     """Return the device for a rank. If a node has more ranks than GPUs, ranks share GPUs.
 
     Args:
-        requested: ``cpu``, ``gpu``, or ``auto`` for a GPU if CuPy finds a GPU.
+        requested: ``cpu``; ``auto`` for a GPU if CuPy finds a GPU; or ``gpu``: UsageError without a usable
+            GPU.
         local_rank: index of the rank on its node.
-
-    Raises:
-        UsageError: ``gpu`` was requested, but no GPU can be used.
     """
     if requested == "cpu":
         return Cpu()

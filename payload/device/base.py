@@ -143,14 +143,12 @@ class Device:
 
 
 class Cpu(Device):
-    """NumPy on the host."""
-
     def __init__(self, note: str = "requested") -> None:
         self.note = note
 
 
 def bits(x: Array) -> Array:
-    """View numbers as integers of the same size, so that 0 times inf or NaN is 0."""
+    """View numbers as integers of the same size: multiplied by a mask, even inf and NaN become 0."""
     return x.view(f"int{8 * x.itemsize}")
 
 

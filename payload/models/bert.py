@@ -65,7 +65,6 @@ def build(
 
 
 def _block(context: Context, name: str, *, width: int, heads: int, dropout: float, norm_eps: float) -> Layer:
-    """Build a block (B, T, C) → (B, T, C): attention and feed-forward layers with shortcuts and norms."""
     return Sequential(
         Residual(
             Attention(context, f"{name}.self_attn", width, heads, causal=False, init=_INIT, dropout=dropout),

@@ -61,7 +61,6 @@ def build(
 def _block(
     context: Context, name: str, *, width: int, heads: int, layers: int, dropout: float, norm_eps: float
 ) -> Layer:
-    """Build a block (B, T, C) → (B, T, C): norms, attention and feed-forward layers with shortcuts."""
     init = normal(0.02)
     # Smaller weights keep the variance of the shortcut's value, to which 2 · layers results are added.
     into_shortcut = normal(0.02 / math.sqrt(2 * layers))

@@ -16,7 +16,7 @@ from payload.nn.pool import GlobalAveragePool, MaxPool2d
 _BLOCKS = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}
 """Number of blocks in each of the four stages, by depth."""
 
-# Images up to this side are not reduced to a quarter of it before the first block.
+# Images with a larger side than this shrink to a quarter of it before the first block.
 _SMALL = 64
 
 

@@ -35,12 +35,12 @@ def build(
 ) -> list[Unit]:
     """Build a model from images (B, side, side, channels) to logits (B, classes). Units are blocks.
 
-    Raises:
-        UsageError: the image's side is not a multiple of the patch's side.
+    Raises UsageError if the image's side is not a multiple of the patch's side.
     """
     if side % patch:
         raise UsageError(
-            f"images of {side} x {side} pixels cannot be cut into patches of {patch} x {patch}",
+            f"images of {side} x {side} pixels cannot be cut into patches of {patch} x {patch}; use images "
+            f"with a side that is a multiple of {patch}",
             code="patches-not-divisible",
         )
     patches, pixels = (side // patch) ** 2, patch * patch * channels
@@ -68,7 +68,6 @@ def build(
 
 
 def _block(context: Context, name: str, *, width: int, heads: int, dropout: float, norm_eps: float) -> Layer:
-    """Build a block (B, T, C) → (B, T, C): norms, attention and feed-forward layers with shortcuts."""
     return Sequential(
         Residual(
             LayerNorm(context, f"{name}.norm1", width, eps=norm_eps),

@@ -45,8 +45,7 @@ class Attention:
             dropout: share of the attention probabilities to drop in training.
 
         Raises:
-            UsageError: ``width`` is not a multiple of ``heads``, or ``heads`` not of the tensor-parallel
-                size.
+            UsageError: ``width`` is no multiple of ``heads``, or ``heads`` no multiple of the ranks.
         """
         if width % heads:
             raise UsageError(

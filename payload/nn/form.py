@@ -54,10 +54,7 @@ def matrix(inputs: int, outputs: int) -> Form:
 
 
 def flattened_image(image: Sequence[int], outputs: int) -> Form:
-    """(height · width · channels, outputs) → (outputs, channels · height · width).
-
-    For a linear layer after an image is flattened: channels come last here and first in PyTorch.
-    """
+    """(height · width · channels, outputs) → (outputs, channels · height · width), for a flattened image."""
     return Form((outputs, math.prod(image)), (*image, outputs), (3, 2, 0, 1))
 
 

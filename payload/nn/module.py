@@ -29,7 +29,7 @@ class Draw:
 
     seed: int
     iteration: int
-    # [B] uint32, position in the global batch
+    # Positions of the samples in the global batch: (B,) uint32.
     samples: Array
 
 
@@ -125,7 +125,8 @@ class Parameter:
         size = 1 if axis is None else context.tp.size
         if axis is not None and full_shape[axis] % size:
             raise UsageError(
-                f"--tp {size} does not divide the {full_shape[axis]} rows or columns of {name}",
+                f"--tp {size} does not divide the {full_shape[axis]} rows or columns of {name}; use a divisor "
+                f"of {full_shape[axis]}",
                 code="tp-not-divisible",
             )
         self.shape: Shape = tuple(n // size if i == axis else n for i, n in enumerate(full_shape))

@@ -20,7 +20,6 @@ class LayerNorm:
         self.parameters = [self.weight, self.bias]
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        """Map x (..., width) to y (..., width)."""
         xp, kind = self._device.xp, acc_dtype(x.dtype)
         rows = x.reshape(-1, x.shape[-1])
         y: Array = xp.empty_like(rows)
@@ -96,7 +95,6 @@ class BatchNorm:
         }
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        """Map x (..., channels) to y of the same shape."""
         xp, rows = self._device.xp, x.reshape(-1, x.shape[-1])
         y: Array = xp.empty(rows.shape, x.dtype)
         if tape.training:

@@ -36,7 +36,6 @@ class Segments:
         self.parameters = [self.table]
 
     def forward(self, x: Array, tape: Tape) -> Array:  # noqa: ARG002
-        """Map x (B, T, C) to y of the same shape."""
         x += self.table.value[0]
         return x
 

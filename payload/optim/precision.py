@@ -41,7 +41,6 @@ class LossScale:
     value: float = 1.0
     dynamic: bool = False
     interval: int = 2000
-    # Number of skipped steps.
     skipped: int = 0
     # Steps since the value changed.
     unbroken: int = 0

@@ -60,7 +60,6 @@ def _nesterov(
 
 
 def _decayed(grad: Array, value: Array, scale: float, decay: float) -> Array:
-    """Return scale·grad + decay·value."""
     gradient = grad * scale if scale != 1 else grad
     return gradient + value * decay if decay else gradient
 

@@ -27,7 +27,7 @@ class Bucket:
     # Position in the flat array of all parameters; ``stop`` includes padding.
     start: int
     stop: int
-    # With positions in the flat array of all parameters.
+    # Parameters, with their positions in the flat array of all parameters.
     segments: tuple[Segment, ...]
 
     @property

@@ -83,7 +83,7 @@ class Engine:
         loss_scale: LossScale | None = None,
         compressor: Compressed | None = None,
     ) -> None:
-        """Lay out the model on the mesh.
+        """Lay out the model on the mesh. Raise UsageError if the mesh does not suit the model.
 
         Args:
             units: whole model, built with ``mesh.context(device)``. Its parameters are not allocated yet.
@@ -91,9 +91,6 @@ class Engine:
             loss_scale: default: no scaling.
             compressor: ``mesh.dp`` itself, or the communicator that ``mesh.dp`` wraps. Compresses the
                 gradients.
-
-        Raises:
-            UsageError: the model cannot be laid out on this mesh.
         """
         if mesh.tp.size > 1 and all(p.axis is None for unit in units for p in unit.layer.parameters):
             raise UsageError(
@@ -176,10 +173,7 @@ class Engine:
         return Evaluation(loss / count, correct / count)
 
     def counts(self, parameter: Parameter) -> bool:
-        """Return whether this rank counts and saves its part of a parameter.
-
-        If several tensor-parallel ranks or stages hold the same part, only the first of them does.
-        """
+        """Return whether this rank counts and saves its part of a parameter: only the first holder does."""
         is_split = parameter.axis is not None
         return (is_split or self.mesh.tp.rank == 0) and self.ties.counts(parameter)
 

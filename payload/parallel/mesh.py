@@ -44,11 +44,7 @@ def alone() -> Mesh:
 
 
 def make_mesh(world: Transport, *, tp: int = 1, pp: int = 1) -> Mesh:
-    """Arrange all ranks as dp x tp x pp. dp follows from the number of ranks.
-
-    Raises:
-        UsageError: the number of ranks is not a multiple of tp x pp.
-    """
+    """Arrange all ranks as dp x tp x pp. Raise UsageError if tp x pp does not divide the number of ranks."""
     dp, remainder = divmod(world.size, tp * pp)
     if remainder:
         raise UsageError(

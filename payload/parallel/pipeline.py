@@ -29,11 +29,7 @@ _MEMORY_WEIGHT = 1e-3
 
 
 def split(units: Sequence[Unit], stages: int) -> list[Sequence[Unit]]:
-    """Split units into consecutive stages, so that the most expensive stage is as cheap as possible.
-
-    Raises:
-        UsageError: there are fewer units than stages.
-    """
+    """Split units into stages with the lowest maximum cost. Raise UsageError if stages outnumber units."""
     if stages > len(units):
         raise UsageError(
             f"--pp {stages}: the model has only {len(units)} units to split; use --pp {len(units)} or less",
@@ -185,7 +181,7 @@ class Link:
 
 
 _NOTHING = LossSums(0.0, 0.0, 0.0)
-# Micro-batches that an evaluation may be ahead of a slower stage.
+# Number of micro-batches that an evaluation may be ahead of a slower stage.
 _AHEAD = 2
 
 
@@ -195,7 +191,7 @@ class MicroBatch:
 
     inputs: Array  # (B, ...)
     targets: Array  # (B,) or (B, ...)
-    # [B] uint32, position in the global batch
+    # Positions of the samples in the global batch: (B,) uint32.
     samples: Array
 
 

@@ -94,7 +94,6 @@ class WholeTensors:
         return self._engine.device.to_host(array)
 
     def _on_host(self, array: Array) -> Array:
-        """Copy an array to the host, unless it is already there because of offloading."""
         return array if isinstance(array, np.ndarray) else self._engine.device.to_host(array)
 
     def _on_device(self, array: Array) -> Array:

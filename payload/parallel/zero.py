@@ -150,9 +150,7 @@ class Storage:
     def reduce(self, across: Callable[[Array, Sequence[Segment]], None] = lambda *_: None) -> None:
         """Wait until ``grads`` are sums over the data-parallel ranks.
 
-        Args:
-            across: called with the sums (owned,) on the device and their segments; may change the sums in
-                place.
+        across: called with the sums (owned,) on the device and their segments; may change the sums in place.
         """
         self._gradients.finish()
         across(self.grad_buffer, self.segments)
@@ -161,7 +159,7 @@ class Storage:
 
     def publish(self) -> None:
         """Pass the updated ``master_weights`` on to the layers."""
-        # Convert on the host: the layers' dtype may be half as large to copy.
+        # Convert on the host, because the layers' dtype may be half as large to copy.
         if self._offloaded:
             self._weights.publish(self.device.asarray(self.master_weights, self._weights.resident.dtype))
         else:
@@ -302,7 +300,6 @@ class ShardedGradients:
         self._wait(allowed=0)
 
     def _wait(self, allowed: int) -> None:
-        """Wait until at most ``allowed`` sums are in progress."""
         while len(self._scatters) > allowed:
             scatter = self._scatters.pop(0)
             scatter.pending.wait()
