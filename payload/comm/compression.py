@@ -45,7 +45,8 @@ class Compressed(CommunicatorWrapper[Transport]):
         self._grads: Array | None = None
 
     def attach(self, grads: Array, slices: Sequence[ParamSlice]) -> None:  # noqa: ARG002
-        """From now on, compress sums of slices of the flat array ``grads``. slices: of each parameter."""
+        """From now on, compress sums of the flat array ``grads``. slices: position of each parameter in
+        it."""
         self._grads = flat(grads)
         self.state["residual"] = self.inner.device.xp.zeros(grads.shape, grads.dtype)
 
@@ -277,8 +278,6 @@ _COMPRESSORS: dict[str, type[Compressed]] = {"topk": TopK, "int8": Int8, "powers
 
 
 def make_compressor(name: str, transport: Transport, **options: float) -> Compressed:
-    """Return a transport that compresses sums of gradients once they are attached.
-
-    options: ``ratio`` for ``topk``, ``rank`` for ``powersgd``.
-    """
+    """Return a transport that compresses attached gradients. options: ``ratio`` (topk), ``rank``
+    (powersgd)."""
     return _COMPRESSORS[name](transport, **options)

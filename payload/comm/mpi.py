@@ -108,9 +108,10 @@ class CudaAwareMpi(Transport):
     def __init__(
         self, device: Device, comm: MPI.Comm | None = None, *, staging: InPlace | None = None
     ) -> None:
-        """Join the communicator. Without ``staging``, raise UsageError on every rank if MPI fails on GPUs."""
+        """Join the communicator. Without ``staging``, raise UsageError on every rank if GPU sums fail."""
         super().__init__(device, comm, staging=staging or InPlace(device))
         if staging is None:
+            # Ask the library first, because the test sum crashes a library without CUDA support.
             on_all_ranks(self, _check)
             array = device.xp.ones(1 << 10, "float32")
             self.allreduce(array)

@@ -45,7 +45,7 @@ class Attention:
             dropout: share of the attention probabilities to drop in training.
 
         Raises:
-            UsageError: ``width`` is no multiple of ``heads``, or ``heads`` no multiple of the ranks.
+            UsageError: the tensor-parallel size must divide ``heads``, which must divide ``width``.
         """
         if width % heads:
             raise UsageError(

@@ -64,7 +64,8 @@ class Linear:
         self.parameters = [self.weight, self.bias] if self.bias else [self.weight]
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        """Map x (..., inputs) to y (..., outputs). Split by rows, x is this rank's part; by columns, y is."""
+        """Map x (..., inputs) to y (..., outputs). x (split by rows) or y (by columns) is this rank's
+        part."""
         tape.push(x)
         rows = x.reshape(-1, x.shape[-1])
         y = self._device.matmul(rows, self._matrix())

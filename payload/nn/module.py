@@ -125,8 +125,8 @@ class Parameter:
         size = 1 if axis is None else context.tp.size
         if axis is not None and full_shape[axis] % size:
             raise UsageError(
-                f"--tp {size} does not divide the {full_shape[axis]} rows or columns of {name}; use a divisor "
-                f"of {full_shape[axis]}",
+                f"--tp {size} does not divide the {full_shape[axis]} rows or columns of {name}; use a "
+                f"divisor of {full_shape[axis]}",
                 code="tp-not-divisible",
             )
         self.shape: Shape = tuple(n // size if i == axis else n for i, n in enumerate(full_shape))

@@ -238,12 +238,13 @@ def idle_share(stages: int, micro_batches: int) -> float:
 
 
 class Pipeline:
-    """A rank's stage and its 1F1B schedule: a forward pass per later stage, then both in turn.
+    """A rank's stage and its 1F1B schedule.
 
-    So a stage keeps tapes only for itself and the later stages, for any number of micro-batches. (GPipe runs
-    all forward passes first, and keeps all tapes.) From PipeDream (Narayanan et al., SOSP 2019), with a
-    single update for all micro-batches as in Megatron (Narayanan et al., SC 2021, section 2.2.1). The last
-    stage returns the loss sums; the other stages return 0.
+    First a forward pass for each later stage, then forward and backward passes in turn. So a stage keeps
+    tapes only for itself and the later stages, for any number of micro-batches. (GPipe runs all forward
+    passes first, and keeps all tapes.) From PipeDream (Narayanan et al., SOSP 2019), with a single update for
+    all micro-batches as in Megatron (Narayanan et al., SC 2021, section 2.2.1). The last stage returns the
+    loss sums; the others return 0.
     """
 
     def __init__(self, stage: Stage, loss: SoftmaxCrossEntropy, pp: Communicator | None = None) -> None:

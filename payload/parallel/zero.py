@@ -232,7 +232,7 @@ class ReplicatedGradients:
         )
 
     def _slices(self, bucket: Bucket) -> tuple[Array, Array]:
-        """Return a bucket's gradients and this rank's part of the sums. They are the same if it owns all."""
+        """Return a bucket's gradients and this rank's part of the sums (the same array if it owns all)."""
         whole = self._whole[bucket.start : bucket.stop]
         if self._whole is self._owned_grads:
             return whole, whole
@@ -367,7 +367,7 @@ class ReplicatedWeights:
 
 
 class ShardedWeights:
-    """Weights sharded over ranks. During a unit's passes, the weights of the next unit are gathered."""
+    """Weights sharded over ranks: gathered for a unit's passes, and meanwhile for the next unit's passes."""
 
     def __init__(
         self,
