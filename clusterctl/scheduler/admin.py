@@ -21,15 +21,14 @@ from clusterctl.util.process import Result
 if TYPE_CHECKING:
     from clusterctl.scheduler.mpirun import MpirunClient
 
-# Client for verification jobs. With Slurm the admin user runs them, without Slurm the job user.
+# Client for verification jobs: run by the admin user with Slurm, by the job user without Slurm.
 AdminClient: TypeAlias = "Nodes | MpirunClient"
 
 _START_TIMEOUT_S = 30
 _VERIFICATION_S = 20
 _CLEAN_UP_S = 20
-# slurmctld re-executes itself at a reconfigure. If a job's prologue runs at that time, slurmctld would forget
-# to start the job, so wait for prologues to end. scontrol prints only an error number, so on failure print
-# the new errors from slurmctld's log, up to a fatal error.
+# If a job's prologue runs while slurmctld reconfigures itself, slurmctld never starts the job, so wait for
+# prologues to end. On failure scontrol prints only a number, so print the new errors in slurmctld's log.
 _RECONFIGURE = """\
 for _ in $(seq 300); do pgrep -f "/prolog-slurmctl[d]" >/dev/null || break; sleep 0.1; done
 log=/var/log/slurm/slurmctld.log
@@ -42,9 +41,10 @@ exit 1"""
 
 @dataclass
 class SlurmNodes(SlurmClient, Nodes):
-    """Slurm, used by its administrator, the user of ``transport``.
+    """Client for Slurm's administrator, who is the user of ``transport``.
 
-    has_pmix: whether Slurm has the PMIx plugin; otherwise mpirun starts ranks. root: folder of jobs' Python.
+    has_pmix: whether Slurm has the PMIx plugin; otherwise mpirun starts ranks. root: clusterctl's folder on
+        nodes, with the jobs' Python.
     """
 
     has_pmix: bool = True
@@ -58,7 +58,7 @@ class SlurmNodes(SlurmClient, Nodes):
         self.transport.run(["scontrol", "update", f"nodename={','.join(nodes)}", "state=resume"])
 
     def run_verification_job(self, hosts: tuple[str, ...]) -> Result:
-        """Run the probe in the hidden partition, which has priority over users' jobs. Kill it if it hangs."""
+        """Run the payload's probe in a hidden partition, ahead of users' jobs. It is killed if it hangs."""
         limit_s = _VERIFICATION_S + VERIFICATION_PER_NODE_S * len(hosts)
         patience_s = _START_TIMEOUT_S + limit_s + _CLEAN_UP_S
         allocation = (
@@ -84,16 +84,10 @@ class SlurmNodes(SlurmClient, Nodes):
             exports = "--export=HOME,OMP_NUM_THREADS=1"
             launched = ("srun", *allocation, "--mpi=pmix", "--kill-on-bad-exit=1", exports, *program)
         else:
-            # mpirun runs here and starts the ranks on the nodes of salloc's allocation.
+            # mpirun runs on the controller and starts the ranks on the nodes of salloc's allocation.
             start = ("salloc", "--quiet", *allocation, *program)
             launched = (*start, "mpirun", "--map-by", "ppr:1:node", "-x", "OMP_NUM_THREADS=1")
-        argv = (
-            "timeout",
-            "--kill-after=5",
-            str(patience_s),
-            *launched,
-            *verification_argv(self.root, hosts),
-        )
+        argv = ("timeout", "--kill-after=5", str(patience_s), *launched, *verification_argv(self.root, hosts))
         return self.transport.run(argv, timeout_s=patience_s + 30, check=False)
 
     def release_held_jobs(self) -> tuple[str, ...]:
@@ -121,7 +115,7 @@ class SlurmNodes(SlurmClient, Nodes):
 
 
 def scheduler_of(inventory: Inventory, to: Connect, *, patience_s: float = PATIENCE_S) -> AdminClient:
-    """Return the cluster's scheduler for the admin user."""
+    """Return the client that `up` and other administrative commands use."""
     controller = to(inventory.controller.name)
     if inventory.has_slurm or inventory.job_user is None:
         root, pmix = inventory.root, inventory.pmix

@@ -1,6 +1,6 @@
-"""Interface to the scheduler, with its jobs and nodes: Slurm, or mpirun over SSH on clusters without Slurm.
+"""Interface to the scheduler and its jobs and nodes: Slurm, or mpirun over SSH on clusters without Slurm.
 
-The values are frozen. States have Slurm's names on all clusters.
+Job states have Slurm's names on all clusters.
 """
 
 # ruff: noqa: ARG002 - methods with a body are defaults for clusters without Slurm
@@ -39,7 +39,7 @@ _MARK = "clusterctl:"
 
 
 def comment_of(token: str) -> str:
-    """Return the comment that identifies a job, so that it is found if the answer to sbatch is lost."""
+    """Return the comment of a job, by which the job is found if sbatch's answer is lost."""
     return _MARK + token
 
 
@@ -53,9 +53,9 @@ class Outcome(Enum):
 
 
 class JobState(StrEnum):
-    """Slurm's base states (squeue(1), JOB STATE CODES), and two more.
+    """Slurm's base states (squeue(1), JOB STATE CODES), and two states of clusterctl.
 
-    UNKNOWN: Slurm's state is not in this list. PURGED: Slurm has no record of the job any more.
+    UNKNOWN: Slurm's state is not in this list. PURGED: Slurm no longer has a record of the job.
     """
 
     BOOT_FAIL = "BOOT_FAIL"
@@ -106,7 +106,7 @@ _SHOWN = tuple(
 
 
 def format_exit(exit_code: int | None, number: int | None) -> str:
-    """Return the name of the signal that ended a job, otherwise its exit code; "" if both are unknown."""
+    """Return the name of the signal that ended a job, otherwise its exit code. "" if both are unknown."""
     if not number:
         return "" if exit_code is None else str(exit_code)
     try:
@@ -120,10 +120,9 @@ class JobInfo:
     """A job, or a task of a job array.
 
     Times are Unix seconds. Fields without a value, such as the exit code of an active job, are None.
-    ``signal`` is 0 if no signal ended the job.
-    number: 0 if the record is damaged. expected_start: Slurm's estimate for a pending job.
+    number: 0 if the scheduler's record is damaged. prefix: of the id; "m" on clusters without a scheduler.
+    signal: 0 if no signal ended the job. expected_start: Slurm's estimate for a pending job.
     tres: resources allocated or requested, as Slurm writes them: ``cpu=2,mem=200M,node=1``.
-    prefix: first part of the id: "m" on clusters without a scheduler.
     """
 
     number: int
@@ -150,7 +149,7 @@ class JobInfo:
     prefix: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the job as in `-o json`: times as Unix seconds, and as ISO 8601 in UTC."""
+        """Return the job as printed by `-o json`: times as Unix seconds, and as ISO 8601 in UTC."""
         fields = {name: getattr(self, name) for name in _SHOWN}
         times = {"submitted": self.submit_time, "started": self.start_time, "ended": self.end_time}
         return {
@@ -176,17 +175,17 @@ class JobInfo:
 
     @property
     def exit(self) -> str:
-        """Name of the signal that ended the job, otherwise its exit code; "" if active or unknown."""
+        """Name of the signal that ended the job, otherwise its exit code. "" if active or unknown."""
         return format_exit(self.exit_code, self.signal)
 
     @property
     def whole_id(self) -> str:
-        """Id of the job, or of the array to which the task belongs."""
+        """Id of the job, or of the task's array."""
         return f"{self.prefix}{self.number}"
 
     @property
     def token(self) -> str:
-        """Token of the submission; "" if clusterctl did not submit the job."""
+        """Token that identifies the submission; "" if clusterctl did not submit the job."""
         return self.comment.removeprefix(_MARK) if self.comment.startswith(_MARK) else ""
 
     @property
@@ -210,7 +209,7 @@ class JobInfo:
 
 @lru_cache
 def _in_utc(timestamp: int | None) -> str | None:
-    """Return a time in ISO 8601, or None if it is unknown or, in a damaged record, out of range."""
+    """Return a Unix time in ISO 8601; None if it is unknown, or out of range in a damaged record."""
     with suppress(OverflowError, ValueError, OSError):
         return None if timestamp is None else f"{datetime.fromtimestamp(timestamp, UTC):%Y-%m-%dT%H:%M:%SZ}"
     return None
@@ -220,8 +219,8 @@ def _in_utc(timestamp: int | None) -> str | None:
 class NodeInfo:
     """A node of the cluster, as the scheduler reports it.
 
-    shown: its state as sinfo prints it, ``idle+drain*``. allocated_mib: memory allocated to jobs.
-    reason_by: account that set the reason; Slurm's daemons use slurm or root.
+    shown: the node's state as sinfo prints it: ``idle+drain*``. allocated_mib: memory allocated to jobs.
+    reason_by: account that set the reason. Slurm's daemons use slurm or root.
     """
 
     name: str
@@ -236,7 +235,7 @@ class NodeInfo:
 
     @property
     def state(self) -> str:
-        """Base state, such as ``IDLE``; ``shown`` has the flags as well."""
+        """Base state without flags, such as ``IDLE``."""
         return self.shown.partition("+")[0].rstrip(_MARKS).upper()
 
     @property
@@ -253,9 +252,10 @@ class NodeInfo:
 
 @dataclass(frozen=True, slots=True)
 class StepInfo:
-    """A job step in the accounting; the first step stands for the job.
+    """A job step in Slurm's accounting. The first step is the job itself.
 
-    peak: largest memory of a task, in bytes, on ``peak_host``. cancelled_by: uid, if a user cancelled it.
+    cancelled_by: uid of the user who cancelled the step, or "". peak: largest memory of a task, in bytes.
+    peak_host: node of that task.
     """
 
     id: str
@@ -266,7 +266,7 @@ class StepInfo:
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """A job to submit, from its ``folder`` on the cluster, with its script there.
+    """A job to submit. folder: the job's folder on the cluster. script: name of the job script in it.
 
     submitted_at: Unix seconds by the local clock.
     nodes, limit_s: for clusters without a scheduler (0: no limit). For Slurm, the script sets them.
@@ -286,8 +286,8 @@ def unmanaged_job_error(job: JobInfo) -> SchedulerError:
     return SchedulerError(
         f"job {job.id} was not submitted by clusterctl",
         code="not-our-job",
-        why="clusterctl does not know where its files are",
-        fix=f"look for them in its working directory, {job.work_dir}, with `clusterctl ssh`",
+        why="clusterctl knows the files only of jobs that it submitted",
+        fix=f"look for the job's files in its working directory, {job.work_dir}, with `clusterctl ssh`",
     )
 
 
@@ -303,7 +303,7 @@ def state_counts(tasks: Sequence[JobInfo]) -> str:
 
 
 def retry(clock: Clock, patience_s: float, ask: Callable[[], _T]) -> _T:
-    """Return the result of ``ask``. It is called again, for up to ``patience_s``, after retryable errors."""
+    """Return the result of ``ask``. Repeat the call for up to ``patience_s`` after retryable errors."""
     for _ in clock.polls(patience_s, first_s=0.5, longest_s=5.0):
         try:
             return ask()
@@ -315,16 +315,15 @@ def retry(clock: Clock, patience_s: float, ask: Callable[[], _T]) -> _T:
 
 
 def find_lost_job(scheduler: Jobs, request: JobRequest, cause: ClusterctlError) -> str:
-    """Return the id of a job whose submission got no answer, if the scheduler has the job.
+    """Return the id of a job that was submitted without an answer. cause: error of the submission.
 
-    Raises:
-        AnswerLostError: the scheduler does not have the job, or does not answer.
+    Raises AnswerLostError if the scheduler does not have the job, or does not answer.
     """
     with suppress(SchedulerError, TransportError):
         if (job := scheduler.by_token(request.token, request.submitted_at)) is not None:
             return job.whole_id
     raise AnswerLostError(
-        "the scheduler did not say whether it accepted the job",
+        "it is unknown whether the scheduler accepted the job",
         where=scheduler.transport.host,
         why=cause.why or cause.what,
         fix="before submitting again, check `clusterctl jobs`: the job is listed if it was accepted",
@@ -333,11 +332,10 @@ def find_lost_job(scheduler: Jobs, request: JobRequest, cause: ClusterctlError) 
 
 
 class Jobs(Protocol):
-    """Operations for users of a cluster: run jobs and look at jobs and nodes. transport: to the controller.
+    """Operations for users of a cluster: run jobs, list jobs and nodes. transport: to the controller.
 
     All methods raise SchedulerError if the scheduler gives no usable answer, TransportError if a host is
-    unreachable. Methods with a body are defaults for clusters without a scheduler, which have no queue and no
-    accounting.
+    unreachable. Methods with a body are defaults for clusters without a scheduler, queue and accounting.
     """
 
     transport: Transport
@@ -361,7 +359,7 @@ class Jobs(Protocol):
         return SchedulerError(message, code="unknown-job", fix="`clusterctl jobs` lists the jobs")
 
     def reject_if_busy(self) -> None:
-        """Raise SchedulerError if a job could neither start nor wait in a queue."""
+        """Raise SchedulerError if a job could neither start now nor wait in a queue."""
         return
 
     def submit(self, request: JobRequest) -> str:
@@ -386,11 +384,11 @@ class Jobs(Protocol):
         """Return all nodes that this user may see."""
 
     def nodes_and_jobs(self) -> tuple[tuple[NodeInfo, ...], tuple[JobInfo, ...]]:
-        """Return the results of ``nodes`` and ``all_jobs``. Slurm is asked in a single round trip."""
+        """Return the results of ``nodes`` and ``all_jobs``. With Slurm, this takes a single round trip."""
         return self.nodes(), self.all_jobs()
 
     def by_token(self, token: str, submitted_at: float) -> JobInfo | None:
-        """Return the job with this token, if any. submitted_at: Unix seconds by the local clock."""
+        """Return the job with this token, or None. submitted_at: Unix seconds by the local clock."""
 
     def cancel(self, ids: Sequence[str]) -> None:
         """Cancel jobs so that they are not requeued. Call ``jobs`` first to check the ids."""
@@ -400,11 +398,11 @@ class Jobs(Protocol):
         return ()
 
     def accounting(self, job_id: str) -> str | None:
-        """Return a job's accounting record as JSON. None if the cluster has no accounting."""
+        """Return a job's accounting record as JSON, or None on a cluster without accounting."""
         return None
 
     def version(self) -> str | None:
-        """Return the scheduler's version, such as ``22.05.8``. None if the cluster has no scheduler."""
+        """Return the scheduler's version, such as ``22.05.8``, or None on a cluster without a scheduler."""
         return None
 
 

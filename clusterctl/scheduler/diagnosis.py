@@ -1,8 +1,8 @@
 """Diagnosis of a job: why it failed or waits, from the scheduler's answers and the job's logs.
 
 ``diagnose`` is a pure function. The possible causes are in data/causes.toml; the first match is the
-diagnosis. Usually a single rank fails first, and other ranks as a consequence. The launcher's messages tell
-which, and the error is read from that rank's own log, if it exists.
+diagnosis. Usually a single rank fails first, and other ranks fail as a consequence. The first failed rank is
+found in the launcher's messages, and its error in the rank's own log, if it exists.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _DATA: Final = Path(__file__).with_name("data") / "causes.toml"
 _FRAMES = 3  # of a traceback
 _MESSAGE_LINES = 8  # of an exception
 _TAIL_LINES = 10
+_MOST_LINES = 200
 _COLUMNS = 400
 _LONGEST = 2 * _COLUMNS
 _WORD_COLUMNS = 200
@@ -35,7 +36,7 @@ _WORD_COLUMNS = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """An entry of causes.toml. All of its conditions must hold; the file explains them."""
+    """An entry of causes.toml, which explains the fields. All conditions of the entry must hold."""
 
     code: str
     state: str = ""
@@ -63,10 +64,10 @@ class Catalogue:
 class Evidence:
     """Facts about a job.
 
-    log: end of the job's own log. ranks: end of each rank's log.
-    ends: for each failed rank, when and how it ended, in the format that ``failed_rank`` reads.
-    left_here: called with the path of a file or the name of a module that the job lacks. Returns its path if
-        it lies beside the script on this machine and was not sent, otherwise "".
+    log: end of the job's own log. ranks: rank -> end of the rank's log.
+    ends: failed rank -> when and how it ended, as ``first_failed`` reads it.
+    left_here: called with a file or module that the job did not find. Returns its path on this machine if it
+        lies beside the script and was not sent with the job, otherwise "".
     excluded: patterns of files that were not sent.
     """
 
@@ -85,9 +86,8 @@ class Evidence:
 class Diagnosis:
     """Reason why a job ended or waits.
 
-    state: Slurm's state. code: name of the cause in causes.toml.
+    state: Slurm's state. code: code of the cause in causes.toml. lines: relevant lines of the log.
     rank, host: of the first rank that failed; None and "" if unknown. signal: a name such as SIGSEGV, or "".
-    lines: relevant lines of the log.
     """
 
     job_id: str
@@ -104,7 +104,7 @@ class Diagnosis:
     lines: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the diagnosis as in `-o json` and run.json."""
+        """Return the diagnosis as written to `-o json` and run.json."""
         # asdict would copy each value.
         fields = {name: getattr(self, name) for name in self.__slots__}
         return {**fields, "lines": list(self.lines)}
@@ -121,7 +121,7 @@ class Diagnosis:
 
     @property
     def details(self) -> str:
-        """State of the job, and end of its first failed rank: ``FAILED, rank 1 on n2, exit code 1``."""
+        """State of the job and how its first failed rank ended: ``FAILED, rank 1 on n2, exit code 1``."""
         reason = "" if self.reason in {"", "None", "NonZeroExitCode", "JobLaunchFailure"} else self.reason
         code = f"exit code {self.exit_code}" if self.exit_code else ""
         rank_and_host = str(Failed(rank=self.rank, host=self.host))
@@ -163,7 +163,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 def diagnose_waiting(jobs: Iterable[JobInfo]) -> list[Diagnosis]:
-    """Return the reason of each pending job."""
+    """Return a diagnosis of each pending job."""
     waits = [job for job in jobs if job.state is JobState.PENDING]
     diagnoses: dict[tuple[str, int | None], Diagnosis] = {}
     for job in waits:
@@ -174,7 +174,7 @@ def diagnose_waiting(jobs: Iterable[JobInfo]) -> list[Diagnosis]:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """Facts about a job, prepared for the search of its cause. raw: the job's complete log."""
+    """Facts about a job, prepared for finding the cause. raw: the job's log, with very long lines cut."""
 
     evidence: Evidence
     failed: Failed
@@ -230,7 +230,7 @@ def _search(patterns: Iterable[str], text: str) -> re.Match[str] | None:
 
 
 def _words(evidence: Evidence, failed: Failed) -> dict[str, str]:
-    """Return the values for causes' texts that do not depend on the cause; causes.toml explains them."""
+    """Return the words for texts of causes.toml that do not depend on the cause."""
     job, place = evidence.job, str(failed)
     elapsed = (job.end_time or 0) - (job.start_time or 0) if job.start_time else 0
     soon = job.expected_start - time.time() if job.expected_start else 0
@@ -256,13 +256,12 @@ def _words(evidence: Evidence, failed: Failed) -> dict[str, str]:
 
 
 def _memory(evidence: Evidence, failed: Failed) -> dict[str, str]:
-    """Return how much memory was used, and the limit per node."""
     match = _MEMORY.search(evidence.job.tres)
     nodes = max(1, len(evidence.job.nodes))
     limit = int(float(match[1]) * _UNITS[match[2]] / nodes) if match else 0
     largest = max(evidence.steps, key=lambda step: step.peak, default=StepInfo(""))
     if largest.peak < _SEEN * limit:
-        # Slurm samples memory now and then, and has missed the peak.
+        # Slurm samples the memory at intervals, and has missed the peak.
         largest = StepInfo("")
     used = f"{format_size(largest.peak)} used" if largest.peak else ""
     of_limit = f"{' of' if used else 'more than'} {format_size(limit)}" if limit else ""
@@ -288,7 +287,7 @@ _TRACEBACK: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class _Error:
-    """Error message of a program. Causes are looked for in ``text``; ``shown`` is shown to the user."""
+    """Error message of a program. ``text`` is searched for causes; ``shown`` is shown to the user."""
 
     text: str
     shown: tuple[str, ...]
@@ -307,9 +306,9 @@ class _Error:
 def _find_error(rank_log: str | None, job_log: str, *, show_noise: bool) -> _Error:
     """Return the last traceback that is not only about the end of another rank, or the end of the log.
 
-    rank_log: log of the rank that failed first, if it exists. It is searched before the complete ``job_log``,
-        and messages of other ranks about this rank's end are ignored.
-    show_noise: use the launcher's messages if there is nothing else.
+    rank_log: log of the rank that failed first, if it exists. It is searched before ``job_log``, and messages
+        of other ranks about this rank's end are ignored.
+    show_noise: use the launcher's messages if the logs have no other text.
     """
     consequence = re.compile("|".join(catalogue().consequence))
     texts = (_without_noise(rank_log or ""), _without_noise(job_log))
@@ -333,11 +332,8 @@ def _find_error(rank_log: str | None, job_log: str, *, show_noise: bool) -> _Err
     return _Error("\n".join(last[-_MOST_LINES:]), tuple(shown), is_traceback=False)
 
 
-_MOST_LINES = 200
-
-
 def _chains(text: str) -> Iterator[list[re.Match[str]]]:
-    """Yield lists of tracebacks. Exceptions raised while another was handled are in the same list."""
+    """Yield lists of tracebacks. An exception raised while another was handled is in the other's list."""
     chain: list[re.Match[str]] = []
     for match in _TRACEBACK.finditer(text):
         if match["message"] is None:  # no exception
@@ -356,16 +352,12 @@ def _shown_lines(lines: list[str]) -> Iterator[str]:
 
 
 def _without_long_lines(text: str) -> str:
-    """Return the text without PyTorch's ``[rank0]: `` labels and without the middle of very long lines.
-
-    Regular expressions would take hours for a line of megabytes.
-    """
+    """Remove PyTorch's ``[rank0]: `` labels, and the middle of lines too long for regular expressions."""
     lines = _LABEL.sub("", text).split("\n")
     return "\n".join(line if len(line) <= _LONGEST else line[:_COLUMNS] + line[-_COLUMNS:] for line in lines)
 
 
 def _without_noise(text: str) -> str:
-    """Return the log without messages that only surround a failure."""
     for pattern in catalogue().noise:
         text = re.sub(pattern, "", text, flags=re.MULTILINE)
     return text

@@ -27,10 +27,7 @@ _Json = Mapping[str, Any]
 
 
 def diagnose_job(session: Session, job: JobInfo) -> Diagnosis:
-    """Return why a job failed, was cancelled or waits. Reads the job's logs from the cluster.
-
-    If the logs can't be read, the diagnosis uses the scheduler's facts alone.
-    """
+    """Return why a job failed, was cancelled or waits, from its logs on the cluster if they can be read."""
     if not job.ended:
         return diagnose(Evidence(job=job))
     try:
@@ -44,7 +41,7 @@ def diagnose_job(session: Session, job: JobInfo) -> Diagnosis:
         return diagnosis.with_lines(f"(the job's log can't be read: {logs['unread']})")
     writer = "the job" if diagnosis.rank is None else f"rank {diagnosis.rank}"
     return diagnosis.with_lines(
-        "(the job's folder is gone)" if logs.get("gone") else f"({writer} wrote nothing)"
+        "(the job's folder no longer exists)" if logs.get("gone") else f"({writer} wrote nothing to its log)"
     )
 
 
@@ -53,7 +50,7 @@ def diagnose_jobs(
 ) -> tuple[Diagnosis, ...]:
     """Return diagnoses of failed jobs, then of cancelled jobs, then, if ``waiting`` is set, of pending jobs.
 
-    Only the logs of the first jobs are read, because an array may have thousands of tasks.
+    Only the logs of the first ``_MOST_READ`` jobs are read: an array may have thousands of tasks.
     """
     failed = [job for job in jobs if job.outcome in (Outcome.FAILED, Outcome.CANCELLED)]
     failed.sort(key=lambda job: job.outcome is Outcome.CANCELLED)
@@ -99,12 +96,9 @@ def _read(raw: bytes) -> _Json:
 
 
 def _read_logs(session: Session, job: JobInfo) -> _Json:
-    """Return the ends of the job's logs, merged from its hosts. The first host has the job's own log.
+    """Return the ends of the job's logs, merged from its hosts; raise TransportError if no host answers.
 
-    ``unread`` in the result: error of the first host, or "".
-
-    Raises:
-        TransportError: no host answers.
+    ``unread`` in the result: error of the first host, which has the job's own log, or "".
     """
     entry = session.ledger.find(job.id)
     folder = entry.remote_dir if entry is not None and entry.remote_dir else job.work_dir if job.token else ""

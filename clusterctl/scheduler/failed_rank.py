@@ -21,7 +21,7 @@ _SIGNALS: Final = {signal.strsignal(number): number.name for number in signal.Si
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The first rank that failed, as far as known. ``exit_code`` is None if a signal ended the rank."""
+    """The first rank that failed. Unknown fields are None or "". A rank has an exit code or a signal."""
 
     rank: int | None = None
     host: str = ""
@@ -63,20 +63,15 @@ _CAUGHT: Final = re.compile(
 
 
 def first_failed(
-    log: str,
-    job: JobInfo,
-    tasks_per_node: int | None,
-    *,
-    ranks: Mapping[int, str],
-    ends: Mapping[int, str],
+    log: str, job: JobInfo, tasks_per_node: int | None, *, ranks: Mapping[int, str], ends: Mapping[int, str]
 ) -> Failed:
-    """Return the rank that failed first by the launcher's messages in the log, otherwise the job's own end.
+    """Return the rank that failed first, by the launcher's messages in the log, or else the job's exit code.
 
-    If Open MPI or srun ended ranks because another rank was lost, and the launcher does not name that rank:
-    the first failed rank by ``ends``, otherwise a rank that caught a signal by ``ranks``.
+    If Open MPI or srun ended ranks because another rank was lost, and the launcher does not name that rank,
+    it is found in ``ends``, otherwise in ``ranks``, by a message about a signal.
 
-    ranks: log of each rank. ends: record of each failed rank's end: Unix seconds, exit code of its shell,
-        host; "" if the rank was killed while it wrote its record.
+    ranks: rank -> log. ends: failed rank -> "TIME CODE HOST": Unix seconds, exit code of the rank's shell,
+        host; "" if the rank was killed while it wrote this record.
     """
     failed = _of_torchrun(log) or _of_mpi_abort(log) or _of_srun(log) or _of_mpirun(log)
     # Without a message from a launcher, use the job's own exit code or signal.
@@ -95,7 +90,7 @@ def first_failed(
 
 
 def _first_recorded(ranks: Mapping[int, str], ends: Mapping[int, str], log: str) -> Failed | None:
-    """Return the first failed rank that has not lost another rank, by the records of the ranks' ends."""
+    """Return the rank that ended first in ``ends``, if possible a rank that has not lost another rank."""
     candidates = []
     for rank, record in ends.items():
         if not record:
@@ -120,7 +115,7 @@ def _signalled_rank(ranks: Mapping[int, str]) -> Failed | None:
 
 
 def _ended(code: int, **fields: Any) -> Failed:
-    """Return a failure by its exit code. Shells (128 + N) and Python (-N) encode a signal N in it."""
+    """Return a failure with this exit code, or with signal N for 128 + N (shells) and -N (Python)."""
     number = -code if code < 0 else code - _FROM_SHELL
     if name := _NAMES.get(number):
         return Failed(signal=name, **fields)
@@ -128,28 +123,27 @@ def _ended(code: int, **fields: Any) -> Failed:
 
 
 def _of_torchrun(log: str) -> Failed | None:
-    """Return the first failed rank by torchrun's messages: the earliest of those of all nodes."""
+    """Return the first failed rank by the earliest message of torchrun on all nodes."""
     if not (matches := sorted(_TORCHRUN.finditer(log), key=lambda match: match["time"])):
         return None
     return _ended(int(matches[0]["code"]), rank=int(matches[0]["rank"]), host=matches[0]["host"])
 
 
 def _of_mpi_abort(log: str) -> Failed | None:
-    """Return the rank that called MPI_Abort, with its end as the launcher reports it."""
+    """Return the rank that called MPI_Abort, with exit code or signal as the launcher reports them."""
     if (aborted := _ABORTED.search(log)) is None:
         return None
     rank = int(aborted[1])
     reported = next((end for end in _ends_by_srun(log) if end.rank == rank), None) or _of_mpirun(log)
     if reported is None or reported.rank != rank:
         reported = Failed(rank=rank)
-    # The launcher kills the rank at its request, so the exit code is that of MPI_Abort.
+    # The launcher kills the rank at the rank's request, so the exit code is the argument of MPI_Abort.
     if not reported.exit_code:
         return replace(reported, exit_code=int(aborted[2]), signal="")
     return reported
 
 
 def _ends_by_srun(log: str) -> list[Failed]:
-    """Return the ends of ranks that srun reports, in order."""
     ends = []
     for match in _SRUN.finditer(log):
         fields: dict[str, Any] = {"rank": int(match["rank"]), "host": match["host"]}

@@ -1,6 +1,6 @@
 """Client for clusters without a scheduler: implements ``Jobs`` with mpirun and systemd, over SSH.
 
-Jobs run one at a time. Each is a systemd unit on its first node.
+Only a single job runs at a time, as a systemd unit on the job's first node.
 """
 
 from __future__ import annotations
@@ -13,12 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from clusterctl.errors import (
-    Failure,
-    SchedulerError,
-    TransportError,
-    UnreachableError,
-)
+from clusterctl.errors import Failure, SchedulerError, TransportError, UnreachableError
 from clusterctl.scheduler.base import (
     JobInfo,
     JobRequest,
@@ -51,7 +46,7 @@ class MpirunClient(Jobs):
 
     script_name = "job.mpirun"
     id_pattern = re.compile(r"m([1-9][0-9]*)")
-    id_example = "m1 (there is no scheduler here)"
+    id_example = "m1 (on a cluster without a scheduler)"
 
     inventory: Inventory
     user: str
@@ -65,12 +60,11 @@ class MpirunClient(Jobs):
     def of(
         cls, cluster: Workspace | Inventory, user: str, controller: Transport, to: Connect, patience_s: float
     ) -> MpirunClient:
-        """Return a client for a cluster's jobs."""
         inventory = cluster if isinstance(cluster, Inventory) else inventory_of(cluster)
         return cls(inventory, user, controller, to, patience_s=patience_s)
 
     def submit(self, request: JobRequest) -> str:
-        """Start a job. Refused if another job runs, or if a node is unhealthy (with a failure per node)."""
+        """Start a job. Raises SchedulerError if another job runs, or if nodes are unhealthy."""
         first_node = request.nodes[0]
         try:
             return self._start(first_node, request)
@@ -97,7 +91,6 @@ class MpirunClient(Jobs):
         return str(answer["id"])
 
     def _reject_unhealthy(self, nodes: Sequence[str]) -> None:
-        """Raise SchedulerError if the health check of a node fails now."""
         argv = ["sudo", "-n", HEALTH_PROGRAM]
         results = parallel_map(nodes, lambda node: self.to(node).run(argv, timeout_s=_HEALTH_S, check=False))
         failures = tuple(
@@ -150,7 +143,6 @@ class MpirunClient(Jobs):
         return tuple(parallel_map(hosts, lambda host: self._node(host, at_work)))
 
     def run_verification_job(self, hosts: tuple[str, ...]) -> Result:
-        """Run the payload's probe with a rank on each of these hosts. It is killed if it hangs."""
         limit_s = _VERIFICATION_S + VERIFICATION_PER_NODE_S * len(hosts)
         load = Environment(root=self.inventory.root).profile
         profile = f'cd && {{ [[ ! -r {load} ]] || . {load}; }} && exec "$@"'
@@ -165,10 +157,9 @@ class MpirunClient(Jobs):
         return self.to(hosts[0]).run(argv, timeout_s=limit_s + 30, check=False)
 
     def _current_state(self, job: JobInfo) -> JobInfo:
-        """Return an active job's current state from its first node."""
         first_node = job.nodes[0]
         if self.inventory.host(first_node) is None:
-            return replace(job, reason=f"{first_node} is not a host of this cluster any more")
+            return replace(job, reason=f"{first_node} is no longer a host of this cluster")
         if not self._is_away(first_node):
             try:
                 records = self._ask_once(first_node, {"do": "settle", "ids": [job.id]})["jobs"]
@@ -179,7 +170,7 @@ class MpirunClient(Jobs):
         return replace(job, reason=f"{first_node} does not answer")
 
     def _is_away(self, host: str) -> bool:
-        """Return whether the host did not answer a moment ago. Asking it again would take a timeout."""
+        """Return whether the host did not answer less than ``_AWAY_S`` ago, to avoid another timeout."""
         return self.clock.now() - self._away.get(host, -_AWAY_S) < _AWAY_S
 
     def _node(self, host: Host, at_work: Iterable[str]) -> NodeInfo:
@@ -221,13 +212,13 @@ def _busy(job: JobInfo) -> SchedulerError:
         code="busy",
         where=", ".join(job.nodes),
         why=f"{job.user} started it at {since:%Y-%m-%d %H:%M:%S}; without a scheduler, jobs do not queue",
-        fix=f"wait for it (`clusterctl logs {job.id} -f`), or cancel it: `clusterctl cancel {job.id}`",
+        fix=f"wait until it ends (`clusterctl logs {job.id} -f`), or cancel it: `clusterctl cancel {job.id}`",
     )
 
 
 PREFIX: Final = "m"
 
-# Result of a unit -> state, reason. See systemd.exec(5), $SERVICE_RESULT; the last three are our own.
+# Result of a unit -> state, reason. See systemd.exec(5), $SERVICE_RESULT. The last three are clusterctl's.
 _RESULTS: Final[Mapping[str, tuple[JobState, str]]] = {
     "success": (JobState.COMPLETED, ""),
     "exit-code": (JobState.FAILED, "NonZeroExitCode"),
@@ -236,8 +227,8 @@ _RESULTS: Final[Mapping[str, tuple[JobState, str]]] = {
     "timeout": (JobState.TIMEOUT, "TimeLimit"),
     "oom-kill": (JobState.OUT_OF_MEMORY, "OutOfMemory"),
     "shutdown": (JobState.NODE_FAIL, "the job's first node was shut down"),
-    "lost": (JobState.NODE_FAIL, "the job's first node was restarted, or lost the job"),
-    "start": (JobState.BOOT_FAIL, "the job's first node could not start it"),
+    "lost": (JobState.NODE_FAIL, "the job's first node was restarted, or systemd no longer has the job"),
+    "start": (JobState.BOOT_FAIL, "the job's first node could not start the job"),
 }
 _SIGNALS: Final = {number.name.removeprefix("SIG"): number.value for number in signal.Signals}
 
@@ -249,7 +240,7 @@ def job_info(record: Mapping[str, Any], user: str) -> JobInfo:
     job = JobInfo(number=number, name="", user=user, state=JobState.UNKNOWN, reason="", prefix=PREFIX)
     try:
         if match is None:
-            raise ValueError("the record has no id")
+            raise ValueError("the id is missing or invalid")
         end = record["end"]
         outcome = _outcome(end, cancelled=bool(record["cancelled"]))
         job = job if end is None else replace(job, state=outcome["state"])

@@ -1,4 +1,4 @@
-"""Job scripts for clusters without a scheduler, run by bash and mpirun, and the choice of a job's nodes."""
+"""Job scripts for clusters without a scheduler, and the choice of a job's nodes."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ _SLURMS: Final = ("account", "qos", "constraint", "array", "requeue", "signal", 
 def with_nodes(request: JobRequest, facts: ClusterFacts, job: JobSpec) -> JobRequest:
     """Return the request with the first nodes of the job's partition, and the job's time limit.
 
-    Raises:
-        UsageError: the job needs Slurm, or more than the partition has.
+    Raises UsageError if the job uses options of Slurm, or asks for more than the partition has.
     """
     _reject_slurm_options(job)
     partition = partition_of(facts, job)
@@ -87,6 +86,6 @@ def _reject_slurm_options(job: JobSpec) -> None:
         raise UsageError(
             f"this cluster has no scheduler, so jobs can't use {', '.join(f'--{flag}' for flag in options)}",
             code="needs-slurm",
-            why="these are options of Slurm; here jobs do not queue, and each job has its nodes to itself",
-            fix="leave the option out, or use a cluster with `scheduler: slurm`",
+            why="only Slurm supports them; without it, jobs do not queue, and a job has its nodes to itself",
+            fix="leave these options out, or use a cluster with `scheduler: slurm`",
         )

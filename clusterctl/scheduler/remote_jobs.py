@@ -4,7 +4,7 @@
 
 REQUEST and the answer are JSON objects. A job's records are in its user's home, which all hosts share:
 `~/clusterctl/mpirun/m1/` holds `job.json`, `end.json` (written by the job's unit at its end) and `cancelled`.
-They are opened with the user's rights: root may have no rights there, and must not follow a job's links.
+They are opened as the user: root may have no rights in a shared home, and must not follow a job's links.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class User:
             os.close(lock_fd)
 
     def jobs(self) -> list[Record]:
-        """Return the records of all jobs, by number."""
+        """Return the records of all jobs, sorted by number."""
         with acting_as(self.account):
             names = [name for name in self._names() if os.path.lexists(self.registry / name / "job.json")]
             return [self._job(name) for name in names]
@@ -91,7 +91,7 @@ class User:
             return f"m{1 + max((int(name[1:]) for name in self._names()), default=0)}"
 
     def _job(self, name: str) -> Record:
-        """Return the record of a job. If job.json is not valid, only its id and its end."""
+        """Return the record of a job. If job.json is invalid, the record has only id, end and cancelled."""
         folder = self.registry / name
         return {
             **valid_record(read(folder / "job.json")),
@@ -101,12 +101,11 @@ class User:
         }
 
     def write(self, name: str, file: str, text: str) -> None:
-        """Write a file of a job atomically."""
         with acting_as(self.account):
             folder = self.registry / name
             folder.mkdir(exist_ok=True)
             new = folder / f".{file}.new"
-            # A job may have left any file there.
+            # A job may have created any file at this path.
             with suppress(FileNotFoundError):
                 new.unlink()
             with open_new(new) as out:
@@ -115,7 +114,7 @@ class User:
 
 
 def open_new(path: Path) -> TextIO:
-    """Open a file for writing. Raises OSError, without blocking, if a job has put a pipe or link there."""
+    """Open a file for writing. Raises OSError, without blocking, if the path is a pipe or link."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o666), "w")
 
@@ -148,7 +147,7 @@ def unit_exists(name: str) -> bool:
 
 
 def submit(user: User, request: Record) -> Record:
-    """Start a job, unless another job is active. A known token returns the id of its job."""
+    """Start a job, unless another job is active. If the request's token is known, return its job's id."""
     with user.locked():
         for job in user.jobs():
             if job.get("token") == request["job"]["token"]:

@@ -2,10 +2,10 @@
 
     main(FOLDER, TASK)
 
-TASK is the number of an array task, or "". The answer is a JSON object: ``stderr`` and ``stdout``; ``ranks``:
-rank -> end of its own log; ``ends``: rank -> when and how it failed, as recorded by payload/node/task.py, or
-"" if the rank was killed before it could write the record; ``gone``: whether the folder is missing. A log
-that is missing or is not a file is "".
+TASK is the number of an array task, or "". The answer is a JSON object. ``stdout``, ``stderr``: end of each
+log, "" if it is missing or not a file. ``ranks``: rank -> end of its own log. ``ends``: rank -> when and how
+it failed, as recorded by payload/node/task.py, or "" if the rank was killed before it could write the record.
+``gone``: whether the folder is missing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RECORD = 300  # bytes
 
 
 def end_of(folder: str, path: str, most: int) -> str:
-    """Return the last bytes of a log as text. For a restarted job, only the output of its last attempt."""
+    """Return the last ``most`` bytes of a log as text. For a restarted job, only those since the restart."""
     try:
         fd = open_file(os.fsencode(folder), os.fsencode(path))
     except OSError:
@@ -43,7 +43,7 @@ def end_of(folder: str, path: str, most: int) -> str:
 
 
 def ends(folder: str, task: str) -> dict[str, Any]:
-    """Return the ends of all logs of a job, as described above."""
+    """Return the answer that the module's docstring describes."""
     suffix = f"-{task}" if task else ""
     ranks_folder = (f"task-{task}/" if task else "") + "rank-logs"
     try:

@@ -30,13 +30,7 @@ PAYLOADS: Final = f"$HOME/{ARCHIVES}"  # by hash
 # Variables that mpirun passes to the ranks.
 _EXPORTED: Final = ("PATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT")
 # PyTorch's variables for a single rank that no launcher starts.
-_ALONE: Final = {
-    "RANK": "0",
-    "WORLD_SIZE": "1",
-    "LOCAL_RANK": "0",
-    "LOCAL_WORLD_SIZE": "1",
-    "NODE_RANK": "0",
-}
+_ALONE: Final = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "0"}
 MAX_BYTES: Final = 4 << 20  # Slurm's max_script_size
 TAKEN_NAMES: Final = SENT_FILES | WRITTEN_FILES | ADDED_FILES  # in job folders
 _HETEROGENEOUS: Final = re.compile(r"#SBATCH\s+(hetjob|packjob)\b")
@@ -49,7 +43,7 @@ _SIGNAL = "USR1@60"
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Python environment of a job's program. lock: None for the environment of the nodes, below ``root``."""
+    """Python environment of a job's program: of the nodes, below ``root``, or built from a ``lock``."""
 
     lock: Lock | None = None
     root: str = ROOT
@@ -61,17 +55,17 @@ class Environment:
 
     @property
     def profile(self) -> str:
-        """Path of a script that jobs source first on hosts where Open MPI is an environment module."""
+        """Path of a script that jobs source first, on hosts where Open MPI is an environment module."""
         return f"{self.root}/job-profile.sh"
 
     @property
     def bin(self) -> str:
-        """Folder of the environment's programs, quoted for the shell on a node."""
+        """Folder of the environment's programs, quoted for a node's shell."""
         return f"{self.base}/bin" if self.lock is None else f'"$HOME"/{ENVIRONMENTS}/{self.lock.key}/bin'
 
     @property
     def python(self) -> str:
-        """The environment's Python, as written in a job's script."""
+        """The environment's Python, quoted for a job's script."""
         return '"$python"' if self.lock is None else f"{self.bin}/python"
 
     @property
@@ -84,7 +78,7 @@ PLAIN: Final = Environment()
 
 
 def partition_name(facts: ClusterFacts, job: JobSpec) -> str | None:
-    """Return the partition of a job. None if the script's #SBATCH lines may name another partition."""
+    """Return the partition of a job, or None if it may be set by the script's #SBATCH lines."""
     if job.partition is None and job.script is not None and UserScript.read(job.script).directives:
         return None
     return partition_of(facts, job).name
@@ -103,7 +97,7 @@ class UserScript:
     is_python: bool
 
     def asks_for(self, option: str, letter: str | None = None) -> bool:
-        """Return whether the #SBATCH lines have this option, such as ``--array``, or its letter, ``-a``."""
+        """Return whether the #SBATCH lines contain an option, such as ``--array``, or its letter, ``-a``."""
         words = [word for line in self.directives for word in _words(line)]
         return any(
             word == option
@@ -114,11 +108,7 @@ class UserScript:
 
     @classmethod
     def read(cls, path: Path) -> UserScript:
-        """Read a script.
-
-        Raises:
-            UsageError: the file does not exist, or can't be run as a job.
-        """
+        """Read a script. Raises UsageError if the file does not exist or can't be run as a job."""
         try:
             with path.open("rb") as file:
                 content = file.read(MAX_BYTES + 1)
@@ -138,35 +128,31 @@ class UserScript:
 
 
 def _reject_unusable(path: Path, content: bytes) -> None:
-    reason = ""
+    reason, fix = "", "rename the script"
     if len(content) > MAX_BYTES:
         reason = f"it is larger than {MAX_BYTES >> 20} MiB, Slurm's limit"
+        fix = "move data out of the script, and send it with --include"
     elif path.name in TAKEN_NAMES:
         reason = f"{path.name} is the name of a file that clusterctl writes into the job's folder"
     elif not path.name.isprintable():
         reason = "its name has characters that can't be printed"
     elif b"\0" in content:
-        reason = "it is not a text file"
+        reason, fix = "it is not a text file", "submit a script that starts the program"
     if reason:
-        raise UsageError(
-            f"the script {path} can't be submitted",
-            code="script-unfit",
-            why=reason,
-            fix="submit a small text file with another name",
-        )
+        raise UsageError(f"the script {path} can't be submitted", code="script-unfit", why=reason, fix=fix)
 
 
 def _directives(path: Path, lines: list[str]) -> tuple[str, ...]:
-    """Return the #SBATCH lines that sbatch would read: those before the first command."""
+    """Return the #SBATCH lines that sbatch would read, which are before the first command."""
     directives = []
     for line in lines:
         if line.strip() and not line.startswith("#"):
             break
         if _HETEROGENEOUS.match(line):
             raise UsageError(
-                f"{path} asks for a heterogeneous job, which clusterctl does not submit",
+                f"the script {path} asks for a heterogeneous job, which clusterctl can't submit",
                 code="heterogeneous-job",
-                fix="use plain `sbatch` on the cluster (`clusterctl ssh`)",
+                fix="submit the script with `sbatch` on the cluster (`clusterctl ssh`)",
             )
         if line.startswith("#SBATCH"):
             directives.append(line.encode(errors="surrogateescape").decode(errors="replace"))
@@ -184,8 +170,8 @@ def _words(directive: str) -> list[str]:
 class Words:
     """Values for a job's script, quoted for bash.
 
-    folder: the job's folder. slots: ranks per node. launcher: command that starts the ranks.
-    started_by: options that tell task.py which launcher starts it.
+    nodes: number of nodes. slots: ranks per node. launcher: command that starts the ranks.
+    started_by: options that tell task.py the launcher.
     """
 
     folder: str
@@ -197,15 +183,11 @@ class Words:
 
 
 def program(job: JobSpec, script: UserScript | None, environment: Environment, words: Words) -> list[str]:
-    """Return the parts of the command line that job.py starts, quoted for bash.
-
-    Raises:
-        UsageError: torchrun can't start the program.
-    """
+    """Return the parts of the job's command line for bash. Raises UsageError if torchrun can't start it."""
     torchrun = job.launcher is Launcher.TORCHRUN
     if torchrun and (script is None or not script.is_python):
         raise UsageError(
-            "torchrun starts Python programs",
+            "torchrun can start only Python programs",
             code="torchrun-needs-python",
             why="a shell script starts its ranks itself" if script else "the bundled jobs are MPI programs",
             fix="leave --launcher out",
@@ -238,13 +220,13 @@ def program(job: JobSpec, script: UserScript | None, environment: Environment, w
 
 
 def _image(path: str) -> str:
-    """Return the path of an image for bash; ``~/`` is the job user's home."""
+    """Return the path of a container image, quoted for bash. ``~/`` is the job user's home."""
     below_home = path.removeprefix("~/")
     return shlex.quote(path) if below_home == path else f'"$HOME"/{shlex.quote(below_home)}'
 
 
 def _command(job: JobSpec, script: UserScript | None, python: str, folder: str) -> str:
-    """Return the program of a rank, or of the job; ``python`` runs it if it is a Python program."""
+    """Return the command line of the bundled program or script. ``python`` is used for Python programs."""
     if script is None:
         if job.bundled is None:
             raise UsageError("a job needs a bundled program or a script", code="nothing-to-run")
@@ -261,7 +243,7 @@ def mpirun_exports(job: JobSpec) -> str:
 
 
 def sweep_variable(key: str) -> str:
-    """Return the name of the variable in which a task of a sweep gets the value of this key."""
+    """Return the name of the environment variable with a sweep's value of this key."""
     return "SWEEP_" + re.sub(r"\W", "_", key).upper()
 
 
@@ -273,11 +255,7 @@ def is_launched(job: JobSpec, script: UserScript | None) -> bool:
 
 
 def partition_of(facts: ClusterFacts, job: JobSpec) -> PartitionFacts:
-    """Return the partition that a job names. Default: the first partition.
-
-    Raises:
-        UsageError: the partition does not exist, or has less than the job asks for.
-    """
+    """Return a job's partition (default: the first); raise UsageError if it is unknown or too small."""
     by_name = {partition.name: partition for partition in facts.partitions}
     partition = facts.partitions[0] if job.partition is None else by_name.get(job.partition)
     if partition is None:
@@ -310,9 +288,9 @@ def partition_of(facts: ClusterFacts, job: JobSpec) -> PartitionFacts:
 def with_gpus(facts: ClusterFacts, job: JobSpec) -> JobSpec:
     """Return the job with defaults for its GPUs and ranks, from its partition's number of GPUs per node.
 
-    Default: all GPUs of a node with one rank each. If only GPUs or ranks are given: as many of the other.
-    Jobs of a single rank get a single GPU. Users' scripts, jobs with ``--device cpu``, and jobs in partitions
-    without GPUs are unchanged.
+    Default: all GPUs of a node, and a rank for each. If only GPUs or only ranks are given, the other number
+    is the same. Jobs of a single rank get a single GPU. Users' scripts, jobs with ``--device cpu``, and jobs
+    in partitions without GPUs are unchanged.
     """
     facts_by_name = {partition.name: partition for partition in facts.partitions}
     partition = facts_by_name.get(job.partition or facts.partitions[0].name)
@@ -335,7 +313,7 @@ def with_gpus(facts: ClusterFacts, job: JobSpec) -> JobSpec:
 
 
 def with_launcher(job: JobSpec, *, has_pmix: bool) -> JobSpec:
-    """Return the job with launcher mpirun instead of srun, if srun has no PMIx for starting its ranks."""
+    """Return the job, with launcher mpirun instead of srun if Slurm lacks the PMIx plugin."""
     by_srun = job.launcher is Launcher.SRUN and not has_pmix
     return job.model_copy(update={"launcher": Launcher.MPIRUN}) if by_srun else job
 
@@ -344,15 +322,15 @@ _BY_PMIX: Final = re.compile(r"^[^#\n]*(?:--mpi[= ]pmix|SLURM_MPI_TYPE=pmix)", r
 
 
 def reject_pmix(job: JobSpec) -> None:
-    """Raise UsageError if a shell script asks for PMIx. For clusters on which Slurm has no PMIx plugin."""
+    """Raise UsageError if a shell script uses PMIx, for clusters on which Slurm lacks the PMIx plugin."""
     if job.script is None or is_python(job.script):
         return
     if _BY_PMIX.search(job.script.read_text(errors="replace")):
         raise UsageError(
-            f"{job.script.name} starts ranks with PMIx",
+            f"the script {job.script.name} starts ranks with PMIx",
             code="no-pmix",
             where=str(job.script),
-            why="this cluster's Slurm has no plugin for PMIx, so the step would fail",
+            why="the PMIx plugin of Slurm is not installed on this cluster, so the job step would fail",
             fix="in the script, use `mpirun PROGRAM` instead of `srun --mpi=pmix PROGRAM`",
         )
 
@@ -393,9 +371,9 @@ def render_script(
 def common_words(
     job: JobSpec, script: UserScript | None, environment: Environment, payload_hash: str
 ) -> dict[str, str]:
-    """Return the values that all schedulers' templates need.
+    """Return the values for the templates of all schedulers.
 
-    ``needs`` in the result: files that must be in the folder from which the script is started by hand.
+    ``needs`` in the result: files that a user needs in the current folder to start the script by hand.
     """
     files = [*([script.name] if script else []), *([SWEEP_FILE] if job.sweep is not None else [])]
     return {
@@ -413,9 +391,9 @@ def _is_array(job: JobSpec, script: UserScript | None) -> bool:
 
 
 def _options(job: JobSpec, script: UserScript | None) -> list[str]:
-    """Return the #SBATCH options. They follow the script's own lines, so that command-line flags win.
+    """Return the #SBATCH options that follow the script's own #SBATCH lines, and so override them.
 
-    If the script has #SBATCH lines, only flags given on the command line are written, not the defaults.
+    If the script has such lines, only flags given on the command line are returned, not the defaults.
     """
     task = "-%a" if _is_array(job, script) else ""
     fields = job.model_fields_set if script is not None and script.directives else set(JOB_FIELDS)
@@ -428,7 +406,6 @@ def _options(job: JobSpec, script: UserScript | None) -> list[str]:
 
 
 def _signal_options(job: JobSpec, script: UserScript | None) -> list[str]:
-    """Return the options for the warning signal before the time limit, and for requeueing."""
     own_signal = script is not None and script.asks_for("--signal")
     signal = job.signal or (_SIGNAL if job.requeue and not own_signal else None)
     return [
@@ -438,7 +415,7 @@ def _signal_options(job: JobSpec, script: UserScript | None) -> list[str]:
 
 
 def resource_options(job: JobOptions | JobSpec, given: Collection[str]) -> list[str]:
-    """Return a job's resources as options of sbatch and salloc, with defaults for the fields in ``given``."""
+    """Return a job's resources as options of sbatch and salloc. Nodes and tasks: only if ``given``."""
     values: list[tuple[str, object]] = [
         ("nodes", job.nodes if "nodes" in given else None),
         ("ntasks-per-node", job.tasks_per_node if "tasks_per_node" in given else None),
@@ -471,6 +448,6 @@ VERIFICATION_PER_NODE_S = 3
 
 
 def verification_argv(root: str, hosts: Sequence[str]) -> tuple[str, ...]:
-    """Return the command for one rank of the probe. The code travels with it, so nodes only need mpi4py."""
+    """Return the command of a rank of the probe. It contains the probe's code, so nodes only need mpi4py."""
     texts = module_texts("payload.commands.probe", data_folder("payload").parent)
     return (f"{root}/env/bin/python", "-c", BOOT, texts, json.dumps([",".join(hosts)]))

@@ -28,13 +28,14 @@ PATIENCE_S = 60.0  # for the scheduler
 SOON_S = 10.0
 # For commands that can do without the scheduler.
 SHORT_PATIENCE_S = 5.0
+_SBATCH_MAY_HANG_S = 600
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
     """A connection to the controller as the job user.
 
-    unshared_nodes: the hosts that run jobs, if hosts share no folder. Files for jobs are then on each host.
+    unshared_nodes: the nodes, if hosts share no folder. The files of a job are then on each of its nodes.
     """
 
     facts: ClusterFacts
@@ -48,7 +49,7 @@ class Session:
 
     @property
     def spec(self) -> ClusterSpec:
-        """The applied spec. It is read on demand, because few commands about jobs need it."""
+        """The spec that `up` was last given. It is read on demand, because few job commands need it."""
         return read_applied_spec(self.workspace)
 
     @property
@@ -57,26 +58,26 @@ class Session:
         return self.scheduler.transport
 
     def transports_of_partition(self, partition: str | None) -> tuple[Transport, ...]:
-        """Return transports to the nodes of a partition (None: all) with job folders of their own."""
+        """Return transports to a partition's unshared nodes, except the controller. None: all partitions."""
         partitions = [facts for facts in self.facts.partitions if partition in (None, facts.name)]
         names = (name for facts in partitions for name in facts.nodes)
         transports = (self.unshared_nodes[name] for name in names if name in self.unshared_nodes)
         return tuple(transport for transport in transports if transport is not self.transport)
 
     def hosts_with_files(self, hosts: Sequence[str]) -> tuple[tuple[str, Transport], ...]:
-        """Return the hosts with the files of a job that ran on ``hosts``. Default: the controller."""
+        """Return the hosts that have the files of a job that ran on ``hosts``, each with its transport."""
         transports = tuple((host, self.unshared_nodes[host]) for host in hosts if host in self.unshared_nodes)
         return transports or ((self.transport.host, self.transport),)
 
     @property
     def slurm(self) -> SlurmClient:
-        """The Slurm client, for operations that need Slurm. Raises UsageError on other clusters."""
+        """The scheduler, if it is Slurm. Raises UsageError on clusters without Slurm."""
         if isinstance(self.scheduler, SlurmClient):
             return self.scheduler
         raise UsageError(
             "this command needs Slurm, and the cluster does not run Slurm",
             code="needs-slurm",
-            why="its spec has `scheduler: none`",
+            why="the cluster's spec has `scheduler: none`",
             fix="run jobs with `clusterctl submit`, or open a shell on a host with `clusterctl ssh HOST`",
         )
 
@@ -85,7 +86,7 @@ class Session:
 def connect_session(
     facts: ClusterFacts, workspace: Workspace, *, patience_s: float = PATIENCE_S
 ) -> Iterator[Session]:
-    """Open a session. The connection to the cluster is made at its first use."""
+    """Open a session. The controller is connected to at the first command."""
     with Connections(workspace.ssh_config, stays=facts.controller) as connections:
         controller = connections.to(facts.controller, facts.job_user)
         scheduler = scheduler_client(facts, workspace, controller, connections.to, patience_s)
@@ -103,14 +104,14 @@ def open_session(chosen: ChosenCluster, *, patience_s: float = PATIENCE_S) -> It
     patience_s: how long to wait for the scheduler, in seconds.
 
     Raises:
-        LockedError: the cluster does not answer while another clusterctl works on it.
+        LockedError: the cluster does not answer while another clusterctl process works on the cluster.
     """
     workspace = chosen.workspace()
     with naming_lock_holder(workspace):
         with connect_session(facts_of(workspace), workspace, patience_s=patience_s) as opened:
             yield opened
         if refusal := opened.ledger.refusal:
-            chosen.note(f"note: {refusal.what} ({refusal.why}): the next command updates the jobs' states")
+            chosen.note(f"note: {refusal.what} ({refusal.why}); the next command updates the jobs' states")
 
 
 def read_applied_spec(workspace: Workspace) -> ClusterSpec:
@@ -123,7 +124,7 @@ def read_applied_spec(workspace: Workspace) -> ClusterSpec:
 def scheduler_client(
     facts: ClusterFacts, workspace: Workspace, controller: Transport, to: Connect, patience_s: float
 ) -> Jobs:
-    """Return the client for jobs: of Slurm as the user of ``controller``, or of mpirun over ``to``."""
+    """Return the client for jobs. With Slurm, commands run as the user of ``controller``."""
     if facts.has_slurm:
         return SlurmClient(controller, patience_s=patience_s)
     return mpirun_client(workspace, facts.job_user, controller, to, patience_s)
@@ -132,17 +133,14 @@ def scheduler_client(
 def mpirun_client(
     cluster: Workspace | Inventory, user: str, controller: Transport, to: Connect, patience_s: float
 ) -> MpirunClient:
-    """Return the client for a cluster without a scheduler. Imported on demand: most clusters have Slurm."""
+    """Return the client for a cluster without a scheduler. Imported on demand: it is rarely needed."""
     from clusterctl.scheduler.mpirun import MpirunClient  # noqa: PLC0415
 
     return MpirunClient.of(cluster, user, controller, to, patience_s)
 
 
-_SBATCH_MAY_HANG_S = 600
-
-
 def resolve_submissions(scheduler: Jobs, ledger: Ledger) -> None:
-    """Find out whether submissions without an answer were accepted, and record the result."""
+    """Ask the scheduler whether it accepted the submissions without an answer, and record the result."""
     for entry in ledger.entries():
         if entry.job_id is None and not entry.refused:
             job = scheduler.by_token(entry.token, entry.submitted_at)

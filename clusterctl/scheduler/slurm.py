@@ -1,7 +1,7 @@
 """Client for Slurm: runs Slurm's commands on the controller.
 
-Queries are repeated for a limited time while slurmctld, slurmdbd or the connection is away. ``sbatch`` is
-not: if its answer is lost, the caller looks for the job by the comment that it gave the job.
+Queries are repeated for a limited time while slurmctld, slurmdbd or the host does not answer. ``sbatch`` is
+not repeated: if its answer is lost, the job is searched for by the comment that clusterctl gave it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _AWAY = re.compile(
     re.IGNORECASE,
 )
 
-# Slurm had the connection, so a request that it did not answer in time may still be carried out.
+# Slurm accepted the connection, so a request that it did not answer in time may still be carried out.
 _ON_ITS_WAY = re.compile(r"timed out|Zero Bytes|(send|receive|shutdown) failure", re.IGNORECASE)
 # There was no connection at all, so nothing was sent.
 _NOT_SENT = re.compile(r"slurm controller \(connect failure\)|Connection refused", re.IGNORECASE)
@@ -86,7 +86,7 @@ class SlurmAwayError(SlurmError):
 
 @dataclass
 class SlurmClient(Jobs):
-    """Slurm, used by the user of ``transport``. Queries wait up to ``patience_s`` while Slurm is away."""
+    """Slurm, used as the user of ``transport``. Queries wait up to ``patience_s`` until Slurm answers."""
 
     transport: Transport
     clock: Clock = field(default_factory=Clock)
@@ -109,7 +109,7 @@ class SlurmClient(Jobs):
         return self._query(slurm_parse.SINFO)
 
     def jobs(self, ids: Sequence[str]) -> tuple[JobInfo, ...]:
-        """Return jobs from squeue, and the rest from sacct. An array's id stands for all its tasks."""
+        """Return jobs from squeue, and from sacct if squeue lacks them. An array's id means all its tasks."""
         for job_id in ids:
             self.check_id(job_id)
         if not ids:
@@ -158,7 +158,7 @@ class SlurmClient(Jobs):
         return next((job for job in accounted if job.token == token), None)
 
     def submit(self, request: JobRequest) -> str:
-        """Submit a job. Try a second time only if Slurm can't have received the first request."""
+        """Submit a job. Repeat sbatch once, and only if Slurm can't have received the first request."""
         # Appended logs survive a requeue. A second sbatch in the folder, by hand, truncates them.
         comment = comment_of(request.token)
         options = (f"--comment={comment}", f"--chdir={request.folder}", "--open-mode=append")
@@ -175,7 +175,6 @@ class SlurmClient(Jobs):
         raise AssertionError("the last try returns")
 
     def _wait_for_slurmctld(self) -> bool:
-        """Wait a few seconds for slurmctld to answer. Return whether it does."""
         for _ in self.clock.polls(_BACK_SOON_S, first_s=0.5, longest_s=5.0):
             with suppress(TransportError):
                 if self.is_there():
@@ -219,7 +218,7 @@ class SlurmClient(Jobs):
         return job_id
 
     def cancel(self, ids: Sequence[str]) -> None:
-        """Cancel jobs. First forbid their requeue, which a program may request when it gets SIGTERM."""
+        """Cancel jobs. First disable their requeue, which a program may request when it gets SIGTERM."""
         for job_id in ids:
             self.check_id(job_id)
         self._ask(["scontrol", "update", f"jobid={','.join(ids)}", "requeue=0"], nothing=_ENDED_MEANWHILE)
@@ -263,7 +262,7 @@ class SlurmClient(Jobs):
         nothing: re.Pattern[str] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[str]:
-        """Run several commands in a single round trip, until a command fails. Return the stdout of each."""
+        """Run commands in a single round trip, until a command fails. Return the stdout of each command."""
         boundary = slurm_parse.new_separator()
         line = f" && printf %s {shlex.quote(boundary)} && ".join(map(shlex.join, commands))
         argv = commands[0] if len(commands) == 1 else ["sh", "-c", line]
@@ -305,13 +304,13 @@ class SlurmClient(Jobs):
 
 
 def fix_for_refusal(refusal: str) -> str:
-    """Return the fix for a rejection in Slurm's words, with the command that lists the valid values."""
+    """Return the fix for a refusal message of sbatch, with the command that lists the valid values."""
     for pattern, flag, command in _REFUSALS:
         if re.search(pattern, refusal, re.IGNORECASE):
             return f"leave out {flag}, or use a value from `clusterctl ssh '{command}'`"
     if _TOO_LARGE.search(refusal):
         return "ask for less; `clusterctl status` shows the nodes with their cores and memory"
-    return "correct the option that Slurm names"
+    return "correct the option that Slurm's message names"
 
 
 def _sorted(jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:

@@ -1,4 +1,4 @@
-"""Slurm's configuration files, made from spec, inventory and facts. The templates only insert values."""
+"""Slurm's configuration files, rendered from spec, inventory and hardware facts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,7 @@ from clusterctl.hosts.gpus import Driver, Gpu, by_type, faults, flags
 from clusterctl.hosts.probe import NodeFacts
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.names import ADMIN_USER, PROOF_PARTITION, SLURMCTLD_PORT, SLURMD_PORT, SLURMDBD_PORT
-from clusterctl.state.inventory import (
-    HEALTH_PROGRAM,
-    SRUN_PORTS,
-    Host,
-    Inventory,
-)
+from clusterctl.state.inventory import HEALTH_PROGRAM, SRUN_PORTS, Host, Inventory
 from clusterctl.util.assets import digest, render
 
 TASK_PROLOG = "/opt/clusterctl/task-prolog"
@@ -42,7 +37,7 @@ Settings = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node's settings in slurm.conf. ``topology`` is empty if the node has only a share of a machine."""
+    """A node's settings in slurm.conf. ``topology`` is empty if the node is only a part of a machine."""
 
     host: Host
     cpus: int
@@ -54,10 +49,8 @@ class Node:
 def render_files(spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, NodeFacts]) -> dict[str, str]:
     """Return Slurm's configuration files: file name -> text. Empty for a cluster without Slurm.
 
-    facts: by host name. Not needed for hosts with cpus and memory in the inventory.
-
-    Raises:
-        SlurmError: facts of a host are missing.
+    facts: hardware by host name. Hosts with cpus and memory in the inventory need none; if another host's
+        facts are missing, SlurmError is raised.
     """
     if not inventory.has_slurm:
         return {}
@@ -84,7 +77,7 @@ def render_files(spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, No
 
 
 def accounting_files(cluster: str, port: int) -> dict[str, str]:
-    """Return Slurm's files for a host that runs only a cluster's accounting: file name -> text."""
+    """Return Slurm's files for a host that runs only slurmdbd for a cluster: file name -> text."""
     settings = {"ClusterName": cluster, "SlurmctldHost": "localhost", "SlurmUser": "slurm"}
     accounting = {"Type": "accounting_storage/slurmdbd", "Host": "localhost", "Port": str(port)}
     lines = settings | {f"AccountingStorage{key}": value for key, value in accounting.items()}
@@ -106,11 +99,11 @@ def needs_facts(inventory: Inventory, host: Host) -> bool:
 
 
 def fault_timeouts(nodes: int) -> Settings:
-    """Return settings that decide how soon a fault is noticed and its job runs again.
+    """Return settings that decide how soon a fault is noticed and a requeued job restarts.
 
     Slurm's defaults are for thousands of nodes: a lost node is noticed after five minutes, and a requeued job
-    waits until credentials expire (120 s). Limits of small clusters are shorter, and grow with the number of
-    nodes. All limits tolerate a machine that is busy for half a minute: a node taken for dead loses its jobs.
+    waits until credentials expire (120 s). These limits are shorter, and grow with the number of nodes. They
+    tolerate a node that is too busy to answer for half a minute, because a node marked DOWN loses its jobs.
     """
     extra_s = nodes // 8
     return {
@@ -127,18 +120,18 @@ def fault_timeouts(nodes: int) -> Settings:
 
 
 def format_gres(gpus: Iterable[Gpu]) -> str:
-    """Return a node's GPUs as in slurm.conf: ``gpu:a100:1,gpu:t4:2``."""
+    """Return a node's GPUs in the format of slurm.conf: ``gpu:a100:1,gpu:t4:2``."""
     groups = groupby(by_type(gpus), key=lambda gpu: gpu.type)
     return ",".join(f"gpu:{kind}:{len([*group])}" for kind, group in groups)
 
 
 def promised_mib(memory_mib: int) -> int:
-    """Return the memory of a node that jobs may use."""
+    """Return the memory in MiB that jobs may use on a node with ``memory_mib``."""
     return int(memory_mib * _MEMORY_PROMISED)
 
 
 def slurm_minutes(seconds: int) -> int:
-    """Return a time limit in whole minutes, as Slurm counts it, rounded up so that no job gets less time."""
+    """Return a time limit in whole minutes, Slurm's unit, rounded up so that no job gets less time."""
     return -(-seconds // 60)
 
 
@@ -153,7 +146,7 @@ def _node(host: Host, facts: Mapping[str, NodeFacts]) -> Node:
         return Node(host, host.cpus, host.memory_mib, (), gpus)
     if host.name not in facts:
         raise SlurmError(
-            "slurm.conf can't be written: the host's facts are missing",
+            "slurm.conf can't be written, because the hardware of the host is unknown",
             code="host-facts-missing",
             host=host.name,
         )
@@ -205,10 +198,9 @@ def _with_extra(text: str, extra: tuple[str, ...]) -> str:
 
 
 def _tasks(*, has_shares: bool, cgroups: bool) -> Settings:
-    """Return the settings for tracking the processes of tasks and binding them to cores."""
     if has_shares:
-        # The host binds a share to its cores and manages its cgroups, so Slurm must change neither. It counts
-        # memory itself, and ends tasks that use more than they were given.
+        # The machine binds its parts to cores and manages their cgroups, so Slurm must change neither. Slurm
+        # counts memory itself, and ends tasks that use more than their job's memory.
         parameters, tracks, binds = {"SlurmdParameters": "config_overrides"}, "linuxproc", "task/none"
     elif cgroups:
         parameters, tracks, binds = {}, "cgroup", "task/cgroup,task/affinity"
@@ -269,7 +261,7 @@ def _line(settings: Settings, separator: str = " ") -> str:
 
 
 _DISKS: Final = ("/", "/tmp", "/var", "/var/tmp", "/run", "/var/log")  # noqa: S108
-# XIDs of hardware faults: those that NVIDIA's "XID Errors" says to reset or report.
+# XIDs of hardware faults, for which NVIDIA's "XID Errors" recommends to reset or report the GPU.
 _GRAVE_XIDS: Final = (
     *(48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 109, 110),
     *(119, 120, 136, 140, 143, 154, 155, 156, 158),
@@ -277,7 +269,7 @@ _GRAVE_XIDS: Final = (
 
 
 def render_health_file(spec: ClusterSpec, inventory: Inventory, drivers: Mapping[str, Driver]) -> str:
-    """Return the health check's settings as JSON, by host. Hosts not in ``drivers`` count as without GPUs."""
+    """Return the health check's settings as JSON, by host. Hosts not in ``drivers`` have no GPUs."""
     limits, settings = spec.monitoring.health, {}
     for name in (host.name for host in inventory.compute):
         driver = drivers.get(name, Driver())
@@ -301,10 +293,10 @@ _PARTITION_SIZE: Final = re.compile(r"(?<= )DefMemPerCPU=\d+ ")
 
 
 def render_slurmd_digests(files: Mapping[str, str], inventory: Inventory) -> str:
-    """Return digests of the settings that require a restart of slurmd when they change: JSON, by host.
+    """Return, as JSON by host, digests of the settings that require a restart of slurmd when they change.
 
-    files: Slurm's files as rendered. If `scontrol reconfigure` announces nodes, lines of other nodes do not
-    count. A node's own line counts unless it is a share, because slurmd measures its hardware when it starts.
+    files: of ``render_files``. If `scontrol reconfigure` announces nodes, lines of other nodes do not count.
+    A node's own line counts unless the node is a part of a machine: slurmd measures hardware when it starts.
     """
     reconfigures = takes_nodes_by_reconfigure(inventory)
     reloaded_keys = (

@@ -2,8 +2,8 @@
 
 A job's name, comment and folder may hold every byte but NUL, including newlines. So each field is followed by
 a separator that is random for each command, and a record is a fixed number of fields. A record that can't be
-parsed becomes a job or node with the error as its reason; other records are not affected. Times are Unix
-seconds, and each task of an array has its own job.
+parsed becomes a job or node with the error as its reason. Times are Unix seconds. Each task of an array
+becomes a job.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _Record = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Query(Generic[_T]):
-    """A query: a command, the fields to ask for, and the function that reads the records."""
+    """A query: a command of Slurm, the fields to print, and the parser of the records."""
 
     argv: tuple[str, ...]
     fields: Sequence[str]
@@ -49,11 +49,7 @@ class Query(Generic[_T]):
         return [*self.argv, "--Format=" + ",".join(f"{field}:{separator}" for field in self.fields)]
 
     def parse(self, text: str, separator: str) -> tuple[_T, ...]:
-        """Parse the command's output into jobs, nodes or steps.
-
-        Raises:
-            SlurmError: the output is truncated, or has another format.
-        """
+        """Parse the command's output into jobs, nodes or steps. Raises SlurmError if that is impossible."""
         *values, remainder = text.split(separator)
         if remainder.strip() or len(values) % len(self.fields):
             raise _parse_error(self.argv[0], text)
@@ -64,16 +60,12 @@ class Query(Generic[_T]):
 
 
 def new_separator() -> str:
-    """Return a random word that does not occur in any output. A leading digit would be read as a width."""
+    """Return a random separator. It begins with ``|``, because Slurm reads a leading digit as a width."""
     return f"|{os.urandom(8).hex()}|"
 
 
 def parse_version(text: str) -> str:
-    """Return ``22.05.8`` from ``slurm-wlm 22.05.8``.
-
-    Raises:
-        SlurmError: the text has no version.
-    """
+    """Return ``22.05.8`` from ``slurm-wlm 22.05.8``. Raises SlurmError if the text has no version."""
     if match := re.search(r"\d+\.\d+\S*", text):
         return match.group()
     raise _parse_error("sinfo --version", text)
@@ -90,18 +82,18 @@ def _number(record: _Record, name: str) -> int:
 
 
 def _text(record: _Record, name: str) -> str:
-    """Return a field; "" for Slurm's words for an empty field."""
+    """Return a field; "" for Slurm's texts for an empty field."""
     return "" if record[name] in {"(null)", "None", "N/A"} else record[name]
 
 
 def _time(text: str) -> int | None:
-    """Return a time, or None for a word such as N/A or Unknown."""
+    """Return a number, or None for a text such as N/A or Unknown."""
     return int(text) if _is_number(text) else None
 
 
 @lru_cache
 def _limit_s(text: str) -> int | None:
-    """Return a time limit; None for UNLIMITED, Partition_Limit, NOT_SET, and a year, which means no limit."""
+    """Return a time limit; None without a limit, which Slurm prints as UNLIMITED, NOT_SET, or a year."""
     with suppress(ValueError):
         seconds = parse_slurm_time_s(text)
         return None if seconds == _YEAR_S else seconds
@@ -109,7 +101,7 @@ def _limit_s(text: str) -> int | None:
 
 
 def _exit(record: _Record, name: str) -> tuple[int, int]:
-    """Return exit code and signal, from ``1:0``, or from the status of wait(2) in squeue before Slurm 23."""
+    """Return exit code and signal from ``1:0``, or, in squeue before Slurm 23, from a status of wait(2)."""
     code, colon, signal = record[name].partition(":")
     if colon and _is_number(code) and _is_number(signal):
         return int(code), int(signal)
@@ -145,7 +137,6 @@ def _accounted(record: _Record) -> Iterator[JobInfo]:
 
 
 def _accounted_id(record: _Record) -> tuple[int, Sequence[int | None]]:
-    """Return the job's number, and its tasks in this record."""
     match = _SACCT_ID.fullmatch(record["JobID"])
     if match is None:
         # For example 12+1, a component of a heterogeneous job, which has a number of its own.
@@ -161,7 +152,7 @@ def _accounted_id(record: _Record) -> tuple[int, Sequence[int | None]]:
 
 
 def _job(record: _Record, columns: str, **fields: Any) -> JobInfo:
-    """Return the job in a record. columns: names of the fields that squeue and sacct call differently."""
+    """Return the job in a record. columns: names of the fields that differ between squeue and sacct."""
     name, user, submit, start, end, exit_code, limit = columns.split()
     state, (code, signal) = _state(record), _exit(record, exit_code)
     started = _time(record[start])
@@ -193,7 +184,7 @@ def _job(record: _Record, columns: str, **fields: Any) -> JobInfo:
 def _jobs(command: str, read: str, records: Iterator[_Record]) -> Iterator[JobInfo]:
     """Yield the jobs in records. An invalid record becomes a job of state UNKNOWN, with the error as reason.
 
-    It keeps its user and nodes, because the nodes are in use in any case.
+    Its user and nodes are set if possible, because the nodes are in use in any case.
     """
     for record in records:
         try:
@@ -236,7 +227,7 @@ def _step(record: _Record) -> StepInfo:
 
 
 def _nodes(records: Iterator[_Record]) -> Iterator[NodeInfo]:
-    """Yield the nodes of records. sinfo has a record for each pair of node and partition."""
+    """Yield the nodes in records. sinfo prints a record for each pair of node and partition."""
     nodes: dict[str, NodeInfo] = {}
     for record in records:
         name, partitions = record["NodeList"], (record["Partition"].rstrip("*"),)
@@ -279,9 +270,7 @@ SACCT: Final = Query(
     partial(_jobs, "sacct", "JobID"),
 )
 STEPS: Final = Query(
-    ("sacct", "--noheader", "--parsable"),
-    "JobID State MaxRSS MaxRSSNode".split(),
-    partial(map, _step),
+    ("sacct", "--noheader", "--parsable"), "JobID State MaxRSS MaxRSSNode".split(), partial(map, _step)
 )
 SINFO: Final = Query(
     ("sinfo", "--noheader", "--Node"),
@@ -300,11 +289,7 @@ def _parse_error(command: str, answer: str) -> SlurmError:
 
 
 def expand_nodes(nodelist: str) -> tuple[str, ...]:
-    """Return the node names in a Slurm hostlist such as ``a-[1-3,7]``. Empty if no nodes are assigned yet.
-
-    Raises:
-        ValueError: the text is not a hostlist.
-    """
+    """Return the node names in a Slurm hostlist such as ``a-[1-3,7]``; raise ValueError if it is invalid."""
     if nodelist in {"", "None assigned", "(null)", "N/A"}:
         return ()
     if not {",", "["} & set(nodelist):

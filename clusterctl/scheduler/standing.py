@@ -13,7 +13,7 @@ HEALTH_REASON: Final = "clusterctl health:"
 _DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING", "FAIL"})
 _RESERVED = frozenset({"MAINT", "RESERVED"})
 _SLURM = "slurm"  # slurmctld's account
-# First words of reasons set by clusterctl and slurmd. They run as root, as an administrator may, too.
+# First words of reasons set by clusterctl and slurmd, because they run as root, like some administrators.
 _OUR_WORDS = "clusterctl: "
 _SLURMDS_WORDS = (
     *("Kill task failed", "Prolog error", "Epilog error", "batch job complete failure", "Low ", "gres/"),
@@ -36,7 +36,7 @@ _AT_SERVICE = {
 
 
 def standing_of(node: NodeInfo) -> Availability:
-    """Return the availability of a node, by its state, flags and reason."""
+    """Return the availability of a node, derived from its state, flags and reason."""
     states = {node.state, *node.flags}
     is_drained = bool(states & _DRAINED)
     by_slurm = node.reason_by == _SLURM or node.reason.startswith((_OUR_WORDS, *_SLURMDS_WORDS))
@@ -48,7 +48,7 @@ def standing_of(node: NodeInfo) -> Availability:
 
 
 def group_by_standing(nodes: Iterable[NodeInfo]) -> dict[Availability, list[NodeInfo]]:
-    """Return the nodes in each state of availability."""
+    """Return the nodes by availability. Every ``Availability`` is a key."""
     nodes_by_standing: dict[Availability, list[NodeInfo]] = {key: [] for key in Availability}
     for node in nodes:
         nodes_by_standing[standing_of(node)].append(node)
@@ -56,7 +56,7 @@ def group_by_standing(nodes: Iterable[NodeInfo]) -> dict[Availability, list[Node
 
 
 def find_unusable_nodes(nodes: Iterable[NodeInfo]) -> tuple[tuple[str, str], ...]:
-    """Return the nodes that Slurm has taken out of service, each with its state and reason."""
+    """Return (name, state and reason) of the nodes that Slurm has taken out of service."""
     out = (Availability.OUT, Availability.FAILED)
     return tuple(
         (node.name, f"Slurm says {slurm_state_text(node)}") for node in nodes if standing_of(node) in out
@@ -69,7 +69,7 @@ def slurm_state_text(node: NodeInfo) -> str:
 
 
 def drain_reason(node: NodeInfo) -> str:
-    """Return who drained a node and why, as text."""
+    """Return a text that tells who drained a node and why, or "reserved"."""
     if _is_reserved(node):
         return "reserved"
     return f"drained by {node.reason_by or 'an unknown user'}: {node.reason or 'no reason given'}"

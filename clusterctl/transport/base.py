@@ -65,36 +65,25 @@ except OSError as exc:
 
 
 class Conversation(Protocol):
-    """A running command with open stdin and stdout. It must print little until it has read its input."""
+    """A running command with open stdin and stdout. It must print little until it has read its input.
+
+    All methods raise NoAnswerError if the command neither reads nor prints a byte for too long. ``send`` and
+    ``finish`` raise CommandError if the command exits too early or non-zero, UnreachableError if the
+    connection breaks.
+    """
 
     def send(self, data: bytes) -> None:
-        """Write to the command's stdin; block while the command does not read.
-
-        Raises:
-            CommandError: the command has exited.
-            NoAnswerError: the command read no byte for too long.
-            UnreachableError: the connection broke.
-        """
+        """Write to the command's stdin; block while the command does not read."""
 
     def receive(self) -> bytes:
-        """Return the next piece of stdout as soon as it arrives; b"" at the end of stdout.
-
-        Raises:
-            NoAnswerError: the command printed nothing for too long.
-        """
+        """Return the next piece of stdout as soon as it arrives; b"" at the end of stdout."""
 
     def finish(self) -> None:
-        """Close stdin, read stdout to the end, and wait until the command has exited.
-
-        Raises:
-            CommandError: the command exited non-zero.
-            NoAnswerError: the command printed nothing for too long, or did not exit.
-            UnreachableError: the connection broke.
-        """
+        """Close stdin, read stdout to the end, and wait until the command has exited."""
 
 
 class Transport(Protocol):
-    """A host, used as a given user. Commands end when clusterctl ends, or at the end of their stdin.
+    """Access to a host as a given user. Commands end when clusterctl ends, or at the end of their stdin.
 
     A clusterctl program on the host (see ``remote_argv``) also ends when its stdout is closed.
     """
@@ -112,45 +101,37 @@ class Transport(Protocol):
         check: bool = True,
         env: Mapping[str, str] | None = None,
     ) -> Result:
-        """Run a command and return its exit status and output.
+        """Run a command on the host and return its exit status and output.
 
         Bytes of stdout that are not UTF-8 become U+FFFD; ``stream`` returns stdout unchanged.
 
         Raises:
-            CommandError: the command exited non-zero and ``check`` is set. Its rc is -1 if a signal ended it.
+            CommandError: the command exited non-zero and ``check`` is set. rc is -1 if a signal ended it.
             NoAnswerError: the command did not exit in ``timeout_s``. Children under sudo may keep running.
             UnreachableError: there is no connection to the host.
         """
 
     def stream(self, argv: Sequence[str]) -> Generator[bytes, None, None]:
-        """Run a command without stdin and yield its stdout piece by piece.
+        """Run a command without stdin and yield its stdout piece by piece. Raises like ``Conversation``.
 
         Closing the generator ends the command.
-
-        Raises:
-            CommandError: the command exited non-zero.
-            NoAnswerError: the command printed nothing for too long.
-            UnreachableError: the connection broke.
         """
 
     def converse(
         self, argv: Sequence[str], *, silence_s: float | None = None
     ) -> AbstractContextManager[Conversation]:
-        """Start a command that reads stdin and answers on stdout.
+        """Start a command that reads stdin and answers on stdout. Raises UnreachableError.
 
         If the context is left without ``finish``, stdin is closed and the command must end by itself.
-        silence_s: seconds without a byte in either direction after which the command is given up. Default:
-        ``SILENCE_S``.
-
-        Raises:
-            UnreachableError: there is no connection to the host.
+        silence_s: seconds without a byte in either direction after which NoAnswerError is raised. Default:
+            ``SILENCE_S``.
         """
 
     def begin(self, argv: Sequence[str]) -> None:
-        """Start a command before ``converse`` is called, if a connection is already open. Raises nothing."""
+        """Start a command for a later ``converse``, if a connection is already open. Raises nothing."""
 
     def close(self) -> None:
-        """Close the connection. It may be called twice."""
+        """Close the connection. May be called twice."""
 
 
 # Called with the name of a host; returns a transport to that host.
@@ -170,6 +151,7 @@ def checked_argv(argv: Sequence[str]) -> Sequence[str]:
         raise TransportError(
             "an argument of the command holds a NUL character, which no command line can hold",
             code="null-byte",
+            fix="remove the NUL character from the argument",
         )
     return argv
 
@@ -179,12 +161,10 @@ def wrap_command(
 ) -> tuple[str, bytes]:
     """Return the line that runs a command in any login shell, and the script that stdin must begin with.
 
+    Raises TransportError if an argument holds a NUL character.
     env: variables to add to the command's environment.
     reads: whether the command reads the stdin after the script. Otherwise its stdin is empty, and the command
         ends when the SSH channel is closed.
-
-    Raises:
-        TransportError: an argument holds a NUL character.
     """
     words = ["env", *(f"{key}={value}" for key, value in env.items()), *argv] if env else list(argv)
     begin = "" if reads else f"{_END_WITH_CHANNEL}; "
@@ -230,11 +210,7 @@ def no_answer_error(host: str, argv: Sequence[str], seconds: float) -> NoAnswerE
 
 
 def split_lines(stream: Iterable[bytes], too_long: Exception) -> Iterator[bytes]:
-    """Yield the lines of a stream, without their line ends, as soon as each is complete.
-
-    Raises:
-        Exception: ``too_long``, if a line is longer than ``LONGEST_LINE``.
-    """
+    """Yield the lines of a stream without their line ends; raise ``too_long`` if one exceeds LONGEST_LINE."""
     unfinished = b""
     for piece in stream:
         *whole, unfinished = (unfinished + piece).split(b"\n")
@@ -261,10 +237,7 @@ def remote_program(module: str) -> str:
 
 @cache
 def module_texts(module: str, root: Path = _ROOT) -> str:
-    """Return a clusterctl module after its clusterctl imports, as JSON pairs of name and text.
-
-    root: the folder that holds the top package.
-    """
+    """Return a module after the modules of ``root`` that it imports, as JSON pairs of name and text."""
     texts: dict[str, str] = {}
     _add(module, root, texts)
     packages = {name[:end] for name in texts for end, char in enumerate(name) if char == "."}

@@ -24,9 +24,9 @@ from clusterctl.util.disk import append_line, read_rows
 class Copies:
     """A file or folder ``top`` on a host that also exists on this machine as ``directory``.
 
-    host: "" for the shared file system. names: the copied files of the folder. None: all files.
+    host: "" for the shared file system. names: the copied files of the folder. ``None``: all files.
     sent: whether the files were sent to the host. They may then lie on the shared file system as well.
-    renamed: ending that the local names have and the names on the host have not.
+    renamed: ending that only the local file names have, not the names on the host.
     """
 
     host: str
@@ -37,17 +37,16 @@ class Copies:
     renamed: str = ""
 
     def numbers(self) -> Iterator[int]:
-        """Yield the ``digest`` that each copied file has on the host if it equals the local file."""
+        """Yield the ``digest`` that each file has on the host if it has the local file's size and time."""
         hosts = {os.fsencode(self.host), *([b""] if self.sent else [])}
         for local, remote in self._files():
             with suppress(OSError):
-                # For a link, the file that it points to was sent.
+                # If the local path is a link, its target was sent.
                 status = os.stat(local) if self.sent else os.lstat(local)  # noqa: PTH116  # names are bytes
                 if not _is_same_file(remote, status):
                     yield from (digest(host, remote, status.st_size, status.st_mtime_ns) for host in hosts)
 
     def _files(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the local path and the path on the host of each file."""
         root, top, ending = os.fsencode(self.directory), os.fsencode(self.top), os.fsencode(self.renamed)
         if self.names is not None:
             for name in map(os.fsencode, self.names):
@@ -65,7 +64,7 @@ class Copies:
 
 
 def _is_same_file(remote: bytes, status: os.stat_result) -> bool:
-    """Return whether the remote path is the local file itself: this machine is a host or mounts its disk."""
+    """Return whether the remote path is the local file: this machine is the host, or mounts its disk."""
     try:
         return os.path.samestat(os.stat(remote), status)  # noqa: PTH116  # names are bytes
     except OSError:
@@ -73,10 +72,9 @@ def _is_same_file(remote: bytes, status: os.stat_result) -> bool:
 
 
 def record_copies(workspace: Workspace, copies: Iterable[Copies]) -> None:
-    """Append these copies to the cluster's record.
+    """Append these copies to the cluster's record of copies.
 
-    Raises:
-        MachineError: the record can't be written; `down` will consider the cluster's files the only copies.
+    If this raises MachineError, `down` will treat the cluster's files as the only copies.
     """
     rows = [{key: value for key, value in asdict(copy).items() if value not in (None, "")} for copy in copies]
     if rows:
@@ -95,7 +93,7 @@ def read_copies(workspace: Workspace) -> Iterator[Copies]:
 
 
 def encode_digests(digests: Iterable[int]) -> bytes:
-    """Return the first part of stdin for remote_copies.py: the number of digests, and the digests."""
+    """Return the number of digests and the digests, as remote_copies.py reads them from stdin."""
     numbers = array("Q", sorted(digests))
     count = HEADER.pack(len(numbers))
     # Hosts are little-endian.

@@ -1,4 +1,4 @@
-"""Download files from the cluster. Files with an equal local hash are skipped; partial files are resumed."""
+"""Download files from the cluster. Equal local files are skipped; interrupted files are resumed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from clusterctl.transport.remote_incoming import (
 from clusterctl.transport.tree import Item, Kind, Progress, Stream, hash_items
 from clusterctl.util.disk import write_error_reason
 
-_AGAIN = "run the command again: files that have arrived are kept"
+_AGAIN = "run the command again; complete files are not downloaded again"
 _MAX_NAME = 255  # bytes
 _MOST = 1 << 63  # bytes or nanoseconds
 # Bytes of a bounded list. The host's program prints at most 16 MiB.
@@ -49,14 +49,15 @@ class Fetched:
 def fetch(
     transport: Transport, paths: Sequence[str], folder: Path, *, progress: Progress = lambda *_: None
 ) -> Fetched:
-    """Download files and folders of the cluster into ``folder``, each under its own name.
+    """Download files and folders of the cluster into the local ``folder``, each under its own name.
 
-    Relative paths start at the user's home on the cluster. Other files in ``folder`` stay.
+    Relative ``paths`` start at the user's home on the cluster. Other files in ``folder`` stay, and after an
+    error also complete files.
 
     Raises:
         UsageError: a path does not exist on the cluster.
-        TransferError: a file can't be read or written, or changed. Files that have arrived are kept.
-        TransportError: the cluster can't be reached. Files that have arrived are kept.
+        TransferError: a file can't be read or written, or changed.
+        TransportError: the cluster can't be reached.
     """
     argv = remote_argv("clusterctl.transport.remote_content", *paths)
     try:
@@ -64,15 +65,15 @@ def fetch(
             arrived = download.bring(download.entries, folder, progress=progress)
     except CommandError as exc:
         if exc.rc == NOT_THERE:
-            problem = f"the cluster has no file or folder {printable(exc.why)}"
+            problem = f"the file or folder {printable(exc.why)} does not exist on the cluster"
             fix = "list the files with `clusterctl ssh -- ls`; relative paths start at the job user's home"
             raise UsageError(problem, code="no-such-file", where=transport.host, fix=fix) from exc
         raise TransferError(
-            "the cluster could not read the files",
+            "the files can't be read on the cluster",
             code="files-unreadable",
             where=transport.host,
             why=printable((exc.why.strip().splitlines() or [exc.what])[-1]),
-            fix="make the files readable, or name other files; `clusterctl ssh -- ls -l` lists them",
+            fix="make the files readable, or leave them out; `clusterctl ssh -- ls -l` lists them",
             host=transport.host,
         ) from exc
     files = [entry for entry in download.entries if entry.kind == Kind.FILE]
@@ -82,8 +83,7 @@ def fetch(
         raise TransferError(
             f"{printable(incomplete[0])}{more} changed during the download, or can't be read on the cluster",
             code="files-changed",
-            fix="run the command again when no program writes to these files; "
-            "files that have arrived are kept",
+            fix="run the command again when no program writes to these files",
         )
     skipped = tuple(os.fsdecode(entry.path) for entry in download.left)
     return Fetched(len(files), sum(entry.size for entry in files), download.sent, skipped)
@@ -91,7 +91,7 @@ def fetch(
 
 @contextmanager
 def writing_into(folder: Path) -> Iterator[None]:
-    """Raise TransferError if the body of the ``with`` can't write below ``folder``."""
+    """Raise TransferError if the body of the ``with`` can't write below the local ``folder``."""
     try:
         yield
     except OSError as exc:
@@ -100,15 +100,14 @@ def writing_into(folder: Path) -> Iterator[None]:
             code="files-unwritable",
             where=printable(os.fsdecode(exc.filename or str(folder))),
             why=write_error_reason(exc, folder),
-            fix="free space or change the permissions, then run the command again: "
-            "files that have arrived are kept",
+            fix="free disk space or change the permissions, then run the command again",
         ) from exc
 
 
 class Sender:
     """A program on a host that lists and sends files (see remote_content.py). Starts at the first request.
 
-    many: keep the program running for several requests, which saves a login and a Python start for each.
+    many: keep the program running for several requests, to save a login and a Python start for each.
     """
 
     def __init__(self, transport: Transport, argv: Sequence[str], *, many: bool = False) -> None:
@@ -123,7 +122,7 @@ class Sender:
 
     @contextmanager
     def listed(self, request: bytes = b"", *, most: int = sys.maxsize) -> Iterator[Download]:
-        """Send a request to the program, if it reads any, and yield the list that it returns.
+        """Send a request to the program (b"": none) and yield the list of files that the program returns.
 
         Raises:
             TransferError: the list is invalid or has more than ``most`` lines, or the program sent data that
@@ -140,17 +139,21 @@ class Sender:
             self.close()
             if isinstance(exc, TruncatedError):
                 raise TransferError(
-                    "the cluster sent less data than it announced", code="transfer-short", fix=_AGAIN
+                    "the cluster's data ended before the files were complete",
+                    code="transfer-short",
+                    fix=_AGAIN,
                 ) from None
             if isinstance(exc, UnexpectedError):
                 raise TransferError(
-                    "the cluster sent other data than it announced", code="transfer-differs", fix=_AGAIN
+                    "the cluster sent data that clusterctl does not understand",
+                    code="transfer-differs",
+                    fix=_AGAIN,
                 ) from None
             raise
 
 
 class Download:
-    """A host's list of files: ``entries`` can be downloaded, ``left`` can not. ``sent``: bytes received."""
+    """A host's list of files: ``entries`` can be downloaded, ``left`` can't. ``sent``: bytes received."""
 
     def __init__(self, talk: Conversation, most: int, *, more_follows: bool) -> None:
         self._talk, self._more_follows, self._stream = talk, more_follows, Stream(talk)
@@ -164,19 +167,19 @@ class Download:
         folder: Path,
         *,
         own: bool = False,
-        room: str = "make room, or name another folder",
+        room: str = "free disk space, or choose another folder",
         progress: Progress = lambda *_: None,
     ) -> Mapping[int, str]:
-        """Download these entries into ``folder``. Return the sha256 of each complete file by its index.
+        """Download these entries into the local ``folder``. Return the sha256 of complete files by index.
 
-        own: no other program writes to ``folder``. Anything in the way, such as a link in place of a folder,
-            is removed; otherwise it is an error. Every file is hashed; otherwise a file is hashed only if it
-            may have changed on its way, and its sha256 is "".
-        room: the fix to show if the disk is too small.
+        own: whether only clusterctl writes to ``folder``. If so, a link or file in place of a folder is
+            removed instead of an error, and every file is hashed. If not, a file is hashed only if it may
+            have changed during the transfer, and its returned sha256 is "".
+        room: the fix of the error if this machine's disk is too small.
 
         Raises:
             OSError: a file can't be written on this machine.
-            TransferError: the disk is too small.
+            TransferError: this machine's disk is too small.
         """
         root = os.fsencode(folder)
         make_places(root, entries, follow=False, own=own)
@@ -191,7 +194,11 @@ class Download:
         except NoRoomError as exc:
             where, details = printable(str(folder)), printable(str(exc.strerror))
             raise TransferError(
-                "the disk is too small", code="no-room", where=where, why=details, fix=room
+                "the files do not fit on this machine's disk",
+                code="no-room",
+                where=where,
+                why=details,
+                fix=room,
             ) from exc
         finally:
             close_partial_files(files)
@@ -211,10 +218,7 @@ class Download:
 
 
 def _hash_here(files: Sequence[Entry], progress: Progress) -> None:
-    """Hash local files in several threads, unless their hashes are cached, and show the progress.
-
-    Without progress, a second `get` of a large folder would print nothing for minutes.
-    """
+    """Hash existing local files and show the progress: for a large folder, this takes minutes."""
     hashable = {}
     for entry in files:
         place = Path(os.fsdecode(entry.final))
@@ -231,10 +235,9 @@ def _hash_here(files: Sequence[Entry], progress: Progress) -> None:
 def parse_listing(
     lines: Iterable[bytes], most: int = sys.maxsize
 ) -> tuple[tuple[Entry, ...], tuple[Entry, ...]]:
-    """Return the entries that can be fetched, folders before their content, and those that can not.
+    """Return the entries that can be downloaded, folders before their content, and the other entries.
 
-    Raises:
-        TransferError: the list is invalid or has more than ``most`` lines.
+    Raises TransferError if the list is invalid or has more than ``most`` lines.
     """
     entries: dict[bytes, Entry] = {}
     left: list[Entry] = []
@@ -251,16 +254,16 @@ def parse_listing(
                 if entry.path != b".":  # the listed folder
                     _parts(entry.path)
                 if not (0 <= entry.size < _MOST and 0 <= entry.space < _MOST):
-                    raise ValueError("no file has such a size")
+                    raise ValueError("the size is out of range")
                 left.append(entry)
             else:
                 entries[entry.path] = _sensible(entry, entries)
         except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as exc:
             raise TransferError(
-                "the cluster's list of files is invalid; no file of it was fetched",
+                "the cluster's list of files is invalid, so no file was downloaded",
                 code="answer-garbled",
                 why=printable(f"{exc}: {line[:200].decode(errors='replace')}"),
-                fix="check the files with `clusterctl ssh`; fetch files with equal names one after the other",
+                fix="check the files with `clusterctl ssh`; use separate commands for files of equal names",
             ) from exc
     return tuple(entries.values()), tuple(left)
 
@@ -275,9 +278,9 @@ def _sensible(entry: Entry, previous: Mapping[bytes, Entry]) -> Entry:
     if entry.path in previous:
         raise ValueError("two entries have the same path")
     if not (0 <= entry.size < _MOST and 0 <= entry.space < _MOST and -_MOST <= entry.mtime_ns < _MOST):
-        raise ValueError("no file has such a size or time")
+        raise ValueError("the size or time is out of range")
     if slash and previous[parent].kind != Kind.FOLDER:
-        raise ValueError("its parent is not a folder")
+        raise ValueError("the parent of the path is not a folder")
     entry.space = min(entry.size, entry.space)
     return entry
 
@@ -286,5 +289,5 @@ def _parts(path: bytes) -> list[bytes]:
     """Return the parts of a path inside a folder; raise ValueError for any other path."""
     parts = path.split(b"/")
     if b"\0" in path or any(part in {b"", b".", b".."} or len(part) > _MAX_NAME for part in parts):
-        raise ValueError("it is not a path inside a folder")
+        raise ValueError("the path is not inside the folder, or a name is too long")
     return parts

@@ -56,7 +56,7 @@ def start_conversation(
     """Start a program and yield a conversation with it.
 
     remote: the host, and the command that ssh runs on it, if the program is ssh.
-    script: the first part of stdin, for a command line made by ``wrapped``.
+    script: the first part of stdin, for a command line made by ``wrap_command``.
     """
     host, argv = remote or ("localhost", words)
     with start_program(words, stdin=stdin, is_ssh=remote is not None) as process:
@@ -73,9 +73,7 @@ def start_program(
     """Start a program with pipes. Leaving the ``with`` kills the program and its children.
 
     is_ssh: whether the program is ssh. If clusterctl is killed, ssh and its remote command end as well.
-
-    Raises:
-        CommandError: the program can't be started.
+    Raises CommandError if the program can't be started.
     """
     try:
         process = subprocess.Popen(
@@ -89,7 +87,7 @@ def start_program(
         )
     except OSError as exc:
         raise CommandError(
-            f"can't run `{shown_command(words)}`", code="tool-missing", rc=_NOT_FOUND, stderr=str(exc)
+            f"`{shown_command(words)}` can't be started", code="tool-missing", rc=_NOT_FOUND, stderr=str(exc)
         ) from exc
     with process:
         for pipe in filter(None, (process.stdin, process.stdout)):
@@ -113,7 +111,7 @@ def process_group_ending_with_us() -> int:
 
 @cache
 def _leader(_owner: int) -> subprocess.Popen[bytes]:
-    """Start the leader of a process group that ends with this process. The pid is the key of the cache."""
+    """Start the leader of a process group that ends with this process, whose pid is the cache's key."""
     # Programs do not inherit the writing end, so the kernel closes it when this process ends.
     reading, _ = os.pipe()
     nothing = subprocess.DEVNULL
@@ -128,8 +126,8 @@ def _leader(_owner: int) -> subprocess.Popen[bytes]:
 class Talk:
     """A running program (see ``Conversation``).
 
-    silence_s: seconds without a byte after which the program is given up.
-    deadline: time (`time.monotonic`) after which the program is given up in any case. None: no deadline.
+    silence_s: seconds without a byte after which NoAnswerError is raised.
+    deadline: time (`time.monotonic`) after which it is raised in any case. ``None``: no deadline.
     is_ssh: whether the program is ssh.
     is_wrapped: whether the output of the command begins after ``MARK``.
     """
@@ -169,10 +167,8 @@ class Talk:
     def exchange(self, stdin: bytes, most: int, *, close: bool) -> bytes:
         """Write to the program's stdin while reading its stdout. Return the stdout.
 
-        close: close stdin after the last byte. The program need not read all of it.
-
-        Raises:
-            TransportError: the program printed more than ``most`` bytes.
+        close: whether to close stdin after the last byte. The program need not read all of stdin.
+        Raises TransportError if the program prints more than ``most`` bytes.
         """
         assert self.process.stdin is not None  # noqa: S101
         assert self.process.stdout is not None  # noqa: S101
@@ -204,16 +200,14 @@ class Talk:
         self.raise_unless_succeeded()
 
     def raise_unless_succeeded(self) -> None:
-        """Raise an error unless the command exits with status 0. Its stdout must be at its end."""
+        """Raise CommandError unless the command exits with status 0. Its stdout must be at its end."""
         if (rc := self.status()) != 0:
             raise command_error(self.host, self.argv, rc, self.stderr_tail())
 
     def status(self) -> int:
         """Wait for the command to exit, and return its exit status. Its stdout must be at its end.
 
-        Raises:
-            NoAnswerError: the command does not exit.
-            UnreachableError: the connection broke.
+        Raises NoAnswerError if the command does not exit, UnreachableError if the connection broke.
         """
         assert self.process.stderr is not None  # noqa: S101
         poll = select.poll()
@@ -247,7 +241,7 @@ class Talk:
         return rc
 
     def _read(self) -> bytes | None:
-        """Read a piece of stdout. Return None if all of it precedes the output of the command."""
+        """Read a piece of stdout. Return None if the command's own output has not begun."""
         assert self.process.stdout is not None  # noqa: S101
         data = os.read(self.process.stdout.fileno(), READ)
         if not self.is_wrapped:
@@ -260,13 +254,12 @@ class Talk:
         return bytes(rest) or None
 
     def _login_shell_error(self, noise: bytes) -> TransportError:
-        """Return the error for a login shell that did not reach the command."""
         if len(noise) <= _MOST_NOISE and (rc := self.status()) not in {0, NO_CONNECTION}:
             return command_error(
                 self.host, self.argv, rc, self.stderr_tail() + noise.decode(errors="replace")
             )
         return TransportError(
-            f"the login shell did not run `{shown_command(self.argv)}`",
+            f"the login shell on the host did not run `{shown_command(self.argv)}`",
             code="connection-failed",
             where=self.host,
             why=noise[-500:].decode(errors="replace"),
@@ -303,7 +296,6 @@ class Talk:
         return bool(chunk)
 
     def _give_up_time(self, started: float) -> float:
-        """Return the time at which a program that has been silent since ``started`` is given up."""
         return self.deadline if self.deadline is not None else started + self.silence_s
 
     def _no_answer(self) -> TransportError:
@@ -318,16 +310,17 @@ class OpenSSH:
     user: str | None = None
 
     def argv(self, host: str, command: str | Sequence[str] = (), *options: str) -> list[str]:
-        """Return the command line that runs ``command`` on ``host``, or a login shell if it is empty.
+        """Return the command line that runs ``command``, or a login shell if it is empty, on ``host``.
 
-        A list of words is quoted for the remote shell; a string is passed to it unchanged.
+        A list of arguments is quoted for the remote shell; a string is passed to the shell unchanged.
 
         Raises:
             MachineError: this machine has no ssh program.
             TransportError: the command holds a NUL character.
         """
         if shutil.which("ssh") is None:
-            raise MachineError("missing tool: ssh", code="tool-missing", fix="apt-get install openssh-client")
+            fix = "apt-get install openssh-client"
+            raise MachineError("ssh is not installed on this machine", code="tool-missing", fix=fix)
         words = ["ssh", "-F", str(self.config.absolute()), *options]
         if self.user is not None:
             words += ["-l", self.user]

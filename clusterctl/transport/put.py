@@ -1,4 +1,4 @@
-"""Upload files to the cluster. Files with an equal hash there are skipped; partial files are resumed."""
+"""Upload files to the cluster. Files that it already has are skipped; interrupted files are resumed."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _PIECE = 1 << 18  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Result of an upload to ``folder``: size of the files, and bytes sent over the network.
+    """Result of an upload to ``folder`` on the cluster. sent_bytes: bytes sent over the network.
 
-    at: path of each file in the store, if only the store was filled.
+    at: path of each file in the cluster's file store, if ``folder`` is "".
     """
 
     folder: str
@@ -45,14 +45,15 @@ class Sent:
 def send_into(
     transport: Transport, items: Sequence[Item], folder: str, *, progress: Progress = lambda *_: None
 ) -> Sent:
-    """Upload items directly to their places below a folder of the cluster. The folder is made if missing.
+    """Upload items directly to their places below a folder of the cluster, which is created if missing.
 
-    Relative folders start at the user's home. Other files in the folder stay.
+    A relative ``folder`` starts at the user's home. Other files in the folder stay. After an error, complete
+    files stay on the cluster.
 
     Raises:
         UsageError: a local file can't be read.
-        TransferError: a file changed, or the cluster could not write it. Files that have arrived are kept.
-        TransportError: the cluster can't be reached. Files that have arrived are kept.
+        TransferError: a file changed, or can't be written on the cluster.
+        TransportError: the cluster can't be reached.
     """
     return _converse(transport, remote_argv(_PROGRAM, "", folder), items, None, progress)
 
@@ -66,16 +67,16 @@ def send_new_folder(
     ours: Mapping[str, bytes],
     progress: Progress = lambda *_: None,
 ) -> Sent:
-    """Make a new folder on the cluster from items, by way of the store, and from ``ours`` (name -> content).
+    """Create a folder on the cluster from ``items`` and from generated files, ``ours`` (name -> content).
 
-    The folder appears complete or not at all. Archives among the items do not go into the folder: each
-    becomes the folder ``ARCHIVES/NAME`` of the store, before the new folder appears.
+    Items are uploaded to the cluster's file store and copied from there. The folder appears complete or not
+    at all. An archive becomes the folder ``ARCHIVES/NAME`` of the store instead.
     """
     return _converse(transport, _receiver(folder), items, hashes, progress, ours=ours)
 
 
 def begin_new_folder(transport: Transport, folder: str) -> None:
-    """Start the receiving program on the cluster ahead of ``send_new_folder``, to save its start time."""
+    """Start the receiving program on the cluster early, so that ``send_new_folder`` need not wait for it."""
     transport.begin(_receiver(folder))
 
 
@@ -86,10 +87,10 @@ def _receiver(folder: str) -> list[str]:
 def send_to_store(
     transport: Transport, files: Sequence[Path], *, progress: Progress = lambda *_: None
 ) -> Mapping[Path, str]:
-    """Upload files into the store only. Return the path on the cluster of each file.
+    """Upload files into the cluster's file store only. Return the path on the cluster of each file.
 
-    The stored files are read-only and named by their hash. Files unused for 30 days are removed from the
-    store, so upload them before each use; this costs next to nothing while they are stored.
+    The stored files are read-only and named by their hash. Files unused for 30 days are removed, so call this
+    before each use; stored files are not uploaded again.
     """
     items = []
     for number, path in enumerate(files):
@@ -109,7 +110,7 @@ def send_to_store(
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """The cluster's request for a file, of which it has ``have`` bytes, or a version with this sha256."""
+    """The cluster's request for a file. It has the first ``have`` bytes, or a version with this sha256."""
 
     item: Item
     have: int
@@ -125,7 +126,7 @@ def _converse(
     *,
     ours: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Sent:
-    """Send the list of files, then the requested files. hashes: None to hash only files that exist there."""
+    """Send the list of files, then the requested files. hashes: sha256 by origin; None if not known yet."""
     try:
         with transport.converse(argv) as talk:
             answers = _answers(talk)
@@ -148,7 +149,6 @@ def _converse(
 
 
 def _answers(talk: Conversation) -> Iterator[bytes]:
-    """Yield the lines of the cluster's answer, without its keep-alive lines."""
     incoming = Incoming(Stream(talk))
     while True:
         if (line := incoming.line()) != ALIVE_LINE:
@@ -194,7 +194,7 @@ def _listing(
 
 
 def _send_requested(outgoing: _Outgoing, requests: Sequence[_Request], hashes: Mapping[Path, str]) -> int:
-    """Send the requested files, except files with the same hash on the cluster. Return the bytes to send."""
+    """Send the requested files, except files with the same hash on the cluster. Return the bytes sent."""
     changed = [file for file in requests if not file.sha256 or hashes[file.item.origin] != file.sha256]
     total = outgoing.total = sum(file.item.size - file.have for file in changed)
     outgoing.sent = done = 0
@@ -232,10 +232,7 @@ def archive_of(folder: Path) -> bytes:
 
 @dataclass(slots=True)
 class _Outgoing:
-    """Buffered writer that sends data to the program on the cluster, and shows the progress.
-
-    total: bytes of all files, for ``progress``. None: not known yet, so no progress is shown.
-    """
+    """Buffered writer to the program on the cluster. Shows the progress once ``total`` is set."""
 
     talk: Conversation
     progress: Progress
@@ -261,11 +258,7 @@ class _Outgoing:
 
 
 def _result(items: Sequence[Item], line: bytes, total: int, host: str) -> Sent:
-    """Return the result of the upload from the last line of the cluster's answer.
-
-    Raises:
-        TransferError: files did not have the announced hash, because they changed during the upload.
-    """
+    """Parse the last line of the cluster's answer; raise TransferError if files changed during the upload."""
     try:
         answer = json.loads(line)
         folder = os.fsdecode(base64.b64decode(answer["folder"]))
@@ -281,17 +274,18 @@ def _result(items: Sequence[Item], line: bytes, total: int, host: str) -> Sent:
 def _not_understood(answer: bytes, host: str) -> TransportError:
     problem = "clusterctl does not understand the cluster's answer"
     reason = printable(answer[:200].decode(errors="replace"))
-    return TransportError(problem, code="answer-garbled", where=host, why=reason, host=host)
+    fix = "run the command again; if it fails again, report this as a bug"
+    return TransportError(problem, code="answer-garbled", where=host, why=reason, fix=fix, host=host)
 
 
 def _write_error(host: str, exc: CommandError) -> TransferError:
-    problem = "the cluster could not write the files"
-    fix = "free space or change permissions there (`clusterctl ssh`), then run the command again"
+    problem = "the files can't be written on the cluster"
+    fix = "free disk space or change permissions on the host (`clusterctl ssh`), then run the command again"
     if exc.rc == HELD:
         problem = "another process holds the lock on the cluster's file store"
         fix = (
-            "end the process holding the lock: `clusterctl ssh lslocks` lists it, or, if homes are shared, "
-            "`lslocks` on another node. Or remove the file while no `submit` runs. Then run the command again"
+            "end the process that holds the lock (`clusterctl ssh lslocks` lists it, or `lslocks` on another "
+            "node), or remove the lock file while no `submit` runs; then run the command again"
         )
     reason = printable((exc.why.strip().splitlines() or [exc.what])[-1])
     return TransferError(problem, code="files-unwritable", where=host, why=reason, fix=fix, host=host)
@@ -302,5 +296,5 @@ def _changed_error(items: Sequence[Item]) -> TransferError:
     return TransferError(
         f"{printable(items[0].path)}{more} changed during the upload",
         code="files-changed",
-        fix="run the command again when no program writes to these files; files that have arrived are kept",
+        fix="run the command again when no program writes to these files",
     )

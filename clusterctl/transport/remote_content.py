@@ -1,21 +1,20 @@
-"""Contents of files in a transfer, and the transfer's protocol, for both ends and both directions.
+"""Protocol of a file transfer between this machine and the cluster, in both directions: the sender's part.
 
 Runs on this machine and on the cluster: standard library only, Python 3.9.
 
 The sender lists the files, one per line: KIND PATH MODE MTIME_NS SIZE SPACE PAYLOAD, separated by blanks. An
 empty line ends the list. KIND is folder, file, link, or left (not sent). SPACE is the disk space of a file;
 for KIND left, the number of files. PAYLOAD is the target of a link, the sha256 of a file if known, or the
-reason why something is left. Paths and targets are base64, since they may hold any bytes.
+reason for KIND left. Paths and targets are base64, since they may hold any bytes.
 
 The receiver requests files, one per line: INDEX HAVE SIZE SHA256, with an empty line at the end. INDEX is the
 number of the line in the list, HAVE the number of bytes that the receiver has, SIZE the size in the list, and
-SHA256 the hash of the complete file in its place, or "-". In both lists, `alive` on a line is a keep-alive.
+SHA256 the hash of the receiver's complete file, or "-". In both lists, `alive` on a line is a keep-alive.
 
 For each requested file the sender sends eight bytes with the number of bytes to follow, these bytes (see
 ``send_content``), and a last piece: empty if the file did not change and was sent from its beginning,
 otherwise the 32 bytes of its sha256. Instead of the number, -1 means that the file can't be read or is now
-shorter, -2 that it has the hash named by the receiver, and -3 is a keep-alive. ``Incoming`` and ``receive``
-read this stream.
+shorter, -2 that it has the hash in the request, and -3 is a keep-alive. remote_incoming.py reads this stream.
 
 As a program, this module lists and sends files and folders for `clusterctl get`. Arguments: the paths.
 Relative paths start at the home folder. Each PATH begins with the name of the argument. If a path does not
@@ -53,7 +52,7 @@ NOT_THERE = 67
 
 
 def hash_of(fd: int, size: int, beat: Beat = SILENT) -> Any:
-    """Return the hash object of a file's first ``size`` bytes, or of the whole file if it is shorter."""
+    """Return a sha256 object of a file's first ``size`` bytes, or of the whole file if it is shorter."""
     sha, offset, size = hashlib.sha256(), 0, size and min(size, os.fstat(fd).st_size)
     while offset < size:
         data = ZEROS[: hole_at(fd, offset, size)] or os.pread(fd, min(CHUNK, size - offset), offset)
@@ -66,7 +65,7 @@ def hash_of(fd: int, size: int, beat: Beat = SILENT) -> Any:
 
 
 def hole_at(fd: int, offset: int, size: int) -> int:
-    """Return how many bytes from ``offset``, at most up to ``size``, are a hole, which reads as zeros."""
+    """Return the length of the hole (which reads as zeros) at ``offset``, at most up to ``size``; else 0."""
     try:
         return min(os.lseek(fd, offset, os.SEEK_DATA), size) - offset
     except OSError as exc:
@@ -75,7 +74,7 @@ def hole_at(fd: int, offset: int, size: int) -> int:
 
 
 def data_at(fd: int, offset: int, size: int) -> int:
-    """Return how many bytes from ``offset``, at most up to ``size``, lie before the next hole."""
+    """Return the number of bytes from ``offset`` to the next hole, at most up to ``size``."""
     try:
         return min(os.lseek(fd, offset, os.SEEK_HOLE), size) - offset
     except OSError:
@@ -86,8 +85,8 @@ def data_at(fd: int, offset: int, size: int) -> int:
 def send_content(out: BinaryIO, fd: int, offset: int, size: int) -> None:
     """Send the bytes of a file from ``offset`` to ``size`` in pieces.
 
-    Each piece is eight bytes with its length, and its bytes; or a negative length for a hole, without bytes.
-    If the file has become shorter, zeros are sent for the missing bytes.
+    A piece is eight bytes with its length, and its bytes. A hole is its negative length, without bytes. If
+    the file has become shorter, zeros are sent for the missing bytes.
     """
     has_holes = os.fstat(fd).st_blocks * BLOCK < size
     while offset < size:
@@ -103,7 +102,7 @@ def send_content(out: BinaryIO, fd: int, offset: int, size: int) -> None:
 
 
 def held_still(fd: int, before: os.stat_result) -> bool:
-    """Return whether a file's size and times are as ``before``, and not too recent to show a later change."""
+    """Return whether a file did not change since ``before``. False if its times are too recent to tell."""
     after = os.fstat(fd)
     same = (before.st_size, before.st_mtime_ns, before.st_ctime_ns) == (
         after.st_size,
@@ -114,10 +113,10 @@ def held_still(fd: int, before: os.stat_result) -> bool:
 
 
 def send_file(out: BinaryIO, fd: int, have: int, size: int, sha256: str = "") -> None:
-    """Send a file that had ``size`` bytes when it was listed, from byte ``have``, or completely.
+    """Send a file that had ``size`` bytes when it was listed, from byte ``have``.
 
-    sha256: hash of the file in its place at the other end. If the file has the same hash, only ``SAME`` is
-    sent. If not, the file is sent completely.
+    sha256: hash of the receiver's complete file, or "". If the sent file has the same hash, only ``SAME`` is
+    sent, otherwise the complete file.
     """
     before, beat = os.fstat(fd), Beat(out, HEADER.pack(ALIVE))
     if before.st_size < size or size < have:
@@ -136,13 +135,13 @@ def send_file(out: BinaryIO, fd: int, have: int, size: int, sha256: str = "") ->
 
 
 def parse_request(line: bytes) -> tuple[int, int, int, str]:
-    """Return INDEX, HAVE, SIZE, SHA256 of a line from the receiver; raise ValueError if it is invalid."""
+    """Return INDEX, HAVE, SIZE, SHA256 ("": no hash) of a request; raise ValueError if it is invalid."""
     index, have, size, sha256 = line.split()
     return int(index), int(have), int(size), "" if sha256 == b"-" else sha256.decode()
 
 
 def send_requested_files(opener: Opener, paths: Sequence[bytes]) -> None:
-    """Send the files that stdin requests by their index in ``paths``."""
+    """Read requests from stdin, and send the requested files. A request has a file's index in ``paths``."""
     # Read all requests first, because the receiver does not read while it writes them.
     requests = []
     while line := sys.stdin.buffer.readline().rstrip(b"\n"):
@@ -170,7 +169,7 @@ def line_of(
     size: int = 0,
     space: int = 0,
 ) -> str:
-    """Return a line of the list. ``payload`` is bytes if it is the target of a link."""
+    """Return a line of the list of files. A ``payload`` of type bytes is encoded as base64."""
     if isinstance(payload, bytes):
         payload = base64.b64encode(payload).decode("ascii")
     name = binascii.b2a_base64(path, newline=False).decode("ascii")
@@ -178,7 +177,7 @@ def line_of(
 
 
 def line_of_status(path: bytes, status: os.stat_result, target: bytes | None = None) -> str:
-    """Return the line of a file, a folder, a link with its ``target``, or, for all else, of kind left."""
+    """Return the list's line for a path. ``target``: of a link. Pipes, sockets and devices get kind left."""
     mode, mtime_ns = stat.S_IMODE(status.st_mode), status.st_mtime_ns
     if stat.S_ISREG(status.st_mode):
         size, space = status.st_size, status.st_blocks * BLOCK

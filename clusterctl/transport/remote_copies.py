@@ -1,13 +1,13 @@
-"""Program that finds files that exist only on the cluster. Runs there as root: standard library, Python 3.9.
+"""Program that finds files that exist only on the cluster. Runs on hosts as root, for Python 3.9.
 
     main(REQUEST)
 
 REQUEST is a JSON object:
-    shared: folder that all hosts share; look_at_shared: whether to search it on this host
+    shared: folder that all hosts share; look_at_shared: whether to search this folder
     local: whether to search this host's own disks; host: name of this host
     ours: names of the files that clusterctl puts into job folders; left_out: folders to skip
-stdin begins with the files that also exist elsewhere: eight bytes with the number of ``digest``s, and the
-digests, sorted.
+stdin begins with the files that also exist on the user's machine: eight bytes with the number of ``digest``s,
+and the digests, sorted.
 
 The answer is lines of JSON: {"top", "path", "owner", "files", "bytes", "on_disk", "age_s"} for the files
 below a path (``on_disk``: bytes, without the holes of sparse files), {"unread", "why"} for a path that can't
@@ -76,7 +76,7 @@ NETWORK = frozenset(b"nfs nfs4 cifs smb3 9p ceph lustre beegfs gpfs autofs fuse"
 
 
 def digest(host: bytes, path: bytes, size: int, mtime_ns: int) -> int:
-    """Return a hash of a file's path, size and time (in seconds). host: b"" for the shared file system."""
+    """Return a hash of a file's host, path, size and time in seconds. host: b"" for the shared folder."""
     text = b"%s\0%s\0%d\0%d" % (host, path, size, mtime_ns // 1_000_000_000)
     return int.from_bytes(hashlib.blake2b(text, digest_size=DIGEST).digest(), "little")
 
@@ -91,9 +91,9 @@ def answer(**fields: object) -> None:
 
 
 class Top:
-    """A folder to search for files of users, on a ``host`` or (b"") on the shared file system.
+    """A folder to search for files of users. host: name of the host, or b"" for the shared file system.
 
-    not_here: paths below it that are skipped. Temporary files of daemons are skipped as well.
+    not_here: paths below the folder that are skipped. Temporary files of daemons are skipped as well.
     """
 
     def __init__(self, path: bytes, host: bytes = b"", not_here: Collection[bytes] = ()) -> None:
@@ -120,7 +120,7 @@ class Top:
         return not (path.startswith(b".") and b"/" not in path and self.is_as_created(path, status))
 
     def is_as_created(self, name: bytes, status: os.stat_result) -> bool:
-        """Return whether this is an unchanged copy of a file in /etc/skel, which every new home gets."""
+        """Return whether a file is an unchanged copy from /etc/skel, which every new home contains."""
         try:
             with open(os.path.join(SKELETON, name), "rb") as file:
                 created = file.read(MOST_SKELETON)
@@ -148,7 +148,6 @@ def folders_in(path: bytes) -> list[bytes]:
 
 
 def tops_of(request: dict[str, Any]) -> Iterator[Top]:
-    """Yield the folders to search: on the shared file system, and on this host's disks."""
     shared, host = os.fsencode(request["shared"]), os.fsencode(request["host"])
     if request["look_at_shared"]:
         homes = [os.path.join(HOMES, name) for name in folders_in(os.path.join(shared, HOMES))]
@@ -169,16 +168,15 @@ def tops_of(request: dict[str, Any]) -> Iterator[Top]:
 
 
 def network_mounts() -> set[bytes]:
-    """Return the mount points of network file systems."""
     with open("/proc/self/mountinfo", "rb") as file:
         lines = [line.split() for line in file]
     return {line[4] for line in lines if line[line.index(b"-") + 1].partition(b".")[0] in NETWORK}
 
 
 class Walk:
-    """Search for files that exist only here. ``unread``: paths that can't be read, with the reason.
+    """Search for files that exist only on this host. ``unread``: paths that can't be read, with the reason.
 
-    copied: ``digest``s of the files that also exist elsewhere, sorted.
+    copied: ``digest``s of the files that also exist on the user's machine, sorted.
     """
 
     def __init__(
@@ -189,7 +187,7 @@ class Walk:
         self.unread: list[tuple[bytes, str]] = []
 
     def files(self, top: Top) -> Iterator[tuple[bytes, os.stat_result]]:
-        """Yield the paths of the files below ``top``, with their status, folder by folder."""
+        """Yield path and status of each file below ``top`` that has no copy, folder by folder."""
         if top.path in self.passed_over and top.host:
             return
         try:
@@ -264,7 +262,7 @@ class Group:
 
 
 def keep_largest(groups: dict[tuple[bytes, bytes], Group], rest: Group) -> None:
-    """Keep the ``MOST_TOLD`` largest groups, and add the small groups to ``rest``."""
+    """Remove all but the ``MOST_TOLD`` largest groups, and add the removed groups to ``rest``."""
     for key in sorted(groups, key=lambda key: -groups[key].bytes)[MOST_TOLD:]:
         small = groups.pop(key)
         rest.add(small.files, small.bytes, small.on_disk, small.newest_ns, small.owners)
@@ -274,7 +272,6 @@ def report_files(walk: Walk, tops: Iterator[Top]) -> None:
     """Print a line for each of the largest groups of files, and a line for the sum of the small groups."""
     groups: dict[tuple[bytes, bytes], Group] = {}
     rest = Group()
-
     for top in tops:
         for path, status in walk.files(top):
             key = top.path, b"/".join(path.split(b"/")[: 3 if path.startswith(JOBS) else 1])

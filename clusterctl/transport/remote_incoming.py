@@ -1,6 +1,6 @@
-"""Receiving files and putting them into place, for both ends of a transfer; see remote_content.py.
+"""The receiver's part of a file transfer (see remote_content.py): receive files and write them to disk.
 
-Runs here and on the cluster: standard library only, Python 3.9.
+Runs on this machine and on the cluster: standard library only, Python 3.9.
 """
 
 from __future__ import annotations
@@ -17,14 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from clusterctl.transport.remote_content import (
-    ALIVE,
-    HEADER,
-    SAME,
-    UNREADABLE,
-    ZEROS,
-    hash_of,
-)
+from clusterctl.transport.remote_content import ALIVE, HEADER, SAME, UNREADABLE, ZEROS, hash_of
 from clusterctl.transport.remote_open import OWNERS, SILENT, Beat, is_same_file, open_own, remove_unless
 
 # Bytes up to which a new folder's file arrives without a name, in an O_TMPFILE.
@@ -39,7 +32,7 @@ DIGEST = 32  # bytes
 
 
 class HashLater:
-    """Stand-in for the running hash of an arriving file. If its digest is needed, the file is read again."""
+    """Stand-in for the sha256 object of an arriving file. ``digest`` reads the file again to hash it."""
 
     def __init__(self, fd: int, size: int, beat: Beat) -> None:
         self.fd, self.size, self.beat = fd, size, beat
@@ -60,10 +53,7 @@ class UnexpectedError(Exception):
 
 
 class Incoming:
-    """Parser of the data that the sender sends.
-
-    beat: called while a local file is read, to send keep-alives.
-    """
+    """Parser of the sender's data. beat: called while a local file is hashed, to send keep-alives."""
 
     def __init__(self, stream: Iterator[bytes], beat: Beat = SILENT) -> None:
         self.stream, self.beat = stream, beat
@@ -94,7 +84,7 @@ class Incoming:
         return self.buffer[start:end]
 
     def line(self) -> bytes:
-        """Return the bytes up to the next line feed, without it."""
+        """Return the next line, without its line feed."""
         line = b""
         while len(line) <= LONGEST_LINE:
             self.fill()
@@ -110,7 +100,7 @@ class Incoming:
         return int(HEADER.unpack(self.exactly(HEADER.size))[0])
 
     def read_header(self, size: int, *, has_hash: bool) -> int:
-        """Return a file's header: ``size``, ``UNREADABLE``, or, if the receiver ``has_hash``, ``SAME``."""
+        """Return a file's header: ``size``, ``UNREADABLE``, or, if its request ``has_hash``, ``SAME``."""
         while (header := self.number()) == ALIVE:
             pass
         if header not in {size, UNREADABLE} and not (has_hash and header == SAME):
@@ -120,10 +110,10 @@ class Incoming:
     def receive_rest(
         self, fd: int, have: int, size: int, *, stored: bool = False, hashed: bool = True
     ) -> Any:
-        """Write the rest of a file, sent by ``send_content``, after its first bytes. Return the file's hash.
+        """Receive the rest of a file that ``send_content`` sends. Return the file's sha256 object.
 
-        fd: the file, which holds the first ``have`` of ``size`` bytes. Zeros that are not sent become holes.
-        stored: sync now and then, because one long sync at the end would look like a hang.
+        fd: the file, which holds the first ``have`` of ``size`` bytes. Holes that are sent become holes.
+        stored: sync at intervals, because a single long sync at the end would look like a hang.
         hashed: hash the file as it arrives. Otherwise it is read again if its digest is needed.
         """
         sha = hash_of(fd, have, self.beat) if hashed else HashLater(fd, size, self.beat)
@@ -153,7 +143,7 @@ class Incoming:
         return sha
 
     def is_complete(self, sha: Any) -> bool:
-        """Return whether the sent file did not change meanwhile, or has the hash of the received data."""
+        """Return whether the sender's file did not change, or still has the hash of the received data."""
         while (length := self.number()) == ALIVE:
             pass
         if length not in {0, DIGEST}:
@@ -161,7 +151,7 @@ class Incoming:
         return not length or bool(self.exactly(length) == sha.digest())
 
     def end(self, *, more_follows: bool = False) -> None:
-        """Check that no data is left over; unless ``more_follows``, wait for the end of the stream."""
+        """Raise UnexpectedError if unread data remains. Unless ``more_follows``, await the stream's end."""
         if self.at < len(self.buffer) or (not more_follows and next(self.stream, b"")):
             raise UnexpectedError
 
@@ -176,9 +166,9 @@ class Entry:
     """A line of the list of files.
 
     local: path below the target folder: ``path``, unless a run's collection renames it.
-    final, partial: full path of the complete file, and of the arriving file.
-    is_new: its folder has just been made. known: hash of a file of the same size in its place, if any.
-    fd: descriptor of the open partial file, which has ``have`` bytes.
+    final, partial: full path of the complete file, and of the file while it arrives.
+    is_new: whether this transfer created the file's folder. known: sha256 of the existing file at ``final``
+        if it has the same size, otherwise "". fd: the open partial file, which has ``have`` bytes.
     """
 
     __slots__ = (
@@ -206,17 +196,14 @@ class Entry:
 
 
 def make_places(into: bytes, entries: Iterable[Entry], *, follow: bool, own: bool = False) -> None:
-    """Set each entry's final and partial path, which are in the same folder. Make folders and links.
+    """Set the final and partial path of each entry, in the same folder. Create the folders and links.
 
     follow: accept a link to a folder as a folder.
-    own: no other program writes below ``into``, so anything in the way, such as a link in place of a folder,
-        is removed.
-
-    Raises:
-        OSError: something is in the way.
+    own: only clusterctl writes below ``into``: remove existing files of another kind, such as a link in place
+        of a folder. Otherwise they raise OSError.
     """
     os.makedirs(into, exist_ok=True)
-    # Folders that have just been made.
+    # New or empty folders.
     new = set() if os.listdir(into) else {into}
     for entry in entries:
         entry.final = os.path.join(into, entry.local)
@@ -228,12 +215,12 @@ def make_places(into: bytes, entries: Iterable[Entry], *, follow: bool, own: boo
 
 
 def find_existing(files: Iterable[Entry], beat: Beat = SILENT) -> None:
-    """Find a file in the place of each entry and hash it, or open its partial file."""
+    """For each entry, hash the existing complete file, or open the partial file of an earlier transfer."""
     open_paths: set[bytes] = set()
     for entry in files:
         if entry.is_new or entry.kind != "file":
             continue
-        # If the list has the file's hash, the caller has compared it already.
+        # If the list has the file's hash, the caller has already compared the complete file with it.
         entry.known = "" if entry.payload else entry.known or hash_in_place(entry, beat)
         if entry.known or entry.partial in open_paths or len(open_paths) == MAX_OPEN:
             continue
@@ -264,10 +251,7 @@ class NoRoomError(OSError):
 
 
 def reject_small_disk(folder: bytes, files: Sequence[Entry]) -> None:
-    """Raise NoRoomError if the rest of these files does not fit on the disk of a folder.
-
-    The folder need not exist yet.
-    """
+    """Raise NoRoomError if the missing parts of these files do not fit on the disk of a (future) folder."""
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
     status = os.statvfs(folder)
@@ -281,10 +265,10 @@ def reject_small_disk(folder: bytes, files: Sequence[Entry]) -> None:
 
 
 def receive(entry: Entry, incoming: Incoming, *, stored: bool = False, hashed: bool = False) -> str | None:
-    """Receive a file and put it into place once it is complete. Return its hash, or "" if not ``hashed``.
+    """Receive a file and rename it once it is complete. Return its sha256, or "" if not ``hashed``.
 
-    Returns None if the file is incomplete, can't be read, or does not have the hash in the list.
-    stored: the file goes into the store; it is synced, and anything else in its place is removed.
+    Returns None if the file is incomplete, can't be read by the sender, or does not have the listed hash.
+    stored: the file goes into the store: sync it, and remove a link or folder in its place.
     """
     header = incoming.read_header(entry.size - entry.have, has_hash=bool(entry.known))
     if header == SAME:
@@ -328,7 +312,7 @@ def close_partial_files(files: Iterable[Entry]) -> None:
 
 
 def open_arriving(entry: Entry) -> tuple[int, bytes]:
-    """Open the file in which an entry's content arrives. Return its path as well; b"" if it has no name."""
+    """Open the file in which an entry's content arrives. Return its descriptor and path (b"": no name)."""
     fd, entry.fd = entry.fd, None
     if fd is not None:
         return fd, entry.partial
@@ -342,7 +326,7 @@ def open_arriving(entry: Entry) -> tuple[int, bytes]:
 
 
 def open_partial(path: bytes) -> int | None:
-    """Open and lock the partial file of an interrupted transfer. None if another transfer is writing it."""
+    """Open (or create) and lock a partial file. Return None if another transfer is writing it."""
     fd = open_own(path)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -356,10 +340,9 @@ def open_partial(path: bytes) -> int | None:
 
 
 def open_unnamed(entry: Entry) -> int | None:
-    """Open a nameless file for a small file of a new folder; ``link_into_place`` names it when complete.
+    """Open a nameless file, which ``link_into_place`` names when it is complete. It is faster than a rename.
 
-    No other program can write to it, an interruption leaves nothing behind, and it takes two thirds of the
-    time of a rename. None: not a small file of a new folder, or the file system has no nameless files.
+    Returns None if the entry is not a small file of a new folder, or O_TMPFILE is not supported.
     """
     if entry.is_new and entry.size <= SMALL and hasattr(os, "O_TMPFILE"):
         with contextlib.suppress(OSError):
@@ -381,7 +364,7 @@ def link_into_place(fd: int, entry: Entry) -> None:
 
 
 def make_place(entry: Entry, new: set[bytes], *, follow: bool, own: bool) -> None:
-    """Make a folder or link, or check that a file can be put into place."""
+    """Create the entry's folder or link; for a file, raise OSError if a folder has its name."""
     entry.is_new = entry.final.rpartition(b"/")[0] in new
     if entry.is_new and entry.kind == "file":
         return
@@ -393,11 +376,11 @@ def make_place(entry: Entry, new: set[bytes], *, follow: bool, own: bool) -> Non
     elif entry.kind == "link":
         make_link(base64.b64decode(entry.payload), entry.final)
     elif os.path.isdir(entry.final) and not os.path.islink(entry.final):
-        raise IsADirectoryError(errno.EISDIR, "there is a folder in the place of this file", entry.final)
+        raise IsADirectoryError(errno.EISDIR, "a folder has the name of this file", entry.final)
 
 
 def make_folder(path: bytes, *, follow: bool) -> bool:
-    """Make a folder if it is missing, and make it writable for its owner. Return whether it was made."""
+    """Create a folder, or make an existing folder writable for its owner. Return whether it is new."""
     try:
         os.mkdir(path, 0o700)
         return True

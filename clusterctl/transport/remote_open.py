@@ -34,7 +34,7 @@ ALIVE_S = 1.0
 
 
 class Beat:
-    """Writer of keep-alives during long work. Call it often: it writes about once a second."""
+    """Writer of keep-alives (``sign``) during long work. Call it often: it writes at most once a second."""
 
     def __init__(self, out: BinaryIO | None, sign: bytes) -> None:
         self.out, self.sign, self.due = out, sign, time.monotonic() + ALIVE_S
@@ -50,7 +50,7 @@ SILENT = Beat(None, b"")
 
 
 def open_folder(top: bytes, path: bytes = b"") -> int:
-    """Open a folder below ``top``, following no link in place of it or below it. Raises OSError."""
+    """Open ``top`` or a folder below it. Raises OSError, also if a part of the path is a link."""
     names = path.split(b"/") if path else []
     fd = os.open(top, ON_THE_WAY if names else FOLDER)
     for number, name in enumerate(names, 1):
@@ -93,7 +93,7 @@ class Opener:
             raise OSError(errno.EINVAL, "not a regular file", path)
         if not self.any_owner and status.st_uid not in {os.geteuid(), 0, self.owner}:
             os.close(fd)
-            raise OSError(errno.EPERM, "another user's file", path)
+            raise OSError(errno.EPERM, "the file belongs to another user", path)
         return fd
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ def fail(path: bytes, exc: OSError) -> None:
 
 
 def read_whole(top: bytes, path: bytes, most: int) -> bytes:
-    """Return the content of a file of at most ``most`` bytes. Raises OSError."""
+    """Return the content of a file; raise OSError if it is larger than ``most`` bytes or unsafe to open."""
     with os.fdopen(open_file(top, path), "rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
@@ -116,10 +116,10 @@ def read_whole(top: bytes, path: bytes, most: int) -> bytes:
 
 
 def read_json(top: bytes, path: bytes, most: int) -> Any:
-    """Return the value in a JSON file. Raises OSError or ValueError."""
+    """Return the value in a JSON file of at most ``most`` bytes. Raises OSError or ValueError."""
     data = read_whole(top, path, most)
     if data.count(b"{") + data.count(b"[") > CONTAINERS:
-        raise ValueError("more lists and objects than clusterctl reads")
+        raise ValueError("too many lists and objects")
     try:
         return json.loads(data)
     except RecursionError as exc:
@@ -135,14 +135,14 @@ def remove(path: bytes) -> None:
 
 
 def remove_unless(kind: int, path: bytes) -> None:
-    """Remove the file at this path unless it is of this kind: ``stat.S_IFREG`` or ``stat.S_IFDIR``."""
+    """Remove the file, link or folder at a path unless it is of ``kind``: ``S_IFREG`` or ``S_IFDIR``."""
     with contextlib.suppress(FileNotFoundError):
         if stat.S_IFMT(os.lstat(path).st_mode) != kind:
             remove(path)
 
 
 def open_own(path: bytes) -> int:
-    """Open a regular file for reading and writing. It is made if missing, and replaces any other kind."""
+    """Open a regular file for reading and writing. Create it if missing; remove a link or folder there."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         return os.open(path, flags | os.O_EXCL, OWNERS)
@@ -160,9 +160,9 @@ def is_same_file(path: bytes, fd: int) -> bool:
 
 
 def lock(path: bytes, how: int, wait_s: float, beat: Beat = SILENT) -> int:
-    """Open a file and lock it. The program exits with ``HELD`` if the lock is not free within ``wait_s``.
+    """Open a file, lock it and return its descriptor. If it stays locked for ``wait_s``, exit with ``HELD``.
 
-    how: ``fcntl.LOCK_SH`` or ``LOCK_EX``. ``beat``: called between tries, to send keep-alives.
+    how: ``fcntl.LOCK_SH`` or ``LOCK_EX``. beat: called between tries, to send keep-alives.
     """
     deadline = time.monotonic() + wait_s
     while True:

@@ -1,18 +1,18 @@
-"""Program that receives files on the cluster. Runs there: standard library only, Python 3.9.
+"""Program that receives files on the cluster: standard library only, Python 3.9.
 
 Arguments: STORE INTO [WAIT_S]. stdin and stdout are a transfer as in remote_content.py, with two more KINDs
 in the list. ours: PAYLOAD is the content of a file. archive: a folder that the store keeps as archives/PATH;
-if it is missing there, it arrives as eight bytes with a length and that many bytes of compressed JSON, path
--> bytes as Latin-1. Partial files are kept for the next transfer.
+if the store does not have it, it arrives as eight bytes with a length and that many bytes of compressed JSON,
+path -> bytes as Latin-1. Partial files stay for the next transfer.
 
-With STORE "" the files go directly to their places below INTO, a folder that is made if missing; the list
-then has no hashes. With a STORE each file is known by its sha256, and INTO must not exist: it appears
-complete once the store has all its files. With INTO "" only the store is filled. Relative paths start at the
-home folder. WAIT_S is the longest wait for the lock on the store (exit status 68).
+With STORE "" the files are written directly below INTO, a folder that is created if missing; the list then
+has no hashes. With a STORE each file is known by its sha256, and INTO must not exist: it appears complete
+once the store has all its files. With INTO "" only the store is filled. Relative paths start at the home
+folder. WAIT_S is the longest wait for the lock on the store (exit status 68).
 
 The answer is a line of JSON, {"folder": PATH, "wrong": [INDEX, ...], "at": [PATH, ...]}. ``wrong``: files
-that arrived incomplete or without the announced hash; they are not put into place. ``at``: path of each file
-in the store, if only the store was filled.
+that arrived incomplete or without the listed hash; they are discarded. ``at``: path of each file in the
+store, if only the store was filled.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ INCOMPLETE = b".incomplete"
 
 
 def alive() -> Beat:
-    """Return a writer of keep-alives, for the time in which local files are read."""
+    """Return a writer of keep-alives to stdout, for use while files on this host are hashed."""
     return Beat(sys.stdout.buffer, ALIVE_LINE + b"\n")
 
 
@@ -82,10 +82,9 @@ def read_entries() -> list[Entry]:
 
 
 def is_stored(entry: Entry, beat: Beat) -> bool:
-    """Return whether the store has the entry's content. A file is hashed again only if it was modified.
+    """Return whether the store has the entry's content. Record its use in its access time.
 
-    Any write to a file of the store changes its modification time from ``SEALED``. Its access time is set to
-    now, as the time of its last use.
+    A file is hashed only if it was modified: any write changes its modification time from ``SEALED``.
     """
     try:
         if entry.kind == "archive":
@@ -104,7 +103,7 @@ def is_stored(entry: Entry, beat: Beat) -> bool:
 
 
 def receive_archive(entry: Entry, incoming: Incoming) -> None:
-    """Receive a folder and put it into place complete, unless another transfer is faster."""
+    """Receive an archive under a temporary name, and rename it unless another transfer was faster."""
     files = json.loads(zlib.decompress(incoming.exactly(incoming.number())))
     making = entry.partial + b".%d" % os.getpid()
     shutil.rmtree(making, ignore_errors=True)
@@ -126,7 +125,7 @@ def receive_archive(entry: Entry, incoming: Incoming) -> None:
 
 
 def receive_all(entries: list[Entry], folder: bytes, *, stored: bool) -> list[int]:
-    """Request these files and archives, and receive them. Return the indices of incomplete files."""
+    """Request and receive these files and archives below ``folder``. Return the indices of wrong files."""
     beat = alive()
     find_existing(entries, beat)
     try:
@@ -161,7 +160,7 @@ def receive_below(into: bytes, entries: list[Entry]) -> list[int]:
 
 
 def open_store(store: bytes, jobs: bytes, wait_s: float) -> int:
-    """Lock the store against a sweep. If a sweep is due and no other transfer runs, sweep first."""
+    """Lock the store against a sweep; return the lock's descriptor. Sweep first if it is due and possible."""
     make_real_folder(os.path.join(store, b"partial"))
     path, swept = os.path.join(store, b"lock"), os.path.join(store, b"swept")
     beat = alive()
@@ -185,7 +184,7 @@ def make_real_folder(path: bytes) -> None:
 
 
 def sweep(store: bytes, jobs: bytes, beat: Beat) -> None:
-    """Remove content that no submission has used for long, and job folders that were never completed."""
+    """Remove stored files unused for ``UNUSED_S`` or ``ARCHIVE_UNUSED_S``, and incomplete job folders."""
     now = time.time()
     for folder in os.scandir(store):
         oldest = now - (ARCHIVE_UNUSED_S if folder.name == ARCHIVES else UNUSED_S)
@@ -203,7 +202,7 @@ def sweep(store: bytes, jobs: bytes, beat: Beat) -> None:
 
 
 def place_in_store(store: bytes, entries: list[Entry]) -> list[Entry]:
-    """Set the place in the store of each file and archive. Return copies with the mode and time set there."""
+    """Set the paths of files and archives in the store. Return copies with the mode and time of the store."""
     stored = []
     for entry in entries:
         if entry.kind not in {"file", "archive"}:
@@ -235,7 +234,7 @@ def receive_into_store(
 
 
 def make_new_folder(into: bytes, entries: list[Entry]) -> None:
-    """Make the new folder under a temporary name, and rename it once it is complete."""
+    """Create the new folder under a temporary name, and rename it once it is complete."""
     parent, name = os.path.split(into)
     os.makedirs(parent, exist_ok=True)
     making = os.path.join(parent, b"." + name + INCOMPLETE)
@@ -249,9 +248,9 @@ def make_new_folder(into: bytes, entries: list[Entry]) -> None:
 
 
 def copy_stored(entry: Entry, fd: int) -> bool:
-    """Copy a file from the store. Return False if the stored file is damaged. Only small files are hashed.
+    """Copy a file from the store to ``fd``. Return False if the stored file is damaged.
 
-    Large files share their blocks with the store if the file system supports it.
+    Only small files are hashed. Large files share their blocks with the store if the file system can.
     """
     with open(entry.final, "rb", buffering=0) as file:
         if os.fstat(file.fileno()).st_size != entry.size:
@@ -285,11 +284,11 @@ def assemble(folder: bytes, entries: list[Entry]) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(entry.final)
     if damaged:
-        sys.exit(f"{len(damaged)} files were damaged in the store; the next transfer sends them again")
+        sys.exit(f"{len(damaged)} files in the file store were damaged; the next upload sends them again")
 
 
 def make_entry(path: bytes, entry: Entry) -> bool:
-    """Make a file, folder or link. Return False if the stored content does not match its hash."""
+    """Create a file, folder or link. Return False if the stored content does not match its hash."""
     if entry.kind == "folder":
         os.mkdir(path, 0o700)
         return True

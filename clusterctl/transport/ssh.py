@@ -1,8 +1,8 @@
 """SSH transport: the ssh program runs each command, with the same `ssh_config` as a plain ``ssh -F``.
 
-Commands share a connection, OpenSSH's ControlMaster. Its socket lies in a private folder beside the
-`ssh_config`. Its ssh exits after ``IDLE_S`` without a command, and soon after the connection has broken.
-Only the cluster's key and known_hosts are used: no agent, no keys of the user, no trust on first use.
+Commands share a connection, OpenSSH's ControlMaster, with its socket in a private folder beside the
+`ssh_config`. It is closed after ``IDLE_S`` without a command. Only the cluster's key and known_hosts are
+used: no agent, no keys of the user, no trust on first use.
 """
 
 from __future__ import annotations
@@ -48,15 +48,16 @@ _START_S = 75.0
 _EXIT_S = 2.0
 # Time to connect to the socket of a new connection. A connection without a watcher ends after this time.
 _WATCHED_WITHIN_S = 3
+_SETTLE_S = 1.0
 _NO_SOCKET = re.compile("unix_listener|mux listener|ControlSocket")
 
 
 @dataclass(frozen=True, slots=True)
 class Master:
-    """A shared connection, kept by an ssh process.
+    """A connection that commands share, held by an ssh process. folder, name: of the control socket.
 
-    watch: connected to the ssh's socket; closes when ssh exits. While it is open, an idle connection stays.
-    stays: whether the connection is left open for the next clusterctl command.
+    watch: connected to the control socket; closed by ssh when it exits. Keeps an idle connection open.
+    stays: whether ``close`` leaves the connection open for the next clusterctl command.
     """
 
     folder: Path
@@ -73,7 +74,7 @@ class Master:
         return bool(poll.poll(within_s * 1000))
 
     def close(self) -> None:
-        """Leave the connection open if it ``stays``, otherwise end it. It may be called twice."""
+        """End the connection, unless it ``stays``. May be called twice."""
         self.watch.close()
         if not self.stays:
             _end_connection(self.folder, self.name)
@@ -85,11 +86,11 @@ class Master:
 def open_master(
     config: Path, host: str, user: str | None, *, stays: bool, start: bool = True
 ) -> Master | None:
-    """Return a shared connection to a host. None if each command must connect separately.
+    """Return a shared connection to a host. Return None if each command must connect separately.
 
-    stays: share the connection with later clusterctl commands, until the `ssh_config` file is replaced.
-        Otherwise the connection ends with this process, even if it is killed.
-    start: whether to open a connection if there is no open connection.
+    stays: whether to share the connection with later clusterctl commands, until the `ssh_config` file is
+        replaced. Otherwise the connection ends with this process, even if the process is killed.
+    start: whether to open a connection if no connection is open.
 
     Raises:
         HostKeyError, KeyRefusedError: the host has another key, or refuses the cluster's key.
@@ -101,7 +102,7 @@ def open_master(
     name = secrets.token_hex(8)
     if stays:
         status = config.stat()
-        # Machines may share a home, but a socket works only on the machine that made it.
+        # Machines may share a home, but a socket works only on the machine that created it.
         words = (os.uname().nodename, host, user, status.st_ino, status.st_mtime_ns)
         name = hashlib.sha256(repr(words).encode()).hexdigest()[:16]
         with suppress(OSError):
@@ -141,7 +142,7 @@ def end_all_connections(config: Path) -> None:
 
 
 def connection_error(host: str, config: Path, stderr: str, user: str | None = None) -> TransportError:
-    """Return the error for a host that ssh could not connect to, by the messages of ssh."""
+    """Return the error for a host that ssh could not connect to. stderr: messages of ssh."""
     lines = [line.rstrip("\r") for line in stderr.strip().split("\n")]
     reason = "\n".join(line for line in lines if not line.startswith("@"))
     if "REMOTE HOST IDENTIFICATION HAS CHANGED" in stderr:
@@ -165,10 +166,10 @@ def connection_error(host: str, config: Path, stderr: str, user: str | None = No
             code="ssh-config-incomplete",
             where=str(config),
             why=reason,
-            fix="run `clusterctl up`, which writes it",
+            fix="run `clusterctl up`, which writes the SSH configuration",
             host=host,
         )
-    return unreachable_error(host, config, "no SSH connection", reason)
+    return unreachable_error(host, config, "clusterctl can't connect by SSH", reason)
 
 
 def _run_ssh(words: list[str], folder: Path, limit_s: float) -> tuple[int | None, str]:
@@ -193,7 +194,7 @@ def _run_ssh(words: list[str], folder: Path, limit_s: float) -> tuple[int | None
 
 
 def _private_folder(config: Path) -> Path | None:
-    """Return the folder for sockets, made if missing. None if it can't be private to this user."""
+    """Return the folder for sockets, created if missing. Return None if other users could enter it."""
     folder = Workspace(config.parent.absolute()).connections
     try:
         # Root must not create a folder in a user's workspace.
@@ -207,7 +208,7 @@ def _private_folder(config: Path) -> Path | None:
 
 
 def _connect(folder: Path, name: str) -> socket.socket:
-    """Return a connection to the socket of a shared connection; raise OSError if no ssh serves it."""
+    """Connect to the socket of a shared connection; raise OSError if no ssh process serves it."""
     folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     watch = socket.socket(socket.AF_UNIX)
     try:
@@ -222,12 +223,8 @@ def _connect(folder: Path, name: str) -> socket.socket:
 
 
 def _end_connection(folder: Path, name: str) -> None:
-    """Tell the ssh of a shared connection to exit, and remove its socket."""
     _run_ssh(["ssh", "-F", "/dev/null", "-O", "exit", "-S", f"./{name}", "host"], folder, _EXIT_S)
     (folder / name).unlink(missing_ok=True)
-
-
-_SETTLE_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -319,7 +316,7 @@ class SSHTransport:
 
     @contextmanager
     def _talk(self, argv: Sequence[str], line: str, silence_s: float) -> Iterator[Talk]:
-        """Start ssh, which runs this line in the host's login shell over the shared connection."""
+        """Start an ssh that runs ``line`` in the host's login shell, over the shared connection if any."""
         master = self._connected()
         # If the host refuses more sessions over the shared connection, ssh opens its own.
         options = ("-S", f"./{master.name}" if master else "none", "-T", "-o", "BatchMode=yes")
@@ -332,7 +329,7 @@ class SSHTransport:
                 self._running.discard(process)
 
     def _connected(self) -> Master | None:
-        """Return the shared connection, opened if necessary. None if each command must connect separately."""
+        """Return the shared connection, opened if necessary; None if each command must connect separately."""
         with self._lock:
             if self._master is not None and self._master.has_ended():
                 self._master.close()
@@ -351,7 +348,7 @@ class _Command(Talk):
     master: Master | None
 
     def _status(self, rc: int) -> int:
-        """Tell a command that a signal ended (-1) from a broken connection (UnreachableError).
+        """Return the command's exit status, or -1 if a signal ended it. Raise UnreachableError if ssh broke.
 
         ssh exits with 255 in both cases. A command that itself exits with 255 counts as ended by a signal.
         """
@@ -368,10 +365,7 @@ class _Command(Talk):
 
 
 def _may_stay(config: Path) -> bool:
-    """Return whether connections may be left open for the next clusterctl command.
-
-    Not on a cluster that removes itself when idle: an open connection keeps it busy.
-    """
+    """Return False for a cluster that removes itself when idle, because an open connection keeps it busy."""
     workspace = Workspace(config.parent)
     try:
         return not workspace.removing.exists() and b"auto_down" not in workspace.spec.read_bytes()
@@ -380,9 +374,9 @@ def _may_stay(config: Path) -> bool:
 
 
 class Connections(ExitStack):
-    """Transports to the hosts of an `ssh_config`. Leaving the context closes them all.
+    """Transports to the hosts of an `ssh_config`. Leaving the context closes all transports.
 
-    stays: host to which the connection is left open for the next clusterctl command.
+    stays: name of the host whose connection is left open for the next clusterctl command.
     """
 
     def __init__(self, ssh_config: Path, *, stays: str | None = None) -> None:

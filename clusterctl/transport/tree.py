@@ -1,4 +1,4 @@
-"""Local folders as lists of their files to send, and the sha256 of files."""
+"""Local files and folders to upload: their list and their sha256."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def with_title(title: str, progress: Progress) -> Progress:
 
 @dataclass(slots=True)
 class Stream:
-    """Iterator over the pieces that a conversation receives.
+    """Iterator over the pieces of stdout that a conversation receives.
 
-    progress: called with the bytes received of ``total``. ``total`` = 0: not called.
+    progress: called after each piece with the bytes received of ``total``, unless ``total`` is 0.
     done: bytes of the complete files. came: bytes received of the current file.
     """
 
@@ -68,9 +68,9 @@ class Stream:
 
 
 class Kind(StrEnum):
-    """Kinds of items that can be sent. Pipes, sockets and devices can not.
+    """Kinds of items that can be sent. Pipes, sockets and devices can't be sent.
 
-    ARCHIVE: a folder sent as one piece, and only if the cluster has no folder of that name.
+    ARCHIVE: a folder sent as a single piece, unless the cluster's file store has a folder of that name.
     """
 
     FOLDER = "folder"
@@ -110,9 +110,9 @@ class Item:
 
 
 def list_items(roots: Sequence[Path]) -> tuple[tuple[Item, ...], tuple[Path, ...]]:
-    """Return everything in these files and folders, each under its own name, and the skipped special files.
+    """Return the items below these paths, each under its path's last name, and the skipped special files.
 
-    Links stay links, but a root that is a link is replaced by its target.
+    Links are sent as links, except links among ``roots``: their targets are sent.
 
     Raises:
         UsageError: files can't be read, or two roots have the same name.
@@ -125,11 +125,13 @@ def list_items(roots: Sequence[Path]) -> tuple[tuple[Item, ...], tuple[Path, ...
         name = root.resolve().name if root.name in {"", ".."} else root.name
         if not name or name in names:
             raise UsageError(
-                f"the path {printable(str(root))} has no file name"
-                if not name
-                else f"two of the files are called {printable(name)}",
+                f"two of the files and folders to send are called {printable(name)}"
+                if name
+                else f"the folder {printable(str(root))} can't be sent, because it has no name",
                 code="name-twice",
-                fix="send the content of the folder, or send the files one after the other",
+                fix="rename one of them, or send them by separate commands to different folders"
+                if name
+                else "send the files and folders in it instead",
             )
         names[name] = root
     pending = list(reversed(names.items()))
@@ -171,10 +173,9 @@ def format_size(size: float) -> str:
 
 
 def hash_items(files: Sequence[Item], *, progress: Progress = lambda *_: None) -> Mapping[Path, str]:
-    """Return the sha256 of each file in hex, by its origin. Unchanged large files are looked up in a cache.
+    """Return the sha256 of each file in hex, by its origin. Hashes of large files are cached.
 
-    Raises:
-        UsageError: files can't be read. The error lists up to three of them.
+    Raises UsageError if files can't be read. The error lists up to three of them.
     """
     with _hash_cache(used=any(item.size >= REMEMBERED for item in files)) as cache:
         hashing = _Hashing(cache, progress, sum(item.size for item in files))
@@ -189,7 +190,7 @@ def hash_items(files: Sequence[Item], *, progress: Progress = lambda *_: None) -
 
 @dataclass(slots=True)
 class _Hashing:
-    """Hashing of files in several threads. Setting ``stopped`` ends it early."""
+    """State of hashing files in several threads. total, done: bytes. stopped: set to end all threads."""
 
     cache: _HashCache
     progress: Progress
@@ -213,7 +214,6 @@ class _Hashing:
             raise
 
     def _hash(self, path: Path) -> str:
-        """Return the hash of a file from the cache, or read the file and add its hash to the cache."""
         with path.open("rb", buffering=0) as file:
             status = os.fstat(file.fileno())
             key = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
@@ -241,10 +241,7 @@ class _Hashing:
 
 @contextmanager
 def _hash_cache(*, used: bool) -> Iterator[_HashCache]:
-    """Yield the cache of hashes, and save the hashes that the body has added.
-
-    used: whether the body needs the cache. A damaged or unwritable cache file is ignored.
-    """
+    """Yield the cache of hashes, empty if not ``used``. Save changes, unless the file can't be written."""
     if not used:
         yield {}
         return

@@ -143,7 +143,7 @@ def test_a_folder_in_a_files_place_is_said(home, data):
     (home / "in to" / "data" / "large").mkdir(parents=True)
     with pytest.raises(TransferError) as caught:
         send(data)
-    assert "'in to/data/large': there is a folder in the place of this file" in caught.value.why
+    assert "'in to/data/large': a folder has the name of this file" in caught.value.why
 
 
 def test_two_of_one_name_are_refused(tmp_path):
