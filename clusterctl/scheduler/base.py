@@ -44,7 +44,7 @@ def comment_of(token: str) -> str:
 
 
 class Outcome(Enum):
-    """Result of a job, by its state."""
+    """Result of a job. GOES_ON: the job has not ended."""
 
     GOES_ON = "goes on"
     COMPLETED = "completed"
@@ -199,7 +199,7 @@ class JobInfo:
 
     @property
     def failed_to_launch(self) -> bool:
-        """Whether Slurm holds the job because a node could not start it."""
+        """Whether Slurm holds the job because a node could not start the job."""
         return self.state is JobState.PENDING and _HELD.search(self.reason) is not None
 
     @property
@@ -315,9 +315,9 @@ def retry(clock: Clock, patience_s: float, ask: Callable[[], _T]) -> _T:
 
 
 def find_lost_job(scheduler: Jobs, request: JobRequest, cause: ClusterctlError) -> str:
-    """Return the id of a job that was submitted without an answer. cause: error of the submission.
+    """Return the id of a job whose submission ended with the error ``cause``, if the scheduler has the job.
 
-    Raises AnswerLostError if the scheduler does not have the job, or does not answer.
+    Otherwise, or if the scheduler does not answer, raise AnswerLostError.
     """
     with suppress(SchedulerError, TransportError):
         if (job := scheduler.by_token(request.token, request.submitted_at)) is not None:

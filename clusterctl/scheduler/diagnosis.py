@@ -196,7 +196,7 @@ class _Case:
         return cls(evidence, failed, raw, error, words)
 
     def words_of(self, cause: Cause) -> dict[str, str] | None:
-        """Return the values for the texts of a cause if all of its conditions hold, otherwise None."""
+        """Return the words for the texts of a cause; None if a condition of the cause does not hold."""
         job, failed, words = self.evidence.job, self.failed, dict(self.words)
         code = failed.exit_code or 0
         if cause.state not in ("", job.state) or cause.signal not in ("", failed.signal):

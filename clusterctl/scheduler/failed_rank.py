@@ -21,7 +21,7 @@ _SIGNALS: Final = {signal.strsignal(number): number.name for number in signal.Si
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The first rank that failed. Unknown fields are None or "". A rank has an exit code or a signal."""
+    """The first rank that failed, and its exit code or signal. Unknown fields are None or ""."""
 
     rank: int | None = None
     host: str = ""
@@ -67,8 +67,8 @@ def first_failed(
 ) -> Failed:
     """Return the rank that failed first, by the launcher's messages in the log, or else the job's exit code.
 
-    If Open MPI or srun ended ranks because another rank was lost, and the launcher does not name that rank,
-    it is found in ``ends``, otherwise in ``ranks``, by a message about a signal.
+    If Open MPI or srun ended ranks because another rank was lost, and the launcher does not name the lost
+    rank, return the rank that ``ends`` shows, or else a rank whose log in ``ranks`` reports a signal.
 
     ranks: rank -> log. ends: failed rank -> "TIME CODE HOST": Unix seconds, exit code of the rank's shell,
         host; "" if the rank was killed while it wrote this record.
@@ -90,7 +90,7 @@ def first_failed(
 
 
 def _first_recorded(ranks: Mapping[int, str], ends: Mapping[int, str], log: str) -> Failed | None:
-    """Return the rank that ended first in ``ends``, if possible a rank that has not lost another rank."""
+    """Return the rank that failed first by ``ends``, if possible not because it lost another rank."""
     candidates = []
     for rank, record in ends.items():
         if not record:

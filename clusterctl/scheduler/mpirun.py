@@ -126,7 +126,7 @@ class MpirunClient(Jobs):
         return next((job for job in self.own_jobs() if job.token == token), None)
 
     def cancel(self, ids: Sequence[str]) -> None:
-        """Cancel jobs: they get SIGTERM, and remaining processes SIGKILL."""
+        """Cancel jobs: send SIGTERM to their scripts, and SIGKILL to the processes that remain."""
         for job in self.jobs(ids):
             if not job.nodes:
                 raise SchedulerError(

@@ -86,7 +86,7 @@ class Session:
 def connect_session(
     facts: ClusterFacts, workspace: Workspace, *, patience_s: float = PATIENCE_S
 ) -> Iterator[Session]:
-    """Open a session. The controller is connected to at the first command."""
+    """Open a session, which connects to the controller at its first command."""
     with Connections(workspace.ssh_config, stays=facts.controller) as connections:
         controller = connections.to(facts.controller, facts.job_user)
         scheduler = scheduler_client(facts, workspace, controller, connections.to, patience_s)
@@ -124,7 +124,7 @@ def read_applied_spec(workspace: Workspace) -> ClusterSpec:
 def scheduler_client(
     facts: ClusterFacts, workspace: Workspace, controller: Transport, to: Connect, patience_s: float
 ) -> Jobs:
-    """Return the client for jobs. With Slurm, commands run as the user of ``controller``."""
+    """Return the client for the cluster's scheduler. Slurm is used as the user of ``controller``."""
     if facts.has_slurm:
         return SlurmClient(controller, patience_s=patience_s)
     return mpirun_client(workspace, facts.job_user, controller, to, patience_s)

@@ -59,7 +59,7 @@ def find_unusable_nodes(nodes: Iterable[NodeInfo]) -> tuple[tuple[str, str], ...
     """Return (name, state and reason) of the nodes that Slurm has taken out of service."""
     out = (Availability.OUT, Availability.FAILED)
     return tuple(
-        (node.name, f"Slurm says {slurm_state_text(node)}") for node in nodes if standing_of(node) in out
+        (node.name, f"Slurm reports {slurm_state_text(node)}") for node in nodes if standing_of(node) in out
     )
 
 

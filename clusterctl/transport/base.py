@@ -194,7 +194,7 @@ def command_error(host: str, argv: Sequence[str], rc: int, stderr: str) -> Comma
 def unreachable_error(
     host: str, config: Path, problem: str, cause: Exception | str | None = None
 ) -> UnreachableError:
-    """Return the error for a host without a connection; ``config`` is the `ssh_config` with its address."""
+    """Return the error for a host that ssh can't connect to. config: `ssh_config` with the host's address."""
     fix = "if the host is down, start it with `clusterctl up`"
     return UnreachableError(f"{host}: {problem}", where=str(config), why=str(cause or ""), fix=fix, host=host)
 
@@ -203,14 +203,14 @@ def no_answer_error(host: str, argv: Sequence[str], seconds: float) -> NoAnswerE
     """Return the error for a command that printed nothing, or did not exit, for ``seconds``."""
     return NoAnswerError(
         f"{host}: no answer from `{shown_command(argv)}` within {seconds:g} s",
-        fix="run the command again; if it fails again, check the load of the host "
-        "and the commands in the account's ~/.bashrc on it",
+        fix="run the command again; if it fails again, check the host's load "
+        "and the commands in the account's ~/.bashrc on the host",
         host=host,
     )
 
 
 def split_lines(stream: Iterable[bytes], too_long: Exception) -> Iterator[bytes]:
-    """Yield the lines of a stream without their line ends; raise ``too_long`` if one exceeds LONGEST_LINE."""
+    """Yield the lines of a stream, without line feeds; raise ``too_long`` at a line over LONGEST_LINE."""
     unfinished = b""
     for piece in stream:
         *whole, unfinished = (unfinished + piece).split(b"\n")
@@ -230,14 +230,14 @@ def remote_argv(module: str, *arguments: str) -> list[str]:
 
 
 def remote_program(module: str) -> str:
-    """Return a clusterctl module, joined with its clusterctl imports, as a program for a host's Python."""
+    """Return the text of a clusterctl module with the modules that it imports, as a single program."""
     texts = [text for _, text in json.loads(module_texts(module)) if text]
     return "\n\n".join(_IMPORTS.sub("", text) for text in texts)
 
 
 @cache
 def module_texts(module: str, root: Path = _ROOT) -> str:
-    """Return a module after the modules of ``root`` that it imports, as JSON pairs of name and text."""
+    """Return a module and the modules below ``root`` that it imports, as JSON pairs of name and text."""
     texts: dict[str, str] = {}
     _add(module, root, texts)
     packages = {name[:end] for name in texts for end, char in enumerate(name) if char == "."}

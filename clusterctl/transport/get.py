@@ -125,8 +125,7 @@ class Sender:
         """Send a request to the program (b"": none) and yield the list of files that the program returns.
 
         Raises:
-            TransferError: the list is invalid or has more than ``most`` lines, or the program sent data that
-                it had not announced.
+            TransferError: the list is invalid or longer than ``most`` lines, or the data do not match it.
             TransportError: the cluster can't be reached, or the program failed.
         """
         try:
@@ -269,7 +268,7 @@ def parse_listing(
 
 
 def _sensible(entry: Entry, previous: Mapping[bytes, Entry]) -> Entry:
-    """Return an entry of the list; raise ValueError or LookupError if it contradicts ``previous``."""
+    """Return an entry; raise ValueError or LookupError if it is invalid or contradicts ``previous``."""
     parent, slash, name = entry.path.rpartition(b"/")
     _parts(name)
     Kind(entry.kind)

@@ -87,7 +87,10 @@ def start_program(
         )
     except OSError as exc:
         raise CommandError(
-            f"`{shown_command(words)}` can't be started", code="tool-missing", rc=_NOT_FOUND, stderr=str(exc)
+            f"`{shown_command(words)}` can't be started on this machine",
+            code="tool-missing",
+            rc=_NOT_FOUND,
+            stderr=str(exc),
         ) from exc
     with process:
         for pipe in filter(None, (process.stdin, process.stdout)):
@@ -127,7 +130,7 @@ class Talk:
     """A running program (see ``Conversation``).
 
     silence_s: seconds without a byte after which NoAnswerError is raised.
-    deadline: time (`time.monotonic`) after which it is raised in any case. ``None``: no deadline.
+    deadline: time (`time.monotonic`) after which NoAnswerError is raised. ``None``: ``silence_s`` applies.
     is_ssh: whether the program is ssh.
     is_wrapped: whether the output of the command begins after ``MARK``.
     """
@@ -319,7 +322,7 @@ class OpenSSH:
             TransportError: the command holds a NUL character.
         """
         if shutil.which("ssh") is None:
-            fix = "apt-get install openssh-client"
+            fix = "install ssh: `apt-get install openssh-client`"
             raise MachineError("ssh is not installed on this machine", code="tool-missing", fix=fix)
         words = ["ssh", "-F", str(self.config.absolute()), *options]
         if self.user is not None:

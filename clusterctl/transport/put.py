@@ -110,7 +110,7 @@ def send_to_store(
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """The cluster's request for a file. It has the first ``have`` bytes, or a version with this sha256."""
+    """The cluster's request for a file. It lacks the bytes from ``have``, or has a file with this sha256."""
 
     item: Item
     have: int

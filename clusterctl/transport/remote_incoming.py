@@ -45,11 +45,11 @@ class HashLater:
 
 
 class TruncatedError(Exception):
-    """The sender ended before it had sent everything."""
+    """The sender's data ended early."""
 
 
 class UnexpectedError(Exception):
-    """The sender sent data that it had not announced."""
+    """The sender's data do not follow the protocol of remote_content.py."""
 
 
 class Incoming:
@@ -76,7 +76,7 @@ class Incoming:
             yield piece
 
     def exactly(self, size: int) -> bytes:
-        """Return the next ``size`` bytes as one piece."""
+        """Return the next ``size`` bytes."""
         start, end = self.at, self.at + size
         if end > len(self.buffer):
             return b"".join(self.chunks(size))

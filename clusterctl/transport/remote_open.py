@@ -1,8 +1,8 @@
 """Safe opening and locking of files that a job can write. Runs on the cluster: standard library, Python 3.9.
 
-A job can put anything into its folder: links to any path, pipes that are never written to, devices, terabytes
-of zeros. So clusterctl's programs read there with ``open_file`` only: it never blocks, follows no link in
-place of the folder or below it, and opens only regular files of the folder's owner, of this user, or of root.
+A job can create anything in its folder: links to any path, pipes that are never written to, devices,
+terabytes of zeros. So clusterctl's programs read a job's folder with ``open_file`` only: it never blocks,
+follows no link, and opens only regular files of the folder's owner, of this user, or of root.
 
 Jobs run as the user who owns clusterctl's files in the home, so a job may replace such a file by a pipe or a
 link, or hold its lock. So ``open_own`` never blocks and follows no link, and ``lock`` has a deadline.
@@ -22,7 +22,7 @@ import time
 from typing import Any, BinaryIO
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# For parent folders on the way to a file, which this account may be unable to list. Linux only.
+# For the parent folders of a file, which this account may be unable to list. Linux only.
 ON_THE_WAY = FOLDER | getattr(os, "O_PATH", 0)
 # Most lists and objects in a JSON file, because each takes much more memory than its two bytes of text.
 CONTAINERS = 1 << 18

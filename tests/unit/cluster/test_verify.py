@@ -288,9 +288,9 @@ def test_unusable_nodes_are_listed_unless_an_admin_drained_them() -> None:
         ),
     ]
     assert find_unusable_nodes(nodes) == (
-        ("down", "Slurm says DOWN: Not responding"),
-        ("idle*", "Slurm says IDLE+NOT_RESPONDING"),
-        ("idle+drain", "Slurm says IDLE+DRAIN: Low RealMemory"),
+        ("down", "Slurm reports DOWN: Not responding"),
+        ("idle*", "Slurm reports IDLE+NOT_RESPONDING"),
+        ("idle+drain", "Slurm reports IDLE+DRAIN: Low RealMemory"),
     )
 
 
