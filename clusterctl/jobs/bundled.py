@@ -114,7 +114,7 @@ def _payload(program: Sequence[str], stdin: str = "", **variables: str) -> Resul
     if result.rc:
         reason = (result.stderr.strip().splitlines() or [f"it ended with {result.rc}"])[-1]
         raise ClusterctlError(
-            "the bundled program could not check its arguments", code="program-not-asked", why=reason
+            "the arguments of the bundled job could not be checked", code="program-not-asked", why=reason
         )
     return result
 
@@ -277,7 +277,7 @@ def run_on_this_machine(
             f"the model of run {chosen.run} is not on this machine",
             code="run-not-collected",
             why="--local needs a collected run",
-            fix=f"`clusterctl collect {chosen.run}`, or leave out --local to use it on the cluster",
+            fix=f"run `clusterctl collect {chosen.run}`, or leave out --local to run the job on the cluster",
         )
     output_option = ("--output", "json") if as_json and job.bundled in {"sample", "predict"} else ()
     arguments = (*model_arguments(str(model), chosen), *output_option, *job.args)

@@ -120,7 +120,7 @@ class Environments:
         if (lock := fetch_locked(text, job_lock(), node, report=self.report, heard=self.heard)) is not None:
             return lock
         earlier_platform = text.partition("\n")[0].strip("# ")
-        note = f"note: the packages were for {earlier_platform}; now they are for {node}"
+        note = f"note: the original job had packages for {earlier_platform}; this job gets them for {node}"
         self.report(Notice("packages-for-another-python", note))
         with temporary_folder() as folder:
             file = folder / "requirements.txt"
@@ -198,7 +198,7 @@ class Environments:
     def _send(self, transport: Transport, lock: Lock, fetched: frozenset[str] | None) -> bytes:
         """Send the wheels and the lock to the store. Return the list of their paths for the build."""
         if sizes := [_size(wheel) for wheel in lock.wheels if wheel.sha256 not in (fetched or ())]:
-            reason = ": the host can't download the large wheels from a package index"
+            reason = f": {transport.host} can't download the large wheels from a package index"
             is_slow = fetched is not None and max(sizes) >= _LARGE
             size = format_size(sum(sizes))
             self.report(f"sending {len(sizes)} wheels, {size}{reason if is_slow else ''}")

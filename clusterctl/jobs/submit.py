@@ -141,7 +141,7 @@ def reject_local_files(session: Session, jobs: Sequence[JobSpec]) -> None:
             code="file-only-here",
             where=flag or "a file to predict",
             why="jobs read files on the cluster",
-            fix=f"`clusterctl put {shlex.quote(path)}`, then use {arguments}",
+            fix=f"run `clusterctl put {shlex.quote(path)}`, then use {arguments}",
         )
 
 

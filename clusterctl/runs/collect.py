@@ -291,9 +291,9 @@ class _Collection:
         """Copy the job's files into ``work/tree``. Raises CollectError if they can't be read."""
         job_id = entry.job_id or ""
         if entry.remote_dir is None:
-            raise CollectError(
-                f"the folder of job {job_id} on the cluster is unknown", code="job-folder-unknown"
-            )
+            reason = "the submission's record on this machine does not name the folder"
+            message = f"the folder of job {job_id} on the cluster is unknown"
+            raise CollectError(message, code="job-folder-unknown", why=reason)
         outputs = _outputs(self.session.ledger.kept(entry.token))
         source = Source(
             entry.remote_dir, job_id, still_changing, self.selection, outputs, home, self.progress

@@ -304,7 +304,7 @@ def named_run(name: str) -> Row:
         raise UsageError(
             f"there is no collected run {name!r}",
             code="unknown-run",
-            why=f"looked in {', '.join(map(str, folders)) or 'no folder'}",
+            why=f"searched folders: {', '.join(map(str, folders)) or 'none, as no run was collected yet'}",
             fix="`clusterctl runs` lists the runs; pass a run's folder, the folder's name or the job id",
         )
     (run,) = matching

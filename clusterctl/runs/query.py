@@ -106,7 +106,7 @@ def _folders(requested: Sequence[Path], *, everywhere: bool) -> tuple[Sequence[P
     if RUNS.is_dir():
         return [RUNS], ()
     folders = ", ".join(map(str, known_folders))
-    note = f"./runs does not exist here; showing the runs in {folders}"
+    note = f"./runs does not exist; showing the runs in {folders}"
     return known_folders, (Notice("runs-elsewhere", note),)
 
 

@@ -1,10 +1,10 @@
 """Reader of the scalars in TensorBoard's event files, as PyTorch, TensorFlow and Lightning write them.
 
-A file is a sequence of records: a length (uint64), its checksum, that many bytes, and their checksum
+A file is a sequence of records: a length (uint64), the length's checksum, as many bytes, and their checksum
 (tensorflow/core/lib/io/record_writer.h). Each record is a protocol buffer ``Event``
 (tensorflow/core/util/event.proto, framework/summary.proto, framework/tensor.proto), of which only some fields
-are read. A job may write anything there, so reading ends at the first record that is not an Event. Checksums
-are not compared because that would take minutes.
+are read. A job may write anything to the file, so reading ends at the first record that is not an Event.
+Checksums are not compared because that would take minutes.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def run_with_lines(
 def run_with_pieces(
     argv: Sequence[str], heard: Callable[[bytes], None], *, env: Mapping[str, str] | None = None
 ) -> Result:
-    """Run a program, and call ``heard`` with each piece of its stdout. The result has only its stderr."""
+    """Run a program, and call ``heard`` with each piece of its stdout. The result contains only stderr."""
     with (
         tempfile.TemporaryFile() as errors,
         _started(argv, env, stdin=subprocess.DEVNULL, stderr=errors.fileno()) as process,
@@ -264,9 +264,9 @@ def parallel_map(items: Sequence[T], function: Callable[[T], R], *, most: int = 
 
 
 def start_in_thread(call: Callable[[], R]) -> Callable[..., R]:
-    """Start a call in a thread. Return a function that waits for its result or raises its exception.
+    """Start a call in a thread. Return a function that waits for the call's result or raises its exception.
 
-    That function takes a ``Limit``, and raises TimeoutError once the limit has passed. The process may exit
+    This function takes a ``Limit``, and raises TimeoutError once the limit has passed. The process may exit
     before the call has returned.
     """
     results: queue.SimpleQueue[tuple[R | None, BaseException | None]] = queue.SimpleQueue()

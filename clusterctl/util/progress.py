@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class HostStep:
-    """A ``task`` that a host has finished with result ``how``. ``of``: number of its hosts, 0 if unknown."""
+    """A ``task`` that a host has finished with result ``how``. ``of``: number of all hosts; 0: unknown."""
 
     host: str
     task: str

@@ -1,7 +1,7 @@
 """Removal of secrets (keys, tokens, passwords, credentials in URLs) from text that leaves this machine.
 
-Known secrets are removed in every place and spelling. Unknown secrets are recognized by their form: by the
-patterns of data/secrets.toml, or as long random words.
+Known secrets are removed in every place and spelling. Unknown secrets are recognized by the patterns of
+data/secrets.toml, or as long random words.
 """
 
 from __future__ import annotations
