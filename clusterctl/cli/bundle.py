@@ -37,7 +37,7 @@ def create(
     ] = None,
     out: Annotated[Path | None, option("Output file. Default: ./NAME.bundle.tar.", metavar="FILE")] = None,
 ) -> None:
-    """Pack OS packages with dependencies and Python wheels into a single file.
+    """Pack OS packages with dependencies and Python wheels into a file.
 
     Covers the hosts' distributions if the cluster is up, otherwise those given by --os.
     """
@@ -68,7 +68,7 @@ def create(
 
 
 def verify(screen: Screen, path: BundleFile, system: Systems = None) -> None:
-    """Verify that a bundle is undamaged, and matches this clusterctl and the spec."""
+    """Verify that a bundle is intact and matches clusterctl and the spec."""
     opened = open_bundle(path)
     releases = list({_distribution(name).release: None for name in system or ()})
     has_spec = screen.cluster is not None or screen.chosen().spec_file is not None

@@ -78,14 +78,8 @@ def collect(
 
 
 def _answer(run: RunRecord) -> dict[str, Any]:
-    skipped, folder = len(run.skipped), str(run.directory)
-    return {
-        "job_id": run.job_id,
-        "state": run.state,
-        "dir": folder,
-        "skipped": skipped,
-        "cost_usd": run.cost_usd,
-    }
+    count, path = len(run.skipped), str(run.directory)
+    return {"job_id": run.job_id, "state": run.state, "dir": path, "skipped": count, "cost_usd": run.cost_usd}
 
 
 def _what_becomes(workspace: Workspace) -> str:

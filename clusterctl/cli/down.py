@@ -160,7 +160,7 @@ def _chosen(screen: Screen, name: str | None) -> ChosenCluster:
 def orphans_list(
     screen: Screen, name: Name = None, project: Project = None, ask_become_pass: AskBecomePass = False
 ) -> None:
-    """List orphans: clusters with this name but without a workspace, with their cost."""
+    """List orphans: clusters with this name but no workspace, with their cost."""
     orphans = _orphans(screen, Phases(screen), name, project, ask_password=ask_become_pass)
     screen.result(_orphans_dict(orphans), *_orphan_lines(orphans))
 
@@ -173,7 +173,7 @@ def orphans_remove(
     discard: DiscardAll = False,
     ask_become_pass: AskBecomePass = False,
 ) -> None:
-    """Remove orphans: clusters with this name but without a workspace. Lists them with their cost, and asks.
+    """Remove orphans: clusters with this name but no workspace. Lists them with their cost, and asks.
 
     Refuses, with exit code 1, without --discard, even with --yes: their data can't be examined.
     """

@@ -24,9 +24,7 @@ from clusterctl.util.process import start_in_thread
 if TYPE_CHECKING:
     from clusterctl.scheduler.diagnosis import Diagnosis
 
-Ids = Annotated[
-    list[str], argument("Job IDs, such as 12; 12_3 is an array task.", metavar="ID...", tab=job_ids)
-]
+Ids = Annotated[list[str], argument("Job IDs, such as 12 or 12_3 (a task).", metavar="ID...", tab=job_ids)]
 
 
 def logs(

@@ -169,9 +169,7 @@ def _show_in_full(screen: Screen, session: Session, tasks: Sequence[JobInfo]) ->
     more = {"script": script, "files": files, "run_dir": run_dir, "diagnosis": diagnosis}
     rows = _rows(job) if len(tasks) == 1 else []
     rows += [("folder", job.work_dir), ("script", script), ("files", _shown_files(files) if script else "")]
-    lacks = (
-        f"{'no longer on this machine' if run_dir else 'not yet'}; run `clusterctl collect {job.whole_id}`"
-    )
+    lacks = f"{'no longer on disk' if run_dir else 'not yet'}; run `clusterctl collect {job.whole_id}`"
     rows += [("collected", run_dir if is_here else lacks)] if script else []
     lines = [] if len(tasks) == 1 else [*job_table(screen, tasks, tasks=True), ""]
     lines += [f"{name:<10} {value}" for name, value in rows if value]

@@ -136,11 +136,7 @@ File = Annotated[
 ]
 Cluster = Annotated[
     str | None,
-    option(
-        "Use this cluster and the spec it was created with, instead of a spec file.",
-        "--cluster",
-        tab=clusters,
-    ),
+    option("Use this cluster and its applied spec, instead of a spec file.", "--cluster", tab=clusters),
 ]
 Format = Annotated[Output | None, option("Show results as text or as JSON.", "--output", "-o")]
 Verbose = Annotated[bool, option("Show more detail, and tracebacks of unexpected errors.", "--verbose", "-v")]

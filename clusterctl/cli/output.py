@@ -288,8 +288,8 @@ def writing(stream: TextIO) -> Iterator[None]:
         raise SystemExit(READER_GONE) from None
     except OSError as exc:
         silence(stream)
-        why = exc.strerror or str(exc)
-        raise ClusterctlError("the output can't be written", code="answer-unwritable", why=why) from exc
+        reason = exc.strerror or str(exc)
+        raise ClusterctlError("the output can't be written", code="answer-unwritable", why=reason) from exc
 
 
 def silence(stream: TextIO) -> None:

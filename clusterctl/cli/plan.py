@@ -38,7 +38,7 @@ def plan(
     check: Annotated[bool, option("Exit 3 if `up` would change anything.")] = False,
     diff: Annotated[bool, option("Show the lines that would change in files of on-prem hosts.")] = False,
     preflight: Annotated[
-        bool, option("List everything that would stop `up`. Exits 1 if there is anything.")
+        bool, option("List problems that would stop `up`; exit 1 if there are any.")
     ] = False,
     ask_become_pass: AskBecomePass = False,
 ) -> int:

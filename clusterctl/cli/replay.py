@@ -43,9 +43,7 @@ from clusterctl.state.facts import ClusterFacts, facts_of_spec
 def replay(
     screen: Screen,
     run: Run,
-    set_: Annotated[
-        Words, option("Change an option of the program. Repeatable.", "--set", metavar="KEY=VALUE")
-    ] = None,
+    set_: Annotated[Words, option("Set a program option. Repeatable.", "--set", metavar="KEY=VALUE")] = None,
     failed: Annotated[bool, option("For an array or sweep: only the tasks that did not complete.")] = False,
     dry_run: DryRun = False,
     wait: Annotated[bool, option("Wait until the job has ended, and compare its losses.")] = False,
@@ -96,9 +94,7 @@ def _changes(settings: Sequence[str]) -> dict[str, str]:
         key, equals, value = setting.partition("=")
         key = key.removeprefix("--")
         if not equals or not key or key in changes:
-            problem = (
-                f"{key!r} is given twice" if key in changes else f"{setting!r} is not of the form KEY=VALUE"
-            )
+            problem = f"{key!r} is given twice" if key in changes else f"{setting!r} is not KEY=VALUE"
             raise UsageError(
                 f"--set: {problem}",
                 code="bad-setting",
@@ -117,12 +113,9 @@ def _note_differences(
     screen.note(
         *(f"note: {note}" for note in replay.notes),
         f"replay of {row.shown}{tasks}; " + ("differences:" if listed else "no known differences"),
-        *(
-            f"  {difference.key}: {shown_value(difference.a)} -> {shown_value(difference.b)}"
-            for difference in listed
-        ),
+        *(f"  {entry.key}: {shown_value(entry.a)} -> {shown_value(entry.b)}" for entry in listed),
     )
-    answer = [{"key": difference.key, "a": difference.a, "b": difference.b} for difference in listed]
+    answer = [{"key": entry.key, "a": entry.a, "b": entry.b} for entry in listed]
     return {"replay_of": str(row.folder), "differences": answer}
 
 

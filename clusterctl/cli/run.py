@@ -93,10 +93,7 @@ VERBS: Final = {
     "put": ("files:put", "Copy files and folders to the cluster."),
     "get": ("files:get", "Copy files and folders from the cluster."),
     "completion": ("run:completion", "Print the completion script of a shell."),
-    "image bake": (
-        "up:bake",
-        "Build the image that new nodes start from, unless one exists for this configuration.",
-    ),
+    "image bake": ("up:bake", "Build the image for new nodes, unless it exists for this configuration."),
     "cache list": (
         "listing:cache_list",
         "List the cached node images; for a cloud spec, also the images in its project, with their cost.",
@@ -109,12 +106,9 @@ VERBS: Final = {
     "storage remove": ("down:storage_remove", "Remove kept storage with all data on it."),
     "orphans list": (
         "down:orphans_list",
-        "List orphans: clusters with this name but without a workspace, with their cost.",
+        "List orphans: clusters with this name but no workspace, with their cost.",
     ),
-    "orphans remove": (
-        "down:orphans_remove",
-        "Remove orphans: clusters with this name but without a workspace.",
-    ),
+    "orphans remove": ("down:orphans_remove", "Remove orphans: clusters with this name but no workspace."),
     "node drain": ("node:drain", "Drain nodes: no new jobs start, running jobs continue."),
     "node resume": ("node:resume", "Resume nodes, so that jobs can start on them again."),
     "node reboot": ("node:reboot", "Reboot nodes once idle: drain them, wait for running jobs, then reboot."),
@@ -122,14 +116,8 @@ VERBS: Final = {
     "node forget": ("node:forget", "Forget removed nodes that could not be restored and no longer exist."),
     "node add": ("node:add", "Add machines of the spec to the running cluster."),
     "node replace": ("node:replace", "Replace the machines of nodes; the node names stay."),
-    "bundle create": (
-        "bundle:create",
-        "Pack OS packages with dependencies and Python wheels into a single file.",
-    ),
-    "bundle verify": (
-        "bundle:verify",
-        "Verify that a bundle is undamaged, and matches this clusterctl and the spec.",
-    ),
+    "bundle create": ("bundle:create", "Pack OS packages with dependencies and Python wheels into a file."),
+    "bundle verify": ("bundle:verify", "Verify that a bundle is intact and matches clusterctl and the spec."),
     "bundle show": ("bundle:show", "Show the manifest of a bundle."),
 }
 _GROUPS: Final = {

@@ -68,9 +68,7 @@ _LIST_FLAGS: Final[Mapping[str, Any]] = {
         parser=folder_path,
         metavar="PATH",
     ),
-    "everywhere": flag(
-        bool, "List the runs in all folders that `collect` wrote to on this machine.", "--everywhere"
-    ),
+    "everywhere": flag(bool, "List runs in all folders of this machine with collected runs.", "--everywhere"),
 }
 
 
@@ -266,11 +264,7 @@ def diff(
     lines = lines or ["no differences"]
     if losses := compare_losses(a, b):
         lines += ["", f"losses: {losses}"]
-    answer = {
-        "a": str(a.folder),
-        "b": str(b.folder),
-        "differences": [asdict(difference) for difference in differences],
-    }
+    answer = {"a": str(a.folder), "b": str(b.folder), "differences": [asdict(entry) for entry in differences]}
     screen.result({**answer, "losses": losses and asdict(losses)}, *lines)
 
 

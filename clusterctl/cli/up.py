@@ -122,7 +122,7 @@ def bring_up(
 
 
 def bake(screen: Screen, no_wait: NoWait = False, yes: Yes = False) -> None:
-    """Build the image that new nodes start from, unless one exists for this configuration.
+    """Build the image for new nodes, unless it exists for this configuration.
 
     With `provider: {image: {bake: true}}`, `up` builds and uses the image itself. This uses a billed machine
     for a few minutes. Its type and price are shown first; on a terminal you are asked.

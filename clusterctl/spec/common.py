@@ -398,11 +398,7 @@ Refusal = tuple[str, str, str]
 
 # Keys that are only allowed for the user's own machines.
 OF_OWN_MACHINES: Final[tuple[Refusal, ...]] = (
-    (
-        "partitions.hosts",
-        "hosts is only for your own machines",
-        "write nodes: N, or provider: {type: onprem}",
-    ),
+    ("partitions.hosts", "hosts is only for your own machines", "write nodes, or provider: {type: onprem}"),
     ("software.slurm", "OpenHPC has no packages for Debian, which the nodes run", "remove slurm"),
     ("software.mirrors", "mirrors are only for Rocky Linux and RHEL; the nodes run Debian", "remove mirrors"),
 )

@@ -330,9 +330,7 @@ def _node_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
     machine, faults = check(nodes)
     yield from faults
     if controller.local_ssds or (machine and machine.bundled_ssds):
-        message = (
-            "the controller can't have local disks, because Terraform can't stop instances that have them"
-        )
+        message = "the controller can't have local disks, because Terraform can't stop instances with them"
         place = (*at, "local_ssds") if controller.local_ssds else nodes.machine_at
         hint = "remove local_ssds" if controller.local_ssds else "use a machine type without local disks"
         yield Fault("controller-local-disks", place, message, f"{hint}; compute nodes can have local disks")

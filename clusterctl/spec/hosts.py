@@ -58,14 +58,11 @@ def _numbers(inner: str, part: str) -> Iterator[str]:
     for piece in inner.split(","):
         match = _PART.fullmatch(piece.strip())
         if match is None:
-            raise BadValueError(
-                "hostlist-range", f"{part!r}: {piece!r} is not a number or a range like 01-08"
-            )
+            raise BadValueError("hostlist-range", f"{part!r}: {piece!r} is not a number or range like 01-08")
         first, last = match[1], match[2] or match[1]
         if int(last) < int(first) or int(last) - int(first) >= MOST:
             raise BadValueError(
-                "hostlist-range",
-                f"{part!r}: {piece!r} is not an ascending range of at most {MOST} numbers",
+                "hostlist-range", f"{part!r}: {piece!r} is not an ascending range of at most {MOST} numbers"
             )
         for number in range(int(first), int(last) + 1):
             yield f"{number:0{len(first)}d}"

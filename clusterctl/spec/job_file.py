@@ -36,15 +36,9 @@ class Variant(_Program):
     """
 
     more_args: tuple[Argument, ...] = Field((), alias="args+", description="more arguments of the program")
-    more_include: tuple[FilePattern, ...] = Field(
-        (), alias="include+", description="more patterns for include"
-    )
-    more_exclude: tuple[FilePattern, ...] = Field(
-        (), alias="exclude+", description="more patterns for exclude"
-    )
-    more_outputs: tuple[FilePattern, ...] = Field(
-        (), alias="outputs+", description="more patterns for outputs"
-    )
+    more_include: tuple[FilePattern, ...] = Field((), alias="include+", description="more include patterns")
+    more_exclude: tuple[FilePattern, ...] = Field((), alias="exclude+", description="more exclude patterns")
+    more_outputs: tuple[FilePattern, ...] = Field((), alias="outputs+", description="more outputs patterns")
 
 
 _LISTS: Final = ("args", "include", "exclude", "outputs")
@@ -121,10 +115,10 @@ def jobs_of_file(
 
 
 def _jobs(
-    path: Path, document: Document[JobFile], flags: JobOptions, wanted: Sequence[str]
+    path: Path, document: Document[JobFile], flags: JobOptions, selected: Sequence[str]
 ) -> tuple[JobSpec, ...]:
     file = document.model({HERE: path.parent})
-    for name in wanted:
+    for name in selected:
         if name not in file.variants:
             variant_names = ", ".join(file.variants) or "(none)"
             near = did_you_mean(name, file.variants)
@@ -133,7 +127,7 @@ def _jobs(
                 code="unknown-variant",
                 fix=near or f"use one of its variants: {variant_names}",
             )
-    names = dict.fromkeys(wanted or file.variants)
+    names = dict.fromkeys(selected or file.variants)
     if not names:
         return (_job_of_file(path, document, ("job",), file.job, _layered(file, flags)),)
     jobs = []

@@ -92,8 +92,7 @@ def _image(value: str, info: ValidationInfo) -> str:
     if value.startswith(("/", "~/")):
         return value
     raise BadValueError(
-        "no-such-file",
-        f"this machine has no file {shown(value)}; a path on the cluster begins with / or ~/",
+        "no-such-file", f"this machine has no file {shown(value)}; a path on the cluster begins with / or ~/"
     )
 
 

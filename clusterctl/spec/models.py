@@ -32,11 +32,7 @@ MAX_LOCAL_HOSTS: Final = 250
 
 _OF_OTHER_NODES: Final = (
     ("partitions.gpus", "local nodes have no GPUs", "remove gpus"),
-    (
-        "software.apptainer",
-        "local nodes are air-gapped, and their image has no Apptainer",
-        "remove apptainer",
-    ),
+    ("software.apptainer", "local nodes are air-gapped and their image has no Apptainer", "remove apptainer"),
     ("software.nvidia", "local nodes have no GPUs, and their kernel is this machine's", "remove nvidia"),
 )
 _OF_SLURM: Final = {
