@@ -130,7 +130,7 @@ def _refuse_shell_as_json(screen: Screen, command: Sequence[str] | None) -> None
 def _note_wait(screen: Screen, session: Session, job_id: str) -> None:
     (job,) = session.scheduler.jobs([job_id]) or (None,)
     reason = f" ({job.reason})" if job is not None and job.reason not in {"", "None"} else ""
-    screen.note(f"job {job_id} is waiting in the queue{reason}; Ctrl-C withdraws it")
+    screen.note(f"job {job_id} is waiting in the queue{reason}; Ctrl-C cancels the job")
 
 
 def _run(screen: Screen, argv: Sequence[str], answer: dict[str, Any]) -> int:

@@ -100,9 +100,9 @@ def jobs(
 ) -> None:
     """List your jobs, newest first, or show a single job in full.
 
-    Lists pending and running jobs, and jobs submitted from here; an array has a single line. With a single
-    ID: also its resources, its folder and files on the cluster, the folder of its collected run, and the
-    cause of a failure.
+    Lists pending and running jobs, and jobs submitted from this machine; an array has a single line. With a
+    single ID: also the job's resources, its folder and files on the cluster, the folder of its collected run,
+    and the cause of a failure.
     """
     if watch and screen.json:
         raise excluded("--watch", "-o json")

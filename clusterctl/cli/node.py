@@ -70,8 +70,8 @@ def add(screen: Screen, names: Names, **options: Any) -> int:
     inventory = inventory_of(Workspace.of(spec.name))
     chosen = nodes.expand_hosts(names)
     if present := [name for name in chosen if inventory.host(name)]:
-        fix = f"repair with `clusterctl up --limit {','.join(present)}`, or use other machines with "
-        fix += "`clusterctl node replace`"
+        fix = f"`clusterctl up --limit {','.join(present)}` repairs them; `clusterctl node replace` replaces "
+        fix += "their machines"
         raise UsageError(f"already in the cluster: {', '.join(present)}", code="host-exists", fix=fix)
     return bring_up(screen, spec, limit=chosen, **options)
 

@@ -234,7 +234,7 @@ class LazyVerb(TyperCommand):
                 context = typer.Context(loaded, info_name=info_name, parent=parent)
                 exc.ctx = context
             raise
-        # During completion, the words are incomplete.
+        # During completion, the command line is incomplete.
         if self.name == "submit" and not context.resilient_parsing:
             _reject_words_before_dashes(typed, context.params["target"], context.params["args"] or ())
         return context

@@ -210,12 +210,15 @@ def rendered(screen: Screen, submission: Submission, spec: ClusterSpec) -> tuple
     for job in jobs:
         if job.source:
             size, count = format_size(job.source.bytes), len(job.source.files)
-            screen.note(f"{job.job.name}: would send {count} files ({size}) from {job.source.folder}")
+            screen.note(f"job {job.job.name} would send {count} files ({size}) from {job.source.folder}")
     return jobs
 
 
 def show_scripts(screen: Screen, jobs: Sequence[PreparedJob], more: Mapping[str, Any] = NOTHING) -> None:
-    """Print the scripts of jobs, with headings if there are several. ``more``: more fields of each answer."""
+    """Print the scripts of jobs, with headings if there are several.
+
+    more: more fields of the JSON answer for each job.
+    """
     rows: list[JobRow] = []
     for job in jobs:
         source = {"files": len(job.source.files), "bytes": job.source.bytes} if job.source else None
@@ -229,7 +232,7 @@ def submit_and_note(
 ) -> list[JobRow]:
     """Submit jobs. If a submission fails, the answer still has the earlier jobs.
 
-    more: more fields of the answer for each job.
+    more: more fields of the JSON answer for each job.
     """
     rows: list[JobRow] = []
     with screen.transfers() as progress:

@@ -296,7 +296,7 @@ _TAKEN_ADDRESSES: Final = 4
 _REGION: Final = re.compile(r"[a-z]+-[a-z]+[0-9]+")
 _KEY_LOCATION: Final = re.compile(r"/locations/([^/]+)/")
 _OF_LOCAL_NODES: Final = tuple(
-    (f"partitions.{key}", f"{key} is only for local nodes", f"remove it; set {word} in provider.partitions")
+    (f"partitions.{key}", f"{key} is only for local nodes", f"set {word} in provider.partitions instead")
     for key, word in (("cpus", "machine_type"), ("memory", "machine_type"), ("disk", "boot_disk"))
 )
 
@@ -342,7 +342,7 @@ def _node_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
         yield Fault("controller-placement", (*at, "compact_placement"), message, "remove compact_placement")
     if provider.secure_boot and driver_for:
         message = f"secure_boot keeps NVIDIA's driver of the default image from loading on {driver_for}"
-        hint = f"remove it, or give {driver_for} an image with a signed driver"
+        hint = f"remove secure_boot, or set an image with a signed driver for {driver_for}"
         yield Fault("secure-boot-driver", ("provider", "secure_boot"), message, hint)
 
 
@@ -439,7 +439,7 @@ def _kept_storage_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault
 def _other_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
     if provider.image and provider.image.bake and spec.scheduler == "none":
         message = "without Slurm, an image saves little time, because each node needs its own SSH keys"
-        yield Fault("bake-without-slurm", ("provider", "image", "bake"), message, "remove it")
+        yield Fault("bake-without-slurm", ("provider", "image", "bake"), message, "remove bake")
     for name in provider.prices:
         if name not in machines():
             at, hint = ("provider", "prices", name), did_you_mean(name, machines())

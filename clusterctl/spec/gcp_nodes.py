@@ -320,10 +320,12 @@ def _machine_independent_faults(nodes: Nodes) -> Iterator[Fault]:
         yield Fault("spot-in-reservation", (*at, "reservation"), message, "remove reservation, or spot: true")
     if settings.spot and settings.compact_placement:
         message = "spot nodes can't have compact placement: a preempted node may restart elsewhere"
-        yield Fault("spot-placement", (*at, "compact_placement"), message, "remove it, or spot: true")
+        hint = "remove compact_placement, or spot: true"
+        yield Fault("spot-placement", (*at, "compact_placement"), message, hint)
     if settings.termination_action == "DELETE" and settings.spot is False:
         message = "termination_action is only for spot nodes"
-        yield Fault("needs-spot", (*at, "termination_action"), message, "remove it, or write spot: true")
+        hint = "remove termination_action, or write spot: true"
+        yield Fault("needs-spot", (*at, "termination_action"), message, hint)
     if settings.tier_1 and settings.gvnic is False:
         yield Fault("needs-gvnic", (*at, "gvnic"), "tier_1 needs gvnic", "remove gvnic: false, or tier_1")
     if settings.image and (settings.image.family is None) == (settings.image.name is None):

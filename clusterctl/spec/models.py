@@ -145,7 +145,7 @@ def faults(spec: ClusterSpec) -> Iterator[Fault]:
     for index, user in enumerate(spec.users):
         for number, _ in repeated(user.accounts):
             message = f"{shown(user.accounts[number])} is already in this list"
-            yield Fault("value-twice", ("users", index, "accounts", number), message, "remove it")
+            yield Fault("value-twice", ("users", index, "accounts", number), message, "list it once")
 
 
 def _slurm_release_faults(spec: ClusterSpec) -> Iterator[Fault]:
@@ -157,7 +157,7 @@ def _slurm_release_faults(spec: ClusterSpec) -> Iterator[Fault]:
         key = line.partition("=")[0].strip()
         if distributions.is_removed(key, version):
             message = f"Slurm {version} no longer accepts {key} and would not start"
-            yield Fault("setting-unknown-to-slurm", ("slurm", "extra", index), message, "remove it")
+            yield Fault("setting-unknown-to-slurm", ("slurm", "extra", index), message, "remove the line")
     release = provider.expected_release(spec)
     # An unknown distribution is reported at its own field.
     with suppress(ProvisionError):

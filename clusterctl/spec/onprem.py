@@ -148,7 +148,7 @@ _SYSTEM: Final = frozenset(
 # Folders that can't be the shared folder themselves, but may contain it.
 _TOP: Final = frozenset({"home", "media", "mnt", "opt", "srv", "tmp", "var"})
 _OF_LOCAL_NODES: Final = tuple(
-    (f"partitions.{key}", f"{key} is only for local nodes", "remove it; the machine determines it")
+    (f"partitions.{key}", f"{key} is only for local nodes", f"remove {key}; clusterctl measures it")
     for key in ("cpus", "memory", "disk")
 )
 _WAY_THERE: Final = ("user", "port", "key", "jump", "host_key")
@@ -235,7 +235,7 @@ def _shared_folder_faults(provider: OnpremSettings, spec: Cluster) -> Iterator[F
     shared, at = provider.shared, ("provider", "shared")
     for key in ("server", "export"):
         if shared.kind != "nfs" and getattr(shared, key) is not None:
-            yield Fault("needs-nfs", (*at, key), f"{key} is only for kind: nfs", "remove it", at_key=True)
+            yield Fault("needs-nfs", (*at, key), f"{key} is only for kind: nfs", f"remove {key}", at_key=True)
     if shared.kind == "nfs" and (shared.server is None) != (shared.export is None):
         hint = "write both; or neither, and the controller exports a folder"
         yield Fault("nfs-incomplete", at, "server and export belong together", hint, at_key=True)
