@@ -245,7 +245,7 @@ def _missing_driver(host: str, gpus: GpuFacts, expected: HostRequirements) -> Fi
 
 
 def _how_to_reboot(host: str, expected: HostRequirements) -> str:
-    """Return how to reboot a host, because clusterctl does not reboot the machine on which it runs."""
+    """Return how to reboot a host. clusterctl does not reboot the machine on which it runs."""
     if expected.here:
         return "reboot it yourself while no job is running, then run `clusterctl up`"
     return f"`clusterctl node reboot {host}`, which waits until no job is running on the host"
@@ -266,7 +266,7 @@ def _cgroups(host: str, facts: HostFacts, expected: HostRequirements) -> Iterato
 
 
 def cgroup_finding(host: str) -> Finding:
-    """Return the finding that Slurm can't limit jobs by control groups. ``host``: host or hosts."""
+    """Return the finding that Slurm can't limit jobs with cgroups. ``host`` may name several hosts."""
     cause = (
         "Slurm has no plugin for the kernel's version of control groups: jobs can use GPUs of other jobs, "
         "and are cancelled only some seconds after they exceed their memory"
@@ -346,7 +346,7 @@ def _duplicates(answers: Mapping[str, Examined]) -> Iterator[Finding]:
 
 
 def _names(answers: Mapping[str, Examined], expected: Mapping[str, HostRequirements]) -> Iterator[Finding]:
-    """Yield findings about names that resolve to other addresses than in the spec. They need not resolve."""
+    """Yield findings about names with other addresses than in the spec. Unresolved names are no problem."""
     for host, examined in answers.items():
         for name, addresses in examined.facts.resolved.items():
             # On Debian, a host's own name is a loopback address.
@@ -360,7 +360,7 @@ def _names(answers: Mapping[str, Examined], expected: Mapping[str, HostRequireme
 
 
 def reject_full_disks(reports: Mapping[str, HostReport]) -> None:
-    """Raise a ConfigureError that lists full file systems, which prevent configuring and jobs."""
+    """Raise a ConfigureError if file systems are full, because neither Ansible nor jobs can run then."""
     failures = tuple(
         Failure(
             "disk-full",
@@ -382,8 +382,8 @@ def taken_numbers(
 ) -> Iterator[tuple[str, str, str]]:
     """Yield code, cause and fix for each account that can't get its uid or gid on a host.
 
-    The uids of slurm and munge are fixed, so other accounts must give way. An existing account munge may have
-    any uid, and the role changes the gids of both groups.
+    The uids of slurm and munge are fixed, so other accounts must change theirs. An existing account munge may
+    have any uid. The role changes the gids of slurm and munge.
     """
     for name, number in required.items():
         exists, fixed = name in accounts, name in SYSTEM_ACCOUNTS
@@ -408,7 +408,7 @@ def taken_numbers(
 
 
 def reject_taken_numbers(reports: Mapping[str, HostReport], required: Mapping[str, int]) -> None:
-    """Raise a ConfigureError that lists accounts that can't be created, before any host is changed."""
+    """Raise a ConfigureError if accounts can't be created on a host, before any host is changed."""
     failures = tuple(
         Failure(code, cause, host, "reach", fix)
         for host, report in reports.items()
@@ -422,7 +422,7 @@ def reject_taken_numbers(reports: Mapping[str, HostReport], required: Mapping[st
         )
 
 
-# Called with a host, a command to run as root there, and its standard input. Returns the standard output.
+# Runs a command as root on a host. Arguments: host, command, standard input. Returns the standard output.
 RunAsRoot = Callable[[str, Sequence[str], bytes], str]
 
 
@@ -447,10 +447,7 @@ def examine(
     only: Collection[str] = (),
     limit: Limit = NO_LIMIT,
 ) -> DoctorReport:
-    """Check all hosts in ``expected``, or only the hosts in ``only``.
-
-    A host that can't be reached, or that does not answer within ``limit``, gets a finding too.
-    """
+    """Check the hosts in ``expected`` (or ``only``). Hosts that do not answer in time get a finding too."""
     hosts = [host for host in expected if not only or host in only]
     answers, failed = call_on_hosts(hosts, lambda host: _examine_host(host, request, root), limit=limit)
     silent = [_unreached_finding(host, error) for host, error in failed.items()]

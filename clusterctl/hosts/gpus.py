@@ -175,7 +175,7 @@ def _number(element: Element, tag: str) -> int | None:
 
 
 def _profiles(text: str) -> dict[tuple[int, int | None], tuple[str, str]]:
-    """Return (profile, UUID) by (card, MIG device). A profile is such as 1g.10gb."""
+    """Return (card, MIG device) -> (profile such as 1g.10gb, UUID)."""
     profiles: dict[tuple[int, int | None], tuple[str, str]] = {}
     card = -1
     for line in text.splitlines():

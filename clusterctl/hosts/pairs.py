@@ -42,7 +42,7 @@ _OPENING: Final = {
     ),
 }
 
-# Called with a host's name and a command. Starts the command there and returns the conversation with it.
+# Starts a command on a host. Arguments: host, command. Returns the conversation with the command.
 StartOnHost = Callable[[str, Sequence[str]], AbstractContextManager[Conversation]]
 
 
@@ -146,7 +146,7 @@ def unreached_ports(
 
 
 def _tried(peer: Peer, listener: _Listening) -> dict[int, bool]:
-    """Return port -> whether our program listens on the port. If not, perhaps a daemon of the host does."""
+    """Return port -> whether the test program listens on it. On other ports, a daemon may listen."""
     return {port: port in listener.ports for port in (listener.ports[0], *peer.ports)}
 
 
@@ -194,7 +194,7 @@ def examine_ports(
 
 
 def _closed(members: Mapping[str, str], firewalls: Mapping[str, Firewall], ports: str, text: str) -> Finding:
-    """Return the finding that the first host in ``firewalls`` can't be reached from the other hosts in it."""
+    """Return the finding that the other hosts in ``firewalls`` can't reach the first host in it."""
     host, *names = firewalls
     firewall = firewalls[host]
     also = "".join(f", on {name} {firewalls[name]}" for name in names if firewalls[name].name != NO_FIREWALL)

@@ -412,7 +412,7 @@ def _ask(transport: Transport, request: ProbeRequest) -> HostReport | Clusterctl
 
 
 def _pause_s(answer: HostReport | ClusterctlError, *, new: bool) -> float | None:
-    """Return how long to wait before the next probe of the host. No time: another probe would not help."""
+    """Return how long to wait before the next probe of the host, if another probe may help."""
     # The host may be booting or about to boot.
     if isinstance(answer, UnreachableError | StoppingError):
         return _PAUSE_S
@@ -425,16 +425,14 @@ _DISTRIBUTION = ProbeRequest(space=())
 def with_distributions(
     inventory: Inventory, workspace: Workspace, to: Connect, *, timeout_s: float = NEW_TIMEOUT_S
 ) -> Generator[HostStep, None, Inventory]:
-    """Probe hosts with an unknown distribution, yielding each step. Return the completed inventory.
-
-    New hosts on Google Cloud may not have the account yet: they publish their host keys before creating it.
-    """
+    """Probe hosts with an unknown distribution, yielding each step. Return the completed inventory."""
     unknown = [host.name for host in inventory.hosts if host.distribution == distributions.UNSEEN]
     if not unknown:
         return inventory
     write_ssh_files(inventory, workspace)
     try:
         requests = dict.fromkeys(unknown, _DISTRIBUTION)
+        # New hosts on Google Cloud publish their host keys before they create the account.
         is_new = inventory.traits.is_cloud
         limit_s = timeout_s if is_new else TIMEOUT_S
         answers = []

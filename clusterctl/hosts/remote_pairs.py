@@ -24,7 +24,7 @@ PAUSE_S = 0.2
 CONCURRENT = 64
 WORDS = {
     errno.EINVAL: "its routes discard packets to that address",
-    errno.ECONNREFUSED: "the connection is refused although a program listens there",
+    errno.ECONNREFUSED: "the connection is refused although a program listens on the port",
 }
 
 

@@ -1,4 +1,4 @@
-"""Reports facts and checksums of a host. Runs there as root: standard library only, Python 3.6.
+"""Reports facts and checksums of a host. Runs on the host as root: standard library only, Python 3.6.
 
     python3 -I -S - REQUEST <THE_PROGRAM
 
@@ -294,7 +294,7 @@ def block_mark(path: str, begin: str, end: str) -> str:
 
 
 def alone_mark(path: str) -> str:
-    """Return the other *.conf files in the folder of this file."""
+    """Return the other *.conf files in the folder of this file, or `none`."""
     others = sorted(str(file) for file in Path(path).parent.glob("*.conf") if file.name != Path(path).name)
     return ", ".join(others) or "none"
 

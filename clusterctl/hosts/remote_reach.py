@@ -132,7 +132,7 @@ def refused(host: str, port: int) -> str:
     except socket.timeout:
         return f"no answer within {CONNECT_S:g} s"
     except socket.gaierror:
-        return "the name can't be resolved there"
+        return "the host can't resolve the name"
     except ConnectionRefusedError:
         return "the connection is refused"
     except OSError as exc:

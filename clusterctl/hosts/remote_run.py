@@ -1,4 +1,4 @@
-"""Runs commands and reads files on a host, for the probing programs there. Works with Python 3.6."""
+"""Functions of the programs that probe a host: run a command, read a file. Works with Python 3.6."""
 
 import os
 import subprocess

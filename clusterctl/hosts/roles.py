@@ -127,7 +127,7 @@ def role_hint(role: str) -> str:
 
 
 def probe_requests(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> dict[str, ProbeRequest]:
-    """Return host -> probe. The checksums in its answer show drift."""
+    """Return host -> probe. The checksums in the answer to a probe show drift."""
     cluster_facts = _inventory_facts(spec, inventory)
     values = {
         "cluster": spec.name,
@@ -187,7 +187,7 @@ def _probe_request(
 
 
 def _spec_facts(spec: ClusterSpec) -> dict[str, object]:
-    """Return the facts for ``when`` that are known before any host is."""
+    """Return the facts for ``when`` that are known without any host."""
     return {"scheduler": spec.scheduler, "idle_timeout": bool(spec.provider.idle_timeout_s)}
 
 
@@ -257,7 +257,7 @@ class HostRequirements:
     ports: port -> daemon that will listen. accounts: account -> uid and gid. free_mib: path -> disk space.
     gpus: number of GPUs, if the spec gives it. brings: units that `up` will start or reconfigure on a host
     that has not joined yet. driver, branch: of the NVIDIA driver that `up` installs; "": no driver.
-    here: clusterctl runs on this host. cgroups: Slurm will limit jobs by control groups.
+    here: clusterctl runs on the host. cgroups: Slurm will limit jobs by control groups.
     """
 
     address: str

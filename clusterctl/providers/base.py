@@ -212,12 +212,7 @@ class Provider(Protocol):
         return
 
     def check(self, spec: ClusterSpec) -> None:
-        """Reject a spec that this provider can't realize, without contacting any host.
-
-        Raises:
-            MachineError: this machine lacks a tool or a login.
-            UsageError: the spec contains an unsupported setting.
-        """
+        """Raise a UsageError for an unsupported setting, a MachineError for a missing tool. Ask no host."""
 
     def examine(
         self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]
@@ -266,9 +261,7 @@ class Provider(Protocol):
         inputs: hash of the configuration in the template of new compute nodes. Empty: there is no template.
         recreated: hosts that are deleted and created again.
 
-        Raises:
-            MachineError: this machine can't run the hosts.
-            ProvisionError: the changes could not be determined.
+        Raise a MachineError if this machine can't run the hosts, a ProvisionError for any other failure.
         """
 
     def apply(

@@ -11,10 +11,7 @@ from clusterctl.state.inventory import Inventory
 
 @dataclass(frozen=True, slots=True)
 class NodeFile:
-    """A file that belongs to a single node.
-
-    owner: both uid and gid. edges: the first and last line of a block, if ``data`` is a block in the file.
-    """
+    """A file of a single node. ``owner``: uid and gid. ``edges``: first and last line, if it is a block."""
 
     data: bytes
     mode: int = 0o644

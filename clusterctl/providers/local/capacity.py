@@ -134,10 +134,7 @@ def _notes(nodes: tuple[Share, ...], hardware: Hardware) -> tuple[str, ...]:
 
 
 def same_uids(users: Iterable[User]) -> Iterator[str]:
-    """Yield a note for each account of this machine that has the uid of another account on the nodes.
-
-    This matters because the nodes share this machine's kernel, which knows accounts only by their uid.
-    """
+    """Yield a note for each account of this machine that has the uid of another account on the nodes."""
     for user in users:
         with suppress(KeyError):
             if (name := pwd.getpwuid(user.uid).pw_name) != user.name:

@@ -3,7 +3,7 @@
 A request is a JSON line on stdin, ``{"verb": …, "request": …}``. Answers are JSON lines on stdout: any number
 of ``{"progress": …}``, ``{"waiting": …}`` and ``{"ready": …}``, then ``{"result": …, "goes_on": …}``, where
 ``goes_on`` tells whether another request is accepted, or ``{"error": …}``, after which the helper ends. If
-stdin closes while an image is being baked, the caller is gone: the helper removes the unfinished image.
+stdin closes while an image is being built, the caller has ended, so the helper deletes the unfinished image.
 """
 
 from __future__ import annotations
@@ -357,7 +357,7 @@ def down(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _keep_shared(cluster_id: str, *, wish: bool | None) -> bool:
-    """Keep the shared folder if ``wish`` is true; default: if the last `up` asked for it. Return whether."""
+    """Keep the shared folder if ``wish``, by default that of the last `up`, is true. Return whether."""
     folder, record = layout.cluster_dir(cluster_id), layout.state_file(cluster_id)
     shared, note = layout.shared_folder(cluster_id), layout.storage_file(cluster_id)
     if not record.exists():

@@ -213,10 +213,7 @@ def baking(request: layout.BakeRequest) -> AbstractContextManager[tuple[int, str
 
 
 def class_key(image_key: str, inputs: str) -> str:
-    """Return the cache key of a node template: a layer over the image that hosts of the same group share.
-
-    The template has the configuration of class.yml, but no names, addresses or secrets of a cluster.
-    """
+    """Return the cache key of a node template. It contains no names, addresses or secrets of a cluster."""
     return digest(image_key, inputs)
 
 
@@ -330,7 +327,7 @@ def classes_of(cluster_id: str) -> frozenset[str]:
 
 
 def cache_list() -> tuple[layout.CachedImage, ...]:
-    """Return the cached images, node templates and bases with their sizes and clusters."""
+    """Return the cached images, templates and bases with their sizes and the clusters that use them."""
     clusters, images = states(), []
     classes = {state.id: classes_of(state.id) for state in clusters}
     kinds = (sorted(layout.CACHE.glob(f"{kind}-*")) for kind in ("image", "class", "base"))
@@ -351,7 +348,7 @@ def erase_old_classes() -> None:
 
 
 def prune() -> tuple[layout.CachedImage, ...]:
-    """Delete all images and templates that no cluster uses, then all bases without an image. Return them."""
+    """Delete and return the images and templates that no cluster uses, and the bases without an image."""
     images = cache_list()
     removed = [i for i in images if not i.used_by and not i.key.startswith("base-")]
     for image_ in removed:

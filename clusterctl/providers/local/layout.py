@@ -32,10 +32,7 @@ AdminKey = Annotated[str, StringConstraints(pattern=r"^ssh-ed25519 [A-Za-z0-9+/=
 
 
 def make_private(folder: Path) -> None:
-    """Create a folder that only root may enter, or close an existing folder to other accounts.
-
-    The nodes' file systems contain setuid programs, which no other account of this machine may run.
-    """
+    """Create a folder that only root may enter, because nodes' file systems contain setuid programs."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder.chmod(0o700)
 
@@ -113,7 +110,7 @@ class _OfCluster(BaseModel):
 
 
 class _Installed(_OfCluster):
-    """A cluster with its image and release of Slurm. ``keep_storage``: `down` keeps the shared folder."""
+    """A cluster with its image and release of Slurm. ``keep_storage``: whether `down` keeps /shared."""
 
     image: ImageKey
     slurm: SlurmRelease | None = None
@@ -141,10 +138,7 @@ class ClusterRequest(_Installed):
 
 
 class PlacedFile(_Message):
-    """A file that only a single new node gets. ``data`` is base64, ``owner`` both uid and gid.
-
-    edges: the first and last line of a block, if ``data`` is a block in an existing file.
-    """
+    """A file of a single new node. ``data``: base64. ``owner``, ``edges``: as in ``NodeFile``."""
 
     path: Annotated[str, StringConstraints(pattern=r"^/(etc|opt)(/[A-Za-z0-9][\w.-]*)+$")]
     data: str

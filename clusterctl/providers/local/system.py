@@ -168,7 +168,7 @@ def check_overlay(place: Path) -> None:
             where=str(place),
             why=exc.why if isinstance(exc, ProvisionError) else str(exc),
             fix=f"use a kernel with overlayfs, and a {place.parent} that is not itself an overlay "
-            "(in a container, mount a volume there)",
+            "(in a container, mount a volume on it)",
         ) from exc
     finally:
         erase(folder)

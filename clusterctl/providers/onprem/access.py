@@ -65,7 +65,7 @@ class SshHost:
 
     @property
     def path(self) -> tuple[SshHost, ...]:
-        """All jump hosts in the order of connection, then this machine."""
+        """All jump hosts in the order of connection, then the machine itself."""
         return (*(self.jump.path if self.jump else ()), self)
 
     @property
@@ -176,7 +176,7 @@ _KINDS: Final = ("ssh-ed25519", *(f"ecdsa-sha2-nistp{bits}" for bits in (256, 38
 
 
 class HostKeys:
-    """The trusted host keys of a cluster's machines and jump hosts, stored in one file."""
+    """The trusted host keys of a cluster's machines and jump hosts, stored in a file."""
 
     def __init__(self, file: Path, config: Path, *, accepted: Collection[str] = ()) -> None:
         """config: ssh_config with the jump hosts. accepted: fingerprints of keys to trust without asking."""
@@ -257,7 +257,7 @@ def _read(file: Path) -> dict[str, str]:
 
 
 def _users_own(peer: SshHost, files: Sequence[Path] = USERS_OWN) -> str | None:
-    """Return the machine's key from the known_hosts files of the user and of this machine, if it is there."""
+    """Return the machine's key from the known_hosts files of the user and of this machine, if known."""
     for file in files:
         known_hosts = paramiko.HostKeys()
         with suppress(OSError, RuntimeError):

@@ -208,7 +208,7 @@ class Login:
         self.prompts = prompts
         self._machines = machines
         self._config = workspace.access_config
-        # Host name -> whether sudo there asks for the password.
+        # Host name -> whether sudo on the host asks for the password.
         self._asks: dict[str, bool] = {}
         write_atomic(self._config, access_config(machines, workspace.trusted_hosts))
         if prompts.accepted:
@@ -284,7 +284,7 @@ class Login:
         return asks
 
     def check_keys(self, hosts: Sequence[str]) -> None:
-        """Raise a UsageError if a key file of the spec is missing. Its public half is enough."""
+        """Raise a UsageError if a key file of the spec is missing. With ssh-agent, FILE.pub is enough."""
         keys = {name: key for name in hosts if (key := self._machines[name].key)}
         # Unlike Path.is_file, os.path.isfile does not raise in a folder that we can't read.
         missing = {n: key for n, key in keys.items() if not any(map(os.path.isfile, (key, f"{key}.pub")))}

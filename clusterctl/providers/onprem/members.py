@@ -43,8 +43,7 @@ _JOB_NETWORK: Final = {"NCCL_SOCKET_IFNAME": "={interface}", "GLOO_SOCKET_IFNAME
 def members(spec: ClusterSpec, settings: OnpremSettings) -> tuple[Host, ...]:
     """Return the cluster's machines as the spec describes them, the controller first.
 
-    ``address`` is an IPv4 address if this machine can resolve the name. ``host_key`` is "" if the spec has
-    no host key.
+    ``address``: an IPv4 address if this machine can resolve the name. ``host_key``: "" if not in the spec.
     """
     partitions = {name: p.name for p in spec.partitions for name in spec.node_names(p)}
     hosts = []
@@ -158,7 +157,7 @@ def address_in(network: IPv4Network | None, facts: HostFacts, address: str) -> s
 def address_failures(
     hosts: Sequence[Host], facts: Mapping[str, HostFacts], network: IPv4Network | None, leader: Host
 ) -> list[Failure]:
-    """Return a failure for each host that is not on the network, or a single failure if that is unknown."""
+    """Return a failure for each host outside the network, or a single failure for an unknown network."""
     interfaces = {host.name: ", ".join(map(str, _interfaces(facts[host.name]))) or "none" for host in hosts}
     if network is None:
         reason = f"{leader.address} is not an address of that host ({interfaces[leader.name]})"
@@ -374,7 +373,7 @@ def _findings(check: _NetworkCheck, name: str, answer: Mapping[str, Any]) -> Ite
 
 
 def cluster_findings(spec: ClusterSpec, hosts: Sequence[Host], report: DoctorReport) -> Iterator[Finding]:
-    """Find problems of the hosts that answered as a group, such as different releases."""
+    """Find problems of all answering hosts together, such as different releases."""
     facts, leader = report.facts, hosts[0]
     supported = facts.keys() - {finding.host for finding in report.findings if finding.code == "distribution"}
     candidates = [host for host in hosts if host.name in supported]

@@ -257,10 +257,8 @@ class OnpremProvider(Provider):
         joined, silent, report, blocking = self._collect_findings(spec, workspace, hosts, login)
         # ``plan`` raises the error about kept storage, which is a problem of the spec.
         if any(finding.code != _KEPT for finding in blocking):
-            summary, failures = (
-                "these machines can't be used: {hosts}",
-                findings_as_failures(blocking, phase="plan"),
-            )
+            summary = "these machines can't be used: {hosts}"
+            failures = findings_as_failures(blocking, phase="plan")
             raise ProvisionError.of_hosts(summary, failures, code="hosts-unfit", then=_THEN)
         new = tuple(host.name for host in hosts if host.name not in {**joined, **silent})
         keys = {name: host.host_key for name, host in joined.items()}
@@ -428,8 +426,7 @@ def find_homes(
 ) -> tuple[KeptStorage, ...]:
     """Return the homes of these users on the shared folder, as storage that outlives the cluster.
 
-    `down` never removes homes. `storage remove` does; if the account still exists, only ~/clusterctl.
-    Empty if an NFS server of the user has the shared folder.
+    `down` keeps homes; `storage remove` removes them. Empty if the user's NFS server has the shared folder.
     """
     shared, host = settings.shared, settings.controller
     if shared.server is not None:

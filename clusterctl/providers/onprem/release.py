@@ -118,7 +118,7 @@ def find_leftovers(login: Login, cluster_id: str) -> tuple[Leftover, ...]:
 
 
 def _traces_on(host: str, login: Login, cluster_id: str) -> Sequence[str]:
-    """Return clusterctl's files and accounts on a host. Empty if it belongs to another cluster now."""
+    """Return clusterctl's files and accounts on a host. Empty if another cluster has the host now."""
     claim = claim_on(host, login)
     if claim and claim.get("id") != cluster_id:
         return ()
@@ -285,7 +285,7 @@ def retry_all(hosts: Collection[Host], login: Login, *, ending: bool = False) ->
 
 
 def _outcome_without_release(pending: PendingRelease, hosts: Collection[Host]) -> tuple[Notice, ...] | None:
-    """Return notes if the machine must not be released. No notes (``None``) if it must be released."""
+    """Return notes, perhaps empty, if the machine must not be released; ``None`` if it must be released."""
     at_address = [host for host in hosts if address_of(host) == pending.address]
     by_name = [host for host in hosts if host.name == pending.host.name and pending.why != REPLACED]
     # The key alone is not enough: machines cloned from the same image share their host key.

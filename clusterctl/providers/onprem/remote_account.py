@@ -132,9 +132,7 @@ def join(request: Dict[str, Any]) -> Dict[str, Any]:
     if claim_before.get("id", request["id"]) != request["id"]:
         raise RefusedError(
             "claimed",
-            "the machine already belongs to cluster {!r} ({})".format(
-                claim_before.get("name"), claim_before["id"]
-            ),
+            "the host belongs to cluster {!r} ({})".format(claim_before.get("name"), claim_before["id"]),
             "remove that cluster first (`clusterctl down`), or remove this machine from the spec",
         )
     if shutil.which("visudo") is None:
@@ -154,10 +152,7 @@ def join(request: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def make_account(user: str, number: int) -> None:
-    """Create the account with the same uid and gid on all hosts, because Slurm runs jobs by uid.
-
-    If another account has that number, the new account gets another number. `up` and `doctor` then report it.
-    """
+    """Create the account, if possible with this uid and gid, because Slurm runs jobs by uid."""
     names = ["SYS_{}ID_{}={}".format(kind, end, number) for kind in "UG" for end in ("MIN", "MAX")]
     pinned = [word for name in names for word in ("-K", name)]
     argv = ["useradd", "--system", "--create-home", "--home-dir", str(home_folder()), "--shell", "/bin/bash"]
