@@ -1,9 +1,9 @@
 #!/usr/bin/python
 """Ansible module: firewalld lets the hosts of a cluster reach ports of this host, regardless of zones.
 
-The module writes a policy and an ipset, each in a file of its own. Nothing of the user's is changed, and both
-disappear with their files. They take effect with a reload, which drops runtime settings that are not
-permanent. If there are such settings, the module changes nothing and lists them.
+The module writes a policy and an ipset, each to a file of its own, and changes no settings of the user. The
+files take effect with a reload, which drops runtime settings that are not permanent. If there are such
+settings, the module changes nothing and lists the settings.
 """
 
 from __future__ import annotations

@@ -135,12 +135,12 @@ def wait_ready(module: AnsibleModule, name: str, start: int) -> None:
 
 
 def fail_with_logs(module: AnsibleModule, name: str, message: str, start: int) -> None:
-    """Fail with the last lines of the unit's journal, and the errors in its log after byte ``start``."""
+    """Fail with the end of the unit's journal, and the errors in its log file after byte ``start``."""
     argv = ["journalctl", "--unit", name, "--lines=20", "--no-pager", "--output=cat"]
     _, journal, _ = module.run_command(argv)
-    text = f"{message}; its journal ends with:\n{journal.strip()}"
+    text = f"{message}; the journal of {name} ends with:\n{journal.strip()}"
     if errors := errors_since(module.params["log"], start):
-        text += "\nits log says:\n" + "\n".join(errors)
+        text += f"\nerrors in {module.params['log']}:\n" + "\n".join(errors)
     module.fail_json(msg=text)
 
 

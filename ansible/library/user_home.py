@@ -263,7 +263,9 @@ def main() -> None:
     try:
         answer = converge(module, account)
     except OSError as exc:
-        module.fail_json(msg=f"{exc.filename}: {exc.strerror}; check that {name} can write to its home")
+        module.fail_json(
+            msg=f"{exc.filename}: {exc.strerror}; check that the account {name} can write to its home"
+        )
     module.exit_json(**answer)
 
 

@@ -49,7 +49,7 @@ class Recorder:
             LedgerError: the state before the roles was not recorded.
         """
         if not self._store.is_there:
-            raise LedgerError(f"{self._store.root} does not contain the earlier state of this host")
+            raise LedgerError(f"{self._store.root} on this host has no record of the host's earlier state")
         for role, names in touches.items():
             # Patterns may match more paths now than before.
             for _, path in _paths(names):

@@ -46,7 +46,7 @@ ENTRIES: dict[str, Any] = {
 
 
 class LedgerError(Exception):
-    """An unusable ledger. The text says why."""
+    """The error for an unusable ledger, with the cause."""
 
 
 class Store:
@@ -73,7 +73,7 @@ class Store:
         try:
             content = json.loads(text)
             if content["version"] > VERSION:
-                raise LedgerError(f"a newer clusterctl wrote {self.root}; use that version")
+                raise LedgerError(f"a newer clusterctl wrote {self.root} on this host: use that version")
             entries = ((entry, form) for name, form in ENTRIES.items() for entry in content[name].values())
             if not (_has_form(content, EMPTY) and all(_has_form(entry, form) for entry, form in entries)):
                 raise ValueError("fields are missing or have other types")

@@ -86,10 +86,7 @@ class Builds:
                 self.arguments.append(f"{name}[{extra}]{match[1] or ''}")
 
     def read_line(self, line: str) -> None:
-        """Read a line of pip's output, and report large downloads.
-
-        For nodes without GPUs, raise a CudaBuildError once, if pip chose a CUDA build.
-        """
+        """Report large downloads in pip's output. Raise a CudaBuildError once for CUDA without GPUs."""
         if not self._decided and (torch := _CUDA_TORCH.search(line)):
             self._decided = True
             if self.gpus is False:

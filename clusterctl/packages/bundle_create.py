@@ -86,7 +86,6 @@ def create(request: BundleRequest, out: Path) -> Bundle:
 
 
 def _wheels(request: BundleRequest, distribution: Distribution, packages: int) -> tuple[System, Sources]:
-    """Download the wheels for a distribution. Return its entry in the manifest, and the wheel files."""
     spec, report = request.spec, request.report
     node = NodePlatform.of(distribution)
     report("downloading the wheels of the job environment")

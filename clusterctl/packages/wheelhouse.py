@@ -50,10 +50,7 @@ DEFAULT_PLATFORM: Final = NodePlatform.of(distribution_of(DEFAULT))
 
 @dataclass
 class Pip:
-    """`pip download` for the nodes, restricted to wheels. The user's settings of pip apply.
-
-    report: called with lines for the user. heard: called with each line of pip's output.
-    """
+    """`pip download` for the nodes, only of wheels. ``heard`` is called with each line of pip's output."""
 
     node: NodePlatform
     report: LineReporter = SILENT.note
@@ -354,14 +351,8 @@ def fetch_locked(
         with temporary_folder(home) as folder:
             requirements, target = folder / "wanted.txt", folder / "wheels"
             requirements.write_text("".join(f"{wheel}\n" for wheel in missing))
-            argv = [
-                "--require-hashes",
-                "--no-deps",
-                "--requirement",
-                str(requirements),
-                "--dest",
-                str(target),
-            ]
+            argv = ["--require-hashes", "--no-deps", "--requirement", str(requirements)]
+            argv += ["--dest", str(target)]
             if any("+cpu" in wheel.version for wheel in missing):
                 argv += ["--extra-index-url", cpu_index()]
             result = Pip(node, report, heard).download(argv, cwd=folder)
@@ -378,7 +369,6 @@ def fetch_locked(
 
 
 def cached_lock(requirements: Requirements) -> Lock | None:
-    """Return the cached result of ``resolve``, if any, without running pip."""
     with cache_of_downloads(_CACHE):
         return _load_lock(requirements.answer, requirements)
 
@@ -441,7 +431,6 @@ def _without_conflict(kept: Mapping[str, str], result: Result) -> dict[str, str]
 
 
 def _reject_sources(files: Sequence[Path], result: Result, wheels: set[str]) -> None:
-    """Raise a UsageError if pip downloaded sources: of a folder, an archive or a repository."""
     names = " ".join(_DOWNLOADED.findall(result.stdout)).split()
     if missing := [name for name in names if canonicalize_name(name) not in wheels]:
         raise UsageError(

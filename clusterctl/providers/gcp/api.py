@@ -278,7 +278,6 @@ def _delay(attempt: int, response: requests.Response | None = None) -> float:
 
 
 def _refused(answer: Json) -> tuple[set[str], str]:
-    """Return the reason codes and the message of a refusal."""
     error = answer.get("error")
     error = error if isinstance(error, dict) else {}
     rows = [*error.get("errors", ()), *error.get("details", ())]

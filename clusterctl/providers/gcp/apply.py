@@ -343,7 +343,6 @@ def _host(
 
 
 def _describe(instance: Mapping[str, Any]) -> str:
-    """Describe an instance, as `g2-standard-8, 1 x l4, spot`."""
     words = [str(instance.get("machine_type"))]
     machine = gcp_nodes.machines().get(words[0])
     added = instance.get("guest_accelerator") or ()

@@ -93,10 +93,7 @@ Attributes = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class HostPrices:
-    """Prices of a cluster's instances: by partition, else by machine type, else from the built-in table.
-
-    cluster: name of the cluster. The names of its nodes begin with it.
-    """
+    """Prices of a cluster's instances: by partition, else by machine type, else from the built-in table."""
 
     cluster: str
     partitions: Mapping[str, float] = field(default_factory=dict)

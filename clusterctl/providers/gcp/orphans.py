@@ -1,7 +1,7 @@
 """The cluster's resources on Google Cloud, found by their labels through the API, without Terraform's state.
 
 Resources that can't carry labels have them as text in their description, and a name that begins with
-`<cluster>-<id>`. All other resources are left alone.
+`<cluster>-<id>`. All other resources are ignored.
 """
 
 from __future__ import annotations

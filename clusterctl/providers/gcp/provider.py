@@ -174,10 +174,7 @@ class GcpProvider(Provider):
         return Provisioned(inventory, (*notes(spec), *_reuse_notes(plan, kept)), made, started)
 
     def _new_plan(self, terraform: Terraform) -> Plan:
-        """Return a new plan, if the user saw no plan or if that plan was applied.
-
-        Raise a StalePlanError if a plan was applied before, and the new plan would delete hosts or files.
-        """
+        """Return a new plan. After an apply, raise a StalePlanError if it would delete hosts or files."""
         plan = terraform.plan()
         lost_hosts = [host.name for host in apply.host_changes(plan) if host.destroys]
         if self._is_done and (lost_hosts or apply.lost_data(plan)):

@@ -86,10 +86,7 @@ def as_resource(kept: KeptStorage) -> orphans.CloudResource:
 
 
 def reject_in_use(api: Api, kept: KeptStorage) -> None:
-    """Raise a UsageError if an instance uses the disk or may have mounted the Filestore share.
-
-    Google would delete a Filestore instance even while it is mounted.
-    """
+    """Raise a UsageError if instances may use the storage. Google deletes Filestore even if it is mounted."""
     if as_resource(kept).kind == "disk":
         disks = orphans.find_labelled(api, LABEL, kept.cluster, ["disk"])
         users = [url for _, path, row in disks if path == kept.id for url in row.get("users", ())]

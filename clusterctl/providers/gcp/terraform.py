@@ -332,7 +332,6 @@ class Plan:
 
     @property
     def real_changes(self) -> tuple[ResourceChange, ...]:
-        """The changes of resources that are modified or imported."""
         return tuple(change for change in self.changes if change.action != "no-op" or change.adopts)
 
     def reject_additions(self, other: Plan, *, except_for: str | None = None) -> None:

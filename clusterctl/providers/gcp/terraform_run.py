@@ -174,7 +174,6 @@ def record_run(folder: Path) -> Iterator[None]:
 
 
 def _killed_runs(folder: Path) -> list[float]:
-    """Return the start times of killed runs (Unix seconds)."""
     try:
         return [float(began) for began in json.loads((folder / _RECORD).read_bytes())]
     except (FileNotFoundError, ValueError, TypeError):

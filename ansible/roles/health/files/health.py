@@ -3,7 +3,7 @@
 
 slurmd runs it regularly as root; without Slurm, clusterctl runs it before each job. An unhealthy node is
 drained with a reason that begins with `clusterctl health:`. Its jobs run to their end, and once the node is
-healthy it is resumed. A node that someone else drained is left alone. If a person resumes the node, it is not
+healthy it is resumed. A node that others drained is not resumed. If a person resumes the node, it is not
 drained again for the same fault in the kernel's log, nor for the link of a card that is now idle. A JSON file
 holds the thresholds and the expected hardware. The exit code is 1 if the node is unhealthy. Runs with the
 platform's Python, from 3.9 on.
@@ -233,7 +233,7 @@ def check_gpu(card: dict[str, str], config: dict[str, Any], state: State) -> Ite
 
 @cache
 def fabric_manager_hint(driver: str) -> str:
-    """Return a hint on a fabric that is not ready, by the version of the fabric manager."""
+    """Return advice for an NVLink fabric that is not ready, from the version of the fabric manager."""
     match = MANAGER.search(ask("nv-fabricmanager", "--version").text)
     if match and match[1] != driver:
         return f"nvidia-fabricmanager {match[1]} works only with the same driver version, not with {driver}"
