@@ -45,8 +45,7 @@ class Compressed(CommunicatorWrapper[Transport]):
         self._grads: Array | None = None
 
     def attach(self, grads: Array, slices: Sequence[ParamSlice]) -> None:  # noqa: ARG002
-        """From now on, compress sums of the flat array ``grads``. slices: position of each parameter in
-        it."""
+        """From now on, compress sums of the flat array ``grads``. slices: each parameter's position in it."""
         self._grads = flat(grads)
         self.state["residual"] = self.inner.device.xp.zeros(grads.shape, grads.dtype)
 
@@ -120,7 +119,7 @@ _LARGEST = 127
 
 
 class Int8(Compressed):
-    """Send gradients as 8-bit integers with a scale for each block: about 2 bytes per number (a ring: 8).
+    """Send gradients as 8-bit integers with a scale for each block: about 2 bytes per number (with a ring 8).
 
     Each rank rounds its gradient. The ranks exchange parts; each rank sums its own part in float32, rounds
     the sum and sends it to all ranks. So numbers are rounded twice, for any number of ranks. (A ring would
@@ -278,6 +277,5 @@ _COMPRESSORS: dict[str, type[Compressed]] = {"topk": TopK, "int8": Int8, "powers
 
 
 def make_compressor(name: str, transport: Transport, **options: float) -> Compressed:
-    """Return a transport that compresses attached gradients. options: ``ratio`` (topk), ``rank``
-    (powersgd)."""
+    """Return a compressing transport. options: ``ratio`` for ``topk``, ``rank`` for ``powersgd``."""
     return _COMPRESSORS[name](transport, **options)

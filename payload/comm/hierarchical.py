@@ -51,7 +51,7 @@ class Hierarchical(Transport):
         return Hierarchical(self.device, comm, staging=self.staging, node_of=self._node_of)
 
     def _sum(self, host: Array) -> Steps:
-        """Sum piece by piece. Up to three pieces are in progress, each in another stage.
+        """Sum piece by piece. Up to three pieces are in progress, each in a different stage.
 
         All ranks of a node start the stages of their pieces in the same order, as MPI requires.
         """
@@ -85,7 +85,7 @@ class Hierarchical(Transport):
         return self._sum(host)
 
     def _join(self, host: Array) -> Steps:
-        """Collect each node's parts at its leader, exchange them between leaders, and send all to ranks."""
+        """Collect parts at each node's leader, exchange them between leaders, and send them to all ranks."""
         parts = host.reshape(self.size, -1)
         members = next(node for node in self._nodes if self.rank in node)
         if not self._leads:

@@ -21,7 +21,7 @@ _KINDS = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "flo
 
 
 class Nccl(Transport):
-    """Transport with NCCL, for ranks with a GPU each. Scalars, Python values and barriers still use MPI."""
+    """Transport with NCCL. Every rank needs its own GPU. Scalars, Python values and barriers use MPI."""
 
     name = "nccl"
 

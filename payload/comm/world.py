@@ -1,6 +1,7 @@
-"""The start of MPI, and this process's rank. Without NumPy: the verification job loads this on all nodes.
+"""The start of MPI, and this process's rank.
 
-MPI is finalized when the interpreter exits.
+This module does not import NumPy, because the verification job loads it on all nodes. MPI is finalized when
+the interpreter exits.
 """
 
 from __future__ import annotations

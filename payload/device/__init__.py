@@ -15,8 +15,8 @@ def choose(requested: str, local_rank: int) -> Device:
     """Return the device for a rank. If a node has more ranks than GPUs, ranks share GPUs.
 
     Args:
-        requested: ``cpu``; ``auto`` for a GPU if CuPy finds a GPU; or ``gpu``: UsageError without a usable
-            GPU.
+        requested: ``cpu``, ``gpu``, or ``auto`` (a GPU if CuPy finds a GPU). Without a usable GPU, ``gpu``
+            raises UsageError.
         local_rank: index of the rank on its node.
     """
     if requested == "cpu":

@@ -109,7 +109,7 @@ class Device:
         return host
 
     def upload(self, host: Array) -> Array:
-        """Start copying a host array to the device. The host array must not change any more."""
+        """Start copying a host array to the device. ``host`` must not change, as the copy may still run."""
         return host
 
     def synchronize(self) -> None:

@@ -71,7 +71,7 @@ def _laid_out(array: Array) -> tuple[Array, int, int, int]:
 
 
 def _layout(array: Array) -> tuple[int, int, int] | None:
-    """Return operation, and distance of rows and of matrices in elements; None if cuBLAS can't read it."""
+    """Return (operation, elements between rows, between matrices), or None if cuBLAS can't read the array."""
     size = array.dtype.itemsize
     rows, columns = array.shape[-2:]
     steps = [step // size for step in array.strides]

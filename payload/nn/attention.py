@@ -45,7 +45,7 @@ class Attention:
             dropout: share of the attention probabilities to drop in training.
 
         Raises:
-            UsageError: the tensor-parallel size must divide ``heads``, which must divide ``width``.
+            UsageError: ``width`` must be a multiple of ``heads``, and ``heads`` of the tensor-parallel size.
         """
         if width % heads:
             raise UsageError(

@@ -15,7 +15,7 @@ class Linear:
 
     Split by columns, each tensor-parallel rank computes a part of the outputs, and the gradients of the
     inputs are summed. Split by rows, each rank holds a part of the inputs, and the outputs are summed. A
-    layer split by columns and then a layer split by rows need a single sum per pass (Shoeybi et al.,
+    layer split by columns followed by a layer split by rows needs a single sum per pass (Shoeybi et al.,
     "Megatron-LM", 2019).
     """
 
@@ -36,7 +36,7 @@ class Linear:
 
         Args:
             init: initial weights. Default: He initialization, for a following ReLU.
-            parts: number of tensors that make up the outputs, each split by columns. From 2 on, the
+            parts: number of tensors that make up the outputs, each split by columns. If more than 1, the
                 parameters are named as in ``torch.nn.MultiheadAttention``.
             form: layout of the weights in PyTorch. Default: ``torch.nn.Linear``.
         """
@@ -64,8 +64,7 @@ class Linear:
         self.parameters = [self.weight, self.bias] if self.bias else [self.weight]
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        """Map x (..., inputs) to y (..., outputs). x (split by rows) or y (by columns) is this rank's
-        part."""
+        """Map x (..., inputs) to y (..., outputs). This rank has a part of x (rows) or of y (columns)."""
         tape.push(x)
         rows = x.reshape(-1, x.shape[-1])
         y = self._device.matmul(rows, self._matrix())

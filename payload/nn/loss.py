@@ -24,8 +24,7 @@ class LossSums:
 class SoftmaxCrossEntropy:
     """-log softmax(logits)[target] over the last axis, in float32 or wider.
 
-    Tensor-parallel ranks with the logits of different classes exchange four numbers for each target, not
-    logits.
+    Tensor-parallel ranks with logits of different classes exchange four numbers for each target, not logits.
     """
 
     def __init__(self, context: Context, *, split: bool = False) -> None:

@@ -14,12 +14,11 @@ from payload.nn.module import Context, Parameter, Tape, uniform, zeros
 
 
 class LSTM:
-    """LSTM layer. Each step, starting at h = c = 0: i, f, g and o are the parts of x Wx + h Wh + b, through a
+    """LSTM layer. Each step, from h = c = 0 on: i, f, g and o are the parts of x Wx + h Wh + b, through a
     sigmoid (g: tanh); c becomes f c + i g; h, the output, becomes o tanh(c). Gates and c are float32 or
     wider.
 
-    PyTorch adds a second bias for cuDNN. Here that is not trained, and is 0 unless loaded from a PyTorch
-    model.
+    PyTorch adds a second bias for cuDNN. Here it is not trained, and is 0 unless loaded from a PyTorch model.
     """
 
     def __init__(self, context: Context, name: str, inputs: int, hidden: int, *, number: int = 0) -> None:

@@ -228,7 +228,7 @@ class Context:
 
 
 class Layer(Protocol):
-    """Interface of a step of the network."""
+    """Interface of all layers."""
 
     @property
     def parameters(self) -> Sequence[Parameter]:
@@ -295,7 +295,7 @@ class Flatten:
 
 
 def state_of(layers: Sequence[Layer]) -> dict[str, Array]:
-    """Return the arrays of layers that are not trained by gradients, such as running statistics.
+    """Return the layers' arrays that are not trained by gradients, such as running statistics.
 
     The arrays, by unique name, are saved with the parameters and restored in place.
     """
@@ -305,8 +305,7 @@ def state_of(layers: Sequence[Layer]) -> dict[str, Array]:
 @dataclass(frozen=True, slots=True)
 class Unit:
     """A group of layers, such as a Transformer block. It is placed on a pipeline stage, gathered, freed,
-    reduced and recomputed as a whole. A unit passes a single array to the next unit, which must not change
-    it."""
+    reduced and recomputed as a whole. It passes a single array to the next unit, which must not change it."""
 
     name: str
     layer: Layer

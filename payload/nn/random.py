@@ -23,7 +23,7 @@ def sample_keys(draw: Draw, stream: str) -> Array:
 
 
 def part_keys(device: Device, keys: Array, start: int, count: int) -> Array:
-    """Derive keys for ``count`` parts of each sample, such as attention heads: (B, 2) → (B, count, 2)."""
+    """Derive keys for ``count`` parts of each sample, from ``start`` on: (B, 2) → (B, count, 2)."""
     parts = device.xp.arange(start + 1, start + count + 1, dtype="uint32")
     # 2³² divided by the golden ratio: neighbouring parts get distant values.
     parts *= 0x9E3779B9

@@ -37,7 +37,8 @@ class LAMB:
 
         Args:
             segments: positions of the parameters in this rank's ``weights``.
-            parameters: all parameters of the ranks in ``groups``, in the same order on all ranks.
+            parameters: all parameters of which ranks in ``groups`` have pieces, in the same order on all
+                ranks.
             groups: communicators of the ranks with other pieces or, with tensor parallelism, other parts.
                 They must not contain ranks with the same pieces.
         """

@@ -164,7 +164,7 @@ class Engine:
     # Overflow shows in the loss.
     @np.errstate(over="ignore", invalid="ignore")
     def evaluate(self, batches: Iterable[MicroBatch]) -> Evaluation:
-        """Return the result over all ranks. batches: this rank's share, the same number on every rank."""
+        """Evaluate all ranks' batches. batches: this rank's share, with the same number on every rank."""
         sums = self._pipeline.evaluate(batches)
         counts = self.mesh.tp.rank == 0
         loss, correct, count = self.mesh.world.sum(
