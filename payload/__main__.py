@@ -1,7 +1,4 @@
-"""Entry point of ``python -m payload train|gemm|probe|...``: parses the command line and runs the command.
-
-A ``PayloadError`` is printed in one line; otherwise the exit code is that of the command's ``run``.
-"""
+"""Entry point of ``python -m payload train|gemm|probe|...``: parses the command line and runs the command."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from payload.node.host import keep_freed_memory, launcher_rank
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one command and return its exit code."""
+    """Run a command, print a ``PayloadError`` on rank 0, and return the exit code."""
     _limit_threads()
     try:
         config = parse(argv)
@@ -44,10 +41,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _refuse(error: UsageError) -> int:
-    """Print once that the command line, or the config file of any rank, is wrong.
+    """Print the error of a wrong command line or config file on rank 0, and return the exit code.
 
-    mpirun ends all ranks as soon as one rank exits with an error, so the other ranks wait in MPI until
-    rank 0 has printed the error.
+    mpirun ends all ranks when a rank exits with an error, so the ranks meet in MPI before rank 0 prints.
     """
     rank = launcher_rank(os.environ)
     first_error: PayloadError = error
@@ -55,7 +51,7 @@ def _refuse(error: UsageError) -> int:
         try:
             importlib.import_module("payload.comm.world").start(error)
         except LaunchError:
-            # The error in the command line is more useful to the user.
+            # Print the error in the command line, which is more useful to the user.
             pass
         except PayloadError as exc:
             first_error = exc
@@ -65,20 +61,20 @@ def _refuse(error: UsageError) -> int:
 
 def _report(error: PayloadError, *, rank: int) -> None:
     if rank == 0:
-        # For programs that show the error to their own users.
+        # Add the code for programs that show the error to their users.
         code = f"[{error.code}] " if os.environ.get("PAYLOAD_ERROR_CODES") else ""
         sys.stderr.write(f"payload: error: {code}{error}\n")
         sys.stderr.flush()
 
 
 def _world_rank() -> int:
-    """Return this process's rank. 0 if the command does not use MPI."""
+    """Return this process's rank, or 0 if the command does not use MPI."""
     world = sys.modules.get("payload.comm.world")
     return world.world_rank() if world else 0
 
 
 def _limit_threads() -> None:
-    """Limit NumPy's BLAS to the cores of this rank. By default each rank would use all cores of the node."""
+    """Limit NumPy's BLAS to the cores of this rank. By default, each rank would use all cores of the node."""
     os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK", "1"))
 
 

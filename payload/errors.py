@@ -4,27 +4,22 @@
     ├── UsageError      2   the command line is wrong, or names something that does not exist
     └── LaunchError     3   the launcher started a different number of ranks than MPI sees
 
-A run that a signal asked to stop has no error: it exits with ``STOPPED`` or ``ENDED``.
-
-If a rank runs out of memory, it prints one line, and all ranks end with exit code 1 (see ``line_of``). The
-same happens on a ``RankError``, which occurs on one rank only.
-
-All other exceptions are bugs or a broken machine: they leave a traceback and abort the whole MPI job.
+After a signal, a run exits with ``STOPPED`` or ``ENDED``. If a single rank runs out of memory or raises
+``RankError``, it prints a line, and all ranks end with exit code 1 (see ``line_of``). Other exceptions are
+bugs or a broken machine: they print a traceback and abort the whole MPI job.
 """
 
 from __future__ import annotations
 
 STOPPED = 75
-"""Exit code of a run that saved a checkpoint after a signal and can be restarted (EX_TEMPFAIL of
-sysexits.h)."""
-
+"""Exit code after a signal if the run saved a checkpoint and can be resumed (EX_TEMPFAIL of sysexits.h)."""
 
 ENDED = 128 + 15
-"""Exit code of a run without checkpoints after a signal: the same as for a process that SIGTERM ends."""
+"""Exit code after a signal if the run saves no checkpoints: that of a process that SIGTERM ends."""
 
 
 class PayloadError(Exception):
-    """Error raised on every rank (see ``comm.base.on_all_ranks``), so that all end with the same exit code.
+    """Error raised on every rank (see ``comm.base.on_all_ranks``), so that all exit codes are the same.
 
     ``code`` is a stable name of the condition, such as ``checkpoint-damaged``: see docs/errors.md.
     """
@@ -49,7 +44,7 @@ class LaunchError(PayloadError):
 
 
 class RankError(Exception):
-    """Error raised on a single rank, between two points of synchronization. Ends all ranks."""
+    """Error raised on a single rank, between two points of synchronization. It ends all ranks."""
 
     def __init__(self, message: str, *, code: str = "") -> None:
         super().__init__(message)
@@ -57,11 +52,11 @@ class RankError(Exception):
 
 
 _TOO_LARGE = ("Maximum allowed ", "array is too big", "Python int too large")
-"""Starts of NumPy's ValueError or OverflowError messages for arrays too large for any memory."""
+"""How NumPy's ValueError and OverflowError messages start if an array is too large for any memory."""
 
 
 def line_of(error: BaseException) -> str | None:
-    """Return the message for an error that occurred on one rank and ends all ranks. None: it is a bug."""
+    """Return the message for a ``RankError`` or a lack of memory. None: the error is a bug."""
     if isinstance(error, RankError):
         return str(error)
     is_too_large = isinstance(error, ValueError | OverflowError) and str(error).startswith(_TOO_LARGE)
@@ -69,7 +64,6 @@ def line_of(error: BaseException) -> str | None:
 
 
 def _out_of_memory(error: BaseException) -> str:
-    """Return a message with hints. NumPy and CuPy include the size of the failed allocation."""
     failed_allocation = " ".join(str(error).split()).rstrip(".") or "an allocation failed"
     hint = "use smaller sizes, a smaller --micro-batch-size, --recompute, --zero or more ranks"
     return f"out of memory: {failed_allocation}; {hint}"

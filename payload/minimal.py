@@ -1,9 +1,9 @@
-"""GPT-2 and its training in one file: one rank, plain NumPy or CuPy. Read this first.
+"""GPT-2 and its training in a single file: one rank, plain NumPy or CuPy. Read this first.
 
     python -m payload.minimal book.txt --steps 200
 
 The rest of the package trains the same model (``models/gpt.py``) in the same way, and a test checks that
-the weights are equal except for rounding. The differences:
+both weights are equal except for rounding. The differences:
 
     here                          in the package
     a dictionary of arrays        flat buffers, sharded over ranks (``parallel/zero.py``)
@@ -53,9 +53,9 @@ class Config:
 
 
 def init(config: Config, seed: int, dtype: str = "float32") -> Tensors:
-    """Return initial weights: normal for matrices, ones and zeros for norms and biases."""
+    """Return initial weights: normal for matrices, ones for norms, zeros for biases."""
     c = config.width
-    # Smaller weights keep the variance of the residual stream, to which 2 · layers results are added.
+    # Smaller weights preserve the variance of the residual stream, to which 2 · layers outputs are added.
     into_residual = 0.02 / math.sqrt(2 * config.layers)
     deviations = {"embedding.weight": 0.02, "positions.weight": 0.02}
     shapes: dict[str, tuple[int, ...]] = {
@@ -85,7 +85,7 @@ def init(config: Config, seed: int, dtype: str = "float32") -> Tensors:
     weights = {}
     for name, shape in shapes.items():
         if name in deviations:
-            # One generator per name, so the order of the names does not matter.
+            # A generator for each name, so that the order of the names does not matter.
             rng = np.random.default_rng((seed, zlib.crc32(name.encode())))
             initial = rng.standard_normal(shape) * deviations[name]
         else:
@@ -101,7 +101,7 @@ def init(config: Config, seed: int, dtype: str = "float32") -> Tensors:
 
 
 def linear(w: Tensors, name: str, x: Array) -> Array:
-    """y = x W + b: (B, T, inputs) → (B, T, outputs). The backward function needs x."""
+    """Return x W + b: (B, T, inputs) → (B, T, outputs). The backward function needs x."""
     weight = w[f"{name}weight"]
     return x @ weight.reshape(len(weight), -1) + w[f"{name}bias"].ravel()
 
@@ -115,7 +115,7 @@ def linear_backward(w: Tensors, grads: Tensors, name: str, dy: Array, x: Array) 
 
 
 def norm(w: Tensors, name: str, x: Array) -> tuple[Array, tuple[Array, Array]]:
-    """y = (x - mean) / √(variance + ε) · weight + bias, over the C numbers of each token."""
+    """Return (x - mean) / √(variance + ε) · weight + bias, with the mean over the C numbers of each token."""
     centered = x - x.mean(axis=-1, keepdims=True)
     inverse = 1 / xp.sqrt((centered * centered).mean(axis=-1, keepdims=True) + 1e-5)
     unit = centered * inverse
@@ -137,7 +137,7 @@ _A, _B = math.sqrt(2 / math.pi), 0.044715
 
 
 def gelu(x: Array) -> Array:
-    """½ x (1 + tanh(a (x + b x³))). The backward function needs x."""
+    """Return ½ x (1 + tanh(a (x + b x³))). The backward function needs x."""
     return 0.5 * x * (1 + xp.tanh(_A * (x + _B * x * x * x)))
 
 
@@ -178,8 +178,7 @@ def softmax(x: Array) -> Array:
 
 
 def block(w: Tensors, name: str, x: Array, heads: int) -> tuple[Array, tuple[Any, ...]]:
-    """Return x + attention(norm(x)), plus feed-forward layers applied in the same way: (B, T, C) →
-    (B, T, C)."""
+    """Return y + feed_forward(norm(y)) with y = x + attention(norm(x)): (B, T, C) → (B, T, C)."""
     normed1, saved_norm1 = norm(w, f"{name}.norm1", x)
     attended, saved_attention = attention(w, f"{name}.self_attn", normed1, heads)
     x = x + attended
@@ -218,7 +217,7 @@ def loss_and_grads(w: Tensors, config: Config, tokens: Array, targets: Array) ->
         x, block_saved = block(w, name, x, config.heads)
         saved.append(block_saved)
     last, saved_norm = norm(w, "norm", x)
-    # The output layer is the embedding's table.
+    # The output layer shares the weights of the embedding.
     logits = last @ w["embedding.weight"].T  # (B, T, V)
     probs = softmax(logits)
     target_index = (*xp.ogrid[:b, :t], targets)  # into (B, T, V)
@@ -234,7 +233,7 @@ def loss_and_grads(w: Tensors, config: Config, tokens: Array, targets: Array) ->
         dx = block_backward(w, grads, name, dx, block_saved)
     grads["positions.weight"] = xp.zeros_like(w["positions.weight"])
     grads["positions.weight"][:t] = dx.sum(axis=0)
-    # The table's gradient has two parts: as the output layer and as the embedding.
+    # The shared weights have two gradients: as the output layer and as the embedding.
     grads["embedding.weight"] = dlogits.reshape(b * t, -1).T @ last.reshape(b * t, -1)
     xp.add.at(grads["embedding.weight"], tokens, dx)
     return loss, grads
@@ -258,7 +257,7 @@ class AdamW:
             mean, square, weight = self.mean[name], self.square[name], w[name]
             mean += (1 - self.beta1) * (grad - mean)
             square += (1 - self.beta2) * (grad * grad - square)
-            # Both moments started at 0.
+            # Correct the bias of the moments, which start at 0.
             unbiased_mean = mean / (1 - self.beta1**self.steps)
             unbiased_square = square / (1 - self.beta2**self.steps)
             if weight.ndim > 1 and not name.endswith("bias"):

@@ -27,13 +27,13 @@ def checkpoint_name(iteration: int) -> str:
 
 
 def complete(folder: Path) -> dict[int, Path]:
-    """Return all checkpoints by iteration, in ascending order, without verifying them."""
+    """Return all complete checkpoints by iteration, in ascending order, without verifying them."""
     checkpoints = {int(match[1]): path for path in folder.glob("*") if (match := _NAME.fullmatch(path.name))}
     return dict(sorted(checkpoints.items()))
 
 
 def superseded(folder: Path, iteration: int, *, keep: int) -> list[Path]:
-    """Return the checkpoints to remove once ``iteration`` is saved, so that ``keep`` remain in all."""
+    """Return the checkpoints to remove when ``iteration`` is saved, so that ``keep`` checkpoints remain."""
     older = [path for number, path in complete(folder).items() if number < iteration]
     leftovers = list(folder.glob(f"iteration-*{OLD}"))
     return leftovers + (older[: len(older) - (keep - 1)] if len(older) >= keep else [])
@@ -42,8 +42,7 @@ def superseded(folder: Path, iteration: int, *, keep: int) -> list[Path]:
 def prepare(folder: Path, world: Communicator) -> None:
     """Create the folder on rank 0, delete unfinished checkpoints, and check that all ranks see the folder.
 
-    Raises:
-        UsageError: the folder cannot be written, or is not shared by all nodes.
+    Raises UsageError on every rank if the folder cannot be written, or is not shared by all nodes.
     """
     mark = world.allgather(f".shared-{secrets.token_hex(8)}")[0]
 
@@ -55,7 +54,8 @@ def prepare(folder: Path, world: Communicator) -> None:
             (folder / mark).touch()
         except OSError as exc:
             raise UsageError(
-                f"--checkpoints: {exc.filename or folder}: {exc.strerror}", code="checkpoints-unusable"
+                f"--checkpoints: cannot use {exc.filename or folder}: {exc.strerror}",
+                code="checkpoints-unusable",
             ) from exc
 
     def check() -> None:
@@ -74,23 +74,18 @@ def prepare(folder: Path, world: Communicator) -> None:
 
 
 PATIENCE_S = 100.0
-"""How long a restarted run waits for its predecessor's lock, in seconds. An NFS server may take 90 s to
-release the locks of a dead node."""
+"""How long a run waits for the lock. An NFS server may take 90 s to release the locks of a dead node."""
 
 
 class Lock:
     """Locks a folder, so that two runs never write checkpoints into it at the same time.
 
-    The lock is on the file ``.lock`` in the folder, until it is closed or its process ends. The file stays,
-    and names the run that holds the lock.
+    The lock is on the file ``.lock`` in the folder, until ``close`` or the end of the process. The file
+    remains. It names the last run that held the lock.
     """
 
     def __init__(self, folder: Path, *, patience_s: float = PATIENCE_S) -> None:
-        """Create the folder, and wait for the lock.
-
-        Raises:
-            UsageError: another run holds the lock for too long, or the folder cannot be written or locked.
-        """
+        """Create the folder, and wait for the lock. Raises UsageError if that fails or takes too long."""
         path = folder / ".lock"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -101,7 +96,8 @@ class Lock:
             os.pwrite(self._descriptor, _name().encode(), 0)
         except OSError as exc:
             raise UsageError(
-                f"--checkpoints: {exc.filename or path}: {exc.strerror}", code="checkpoints-unusable"
+                f"--checkpoints: cannot use {exc.filename or path}: {exc.strerror}",
+                code="checkpoints-unusable",
             ) from exc
 
     def _wait(self, folder: Path, patience_s: float) -> None:
@@ -110,11 +106,11 @@ class Lock:
             holder = os.pread(self._descriptor, 1024, 0).decode(errors="replace") or "another run"
             if time.monotonic() - start >= patience_s:
                 raise UsageError(
-                    f"--checkpoints: {folder} is in use by {holder}: stop it, or use another folder",
+                    f"--checkpoints: {folder} is in use by {holder}: stop that run, or use another folder",
                     code="checkpoints-in-use",
                 )
             if not has_warned:
-                text = f"waiting up to {patience_s:.0f} s for {folder}, which {holder} uses"
+                text = f"waiting up to {patience_s:.0f} s for the lock of {folder}, which {holder} holds"
                 sys.stderr.write(f"payload: {text}\n")
                 sys.stderr.flush()
                 has_warned = True
@@ -129,6 +125,6 @@ class Lock:
 
 
 def _name() -> str:
-    """Describe this run for the messages of other runs."""
+    """Return the name of this run for messages of other runs."""
     job = os.environ.get("SLURM_JOB_ID")
     return f"process {os.getpid()} on {hostname()}{f' of job {job}' if job else ''}"

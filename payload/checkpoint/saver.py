@@ -41,7 +41,7 @@ _NUMBERS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopSignals:
-    """Catches SIGTERM and SIGUSR1, which Slurm sends before it ends a job, until an iteration is done."""
+    """Catches SIGTERM and SIGUSR1, which Slurm sends before it ends a job, and notes them in ``came``."""
 
     def __init__(self) -> None:
         self.came = False
@@ -51,10 +51,10 @@ class StopSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Restore the previous handlers; after a signal, ignore both signals instead, because the run ends.
+        """Restore the previous handlers, or ignore both signals if the run ends because of a signal.
 
-        srun sends SIGTERM to the remaining ranks once a rank has ended. During its shutdown, Python removes
-        its handlers, but signals set to be ignored stay ignored.
+        When a rank ends, srun sends SIGTERM to the other ranks. Python removes its handlers when it shuts
+        down, but ignored signals remain ignored.
         """
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_IGN if self.came else handler)
@@ -69,7 +69,7 @@ class _Save:
 
     manifest: Manifest
     copied: Mark
-    # How long training has stood still for this checkpoint.
+    # How long training has waited for this checkpoint.
     stall_s: float = 0.0
     has_started: bool = False
 
@@ -93,16 +93,16 @@ class Saver:
     ) -> None:
         """
         Args:
-            folder: see ``folder.prepare``.
-            manifest: the facts that all checkpoints share: everything but iteration, files and scalars.
-            report: gets a record of each checkpoint, and warnings.
+            folder: folder of all checkpoints, see ``folder.prepare``.
+            manifest: the manifest without iteration, files and scalars.
+            report: records each checkpoint, and prints warnings.
             interval: number of iterations between checkpoints.
             keep: number of checkpoints to keep.
             wait: whether training waits until each checkpoint is on disk.
-            data_state: state of the training data, saved with each checkpoint.
+            data_state: ``Dataset.data_state``, saved with each checkpoint.
             lock: the folder's lock, on the rank that holds it. Released by ``__exit__``.
             save_model: called on rank 0 for each checkpoint with its folder. Writes the best weights so far
-                into it and returns the model's record. A PayloadError makes the checkpoint fail.
+                into the folder, and returns the model's record. A PayloadError makes the checkpoint fail.
         """
         self._engine, self._device, self._world = engine, engine.device, engine.mesh.world
         self._folder, self._manifest, self._report = folder, manifest, report
@@ -113,7 +113,7 @@ class Saver:
         self._token = self._world.allgather(secrets.token_hex(4))[0]
         self._saved_shards = saved_shards(engine)
         layout, offsets = plan_shards(self._saved_shards)
-        # np.full touches all pages now, so that the first copy need not wait for them.
+        # np.full touches all pages now, so that the first copy does not wait for the kernel.
         self._memory = np.full(layout.size, 0, np.uint8)
         self._memory[: len(layout.header)] = bytearray(layout.header)
         self._device.pin(self._memory)
@@ -139,7 +139,7 @@ class Saver:
         finally:
             self._writer.close(cancel=not finished)
             self._device.unpin(self._memory)
-            # Unfinished files would keep a full disk full.
+            # Remove unfinished files, which may have filled the disk.
             if not finished:
                 for unfinished in self._folder.glob(f"*.{self._token}{INCOMPLETE}"):
                     shutil.rmtree(unfinished, ignore_errors=True)
@@ -147,17 +147,15 @@ class Saver:
                 self._lock.close()
 
     def after(self, iteration: int, written: float, *, stop: bool = False, last: bool = False) -> None:
-        """Save a checkpoint if one is due after this iteration, and complete the previous one.
+        """Save a checkpoint if it is due after this iteration, and complete the previous checkpoint.
 
         Args:
             written: number of ranks whose file is on disk, summed in the last step.
-            stop: whether the run is stopping early; then everything is on disk afterwards.
+            stop: whether the run stops early. In this case, wait until the checkpoint is on disk.
             last: whether this is the last iteration.
 
-        Raises:
-            PayloadError: a checkpoint could not be written.
+        Raises PayloadError on every rank if a checkpoint could not be written.
         """
-
         if written == self._world.size:
             self._complete(wait=False)
         if stop or last or iteration % self._interval == 0:
@@ -199,10 +197,9 @@ class Saver:
         self._writer.begin(write, self._memory, path, self._writer.cancelled)
 
     def _complete(self, *, wait: bool) -> None:
-        """Wait until all ranks' files are on disk, then start publishing the checkpoint on rank 0.
+        """Wait until all ranks' files are on disk, then start the publication of the checkpoint on rank 0.
 
-        Args:
-            wait: whether to wait until the checkpoint is complete.
+        wait: whether to wait until the checkpoint is published.
         """
         save, self._save = self._save, None
         assert save is not None  # noqa: S101
@@ -225,7 +222,7 @@ class Saver:
         )
 
     def _written(self) -> Any:
-        """Wait for this rank's file, and return its size and checksum."""
+        """Wait until this rank's file is on disk, and return the result of ``writer.write``."""
         if self._failure:
             raise self._failure
         return self._writer.result()
@@ -243,7 +240,7 @@ class Saver:
         )
 
     def _settle(self) -> None:
-        """Wait until the writer is idle. On rank 0 it may still be completing the last checkpoint."""
+        """Wait until the writer is idle. On rank 0 it may still be publishing the last checkpoint."""
         if self._writer.busy:
             for leftover in self._writer.result():
                 self._report.print_line(

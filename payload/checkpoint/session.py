@@ -34,13 +34,12 @@ if TYPE_CHECKING:
 
 
 class CheckpointSession:
-    """A run's checkpoints: the checkpoint that it resumes from, and the checkpoints that it saves."""
+    """A run's checkpoints: the checkpoint from which the run resumes, and the checkpoints that it saves."""
 
     def __init__(self, config: TrainConfig, world: Communicator) -> None:
         """Prepare the folder, and choose the checkpoint to resume from.
 
-        Raises:
-            UsageError: the checkpoint is broken, or the folder cannot be used. Raised on every rank.
+        Raises UsageError on every rank if the checkpoint is broken, or the folder cannot be used.
         """
         settings = config.checkpoints
         self._config = config
@@ -54,7 +53,7 @@ class CheckpointSession:
 
     @property
     def data_state(self) -> Mapping[str, Any] | None:
-        """The data state of the resumed checkpoint; None if training starts from scratch."""
+        """``Dataset.data_state`` in the resumed checkpoint. None: training starts from scratch."""
         return self.chosen.data_state if self.chosen else None
 
     def saver(
@@ -66,10 +65,7 @@ class CheckpointSession:
         data_state: Mapping[str, Any],
         save_model: Callable[[Path], Mapping[str, Any]],
     ) -> AbstractContextManager[Saver | None]:
-        """Return the context for the whole training; its value is None without checkpoints.
-
-        Args: as for ``Saver``.
-        """
+        """Return the ``Saver`` for the whole training, or a context of None without ``--save-interval``."""
         settings = self._config.checkpoints
         if not settings.save_interval:
             return nullcontext()
@@ -87,11 +83,7 @@ class CheckpointSession:
         )
 
     def describe(self, engine: Engine, identity: Mapping[str, Any]) -> Manifest:
-        """Return the manifest of this run, without iteration, scalars and files.
-
-        Args:
-            identity: settings that a resumed run must not change.
-        """
+        """Return this run's manifest without iteration, scalars and files. identity: see ``Manifest``."""
         config, mesh = self._config, engine.mesh
         # The error feedback of compressed gradients is stored as a multiple of the loss scale.
         compressed = config.layout.compress != "none"
@@ -119,7 +111,7 @@ class Chosen:
     path: Path
     manifest: Manifest
     data_state: Mapping[str, Any]
-    # Messages about newer, broken checkpoints.
+    # Messages about newer checkpoints that are broken.
     notes: list[str]
 
 
@@ -127,7 +119,7 @@ class Chosen:
 class Resumed:
     """The state from which a run continues."""
 
-    # The last iteration that is done. 0: training starts from scratch.
+    # The last finished iteration. 0: training starts from scratch.
     iteration: int = 0
     notes: list[str] = field(default_factory=list)
     path: Path | None = field(default=None, compare=False)
@@ -135,14 +127,11 @@ class Resumed:
 
 
 def choose(resume_from: str, folder: Path, world: Communicator) -> Chosen | None:
-    """Return the checkpoint that ``--resume`` names, with its files verified; None to start from scratch.
+    """Verify and return the checkpoint that ``--resume`` selects. None: start from scratch.
 
-    Args:
-        resume_from: ``never``; ``auto``, for the newest whole checkpoint in ``folder``, if there is one; or a
-            checkpoint's folder.
+    resume_from: ``never``, ``auto`` for the newest whole checkpoint in ``folder``, or a checkpoint's path.
 
-    Raises:
-        UsageError: the checkpoint is broken. Raised on every rank.
+    Raises UsageError on every rank if the checkpoint is broken.
     """
     notes: list[str] = []
     newest_first = list(reversed(complete(folder).values())) if resume_from == "auto" else [Path(resume_from)]
@@ -155,20 +144,16 @@ def choose(resume_from: str, folder: Path, world: Communicator) -> Chosen | None
                 raise UsageError(f"--resume: {notes[0]}", code="checkpoint-damaged") from exc
     if notes:
         raise UsageError(
-            f"--resume auto: all checkpoints are broken: {'; '.join(notes)}; remove them to start anew",
+            f"--resume auto: all checkpoints are broken: {'; '.join(notes)}; remove them to start over",
             code="checkpoints-all-damaged",
         )
     return None
 
 
 def resume(chosen: Chosen | None, engine: Engine, now: Manifest) -> Resumed:
-    """Load the chosen checkpoint into the engine.
+    """Load the chosen checkpoint into the engine. now: this run's manifest.
 
-    Args:
-        now: the manifest of this run.
-
-    Raises:
-        UsageError: the checkpoint is of another kind of run.
+    Raises UsageError on every rank if the checkpoint's settings do not fit this run.
     """
     if chosen is None:
         return Resumed()
@@ -181,12 +166,9 @@ def resume(chosen: Chosen | None, engine: Engine, now: Manifest) -> Resumed:
 
 
 def refuse_others(folder: Path, resume_from: str, world: Communicator) -> None:
-    """Raise if the folder has checkpoints that this run would overwrite.
+    """Raise UsageError on every rank if the folder has checkpoints that this run would overwrite.
 
-    Checkpoints of another run, or of iterations that this run repeats, must not be mixed with its own.
-
-    Raises:
-        UsageError: the folder has such checkpoints. Raised on every rank.
+    These are checkpoints of another run, or of iterations that this run repeats.
     """
 
     def check() -> None:
@@ -198,13 +180,13 @@ def refuse_others(folder: Path, resume_from: str, world: Communicator) -> None:
                 code="checkpoint-newer-exists",
             )
 
-    # With `auto`, the folder belongs to this run.
+    # With `auto`, this run continues from the newest checkpoint.
     if resume_from != "auto":
         on_all_ranks(world, lambda: check() if world.rank == 0 else None)
 
 
 def _inspect(path: Path, world: Communicator) -> tuple[Manifest, Mapping[str, Any]]:
-    """Return the manifest and the data state. Each rank verifies some files; BrokenError is raised on all."""
+    """Return the manifest and the data state. Each rank verifies some files. All ranks raise BrokenError."""
 
     def check() -> Manifest:
         manifest = read_manifest(path)
@@ -217,16 +199,16 @@ def _inspect(path: Path, world: Communicator) -> tuple[Manifest, Mapping[str, An
     return manifest, world.allgather(data_state)[0]
 
 
-def _compare(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """Raise UsageError if the checkpoint differs from this run in a setting of ``ours``."""
-    saved, current = ({name: _text(value) for name, value in each.items()} for each in (theirs, ours))
+def _compare(path: Path, saved_with: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise UsageError if a setting of this run differs from the checkpoint."""
+    saved, current = ({name: _text(value) for name, value in each.items()} for each in (saved_with, now))
     different = [name for name in current if saved.get(name) != current[name]]
     if different:
-        was, now = (
+        old, new = (
             ", ".join(f"{name} {each.get(name, 'none')}" for name in different) for each in (saved, current)
         )
         raise UsageError(
-            f"--resume: {path} was saved with {was}, but this run has {now}", code="checkpoint-other-settings"
+            f"--resume: {path} was saved with {old}, but this run has {new}", code="checkpoint-other-settings"
         )
 
 
@@ -243,7 +225,7 @@ def _resharding(saved: Manifest, now: Manifest, engine: Engine) -> str:
 
 
 def _load(engine: Engine, path: Path, manifest: Manifest, *, own: bool) -> None:
-    """Load this rank's shards. ``own``: also the rank's own state, which fits only the same layout."""
+    """Load this rank's shards. own: load also ``own_state``, which fits only the same layout."""
     reader = Reader(path, manifest)
     restorable = [each for each in own_state(engine) if own and reader.holds(*each)]
     for shard, array in [*held_shards(engine), *restorable]:

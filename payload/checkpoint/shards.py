@@ -30,7 +30,7 @@ class Shard:
     """The numbers ``[start, stop)`` of a flattened part of a tensor, which is split along an axis.
 
     kind: ``weight``, ``optimizer.NAME``, ``state`` (of a layer), or ``rankN`` (state of rank N alone).
-    shape: shape of the whole tensor.
+    shape: shape of the whole tensor, with padding.
     axis: the split axis. None: the tensor is not split.
     rows: rows of the first axis without padding. None: there is no padding.
     """
@@ -47,12 +47,11 @@ class Shard:
 
     @property
     def tensor(self) -> str:
-        """The tensor's key, which its shards share."""
+        """The tensor's key, which is the same in all its shards."""
         return f"{self.kind}/{self.name}"
 
     @property
     def real_shape(self) -> tuple[int, ...]:
-        """The tensor's shape without padding."""
         return self.shape if self.rows is None else (self.rows, *self.shape[1:])
 
     @property
@@ -63,16 +62,16 @@ class Shard:
 NONE = slice(0, 0)
 
 HeldShard = tuple[Shard, Array]
-"""A shard, and a flat view of this rank's array with its numbers, for reading and writing."""
+"""A shard, and a flat, writable view of its numbers on this rank."""
 
 
 def held_shards(engine: Engine) -> list[HeldShard]:
-    """Return all shards that this rank needs to resume, except its ``own_state``."""
+    """Return all shards that this rank needs to resume, except ``own_state``."""
     return [(shard, array) for shard, array, _ in _all(engine)]
 
 
 def saved_shards(engine: Engine) -> list[HeldShard]:
-    """Return the shards that this rank saves. Ranks with the same array save different shards of it."""
+    """Return the shards that this rank saves. Ranks with the same array save different parts of the array."""
     cut = [
         (replace(shard, start=shard.start + share.start, stop=shard.start + share.stop), array[share])
         for shard, array, share in _all(engine)
@@ -82,13 +81,13 @@ def saved_shards(engine: Engine) -> list[HeldShard]:
 
 
 def own_state(engine: Engine) -> list[HeldShard]:
-    """Return the state of this rank alone, such as error feedback. It is useless in another layout."""
+    """Return state that only this rank has, such as error feedback. It is useless in another layout."""
     kind = f"rank{engine.mesh.world.rank}"
     return [(_whole(kind, name, array), array.reshape(-1)) for name, array in engine.own_state.items()]
 
 
 def scalars(engine: Engine) -> dict[str, int | float]:
-    """Return the state that is not in arrays, which is the same on all ranks."""
+    """Return the engine's state outside arrays, which is the same on all ranks."""
     scale = {f"loss_scale.{name}": value for name, value in engine.loss_scale.state.items()}
     return {"updates": engine.optimizer.updates, **scale}
 
@@ -101,7 +100,7 @@ def set_scalars(engine: Engine, saved: Mapping[str, int | float]) -> None:
 
 
 def _all(engine: Engine) -> Iterator[tuple[Shard, Array, slice]]:
-    """Yield all arrays that this rank holds, and the slice of each that it saves."""
+    """Yield the shard of each array on this rank, the array, and the slice that this rank saves."""
     storage, mesh = engine.storage, engine.mesh
     values = storage.master_weights
     kinds = {"weight": values} | {
@@ -115,7 +114,7 @@ def _all(engine: Engine) -> Iterator[tuple[Shard, Array, slice]]:
                 whole = array[segment.start : segment.stop]
                 saved = _common(segment, share) if engine.counts(segment.parameter) else NONE
                 yield _shard_of(kind, segment), whole, saved
-        # Arrays that are the same on all ranks, such as a count.
+        # The array is the same on all ranks, such as a count.
         else:
             yield _whole(kind, "", array), array.reshape(-1), slice(0, array.size)
     is_first = mesh.dp.rank == mesh.tp.rank == 0
@@ -147,14 +146,14 @@ def _common(segment: Segment, share: slice) -> slice:
 VERSION = 4
 MANIFEST = "manifest.json"
 DATA = "data.json"
-"""File of the state learned from the training data, such as a tokenizer, needed to read other data."""
+"""File with ``Dataset.data_state``."""
 
-_BLANK = "00000000"  # checksum's placeholder
+_BLANK = "00000000"  # placeholder of the checksum
 _CHUNK = 1 << 22
 
 
 class BrokenError(PayloadError):
-    """A checkpoint is damaged. The message does not name its folder."""
+    """A checkpoint is damaged. The message does not contain the checkpoint's path."""
 
 
 def rank_file(rank: int) -> str:
@@ -195,7 +194,7 @@ class Manifest:
     """The description of a checkpoint: its progress, settings and files."""
 
     iteration: int
-    # dp, tp, pp, zero, and the settings that ranks' own state depends on.
+    # dp, tp, pp, zero, and the settings on which ``own_state`` depends.
     layout: Mapping[str, float]
     # Settings that a resumed run must not change, by flag name.
     identity: Mapping[str, Any]
@@ -213,11 +212,7 @@ class Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and check the manifest of a checkpoint.
-
-    Raises:
-        BrokenError: the manifest is missing or damaged.
-    """
+    """Return the manifest of a checkpoint. Raises BrokenError if it is missing or damaged."""
     try:
         text = (folder / MANIFEST).read_bytes().decode()
         fields = json.loads(text)
@@ -227,12 +222,12 @@ def read_manifest(folder: Path) -> Manifest:
             raise BrokenError(f"{MANIFEST} is damaged")
         if version != VERSION:
             raise BrokenError(
-                f"it is in format {version}, but this program reads {VERSION}: use the program that wrote it"
+                f"it has format {version}, but this payload reads {VERSION}: use the version that wrote it"
             )
         fields["files"] = [FileFacts(**facts) for facts in fields["files"]]
         return Manifest(**fields)
     except FileNotFoundError as exc:
-        raise BrokenError(f"it has no {MANIFEST}") from exc
+        raise BrokenError(f"{MANIFEST} is missing") from exc
     except OSError as exc:
         raise BrokenError(f"{MANIFEST} cannot be read: {exc.strerror}") from exc
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
@@ -240,11 +235,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def read_data(folder: Path) -> Mapping[str, Any]:
-    """Read the state that the run learned from its training data.
-
-    Raises:
-        BrokenError: the file is missing or damaged.
-    """
+    """Return a checkpoint's ``Dataset.data_state``. Raises BrokenError if it is missing or damaged."""
     try:
         data_state: Mapping[str, Any] = json.loads((folder / DATA).read_bytes())
     except OSError as exc:
@@ -255,11 +246,7 @@ def read_data(folder: Path) -> Mapping[str, Any]:
 
 
 def verify(folder: Path, facts: FileFacts) -> None:
-    """Check the size and the checksum of a file.
-
-    Raises:
-        BrokenError: the file is damaged.
-    """
+    """Raise BrokenError if a file has another size or checksum."""
     path = folder / facts.name
     try:
         size, crc32 = path.stat().st_size, 0
@@ -275,7 +262,7 @@ def verify(folder: Path, facts: FileFacts) -> None:
 
 
 class Reader:
-    """Reads a checkpoint's shards for any layout. Memory maps make it read only the requested numbers."""
+    """Reads a checkpoint's shards for any layout. With memory maps, only the requested numbers are read."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self._folder = folder
@@ -292,14 +279,10 @@ class Reader:
         )
 
     def whole(self, kind: str, name: str) -> NDArray[Any]:
-        """Return a whole tensor.
-
-        Raises:
-            UsageError: the checkpoint does not have the tensor.
-        """
+        """Return a whole tensor. Raises UsageError if the checkpoint does not have it."""
         stored = self._shards.get(f"{kind}/{name}")
         if not stored:
-            raise UsageError(f"{self._folder} has no {kind}/{name}", code="checkpoint-without-entry")
+            raise UsageError(f"{self._folder} has no tensor {kind}/{name}", code="checkpoint-without-entry")
         shard, numbers = stored[0]
         size = math.prod(shard.shape)
         whole_shard = replace(shard, start=0, stop=size, axis=None, part=0, parts=1)
@@ -308,13 +291,12 @@ class Reader:
     def read(self, target: Shard, dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return the numbers of a shard as a flat array.
 
-        Raises:
-            UsageError: the checkpoint does not have the tensor, or has it in another shape or dtype.
+        Raises UsageError if the checkpoint does not have the tensor with this shape and dtype.
         """
         stored = self._shards.get(target.tensor, [])
         if not stored:
             raise UsageError(
-                f"--resume: {self._folder} has no {target.tensor}: it is of another model or optimizer",
+                f"--resume: {self._folder} has no {target.tensor}: pass the model and optimizer of its run",
                 code="checkpoint-other-model",
             )
         stored_shard, numbers = stored[0]
@@ -343,7 +325,7 @@ class Reader:
         return whole.reshape(-1)[target.start : target.stop]
 
     def _interval(self, tensor: str, part: int, start: int, stop: int) -> NDArray[Any]:
-        """Join the numbers ``[start, stop)`` of a part from the saved shards."""
+        """Return the numbers ``[start, stop)`` of a part, joined from the saved shards."""
         stored = [(shard, numbers) for shard, numbers in self._shards[tensor] if shard.part == part]
         result: NDArray[Any] = np.empty(stop - start, self._shards[tensor][0][1].dtype)
         filled = start
@@ -354,7 +336,7 @@ class Reader:
                 filled = last
         if filled < stop:
             raise UsageError(
-                f"--resume: {self._folder} has no numbers of {tensor} from {filled} of part {part} on",
+                f"--resume: {self._folder} is incomplete: {tensor} ends at number {filled} of part {part}",
                 code="checkpoint-incomplete",
             )
         return result

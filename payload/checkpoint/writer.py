@@ -24,7 +24,7 @@ _CHUNK = 1 << 22
 
 
 class Writer:
-    """Runs tasks in its own thread, one at a time."""
+    """A thread that runs a task at a time."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "checkpoints", _use_all_cores)
@@ -33,12 +33,12 @@ class Writer:
 
     @property
     def busy(self) -> bool:
-        """Whether a task has been started and its result not been taken."""
+        """Whether ``result`` has not yet been called for a task."""
         return self._task is not None
 
     @property
     def ready(self) -> bool:
-        """Whether a task has ended and its result not been taken."""
+        """Whether a task has ended, so that ``result`` does not wait."""
         return self._task is not None and self._task.done()
 
     def begin(self, task: Callable[..., Any], *arguments: Any) -> None:
@@ -46,11 +46,7 @@ class Writer:
         self._task = self._thread.submit(task, *arguments)
 
     def result(self) -> Any:
-        """Wait for the task, and return its result.
-
-        Raises:
-            PayloadError: the task failed.
-        """
+        """Wait for the task, and return its result. Raises PayloadError if a file cannot be written."""
         assert self._task is not None  # noqa: S101
         task, self._task = self._task, None
         try:
@@ -62,26 +58,22 @@ class Writer:
             ) from exc
 
     def close(self, *, cancel: bool = False) -> None:
-        """End the thread after its task. ``cancel``: stop writing a file."""
+        """End the thread after its task. cancel: stop the task, which leaves an incomplete file."""
         if cancel:
             self.cancelled.set()
         self._thread.shutdown()
 
 
 def _use_all_cores() -> None:
-    """Let this thread run on all cores of the job, since a rank may keep its own core busy."""
+    """Let this thread run on all cores of the job, because the rank may keep its own core busy."""
     with suppress(OSError):
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
 
 def write(memory: NDArray[Any], path: Path, cancelled: threading.Event) -> dict[str, Any]:
-    """Write bytes into a file and sync it to disk.
+    """Write bytes to a file and sync it to disk, or raise OSError with the path.
 
-    Returns:
-        The file's ``size`` and ``crc32``, and the ``seconds`` that writing took.
-
-    Raises:
-        OSError: the file cannot be written.
+    Return the file's ``size`` and ``crc32``, and the ``seconds`` that writing took.
     """
     began, crc32 = time.perf_counter(), 0
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,22 +95,20 @@ def write(memory: NDArray[Any], path: Path, cancelled: threading.Event) -> dict[
 def publish(
     path: Path, complete: Path, texts: Mapping[str, str], sizes: Mapping[str, int], remove: Sequence[Path]
 ) -> list[str]:
-    """Make a folder a complete checkpoint, then remove old checkpoints.
+    """Complete a checkpoint and rename its folder, then remove old checkpoints.
 
     Args:
         path: the folder, with the files of all ranks.
-        complete: the name of the complete checkpoint.
-        texts: text files to add.
-        sizes: sizes of the ranks' files, which must exist.
+        complete: the new path of the folder.
+        texts: text files to add, by name.
+        sizes: sizes of the ranks' files, by name.
+        remove: the old checkpoints.
 
-    Returns:
-        The old checkpoints that could not be removed, and why.
-
-    Raises:
-        OSError: the checkpoint cannot be completed. Then nothing is removed.
+    Return a message for each old checkpoint that could not be removed. Raises OSError, without removing any
+    checkpoint, if a file is missing or cannot be written.
     """
     for name, size in sizes.items():
-        # On NFS, only opening a file asks the server.
+        # On NFS, only opening a file gets its current size from the server.
         with (path / name).open("rb") as file:
             actual_size = os.fstat(file.fileno()).st_size
         if actual_size != size:
@@ -126,7 +116,7 @@ def publish(
     for name, text in texts.items():
         write(np.frombuffer(text.encode(), np.uint8), path / name, threading.Event())
     _sync_folder(path)
-    # A broken checkpoint: it is never loaded, and a whole one is not saved twice.
+    # An existing checkpoint is broken, because this run would have resumed from a whole checkpoint.
     if complete.exists():
         _discard(complete)
     path.rename(complete)
@@ -141,7 +131,7 @@ def publish(
 
 
 def _discard(folder: Path) -> None:
-    """Remove a checkpoint. It is renamed first, so that it never looks complete with files missing."""
+    """Rename, then remove a checkpoint, so that it never looks complete with files missing."""
     aside = folder
     if not folder.name.endswith(OLD):
         aside = folder.with_name(f"{folder.name}{OLD}")

@@ -1,6 +1,6 @@
 """Parsing of the command lines of ``python -m payload``, and checks of settings against each other.
 
-Run as a program, it checks command lines without running them: JSON in, JSON out.
+As a program, this module checks command lines, and prints an error message or null for each of them:
 
     $ echo '[["train", "--lrr", "0.1"], ["gemm"]]' | python -m payload.cli.arguments
     ["unrecognized arguments: --lrr 0.1; did you mean --lr?", null]
@@ -37,13 +37,13 @@ from payload.models import MODELS
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that raises an exception. argparse would print a usage text from every rank and exit."""
+    """A parser that raises an exception. argparse itself would print a usage text on every rank and exit."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see --help", code="bad-flag")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Reject unknown arguments here, because the parser of the command knows similar flags."""
+        """Parse like argparse. For an unknown flag, the error suggests a similar flag of the command."""
         namespace, unknown = super().parse_known_args(args, namespace)
         if unknown:
             hint = did_you_mean(unknown[0].partition("=")[0], self._option_string_actions)
@@ -53,7 +53,6 @@ class _Parser(argparse.ArgumentParser):
 
 @cache
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands."""
     parser = _Parser(prog="python -m payload", description="Train, test and monitor on a cluster's nodes.")
     subparsers = parser.add_subparsers(required=True, dest="command", metavar=f"{{{','.join(COMMANDS)}}}")
     for name, command in COMMANDS.items():
@@ -72,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_flag(group: argparse._ActionsContainer, setting: Field[Any]) -> None:
-    """Add the flag of a setting. The parsed namespace contains it only if it was given."""
+    """Add the flag of a setting. The parsed namespace contains the setting only if the flag was given."""
     kind, about, default = setting.metadata["kind"], setting.metadata["about"], setting.default
     if default not in (None, (), MISSING):
         about += f" (default {text_of(default).replace('%', '%%')})"
@@ -88,25 +87,20 @@ def _add_flag(group: argparse._ActionsContainer, setting: Field[Any]) -> None:
 
 
 def parse(argv: Sequence[str]) -> Any:
-    """Parse a command line, and the config file that it names.
+    """Parse a command line and its config file, and return the settings of the command.
 
-    Raises:
-        UsageError: the command line or the file is wrong.
-        SystemExit: help was requested and has been printed.
+    Raises UsageError if the command line or the file is wrong, SystemExit after printing requested help.
     """
     flags = vars(parser().parse_args(argv))
     return make(COMMANDS[flags.pop("command")], flags, flags.pop("config", None))
 
 
 def check(config: Command, *, several: bool | None = None, gpu: bool | None = None) -> None:
-    """Check settings against each other.
+    """Raise UsageError if settings contradict each other, or a given setting would have no effect.
 
     Args:
         several: whether there are several data-parallel ranks. None: not known yet.
         gpu: whether ranks compute on GPUs. None: not known yet.
-
-    Raises:
-        UsageError: two settings contradict each other, or a given setting would have no effect.
     """
     if isinstance(config, TrainConfig):
         _refuse_contradictions(config)
@@ -122,7 +116,7 @@ def _refuse_contradictions(config: TrainConfig) -> None:
     optimizer, layout, precision = config.optimizer, config.layout, config.precision
     complaint = ""
     if optimizer.schedule == "step" and not optimizer.decay_iterations:
-        complaint = "--schedule step: needs --decay-iterations, after which it lowers the learning rate"
+        complaint = "--schedule step: pass --decay-iterations, after which the learning rate falls"
     elif layout.compress != "none" and layout.zero:
         complaint = f"--compress {layout.compress} and --zero {layout.zero}: cannot be combined"
     elif layout.compress != "none" and precision.precision == "fp16" and not precision.loss_scale:
@@ -135,7 +129,7 @@ def _refuse_contradictions(config: TrainConfig) -> None:
 
 
 def _refuse_for_launch(config: TrainConfig, several: bool | None, gpu: bool | None) -> None:
-    """Reject flags without effect in this launch. A config file may contain them for other launches."""
+    """Reject flags without effect in this launch. In a config file, they may be for other launches."""
     bench, find = isinstance(config, BenchConfig), config.batch.find
     training_only = (
         "epochs iterations lr schedule warmup_iterations min_lr decay_iterations decay_factor scale_lr "
@@ -157,7 +151,7 @@ def _refuse_for_launch(config: TrainConfig, several: bool | None, gpu: bool | No
 
 
 def _refuse_useless(config: TrainConfig) -> None:
-    """Reject settings that have an effect only together with another setting, which is missing."""
+    """Reject settings that have no effect because of the value of another setting."""
     layout, optimizer, files = config.layout, config.optimizer, config.checkpoints
     takes, kind = MODELS[config.model.model].takes, config.data.data.partition(":")[0]
     resumes = bool(files.save_interval) or files.resume == "auto"
@@ -185,7 +179,7 @@ def _refuse_useless(config: TrainConfig) -> None:
 
 
 def find_error(argv: Sequence[str]) -> str | None:
-    """Return the error in a command line, or None. Files that it names are not read: they are on the node."""
+    """Return the error in a command line, if any. Its files are not read, because they are on the node."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             flags = vars(parser().parse_args(argv))

@@ -1,7 +1,7 @@
-"""The settings of each command. ``arguments`` makes flags and help of them, ``settings`` reads config files.
+"""The settings of each command. ``arguments`` creates their flags and help, ``settings`` reads config files.
 
-To add a setting, declare it in its section and use it. If it has no effect together with some other
-settings, add a rule to ``arguments``. Standard library only, so that `--help` is fast.
+To add a setting, declare it in its section. If its effect depends on another setting, add a rule to
+``arguments``. Standard library only, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class TrainConfig(Command):
     run: Run = field(default_factory=Run)
 
     def placed(self) -> Self:
-        """Return the same settings with absolute paths of the data and the checkpoints."""
+        """Return these settings with absolute paths."""
         data, files = self.data, self.checkpoints
         resume = files.resume if files.resume in ("auto", "never") else str(Path(files.resume).absolute())
         return replace(
@@ -213,7 +213,7 @@ class TrainConfig(Command):
 
 
 def _absolute(name: str) -> str:
-    """Return the name of data or a tokenizer with an absolute path, if it has a path."""
+    """Return ``--data`` or ``--tokenizer`` with an absolute path, if it has a path."""
     kind, _, path = name.partition(":")
     return f"{kind}:{Path(path).absolute()}" if kind in ("idx", "text", "gpt2") else name
 
@@ -342,9 +342,7 @@ class ExportConfig(Command):
     weights: str = setting("best", *_weights)
     checkpoint: Path | None = setting(None, path, "a checkpoint's folder, instead of --model-folder")
     export_as: str = setting(
-        "torch",
-        one_of("torch", "hf", "torchvision"),
-        "library whose tensor names are used",
+        "torch", one_of("torch", "hf", "torchvision"), "library whose tensor names are used"
     )
     force: bool = switch(False, "overwrite existing files")
 

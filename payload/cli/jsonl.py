@@ -1,4 +1,4 @@
-"""JSON Lines: one JSON object per line, in files and on stdout. Standard library only."""
+"""JSON Lines: a JSON object per line, in files and on stdout. Standard library only."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ Keep = Callable[[dict[str, Any]], bool]
 
 
 def answer(**fields: Any) -> None:
-    """Print one JSON object on its own line."""
+    """Print the fields as a line of JSON."""
     print_line(json.dumps(fields))
 
 
 def print_line(line: str) -> None:
-    """Print a line, and flush it."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
@@ -29,20 +28,16 @@ class JsonLines:
     """A file of JSON objects, flushed after each object, so that a killed run leaves its results so far."""
 
     def __init__(self, path: Path, *, keep: Keep | None = None) -> None:
-        """Open the file, creating its folder if necessary.
+        """Open the file, and create its folder if necessary. Raises UsageError if that fails.
 
-        Args:
-            keep: called with each object in the file; returns whether to keep it. None: overwrite the file.
-
-        Raises:
-            UsageError: the file cannot be written.
+        keep: called with each object in the file, and returns whether to keep it. None: overwrite the file.
         """
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if keep and path.exists():
                 _keep_only(path, keep)
-            # Unbuffered: closing the file has nothing to write, so it cannot fail again.
+            # Without a buffer, closing the file has nothing to write and cannot fail.
             self._file: BinaryIO = path.open("ab" if keep else "wb", buffering=0)
         except OSError as exc:
             raise UsageError(
@@ -50,11 +45,7 @@ class JsonLines:
             ) from exc
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Append one object, with the time in Unix seconds.
-
-        Raises:
-            RankError: the file cannot be written, for example because the disk is full.
-        """
+        """Append an object, with the time in Unix seconds. Raises RankError if that fails."""
         line = json.dumps({"kind": kind, "time": time.time(), **fields}, allow_nan=False)
         remaining = memoryview(f"{line}\n".encode())
         try:
@@ -73,7 +64,7 @@ class JsonLines:
 
 
 def _keep_only(path: Path, keep: Keep) -> None:
-    """Keep only some objects of a file. The file is replaced atomically."""
+    """Replace a file atomically by its objects for which ``keep`` returns True."""
     new_path = path.with_name(f"{path.name}.new")
     with path.open("rb") as old_file, new_path.open("wb") as new_file:
         new_file.writelines(line for line in old_file if (record := _record(line)) and keep(record))
@@ -81,7 +72,7 @@ def _keep_only(path: Path, keep: Keep) -> None:
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """Parse a line. None: it is incomplete, because its writer was killed, or not a record."""
+    """Parse a line. Return None if it is not a record, or incomplete because its writer was killed."""
     try:
         record = json.loads(line) if line.endswith(b"\n") else None
     except ValueError:

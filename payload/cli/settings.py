@@ -1,6 +1,6 @@
 """Settings of a command: fields of a frozen dataclass, set by flags, a config file and defaults.
 
-The settings of a training are grouped in sections, which are dataclasses too: the field
+The settings of a training are grouped in sections, which are also dataclasses: the field
 ``micro_batch_size`` of section ``batch`` is the flag ``--micro-batch-size``, and in a config file
 
     [batch]
@@ -26,10 +26,10 @@ from payload.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """The settings of a command, with a record of those that were given."""
+    """The settings of a command, with a record of the settings that the user gave."""
 
     given: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """Source of each given field: "" for a flag, "FILE: " for a non-default value in a config file."""
+    """By field, the source of its value: "" for a flag, "FILE: " for a non-default value in a config file."""
 
 
 T = TypeVar("T", bound=Command)
@@ -39,8 +39,8 @@ def setting(default: Any, kind: Kind, about: str, metavar: str = "") -> Any:
     """Declare a field that the user can set.
 
     Args:
-        default: MISSING if the user must set it.
-        metavar: placeholder for the value in the help. Default: that of ``kind``.
+        default: MISSING if the user must set the field.
+        metavar: placeholder for the value in the help. Default: the placeholder of ``kind``.
     """
     return field(default=default, metadata={"kind": kind, "about": about, "metavar": metavar or kind.metavar})
 
@@ -56,7 +56,7 @@ def sections_of(command: type[Any]) -> dict[str, Any]:
 
 
 def settings_of(command: type[Any]) -> dict[str, tuple[str, Field[Any]]]:
-    """Return all settings of a command by name, each with its section ("": none) and its field."""
+    """Return the section ("" outside sections) and the field of each setting of a command, by name."""
     settings = {f.name: ("", f) for f in fields(command) if f.metadata}
     for name, section in sections_of(command).items():
         settings |= {f.name: (name, f) for f in fields(section)}
@@ -66,15 +66,12 @@ def settings_of(command: type[Any]) -> dict[str, tuple[str, Field[Any]]]:
 def make(
     command: type[T], flags: Mapping[str, Any], file: Path | None = None, *, named_by: str = "--config"
 ) -> T:
-    """Create the settings of a command.
+    """Create the settings of a command. Raises UsageError if the file is unreadable or has a wrong value.
 
     Args:
         flags: values by field.
-        file: a config file, for settings without a flag.
+        file: a config file with values of settings that are not in ``flags``.
         named_by: the flag that names the file, for messages.
-
-    Raises:
-        UsageError: the file cannot be read, or has an unknown key or a wrong value.
     """
     settings = settings_of(command)
     file_values = _read_file(settings, file, named_by) if file else {}
@@ -88,20 +85,17 @@ def make(
 
 
 def refuse_without_effect(config: Command, names: str, condition: str, *, in_files: bool = True) -> None:
-    """Reject settings that were given but have an effect only under a condition.
+    """Raise UsageError if any of these settings was given with a value that has an effect.
 
     Args:
         names: field names, separated by spaces.
-        condition: such as "with --optimizer sgd".
-        in_files: whether to reject them in a config file, which other launches may share.
-
-    Raises:
-        UsageError: one of the settings was given with a value other than a default.
+        condition: when they would have an effect, for the message: "with --optimizer sgd".
+        in_files: whether to reject them also in a config file, which other launches may share.
     """
     record, settings = to_record(config), settings_of(type(config))
     for name in names.split():
         source, value, (section, declared) = config.given.get(name), record[name], settings[name]
-        # Only other values would have an effect.
+        # Values without effect.
         harmless = (
             [declared.default] if isinstance(value, bool) else [None, 0, (), "none", "never", "constant"]
         )
@@ -109,7 +103,7 @@ def refuse_without_effect(config: Command, names: str, condition: str, *, in_fil
             continue
         flag = f"--no-{_key(name)}" if value is False else f"--{_key(name)}"
         raise UsageError(
-            f"{source}{_path(section, name) if source else flag}: has an effect only {condition}; remove it",
+            f"{source}{_path(section, name) if source else flag} has an effect only {condition}; remove it",
             code="setting-without-effect",
         )
 
@@ -119,7 +113,6 @@ def _key(name: str) -> str:
 
 
 def _path(section: str, name: str) -> str:
-    """Return the name of a setting in a config file."""
     return f"[{section}] {_key(name)}"
 
 
@@ -157,7 +150,7 @@ def _read(setting: Field[Any], value: Any) -> Any:
 
 
 def did_you_mean(word: str, names: Collection[str]) -> str:
-    """Return a hint to the same key in another section, or else to a similar word. Empty if there is none."""
+    """Return a hint to the same key in another section, or to a similar name, or "" without such a name."""
     same_key = [name for name in names if name.rpartition(" ")[2] == word.rpartition(" ")[2]]
     similar = same_key or difflib.get_close_matches(word, names, n=1)
     return f"; did you mean {similar[0]}?" if similar else ""
@@ -173,7 +166,7 @@ def to_record(config: Any) -> dict[str, Any]:
 
 
 def from_record(command: type[T], record: Mapping[str, Any], flags: Mapping[str, Any]) -> T:
-    """Restore the settings from a record made by ``to_record``, changed by ``flags``."""
+    """Restore the settings from a record of ``to_record``, overridden by ``flags``."""
     declared = {name: f for name, (_, f) in settings_of(command).items()}
     values = {
         name: _read(declared[name], record[name]) for name in declared if record.get(name) not in (None, [])
@@ -201,7 +194,7 @@ def _toml(value: Any) -> str:
 
 
 def text_of(value: Any) -> str:
-    """Return a value in the form used on the command line."""
+    """Return a value as text for the command line."""
     if isinstance(value, bool):
         return str(value).lower()
     return ",".join(map(text_of, value)) if isinstance(value, list | tuple) else str(value)

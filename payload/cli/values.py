@@ -48,12 +48,10 @@ folder = Kind(Path, "DIR")
 # Unlike Path.expanduser, this never raises.
 word_or_path = Kind(os.path.expanduser, "auto|DIR")
 path = Kind(lambda text: Path(word_or_path.read(text)), "DIR")
-"""A file or folder; ``~/`` is the home folder of the user running the program."""
+"""A file or folder. ``~/`` is the home folder of the user who runs the program."""
 
 
 def one_of(*words: str) -> Kind:
-    """Return a kind that accepts only these words."""
-
     def read(text: str) -> str:
         if text not in words:
             raise ArgumentTypeError(f"{text!r} is not valid; use {', '.join(words[:-1])} or {words[-1]}")
@@ -67,13 +65,13 @@ yes_or_no = Kind(lambda text: one_of("true", "false").read(text) == "true", "")
 
 
 def by_commas(kind: Kind) -> Kind:
-    """Return a kind for several values, separated by commas."""
+    """Return a kind for a tuple of values, separated by commas."""
     metavar = f"{kind.metavar}[,{kind.metavar}...]"
     return Kind(lambda text: tuple(kind.read(part) for part in text.split(",")), metavar)
 
 
 def some_of(*words: str) -> Kind:
-    """Return a kind for distinct words, separated by commas. words: allowed words. Empty: any word."""
+    """Return a kind for distinct words, separated by commas. words: the allowed words. Empty: any word."""
     allowed = one_of(*words).read if words else str
 
     def read(text: str) -> tuple[str, ...]:

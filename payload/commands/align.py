@@ -1,8 +1,7 @@
-"""Telemetry of the nodes during each iteration: joins a run's metrics with its telemetry by time.
+"""Joins a run's metrics with its telemetry by time: the state of the nodes during each iteration.
 
 A telemetry sample covers the time since the previous sample. The means of an iteration are weighted by the
-overlap of each sample with the iteration, so iterations shorter than the sampling interval may share a
-sample. Standard library only.
+overlap of each sample with the iteration. Standard library only.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Telemetry of one node from ``start`` to ``end``, in Unix seconds."""
+    """The mean readings of a node from ``start`` to ``end``, in Unix seconds."""
 
     start: float
     end: float
@@ -33,11 +32,7 @@ class Sample:
 
 
 def run(config: AlignConfig) -> int:
-    """Write ``aligned.jsonl`` next to the metrics, print the averages, and return the exit code.
-
-    Raises:
-        UsageError: the folder has no metrics or telemetry, or cannot be written.
-    """
+    """Write ``aligned.jsonl`` next to the metrics, print the averages, and return the exit code."""
     nodes = {path.stem: read_samples(path) for path in sorted((config.folder / "telemetry").glob("*.jsonl"))}
     if not nodes:
         raise UsageError(
@@ -56,10 +51,9 @@ def run(config: AlignConfig) -> int:
 
 
 def averages(spans: Iterable[tuple[float, float]], nodes: Mapping[str, Sequence[Sample]]) -> Record:
-    """Average the telemetry of nodes over spans of time, weighted by duration.
+    """Average the telemetry of each node over spans of time, given in Unix seconds.
 
-    Returns:
-        Means by node; over all nodes, the mean use of cores and of GPUs, and the total power of all GPUs.
+    Return the means by node, the mean use of cores and GPUs over all nodes, and the total power of all GPUs.
     """
     totals: dict[str, dict[str, float]] = {host: defaultdict(float) for host in nodes}
     seconds: dict[str, dict[str, float]] = {host: defaultdict(float) for host in nodes}
@@ -89,7 +83,7 @@ def averages(spans: Iterable[tuple[float, float]], nodes: Mapping[str, Sequence[
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """Return the samples of one node in order of time. If the job was requeued, no sample spans the gap."""
+    """Return the samples of a node in order of time. If the job was requeued, no sample spans the gap."""
     lines = _records(path)
     return [
         Sample(previous["time"], line["time"], dict(_figures(line)))

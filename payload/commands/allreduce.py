@@ -1,8 +1,8 @@
-"""Benchmark of sums over ranks, by array size and transport. Every sum is checked first.
+"""Benchmark of sums over ranks, by array size and transport. A sum of each size is checked first.
 
 Figures are those of nccl-tests (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): if
-the sum of S bytes on n ranks takes t seconds, the algorithm bandwidth is S / t. The bus bandwidth is that
-times 2 (n - 1) / n, which does not depend on n if the slowest link is always busy.
+the sum of S bytes on n ranks takes t seconds, the algorithm bandwidth is S / t, and the bus bandwidth
+S / t · 2 (n - 1) / n, which does not depend on n if the slowest link is always busy.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _GROWTH = 4
 """Factor from one size to the next."""
 
 _IN_A_ROW_BYTES = 1 << 20
-"""Small sums are timed in batches of this size: a single sum is shorter than the skew after a barrier."""
+"""Small sums are timed in batches of this size, because a single sum is shorter than a barrier's skew."""
 
 _MOST_IN_A_ROW = 256
-"""Maximum sums in a batch. Batches of the smallest sums are long enough by then."""
+"""Maximum number of sums in a batch."""
 
 _PATTERN = 251
-"""The summed numbers repeat after this many. It is prime, so that a misplaced piece is noticed."""
+"""Period of the summed numbers. A prime, so that a misplaced piece gives a wrong sum."""
 
 
 def run(config: AllreduceConfig) -> int:
-    """Check, measure and print. Return the exit code: 1 if a sum is wrong, else 0."""
+    """Check and measure sums, and print the results. Return the exit code: 1 if a sum is wrong, else 0."""
     world, device = begin(config.device)
     comms = {name: make_transport(name, device, cuda_aware=config.cuda_aware) for name in config.comm}
     return 0 if allreduce(config, device, world, comms) else 1
@@ -46,12 +46,12 @@ def run(config: AllreduceConfig) -> int:
 def allreduce(
     config: AllreduceConfig, device: Device, world: Communicator, comms: Mapping[str, Communicator]
 ) -> bool:
-    """Measure all sizes and transports, and return whether all sums are right. Rank 0 reports."""
+    """Measure all sizes and transports, and return whether all sums are right. Rank 0 prints the results."""
     report = Report(world, config.out / "allreduce.jsonl")
     places = world.allgather(place(world.rank, device))
     records = []
     nbytes_to_measure = sizes(config.min, config.max)
-    # Two small sizes may come to the same number of elements.
+    # Different small sizes may round to the same number of elements.
     for count in dict.fromkeys(_count(nbytes, config.dtype) for nbytes in nbytes_to_measure):
         for name, comm in comms.items():
             record = _measure(name, comm, device, count, config)
@@ -113,7 +113,6 @@ def _wrong(comm: Communicator, device: Device, count: int, dtype: str) -> int:
 
 
 def _count(nbytes: int, dtype: str) -> int:
-    """Return the number of elements of an array of about this size."""
     return max(1, nbytes // int(_dtype(dtype).itemsize))
 
 

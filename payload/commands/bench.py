@@ -1,9 +1,9 @@
-"""Benchmark of training on a layout and on fewer ranks: throughput, MFU, scaling, communication.
+"""Benchmark of training on all ranks and on fewer: throughput, MFU, scaling, communication.
 
-The configurations that are compared (sides) take turns in one job, a few iterations each, so that other
-load on the machines affects all of them equally. Strong scaling keeps the global batch as ranks are added,
-weak scaling keeps the share of each rank. One side skips the sums of gradients: the time it saves is the
-communication that the layout exposes.
+The compared configurations (sides) take turns in a job, a few iterations each, so that other load on the
+machines affects all sides equally. With more ranks, strong scaling keeps the global batch, weak scaling keeps
+each rank's share of it. Another side skips the sums of gradients: the time that this saves is the exposed
+communication.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from payload.training.trace import OFF
 Record = dict[str, Any]
 
 _LR = 1e-6
-"""So small that training neither learns nor diverges."""
+"""Small, so that training neither learns nor diverges."""
 
 
 def run(config: BenchConfig) -> int:
-    """Measure and print the results, and return the exit code."""
+    """Measure all sides, print the results, and return the exit code."""
     _, device = begin(config.run.device)
-    # Also on a single rank, which runs with more ranks are compared with.
+    # Without ``several``, because a single rank is a valid side.
     check(config, gpu=device.gpu is not None)
     bench(config, device, make_transport(config.layout.comm, device, cuda_aware=config.layout.cuda_aware))
     return 0
@@ -69,12 +69,12 @@ class Team:
     times: CommTimes
     work: Work
     iterations: int = 0
-    # Of each measured iteration.
+    # An entry for each measured iteration.
     seconds: list[float] = field(default_factory=list)
     comm: list[CommTime] = field(default_factory=list)
 
     def train(self, iterations: int) -> None:
-        """Train for some iterations, always on the same batch."""
+        """Train on the same batch for some iterations."""
         for _ in range(iterations):
             self.iterations += 1
             self.times.take()
@@ -87,7 +87,7 @@ class Team:
 
 
 def bench(config: BenchConfig, device: Device, world: Transport) -> list[Record]:
-    """Measure all sides, and return a record for each, the same on all ranks. Rank 0 reports them."""
+    """Measure all sides, and return a record for each, the same on all ranks. Rank 0 prints them."""
     report = Report(world, config.run.out / "bench.jsonl")
     dataset = open_dataset(config, world)
     sides = sides_of(config, world.size)
@@ -98,7 +98,7 @@ def bench(config: BenchConfig, device: Device, world: Transport) -> list[Record]
             team = teams.get(side)
             if team:
                 team.train(config.bench.turn if round_number else config.bench.warmup)
-        # The first round is the warm-up.
+        # Discard the times of the warm-up round.
         if not round_number:
             for team in teams.values():
                 team.seconds.clear()
@@ -108,9 +108,8 @@ def bench(config: BenchConfig, device: Device, world: Transport) -> list[Record]
     peak = find_peak(device, world, dtype, config.measuring.peak_tflops)
     peaks = world.allgather(peak.tflops)
     # Rank 0 takes part in every side.
-    records = world.allgather(
-        [_record(side, teams[side], peaks) for side in sides] if world.rank == 0 else []
-    )[0]
+    own_records = [_record(side, teams[side], peaks) for side in sides] if world.rank == 0 else []
+    records = world.allgather(own_records)[0]
     _compare(records)
     for record in records:
         report.write("bench", **record)
@@ -121,11 +120,9 @@ def bench(config: BenchConfig, device: Device, world: Transport) -> list[Record]
 
 
 def sides_of(config: BenchConfig, size: int) -> list[Side]:
-    """Return the configurations: all ranks, with and without sums, and fewer ranks with strong and weak
-    scaling.
+    """Return the sides: all ranks, with and without sums, and fewer ranks with strong and weak scaling.
 
-    Raises:
-        UsageError: a requested number of ranks does not fit the job or the layout.
+    Raises UsageError if a number in ``--ranks`` does not fit the job or the layout. size: ranks of the job.
     """
     batch, smallest = config.batch.global_batch_size, config.layout.tp * config.layout.pp
     counts = config.bench.ranks or [smallest << power for power in range(32) if smallest << power < size]
@@ -149,7 +146,7 @@ def sides_of(config: BenchConfig, size: int) -> list[Side]:
 def _teams(
     config: BenchConfig, device: Device, world: Transport, dataset: Dataset, sides: Sequence[Side]
 ) -> Iterator[tuple[Side, Team]]:
-    """Yield the sides that this rank takes part in. Sides with the same ranks share an engine."""
+    """Yield the sides in which this rank takes part. Sides with the same ranks share an engine."""
     for (ranks, silent), group in itertools.groupby(sides, key=lambda side: (side.ranks, side.silent)):
         members = world.split(int(world.rank < ranks), world.rank)
         if world.rank >= ranks:
@@ -189,7 +186,7 @@ def _record(side: Side, team: Team, peaks: Sequence[float | None]) -> Record:
 
 
 def _compare(records: Sequence[Record]) -> None:
-    """Add the figures that compare several sides."""
+    """Add scaling efficiencies and the cost of sums to the records of all sides."""
     all_ranks = records[0]
     for record in records:
         if record["side"] == "all, silent":
@@ -204,7 +201,6 @@ def _compare(records: Sequence[Record]) -> None:
 
 
 def _table(records: Sequence[Record]) -> str:
-    """Return the results as a table."""
     columns = f"{'side':<14}{'ranks':>6}{'batch':>7}{'ms':>10}{'samples/s':>12}{'tokens/s':>11}{'MFU':>7}"
     lines = [f"{columns}{'exposed ms':>12}{'strong':>8}{'weak':>7}"]
     for record in records:

@@ -1,4 +1,4 @@
-"""Evaluation of a model folder or a checkpoint on held-out data: one JSON object on stdout."""
+"""Evaluation of a model folder or a checkpoint on held-out data. The result is a line of JSON on stdout."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def run(config: EvalConfig) -> int:
-    """Evaluate, print the result, and return the exit code."""
+    """Evaluate a model folder or a checkpoint, print the result, and return the exit code."""
     if config.model_folder is not None:
         return _run_on_model(config, config.model_folder)
     from payload.cli.report import begin  # noqa: PLC0415
@@ -46,7 +46,7 @@ def run(config: EvalConfig) -> int:
 
 
 def _settings_of_run(config: EvalConfig) -> TrainConfig:
-    """Return the run's settings, changed by the flags. A checkpoint contains a copy of them."""
+    """Return the settings of the run, from config.toml or the checkpoint, overridden by the flags."""
     out = config.out or Path()
     flags = {
         "out": out,
@@ -67,7 +67,7 @@ def _settings_of_run(config: EvalConfig) -> TrainConfig:
 
 
 def _run_on_model(config: EvalConfig, folder: Path) -> int:
-    """Evaluate a model folder: on all ranks if a launcher started them, otherwise on one rank without MPI."""
+    """Evaluate a model folder, with MPI if a launcher started this process."""
     world: Communicator = Solo()
     if launcher_rank(os.environ) is None:
         device = choose(config.device, 0)
@@ -92,7 +92,7 @@ def _run_on_model(config: EvalConfig, folder: Path) -> int:
 
 
 def _settings_of_model(config: EvalConfig, folder: Path, model: TrainedModel) -> TrainConfig:
-    """Return settings to read the data as in training. Default data: that of the run that the model is in."""
+    """Return settings that read the data as in training. Default data: those of the run around the folder."""
     record, run = model.record, folder.absolute().parent / "config.toml"
     flags: dict[str, Any] = {"model": record.model, "device": config.device}
     if config.data:
@@ -101,7 +101,7 @@ def _settings_of_model(config: EvalConfig, folder: Path, model: TrainedModel) ->
         flags["data"] = make(TrainConfig, {}, run, named_by="the run's settings").data.data
     else:
         raise UsageError(
-            f"--data is missing: {folder} is not in a run's folder, so its training data is not known",
+            f"--data is missing, and {folder} is not in a run's folder, whose config.toml names the data",
             code="data-not-named",
         )
     if record.tokenizer is not None:
@@ -112,22 +112,19 @@ def _settings_of_model(config: EvalConfig, folder: Path, model: TrainedModel) ->
 
 
 def _data_state(model: TrainedModel) -> dict[str, Any]:
-    """Return the data state that the model was trained with."""
     return {**model.record.input, "classes": model.classes, **(model.record.tokenizer or {})}
 
 
 def evaluate(config: TrainConfig, device: Device, world: Transport) -> dict[str, int | float | None]:
-    """Evaluate a checkpoint. The result is the same on all ranks.
+    """Evaluate a checkpoint. Return, on all ranks, the loss in nats per target, accuracy and perplexity.
 
-    Returns:
-        Loss in nats per target, accuracy, and for text perplexity and bits per byte.
+    For text, the result also has bits per byte.
     """
     mesh = make_mesh(world, tp=config.layout.tp, pp=config.layout.pp)
     checkpoints = CheckpointSession(config, world)
     if checkpoints.data_state is None:
         raise UsageError(
-            f"--resume {config.checkpoints.resume}: {config.run.out} has no checkpoint",
-            code="no-checkpoint",
+            f"--resume {config.checkpoints.resume}: {config.run.out} has no checkpoint", code="no-checkpoint"
         )
     dataset = open_dataset(config, world, checkpoints.data_state, eval_only=True)
     loader = build_loader(config, dataset, device, mesh, eval_only=True)
@@ -150,5 +147,4 @@ def _as_record(iteration: int, dataset: Dataset, evaluation: Evaluation) -> dict
 
 
 def _finite(value: float) -> float | None:
-    """Return None for a value that JSON cannot represent."""
     return value if math.isfinite(value) else None

@@ -1,5 +1,4 @@
-"""Export of a trained model's weights for other programs: whole tensors in one file, with the names of
-PyTorch, transformers or torchvision."""
+"""Export of a trained model's weights to a file with the tensor names of another library."""
 
 from __future__ import annotations
 
@@ -34,11 +33,7 @@ _IN_FOLDER = ("model.safetensors", "config.json")
 
 
 def run(config: ExportConfig) -> int:
-    """Write the weights, print a summary, and return the exit code.
-
-    Raises:
-        UsageError: the model does not exist or is damaged, or the file cannot be written.
-    """
+    """Write the weights, print a summary, and return the exit code."""
     # Only rank 0 writes.
     if launcher_rank(os.environ):
         return 0
@@ -59,8 +54,8 @@ def run(config: ExportConfig) -> int:
         shape = tensors["conv1.weight"].shape
         if shape != _TORCHVISION:
             raise UsageError(
-                f"--export-as torchvision: its ResNets start with weights {_TORCHVISION}, but this model "
-                f"for smaller images starts with {shape}; use --export-as torch",
+                f"--export-as torchvision: its ResNets start with weights {_TORCHVISION}, but this model, "
+                f"for smaller images, starts with {shape}; use --export-as torch",
                 code="export-unfit",
             )
     if is_folder:
@@ -73,11 +68,7 @@ def run(config: ExportConfig) -> int:
 
 
 def _check_target(to: Path, *, is_folder: bool, force: bool) -> None:
-    """Check that ``to`` can be written.
-
-    Raises:
-        UsageError: its folder is missing, it is of the wrong kind, or it exists and ``force`` is not set.
-    """
+    """Raise UsageError if the parent of ``to`` is missing, or ``to`` exists and may not be overwritten."""
     if not to.parent.is_dir():
         raise UsageError(
             f"--to: the folder {to.parent} does not exist; create it first", code="no-such-folder"
@@ -94,7 +85,7 @@ def _check_target(to: Path, *, is_folder: bool, force: bool) -> None:
 
 
 def _write_texts(folder: Path, record: ModelRecord) -> None:
-    """Write transformers' other files: config, image preprocessing, GPT-2's tokenizer."""
+    """Write transformers' files beside the weights: config, image preprocessing, GPT-2's tokenizer."""
     classes = record.classes
     names = [f"LABEL_{number}" for number in range(classes)] if isinstance(classes, int) else [*classes]
     config = library_config(record.model, record.settings, names)
@@ -126,11 +117,7 @@ def _write_texts(folder: Path, record: ModelRecord) -> None:
 
 
 def write(path: Path, weights: Weights) -> int:
-    """Write a file in the safetensors format, and return its size in bytes.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
+    """Write a safetensors file, and return its size in bytes. Raises UsageError if it cannot be written."""
     stream = safetensors.Stream(path, {name: weights[name].shape for name in sorted(weights)})
     for name in sorted(weights):
         stream.write(weights[name])
@@ -142,11 +129,7 @@ def write(path: Path, weights: Weights) -> int:
 
 
 def of_checkpoint(folder: Path) -> tuple[ModelRecord, Weights, int]:
-    """Read a model from a checkpoint: its record, weights and iteration.
-
-    Raises:
-        UsageError: the checkpoint is damaged.
-    """
+    """Return the record, weights and iteration of a checkpoint. Raises UsageError if it is damaged."""
     try:
         manifest = read_manifest(folder)
         for facts in manifest.files:

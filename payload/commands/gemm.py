@@ -1,10 +1,10 @@
 """Matrix products of each rank, summed over ranks by MPI: the work that dominates training.
 
 Rank r holds k of a layer's inputs: their values for m samples, A_r (m, k), and their weights, B_r (k, n).
-The layer's output is the product over all inputs, C = A B = sum over r of A_r B_r (m, n). All numbers are
-small integers, so float32 and float64 give C exactly, for any order of the sums. The check is that of
-Freivalds ("Probabilistic machines can use less running time", 1977): C x = A (B x) for a random x of ±1. A
-wrong row of C passes with a probability of at most 1/2.
+The layer's output is C = A B = sum over r of A_r B_r (m, n). All numbers are small integers, so float32 and
+float64 give C exactly, for any order of the sums. The check is that of Freivalds ("Probabilistic machines
+can use less running time", 1977): C x = A (B x) for a random x of ±1. A wrong row of C passes with a
+probability of at most 1/2.
 """
 
 from __future__ import annotations
@@ -27,21 +27,18 @@ from payload.device.base import Array, Device
 Record = dict[str, Any]
 
 _LARGEST = 4
-"""The factors are integers from minus to plus this."""
+"""The factors are integers from -_LARGEST to _LARGEST."""
 
 
 def run(config: GemmConfig) -> int:
-    """Multiply, sum, check and print. Return the exit code: 1 if a result is wrong, else 0."""
+    """Measure products and sums, and print them. Return the exit code: 1 if a result is wrong, else 0."""
     _, device = begin(config.device)
     records = gemm(config, device, make_transport(config.comm, device))
     return 0 if all(record["ok"] for record in records) else 1
 
 
 def gemm(config: GemmConfig, device: Device, comm: Communicator) -> list[Record]:
-    """Measure all sizes and dtypes, and return a record for each, the same on all ranks.
-
-    Rank 0 prints and writes the records.
-    """
+    """Measure all sizes and dtypes, and return a record for each, the same on all ranks. Rank 0 prints."""
     report = Report(comm, config.out / "gemm.jsonl")
     places = comm.allgather(place(comm.rank, device))
     records = []
@@ -59,7 +56,7 @@ def gemm(config: GemmConfig, device: Device, comm: Communicator) -> list[Record]
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One rank's part of a layer, with the values for checking the output."""
+    """A rank's part of a layer, with the values that check the output."""
 
     size: GemmSize
     a: Array  # (m, k)
@@ -77,7 +74,7 @@ class _Layer:
         a = rng.integers(-_LARGEST, _LARGEST, (size.m, size.k), endpoint=True).astype(np.float64)
         b = rng.integers(-_LARGEST, _LARGEST, (size.k, size.n), endpoint=True).astype(np.float64)
         x = np.random.default_rng(seed).choice([-1.0, 1.0], size.n)
-        # Not summed with the allreduce, which this value checks.
+        # Summed without the allreduce, which this value checks.
         expected = np.array(comm.sum((a @ (b @ x)).tolist()))
         largest_sum = _LARGEST**2 * size.k * comm.size
         spacing = float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]
@@ -88,12 +85,12 @@ class _Layer:
 
     @property
     def flops(self) -> int:
-        """Operations of one rank's product; a multiply-add counts as 2."""
+        """Floating-point operations of a rank's product. A multiply-add counts as 2."""
         return 2 * self.size.m * self.size.k * self.size.n
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Dtype of the sums: 16-bit factors are summed as float32."""
+        """Dtype of the sums. 16-bit factors are summed as float32."""
         return np.promote_types(self.a.dtype, np.float32)
 
     def wrong_rows(self, device: Device, comm: Communicator, own_product: Array, output: Array) -> int:
@@ -120,7 +117,7 @@ def _measure(layer: _Layer, device: Device, comm: Communicator, *, warmup: int, 
         product_s.append(time.perf_counter() - began)
         own_product = product.copy()
         device.synchronize()
-        # So that the time of the sum does not include waiting for a slower rank.
+        # Do not count the wait for a slower rank as time of the sum.
         comm.barrier()
         began = time.perf_counter()
         comm.allreduce(product)

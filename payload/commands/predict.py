@@ -16,11 +16,7 @@ _BATCH = 64
 
 
 def run(config: PredictConfig) -> int:
-    """Classify all images of all files, print a line for each, and return the exit code.
-
-    Raises:
-        UsageError: the model does not classify images, or a file has no images that fit it.
-    """
+    """Classify all images of all files, print a line for each, and return the exit code."""
     model = load(config.model_folder, config.weights, choose(config.device, 0), takes="images")
     try:
         height, width, channels = map(int, model.record.input["shape"])
@@ -28,7 +24,7 @@ def run(config: PredictConfig) -> int:
         names = [str(name) for name in _names(model)]
     except (LookupError, TypeError, ValueError) as exc:
         raise UsageError(
-            f"{config.model_folder}: model.json does not describe the model's images",
+            f"{config.model_folder}/model.json does not describe the images that the model takes",
             code="model-input-unknown",
         ) from exc
     files = [(file, read_images(file, (height, width, channels))) for file in config.files]
@@ -40,14 +36,8 @@ def run(config: PredictConfig) -> int:
                 place = f"{file}:{row}" if len(images) > 1 else str(file)
                 print_line(f"{place}: {names[best]} {share:.4f}")
             else:
-                predictions.append(
-                    {
-                        "file": str(file),
-                        "row": row,
-                        "class": names[best],
-                        "probability": round(float(share), 6),
-                    }
-                )
+                prediction = {"class": names[best], "probability": round(float(share), 6)}
+                predictions.append({"file": str(file), "row": row, **prediction})
     if config.output == "json":
         answer(predictions=predictions)
     return 0
@@ -59,7 +49,7 @@ def _names(model: TrainedModel) -> list[str] | range:
 
 
 def probabilities(model: TrainedModel, inputs: Array) -> Array:
-    """Return class probabilities (N, classes) of images (N, H, W, C) on the host."""
+    """Return class probabilities (N, classes) of images (N, H, W, C), both as NumPy arrays."""
     parts = []
     for start in range(0, len(inputs), _BATCH):
         x = model.device.asarray(np.ascontiguousarray(inputs[start : start + _BATCH], "float32"))

@@ -1,7 +1,7 @@
-"""Check that all ranks can communicate, and that their sums are right: one JSON object on stdout.
+"""Checks that all ranks can communicate, and that their sums are right, and prints the result as JSON.
 
-Does not import NumPy or the settings of other commands, which would take longer than the whole check: on a
-local cluster the ranks of many nodes share cores.
+This module does not import NumPy or the settings of other commands, which would take longer than the check:
+on a local cluster, the ranks of many nodes share cores.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PATTERN = array("d", range(1, 252))
 
 
 def run(config: ProbeConfig) -> int:
-    """Check and print. Return the exit code: 1 if an answer is wrong or a host is missing, else 0."""
+    """Check all ranks, and print the result. Return the exit code: 1 if a check fails, else 0."""
     return _run(config.expect_hosts)
 
 
@@ -43,10 +43,9 @@ def _run(expected: Sequence[str]) -> int:
 
 
 def probe(expected: Sequence[str], comm: MPI.Intracomm) -> dict[str, Any]:
-    """Return the place of every rank and all failures. The result is the same on all ranks.
+    """Return each rank's host and cores, and all failures, such as ``expected`` hosts without a rank.
 
-    Args:
-        expected: hosts that must each run a rank.
+    The result is the same on all ranks.
     """
     ranks = comm.allgather({"rank": comm.rank, "host": hostname(), "cores": own_cores()})
     hosts = [str(rank["host"]) for rank in ranks]
@@ -78,7 +77,7 @@ def probe(expected: Sequence[str], comm: MPI.Intracomm) -> dict[str, Any]:
 
 
 def _wrong_sum(comm: MPI.Intracomm, size: int) -> str | None:
-    """Sum integers, which is exact in float64, and compare with the known sum. Return the error, or None."""
+    """Sum integers, which is exact in float64, and return an error message if the sum is wrong."""
     numbers = _repeated(comm.rank + 1, size)
     comm.Allreduce(MPI.IN_PLACE, numbers)
     expected = _repeated(comm.size * (comm.size + 1) // 2, size)
@@ -94,7 +93,7 @@ def _repeated(factor: int, size: int) -> array[float]:
 
 
 def _wrong_tokens(comm: MPI.Intracomm, hosts: Sequence[str]) -> list[str]:
-    """Exchange a token between every pair of ranks, and return the errors."""
+    """Exchange a token with each other rank, and return an error message for each wrong token."""
     wrong = []
     for distance in range(1, comm.size):
         dest, source = (comm.rank + distance) % comm.size, (comm.rank - distance) % comm.size
@@ -110,7 +109,10 @@ def _line_of(failure: dict[str, Any]) -> str:
 
 
 def main(expected: str) -> None:
-    """Check all ranks for the verification of a cluster, and exit. expected: hosts, separated by commas."""
+    """Check all ranks for ``clusterctl``'s verification of a cluster, and exit.
+
+    expected: hosts that must run a rank, separated by commas.
+    """
     try:
         sys.exit(_run(expected.split(",")))
     except PayloadError as exc:

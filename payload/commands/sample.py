@@ -1,4 +1,4 @@
-"""Text generation with a trained model: token by token, each drawn from the model's probabilities."""
+"""Text generation with a trained model."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ from payload.saved_model.folder import TrainedModel, load
 
 
 def run(config: SampleConfig) -> int:
-    """Print the prompt and the generated text as it comes, and return the exit code.
-
-    Raises:
-        UsageError: the model does not generate text.
-    """
+    """Print the prompt and each generated token, and return the exit code."""
     model = load(config.model_folder, config.weights, choose(config.device, 0), takes="text")
     if model.record.tokenizer is None:
         raise UsageError(
@@ -53,10 +49,9 @@ def _write(text: bytes) -> None:
 
 
 def tokens(model: TrainedModel, prompt: Sequence[int], config: SampleConfig, *, limit: int) -> Iterator[int]:
-    """Yield the tokens that follow the prompt. The model sees the last tokens, as many as it was trained on.
+    """Yield the tokens that follow the prompt. The model sees as many of the last tokens as in training.
 
-    Args:
-        limit: number of tokens that can be converted to text.
+    limit: choose only tokens below this number, which can be converted to text.
     """
     rng = np.random.default_rng(config.seed)
     length = int(model.record.input.get("length", len(prompt)))
@@ -69,8 +64,7 @@ def tokens(model: TrainedModel, prompt: Sequence[int], config: SampleConfig, *, 
 
 
 def choose_token(logits: Array, config: SampleConfig, rng: np.random.Generator) -> int:
-    """Choose a token: at temperature 0 the most likely, otherwise one of the ``top_k`` most likely (Fan et
-    al., arXiv:1805.04833), drawn with Gumbel noise."""
+    """Draw one of the ``top_k`` most likely tokens with Gumbel noise (Fan et al., arXiv:1805.04833)."""
     if config.top_k is not None and config.top_k < len(logits):
         threshold = np.partition(logits, -config.top_k)[-config.top_k]
         logits = np.where(logits < threshold, -np.inf, logits)

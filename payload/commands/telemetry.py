@@ -1,4 +1,4 @@
-"""Telemetry of one node: a line about the host, then a sample every few seconds, until SIGTERM or SIGINT."""
+"""Telemetry of a node: a line about the host, then a sample at each interval, until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -19,22 +19,18 @@ _STOP = (signal.SIGTERM, signal.SIGINT)
 
 
 def run(config: TelemetryConfig) -> int:
-    """Sample this node until it is told to stop, and return the exit code.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
+    """Sample this node until a signal arrives, and return the exit code."""
     # Blocked signals wait until sigtimedwait asks for them, so no handler interrupts a half-written line.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
     memory, gpus = Memory(), Gpus()
     sensors: Sequence[Sensor] = (Cpu(host.node_cores()), memory, Network(), gpus)
-    # A requeued job continues its file.
+    # A requeued job appends to its file.
     is_requeued = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
     with JsonLines(
         config.out / f"{host.hostname()}.jsonl", keep=(lambda _: True) if is_requeued else None
     ) as file:
         file.write("host", **_host(memory, gpus))
-        # Rates are measured from this sample on.
+        # Read the counters, from which the next sample computes rates.
         sample(sensors)
         due = time.monotonic()
         stopped = False
@@ -46,7 +42,7 @@ def run(config: TelemetryConfig) -> int:
 
 
 def sample(sensors: Sequence[Sensor]) -> dict[str, Any]:
-    """Read every sensor once. Failures are listed under ``errors``; other sensors are still read."""
+    """Read every sensor once. If a sensor fails, its message is in ``errors``."""
     fields: dict[str, Any] = {}
     errors: list[str] = []
     for sensor in sensors:

@@ -13,8 +13,8 @@ from payload.training.loop import train
 
 
 def run(config: TrainConfig) -> int:
-    """Train, and return the exit code."""
-    # Signals are handled from the start, because loading takes a while.
+    """Train on all ranks, and return the exit code."""
+    # Catch signals from the start, because loading takes a while.
     with nullcontext() if config.batch.find else StopSignals() as signals:
         world, device = begin(config.run.device)
         layout = config.layout

@@ -1,4 +1,4 @@
-"""The interface of data sets for training. Samples are made on the host, and each rank makes only its own."""
+"""The interface of data sets for training. Each rank creates only its own samples, in host memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Dataset(Protocol):
     """Samples for training, and held-out samples for evaluation."""
 
     about: str
-    """A line about the data and about samples that were left out."""
+    """A line for the user about the data and about omitted samples."""
     training: int
     """Number of training samples."""
     held_out: int
@@ -24,19 +24,19 @@ class Dataset(Protocol):
     facts: Mapping[str, int]
     """Sizes of the data, by the names that models use, such as ``vocabulary``."""
     data_state: Mapping[str, Any]
-    """State learned from the training samples, for JSON. Other data for the model is read with it."""
+    """State learned from the training samples, for JSON. Data for evaluation is read with the same state."""
     input: Mapping[str, Any]
     """Description of a model's input, for JSON, with its ``kind``. For images: the ``shape`` (height, width,
     channels), and ``mean`` and ``scale`` per channel: pixels from 0 to 255 become (pixel - mean) · scale.
-    For text: the ``length`` in tokens, and the ``mask`` token, if there is one."""
+    For text: the ``length`` in tokens, and for masked text the number of the ``mask`` token."""
     tokenizer: Mapping[str, Any] | None
-    """For text, for JSON: the tokenizer's ``kind`` and learned state. None for images."""
+    """For text, for JSON: the tokenizer's ``kind`` and learned state."""
     targets: float
     """Expected number of targets in a training sample."""
     bytes_per_target: float | None
-    """Bytes of held-out text per target, for bits per byte. None for images."""
+    """Bytes of held-out text per target, to compute bits per byte. None: not known, as for images."""
 
     def training_batch(self, indices: Array, epoch: int, draw: Draw) -> Pair:
-        """Return samples with random changes, which depend only on ``draw``, not on the layout."""
+        """Return samples with random changes, which depend on ``draw`` but not on the layout of ranks."""
 
     def held_out_batch(self, indices: Array) -> Pair: ...

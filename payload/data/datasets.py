@@ -1,4 +1,4 @@
-"""Opening the data set that ``--data`` names: images, text, or noise in their shape."""
+"""Opening the data set that ``--data`` names: images, text, or synthetic noise."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SAMPLES, _HELD_OUT = 65_536, 64  # of synthetic data
 # Of larger files, only the size and the first and last _SAMPLE bytes are hashed.
 _WHOLE = 256 << 20
 _SAMPLE = 1 << 20
-# Number of synthetic samples in memory, used in turn: making new noise would take longer than many models do.
+# Number of synthetic samples, which are used in turn, because new noise would take longer than many models.
 _POOL = 64
 
 
@@ -52,11 +52,10 @@ def open_dataset(
     """Open the data that ``--data`` names, in the form that the model takes.
 
     Args:
-        data_state: data state of the run that is resumed or evaluated. None: learn it from the data.
+        data_state: ``Dataset.data_state`` of the resumed or evaluated run. None: learn it from the data.
         eval_only: whether only held-out samples are needed.
 
-    Raises:
-        UsageError: the data does not exist, is invalid, or differs between nodes. Raised on every rank.
+    Raises UsageError on every rank if the data does not exist, is invalid, or differs between nodes.
     """
     data, model_input = config.data, MODELS[config.model.model].takes
     dtype = "float64" if config.precision.precision == "fp64" else "float32"
@@ -72,12 +71,10 @@ def open_dataset(
         )
     if kind == "text":
         return _text(config, Path(location), world, data_state)
-    image_facts = (
-        None
-        if data_state is None
-        else _as_learned(f"--data {data.data}", "images", ImageFacts.read, data_state)
-    )
-    # --clean needs the training samples too, to remove them from the held-out samples.
+    image_facts = None
+    if data_state is not None:
+        image_facts = _as_learned(f"--data {data.data}", "images", ImageFacts.read, data_state)
+    # --clean needs the training samples, to remove copies of them from the held-out samples.
     held_out_only = eval_only and not data.clean
     training, held_out = on_all_ranks(
         world, lambda: idx.load(Path(location), eval_only=held_out_only) if kind == "idx" else load_digits()
@@ -96,10 +93,9 @@ def open_dataset(
 
 
 def data_record(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
-    """Return a record of the data that a run reads, for JSON. Hashes identify its files wherever they are.
+    """Return the name and size of a run's data, and the hashes of its files, for JSON.
 
-    Raises:
-        UsageError: a file can no longer be read.
+    Raises UsageError if a file can no longer be read.
     """
     kind, _, location = config.data.data.partition(":")
     files: dict[str, Callable[[], list[Path]]] = {
@@ -124,7 +120,7 @@ def data_record(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
 
 
 def _add_hash(record: dict[str, Any], file: Path) -> None:
-    """Add a file's size and SHA-256 to the record. Of a large file, only samples are hashed."""
+    """Add a file's size and SHA-256 to the record. For a large file, hash its size, start and end."""
     with file.open("rb") as opened:
         size = opened.seek(0, os.SEEK_END)
         opened.seek(0)
@@ -158,7 +154,7 @@ def _text(
 
 
 def _check_same(world: Communicator, name: str, *contents: bytes | memoryview) -> None:
-    """Raise UsageError if ranks have read different contents."""
+    """Raise UsageError on every rank if ranks have read different contents."""
     size, crc32 = 0, 0
     for piece in contents:
         size, crc32 = size + memoryview(piece).nbytes, zlib.crc32(piece, crc32)
@@ -169,13 +165,12 @@ def _check_same(world: Communicator, name: str, *contents: bytes | memoryview) -
         sides = ", ".join(f"{content} on {_few(hosts)}" for content, hosts in hosts_by_content.items())
         raise UsageError(
             f"--data: {name} is not the same on all nodes: {sides}; "
-            "copy it again, or put it in a shared folder",
+            "copy it to all nodes again, or put it in a shared folder",
             code="data-differs-on-nodes",
         )
 
 
 def _few(hosts: Iterable[str]) -> str:
-    """Join the host names, each once, and at most a few of them."""
     names = list(dict.fromkeys(hosts))
     return ", ".join(names[:_FEW]) + (f" and {len(names) - _FEW} more" if len(names) > _FEW else "")
 
@@ -183,7 +178,7 @@ def _few(hosts: Iterable[str]) -> str:
 def _tokenizer(
     name: str, text: bytes, world: Communicator, data_state: Mapping[str, Any] | None
 ) -> Tokenizer:
-    """Return the tokenizer. Rank 0 reads GPT-2's files, or learns byte pairs from the training text only."""
+    """Return the tokenizer. Rank 0 reads its files, or learns byte pairs, from the training text only."""
     kind, _, argument = name.partition(":")
     if kind == "bytes":
         return Bytes()
@@ -199,13 +194,9 @@ def _tokenizer(
 
 
 def tokenizer_of(record: Mapping[str, Any], flag: str = "the model") -> Tokenizer:
-    """Return the tokenizer of a trained model or of a resumed run.
+    """Restore the tokenizer of a trained model or resumed run. Raises UsageError if that fails.
 
-    Args:
-        flag: source of the record, for messages.
-
-    Raises:
-        UsageError: the tokenizer is unknown.
+    flag: source of the record, for messages.
     """
     kinds: dict[str, Callable[[Mapping[str, Any]], Tokenizer]] = {
         "bytes": lambda _: Bytes(),
@@ -214,26 +205,27 @@ def tokenizer_of(record: Mapping[str, Any], flag: str = "the model") -> Tokenize
     }
     kind = str(record.get("kind"))
     if kind not in kinds:
-        raise UsageError(f"the model has an unknown kind of tokens: {kind!r}", code="tokens-unknown")
+        raise UsageError(f"{flag} has an unknown kind of tokenizer: {kind!r}", code="tokens-unknown")
     return _as_learned(flag, kind, kinds[kind], record)
 
 
 def _as_learned(
     flag: str, subject: str, read: Callable[[Mapping[str, Any]], T], record: Mapping[str, Any]
 ) -> T:
-    """Read a record, or raise UsageError if it is of another kind of data."""
+    """Restore an object from a record. Raises UsageError if the record is from another kind of data."""
     try:
         return read(record)
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise UsageError(
-            f"{flag}: the run's data state is not that of {subject}", code="data-state-unfit"
+            f"{flag}: the saved state does not fit {subject}; use the --data and --tokenizer of the training",
+            code="data-state-unfit",
         ) from exc
 
 
 def load_digits() -> tuple[Labelled, Labelled]:
     """Load the UCI handwritten digits: 1,797 images of 8 by 8 pixels (README.md names the source).
 
-    Every fifth image is held out, so 1,438 train and 359 evaluate, with any seed: runs stay comparable.
+    Every fifth image is held out, with any seed, so that runs are comparable.
     """
     with np.load(_DIGITS, allow_pickle=False) as file:
         images, labels = file["images"][..., None], file["labels"].astype(np.int64)
@@ -247,16 +239,10 @@ class Synthetic:
     training, held_out = _SAMPLES, _HELD_OUT
     bytes_per_target: float | None = None
     data_state: Mapping[str, Any] = MappingProxyType({})
-
     tokenizer: Mapping[str, Any] | None = None
 
     def __init__(
-        self,
-        about: str,
-        inputs: Array,
-        targets: Array,
-        sizes: Mapping[str, int],
-        input_: Mapping[str, Any],
+        self, about: str, inputs: Array, targets: Array, sizes: Mapping[str, int], input_: Mapping[str, Any]
     ) -> None:
         self.about = f"synthetic {about}"
         self.facts, self.input = sizes, input_
@@ -271,7 +257,7 @@ class Synthetic:
 
 
 def synthetic_images(side: int, channels: int, classes: int, *, dtype: str) -> Synthetic:
-    """Return a data set of noise images, (B, side, side, channels)."""
+    """Return a data set of noise images. A batch is (B, side, side, channels)."""
     rng = np.random.default_rng(0)
     pixels = rng.standard_normal((_POOL, side, side, channels), dtype)  # type: ignore[call-overload]
     about = f"images of {side}x{side}x{channels}, {classes} classes"
@@ -281,7 +267,7 @@ def synthetic_images(side: int, channels: int, classes: int, *, dtype: str) -> S
 
 
 def synthetic_tokens(vocabulary: int, length: int) -> Synthetic:
-    """Return a data set of random tokens, (B, length)."""
+    """Return a data set of random tokens. A batch is (B, length)."""
     rng = np.random.default_rng(0)
     sizes = {"vocabulary": vocabulary, "classes": vocabulary, "length": length, "tokens": length}
     drawn = rng.integers(vocabulary, size=(2, _POOL, length))

@@ -1,7 +1,6 @@
-"""GPT-2's tokenizer.
+"""GPT-2's tokenizer: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019, part 2.2.
 
-See Radford et al., "Language Models are Unsupervised Multitask Learners", 2019, section 2.2. The files are
-GPT-2's: ``merges.txt`` orders the merges of byte pairs within words, ``vocab.json`` numbers the tokens.
+Its file ``merges.txt`` orders the merges of byte pairs within words, ``vocab.json`` numbers the tokens.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ _WHITE = "\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(
 
 
 class _Classes(dict[int, str]):
-    """A table for ``str.translate``: letters become L, numbers 0, white space a tab, all else a dot.
+    """A table for ``str.translate``: letters become L, numbers 0, white space a tab, other characters a dot.
 
-    The blank and the characters of English contractions stay, because GPT-2's pattern matches them.
+    The blank and the characters of English contractions remain, because GPT-2's pattern matches them.
     """
 
     def __missing__(self, code: int) -> str:
@@ -43,7 +42,7 @@ _WORDS = re.compile(r"'(?:[stmd]|re|ve|ll)| ?[Lstremvld]+| ?0+| ?['.]+|[ \t]+(?!
 
 
 def _characters() -> Iterator[str]:
-    """Yield each byte's character in the files. Printable characters stand for themselves."""
+    """Yield the character that stands for each byte in the files: itself if it is printable."""
     escaped = 0
     for byte in range(256):
         if chr(byte).isprintable() and byte != ord(" "):
@@ -66,12 +65,11 @@ class GPT2:
     ) -> None:
         """
         Args:
-            vocabulary: numbers of tokens, by their spelling in the files.
+            vocabulary: number of each token, by its spelling in the files.
             merges: pairs of tokens in the order of merging.
-            added: numbers of words that are always a single token.
+            added: number of each word that is always a single token.
 
-        Raises:
-            KeyError, TypeError, ValueError: a required token has no number.
+        Raises KeyError, TypeError or ValueError if a required token has no number.
         """
         self.name = self.kind
         self.size = max([*vocabulary.values(), *added.values()]) + 1
@@ -81,7 +79,7 @@ class GPT2:
             "added": dict(added),
         }
         self._bytes = [vocabulary[char] for char in _BYTE_OF]
-        # Pair -> rank of the merge, and the token that it makes.
+        # By pair: the rank of the merge, and the resulting token.
         self._merges: dict[Merge, tuple[int, int]] = {}
         for rank, (left, right) in enumerate(merges):
             self._merges[vocabulary[left], vocabulary[right]] = rank, vocabulary[left + right]
@@ -95,8 +93,7 @@ class GPT2:
     def read(cls, record: Mapping[str, Any]) -> GPT2:
         """Restore a tokenizer from its ``data_state``.
 
-        Raises:
-            KeyError, TypeError, ValueError, AttributeError: the record is not from this kind of tokenizer.
+        Raises KeyError, TypeError, ValueError or AttributeError if it is of another kind of tokenizer.
         """
         vocabulary, added = (
             {str(token): int(number) for token, number in record[name].items()}
@@ -105,11 +102,11 @@ class GPT2:
         return cls(vocabulary, [(left, right) for left, right in record["merges"]], added)
 
     def encode(self, text: bytes) -> Array:
-        """Encode text, (bytes,) → (tokens,). Bytes that are not UTF-8 are encoded one by one."""
+        """Encode text, (bytes,) → (tokens,). Each byte of invalid UTF-8 becomes a token."""
         return encoded(self._words(text.decode(errors="surrogateescape")), self._tokens_of, self.size)
 
     def decode(self, tokens: Iterable[int]) -> bytes:
-        """Return the text of tokens. Tokens without text are left out."""
+        """Return the text of tokens. Tokens without text are omitted."""
         return b"".join(self._texts.get(int(token), b"") for token in tokens)
 
     def _words(self, text: str) -> Iterator[str]:
@@ -127,7 +124,7 @@ class GPT2:
 
 
 def _text(token: str) -> bytes:
-    """Return the bytes that a token of the files stands for."""
+    """Return the bytes that a token in the files stands for."""
     return (
         bytes(_BYTE_OF[char] for char in token) if all(char in _BYTE_OF for char in token) else token.encode()
     )
@@ -136,8 +133,7 @@ def _text(token: str) -> bytes:
 def load(folder: Path) -> GPT2:
     """Load the tokenizer in a folder: ``tokenizer.json``, or else ``vocab.json`` and ``merges.txt``.
 
-    Raises:
-        UsageError: the files cannot be read, or are not of GPT-2's kind.
+    Raises UsageError if the files cannot be read, or do not contain a tokenizer like GPT-2's.
     """
     try:
         if (file := folder / "tokenizer.json").exists():
@@ -163,7 +159,7 @@ def load(folder: Path) -> GPT2:
 
 
 def _of_tokenizer_json(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a record for ``GPT2.read``. Raises the same errors if the file is of another kind."""
+    """Convert tokenizer.json to a record for ``GPT2.read``. Raises the same errors as ``GPT2.read``."""
     model, pre_tokenizer = content["model"], content["pre_tokenizer"]
     uses_regex, normalizer = pre_tokenizer.get("use_regex", True), content.get("normalizer")
     kinds = model["type"], pre_tokenizer["type"], uses_regex, normalizer

@@ -1,8 +1,7 @@
 """Images and labels in IDX files, such as MNIST or Fashion-MNIST (Debian's ``dataset-fashion-mnist``).
 
-The format is described at http://yann.lecun.com/exdb/mnist: two zero bytes, a byte with the type of the
-numbers, a byte with the number of dimensions, the size of each dimension as four big-endian bytes, and the
-numbers.
+A file (see http://yann.lecun.com/exdb/mnist) has two zero bytes, a byte with the type of the numbers, a byte
+with the number of dimensions, the size of each dimension as four big-endian bytes, and the numbers.
 """
 
 from __future__ import annotations
@@ -23,23 +22,16 @@ _UINT8 = b"\0\0\x08"
 
 
 def load(folder: Path, *, eval_only: bool = False) -> tuple[Labelled | None, Labelled]:
-    """Load training images (``train-``) and held-out images (``t10k-``). Files may be gzipped.
+    """Load training images (``train-``; None if ``eval_only``) and held-out images (``t10k-``).
 
-    Args:
-        eval_only: do not load training images; their files may be missing.
-
-    Raises:
-        UsageError: a file is missing, damaged or empty, or the numbers of images and labels differ.
+    Files may be gzipped. Raises UsageError if a file is missing, damaged or empty, or if the numbers of
+    images and labels differ.
     """
     return None if eval_only else _pair(folder, "train"), _pair(folder, "t10k")
 
 
 def files(folder: Path) -> list[Path]:
-    """Return the files that ``load`` reads.
-
-    Raises:
-        UsageError: a file is missing.
-    """
+    """Return the files that ``load`` reads. Raises UsageError if a file is missing."""
     return [_find(folder, f"{kind}-{part}") for kind in ("train", "t10k") for part in ("images", "labels")]
 
 
@@ -49,8 +41,8 @@ def _pair(folder: Path, kind: str) -> Labelled:
     if (images.ndim, labels.ndim) not in ((3, 1), (4, 1)) or len(images) != len(labels) or not images.size:
         sizes = ("x".join(map(str, array.shape)) for array in (images, labels))
         raise UsageError(
-            f"--data: {image_file} has {next(sizes)} numbers and {label_file} has {next(sizes)}: not images "
-            "with a label each",
+            f"--data: {image_file} has {next(sizes)} numbers and {label_file} has {next(sizes)}: each image "
+            "must have a label",
             code="images-labels-differ",
         )
     return Labelled(images.reshape(*images.shape[:3], -1), labels.astype(np.int64))
@@ -60,18 +52,13 @@ def _find(folder: Path, start: str) -> Path:
     files = sorted(folder.glob(f"{start}[-.]idx[134]-ubyte*"))
     if not files:
         raise UsageError(
-            f"--data: {folder} has no {start}-idx*-ubyte or {start}-idx*-ubyte.gz",
-            code="no-such-file",
+            f"--data: {folder} has no {start}-idx*-ubyte or {start}-idx*-ubyte.gz", code="no-such-file"
         )
     return files[0]
 
 
 def read(file: Path) -> Array:
-    """Read the numbers of a file, uint8.
-
-    Raises:
-        UsageError: the file cannot be read, or is not a valid IDX file of bytes.
-    """
+    """Read a file as uint8. Raises UsageError if it cannot be read, or is not a valid IDX file of bytes."""
     try:
         raw = file.read_bytes()
         data = gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw
@@ -87,7 +74,7 @@ def read(file: Path) -> Array:
     start = 4 + 4 * dimensions
     shape = struct.unpack(f">{dimensions}I", data[4:start]) if len(data) >= start else ()
     if len(data) != start + math.prod(shape) or not shape:
-        expected = f"{'x'.join(map(str, shape))} numbers" if shape else "its sizes"
+        expected = f"{'x'.join(map(str, shape))} numbers" if shape else "its header"
         raise UsageError(
             f"--data: {file} is truncated or damaged: {len(data)} bytes for {expected}", code="idx-truncated"
         )

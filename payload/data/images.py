@@ -14,7 +14,7 @@ from payload.errors import UsageError
 from payload.nn.module import Draw
 from payload.nn.random import random_bits, sample_keys
 
-# A crop moves an image by up to an 8th of its side: 4 pixels of 32, as in the ResNet paper.
+# A crop moves an image by up to 1/8 of its side: 4 pixels of 32, as in the ResNet paper.
 _PAD = 8
 
 
@@ -31,7 +31,7 @@ class Labelled:
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """The facts about its training images that a model depends on."""
+    """The facts about the training images that a model depends on."""
 
     shape: tuple[int, ...]  # [H, W, C]
     classes: int
@@ -46,11 +46,7 @@ class ImageFacts:
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> ImageFacts:
-        """Restore the facts from ``Dataset.data_state``.
-
-        Raises:
-            KeyError, TypeError, ValueError: the record is not from images.
-        """
+        """Restore the facts from ``Dataset.data_state``. KeyError, TypeError, ValueError: not from images."""
         height, width, channels = map(int, record["shape"])
         mean, scale = (tuple(map(float, record[name])) for name in ("mean", "scale"))
         if len(mean) != channels or len(scale) != channels:
@@ -58,11 +54,7 @@ class ImageFacts:
         return cls((height, width, channels), int(record["classes"]), mean, scale)
 
     def check(self, name: str, kind: str, samples: Labelled) -> None:
-        """Check that samples fit the model.
-
-        Raises:
-            UsageError: the images have another shape, or labels that the model does not know.
-        """
+        """Raise UsageError if samples have another shape, or labels that the model does not know."""
         actual, expected = ("x".join(map(str, shape)) for shape in (samples.images.shape[1:], self.shape))
         if actual != expected:
             raise UsageError(
@@ -97,15 +89,14 @@ class Images:
     ) -> None:
         """
         Args:
-            name: name of the data, for messages.
-            training: None to only evaluate, with the facts in ``image_facts``.
+            name: ``--data``, for messages.
+            training: None for evaluation with ``image_facts``.
             dtype: dtype of the inputs, float32 or float64.
             augment: any of ``crop`` and ``flip``.
-            clean: leave out repeated images, and held-out images that are also training images.
+            clean: remove repeated images, and held-out images that are also training images.
             image_facts: facts of the resumed or evaluated run. None: learn them from ``training``.
 
-        Raises:
-            UsageError: there are no images, or training and held-out images do not fit together.
+        Raises UsageError if there are no images, or if training and held-out images differ in shape.
         """
         eval_only = training is None and image_facts is not None
         if training is None:
@@ -118,7 +109,7 @@ class Images:
             dropped = total - len(training) - len(held_out)
         if not (len(training) or eval_only) or not len(held_out):
             raise UsageError(
-                f"--data: {name} has {len(training)} training and {len(held_out)} held-out images",
+                f"--data: {name} has too few images: {len(training)} training, {len(held_out)} held-out",
                 code="too-few-images",
             )
         image_facts = image_facts or ImageFacts.learn(training)
@@ -137,7 +128,7 @@ class Images:
         shape = f"{height}x{width}x{channels}"
         self.about = f"{name}: {self.training} + {self.held_out} images of {shape}, {self.classes} classes"
         if clean:
-            self.about += f"; {dropped} repeated images left out"
+            self.about += f"; {dropped} repeated images removed"
         self.facts: Mapping[str, int] = facts(height, width, channels, self.classes)
 
     def training_batch(self, indices: Array, epoch: int, draw: Draw) -> Pair:  # noqa: ARG002
@@ -159,7 +150,6 @@ class Images:
 
 
 def image_input(shape: Sequence[int], mean: Sequence[float], scale: Sequence[float]) -> dict[str, Any]:
-    """Return the ``Dataset.input`` of images."""
     return {"kind": "images", "shape": [*shape], "mean": [*mean], "scale": [*scale]}
 
 
@@ -167,7 +157,7 @@ def facts(height: int, width: int, channels: int, classes: int) -> dict[str, int
     """Return the ``Dataset.facts`` of images."""
     return {
         "inputs": height * width * channels,
-        # Models that read images row by row take a row's features and the number of rows.
+        # A model of sequences reads an image row by row.
         "features": width * channels,
         "length": height,
         "side": height,
@@ -179,7 +169,7 @@ def facts(height: int, width: int, channels: int, classes: int) -> dict[str, int
 def _statistics(images: Array) -> tuple[Array, Array]:
     """Return the mean of each channel's pixels, and 1 / standard deviation."""
     flat = images.reshape(-1, images.shape[-1])
-    # Counts make the sums exact for any number of pixels.
+    # The counts of the 256 levels make the sums exact for any number of pixels.
     counts = np.stack([np.bincount(channel, minlength=256) for channel in flat.T])
     levels = np.arange(256.0)
     mean = counts @ levels / len(flat)

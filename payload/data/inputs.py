@@ -17,11 +17,7 @@ Shape = tuple[int, int, int]
 def read_images(file: Path, shape: Shape) -> Array:
     """Read images as (images, height, width, channels). The file's first bytes determine its format.
 
-    Args:
-        shape: shape of the images that the model takes.
-
-    Raises:
-        UsageError: the file cannot be read, or its images have another shape.
+    Raises UsageError if the file cannot be read, or its images do not have the shape that the model takes.
     """
     try:
         with file.open("rb") as opened:
@@ -34,7 +30,7 @@ def read_images(file: Path, shape: Shape) -> Array:
     except OSError as exc:
         raise UsageError(f"{file} cannot be read: {exc.strerror}", code="file-unreadable") from exc
     except UnicodeDecodeError as exc:
-        raise UsageError(f"{file} is not a PNG, IDX or CSV file: convert it", code="not-an-input") from exc
+        raise UsageError(f"{file} is not PNG, IDX or CSV; convert it to PNG", code="not-an-input") from exc
     except ValueError as exc:
         raise UsageError(f"{file}: {exc}", code="bad-input") from exc
 
@@ -58,9 +54,9 @@ def _of_csv(text: str, shape: Shape) -> Array:
             row = np.array([float(part) for part in line.replace(";", ",").split(",")])
         except ValueError:
             if not rows and number == 1:
-                # The first line may have the names of the columns.
+                # The first line may be a header.
                 continue
-            raise ValueError(f"line {number} has other text than numbers and commas") from None
+            raise ValueError(f"line {number} must contain only numbers and commas") from None
         if len(row) != size:
             label = "; remove the column of labels" if len(row) == size + 1 else ""
             expected = "x".join(map(str, shape))

@@ -1,7 +1,7 @@
 """The loader of training samples: a rank's share of each global batch, as micro-batches on the device.
 
-A thread makes the samples ahead of time. The order of samples depends only on the seed and the iteration, so
-that all ranks and runs agree, and a resumed run only needs its iteration.
+A thread prepares the samples in advance. Their order depends only on the seed and the iteration, so that
+all ranks agree, and a resumed run needs only its iteration.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from payload.parallel.pipeline import MicroBatch
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The samples of one iteration."""
+    """The samples of an iteration."""
 
     iteration: int  # from 1
     epoch: int  # from 1
@@ -44,7 +44,6 @@ class Order:
         self._epoch, self._order = 0, np.empty(0, np.int64)
 
     def at(self, iteration: int) -> Slot:
-        """Return the samples of an iteration, counted from 1."""
         epoch, position = divmod(iteration - 1, self.per_epoch)
         if epoch + 1 != self._epoch:
             self._epoch = epoch + 1
@@ -55,7 +54,7 @@ class Order:
 
 
 def local_slice(count: int, rank: int, size: int) -> slice:
-    """Return a rank's contiguous share of ``count`` items. Sizes differ by at most 1; shares may be empty."""
+    """Return a rank's contiguous share of ``count`` items. The sizes of shares differ by at most 1."""
     return slice(count * rank // size, count * (rank + 1) // size)
 
 
@@ -64,16 +63,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """The micro-batches of one iteration."""
+    """This rank's micro-batches of an iteration. All ranks have the same number of micro-batches."""
 
     slot: Slot
-    # This rank's micro-batches; all ranks have the same number.
     batches: list[MicroBatch]
-    targets: int  # expected, globally
+    # Expected number of targets in the global batch.
+    targets: int
 
 
 class Loader:
-    """Loads batches. The order of samples and their random changes are the same on any layout."""
+    """Loads batches. The order of samples and their random changes are the same with any layout of ranks."""
 
     def __init__(
         self,
@@ -89,7 +88,7 @@ class Loader:
     ) -> None:
         """
         Args:
-            micro_batch: samples that a rank processes at once. None: its whole share.
+            micro_batch: number of samples that a rank processes at once. None: its whole share.
             prefetch: number of iterations that a thread prepares in advance.
             dtype: dtype of floating-point inputs.
         """
@@ -102,7 +101,7 @@ class Loader:
 
     @property
     def micro_batches(self) -> int:
-        """Number of micro-batches into which each rank splits its share of a full global batch."""
+        """Number of micro-batches per rank in a full global batch."""
         return self._number(self._global_batch)
 
     def training(self, first: int, last: int) -> Iterator[Feed]:
@@ -118,10 +117,7 @@ class Loader:
             yield Feed(slot, batches, max(1, round(len(slot.indices) * self._dataset.targets)))
 
     def held_out(self) -> Iterator[MicroBatch]:
-        """Yield this rank's share of all held-out samples, uploading each micro-batch when it is needed.
-
-        All ranks get the same number of micro-batches.
-        """
+        """Yield this rank's share of the held-out samples: on all ranks, the same number of micro-batches."""
         for part in self._parts(self._dataset.held_out):
             pair = self._dataset.held_out_batch(np.arange(part.start, part.stop))
             yield self._on_device(pair, np.arange(part.start, part.stop, dtype="uint32"))
@@ -151,10 +147,10 @@ class Loader:
 
 
 def prefetched(items: Iterator[T], depth: int, begin: Callable[[], None] = lambda: None) -> Iterator[T]:
-    """Yield the items, with up to ``depth`` of them prepared in advance by a thread.
+    """Yield the items, of which a thread prepares up to ``depth`` in advance.
 
-    begin: called in the thread before each item. If it or ``items`` raises, the error is raised here, in the
-        item's place.
+    begin: called in the thread before each item. This iterator raises errors of ``begin`` and ``items`` in
+        place of the item.
 
     The thread ends after the last item, or when this iterator is closed.
     """

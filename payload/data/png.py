@@ -23,8 +23,7 @@ _LUMA = np.array([299, 587, 114])
 def read(data: bytes, shape: tuple[int, int, int]) -> Array:
     """Decode an image of ``shape`` (height, width, 1 or 3 channels), uint8. Transparency is ignored.
 
-    Raises:
-        ValueError: the image has another size, is damaged, or is of an unsupported kind.
+    Raises ValueError if the image has another size, is damaged, or is interlaced.
     """
     header, palette, packed = b"", b"", b""
     for kind, content in _chunks(data):
@@ -40,9 +39,8 @@ def read(data: bytes, shape: tuple[int, int, int]) -> Array:
     except (struct.error, KeyError) as exc:
         raise ValueError("the file is damaged") from exc
     if (height, width) != shape[:2]:
-        raise ValueError(
-            f"the image has {width}x{height} pixels, the model takes {shape[1]}x{shape[0]}: scale it first"
-        )
+        size = f"{width}x{height} pixels"
+        raise ValueError(f"the image has {size}, but the model takes {shape[1]}x{shape[0]}: scale it first")
     if interlaced:
         raise ValueError("the image is interlaced: save it without interlacing")
     row = -(-width * bits // 8)
@@ -113,7 +111,6 @@ def _pixels(rows: Array, width: int, depth: int, color: int, palette: bytes) -> 
 
 
 def _as(channels: int, image: Array) -> Array:
-    """Convert the image to gray, or to red, green and blue."""
     if channels == image.shape[2]:
         return image.astype(np.uint8)
     if channels == 3:  # noqa: PLR2004

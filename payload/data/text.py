@@ -14,15 +14,15 @@ from payload.errors import UsageError
 from payload.nn.module import Draw
 from payload.nn.random import random_bits, sample_keys
 
-# The last 20th of a text is held out.
+# The last 1/20 of a text is held out.
 _HELD_OUT = 20
 _MASKED = 0.15
-# Share of the masked tokens that stay or become random, in equal parts.
+# Share of the target tokens that are not masked: half are unchanged, half are random.
 _UNCHANGED_OR_RANDOM = 0.2
 
 
 def parts(text: bytes) -> tuple[bytes, bytes]:
-    """Split a text into training and held-out text."""
+    """Return the training and the held-out part of a text."""
     boundary = len(text) - len(text) // _HELD_OUT
     return text[:boundary], text[boundary:]
 
@@ -30,19 +30,15 @@ def parts(text: bytes) -> tuple[bytes, bytes]:
 class Text:
     """A ``Dataset`` of text: the target of each token is the next token, (B, T) → (B, T).
 
-    An epoch splits the text into windows without gaps, with an offset that differs from epoch to epoch.
+    An epoch splits the text into windows without gaps, with a random offset for each epoch.
     """
 
     def __init__(self, name: str, text: bytes, tokenizer: Tokenizer, *, length: int, seed: int) -> None:
-        """length: tokens in a window, T.
-
-        Raises:
-            UsageError: the text is too short.
-        """
+        """length: tokens in a window, T. Raises UsageError if the text is too short."""
         training, held_out = parts(text)
         self._tokens, self._held_out_tokens = tokenizer.encode(training), tokenizer.encode(held_out)
         self._length, self._seed = length, seed
-        # T targets need T + 1 tokens, and an epoch's offset takes up to T - 1 more.
+        # A window needs T + 1 tokens, and an epoch's offset is at most T - 1.
         numbers = f"{len(self._tokens)} + {len(self._held_out_tokens)} tokens"
         self.training = len(self._tokens) // length - 1
         self.held_out = (len(self._held_out_tokens) - 1) // length
@@ -76,18 +72,13 @@ class Text:
 class MaskedText(Text):
     """Windows of text with masked tokens to predict from the rest (Devlin et al., "BERT", 2019, section 3.1).
 
-    15 % of the tokens are targets. Of these, 80 % are replaced by a mask, 10 % by a random token, and 10 %
-    stay.
+    15 % of the tokens are targets: 80 % of these are replaced by a mask, 10 % by random tokens, 10 % stay.
     """
 
     def __init__(self, name: str, text: bytes, tokenizer: Tokenizer, *, length: int, seed: int) -> None:
-        """Prepare the windows, as ``Text`` does.
-
-        Raises:
-            UsageError: the text is too short, or no held-out token is masked.
-        """
+        """As in ``Text``. Raises UsageError also if no held-out token is masked."""
         super().__init__(name, text, tokenizer, length=length, seed=seed)
-        # The mask is one more token than the text has.
+        # The mask is an additional token, after those of the tokenizer.
         self._mask = self.vocabulary
         self.targets = _MASKED * length
         self.bytes_per_target = None
@@ -96,8 +87,7 @@ class MaskedText(Text):
         batches = (self.held_out_batch(np.array([position])) for position in range(self.held_out))
         if not any((targets >= 0).any() for _, targets in batches):
             raise UsageError(
-                f"--data: {name} is too short: none of its {self.held_out * length} held-out tokens "
-                "is masked",
+                f"--data: {name} is too short: no masked token in {self.held_out * length} held-out tokens",
                 code="text-too-short",
             )
 

@@ -22,7 +22,7 @@ W = TypeVar("W", bytes, str)
 
 _BYTES = 256
 _WORDS = re.compile(rb" ?[^\W\d_]+| ?\d+| ?[^\s\w]+|\s+(?=\s)|\s+|.", re.DOTALL)
-"""Matches a word, a number or a run of punctuation, each with the blank before it, and other white space."""
+"""Matches a word, a number or punctuation, each with a blank before it, or other white space."""
 
 
 class Tokenizer(Protocol):
@@ -40,7 +40,7 @@ class Tokenizer(Protocol):
         """Encode text, (bytes,) → (tokens,), in the smallest unsigned dtype that holds all tokens."""
 
     def decode(self, tokens: Iterable[int]) -> bytes:
-        """Return the text of tokens. A single token may be a part of a character."""
+        """Return the text of tokens. A token may be a part of a UTF-8 character."""
 
 
 class Bytes:
@@ -58,7 +58,7 @@ class Bytes:
 
 
 class BytePairs:
-    """A tokenizer of byte pairs: each merge makes a token for two adjacent tokens."""
+    """A tokenizer of byte pairs: each merge adds a token that stands for two adjacent tokens."""
 
     kind = "bpe"
 
@@ -76,11 +76,7 @@ class BytePairs:
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> BytePairs:
-        """Restore a tokenizer from its ``data_state``.
-
-        Raises:
-            KeyError, TypeError, ValueError: the record is not from byte pairs.
-        """
+        """Restore a tokenizer from its ``data_state``. KeyError, TypeError, ValueError: not of byte pairs."""
         return cls([(int(left), int(right)) for left, right in record["merges"]])
 
     def encode(self, text: bytes) -> Array:
@@ -91,7 +87,7 @@ class BytePairs:
 
 
 def encoded(words: Iterable[W], tokens_of: Callable[[W], Sequence[int]], size: int) -> Array:
-    """Return the tokens of all words, encoding each different word once. ``size``: number of tokens."""
+    """Return the tokens of all words, calling ``tokens_of`` once per distinct word. size: vocabulary size."""
     dtype = np.min_scalar_type(size - 1)
     tokens_by_word: dict[W, Array] = {}
     parts = []
@@ -103,10 +99,9 @@ def encoded(words: Iterable[W], tokens_of: Callable[[W], Sequence[int]], size: i
 
 
 def merged(tokens: list[int], merges: Mapping[Merge, tuple[int, int]]) -> list[int]:
-    """Merge the pair that is first in the order of merges, until no pair is left.
+    """Merge adjacent tokens, in the order of ``merges``, until no pair can be merged.
 
-    Args:
-        merges: by pair, its position in the order, and the token that it makes.
+    merges: for each pair, its position in the order and the resulting token.
     """
     last = len(merges), -1
     while len(tokens) > 1:
@@ -118,7 +113,7 @@ def merged(tokens: list[int], merges: Mapping[Merge, tuple[int, int]]) -> list[i
 
 
 def learn(text: bytes, size: int) -> BytePairs:
-    """Merge the most frequent pair (the smallest, if several) until there are ``size`` tokens.
+    """Learn merges of the most frequent pair (on a tie, the smallest) until there are ``size`` tokens.
 
     The result has fewer tokens if no pair repeats. Only the counts of changed words are updated.
     """
@@ -130,7 +125,7 @@ def learn(text: bytes, size: int) -> BytePairs:
             pairs[pair] += count
             words_with[pair].add(index)
     merges: list[Merge] = []
-    # The most frequent pair is first. Outdated counts are skipped below.
+    # The most frequent pair is first. Entries with outdated counts are skipped.
     heap = [(-count, pair) for pair, count in pairs.items()]
     heapq.heapify(heap)
     while _BYTES + len(merges) < size and heap:
@@ -158,10 +153,10 @@ def learn(text: bytes, size: int) -> BytePairs:
 
 
 def replace(word: list[int], pair: Merge, token: int) -> list[int]:
-    """Replace a pair by a token, from left to right."""
+    """Replace each occurrence of a pair by a token, from left to right."""
     result: list[int] = []
     for number in word:
-        # A token that was just added is not a part of the pair, because the pair's tokens are older.
+        # The new token is never a part of the pair, because the pair's tokens are older.
         if result and (result[-1], number) == pair:
             result[-1] = token
         else:

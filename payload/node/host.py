@@ -14,23 +14,22 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 
 
 def hostname() -> str:
-    """Return Slurm's name of this node; without Slurm, the machine's short host name."""
+    """Return Slurm's name of this node, or the short host name without Slurm."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
 
 
 def host_memory_bytes() -> int:
-    """Return the peak resident set of this process, in bytes."""
+    """Return the maximum resident set size of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def keep_freed_memory() -> None:
-    """Keep memory that arrays free in this process, for reuse.
+    """Make glibc reuse the memory of freed arrays.
 
-    By default, glibc returns large blocks to the kernel, which must clear their pages again: an eighth of the
-    time of a ResNet-18 iteration.
+    By default, glibc returns large blocks to the kernel, which must clear the pages of new blocks: 1/8 of the
+    time of a ResNet-18 iteration. Other C libraries lack mallopt.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    # Other C libraries lack mallopt.
     if mallopt:
         mallopt(_M_MMAP_MAX, 0)
         mallopt(_M_TRIM_THRESHOLD, -1)
@@ -42,10 +41,9 @@ def own_cores() -> list[int]:
 
 
 def node_cores() -> list[int]:
-    """Return the cores of this node.
+    """Return the cores of this node, of which this job step may have only some.
 
-    In a container, /proc lists all cores of the host. The container's cores are those of its first process,
-    even if this job step has only some of them.
+    In a container, /proc lists all cores of the host, so this returns the cores of the first process.
     """
     try:
         return sorted(os.sched_getaffinity(1))
@@ -54,7 +52,7 @@ def node_cores() -> list[int]:
 
 
 def cpu_model() -> str | None:
-    """Return the kernel's name of the CPU model; None if it has none, as on most Arm machines."""
+    """Return the CPU model from /proc/cpuinfo, which lacks it on most Arm machines."""
     for line in (read("/proc/cpuinfo") or "").splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "model name":
@@ -63,7 +61,7 @@ def cpu_model() -> str | None:
 
 
 def read(path: str) -> str | None:
-    """Return the text of a small system file, such as /etc/machine-id; None if it cannot be read."""
+    """Return the text of a system file, such as /etc/machine-id, or None if it cannot be read."""
     try:
         return Path(path).read_text().strip()
     except OSError:
@@ -88,7 +86,7 @@ _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
 
 
 def launcher_rank(environ: Mapping[str, str]) -> int | None:
-    """Return this process's rank according to its launcher; None without a launcher."""
+    """Return the rank that the launcher gave this process, or None without a launcher."""
     for name in _RANK_VARIABLES:
         if environ.get(name, "").isdigit():
             return int(environ[name])
@@ -96,7 +94,7 @@ def launcher_rank(environ: Mapping[str, str]) -> int | None:
 
 
 def size_complaint(world_size: int, environ: Mapping[str, str]) -> str | None:
-    """Return an error message if MPI's world size differs from the launcher's number of ranks, else None."""
+    """Return an error message if MPI's world size differs from the launcher's number of ranks."""
     for name, size in _stated_sizes(environ).items():
         if size != world_size:
             return (
@@ -108,9 +106,9 @@ def size_complaint(world_size: int, environ: Mapping[str, str]) -> str | None:
 
 
 def pmi_complaint(library: str, environ: Mapping[str, str]) -> str | None:
-    """Return an error message if the MPI library cannot start under this srun, else None.
+    """Return an error message if the MPI library cannot start under this srun.
 
-    Without a PMI server, Open MPI ends the process in MPI_Init and blames the way it was built.
+    Without a PMI server, Open MPI would end the process in MPI_Init with a misleading message.
     """
     has_pmi = any(name == "PMIX_RANK" or name.startswith("PMI_") for name in environ)
     if "SLURM_STEP_ID" not in environ or has_pmi or not library.startswith("Open MPI"):
@@ -122,11 +120,10 @@ def pmi_complaint(library: str, environ: Mapping[str, str]) -> str | None:
 
 
 def _stated_sizes(environ: Mapping[str, str]) -> dict[str, int]:
-    """Return the number of ranks according to each variable that states it.
+    """Return the number of ranks according to each environment variable that counts ranks.
 
-    mpirun starts a daemon on each node, in a separate job step, and ranks inherit that step's variables. So
-    under mpirun, Slurm's numbers count ranks only on the batch script's node, where no step variables are
-    set.
+    mpirun starts a daemon on each node in a job step, and ranks inherit this step's variables. So under
+    mpirun, Slurm's numbers count ranks only on the batch script's node, where no step variables are set.
     """
     names = ["OMPI_COMM_WORLD_SIZE"] if "OMPI_COMM_WORLD_SIZE" in environ else []
     if "SLURM_STEP_NUM_TASKS" not in environ:

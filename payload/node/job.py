@@ -1,19 +1,19 @@
-"""Supervises a job on its nodes. Uses only the standard library of Python 3.8 or newer.
+"""Runs and watches a job on its nodes. Uses only the standard library of Python 3.8 or newer.
 
     job.py run [OPTION...] PROGRAM...
         --telemetry=SECONDS   run telemetry on all nodes, with a sample every SECONDS
-        --requeue             have Slurm run the job again if the program exits with 75
-        --array               in an array task's folder, create links to the files beside the script
-        --sweep               start the program with the values that sweep-tasks.json has for this task
+        --requeue             have Slurm requeue the job if the program exits with 75
+        --array               create links in the array task's folder to the files beside the script
+        --sweep               pass this task's values in sweep-tasks.json to the program
         --nodes=HOST,...      the job's nodes, without Slurm
         --ssh=COMMAND         the command that connects to a node
     job.py torchrun PYTHON [OPTIONS OF TORCHRUN] PROGRAM...
     job.py container --image=FILE --bind=FOLDER,... --env=NAME,... PROGRAM...
     job.py watch FOLDER SECONDS
 
-`run` replaces a job's script on the first node: it passes signals on to PROGRAM and ends with its exit
-status. The file job.events gets a line for the start, each signal, the end, and a requeue. On each node,
-`torchrun` becomes PyTorch's agent, `container` becomes a program in an image, and `watch` runs telemetry.
+The job's script on the first node ends with `run`, which forwards signals to PROGRAM and returns the exit
+status of PROGRAM. `run` records the start, each signal, the end, and a requeue in the file job.events. On
+each node, `torchrun` starts PyTorch's agent, `container` a program in an image, and `watch` telemetry.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ sys.path.insert(0, ROOT)
 
 from payload.node import task
 
-# EX_TEMPFAIL: the program has saved its work and asks to be run again.
+# EX_TEMPFAIL: the program has saved its work and asks to be requeued.
 RUN_ME_AGAIN = 75
 # Files in a job's folder that clusterctl writes.
 OURS = frozenset(
@@ -42,7 +42,7 @@ OURS = frozenset(
     "run.json sacct.json environment.json SHA256SUMS".split()
 )
 RANK_VARIABLES = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK".split()
-# These ports are above the range that the kernel and srun use.
+# These ports are above the ranges of the kernel and srun.
 FIRST_PORT, PORTS = 65000, 536
 # These variables limit a job's steps. Telemetry must share the steps' cores and memory, and take no GPU.
 STEP_VARIABLES = ("SLURM_NTASKS", "SLURM_CPU", "SLURM_MEM", "SLURM_GPU", "SLURM_NPROCS", "SRUN_")
@@ -51,24 +51,23 @@ STEP = (
     "--cpu-bind=none --mpi=none --kill-on-bad-exit=0 --export=ALL"
 ).split()
 TELEMETRY_END_S = 3.0
-# A short job may end before telemetry has recorded the host. Wait for that.
+# How long to wait for the first record of telemetry if the job is short.
 TELEMETRY_START_S = 2.0
 
 
 class Events:
-    """The events of a job, written to job.events as a JSON object per line."""
+    """The file job.events: a JSON object per line."""
 
     def __init__(self) -> None:
         self._file = task.open_for_writing("job.events", os.O_APPEND)
 
     def add(self, event: str, **fields: object) -> None:
-        """Write an event with the current time."""
         line = json.dumps({"time": round(time.time(), 3), "event": event, **fields})
         task.write_all(self._file, line.encode() + b"\n")
 
 
 class Telemetry:
-    """Telemetry processes, one per node. They end when their stdin closes; the job continues without them."""
+    """A telemetry process per node, which ends when its stdin closes. Its failure does not affect the job."""
 
     def __init__(self, seconds: str, nodes: Sequence[str], ssh: str) -> None:
         self._pids: list[int] = []
@@ -87,7 +86,7 @@ class Telemetry:
 
     @staticmethod
     def _commands(seconds: str, nodes: Sequence[str], ssh: str) -> list[list[str]]:
-        """Return the commands that start telemetry: a step of Slurm, or one command for each node."""
+        """Return the commands that start telemetry: a job step, or without Slurm a command per node."""
         watch = [sys.executable, "-IS", os.path.abspath(__file__), "watch", os.getcwd(), seconds]
         if not nodes:
             count = os.environ.get("SLURM_JOB_NUM_NODES", "1")
@@ -107,14 +106,14 @@ class Telemetry:
                     break
                 time.sleep(0.02)
         lines = os.pread(self._log, task.CHUNK, 0).splitlines()
-        # srun writes this on every cluster on which Slurm binds no cores.
+        # srun writes this line on each cluster on which Slurm binds no cores.
         if all(line.endswith(b"lacks support for cpu binding") for line in lines):
             with suppress(OSError):
                 os.unlink("telemetry.log")
 
 
 def run(words: Sequence[str]) -> int:
-    """Run the program of a job, and return its exit status."""
+    """Run the program of a job, given by the options and arguments of `run`. Return its exit status."""
     options, program = task.split(words)
     nodes = [node for node in options.get("nodes", "").split(",") if node]
     if "array" in options:
@@ -124,7 +123,7 @@ def run(words: Sequence[str]) -> int:
     task.mark_restart([1, 2])
     if "SLURM_JOB_ID" not in os.environ:
         task.take_host_variables()
-    # srun ignores the variable of sbatch.
+    # srun ignores SLURM_CPUS_PER_TASK.
     if "SLURM_CPUS_PER_TASK" in os.environ:
         os.environ["SRUN_CPUS_PER_TASK"] = os.environ["SLURM_CPUS_PER_TASK"]
     set_rendezvous(nodes)
@@ -156,7 +155,7 @@ def link_given_files() -> None:
 
 
 def is_numbered(name: str) -> bool:
-    """Return whether a name belongs to the log or folder of an array task."""
+    """Return whether this is the name of an array task's log or folder."""
     kind, _, number = name.rpartition("-")
     if kind in ("stdout", "stderr") and number.endswith(".log"):
         return number[: -len(".log")].isdigit()
@@ -164,13 +163,13 @@ def is_numbered(name: str) -> bool:
 
 
 def take_sweep_values() -> list[str]:
-    """Return the values of this task of a sweep as arguments, and set them as variables."""
+    """Return this sweep task's values as arguments, and set them as environment variables."""
     number = os.environ["SLURM_ARRAY_TASK_ID"]
     try:
         with open("../sweep-tasks.json") as file:
             values = dict(json.load(file)["tasks"][int(number)])
     except (OSError, ValueError, LookupError, TypeError) as exc:
-        task.complain(f"the sweep has no task {number}: {exc!r}")
+        task.complain(f"sweep-tasks.json does not contain valid values of task {number}: {exc!r}")
         sys.exit(2)
     with open("sweep-values.json", "w") as file:
         file.write(json.dumps(values) + "\n")
@@ -184,11 +183,11 @@ def take_sweep_values() -> list[str]:
 
 
 def set_rendezvous(nodes: Sequence[str]) -> None:
-    """Set the address and port at which the ranks meet, by PyTorch's names. --env overrides them.
+    """Set MASTER_ADDR and MASTER_PORT, at which PyTorch's ranks meet. --env overrides these variables.
 
-    Each job has its own port, on which no process is listening now.
+    The port depends on the job's id, and no process is listening on it now.
     """
-    # If a job submitted this job, it has passed on its own variables.
+    # If another job submitted this job, sbatch has passed on its variables.
     for name in RANK_VARIABLES:
         os.environ.pop(name, None)
     listening = task.text_of("/proc/net/tcp") + task.text_of("/proc/net/tcp6")
@@ -200,11 +199,11 @@ def set_rendezvous(nodes: Sequence[str]) -> None:
 
 
 def requeue(is_array: bool, events: Events) -> None:
-    """Have Slurm run this job again in this folder, unless it was cancelled."""
+    """Have Slurm requeue this job, unless it was cancelled."""
     job = os.environ["SLURM_JOB_ID"]
     if is_array:
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
-    # A job that Slurm is ending for another reason than its time limit was cancelled.
+    # In this state, the job was cancelled: at its time limit, the reason would be TimeLimit.
     state = task.output_of(["squeue", "--noheader", f"--jobs={job}", "--format=%T %r"])
     if state.strip() == "COMPLETING None":
         return
@@ -215,10 +214,10 @@ def requeue(is_array: bool, events: Events) -> None:
 
 
 def torchrun(python: str, *words: str) -> int:
-    """Become torchrun's agent on this node, which starts the node's ranks."""
+    """Replace this process by torchrun's agent, which starts the ranks of this node."""
     options, program = task.split(words)
     for name in list(os.environ):
-        # If the ranks use MPI, they must not connect to the launcher's MPI.
+        # Ranks that use MPI must not connect to the launcher's MPI.
         if name.startswith(("OMPI_", "PMIX_")):
             del os.environ[name]
     task.take_host_variables()
@@ -229,9 +228,9 @@ def torchrun(python: str, *words: str) -> int:
 
 
 def container(words: Sequence[str]) -> int:
-    """Become a program in an Apptainer image; it sees the host's variables.
+    """Replace this process by a program in an Apptainer image. The program inherits the environment.
 
-    ``--env`` names variables that override the image's own, through <TOOL>ENV_NAME.
+    ``--env`` names variables that override the image's variables, through <TOOL>ENV_NAME.
     """
     options, program = task.split(words)
     folders = os.get_exec_path()
@@ -242,9 +241,9 @@ def container(words: Sequence[str]) -> int:
     ]
     lack = ""
     if not tools:
-        lack = "has neither apptainer nor singularity: install one there, or submit without --container"
+        lack = "has neither apptainer nor singularity: install apptainer, or submit without --container"
     elif not os.path.exists(options["image"]):
-        lack = f"has no image {options['image']}: put it where all nodes see it"
+        lack = f"has no image {options['image']}: copy it to a folder that all nodes share"
     if lack:
         local = os.environ.get("SLURM_LOCALID") or os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK") or "0"
         if local == "0":
@@ -252,7 +251,7 @@ def container(words: Sequence[str]) -> int:
         return 127
     # ~/clusterctl may be a link to the shared folder, and containers lack the link's target.
     flags = ["--bind", ",".join(map(os.path.realpath, options["bind"].split(",")))]
-    # PMIx keeps the data that ranks share in a folder of slurmd.
+    # PMIx stores the data that ranks share in a folder of slurmd.
     if os.environ.get("PMIX_SERVER_TMPDIR"):
         flags += ["--bind", os.environ["PMIX_SERVER_TMPDIR"]]
     gpus = os.environ.get("SLURM_JOB_GPUS") or os.environ.get("SLURM_STEP_GPUS")

@@ -1,10 +1,9 @@
-"""Runs a Python program as an MPI rank whose failure ends the whole job. Runs with Python 3.6.
+"""Runs a Python program as an MPI rank whose failure ends the whole job. Supports Python 3.6.
 
     python rank.py PROGRAM ARGUMENT...
 
-When the interpreter exits, mpi4py calls MPI_Finalize, which returns only once all ranks have called it: a
-failed rank and the remaining ranks would wait for each other. Like `python -m mpi4py`, this calls MPI_Abort
-instead.
+When the interpreter exits, mpi4py calls MPI_Finalize, which waits for all ranks: a failed rank and the other
+ranks would wait for each other. Like `python -m mpi4py`, this program calls MPI_Abort instead.
 """
 
 import atexit
@@ -16,12 +15,12 @@ from importlib.machinery import SourceFileLoader
 from signal import SIGINT
 from types import ModuleType, TracebackType
 
-# If several ranks call sys.exit or are interrupted, not all of them do so at the same time.
+# How long a failed rank waits for the other ranks, which may call sys.exit a little later.
 GRACE_S = 5
-# The message of Open MPI 4. Open MPI 5 leaves it to PMIx, and Slurm's PMIx plugin drops it.
+# Printed as by Open MPI 4. Open MPI 5 leaves this message to PMIx, and Slurm's PMIx plugin drops it.
 _LINE = b"-" * 74 + b"\n"
 ABORTED = b"MPI_ABORT was invoked on rank %d in communicator MPI_COMM_WORLD\nwith errorcode %d.\n"
-# EX_TEMPFAIL: other ranks may still save their work, which may take long.
+# EX_TEMPFAIL: other ranks may still be saving their work.
 SAVED = 75
 
 
@@ -32,7 +31,7 @@ class Rank:
 
     def run(self, path: str) -> None:
         """Run the program as `python PROGRAM` would."""
-        # With -P, Python does not put the script's folder there.
+        # With -P, sys.path does not start with the script's folder.
         if sys.path[0] == os.path.dirname(os.path.realpath(__file__)):
             sys.path[0] = os.path.dirname(os.path.realpath(path))
         main = ModuleType("__main__")
@@ -42,10 +41,10 @@ class Rank:
         for stream in (sys.stdout, sys.stderr):
             # Python 3.6 has no reconfigure, and a stream may be None.
             with suppress(AttributeError):
-                # Write whole lines. Unbuffered, print writes each word, and the lines of ranks would mix.
+                # Write whole lines. Without a buffer, print would mix the words of several ranks in a line.
                 stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
         failure = None
-        # atexit calls the function that is registered first last.
+        # atexit calls functions in reverse order, so this function is called last.
         atexit.register(self.leave)
         try:
             with open(path, "rb") as file:
@@ -61,13 +60,12 @@ class Rank:
             self.fail(failure)
 
     def fail(self, exc: BaseException) -> None:
-        """Print an exception as Python does, and exit with 1 or with the status that sys.excepthook sets."""
+        """Print an exception as Python does, and exit with 1, or with the status of sys.excepthook's exit."""
         self.status = 1
         try:
             sys.excepthook(type(exc), exc, exc.__traceback__)
         except SystemExit as leaving:
             self.status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-        # Like Python, print both exceptions.
         except BaseException as broken:
             sys.stderr.write("Error in sys.excepthook:\n")
             sys.__excepthook__(type(broken), broken.with_traceback(_below(broken)), broken.__traceback__)
@@ -79,7 +77,7 @@ class Rank:
         sys.exit(self.status)
 
     def leave(self) -> None:
-        """Abort, unless all ranks end by themselves within the grace period."""
+        """Abort, unless all ranks exit within the grace period."""
         mpi = sys.modules.get("mpi4py.MPI")
         if self.status in (0, SAVED) or mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
             return
@@ -92,7 +90,7 @@ class Rank:
             time.sleep(0.02)
 
     def abort(self) -> None:
-        """Make mpi4py call MPI_Abort instead of MPI_Finalize, once all files are flushed."""
+        """Make mpi4py call MPI_Abort instead of MPI_Finalize after Python has flushed all files."""
         if "mpi4py.MPI" in sys.modules:
             from mpi4py.run import set_abort_status
 

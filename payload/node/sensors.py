@@ -22,10 +22,9 @@ class Sensor(Protocol):
     """A source of readings."""
 
     def read(self) -> dict[str, Any]:
-        """Return the fields of a sample. Rates are missing in the first sample.
+        """Return the fields of a sample, without rates in the first sample.
 
-        Raises:
-            SensorError: the source failed. It may be read again.
+        Raises SensorError if the source fails. A later call may succeed.
         """
 
 
@@ -48,7 +47,7 @@ class Cpu:
         return fields
 
     def _ticks(self) -> tuple[int, int]:
-        """Return the clock ticks since boot, (busy, all), of the node's cores."""
+        """Return the clock ticks of the node's cores since boot, (busy, total)."""
         busy = total = 0
         for line in self._stat.read_text().splitlines():
             name, *numbers = line.split()
@@ -60,7 +59,7 @@ class Cpu:
 
 
 class Memory:
-    """Memory in use, and the part used by the job's control group, if there is one."""
+    """Memory in use on the node, and by the control group of this Slurm job."""
 
     def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
         self._meminfo = proc / "meminfo"
@@ -75,15 +74,10 @@ class Memory:
         return fields
 
     def total_mib(self) -> int:
-        """Return the total memory. In a container, it is the host's.
-
-        Raises:
-            SensorError: the memory sizes cannot be read.
-        """
+        """Return the total memory, in a container that of the host. Raises SensorError if that fails."""
         return self._sizes()["MemTotal"] // MIB
 
     def _sizes(self) -> dict[str, int]:
-        """Return the sizes in bytes by name."""
         with _source(self._meminfo):
             lines = [line.replace(":", " ").split() for line in self._meminfo.read_text().splitlines()]
             sizes = {name: int(number) * 1024 for name, number, *_ in lines}
@@ -111,7 +105,7 @@ class Network:
         return {"net_rx_bytes_per_s": received, "net_tx_bytes_per_s": sent}
 
     def _counters(self) -> dict[str, tuple[int, int]]:
-        """Return the bytes since boot, (received, sent), by interface."""
+        """Return the bytes since boot by interface, (received, sent)."""
         counters = {}
         for line in self._path.read_text().splitlines()[2:]:
             name, _, numbers = line.partition(":")
@@ -122,13 +116,12 @@ class Network:
 
 
 class Gpus:
-    """All GPUs of the node, if pynvml is installed. Values that a GPU does not report are None."""
+    """All GPUs of the node, if pynvml is installed. Unreported values are None."""
 
     def __init__(self) -> None:
         self._nvml, self._handles = _open_nvml()
 
     def describe(self) -> list[dict[str, Any]]:
-        """Return the identity and memory size of each GPU."""
         return [
             {
                 "index": index,
@@ -141,11 +134,10 @@ class Gpus:
         ]
 
     def read(self) -> dict[str, Any]:
-        """Return the current state of each GPU."""
         return {"gpus": [self._state(index, handle) for index, handle in self._handles]}
 
     def energy_j(self, uuid: str | None) -> float | None:
-        """Return a GPU's energy use since the driver was loaded, in joules; None if not reported."""
+        """Return a GPU's energy use since the driver was loaded, in joules, if the GPU reports it."""
         for _, handle in self._handles:
             if self._ask("nvmlDeviceGetUUID", handle) == uuid:
                 millijoules: int | None = self._ask("nvmlDeviceGetTotalEnergyConsumption", handle)
@@ -175,7 +167,7 @@ class Gpus:
 
 
 def _open_nvml() -> tuple[ModuleType | None, list[tuple[int, Any]]]:
-    """Open NVIDIA's management library. Return it with the indices and handles of all GPUs that answer."""
+    """Return NVIDIA's management library, if installed, and index and handle of each GPU that answers."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
@@ -191,7 +183,7 @@ def _open_nvml() -> tuple[ModuleType | None, list[tuple[int, Any]]]:
 
 
 def _job_memory(membership: Path, cgroups: Path) -> Path | None:
-    """Return the file with this Slurm job's memory use on this node, from control groups version 2 or 1."""
+    """Return the file of control groups version 2 or 1 with this Slurm job's memory use on this node."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:

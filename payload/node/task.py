@@ -5,9 +5,9 @@
     --of=LAUNCHER      the launcher that starts this process. Default: srun
     --per-node=RANKS   the number of ranks per node, for mpirun
 
-A launcher starts this program for each rank. It sets the variables that PyTorch reads, records the output of
-PROGRAM, and ends like PROGRAM. It imports few modules, because signal and contextlib alone would double its
-start-up time. job.py uses the functions in the first half, too.
+A launcher starts this program for each rank. This program sets the variables that PyTorch reads, records the
+output of PROGRAM, and ends with the same status or signal. It imports few modules, because signal and
+contextlib alone would double the start-up time. job.py imports the functions in the first half.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ if TYPE_CHECKING:
 else:
     import _signal as signal
 
-# The folder on each host in which Ansible places files for jobs.
+# The folder on each host in which Ansible installs files for jobs.
 HOST_FOLDER = "/opt/clusterctl"
 PASSED_ON = frozenset(getattr(signal, f"SIG{name}") for name in "HUP INT QUIT ALRM TERM USR1 USR2".split())
 # Signals that end a program by default.
 FATAL = frozenset((1, 2, 3, 4, 6, 7, 8, 9, 11, 13, 14, 15))
 # Python ignores these signals, and child processes would inherit that.
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
-# How long to wait for output of processes that a rank left running. The other ranks wait for a failed rank.
+# How long to read output after PROGRAM has ended, because it may have left processes running. Shorter after a
+# failure, because other ranks wait for the failed rank.
 DRAIN_S, DRAIN_FAILED_S = 5.0, 1.0
 CHUNK = 1 << 16
 
 
 def split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Split words into the options before the program, such as --name=value, and the program."""
+    """Split arguments into the leading options, as --name=value, and the program with its arguments."""
     options: dict[str, str] = {}
     for number, word in enumerate(words):
         if not word.startswith("--"):
@@ -54,11 +55,7 @@ def start(
     stderr: int = 2,
     environment: Mapping[str, str] = os.environ,
 ) -> int:
-    """Start a program with the signals of a shell's child, and return its process id.
-
-    Raises:
-        OSError: the program cannot be started.
-    """
+    """Start a program with default signals, as a shell would, and return its process id, or raise OSError."""
     return os.posix_spawnp(
         program[0],
         program,
@@ -72,7 +69,7 @@ def start(
 
 
 def start_or_exit(program: list[str], stdin: int = 0, stdout: int = 1, stderr: int = 2) -> int:
-    """Start a program with ``start``; if that fails, exit with a shell's status."""
+    """Start a program. If that fails, exit with the status that a shell would return."""
     try:
         return start(program, stdin, stdout, stderr)
     except OSError as exc:
@@ -80,7 +77,7 @@ def start_or_exit(program: list[str], stdin: int = 0, stdout: int = 1, stderr: i
 
 
 def become(program: list[str]) -> int:
-    """Replace this process by a program. Return a shell's exit status if that fails."""
+    """Replace this process by a program. If that fails, return the status that a shell would return."""
     for number in IGNORED_BY_PYTHON:
         signal.signal(number, signal.SIG_DFL)
     try:
@@ -99,7 +96,7 @@ def complain(text: str) -> None:
 
 
 def output_of(program: list[str]) -> str:
-    """Return the output of a program; "" if it cannot be started or fails."""
+    """Return the output of a program, or "" if it cannot be started or fails."""
     reads, writes = os.pipe()
     try:
         pid = start(program, stdout=writes)
@@ -120,9 +117,7 @@ def hold_signals() -> None:
 
 
 def supervise(pid: int, on_signal: Callable[[int], None]) -> int:
-    """Wait for the end of a program, and return its exit status.
-
-    on_signal: called for each signal that arrives meanwhile.
+    """Wait for the end of a program, calling ``on_signal`` for each signal. Return the exit status.
 
     The signals are blocked and fetched with sigwait, so that no signal is sent to a program that has ended.
     """
@@ -150,7 +145,7 @@ def open_for_writing(path: str, how: int) -> int:
 
 
 def text_of(path: str) -> str:
-    """Return the text of a file; "" if it cannot be read."""
+    """Return the text of a file, or "" if it cannot be read."""
     try:
         with open(path) as file:
             return file.read()
@@ -159,7 +154,7 @@ def text_of(path: str) -> str:
 
 
 def write_all(file: int, data: bytes) -> None:
-    """Write to a file. Ignore errors, such as a full disk or a closed pipe."""
+    """Write to a file, ignoring errors such as a full disk or a closed pipe."""
     try:
         while data:
             data = data[os.write(file, data) :]
@@ -168,12 +163,12 @@ def write_all(file: int, data: bytes) -> None:
 
 
 def host_name() -> str:
-    """Return Slurm's name of this node; without Slurm, the machine's short host name."""
+    """Return Slurm's name of this node, or the short host name without Slurm."""
     return os.environ.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
 
 
 def take_host_variables() -> None:
-    """Set the variables that this host provides to jobs, as Slurm's TaskProlog does."""
+    """Set the environment variables that this host gives to jobs, as Slurm's TaskProlog does."""
     prolog = f"{HOST_FOLDER}/task-prolog"
     if os.access(prolog, os.X_OK):
         for line in output_of([prolog]).splitlines():
@@ -182,7 +177,7 @@ def take_host_variables() -> None:
 
 
 def mark_restart(files: Iterable[int]) -> bool:
-    """Write a separator line into logs if Slurm has restarted the job. Return whether it has."""
+    """Return whether Slurm has restarted the job. If it has, write a line about it into the open logs."""
     restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
     for file in files if restarts != "0" else ():
         write_all(file, f"\nclusterctl: restart {restarts} of this job\n".encode())
@@ -190,7 +185,7 @@ def mark_restart(files: Iterable[int]) -> bool:
 
 
 def rank(words: Sequence[str]) -> int:
-    """Run a program as one of the ranks: set its variables, and record its output."""
+    """Run a program as a rank, given the arguments of task.py, and return the exit status."""
     options, program = split(words)
     launcher = options.get("of", "srun")
     describe_rank(launcher, int(options.get("per-node", "1")))
@@ -214,10 +209,10 @@ def rank(words: Sequence[str]) -> int:
     has_reached_it = is_signalled_with_its_program(launcher)
     status = supervise(pid, lambda number: None if has_reached_it else os.kill(pid, number))
     if status:
-        # Ranks that lose their connection to this rank may end before the launcher notices its end.
+        # Record when this rank failed: other ranks, which lose their connection to it, may end first.
         end = f"{time.time():.6f} {status} {os.uname().nodename}\n"
         write_all(open_for_writing(f"rank-logs/{os.environ['RANK']}.end", os.O_TRUNC), end.encode())
-    # slurmstepd kills processes that outlast this process, so it waits until all output is recorded.
+    # Wait for the output, because slurmstepd kills remaining processes of the task when this process ends.
     deadline = time.monotonic() + (DRAIN_FAILED_S if status else DRAIN_S)
     for lock in drained:
         lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
@@ -225,7 +220,7 @@ def rank(words: Sequence[str]) -> int:
 
 
 def describe_rank(launcher: str, per_node: int) -> None:
-    """Set the rank's variables by PyTorch's names, unless --env has set them."""
+    """Set PyTorch's environment variables for this rank, unless --env has set them."""
     get = os.environ.get
     if launcher == "torchrun":
         variables = {"NODE_RANK": get("GROUP_RANK", "0")}
@@ -252,7 +247,7 @@ def describe_rank(launcher: str, per_node: int) -> None:
 
 
 def tasks_of_node(counts: str, node: int) -> str:
-    """Return the number of tasks on a node, from Slurm's list for all nodes, such as 2(x3),1."""
+    """Return the number of tasks on a node from Slurm's list for all nodes, such as 2(x3),1."""
     size, nodes = "1", 0
     for count in counts.split(","):
         size, _, times = count.partition("(x")
@@ -263,7 +258,7 @@ def tasks_of_node(counts: str, node: int) -> str:
 
 
 def choose_mig_device() -> None:
-    """Give each of several ranks on a node its own MIG device, because a process can use only one."""
+    """Select a MIG device for this rank, because a process can use only a single MIG device."""
     devices = os.environ.get("CUDA_VISIBLE_DEVICES")
     if devices is None and "SLURM_JOB_ID" not in os.environ:
         devices = ",".join(text_of(f"{HOST_FOLDER}/gpus").split())
@@ -273,7 +268,7 @@ def choose_mig_device() -> None:
 
 
 def open_log() -> int | None:
-    """Open the log of this rank's output; return None if that fails."""
+    """Open the log of this rank's output. Return None if that fails."""
     path = f"rank-logs/{os.environ['RANK']}"
     try:
         os.makedirs("rank-logs", exist_ok=True)
@@ -286,16 +281,16 @@ def open_log() -> int | None:
 
 
 def is_signalled_with_its_program(launcher: str) -> bool:
-    """Return whether the launcher signals this process and its program, rather than this process alone."""
+    """Return whether the launcher sends signals not only to this process but also to its program."""
     # Slurm signals all processes of a task, unless it tracks them by cgroups.
     if launcher == "srun":
         return f"/job_{os.environ.get('SLURM_JOB_ID')}/step_" not in text_of("/proc/self/cgroup")
-    # mpirun and torchrun signal a rank's process group, if the rank leads its own.
+    # mpirun and torchrun signal the process group of a rank that leads a group.
     return os.getpgrp() == os.getpid()
 
 
 def record(source: int, target: int, log: int, drained: LockType) -> None:
-    """Copy a rank's output to its log and to its original destination, until it ends."""
+    """Copy output from ``source`` to the log and to ``target`` until it ends, then release ``drained``."""
     while True:
         chunk = os.read(source, CHUNK)
         if not chunk:
@@ -306,7 +301,7 @@ def record(source: int, target: int, log: int, drained: LockType) -> None:
 
 
 def end_alike(status: int) -> int:
-    """End this process with the signal that ended the program, or return the exit status."""
+    """End this process with the signal that ended the program, or return the program's exit status."""
     number = status - 128
     if number in FATAL:
         import resource
@@ -320,5 +315,5 @@ def end_alike(status: int) -> int:
 
 
 if __name__ == "__main__":
-    # Threads may still be reading from processes that were left running.
+    # Do not wait for threads that still read from remaining processes.
     os._exit(rank(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""Model folders: the weights of a run, with everything needed to use them.
+"""Model folders: the weights of a run, and the record that describes how to use them.
 
     model/final.safetensors    the weights at the end of training, float32, with PyTorch's names and layouts
     model/best.safetensors     the weights with the lowest held-out loss; may be the same file
@@ -33,12 +33,12 @@ RECORD = "model.json"
 FINAL, BEST = "final", "best"
 
 Weights = Mapping[str, Array]
-"""Tensors by PyTorch's names, in PyTorch's layouts."""
+"""Tensors by PyTorch's parameter names, in PyTorch's layouts."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsFile:
-    """A file with the weights at one iteration of a run."""
+    """A file with the weights at an iteration of a run."""
 
     file: str
     iteration: int
@@ -49,13 +49,13 @@ class WeightsFile:
 
 @dataclass(frozen=True, slots=True)
 class ModelRecord:
-    """Everything needed to use a model's weights."""
+    """The description of a trained model: its sizes, input, classes, tokenizer and files of weights."""
 
     model: str
     settings: Mapping[str, Any]
-    # The model's input; see ``payload.data.base.Dataset.input``.
+    # See ``payload.data.base.Dataset.input``.
     input: Mapping[str, Any]
-    # The number of classes, or their names.
+    # The number of classes, or the names of the classes.
     classes: int | Sequence[str]
     tokenizer: Mapping[str, Any] | None
     files: Mapping[str, WeightsFile] = field(default_factory=dict)
@@ -69,11 +69,7 @@ class ModelRecord:
 
 
 def read_record(folder: Path) -> ModelRecord:
-    """Read the record of a model folder.
-
-    Raises:
-        UsageError: the record is missing or damaged, or the model is unknown.
-    """
+    """Read the record of a model folder. Raises UsageError if it is missing or damaged."""
     path = folder / RECORD
     try:
         return parse_record(json.loads(path.read_bytes()), path)
@@ -87,19 +83,12 @@ def read_record(folder: Path) -> ModelRecord:
 
 
 def parse_record(fields: Any, path: Path) -> ModelRecord:
-    """Restore a record from ``ModelRecord.fields``.
+    """Restore a record from ``ModelRecord.fields``. path: source of the fields, for messages.
 
-    Args:
-        path: source of the fields, for messages.
-
-    Raises:
-        UsageError: the fields are damaged, or the model is unknown.
+    Raises UsageError if the fields are damaged, or the model is unknown.
     """
     try:
-        version, values = (
-            fields["format"],
-            {name: value for name, value in fields.items() if name != "format"},
-        )
+        version, values = fields["format"], {name: fields[name] for name in fields if name != "format"}
         if version != FORMAT:
             raise UsageError(
                 f"{path} has format {version}, but this program reads {FORMAT}: update the program",
@@ -118,13 +107,9 @@ def parse_record(fields: Any, path: Path) -> ModelRecord:
 
 
 def read_weights(folder: Path, which: str = BEST, record: ModelRecord | None = None) -> dict[str, Array]:
-    """Read the ``final`` or the ``best`` weights of a model folder.
+    """Read the ``final`` or the ``best`` weights of a model folder. record: the record if already read.
 
-    Args:
-        record: the folder's record, if it has been read already.
-
-    Raises:
-        UsageError: the folder has no such weights, or they are damaged.
+    Raises UsageError if the folder does not have these weights, or they are damaged.
     """
     files = (record or read_record(folder)).files
     if which not in files:
@@ -137,18 +122,13 @@ def read_weights(folder: Path, which: str = BEST, record: ModelRecord | None = N
     weights = read_file(path)
     if sha256_of(path) != facts.sha256:
         raise UsageError(
-            f"{path} is damaged: its SHA-256 differs from that in {RECORD}",
-            code="model-folder-damaged",
+            f"{path} is damaged: its SHA-256 differs from that in {RECORD}", code="model-folder-damaged"
         )
     return weights
 
 
 def read_file(path: Path) -> dict[str, Array]:
-    """Read the tensors of a file in the safetensors format.
-
-    Raises:
-        UsageError: the file cannot be read, or is not in this format.
-    """
+    """Read the tensors of a safetensors file. Raises UsageError if it cannot be read."""
     try:
         return safetensors.read(path)[0]
     except OSError as exc:
@@ -158,7 +138,6 @@ def read_file(path: Path) -> dict[str, Array]:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -169,15 +148,11 @@ def module_of(model: str) -> ModuleType:
 
 
 def make_units(model: str, settings: Mapping[str, Any], context: Context) -> list[Unit]:
-    """Build the layers of a model, without weights.
-
-    Raises:
-        UsageError: the model can't have these settings.
-    """
+    """Build the units of a model, without weights. Raises UsageError if the settings do not fit the model."""
     module = module_of(model)
     unknown = [name for name in settings if name not in inspect.signature(module.build).parameters]
     if unknown:
-        raise UsageError(f"--model {model} has no {', '.join(unknown)}", code="model-without-size")
+        raise UsageError(f"--model {model} does not take {', '.join(unknown)}", code="model-without-size")
     try:
         units: list[Unit] = module.build(context, **settings)
     except (LookupError, ValueError, TypeError) as exc:
@@ -186,10 +161,9 @@ def make_units(model: str, settings: Mapping[str, Any], context: Context) -> lis
 
 
 def build(record: ModelRecord, weights: Weights, device: Device, *, dtype: str = "float32") -> list[Unit]:
-    """Build a model with weights, whole on this rank. Run its units in order for the forward pass.
+    """Build a whole model on this rank: its units with their weights, in the order of the forward pass.
 
-    Raises:
-        UsageError: the weights do not fit the model.
+    Raises UsageError if the weights do not fit the model.
     """
     units = make_units(record.model, record.settings, Context(device))
     for parameter, whole in fitted(units, weights):
@@ -200,7 +174,7 @@ def build(record: ModelRecord, weights: Weights, device: Device, *, dtype: str =
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """A model with its weights, ready for use."""
+    """A model with its weights."""
 
     record: ModelRecord
     units: Sequence[Unit]
@@ -208,25 +182,20 @@ class TrainedModel:
 
     @property
     def classes(self) -> int:
-        """Number of classes."""
         classes = self.record.classes
         return classes if isinstance(classes, int) else len(classes)
 
     def forward(self, x: Array) -> Array:
-        """Return the logits (B, ..., classes) of inputs on the device (B, ...)."""
+        """Return the logits (B, ..., classes) of inputs (B, ...), both on the device."""
         for unit in self.units:
             x = unit.layer.forward(x, Tape(training=False))
         return x
 
 
 def load(folder: Path, weights: str, device: Device, *, takes: str = "") -> TrainedModel:
-    """Load a model for use.
+    """Load a model folder. weights: ``final`` or ``best``. takes: required kind of input. Empty: any kind.
 
-    Args:
-        takes: the required kind of input. Empty: any kind.
-
-    Raises:
-        UsageError: the folder has no such model or weights.
+    Raises UsageError if the folder does not have such weights, or the model takes another kind of input.
     """
     record = read_record(folder)
     if not isinstance(record.input, Mapping):
@@ -243,10 +212,9 @@ def load(folder: Path, weights: str, device: Device, *, takes: str = "") -> Trai
 
 
 def fitted(units: Sequence[Unit], weights: Weights) -> Iterator[tuple[Parameter, Array]]:
-    """Check the weights, then yield each parameter with its whole tensor in this program's layout.
+    """Yield each parameter with its whole tensor, converted to the payload's layout.
 
-    Raises:
-        UsageError: weights are missing, unknown, or of another shape.
+    Raises UsageError if weights are missing, unknown, or of another shape.
     """
     refuse_unfit(torch_shapes(units), weights)
     for parameter in {p.name: p for unit in units for p in unit.layer.parameters}.values():
@@ -254,18 +222,11 @@ def fitted(units: Sequence[Unit], weights: Weights) -> Iterator[tuple[Parameter,
 
 
 def refuse_unfit(shapes: Mapping[str, tuple[int, ...]], weights: Weights) -> None:
-    """Raise if the weights do not fit a model.
-
-    Args:
-        shapes: shapes of the model's tensors.
-
-    Raises:
-        UsageError: weights are missing, unknown, or of another shape.
-    """
+    """Raise UsageError if weights are missing, unknown, or not of the ``shapes`` of the model's tensors."""
     problems = [f"{name} is missing" for name in shapes if name not in weights]
     problems += [f"{name} is not in the model" for name in weights if name not in shapes]
     problems += [
-        f"{name} has shape {tuple(weights[name].shape)}, in the model {shape}"
+        f"{name} has shape {tuple(weights[name].shape)}, but the model needs {shape}"
         for name, shape in shapes.items()
         if name in weights and tuple(weights[name].shape) != tuple(shape)
     ]
@@ -283,13 +244,9 @@ def set_state(units: Sequence[Unit], weights: Weights, device: Device) -> None:
 
 
 def set_weights(engine: Engine, units: Sequence[Unit], weights: Weights) -> None:
-    """Set the weights with which training starts, on any layout of ranks.
+    """Set the weights with which training starts, on any layout of ranks. units: of the whole model.
 
-    Args:
-        units: the units of the whole model. The engine has those of this rank's stage.
-
-    Raises:
-        UsageError: the weights do not fit the model.
+    Raises UsageError if the weights do not fit the model.
     """
     storage = engine.storage
     segments = {id(segment.parameter): segment for segment in storage.segments}

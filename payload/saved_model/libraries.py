@@ -1,8 +1,8 @@
 """Conversion of weights to and from the names of transformers and torchvision.
 
-A model of this program then loads in these libraries with ``strict=True``, and training can start from their
-weights. The differences are tables of names, and the linear layers of GPT-2, which transformers stores as
-(inputs, outputs). "Ours" are this program's names and layouts; see ``folder``.
+Exported models load in these libraries with ``strict=True``, and training can start from the libraries'
+weights. Tensors differ in their names, and transformers stores the linear layers of GPT-2 as (inputs,
+outputs). ``ours`` are names and tensors of the payload (see ``folder``), ``theirs`` those of a library.
 """
 
 from __future__ import annotations
@@ -29,18 +29,20 @@ class Naming:
     """The names of a model's tensors in a library."""
 
     names: Mapping[str, str]
-    """The library's module by our module; * is a block's number. Several modules hold parts of ours. A tensor
-    without the ending .weight or .bias in the library is listed with its whole name on both sides."""
-    # Prefix that is missing in files of the model without its head.
+    """The library's module by the payload's module, with * for a block's number. If the library splits the
+    module, its modules are separated by spaces. A tensor that does not end with .weight or .bias in the
+    library is listed by the whole names of both tensors."""
+    # This prefix is missing in files of the model without its head.
     prefix: str = ""
-    transposed: bool = False  # blocks' linear layers
-    # The library's tensors that repeat a tensor of ours.
+    # Whether the library transposes the linear layers of blocks.
+    transposed: bool = False
+    # The payload's tensor by the library's copy of it.
     tied: Mapping[str, str] = field(default_factory=dict)
-    # Regular expression for the library's tensors that our model does not need.
+    # Regular expression for the library's tensors that the payload's model does not need.
     unused: str = ""
 
     def library_names(self, ours: str) -> list[str]:
-        """Return the library's names for a tensor of ours: a single name, or the names of its parts."""
+        """Return the library's name for a tensor of the payload, or the names of the tensor's parts."""
         if not self.names:
             return [ours]
         match = _NAME.fullmatch(ours)
@@ -52,13 +54,13 @@ class Naming:
         return [f"{module_name}.{end}" if end else module_name for module_name in library_modules]
 
     def to_library(self, weights: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Return all tensors of a model by the library's names, sorted, as views of ours."""
+        """Return all tensors of a model by the library's names, sorted, as views of ``weights``."""
         theirs = {name: part for ours in weights for name, part in self._parts(ours, weights[ours])}
         tied = {name: weights[ours] for name, ours in self.tied.items()}
         return dict(sorted({**theirs, **tied}.items()))
 
     def _parts(self, ours: str, array: Array) -> Iterator[tuple[str, Array]]:
-        """Yield the library's tensors for a tensor of ours: a view of it, or views of its parts."""
+        """Yield the library's names and tensors for a tensor of the payload, as views of ``array``."""
         names = self.library_names(ours)
         for name, part in zip(names, np.split(array, len(names)), strict=True):
             if self._turned(ours, array.ndim):
@@ -72,14 +74,13 @@ class Naming:
     def from_library(
         self, shapes: Shapes, theirs: Mapping[str, Array], without: Collection[str]
     ) -> dict[str, Array]:
-        """Convert a library's weights to our names and layouts.
+        """Convert a library's weights to the payload's names and layouts.
 
         Args:
-            shapes: shapes of all our tensors.
-            without: our tensors to leave out, even if the library has them.
+            shapes: shapes of all tensors of the payload's model.
+            without: tensors of the payload that are not converted.
 
-        Raises:
-            UsageError: tensors are missing, unknown, or of another shape.
+        Raises UsageError if tensors are missing, unknown, or of another shape.
         """
         theirs = {_modern(name): array for name, array in theirs.items()}
         names: dict[str, list[str]] = {}
@@ -91,7 +92,7 @@ class Naming:
                 library_name = short if short in theirs and name not in theirs else name
                 names[ours].append(library_name)
                 expected[library_name] = part.shape
-                # If a text model needs fewer positions, the first are used.
+                # A text model with fewer positions uses the first positions.
                 array = theirs.get(library_name)
                 if ours == "positions.weight" and array is not None and array.ndim == part.ndim == 2:  # noqa: PLR2004
                     theirs[library_name] = array[: len(part)]
@@ -114,18 +115,17 @@ class Naming:
         return weights
 
     def count_known(self, shapes: Shapes, names: Sequence[str]) -> int:
-        """Return how many of these names the library uses for a model of ours."""
+        """Return how many of these names the library uses for a model with tensors of ``shapes``."""
         known_names = {name for ours in shapes for name in self.library_names(ours)}
         return len({*names} & {*known_names, *(name.removeprefix(self.prefix) for name in known_names)})
 
 
 def _single(array: Array) -> Array:
-    """Convert an array in a smaller format to float32."""
     return array.astype("float32") if array.dtype.itemsize < 4 else array  # noqa: PLR2004
 
 
 def _modern(name: str) -> str:
-    """Replace the names of norm weights that old files from TensorFlow use."""
+    """Replace the names of norms in old files that were converted from TensorFlow."""
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
@@ -167,10 +167,7 @@ _BERT = Naming(
         "head": "cls.predictions",
     },
     prefix="bert.",
-    tied={
-        "cls.predictions.decoder.weight": "embedding.weight",
-        "cls.predictions.decoder.bias": "head.bias",
-    },
+    tied={"cls.predictions.decoder.weight": "embedding.weight", "cls.predictions.decoder.bias": "head.bias"},
     unused=r"(bert\.)?(pooler\..*|embeddings\.position_ids)|cls\.seq_relationship\..*",
 )
 _BLOCK = "vit.encoder.layer.*"
@@ -194,7 +191,7 @@ _VIT = Naming(
     unused=r"(vit\.)?pooler\..*",
 )
 OURS = Naming({}, unused=r".*\.num_batches_tracked")
-"""Our own names, which torchvision's ResNets share."""
+"""The payload's own names, which torchvision's ResNets share."""
 
 LIBRARIES: Mapping[str, Mapping[str, Naming]] = {
     "torch": dict.fromkeys((entry.module for entry in MODELS.values()), OURS),
@@ -205,17 +202,13 @@ LIBRARIES: Mapping[str, Mapping[str, Naming]] = {
 
 
 def naming(library: str, model: str) -> Naming:
-    """Return a library's names for a model.
-
-    Raises:
-        UsageError: the library has no such model.
-    """
+    """Return a library's names for a model. Raises UsageError if the library does not have the model."""
     namings = LIBRARIES[library]
     if (module := MODELS[model].module) in namings:
         return namings[module]
     models = ", ".join(name for name, entry in MODELS.items() if entry.module in namings)
     raise UsageError(
-        f"--export-as {library}: this library has no {model}, only {models}; torch has all",
+        f"--export-as {library}: this library has no {model}, only {models}; use --export-as torch",
         code="export-unfit",
     )
 
@@ -223,16 +216,10 @@ def naming(library: str, model: str) -> Naming:
 def from_any(
     model: str, shapes: Shapes, weights: Mapping[str, Array], without: Collection[str] = ()
 ) -> tuple[dict[str, Array], bool]:
-    """Convert the weights in a file of ours or of a library.
+    """Convert the weights in a file of the payload or of a library. without: see ``from_library``.
 
-    Args:
-        without: our tensors to leave out.
-
-    Returns:
-        The weights, and whether the file has transformers' names.
-
-    Raises:
-        UsageError: the weights do not fit the model.
+    Return the weights, and whether the file has transformers' names. Raises UsageError if the weights do not
+    fit the model.
     """
     module = MODELS[model].module
     namings = [by_module[module] for by_module in LIBRARIES.values() if module in by_module]
@@ -242,12 +229,7 @@ def from_any(
 
 
 def config(model: str, settings: Mapping[str, Any], classes: Sequence[str]) -> dict[str, Any]:
-    """Return transformers' config.json for a model.
-
-    Args:
-        settings: the settings with which the model was built.
-        classes: names of a classifier's classes.
-    """
+    """Return transformers' config.json for a model. settings: those with which the model was built."""
     shared = {"torch_dtype": "float32", "initializer_range": 0.02}
     match MODELS[model].module:
         case "gpt":
@@ -323,24 +305,17 @@ _FREE = re.compile(
     r"architectures|torch_dtype|initializer_range|.*drop.*|.*token_id|id2label|label2id|vocab_size|n_positions"
     r"|max_position_embeddings|n_inner"
 )
-"""Settings that may differ: they do not change the computation, or the shapes of tensors show them."""
+"""Settings that may differ, because they do not change the computation, or tensor shapes show them."""
 _FLAGS = {"n_head": "--heads", "num_attention_heads": "--heads"}
 _FLAGS |= dict.fromkeys(("layer_norm_epsilon", "layer_norm_eps"), "--norm-eps")
 
 
 def refuse_other(model: str, settings: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    """Raise if a library's model computes something else than ours.
-
-    Args:
-        theirs: the config.json beside a library's weights.
-
-    Raises:
-        UsageError: a setting differs that changes the computation, although the tensors have the same shapes.
-    """
+    """Raise UsageError if a setting in a library's config.json, ``theirs``, changes the computation."""
     for key, ours in config(model, settings, ()).items():
         if key in theirs and theirs[key] != ours and not _FREE.fullmatch(key):
             flag = f": pass {_FLAGS[key]} {theirs[key]}" if key in _FLAGS else ""
             raise UsageError(
-                f"its config.json has {key} {theirs[key]!r}, but the model has {ours!r}{flag}",
+                f"config.json beside it has {key} {theirs[key]!r}, but this model has {ours!r}{flag}",
                 code="init-other-config",
             )

@@ -1,10 +1,8 @@
 """Reading and writing files in the safetensors format (https://huggingface.co/docs/safetensors).
 
 A file has 8 bytes of header length, little-endian; a JSON header with each tensor's dtype, shape and offsets;
-and the numbers.
-
-Not done with the safetensors package, because a checkpoint's numbers come from memory that the training keeps
-filling, and a model's numbers come tensor by tensor.
+and the numbers. The safetensors package is not used, because it cannot write a file tensor by tensor, or from
+the memory into which the training copies checkpoints.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ _DTYPES = {
 }
 _NAMES = {short: np.dtype(getattr(ml_dtypes, name, name)) for name, short in _DTYPES.items()}
 _MOST_HEADER = 100 << 20
-"""Limit of the header's size, in bytes, from the format's definition."""
+"""The format's maximum size of the header, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +60,7 @@ def plan(tensors: Mapping[str, tuple[Sequence[int], np.dtype[Any]]], **metadata:
 def read(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """Return a file's tensors by name, and its metadata. The numbers are memory-mapped.
 
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: the file is not in this format, is truncated, or has an unknown dtype.
+    Raises OSError if the file cannot be read, ValueError if it is truncated or not in this format.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -92,13 +88,13 @@ INCOMPLETE = ".incomplete"
 
 
 class Stream:
-    """Writes a file of float32 tensors one by one, under a temporary name, and renames it at the end.
+    """Writes float32 tensors to a file with a temporary name, and renames the file at the end.
 
-    An error is raised only at the end, because other ranks keep sending their parts until then.
+    Errors are raised only by ``close``, because until then other ranks send their parts of the tensors.
     """
 
     def __init__(self, path: Path, shapes: Mapping[str, Sequence[int]]) -> None:
-        """shapes: by name, in the order of the tensors."""
+        """shapes: by tensor name, in the order of the calls of ``write``."""
         self._path, self._temporary = path, path.with_name(f"{path.name}{INCOMPLETE}")
         self._digest = hashlib.sha256()
         self._file: BinaryIO | None = None
@@ -113,7 +109,6 @@ class Stream:
         self._write(memoryview(self.plan.header))
 
     def write(self, tensor: NDArray[Any]) -> None:
-        """Write the next tensor."""
         self._write(np.ascontiguousarray(tensor, "float32").reshape(-1).view(np.uint8).data)
 
     def _write(self, numbers: memoryview) -> None:
@@ -126,14 +121,7 @@ class Stream:
             self._failure = exc
 
     def close(self) -> str:
-        """Finish the file and rename it.
-
-        Returns:
-            The file's SHA-256.
-
-        Raises:
-            OSError: the file could not be written. It has been removed.
-        """
+        """Close and rename the file, and return its SHA-256, or remove the file and raise OSError."""
         try:
             if self._file:
                 self._file.close()

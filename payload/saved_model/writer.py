@@ -47,11 +47,10 @@ class ModelWriter:
         Args:
             record: the model's record without files.
             units: the units of the whole model.
-            resumed: folder of the resumed checkpoint, and the model's record in it. The best weights so far
-                are kept, from the checkpoint or from this folder.
+            resumed: folder of the resumed checkpoint, and the model's record in it. The better of the best
+                weights in the checkpoint and in ``folder`` are kept.
 
-        Raises:
-            PayloadError: the folder cannot be written. Raised on every rank.
+        Raises PayloadError on every rank if the folder cannot be written.
         """
         self._folder, self._record, self._world = folder, record, engine.mesh.world
         self._tensors = WholeTensors(engine, units)
@@ -64,7 +63,7 @@ class ModelWriter:
 
     def _existing_files(self, checkpoint: Path, record: Mapping[str, Any]) -> dict[str, WeightsFile]:
         """Return the folder's files, after copying the checkpoint's best weights if they are better."""
-        # A missing record, or a record of another program, is replaced.
+        # A missing or unreadable record is replaced.
         with suppress(UsageError):
             self._files = dict(read_record(self._folder).files)
         resumed_best = parse_record(record, checkpoint).files.get(BEST) if record else None
@@ -77,13 +76,9 @@ class ModelWriter:
         return self._files
 
     def save_best(self, folder: Path) -> dict[str, Any]:
-        """Copy the best weights so far into another folder. Called on rank 0 only.
+        """On rank 0 only: copy the best weights so far into another folder, and return a record of the copy.
 
-        Returns:
-            The model's record with these weights.
-
-        Raises:
-            PayloadError: the folder cannot be written.
+        Raises PayloadError if the folder cannot be written.
         """
         best = self._files.get(BEST)
         if best:
@@ -91,22 +86,17 @@ class ModelWriter:
         return replace(self._record, files={BEST: best} if best else {}).fields()
 
     def evaluated(self, iteration: int, evaluation: Evaluation) -> None:
-        """Write the current weights as the best ones, unless earlier weights were better.
+        """Write the current weights as the best weights if their held-out loss is the lowest so far.
 
-        Raises:
-            PayloadError: the weights cannot be written. Raised on every rank.
+        Raises PayloadError on every rank if the weights cannot be written.
         """
         if evaluation.loss < _loss(self._files.get(BEST)):
             self._write(BEST, iteration, _metrics(evaluation))
 
     def conclude(self, iteration: int, evaluation: Evaluation | None) -> None:
-        """Write the final weights.
+        """Write the final weights, with their evaluation if they were evaluated.
 
-        Args:
-            evaluation: the evaluation of the final weights, if there was one.
-
-        Raises:
-            PayloadError: the weights cannot be written. Raised on every rank.
+        Raises PayloadError on every rank if the weights cannot be written.
         """
         if BEST not in self._files:
             self._write(BEST, iteration, _metrics(evaluation))
@@ -157,7 +147,7 @@ class ModelWriter:
             ) from exc
 
     def _link(self) -> None:
-        """Make the best weights also the final weights, with a link."""
+        """Link the best weights as the final weights."""
         facts = replace(self._files[BEST], file=f"{FINAL}.safetensors")
 
         def link() -> None:
@@ -169,18 +159,14 @@ class ModelWriter:
 
 
 def place(source: Path, target: Path) -> None:
-    """Give a file a second name: by a hard link, or by a copy if links are impossible.
-
-    Raises:
-        PayloadError: the file cannot be written.
-    """
+    """Create a hard link, or a copy if links are impossible. Raises PayloadError if that fails."""
     temporary = target.with_name(f"{target.name}{safetensors.INCOMPLETE}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary.unlink(missing_ok=True)
         try:
             temporary.hardlink_to(source)
-        # On another file system, or on one without hard links.
+        # The target is on another file system, or hard links are not supported.
         except OSError:
             shutil.copyfile(source, temporary)
         temporary.replace(target)
@@ -193,7 +179,7 @@ def place(source: Path, target: Path) -> None:
 
 
 def _loss(facts: WeightsFile | None) -> float:
-    """Return the held-out loss of weights; infinite without weights or evaluation."""
+    """Return the held-out loss of weights, infinite without weights or evaluation."""
     return facts.metrics["loss"] if facts and facts.metrics else math.inf
 
 

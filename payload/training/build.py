@@ -36,16 +36,12 @@ _EVAL_BATCH = 32
 
 
 def build_units(model: Model, dataset: Dataset, context: Context) -> list[Unit]:
-    """Build the model's units, sized for the data.
-
-    Raises:
-        UsageError: the model has no such size, or does not support it.
-    """
+    """Build all units of the model, sized for the data. Raises UsageError if a size does not fit."""
     return make_units(model.model, model_sizes(model, dataset), context)
 
 
 def model_record(model: Model, dataset: Dataset) -> ModelRecord:
-    """Return the description of the trained model: everything needed to use it except its weights."""
+    """Return the record of the trained model, without the files of its weights."""
     return ModelRecord(
         model=model.model,
         settings=model_sizes(model, dataset),
@@ -56,33 +52,29 @@ def model_record(model: Model, dataset: Dataset) -> ModelRecord:
 
 
 def model_sizes(model: Model, dataset: Dataset) -> dict[str, Any]:
-    """Return all arguments that the model is built with.
-
-    Raises:
-        UsageError: a size was given that the model does not have.
-    """
+    """Return all arguments that the model is built with. Raises UsageError for a size without effect."""
     parameters = inspect.signature(module_of(model.model).build).parameters
     defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
     given = {name: value for name, value in asdict(model).items() if name != "model" and value is not None}
     facts = {name: value for name, value in dataset.facts.items() if name in parameters}
     for name in given:
         if name not in parameters:
+            flag = f"--{name.replace('_', '-')}"
             raise UsageError(
-                f"--{name.replace('_', '-')}: --model {model.model} does not have this size",
-                code="model-without-size",
+                f"{flag} has no effect on --model {model.model}: remove it", code="model-without-size"
             )
     return {**defaults, **MODELS[model.model].sizes, **given, **facts}
 
 
 def run_identity(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
-    """Return the settings that must equal those of a resumed checkpoint. Other settings may change."""
+    """Return the settings that a resumed run must not change."""
     sizes = model_sizes(config.model, dataset)
     return {
         "model": config.model.model,
         **{name: value for name, value in sizes.items() if name != "dropout"},
         "optimizer": config.optimizer.optimizer,
         "precision": config.precision.precision,
-        # The path may have changed.
+        # Without the path, which may change.
         "data": config.data.data.partition(":")[0],
         "tokenizer": "gpt2" if config.data.tokenizer.startswith("gpt2:") else config.data.tokenizer,
         "samples": dataset.training,
@@ -117,13 +109,10 @@ def build_optimizer(settings: Optimizer, storage: Storage, mesh: Mesh) -> base.O
 
 
 def build_mesh(layout: Layout, world: Transport) -> tuple[Mesh, Compressed | None]:
-    """Arrange the ranks as in ``layout``, and add compression to the data-parallel sums if requested.
+    """Arrange the ranks as in ``layout``, and compress the sums of gradients if requested.
 
-    Returns:
-        The mesh, and the compressor that its data-parallel group is wrapped in. None: no compression.
-
-    Raises:
-        UsageError: the number of ranks does not fit the layout.
+    Return the mesh, and the compressor that wraps its data-parallel group, or None without compression.
+    Raises UsageError if the number of ranks does not fit the layout.
     """
     from payload.comm.compression import make_compressor  # noqa: PLC0415 - needs MPI
     from payload.comm.transport import Transport  # noqa: PLC0415
@@ -148,14 +137,9 @@ def build_engine(
     *,
     compressor: Compressed | None = None,
 ) -> Engine:
-    """Build the engine: the model on the mesh, in the configured layout.
+    """Build this rank's engine from the units of the whole model and the compressor of ``build_mesh``.
 
-    Args:
-        units: whole model.
-        compressor: from ``build_mesh``.
-
-    Raises:
-        UsageError: the model cannot be laid out in this way.
+    Raises UsageError if the model cannot be split in the configured layout.
     """
     layout, precision = config.layout, config.precision
     split = getattr(module_of(config.model.model), "SPLIT_LOGITS", False)
@@ -184,14 +168,9 @@ def build_engine(
 def build_loader(
     config: TrainConfig, dataset: Dataset, device: Device, mesh: Mesh, *, eval_only: bool = False
 ) -> Loader:
-    """Build the loader of this rank's samples.
+    """Build the loader of this rank's samples. Raises UsageError if the global batch exceeds the data.
 
-    Args:
-        eval_only: use only held-out samples, in small batches, because there may be fewer ranks than in
-            training.
-
-    Raises:
-        UsageError: the global batch is larger than the data.
+    eval_only: load held-out samples only, in small batches, because training may have had more ranks.
     """
     global_batch, micro_batch = config.batch.global_batch_size, config.batch.micro_batch_size
     if eval_only:
@@ -199,7 +178,7 @@ def build_loader(
         global_batch = micro_batch * mesh.dp.size
     elif global_batch > dataset.training:
         raise UsageError(
-            f"--global-batch-size {global_batch} is larger than the number of samples, {dataset.training}",
+            f"--global-batch-size {global_batch} is too large: there are {dataset.training} training samples",
             code="batch-above-samples",
         )
     return Loader(

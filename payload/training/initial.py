@@ -31,17 +31,16 @@ _NOT_IN_SHAPES = ("heads", "norm_eps")
 
 @dataclass(frozen=True, slots=True)
 class Initial:
-    """Weights that training starts from."""
+    """A file of weights that training starts from."""
 
     file: Path
-    # None if the file was not written by an earlier run.
+    # None: the file is from another library.
     record: ModelRecord | None
 
     def data_state(self, tokenizer: str) -> Mapping[str, Any] | None:
-        """Return the learned tokenizer of the weights' model for ``open_dataset``, or None if it has none.
+        """Return the state of the model's tokenizer for ``open_dataset``. None: nothing was learned.
 
-        Raises:
-            UsageError: ``--tokenizer`` is of another kind.
+        Raises UsageError if the model was trained with another kind of tokenizer than ``tokenizer``.
         """
         tokenizer_record = self.record and self.record.tokenizer
         if not tokenizer_record:
@@ -57,14 +56,11 @@ class Initial:
     def load(
         self, engine: Engine, units: Sequence[Unit], config: TrainConfig, settings: Mapping[str, Any]
     ) -> None:
-        """Load these weights into the engine. All ranks must call it together.
+        """Load these weights into the engine. All ranks must call this method together.
 
-        Args:
-            units: whole model.
-            settings: arguments that the model is built with.
+        units: the units of the whole model, which was built with the arguments ``settings``.
 
-        Raises:
-            UsageError: the weights do not fit the model, or differ between nodes. Raised on every rank.
+        Raises UsageError on every rank if the weights do not fit the model, or differ between nodes.
         """
         # In all models the last two parameters compute the logits.
         head = units[-1].layer.parameters[-2:] if config.checkpoints.new_head else ()
@@ -89,36 +85,28 @@ class Initial:
         set_weights(engine, units, weights)
 
     def _refuse_other(self, model: str, settings: Mapping[str, Any], *, foreign: bool) -> None:
-        """Check the sizes that the shapes of the weights do not show.
-
-        Raises:
-            UsageError: a size differs from the model's.
-        """
+        """Raise UsageError if a setting differs that the shapes of the weights do not show."""
         if self.record:
             for name in _NOT_IN_SHAPES:
                 size = self.record.settings.get(name, settings.get(name))
                 if size != settings.get(name):
                     flag = name.replace("_", "-")
                     raise UsageError(
-                        f"the weights have --{flag} {size}, but this model has {settings[name]}",
+                        f"trained with --{flag} {size}, not {settings[name]}: pass --{flag} {size}",
                         code="init-other-size",
                     )
         elif foreign and (file := self.file.parent / "config.json").exists():
             try:
                 library_config = json.loads(file.read_bytes())
             except (OSError, ValueError) as exc:
-                raise UsageError(f"its config.json cannot be read: {exc}", code="init-unreadable") from exc
+                raise UsageError(f"{file} cannot be read: {exc}", code="init-unreadable") from exc
             refuse_other(model, settings, library_config)
 
 
 def find_initial(path: Path | None, world: Communicator) -> Initial | None:
-    """Find the weights that ``--init`` names. All ranks must call it together.
+    """Find the weights at the path of ``--init``, if it is set. All ranks must call this function together.
 
-    Returns:
-        None if ``path`` is None.
-
-    Raises:
-        UsageError: they cannot be found or read. Raised on every rank.
+    Raises UsageError on every rank if the weights cannot be found or read.
     """
     return on_all_ranks(world, lambda: _find(path) if path else None)
 
@@ -128,7 +116,7 @@ def _find(path: Path) -> Initial:
     if not (folder / RECORD).exists():
         if not file.exists():
             raise UsageError(
-                f"--init: {file} does not exist; give a file of weights or the folder of a model",
+                f"--init: {file} does not exist; pass a file of weights or the folder of a model",
                 code="no-such-file",
             )
         return Initial(file, None)

@@ -1,7 +1,4 @@
-"""The training loop: load data, split it over ranks, iterate, evaluate, and check that all ranks agree.
-
-``train`` builds the parts of a run, ``Trainer.loop`` runs the iterations, ``Trainer.step`` one of them.
-"""
+"""The training loop. ``train`` builds the parts of a run, and ``Trainer.loop`` runs its iterations."""
 
 from __future__ import annotations
 
@@ -44,8 +41,7 @@ from payload.training.trace import Timeline
 def train(config: TrainConfig, device: Device, world: Transport, signals: StopSignals | None = None) -> int:
     """Train on all ranks of ``world``, record the metrics, and return the exit code.
 
-    Args:
-        signals: signals that end the run after its work is saved. Default: none.
+    signals: after a signal, the run saves its work and ends. Default: no signals are caught.
     """
     trace, times = _timeline(config, device), CommTimes(device)
     mesh, compressor = build_mesh(config.layout, world)
@@ -111,15 +107,12 @@ class Trainer:
     signals: StopSignals | None = None
 
     def loop(self, done: int, saver: Saver | None) -> Evaluation | None:
-        """Run the iterations after the ``done`` finished ones. Save checkpoints and the best model.
+        """Run the iterations that follow the first ``done``, which a resumed run skips.
 
-        The final model is saved at the end of the schedule, or when any rank gets a signal.
+        Save checkpoints and the best model, and the final model after the last iteration or a signal on any
+        rank. Return the last evaluation, or None if a signal ended the run.
 
-        Returns:
-            The last evaluation; None if a signal ended the run. Its work is saved then.
-
-        Raises:
-            PayloadError: training diverged, or a checkpoint cannot be written. Raised on every rank.
+        Raises PayloadError on every rank if training diverges or a checkpoint cannot be written.
         """
         iterations = self.schedule.iterations
         feeds = self.loader.training(done + 1, iterations)
@@ -146,14 +139,13 @@ class Trainer:
                 return None
             if last:
                 return evaluation
-        # All iterations were done before this run.
+        # The resumed checkpoint is from the last iteration.
         evaluation = self._evaluate(iterations)
         if self.model:
             self.model.conclude(iterations, evaluation)
         return evaluation
 
     def _report_stop(self, iteration: int, saver: Saver | None) -> None:
-        """Print that a signal has ended the run, and how to resume it."""
         if self.signals:
             # The signal may have reached only another rank.
             self.signals.came = True
@@ -162,7 +154,7 @@ class Trainer:
         self.metrics.print_line(f"stopped by a signal; {saved} after iteration {iteration}{resume_hint}")
 
     def step(self, iteration: int, feed: Feed, flags: tuple[float, ...]) -> StepResult:
-        """Update the weights with one global batch. feed: this rank's share of it."""
+        """Update the weights with a global batch, of which ``feed`` is this rank's share."""
         lr = self.schedule.at(iteration)
         result = self.engine.step(feed.batches, targets=feed.targets, iteration=iteration, lr=lr, flags=flags)
         _check_finite(iteration, result)
@@ -183,11 +175,7 @@ class Trainer:
         return evaluation
 
     def _evaluate(self, iteration: int) -> Evaluation:
-        """Evaluate on the held-out samples.
-
-        Raises:
-            PayloadError: the loss is not finite. Raised on all ranks.
-        """
+        """Evaluate on the held-out samples. Raises PayloadError on every rank if the loss is not finite."""
         evaluation = self.engine.evaluate(self.loader.held_out())
         if not math.isfinite(evaluation.loss):
             raise _diverged(iteration, f"test loss {evaluation.loss}", "--lr")
@@ -199,10 +187,8 @@ class Trainer:
         if stages == 1:
             return [self.dataset.about]
         idle = f"each stage is idle {idle_share(stages, micro_batches):.0%} of the time"
-        return [
-            self.dataset.about,
-            f"pipeline of {stages} stages, {micro_batches} micro-batches: {idle}; more micro-batches help",
-        ]
+        pipeline = f"pipeline of {stages} stages, {micro_batches} micro-batches"
+        return [self.dataset.about, f"{pipeline}: {idle}; a smaller --micro-batch-size lowers this share"]
 
 
 def _timeline(config: TrainConfig, device: Device) -> Timeline:
@@ -214,7 +200,7 @@ def _profile_note(config: TrainConfig, schedule: LearningRate, done: int) -> lis
     if not config.measuring.profile or schedule.iterations - done >= 2:  # noqa: PLR2004
         return []
     return [
-        "--profile: trace.json will be empty, because the first iteration is not recorded; run at least two"
+        "--profile: trace.json will be empty, because it omits the first iteration; run at least 2 iterations"
     ]
 
 
@@ -228,11 +214,7 @@ def _write_config(config: TrainConfig) -> None:
 
 
 def _check_finite(iteration: int, result: StepResult) -> None:
-    """Check that the loss and the gradient are finite. All ranks see the same numbers.
-
-    Raises:
-        PayloadError: training has diverged.
-    """
+    """Raise PayloadError if the loss or the gradient is not finite. All ranks have the same numbers."""
     if not result.finite and not result.skipped:
         flags = "--lr" if result.loss_scale == 1 else "--lr or --loss-scale"
         raise _diverged(iteration, f"loss {result.loss}, gradient norm {result.grad_norm}", flags)

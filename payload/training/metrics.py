@@ -25,7 +25,7 @@ from payload.training.peak import find_peak
 from payload.training.tensorboard import EventFile
 from payload.training.timing import CommTimes
 
-# Iterations over which a rank's time is averaged before ranks are compared.
+# Number of iterations over which the ranks' times are averaged before they are compared.
 _WINDOW = 10
 
 FLOPS_FORMULA = "3 x the matrix products of the forward pass; recomputation is not counted"
@@ -34,11 +34,11 @@ FLOPS_FORMULA = "3 x the matrix products of the forward pass; recomputation is n
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Size and cost of one sample."""
+    """The size and cost of a sample."""
 
-    # Of its forward pass, over all ranks that share it.
+    # Of the sample's forward pass, summed over tensor-parallel ranks and pipeline stages.
     flops: float
-    # Tokens in the sample. None: it does not consist of tokens.
+    # None: samples are images.
     tokens: int | None = None
 
 
@@ -55,36 +55,28 @@ class Metrics(Report):
         *,
         done: int = 0,
     ) -> None:
-        """Open the files.
+        """Open the files, and remove records of iterations after ``done``, which a resumed run repeats.
 
-        Args:
-            done: iterations that a resumed run keeps. Records of later iterations are removed from the file.
-
-        Raises:
-            UsageError: a file cannot be written. Raised on every rank.
+        Raises UsageError on every rank if a file cannot be written.
         """
         self._done = done
         super().__init__(comm, config.run.out / "metrics.jsonl", keep=self._is_done if done else None)
         self._config, self._device, self._comm, self._work = config, device, comm, work
         self._comm_times = comm_times
-        # Computing time, in ms, of this rank's iterations since the last evaluation.
+        # Computing time of each iteration on this rank since the last evaluation, in ms.
         self._computed: list[float] = []
         self._gpus = Gpus()
-        # Of all ranks together. None: unknown.
+        # Sum over all ranks. None: unknown.
         self._peak_tflops: float | None = None
         board = comm.rank == 0 and config.measuring.tensorboard
         folder = config.run.out / "tensorboard"
         self._board = on_all_ranks(comm, lambda: EventFile(folder, done=done) if board else None)
 
     def _is_done(self, record: dict[str, Any]) -> bool:
-        """Return whether a record belongs to an iteration that the resumed run keeps."""
         return record["kind"] != "result" and int(record.get("step", 0)) <= self._done
 
     def introduce(self, data: Mapping[str, Any]) -> None:
-        """Record the ranks, their devices, the settings and the data.
-
-        data: description of the data, from ``data_record``.
-        """
+        """Record the ranks, their devices, the settings, and ``data``, the result of ``data_record``."""
         more = {"cores": own_cores(), "device_note": self._device.note}
         ranks = self._comm.allgather({**place(self._comm.rank, self._device), **more})
         dtype = PRECISIONS[self._config.precision.precision].compute
@@ -113,7 +105,7 @@ class Metrics(Report):
         self.print_line(f"world size {self._comm.size}, on {', '.join(hosts)}; {precision} on {processor}")
 
     def begin(self) -> None:
-        """Start timing an iteration."""
+        """Start the timers of an iteration."""
         self._comm_times.take()
         self._began = self._data_ready = time.perf_counter()
 
@@ -160,10 +152,7 @@ class Metrics(Report):
             self._board.write("evaluation", step, fields)
 
     def _compute_times(self) -> dict[str, Any]:
-        """Return each rank's computing time per iteration in ms, and in how many windows it was slowest.
-
-        Times of waiting for data and for other ranks are not included.
-        """
+        """Return each rank's computing time per iteration (without waiting), and how often it was slowest."""
         windows = [self._computed[i : i + _WINDOW] for i in range(0, len(self._computed), _WINDOW)]
         own_means = [sum(window) / len(window) for window in windows]
         self._computed.clear()
@@ -176,14 +165,9 @@ class Metrics(Report):
         }
 
     def conclude(self, storage: Storage, mesh: Mesh, evaluation: Evaluation, *, seconds: float) -> None:
-        """Record the result, and check that all ranks with the same parameters have the same values.
-
-        Raises:
-            PayloadError: the values differ.
-        """
-        digest = hashlib.sha256(
-            storage.optimizer_device.to_host(storage.master_weights).tobytes()
-        ).hexdigest()
+        """Record the result. Raises PayloadError if ranks that share parameters have different values."""
+        weights = storage.optimizer_device.to_host(storage.master_weights)
+        digest = hashlib.sha256(weights.tobytes()).hexdigest()
         place = (mesh.pp.rank, mesh.tp.rank, mesh.dp.rank if storage.sharded else 0)
         hashes, hosts, places = zip(*self._comm.allgather((digest, hostname(), place)), strict=True)
         self.write(
@@ -222,8 +206,7 @@ class Metrics(Report):
         return self._gpus.energy_j(str(self._device.gpu["uuid"])) if self._device.gpu else None
 
     def _energy_j(self) -> float | None:
-        """Return the energy that the GPUs used since ``introduce``, each GPU once. None if any does not
-        report it."""
+        """Return the energy used by all GPUs since ``introduce``. None: not every GPU reports it."""
         start, end = self._joules_before, self._joules()
         own_joules = None if start is None or end is None else end - start
         gpu = (hostname(), self._device.gpu and self._device.gpu["uuid"])

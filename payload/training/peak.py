@@ -38,7 +38,7 @@ _SHEETS: tuple[tuple[str, dict[str, float]], ...] = (
     ("RTX 3090", {"half": 71.0, "tf32": 35.6, "float32": 35.6}),
 )
 _VARIANTS = {"Ti", "SUPER", "Laptop", "Max"}
-"""Words in the names of consumer GPUs that mark a different chip."""
+"""Words in the names of consumer GPUs that distinguish chips."""
 
 _EDGE = 512
 _SECONDS = 0.2
@@ -46,17 +46,16 @@ _SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """Peak speed of one rank, and its source. tflops: None if unknown."""
+    """The peak speed of a rank (None: unknown), with its source or the reason why it is unknown."""
 
     tflops: float | None
-    # Where the figure comes from, or why it is unknown.
     source: str
 
 
 def find_peak(device: Device, comm: Communicator, dtype: DTypeLike, fixed: float | None) -> Peak:
-    """Return the peak speed: ``fixed`` if set, from the table for a GPU, measured for a CPU.
+    """Return this rank's peak speed: ``fixed`` if set, that of the data sheet for a GPU, measured for a CPU.
 
-    All ranks must call it together, because CPUs are measured at the same time.
+    All ranks must call this function together, because CPUs are measured at the same time.
     """
     if fixed is not None:
         return Peak(fixed, "--peak-tflops")
@@ -83,7 +82,7 @@ def _by_sheet(name: str, dtype: str, *, tf32: bool) -> Peak:
 
 
 def _measured(device: Device, comm: Communicator, dtype: DTypeLike) -> Peak:
-    """Measure a CPU: the fastest of many products, as the clock may start low or the machine be busy.
+    """Return the speed of the fastest of many products, because the clock may start low.
 
     NumPy computes 16-bit products in float32.
     """

@@ -22,41 +22,36 @@ class LearningRate:
 
     peak: float
     kind: str
-    # Of the whole run.
+    # Length of the whole run.
     iterations: int
-    # Warm-up iterations: the first has peak / warmup, the last has peak.
+    # Number of warm-up iterations. The rate rises from peak / warmup in the first to peak in the last.
     warmup: int = 0
     minimum: float = 0.0
-    # Iterations after which the rate is multiplied by ``factor``.
+    # Numbers of iterations.
     milestones: tuple[int, ...] = ()
     factor: float = 0.1
 
     def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-            UsageError: a value is too large, or outside the run.
-        """
+        """Raise UsageError if a rate is too high, or the run ends before the warm-up or a milestone."""
         if not self.peak <= _MOST:
             raise UsageError(
-                f"--lr: a learning rate of {self.peak:g} is above {_MOST:g}; check --scale-lr too",
+                f"--lr: a learning rate of {self.peak:g} is above {_MOST:g}; lower --lr, or omit --scale-lr",
                 code="lr-too-high",
             )
         if self.minimum > self.peak:
             raise UsageError(
-                f"--min-lr {self.minimum:g} is above the learning rate of {self.peak:g}",
-                code="min-above-max",
+                f"--min-lr {self.minimum:g} is above the learning rate of {self.peak:g}", code="min-above-max"
             )
         for flag, first in (("warmup", self.warmup), ("decay", min(self.milestones, default=-1) + 1)):
             if first > self.iterations:
                 raise UsageError(
                     f"--{flag}-iterations: the run ends earlier, after {self.iterations} iterations; "
-                    "use fewer, or make the run longer with --epochs or --iterations",
+                    f"lower --{flag}-iterations, or make the run longer with --epochs or --iterations",
                     code="run-too-short",
                 )
 
     def at(self, iteration: int) -> float:
-        """Return the rate of an iteration, counted from 1."""
+        """Return the learning rate of an iteration, counted from 1."""
         if iteration <= self.warmup:
             return self.peak * iteration / self.warmup
         if self.kind == "cosine":
@@ -70,7 +65,7 @@ class LearningRate:
 
 
 def scaled(lr: float, rule: str, workers: int) -> float:
-    """Scale the learning rate for a global batch that grows with the number of workers.
+    """Scale the learning rate for a global batch that grows with the number of data-parallel workers.
 
     rule: ``linear`` (Goyal et al., "Accurate, Large Minibatch SGD", 2017), ``sqrt`` (Krizhevsky, "One
     weird trick", 2014; for Adam and LAMB) or ``none``.

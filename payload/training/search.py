@@ -16,9 +16,9 @@ from payload.parallel.engine import Engine
 from payload.parallel.mesh import Mesh, alone
 from payload.training.build import build_engine, build_loader, build_units
 
-# Measured iterations, of which the fastest counts. One more before them is not measured.
+# Number of measured iterations, of which the fastest counts. They follow an iteration that is not measured.
 _TRIALS = 3
-# Share of the best speed: larger batches only need more memory.
+# The smallest batch with this share of the best speed is chosen. Larger batches only need more memory.
 _GOOD_ENOUGH = 0.95
 _LEAST_LR, _MOST_LR = 1e-6, 10.0
 _ITERATIONS = 100
@@ -29,7 +29,7 @@ _TOO_HIGH = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Speed with one micro-batch size, over all ranks."""
+    """A micro-batch size, and the speed of all ranks together with it."""
 
     micro_batch: int
     samples_per_s: float
@@ -37,18 +37,16 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One learning rate and the loss reached with it."""
+    """A learning rate, and the smoothed loss reached with it."""
 
     lr: float
-    # Smoothed over iterations.
     loss: float
 
 
 def find(config: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset) -> None:
-    """Find a micro-batch size and a learning rate. Print them and write them to find.jsonl.
+    """Find a micro-batch size and a learning rate, print them, and write them to find.jsonl.
 
-    Raises:
-        UsageError: no learning rate lowers the loss, or the settings contradict each other.
+    Raises UsageError if no learning rate lowers the loss, or the settings contradict each other.
     """
     report = Report(mesh.world, config.run.out / "find.jsonl")
     sizes = []
@@ -70,7 +68,7 @@ def find(config: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset) -> N
         )
         line = f"use --micro-batch-size {size}"
         if batch > config.batch.global_batch_size:
-            line += f" --global-batch-size {batch}; a smaller one is too small for {mesh.dp.size} ranks"
+            line += f" --global-batch-size {batch}; a smaller batch does not suffice for {mesh.dp.size} ranks"
         report.write("found", micro_batch=size, global_batch=batch)
         report.print_line(line)
     lr = steepest_rate(points)
@@ -79,9 +77,9 @@ def find(config: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset) -> N
 
 
 def measure_speeds(config: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset) -> Iterator[Speed]:
-    """Measure sizes that double until memory is full, the data ends, or the speed stops growing.
+    """Yield the speeds of micro-batch sizes 1, 2, 4, … until memory or the data is exhausted or speed falls.
 
-    Every rank works alone, so a rank whose memory is full does not block another rank.
+    Each rank trains a model of its own, so a rank that runs out of memory does not block another rank.
     """
     best, slower, size = 0.0, 0, 1
     while size <= dataset.training and slower < 2:  # noqa: PLR2004
@@ -95,7 +93,7 @@ def measure_speeds(config: TrainConfig, device: Device, mesh: Mesh, dataset: Dat
 
 
 def _speed_alone(config: TrainConfig, device: Device, dataset: Dataset, size: int) -> float:
-    """Return the samples per second of this rank; NaN if its memory is full."""
+    """Return the samples per second of this rank; NaN if it runs out of memory."""
     batch = replace(config.batch, global_batch_size=size, micro_batch_size=size)
     config_of_size, mesh = replace(config, batch=batch), alone()
     seconds = math.inf
@@ -111,14 +109,14 @@ def _speed_alone(config: TrainConfig, device: Device, dataset: Dataset, size: in
             device.synchronize()
             if number:
                 seconds = min(seconds, (time.perf_counter() - began) / len(feed.slot.indices))
-    # CuPy's out-of-memory error is a MemoryError, too.
+    # CuPy's out-of-memory error is also a MemoryError.
     except MemoryError:
         return math.nan
     return 1 / seconds
 
 
 def measure_losses(config: TrainConfig, engine: Engine, dataset: Dataset) -> Iterator[Point]:
-    """Run one iteration at each of many learning rates, from low to high, until the loss diverges.
+    """Run an iteration at each of many learning rates, from low to high, until the loss diverges.
 
     Learning-rate range test of Smith, "Cyclical Learning Rates for Training Neural Networks", 2017, section
     3.3, with rates that grow by a constant factor. Losses are smoothed like Adam's moments.
@@ -151,12 +149,9 @@ def fit_to_ranks(size: int, batch: int, ranks: int, samples: int) -> tuple[int, 
 
 
 def steepest_rate(points: list[Point]) -> float:
-    """Return the learning rate at which the loss falls fastest, before the lowest loss.
+    """Return the rate before the lowest loss at which the loss falls fastest per logarithm of the rate.
 
-    Steepness is relative to the logarithm of the rate.
-
-    Raises:
-        UsageError: the loss never falls.
+    Raises UsageError if the loss never falls.
     """
     lowest = min(range(len(points)), key=lambda index: points[index].loss, default=0)
     slopes = [
@@ -164,7 +159,6 @@ def steepest_rate(points: list[Point]) -> float:
     ]
     if not slopes or min(slopes)[0] >= 0:
         raise UsageError(
-            "--find: no learning rate lowers the loss; check the model and the data",
-            code="no-learning-rate",
+            "--find: no learning rate lowers the loss; check the model and the data", code="no-learning-rate"
         )
     return min(slopes)[1]

@@ -19,13 +19,9 @@ class EventFile:
     """
 
     def __init__(self, folder: Path, *, done: int = 0) -> None:
-        """Open the event file.
+        """Open the event file. TensorBoard will hide earlier values of iterations after ``done``.
 
-        Args:
-            done: iterations that a resumed run keeps. TensorBoard no longer shows later values in the folder.
-
-        Raises:
-            UsageError: tensorboardX is not installed, or the folder cannot be written.
+        Raises UsageError if tensorboardX is not installed, or the folder cannot be written.
         """
         try:
             files = importlib.import_module("tensorboardX.event_file_writer")
@@ -33,7 +29,8 @@ class EventFile:
             self._protocol: Any = importlib.import_module("tensorboardX.proto.event_pb2")
         except ImportError as exc:
             raise UsageError(
-                f"--tensorboard: {exc}; install payload/requirements.lock", code="tensorboard-missing"
+                f"--tensorboard: {exc}; run pip install -r payload/requirements.lock",
+                code="tensorboard-missing",
             ) from exc
         self._folder = folder
         try:
@@ -49,11 +46,7 @@ class EventFile:
             ) from exc
 
     def write(self, group: str, step: int, fields: Mapping[str, float | None]) -> None:
-        """Add the fields that are not None, each as ``group/name``.
-
-        Raises:
-            RankError: the file cannot be written, for example because the disk is full.
-        """
+        """Add all fields that have a value as ``group/name``. Raises RankError if that fails."""
         try:
             for name, value in fields.items():
                 if value is not None:
@@ -63,11 +56,7 @@ class EventFile:
             raise self._write_error(exc) from exc
 
     def close(self) -> None:
-        """Write everything to disk and close the file.
-
-        Raises:
-            RankError: the file cannot be written.
-        """
+        """Write everything to disk and close the file. Raises RankError if that fails."""
         try:
             self._file.close()
         except OSError as exc:

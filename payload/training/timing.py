@@ -1,9 +1,9 @@
-"""Wrappers that measure time: of communicators always, of layers and optimizers if a timeline is recorded.
+"""Wrappers that time communicators and, if a timeline is recorded, layers and optimizers.
 
-Communication is *exposed* while the rank is inside a call of a communicator that starts, advances or
-awaits an operation, because it cannot compute then. The *total* time covers every operation from its start
-until it is seen to be done; the part that is not exposed overlapped with computation. On a GPU, both are
-measured with events on the computing stream: a wait counts for as long as that stream stood still.
+Communication is *exposed* while the rank is inside a call that starts, advances or awaits an operation,
+because the rank cannot compute then. The *total* time covers every operation from its start until it is seen
+to be done; its unexposed part overlaps with computation. On a GPU, both are measured with events on the
+computing stream, so a wait counts for as long as that stream is idle.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from payload.training.trace import Timeline
 
 @dataclass(frozen=True, slots=True)
 class CommTime:
-    """Communication of one rank during a period."""
+    """The communication of a rank during a period."""
 
     total_s: float
     exposed_s: float
@@ -33,10 +33,10 @@ class CommTime:
 
 @dataclass(slots=True)
 class CommTimes:
-    """Collector of a rank's communication times. It keeps intervals, as a GPU reports times late."""
+    """Collector of a rank's communication times. It stores intervals, because a GPU reports times late."""
 
     device: Device
-    # Each communicator once, by its id.
+    # By Python id, so that each communicator counts once.
     _comms: dict[int, Communicator] = field(default_factory=dict, init=False)
     # Bytes sent before the current period.
     _sent: int = field(default=0, init=False)
@@ -50,17 +50,16 @@ class CommTimes:
         self._exposed.append(interval)
 
     def add_exposed(self, start: Mark) -> Mark:
-        """Count a call from ``start`` until now. Its operation may continue. Return the end."""
+        """Count a call from ``start`` until now, whose operation may continue. Return the end of the call."""
         end = self.device.mark()
         self._exposed.append((start, end))
         return end
 
     def add_operation(self, start: Mark, end: Mark) -> None:
-        """Count the total time of an operation."""
         self._total.append((start, end))
 
     def count(self, comm: Communicator) -> None:
-        """Count a communicator's sent bytes. A wrapper reports those of its inner communicator."""
+        """Count the bytes that a communicator sends. For a wrapper, count those of the inner communicator."""
         while (inner := getattr(comm, "inner", None)) is not None:
             comm = inner
         self._comms[id(comm)] = comm
@@ -78,7 +77,7 @@ class CommTimes:
         if not intervals:
             return 0.0
         covered, reached = 0.0, -math.inf
-        # Every interval began with a call, so the first call is the origin.
+        # Every interval begins with a call, so the start of the first call is the origin.
         since = partial(self.device.elapsed_s, self._exposed[0][0])
         for start, end in sorted((since(start), since(end)) for start, end in intervals):
             covered += max(0.0, end - max(start, reached))
@@ -89,7 +88,7 @@ class CommTimes:
 def _blocking(method: str, shown: str, array: int | None = None) -> Callable[..., Any]:
     """Return a method that calls and times a blocking method of the inner communicator.
 
-    array: index of the argument whose bytes are recorded. None: no argument.
+    array: index of the array argument, whose size is recorded. None: there is no array.
     """
 
     def call(timed: TimedCommunicator, *arguments: Any) -> Any:
@@ -104,10 +103,7 @@ def _blocking(method: str, shown: str, array: int | None = None) -> Callable[...
 
 
 def _nonblocking(method: str, shown: str, array: int) -> Callable[..., Pending]:
-    """Return a method that calls and times a non-blocking method of the inner communicator.
-
-    array: index of the argument whose bytes are recorded.
-    """
+    """Like ``_blocking``, for a non-blocking method."""
 
     def call(timed: TimedCommunicator, *arguments: Any) -> Pending:
         start = timed.times.device.mark()
@@ -145,7 +141,7 @@ class TimedCommunicator(CommunicatorWrapper[Communicator]):
 
 @dataclass(slots=True)
 class _Timed:
-    """A ``Pending`` that measures the time until it is done."""
+    """A ``Pending`` that records the time until its operation is done."""
 
     inner: Pending
     start: Mark
@@ -179,7 +175,7 @@ class _Timed:
 
 
 def timed_mesh(mesh: Mesh, times: CommTimes, trace: Timeline) -> Mesh:
-    """Return the same groups of ranks, with timing."""
+    """Return the mesh with its groups of more than 1 rank wrapped in ``TimedCommunicator``."""
 
     def timed(group: Communicator, name: str) -> Communicator:
         return TimedCommunicator(group, times, trace, name) if group.size > 1 else group
@@ -188,7 +184,7 @@ def timed_mesh(mesh: Mesh, times: CommTimes, trace: Timeline) -> Mesh:
 
 
 class TimedUnit(Sequential):
-    """A unit's layer that records each of its passes as a span."""
+    """A wrapper of a unit's layer that records each forward and backward pass on the timeline."""
 
     def __init__(self, unit: Unit, timeline: Timeline) -> None:
         super().__init__(unit.layer)
@@ -204,7 +200,7 @@ class TimedUnit(Sequential):
 
 
 class TimedOptimizer:
-    """An optimizer that records its steps as spans."""
+    """A wrapper of an optimizer that records each step on the timeline."""
 
     def __init__(self, inner: Optimizer, timeline: Timeline) -> None:
         self._inner, self._timeline = inner, timeline
@@ -224,5 +220,5 @@ class TimedOptimizer:
 
 
 def timed_units(units: Sequence[Unit], trace: Timeline) -> Sequence[Unit]:
-    """Return the same units, with spans if the timeline is enabled."""
+    """Return the units, with their layers wrapped in ``TimedUnit`` if the timeline is enabled."""
     return [replace(unit, layer=TimedUnit(unit, trace)) for unit in units] if trace.enabled else units

@@ -1,7 +1,7 @@
 """A timeline of every rank's work: a file for Chrome's tracing or Perfetto, and NVTX ranges for nsys.
 
-Times are those of the host. A CPU computes during its spans. Spans of a GPU show when its work was queued
-on the stream; nsys shows under the same names when it ran.
+Times are read on the host. A span of GPU work shows when it was queued on the stream; nsys shows under the
+same name when it ran.
 """
 
 from __future__ import annotations
@@ -21,20 +21,18 @@ from payload.nn.module import Draw
 from payload.node.host import hostname
 
 Event = dict[str, Any]
-"""An event with the fields of
-https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU."""
+"""Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU."""
 
 _NOT_RECORDED = nullcontext()
 
 
 class Timeline:
-    """Recorder of a few iterations. It skips the first iteration, which is not typical.
+    """Recorder of ``iterations`` iterations (0: disabled), without the run's first, which is not typical.
 
-    ``category`` of a span is the kind of work: forward, backward, dp, ...
+    The category of a span is the kind of work: forward, backward, dp, ...
     """
 
     def __init__(self, device: Device | None = None, *, iterations: int = 0) -> None:
-        """Create the recorder. iterations: number to record. 0: record nothing."""
         self.enabled = iterations > 0
         self._last = iterations + 1
         self._iteration = 0
@@ -45,7 +43,7 @@ class Timeline:
         self._events: list[Event] = []
         self._on = False
         self._flights = 0
-        # Of this iteration's micro-batches.
+        # Those of this iteration's micro-batches so far.
         self._draws: list[Draw] = []
 
     def next(self) -> None:
@@ -71,8 +69,7 @@ class Timeline:
                 self._nvtx.RangePop()
 
     def begin_flight(self, name: str, category: str, **details: object) -> Callable[[], None]:
-        """Record an operation that runs in parallel with other work. Calling the returned function
-        ends it."""
+        """Record the start of an operation that runs in parallel. The returned function records its end."""
         if not self._on:
             return lambda: None
         self._flights += 1
@@ -82,7 +79,7 @@ class Timeline:
         return lambda: self._events.append({**common, "ph": "e", "ts": self._now_ns()})
 
     def number_of(self, draw: Draw | None) -> int | None:
-        """Return a micro-batch's number within its iteration, from 0. None in an evaluation."""
+        """Return the number of the draw's micro-batch in its iteration, from 0. None in an evaluation."""
         if draw is None:
             return None
         for number, earlier in enumerate(self._draws):
@@ -94,14 +91,12 @@ class Timeline:
         return len(self._draws) - 1
 
     def _now_ns(self) -> int:
-        """Return Unix time in nanoseconds, on a clock that never jumps."""
         return self._unix_ns + time.perf_counter_ns()
 
     def write(self, path: Path, comm: Communicator) -> None:
-        """Write the events of all ranks to one file, on rank 0. Each rank is shown as a process.
+        """Write the events of all ranks to a file, on rank 0. Each rank appears as a process.
 
-        Raises:
-            UsageError: the file cannot be written.
+        Raises UsageError on every rank if the file cannot be written.
         """
         if not self.enabled:
             return

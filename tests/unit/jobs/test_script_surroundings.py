@@ -137,7 +137,7 @@ def test_a_node_without_apptainer_is_one_clear_line(batch, image):
     rc, out, err = batch.run(rendered(python_job(batch, container=image, tasks_per_node=2)))
     assert (rc, out) == (127, "")
     assert err == (
-        "clusterctl: node node-1 has neither apptainer nor singularity: install one there, or submit without "
+        "clusterctl: node node-1 has neither apptainer nor singularity: install apptainer, or submit without "
         "--container\n"
     )
     batch.environment["SLURM_LOCALID"] = "1"  # the other ranks of that node say nothing
@@ -151,5 +151,5 @@ def test_a_node_without_the_image_is_one_clear_line(batch):
     batch.has_apptainer()
     rc, _, err = batch.run(rendered(python_job(batch, container="/no/such.sif")))
     assert rc == 127
-    assert err.partition(": put")[0] == NO_IMAGE
+    assert err.partition(": copy")[0] == NO_IMAGE
     assert err.count("\n") == 1

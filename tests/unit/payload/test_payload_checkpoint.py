@@ -263,7 +263,7 @@ def test_a_broken_one_is_named_and_the_one_before_taken(device: Device, save: Sa
         go_on(str(newest), tmp_path, engine, describe(0))
     shutil.rmtree(tmp_path / "iteration-00000001")
     (tmp_path / "iteration-00000002" / "manifest.json").unlink()
-    with refused("checkpoints-all-damaged", UsageError, str(newest), "no manifest.json"):
+    with refused("checkpoints-all-damaged", UsageError, str(newest), "manifest.json is missing"):
         go_on("auto", tmp_path, engine, describe(0))
 
 

@@ -133,7 +133,7 @@ def test_pngs_of_other_depths_and_with_a_palette(depth: int) -> None:
         (encoded(NOISE[..., 0], 4, 8, 3, palette=b"abc"), "damaged"),
         (b"1,2,3\n", "line 1 has 3 numbers"),
         (",".join("1" * 21).encode(), "column of labels"),
-        (b"a,b\nc,d\n", "line 2 has"),
+        (b"a,b\nc,d\n", "line 2 must"),
         (b"nan," * 19 + b"1", "not finite"),
         (b"a,b\n", "no rows"),
         (idx_file(np.zeros((1, 2, 2), np.uint8)), "images are 2x2,"),
@@ -252,7 +252,7 @@ def test_what_a_model_can_not_do_is_told(alone: Runner, digits: Path, letters: P
         (("predict", "--model-folder", images, "nowhere.png"), "file-unreadable", "nowhere.png"),
         (("eval", "--model-folder", str(moved)), "data-not-named", str(moved)),
         (("eval", "--model-folder", str(moved), "--out", "a"), "options-exclusive", "--out"),
-        (("eval", "--weights", "final", "--out", "a"), "setting-without-effect", "--weights: "),
+        (("eval", "--weights", "final", "--out", "a"), "setting-without-effect", "--weights "),
     ):
         assert_one_error(alone(*argv, rc=2).stderr, code, value)
     found = json.loads(alone("eval", "--model-folder", str(moved), "--data", "digits").stdout)

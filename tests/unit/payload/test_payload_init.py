@@ -123,7 +123,7 @@ def test_init_from_a_run_yields_to_a_checkpoint(alone: Runner, tmp_path: Path) -
     answer = alone("train", *_gpt(tmp_path), *init, "--out", str(tmp_path / "third"), rc=2)
     assert_one_error(answer.stderr, "init-other-tokenizer", "--tokenizer bpe,", "bytes")
     answer = alone("train", *flags, *init, "--heads", "4", "--out", str(tmp_path / "third"), rc=2)
-    assert_one_error(answer.stderr, "init-other-size", "--heads 2,", "has 4")
+    assert_one_error(answer.stderr, "init-other-size", "--heads 2,", "not 4")
 
 
 def test_a_new_head_is_for_other_classes(alone: Runner, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_new_head_is_for_other_classes(alone: Runner, tmp_path: Path) -> None:
     }
     save_file(theirs, file := tmp_path / "theirs.safetensors")
     answer = alone("train", *flags, "--init", str(file), "--out", str(tmp_path / "a"), rc=2)
-    sizes = ("linear1.weight has shape (1000, 6)", "in the model (10, 6)")
+    sizes = ("linear1.weight has shape (1000, 6)", "the model needs (10, 6)")
     assert_one_error(answer.stderr, "weights-other-model", f"--init: {file}", *sizes)
     for out, more in (("b", ("--init", str(file), "--new-head")), ("c", ())):
         alone("train", *flags, *more, "--out", str(tmp_path / out))

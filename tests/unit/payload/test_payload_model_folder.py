@@ -163,8 +163,8 @@ def test_what_cannot_be_exported_is_refused(alone: Runner, ran: Path, tmp_path: 
     for source, code, value in (
         ((), "options-exclusive", "--model-folder or --checkpoint"),
         (("--model-folder", str(tmp_path)), "not-a-model-folder", "model.json"),
-        (("--checkpoint", str(tmp_path)), "checkpoint-damaged", "no manifest.json"),
-        (("--checkpoint", last, "--weights", "final"), "setting-without-effect", "--weights: "),
+        (("--checkpoint", str(tmp_path)), "checkpoint-damaged", "manifest.json is missing"),
+        (("--checkpoint", last, "--weights", "final"), "setting-without-effect", "--weights "),
     ):
         answer = alone("export", *source, "--to", str(tmp_path / "other"), rc=2)
         assert_one_error(answer.stderr, code, value)

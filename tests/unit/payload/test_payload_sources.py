@@ -130,7 +130,7 @@ def test_fashion_mnist_is_read_from_debians_files() -> None:
         (_IMAGES, lambda data: b"\0\0\x0d" + data[3:], "not-idx", "00000d03"),
         (_LABELS, lambda data: gzip.compress(data)[:-9], "file-unreadable", "Compressed file"),
         (_LABELS, lambda data: b"\x1f\x8b" + data, "file-unreadable", "Unknown compression"),
-        (_LABELS, lambda _: idx_file(np.zeros(6, np.uint8)), "images-labels-differ", "has 6: not"),
+        (_LABELS, lambda _: idx_file(np.zeros(6, np.uint8)), "images-labels-differ", "has 6: each"),
         (_LABELS, lambda _: idx_file(np.zeros((7, 1), np.uint8)), "images-labels-differ", "has 7x1"),
         (_IMAGES, lambda _: idx_file(np.zeros((7, 6, 0), np.uint8)), "images-labels-differ", "7x6x0"),
     ],
@@ -331,7 +331,7 @@ def test_a_tokenizer_is_learned_of_the_training_text_alone(tmp_path: Path) -> No
 @pytest.mark.parametrize("data_state", [{}, {"merges": 1}, {"merges": [[1]]}, {"merges": [["a", "b"]]}])
 def test_byte_pairs_that_were_not_learned_are_missed(tmp_path: Path, data_state: Mapping[str, Any]) -> None:
     (tmp_path / "text").write_bytes(_TEXT)
-    with refused("data-state-unfit", UsageError, "--tokenizer bpe:280", "of bpe"):
+    with refused("data-state-unfit", UsageError, "--tokenizer bpe:280", "fit bpe"):
         _open(*_text_flags(tmp_path / "text"), data_state=data_state)
 
 
@@ -359,8 +359,8 @@ def test_images_are_judged_by_what_was_learned_of_others(tmp_path: Path) -> None
     [
         ({"shape": [9, 9, 1]}, "images-other-size", ("training images of 6x5x1", "9x9x1")),
         ({"classes": 2}, "labels-too-high", ("training labels", "up to 2;", "up to 1")),
-        ({"mean": []}, "data-state-unfit", ("of images",)),
-        ({"scale": None}, "data-state-unfit", ("of images",)),
+        ({"mean": []}, "data-state-unfit", ("fit images",)),
+        ({"scale": None}, "data-state-unfit", ("fit images",)),
     ],
 )
 def test_images_that_the_run_does_not_know(
