@@ -86,7 +86,7 @@ def test_the_health_check_finds_all_its_fields(shown: Environment) -> None:
     health = load_module("health", "roles/health/files")
     known = fields_of(int(rows(shown, "driver_version")[0][0].split(".")[0]))
     assert rows(shown, *(field for field in health.FIELDS if field in known or field not in ROWS))
-    assert rows(shown, *health.ROWS, switch="--query-remapped-rows")
+    assert rows(shown, *health.REMAPPED_ROWS, switch="--query-remapped-rows")
 
 
 def test_nvml_knows_the_cards_of_nvidia_smi() -> None:
