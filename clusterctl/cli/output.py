@@ -250,7 +250,12 @@ class Screen:
             return
         if not self.can_prompt:
             reason = "there is no terminal to prompt on"
-            raise UsageError(prompt, code="needs-confirmation", why=reason, fix="to confirm, pass --yes")
+            raise UsageError(
+                f"not confirmed: {prompt}",
+                code="needs-confirmation",
+                why=reason,
+                fix="to confirm, pass --yes",
+            )
         print(f"{printable(prompt)} [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
             raise UsageError("nothing was done", code="declined", why="you did not answer yes")

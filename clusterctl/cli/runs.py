@@ -99,7 +99,9 @@ def list_(screen: Screen, **given: Any) -> None:
     keys = chosen or [*_BASIC, *_metric_columns(shown, query.sort)]
     keys = list(dict.fromkeys(keys if "run" in keys else ["run", *keys]))
     answer = {"runs": [_answer(row) for row in shown], "total": len(selected.rows)}
-    lines = _table(screen, shown, keys) if shown else [Notice("no-run-matches", "no run matches")]
+    lines = (
+        _table(screen, shown, keys) if shown else [Notice("no-run-matches", "no run matches the conditions")]
+    )
     if not selected.searched:
         lines = [Notice("no-runs", "no runs yet; `clusterctl collect` copies them here")]
     screen.result(answer, *lines)

@@ -133,8 +133,8 @@ def down_locked(runner: PhaseRunner, options: DownOptions) -> DownResult:
         raise NotUpError(
             f"there is no cluster {name!r}",
             code="unknown-cluster",
-            fix="choose another cluster with --cluster (`clusterctl list` shows all); a cluster whose "
-            f"workspace was lost is found with `clusterctl orphans list {name}`",
+            fix="choose another cluster with --cluster (`clusterctl list` shows all); if the cluster's "
+            f"workspace was lost, find the cluster with `clusterctl orphans list {name}`",
         )
     discarded = to_discard(workspace, options.discard_runs, everything=options.discard)
     with _writable(runner) as writing_runner:
@@ -191,7 +191,7 @@ def _writable(runner: PhaseRunner) -> Iterator[PhaseRunner]:
     try:
         workspace.create()
     except DiskError as exc:
-        text = f"{workspace.root} can't be written ({exc.why}); `down` uses a temporary copy of the folder"
+        text = f"{workspace.root} can't be written ({exc.why}); `down` continues with a copy of this folder"
         runner.reporter.note(Notice("works-on-a-copy", text))
         with workspace_copy(workspace, without=["logs"], place=roomiest_temporary_folder()) as copy:
             yield replace(runner, workspace=copy)
@@ -352,11 +352,11 @@ def find_storage(chosen: ChosenCluster, prompts: Prompts = NO_PROMPTS, *, named:
     provider = provider_of(left.provider, prompts)
     kept = find_kept(name, provider, left)
     if not kept and earlier is None and not by_spec:
-        names = ", ".join(dict.fromkeys(f"kept storage of {record.cluster}" for record in load_all_kept()))
+        names = ", ".join(dict.fromkeys(record.cluster for record in load_all_kept()))
         raise NotUpError(
-            f"there is no kept storage of a cluster {name!r}",
+            f"no storage was kept for a cluster {name!r}",
             code="unknown-cluster",
-            why=f"there is {names}" if names else "there is no kept storage at all",
+            why=f"storage was kept for {names}" if names else "no storage was kept for any cluster",
             fix=f"{'pass one of these names; ' if names else ''}if the record of the storage was lost, pass "
             "the spec of its cluster: -f FILE",
         )

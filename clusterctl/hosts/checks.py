@@ -214,7 +214,7 @@ def _unsuitable_driver(host: str, gpus: GpuFacts, expected: HostRequirements) ->
         return []
     needs = f"NVIDIA's proprietary driver of branch {LAST_FOR_VOLTA}"
     cause = f"the card 10de:{gpus.oldest:04x} is older than Turing, and needs {needs} or older"
-    fix = "in the spec, write software: {nvidia: {driver: proprietary}}, with no branch or an older branch"
+    fix = "in the spec, write software: {nvidia: {driver: proprietary}}, and leave out the branch"
     return [Finding(host, "error", "driver-unfit", "the driver does not support the card", cause, fix)]
 
 

@@ -142,7 +142,7 @@ def reject_unless_fitting(jobs: Sequence[JobSpec], chosen: ChosenModel | None) -
             raise UsageError(
                 f"--run needs a single job that uses a model: {', '.join(MODEL_JOBS)}",
                 code="option-needs-option",
-                fix="leave out --run, or submit such a job",
+                fix="leave out --run, or submit only a job that uses a model",
             )
         naming = _NAMING.get(job.bundled or "", (MODEL_FLAG,))
         named = chosen or any(word.partition("=")[0] in naming for word in job.args)
