@@ -175,8 +175,8 @@ def refuse_others(folder: Path, resume_from: str, world: Communicator) -> None:
         newer = list(complete(folder).values())
         if newer and Path(resume_from).resolve() != newer[-1].resolve():
             raise UsageError(
-                f"--resume {resume_from}: {newer[-1]} exists: resume from it with --resume auto, remove it, "
-                "or use another folder with --checkpoints",
+                f"--resume {resume_from}: the checkpoint {newer[-1]} exists: resume from it with --resume "
+                "auto, remove it, or use another folder with --checkpoints",
                 code="checkpoint-newer-exists",
             )
 

@@ -272,7 +272,7 @@ class Reader:
                 self._shards.setdefault(shard.tensor, []).append((shard, numbers))
 
     def holds(self, shard: Shard, array: Array) -> bool:
-        """Return whether the checkpoint has exactly this shard, with this dtype."""
+        """Return whether the checkpoint has exactly this shard, with the dtype of ``array``."""
         return any(
             (stored, numbers.dtype) == (shard, array.dtype)
             for stored, numbers in self._shards.get(shard.tensor, [])
@@ -282,7 +282,9 @@ class Reader:
         """Return a whole tensor. Raises UsageError if the checkpoint does not have it."""
         stored = self._shards.get(f"{kind}/{name}")
         if not stored:
-            raise UsageError(f"{self._folder} has no tensor {kind}/{name}", code="checkpoint-without-entry")
+            raise UsageError(
+                f"{self._folder} does not contain {kind}/{name}", code="checkpoint-without-entry"
+            )
         shard, numbers = stored[0]
         size = math.prod(shard.shape)
         whole_shard = replace(shard, start=0, stop=size, axis=None, part=0, parts=1)
@@ -296,7 +298,8 @@ class Reader:
         stored = self._shards.get(target.tensor, [])
         if not stored:
             raise UsageError(
-                f"--resume: {self._folder} has no {target.tensor}: pass the model and optimizer of its run",
+                f"--resume: {self._folder} does not contain {target.tensor}: "
+                "pass the model and the optimizer of the run that saved it",
                 code="checkpoint-other-model",
             )
         stored_shard, numbers = stored[0]

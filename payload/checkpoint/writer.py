@@ -24,7 +24,7 @@ _CHUNK = 1 << 22
 
 
 class Writer:
-    """A thread that runs a task at a time."""
+    """A thread that runs tasks in sequence."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "checkpoints", _use_all_cores)
@@ -33,7 +33,7 @@ class Writer:
 
     @property
     def busy(self) -> bool:
-        """Whether ``result`` has not yet been called for a task."""
+        """Whether a task was started for which ``result`` has not yet been called."""
         return self._task is not None
 
     @property

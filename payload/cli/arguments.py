@@ -118,11 +118,11 @@ def _refuse_contradictions(config: TrainConfig) -> None:
     if optimizer.schedule == "step" and not optimizer.decay_iterations:
         complaint = "--schedule step: pass --decay-iterations, after which the learning rate falls"
     elif layout.compress != "none" and layout.zero:
-        complaint = f"--compress {layout.compress} and --zero {layout.zero}: cannot be combined"
+        complaint = f"--compress {layout.compress} and --zero {layout.zero} cannot be combined"
     elif layout.compress != "none" and precision.precision == "fp16" and not precision.loss_scale:
         complaint = (
-            f"--compress {layout.compress} and --precision fp16: need a fixed --loss-scale, since delayed "
-            "gradients cannot be rescaled; or use --precision bf16"
+            f"--compress {layout.compress} and --precision fp16 need a fixed --loss-scale, because delayed "
+            "gradients cannot be rescaled; pass --loss-scale, or use --precision bf16"
         )
     if complaint:
         raise UsageError(complaint, code="bad-settings")

@@ -36,7 +36,7 @@ def run(config: AlignConfig) -> int:
     nodes = {path.stem: read_samples(path) for path in sorted((config.folder / "telemetry").glob("*.jsonl"))}
     if not nodes:
         raise UsageError(
-            f"{config.folder} has no telemetry/<host>.jsonl; pass the folder of a job or run",
+            f"{config.folder} does not contain telemetry/<host>.jsonl; pass the folder of a job or run",
             code="no-telemetry",
         )
     iterations = [it for it in _records(config.folder / "metrics.jsonl") if it["kind"] == "iteration"]

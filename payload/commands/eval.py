@@ -124,7 +124,8 @@ def evaluate(config: TrainConfig, device: Device, world: Transport) -> dict[str,
     checkpoints = CheckpointSession(config, world)
     if checkpoints.data_state is None:
         raise UsageError(
-            f"--resume {config.checkpoints.resume}: {config.run.out} has no checkpoint", code="no-checkpoint"
+            f"--resume {config.checkpoints.resume}: {config.run.out} contains no checkpoint",
+            code="no-checkpoint",
         )
     dataset = open_dataset(config, world, checkpoints.data_state, eval_only=True)
     loader = build_loader(config, dataset, device, mesh, eval_only=True)

@@ -1,1 +1,1 @@
-"""Data sets and the order in which they are walked."""
+"""Data sets, and the order of their samples."""

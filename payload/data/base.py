@@ -37,6 +37,6 @@ class Dataset(Protocol):
     """Bytes of held-out text per target, to compute bits per byte. None: not known, as for images."""
 
     def training_batch(self, indices: Array, epoch: int, draw: Draw) -> Pair:
-        """Return samples with random changes, which depend on ``draw`` but not on the layout of ranks."""
+        """Return training samples. Random augmentation depends on ``draw``, not on the layout of ranks."""
 
     def held_out_batch(self, indices: Array) -> Pair: ...

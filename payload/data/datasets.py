@@ -178,7 +178,10 @@ def _few(hosts: Iterable[str]) -> str:
 def _tokenizer(
     name: str, text: bytes, world: Communicator, data_state: Mapping[str, Any] | None
 ) -> Tokenizer:
-    """Return the tokenizer. Rank 0 reads its files, or learns byte pairs, from the training text only."""
+    """Return the tokenizer that ``--tokenizer`` names.
+
+    Rank 0 reads the files of GPT-2's tokenizer, or learns byte pairs from the training part of the text.
+    """
     kind, _, argument = name.partition(":")
     if kind == "bytes":
         return Bytes()
@@ -212,7 +215,7 @@ def tokenizer_of(record: Mapping[str, Any], flag: str = "the model") -> Tokenize
 def _as_learned(
     flag: str, subject: str, read: Callable[[Mapping[str, Any]], T], record: Mapping[str, Any]
 ) -> T:
-    """Restore an object from a record. Raises UsageError if the record is from another kind of data."""
+    """Restore an object from a record with ``read``. Raises UsageError if the record is of another kind."""
     try:
         return read(record)
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
@@ -225,7 +228,7 @@ def _as_learned(
 def load_digits() -> tuple[Labelled, Labelled]:
     """Load the UCI handwritten digits: 1,797 images of 8 by 8 pixels (README.md names the source).
 
-    Every fifth image is held out, with any seed, so that runs are comparable.
+    Return 1,438 training and 359 held-out images, which do not depend on the seed.
     """
     with np.load(_DIGITS, allow_pickle=False) as file:
         images, labels = file["images"][..., None], file["labels"].astype(np.int64)

@@ -93,7 +93,7 @@ class GPT2:
     def read(cls, record: Mapping[str, Any]) -> GPT2:
         """Restore a tokenizer from its ``data_state``.
 
-        Raises KeyError, TypeError, ValueError or AttributeError if it is of another kind of tokenizer.
+        Raises KeyError, TypeError, ValueError or AttributeError if the record is not of this kind.
         """
         vocabulary, added = (
             {str(token): int(number) for token, number in record[name].items()}

@@ -52,7 +52,8 @@ def _find(folder: Path, start: str) -> Path:
     files = sorted(folder.glob(f"{start}[-.]idx[134]-ubyte*"))
     if not files:
         raise UsageError(
-            f"--data: {folder} has no {start}-idx*-ubyte or {start}-idx*-ubyte.gz", code="no-such-file"
+            f"--data: {folder} does not contain {start}-idx*-ubyte or {start}-idx*-ubyte.gz",
+            code="no-such-file",
         )
     return files[0]
 

@@ -46,7 +46,10 @@ class ImageFacts:
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> ImageFacts:
-        """Restore the facts from ``Dataset.data_state``. KeyError, TypeError, ValueError: not from images."""
+        """Restore the facts from ``Dataset.data_state``.
+
+        Raises KeyError, TypeError or ValueError if the record is not of images.
+        """
         height, width, channels = map(int, record["shape"])
         mean, scale = (tuple(map(float, record[name])) for name in ("mean", "scale"))
         if len(mean) != channels or len(scale) != channels:
@@ -188,7 +191,7 @@ def _unseen(samples: Labelled, seen: set[bytes]) -> Labelled:
 
 
 def _cropped(images: Array, draw: Draw) -> Array:
-    """Move each image by up to a few pixels, filling with black."""
+    """Move each image by a few random pixels, and fill the edges with black."""
     count, height, width, _ = images.shape
     pad = max(1, height // _PAD)
     padded = np.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)))

@@ -117,13 +117,13 @@ class Loader:
             yield Feed(slot, batches, max(1, round(len(slot.indices) * self._dataset.targets)))
 
     def held_out(self) -> Iterator[MicroBatch]:
-        """Yield this rank's share of the held-out samples: on all ranks, the same number of micro-batches."""
+        """Yield this rank's share of the held-out samples. All ranks get the same number of micro-batches."""
         for part in self._parts(self._dataset.held_out):
             pair = self._dataset.held_out_batch(np.arange(part.start, part.stop))
             yield self._on_device(pair, np.arange(part.start, part.stop, dtype="uint32"))
 
     def _parts(self, count: int) -> list[slice]:
-        """Split this rank's share of ``count`` samples into micro-batches, as many as on all ranks."""
+        """Split this rank's share of ``count`` samples into micro-batches, the same number on all ranks."""
         share = local_slice(count, self._dp.rank, self._dp.size)
         size = share.stop - share.start
         number = self._number(count)

@@ -70,13 +70,13 @@ class Text:
 
 
 class MaskedText(Text):
-    """Windows of text with masked tokens to predict from the rest (Devlin et al., "BERT", 2019, section 3.1).
+    """Windows of text with masked tokens to predict from the others (Devlin et al., "BERT", 2019, part 3.1).
 
     15 % of the tokens are targets: 80 % of these are replaced by a mask, 10 % by random tokens, 10 % stay.
     """
 
     def __init__(self, name: str, text: bytes, tokenizer: Tokenizer, *, length: int, seed: int) -> None:
-        """As in ``Text``. Raises UsageError also if no held-out token is masked."""
+        """Prepare the windows as ``Text`` does. Raises UsageError also if no held-out token is masked."""
         super().__init__(name, text, tokenizer, length=length, seed=seed)
         # The mask is an additional token, after those of the tokenizer.
         self._mask = self.vocabulary

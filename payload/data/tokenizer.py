@@ -76,7 +76,10 @@ class BytePairs:
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> BytePairs:
-        """Restore a tokenizer from its ``data_state``. KeyError, TypeError, ValueError: not of byte pairs."""
+        """Restore a tokenizer from its ``data_state``.
+
+        Raises KeyError, TypeError or ValueError if the record is not of byte pairs.
+        """
         return cls([(int(left), int(right)) for left, right in record["merges"]])
 
     def encode(self, text: bytes) -> Array:

@@ -1,7 +1,7 @@
 """Model folders: the weights of a run, and the record that describes how to use them.
 
     model/final.safetensors    the weights at the end of training, float32, with PyTorch's names and layouts
-    model/best.safetensors     the weights with the lowest held-out loss; may be the same file
+    model/best.safetensors     the weights with the lowest held-out loss, which may be a link to the same file
     model/model.json           the ``ModelRecord``
 
 Training writes the folder with ``writer``. This module reads and uses it, without MPI.
@@ -107,14 +107,14 @@ def parse_record(fields: Any, path: Path) -> ModelRecord:
 
 
 def read_weights(folder: Path, which: str = BEST, record: ModelRecord | None = None) -> dict[str, Array]:
-    """Read the ``final`` or the ``best`` weights of a model folder. record: the record if already read.
+    """Read the ``final`` or the ``best`` weights of a model folder. record: the folder's, if already read.
 
     Raises UsageError if the folder does not have these weights, or they are damaged.
     """
     files = (record or read_record(folder)).files
     if which not in files:
         raise UsageError(
-            f"{folder} has no {which} weights; available: {', '.join(files) or 'none'}",
+            f"{folder} does not contain {which} weights; available: {', '.join(files) or 'none'}",
             code="weights-not-kept",
         )
     facts = files[which]
@@ -193,7 +193,11 @@ class TrainedModel:
 
 
 def load(folder: Path, weights: str, device: Device, *, takes: str = "") -> TrainedModel:
-    """Load a model folder. weights: ``final`` or ``best``. takes: required kind of input. Empty: any kind.
+    """Load a model folder.
+
+    Args:
+        weights: ``final`` or ``best``.
+        takes: the required kind of input. Empty: any kind.
 
     Raises UsageError if the folder does not have such weights, or the model takes another kind of input.
     """
@@ -206,7 +210,8 @@ def load(folder: Path, weights: str, device: Device, *, takes: str = "") -> Trai
     kind = str(record.input.get("kind"))
     if takes and kind != takes:
         raise UsageError(
-            f"{folder} has {record.model}, which takes {kind}, not {takes}", code="model-unfit-for-command"
+            f"{folder} contains {record.model}, which takes {kind}, not {takes}",
+            code="model-unfit-for-command",
         )
     return TrainedModel(record, build(record, read_weights(folder, weights, record), device), device)
 

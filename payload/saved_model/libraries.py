@@ -229,7 +229,7 @@ def from_any(
 
 
 def config(model: str, settings: Mapping[str, Any], classes: Sequence[str]) -> dict[str, Any]:
-    """Return transformers' config.json for a model. settings: those with which the model was built."""
+    """Return transformers' config.json for a model. settings: the arguments for building the model."""
     shared = {"torch_dtype": "float32", "initializer_range": 0.02}
     match MODELS[model].module:
         case "gpt":
@@ -316,6 +316,6 @@ def refuse_other(model: str, settings: Mapping[str, Any], theirs: Mapping[str, A
         if key in theirs and theirs[key] != ours and not _FREE.fullmatch(key):
             flag = f": pass {_FLAGS[key]} {theirs[key]}" if key in _FLAGS else ""
             raise UsageError(
-                f"config.json beside it has {key} {theirs[key]!r}, but this model has {ours!r}{flag}",
+                f"config.json in its folder has {key} {theirs[key]!r}, but this model has {ours!r}{flag}",
                 code="init-other-config",
             )

@@ -131,7 +131,7 @@ class ModelWriter:
         self._files[which] = replace(facts, sha256=digest)
 
     def _publish(self, facts: WeightsFile, which: str) -> None:
-        """Add a new file to the record, and remove weights of an earlier run."""
+        """Add a new file to model.json, and remove weights of an earlier run."""
         files = {**self._files, which: facts}
         path = self._folder / RECORD
         try:
@@ -147,7 +147,7 @@ class ModelWriter:
             ) from exc
 
     def _link(self) -> None:
-        """Link the best weights as the final weights."""
+        """Create the final weights as a link to the best weights, which are the same."""
         facts = replace(self._files[BEST], file=f"{FINAL}.safetensors")
 
         def link() -> None:

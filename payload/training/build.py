@@ -41,7 +41,7 @@ def build_units(model: Model, dataset: Dataset, context: Context) -> list[Unit]:
 
 
 def model_record(model: Model, dataset: Dataset) -> ModelRecord:
-    """Return the record of the trained model, without the files of its weights."""
+    """Return the ``ModelRecord`` of the model to be trained, without its files of weights."""
     return ModelRecord(
         model=model.model,
         settings=model_sizes(model, dataset),
@@ -52,7 +52,7 @@ def model_record(model: Model, dataset: Dataset) -> ModelRecord:
 
 
 def model_sizes(model: Model, dataset: Dataset) -> dict[str, Any]:
-    """Return all arguments that the model is built with. Raises UsageError for a size without effect."""
+    """Return all arguments for building the model. Raises UsageError for a size that it does not use."""
     parameters = inspect.signature(module_of(model.model).build).parameters
     defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
     given = {name: value for name, value in asdict(model).items() if name != "model" and value is not None}
@@ -111,7 +111,7 @@ def build_optimizer(settings: Optimizer, storage: Storage, mesh: Mesh) -> base.O
 def build_mesh(layout: Layout, world: Transport) -> tuple[Mesh, Compressed | None]:
     """Arrange the ranks as in ``layout``, and compress the sums of gradients if requested.
 
-    Return the mesh, and the compressor that wraps its data-parallel group, or None without compression.
+    Return the mesh, and the compressor that wraps the mesh's data-parallel group. None: no compression.
     Raises UsageError if the number of ranks does not fit the layout.
     """
     from payload.comm.compression import make_compressor  # noqa: PLC0415 - needs MPI

@@ -38,7 +38,7 @@ class Initial:
     record: ModelRecord | None
 
     def data_state(self, tokenizer: str) -> Mapping[str, Any] | None:
-        """Return the state of the model's tokenizer for ``open_dataset``. None: nothing was learned.
+        """Return the learned state of the model's tokenizer for ``open_dataset``. None: it has no such state.
 
         Raises UsageError if the model was trained with another kind of tokenizer than ``tokenizer``.
         """
@@ -92,7 +92,8 @@ class Initial:
                 if size != settings.get(name):
                     flag = name.replace("_", "-")
                     raise UsageError(
-                        f"trained with --{flag} {size}, not {settings[name]}: pass --{flag} {size}",
+                        f"the weights were trained with --{flag} {size}, not {settings[name]}: "
+                        f"pass --{flag} {size}",
                         code="init-other-size",
                     )
         elif foreign and (file := self.file.parent / "config.json").exists():

@@ -41,7 +41,7 @@ from payload.training.trace import Timeline
 def train(config: TrainConfig, device: Device, world: Transport, signals: StopSignals | None = None) -> int:
     """Train on all ranks of ``world``, record the metrics, and return the exit code.
 
-    signals: after a signal, the run saves its work and ends. Default: no signals are caught.
+    signals: the caught signals, after which the run saves its work and ends. Default: no signals are caught.
     """
     trace, times = _timeline(config, device), CommTimes(device)
     mesh, compressor = build_mesh(config.layout, world)
@@ -107,12 +107,15 @@ class Trainer:
     signals: StopSignals | None = None
 
     def loop(self, done: int, saver: Saver | None) -> Evaluation | None:
-        """Run the iterations that follow the first ``done``, which a resumed run skips.
+        """Run the iterations from ``done`` + 1 to the end of the schedule, or until any rank gets a signal.
 
-        Save checkpoints and the best model, and the final model after the last iteration or a signal on any
-        rank. Return the last evaluation, or None if a signal ended the run.
+        Save checkpoints if there is a saver, the best model, and at the end the final model.
 
-        Raises PayloadError on every rank if training diverges or a checkpoint cannot be written.
+        Returns:
+            The last evaluation. None: a signal ended the run.
+
+        Raises:
+            PayloadError: training diverged, or a checkpoint cannot be written. Raised on every rank.
         """
         iterations = self.schedule.iterations
         feeds = self.loader.training(done + 1, iterations)
@@ -154,7 +157,10 @@ class Trainer:
         self.metrics.print_line(f"stopped by a signal; {saved} after iteration {iteration}{resume_hint}")
 
     def step(self, iteration: int, feed: Feed, flags: tuple[float, ...]) -> StepResult:
-        """Update the weights with a global batch, of which ``feed`` is this rank's share."""
+        """Update the weights with a global batch, of which ``feed`` is this rank's share.
+
+        flags: numbers that are summed over all ranks in the result's ``flags``.
+        """
         lr = self.schedule.at(iteration)
         result = self.engine.step(feed.batches, targets=feed.targets, iteration=iteration, lr=lr, flags=flags)
         _check_finite(iteration, result)

@@ -110,7 +110,7 @@ class Metrics(Report):
         self._began = self._data_ready = time.perf_counter()
 
     def mark_data_ready(self) -> None:
-        """Note the time at which the iteration's samples are ready."""
+        """Note that the iteration's samples are ready now."""
         self._data_ready = time.perf_counter()
 
     def iteration(self, step: int, epoch: int, result: StepResult, *, lr: float, samples: int) -> None:
@@ -152,7 +152,10 @@ class Metrics(Report):
             self._board.write("evaluation", step, fields)
 
     def _compute_times(self) -> dict[str, Any]:
-        """Return each rank's computing time per iteration (without waiting), and how often it was slowest."""
+        """Return each rank's mean computing time per iteration in ms, and in how many windows it was slowest.
+
+        Waits for data and for other ranks do not count as computing time.
+        """
         windows = [self._computed[i : i + _WINDOW] for i in range(0, len(self._computed), _WINDOW)]
         own_means = [sum(window) / len(window) for window in windows]
         self._computed.clear()
@@ -165,7 +168,7 @@ class Metrics(Report):
         }
 
     def conclude(self, storage: Storage, mesh: Mesh, evaluation: Evaluation, *, seconds: float) -> None:
-        """Record the result. Raises PayloadError if ranks that share parameters have different values."""
+        """Record the result. Raises PayloadError if the replicas of a parameter differ between ranks."""
         weights = storage.optimizer_device.to_host(storage.master_weights)
         digest = hashlib.sha256(weights.tobytes()).hexdigest()
         place = (mesh.pp.rank, mesh.tp.rank, mesh.dp.rank if storage.sharded else 0)
@@ -206,7 +209,7 @@ class Metrics(Report):
         return self._gpus.energy_j(str(self._device.gpu["uuid"])) if self._device.gpu else None
 
     def _energy_j(self) -> float | None:
-        """Return the energy used by all GPUs since ``introduce``. None: not every GPU reports it."""
+        """Return the joules used by all GPUs since ``introduce``. None: a GPU does not report its energy."""
         start, end = self._joules_before, self._joules()
         own_joules = None if start is None or end is None else end - start
         gpu = (hostname(), self._device.gpu and self._device.gpu["uuid"])

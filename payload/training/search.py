@@ -77,8 +77,9 @@ def find(config: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset) -> N
 
 
 def measure_speeds(config: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset) -> Iterator[Speed]:
-    """Yield the speeds of micro-batch sizes 1, 2, 4, … until memory or the data is exhausted or speed falls.
+    """Yield the speeds of the micro-batch sizes 1, 2, 4, …
 
+    The last size is the largest that fits the memory and the data, unless the speed stops growing earlier.
     Each rank trains a model of its own, so a rank that runs out of memory does not block another rank.
     """
     best, slower, size = 0.0, 0, 1
@@ -137,21 +138,21 @@ def measure_losses(config: TrainConfig, engine: Engine, dataset: Dataset) -> Ite
 
 
 def fastest_size(sizes: list[Speed]) -> int:
-    """Return the smallest micro-batch size that is about as fast as the fastest."""
+    """Return the smallest micro-batch size with about the best speed."""
     best = max(speed.samples_per_s for speed in sizes)
     return min(speed.micro_batch for speed in sizes if speed.samples_per_s >= _GOOD_ENOUGH * best)
 
 
 def fit_to_ranks(size: int, batch: int, ranks: int, samples: int) -> tuple[int, int]:
-    """Return a micro-batch size that all ranks can have, and a global batch that is large enough."""
+    """Return a micro-batch size for which the data suffices on all ranks, and a global batch that fits it."""
     size = min(size, max(1, samples // ranks))
     return size, max(batch, size * ranks)
 
 
 def steepest_rate(points: list[Point]) -> float:
-    """Return the rate before the lowest loss at which the loss falls fastest per logarithm of the rate.
+    """Return the learning rate at which the loss falls fastest, relative to the logarithm of the rate.
 
-    Raises UsageError if the loss never falls.
+    Only rates below that of the lowest loss are considered. Raises UsageError if the loss never falls.
     """
     lowest = min(range(len(points)), key=lambda index: points[index].loss, default=0)
     slopes = [

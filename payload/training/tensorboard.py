@@ -19,7 +19,9 @@ class EventFile:
     """
 
     def __init__(self, folder: Path, *, done: int = 0) -> None:
-        """Open the event file. TensorBoard will hide earlier values of iterations after ``done``.
+        """Open the event file.
+
+        done: last iteration that a resumed run keeps. TensorBoard hides later values of the earlier run.
 
         Raises UsageError if tensorboardX is not installed, or the folder cannot be written.
         """
@@ -46,7 +48,7 @@ class EventFile:
             ) from exc
 
     def write(self, group: str, step: int, fields: Mapping[str, float | None]) -> None:
-        """Add all fields that have a value as ``group/name``. Raises RankError if that fails."""
+        """Add all fields that are not None as ``group/name``. Raises RankError if that fails."""
         try:
             for name, value in fields.items():
                 if value is not None:

@@ -73,7 +73,7 @@ class CommTimes:
         return CommTime(total, exposed, self._sent - sent_before)
 
     def _covered_s(self, intervals: Sequence[tuple[Mark, Mark]]) -> float:
-        """Return the seconds that at least one of the intervals covers."""
+        """Return the length of the union of the intervals in seconds."""
         if not intervals:
             return 0.0
         covered, reached = 0.0, -math.inf
@@ -103,7 +103,7 @@ def _blocking(method: str, shown: str, array: int | None = None) -> Callable[...
 
 
 def _nonblocking(method: str, shown: str, array: int) -> Callable[..., Pending]:
-    """Like ``_blocking``, for a non-blocking method."""
+    """Do the same as ``_blocking`` for a non-blocking method. array: index of the array argument."""
 
     def call(timed: TimedCommunicator, *arguments: Any) -> Pending:
         start = timed.times.device.mark()

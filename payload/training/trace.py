@@ -27,7 +27,7 @@ _NOT_RECORDED = nullcontext()
 
 
 class Timeline:
-    """Recorder of ``iterations`` iterations (0: disabled), without the run's first, which is not typical.
+    """Recorder of ``iterations`` iterations (0: disabled), from the second on: the first is not typical.
 
     The category of a span is the kind of work: forward, backward, dp, ...
     """

@@ -241,7 +241,7 @@ def test_full_disk_is_one_line_and_leaves_the_old_model(left: Path) -> None:
             "weights-other-model",
             "linear0.weight has shape (16, 288)",
         ),
-        ({"files": {}}, "weights-not-kept", "no best weights"),
+        ({"files": {}}, "weights-not-kept", "not contain best weights"),
         ({"files": 3}, "model-folder-damaged", "model.json"),
     ],
 )
