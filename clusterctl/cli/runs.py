@@ -412,7 +412,7 @@ def _serve(screen: Screen, page: bytes, port: int) -> None:
     with server:
         at = server.server_port
         screen.note(
-            f"serving http://127.0.0.1:{at}/ until Ctrl-C; on another machine, run first: "
+            f"http://127.0.0.1:{at}/ serves the report until Ctrl-C; on another machine, run first: "
             f"ssh -N -L {at}:127.0.0.1:{at} THIS_MACHINE"
         )
         server.serve_forever()
