@@ -41,10 +41,10 @@ exit 1"""
 
 @dataclass
 class SlurmNodes(SlurmClient, Nodes):
-    """Client for Slurm's administrator, who is the user of ``transport``.
+    """Client for administrators of Slurm. The user of ``transport`` must be an administrator.
 
     has_pmix: whether Slurm has the PMIx plugin; otherwise mpirun starts ranks. root: clusterctl's folder on
-        nodes, with the jobs' Python.
+        each node, with the jobs' Python.
     """
 
     has_pmix: bool = True
@@ -58,7 +58,7 @@ class SlurmNodes(SlurmClient, Nodes):
         self.transport.run(["scontrol", "update", f"nodename={','.join(nodes)}", "state=resume"])
 
     def run_verification_job(self, hosts: tuple[str, ...]) -> Result:
-        """Run the payload's probe in a hidden partition, ahead of users' jobs. It is killed if it hangs."""
+        """Run the payload's probe, an MPI test, ahead of users' jobs. Kill the probe after a time limit."""
         limit_s = _VERIFICATION_S + VERIFICATION_PER_NODE_S * len(hosts)
         patience_s = _START_TIMEOUT_S + limit_s + _CLEAN_UP_S
         allocation = (
@@ -115,7 +115,7 @@ class SlurmNodes(SlurmClient, Nodes):
 
 
 def scheduler_of(inventory: Inventory, to: Connect, *, patience_s: float = PATIENCE_S) -> AdminClient:
-    """Return the client that `up` and other administrative commands use."""
+    """Return the client for the cluster's scheduler that `up` and other administrative commands use."""
     controller = to(inventory.controller.name)
     if inventory.has_slurm or inventory.job_user is None:
         root, pmix = inventory.root, inventory.pmix

@@ -39,7 +39,7 @@ _MARK = "clusterctl:"
 
 
 def comment_of(token: str) -> str:
-    """Return the comment of a job, by which the job is found if sbatch's answer is lost."""
+    """Return the job comment with this token, by which a job is found if sbatch's answer is lost."""
     return _MARK + token
 
 
@@ -120,7 +120,7 @@ class JobInfo:
     """A job, or a task of a job array.
 
     Times are Unix seconds. Fields without a value, such as the exit code of an active job, are None.
-    number: 0 if the scheduler's record is damaged. prefix: of the id; "m" on clusters without a scheduler.
+    number: 0 if the scheduler's record is damaged. prefix: of ``id``; "m" if the cluster has no scheduler.
     signal: 0 if no signal ended the job. expected_start: Slurm's estimate for a pending job.
     tres: resources allocated or requested, as Slurm writes them: ``cpu=2,mem=200M,node=1``.
     """
@@ -175,12 +175,12 @@ class JobInfo:
 
     @property
     def exit(self) -> str:
-        """Name of the signal that ended the job, otherwise its exit code. "" if active or unknown."""
+        """Name of the signal that ended the job, otherwise its exit code. "" if both are unknown."""
         return format_exit(self.exit_code, self.signal)
 
     @property
     def whole_id(self) -> str:
-        """Id of the job, or of the task's array."""
+        """Id of the job. For a task of a job array: id of the array."""
         return f"{self.prefix}{self.number}"
 
     @property
@@ -194,7 +194,7 @@ class JobInfo:
 
     @property
     def lacks_nodes(self) -> bool:
-        """Whether the job is pending because nodes are out of service, not because they are busy."""
+        """Whether the job waits for nodes that are out of service, not only for busy nodes."""
         return self.state is JobState.PENDING and _NODES_OUT.search(self.reason) is not None
 
     @property
@@ -246,7 +246,7 @@ class NodeInfo:
 
     @property
     def usable(self) -> bool:
-        """Whether Slurm would start a job on the node, now or when it is free."""
+        """Whether Slurm would start a job on the node, now or when the node is free."""
         return not _UNUSABLE & {self.state, *self.flags}
 
 
@@ -269,7 +269,7 @@ class JobRequest:
     """A job to submit. folder: the job's folder on the cluster. script: name of the job script in it.
 
     submitted_at: Unix seconds by the local clock.
-    nodes, limit_s: for clusters without a scheduler (0: no limit). For Slurm, the script sets them.
+    nodes, limit_s: set only for clusters without a scheduler (0: no limit). Slurm reads both in the script.
     """
 
     token: str
@@ -298,7 +298,7 @@ def worst_job(jobs: Sequence[JobInfo]) -> JobInfo:
 
 
 def state_counts(tasks: Sequence[JobInfo]) -> str:
-    """Return the number of tasks in each state: ``3 COMPLETED, 1 RUNNING``."""
+    """Return the number of tasks in each state as text: ``3 COMPLETED, 1 RUNNING``."""
     return ", ".join(f"{count} {state}" for state, count in Counter(job.state.value for job in tasks).items())
 
 
@@ -332,7 +332,7 @@ def find_lost_job(scheduler: Jobs, request: JobRequest, cause: ClusterctlError) 
 
 
 class Jobs(Protocol):
-    """Operations for users of a cluster: run jobs, list jobs and nodes. transport: to the controller.
+    """Operations for users of a cluster: run jobs, list jobs and nodes. transport: access to the controller.
 
     All methods raise SchedulerError if the scheduler gives no usable answer, TransportError if a host is
     unreachable. Methods with a body are defaults for clusters without a scheduler, queue and accounting.
@@ -367,12 +367,12 @@ class Jobs(Protocol):
 
         Raises:
             AnswerLostError: the scheduler may or may not have accepted the job.
-            SchedulerError: the scheduler refused the job. With Slurm's message, and how to list valid values.
+            SchedulerError: the scheduler refused the job. The error has Slurm's message and a fix.
             UnreachableError: the job was not submitted.
         """
 
     def jobs(self, ids: Sequence[str]) -> tuple[JobInfo, ...]:
-        """Return the jobs with these ids, without unknown jobs. Raises UsageError for an invalid id."""
+        """Return the jobs with these ids; leave unknown ids out. Raises UsageError for an invalid id."""
 
     def own_jobs(self) -> tuple[JobInfo, ...]:
         """Return this user's pending, running and recently ended jobs."""
@@ -388,13 +388,13 @@ class Jobs(Protocol):
         return self.nodes(), self.all_jobs()
 
     def by_token(self, token: str, submitted_at: float) -> JobInfo | None:
-        """Return the job with this token, or None. submitted_at: Unix seconds by the local clock."""
+        """Return the job submitted with this token, or None. submitted_at: Unix time by the local clock."""
 
     def cancel(self, ids: Sequence[str]) -> None:
         """Cancel jobs so that they are not requeued. Call ``jobs`` first to check the ids."""
 
     def steps(self, job_id: str) -> tuple[StepInfo, ...]:
-        """Return a job's steps from the accounting. Empty if the cluster has no accounting."""
+        """Return a job's steps from the accounting; () if the cluster has no accounting."""
         return ()
 
     def accounting(self, job_id: str) -> str | None:
@@ -417,13 +417,13 @@ class Nodes(Jobs, Protocol):
         """Resume drained nodes."""
 
     def run_verification_job(self, hosts: tuple[str, ...]) -> Result:
-        """Run the payload's probe with a rank on each of these hosts. It is killed if it hangs."""
+        """Run the payload's probe, an MPI test, with a rank on each host. Kill the probe if it hangs."""
 
     def release_held_jobs(self) -> tuple[str, ...]:
         """Release jobs that Slurm holds because a node could not launch them. Return their ids."""
 
     def reconfigure(self) -> None:
-        """Make all daemons read their configuration again."""
+        """Make all daemons of Slurm read their configuration files again."""
 
     def annotate(self, job_id: str, text: str) -> None:
         """Set a job's admin comment, such as the reason for its end."""

@@ -1,8 +1,8 @@
 """Diagnosis of a job: why it failed or waits, from the scheduler's answers and the job's logs.
 
-``diagnose`` is a pure function. The possible causes are in data/causes.toml; the first match is the
-diagnosis. Usually a single rank fails first, and other ranks fail as a consequence. The first failed rank is
-found in the launcher's messages, and its error in the rank's own log, if it exists.
+``diagnose`` is a pure function. The possible causes are in data/causes.toml; the first cause that matches is
+the diagnosis. Usually a single rank fails first, and other ranks fail as a consequence. The launcher's
+messages tell the first failed rank, and this rank's own log, if it exists, has the error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WORD_COLUMNS = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """An entry of causes.toml, which explains the fields. All conditions of the entry must hold."""
+    """An entry of causes.toml, which explains the fields. The cause applies if all its conditions hold."""
 
     code: str
     state: str = ""
@@ -65,7 +65,7 @@ class Evidence:
     """Facts about a job.
 
     log: end of the job's own log. ranks: rank -> end of the rank's log.
-    ends: failed rank -> when and how it ended, as ``first_failed`` reads it.
+    ends: failed rank -> record of when and how the rank ended (see ``first_failed``).
     left_here: called with a file or module that the job did not find. Returns its path on this machine if it
         lies beside the script and was not sent with the job, otherwise "".
     excluded: patterns of files that were not sent.
@@ -196,7 +196,7 @@ class _Case:
         return cls(evidence, failed, raw, error, words)
 
     def words_of(self, cause: Cause) -> dict[str, str] | None:
-        """Return the words for the texts of a cause; None if a condition of the cause does not hold."""
+        """Return the values for placeholders in a cause's texts; None if a condition of the cause fails."""
         job, failed, words = self.evidence.job, self.failed, dict(self.words)
         code = failed.exit_code or 0
         if cause.state not in ("", job.state) or cause.signal not in ("", failed.signal):
@@ -230,7 +230,7 @@ def _search(patterns: Iterable[str], text: str) -> re.Match[str] | None:
 
 
 def _words(evidence: Evidence, failed: Failed) -> dict[str, str]:
-    """Return the words for texts of causes.toml that do not depend on the cause."""
+    """Return the values for placeholders in causes.toml that do not depend on the cause."""
     job, place = evidence.job, str(failed)
     elapsed = (job.end_time or 0) - (job.start_time or 0) if job.start_time else 0
     soon = job.expected_start - time.time() if job.expected_start else 0
@@ -294,7 +294,7 @@ class _Error:
     is_traceback: bool
 
     def lines_of(self, cause: Cause) -> tuple[str, ...]:
-        """Return the traceback; otherwise the lines after the cause's match; otherwise the end of the log."""
+        """Return lines to show: the traceback, else the log from the cause's match, else the log's end."""
         if self.is_traceback or not cause.log:
             return self.shown
         if (match := _search(cause.log, self.text)) is None:
@@ -304,7 +304,7 @@ class _Error:
 
 
 def _find_error(rank_log: str | None, job_log: str, *, show_noise: bool) -> _Error:
-    """Return the last traceback that is not only about the end of another rank, or the end of the log.
+    """Return the last traceback that is not a consequence of another rank's end, or the end of the log.
 
     rank_log: log of the rank that failed first, if it exists. It is searched before ``job_log``, and messages
         of other ranks about this rank's end are ignored.
@@ -333,7 +333,7 @@ def _find_error(rank_log: str | None, job_log: str, *, show_noise: bool) -> _Err
 
 
 def _chains(text: str) -> Iterator[list[re.Match[str]]]:
-    """Yield lists of tracebacks. An exception raised while another was handled is in the other's list."""
+    """Yield lists of tracebacks. A list holds an exception and the exceptions raised while it was handled."""
     chain: list[re.Match[str]] = []
     for match in _TRACEBACK.finditer(text):
         if match["message"] is None:  # no exception
@@ -352,7 +352,7 @@ def _shown_lines(lines: list[str]) -> Iterator[str]:
 
 
 def _without_long_lines(text: str) -> str:
-    """Remove PyTorch's ``[rank0]: `` labels, and the middle of lines too long for regular expressions."""
+    """Return the text without PyTorch's ``[rank0]: `` labels and without the middle of very long lines."""
     lines = _LABEL.sub("", text).split("\n")
     return "\n".join(line if len(line) <= _LONGEST else line[:_COLUMNS] + line[-_COLUMNS:] for line in lines)
 

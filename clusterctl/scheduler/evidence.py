@@ -60,12 +60,12 @@ def diagnose_jobs(
 
 
 def diagnose_run(session: Session, job: JobInfo, tree: Path) -> Diagnosis:
-    """Return the diagnosis of a job from its collected run in ``tree``."""
+    """Return the diagnosis of a job from ``tree``, the local folder with the job's collected files."""
     return diagnose(evidence_of(session, job, remote_logs.ends(str(tree), _task(job))))
 
 
 def evidence_of(session: Session, job: JobInfo, logs: _Json) -> Evidence:
-    """Return the facts about a job. logs: ends of its logs as returned by ``remote_logs``."""
+    """Return the facts about a job. logs: the ends of the job's logs, as ``remote_logs`` returns them."""
     entry = session.ledger.find(job.id)
     files = session.ledger.kept(entry.token) if entry is not None else {}
     facts, source = (_read(files.get(name, b"{}")) for name in (CLIENT_FACTS, SOURCE_FILE))
@@ -118,7 +118,7 @@ def _read_logs(session: Session, job: JobInfo) -> _Json:
 
 
 def _accounted(session: Session, job: JobInfo) -> tuple[tuple[StepInfo, ...], str]:
-    """Return the job's steps, and the name of the user who cancelled it."""
+    """Return the job's steps, and the name of the user that cancelled the job or ""."""
     scheduler = session.scheduler
     with suppress(SchedulerError, TransportError):
         for _ in scheduler.clock.polls(_ACCOUNTING_LAG_S, first_s=0.3, longest_s=1.0):
@@ -134,7 +134,7 @@ def _accounted(session: Session, job: JobInfo) -> tuple[tuple[StepInfo, ...], st
 
 
 def _left_here(script: str | None, source: _Json, folder: str, name: str) -> str:
-    """Return the local path of a file or module that was not sent with the job; "" if it does not exist."""
+    """Return the local path of a file or module that was not sent with the job; "" if there is no file."""
     script_folder = Path(script).parent if script else None
     path = os.path.normpath(name.removeprefix(f"{folder}/") if folder else name)
     if script_folder is None or os.path.isabs(path) or path.startswith(".."):  # noqa: PTH117

@@ -68,7 +68,7 @@ def first_failed(
     """Return the rank that failed first, by the launcher's messages in the log, or else the job's exit code.
 
     If Open MPI or srun ended ranks because another rank was lost, and the launcher does not name the lost
-    rank, return the rank that ``ends`` shows, or else a rank whose log in ``ranks`` reports a signal.
+    rank, return the rank that ``ends`` shows, or else a rank that reports a signal in its log.
 
     ranks: rank -> log. ends: failed rank -> "TIME CODE HOST": Unix seconds, exit code of the rank's shell,
         host; "" if the rank was killed while it wrote this record.
@@ -90,7 +90,7 @@ def first_failed(
 
 
 def _first_recorded(ranks: Mapping[int, str], ends: Mapping[int, str], log: str) -> Failed | None:
-    """Return the rank that failed first by ``ends``, if possible not because it lost another rank."""
+    """Return the rank that failed first by ``ends``. Prefer a rank that did not fail by losing a peer."""
     candidates = []
     for rank, record in ends.items():
         if not record:
@@ -109,7 +109,7 @@ def _first_recorded(ranks: Mapping[int, str], ends: Mapping[int, str], log: str)
 
 
 def _signalled_rank(ranks: Mapping[int, str]) -> Failed | None:
-    """Return a rank with a message of Open MPI or UCX about a caught signal in its log."""
+    """Return a rank that caught a signal, according to a message of Open MPI or UCX in the rank's log."""
     caught = ((rank, match) for rank, log in ranks.items() if (match := _CAUGHT.search(log)))
     return next((_ended(-int(m["signal"]), rank=rank, host=m["host"]) for rank, m in caught), None)
 
@@ -123,7 +123,7 @@ def _ended(code: int, **fields: Any) -> Failed:
 
 
 def _of_torchrun(log: str) -> Failed | None:
-    """Return the first failed rank by the earliest message of torchrun on all nodes."""
+    """Return the rank in the earliest of the messages that torchrun printed on all nodes."""
     if not (matches := sorted(_TORCHRUN.finditer(log), key=lambda match: match["time"])):
         return None
     return _ended(int(matches[0]["code"]), rank=int(matches[0]["rank"]), host=matches[0]["host"])

@@ -42,7 +42,7 @@ _AWAY_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class MpirunClient(Jobs):
-    """Client for the jobs of ``user``. ``to`` connects to hosts as admin, ``transport`` to the controller."""
+    """Client for ``user``'s jobs. to: connects to a host as admin. transport: access to the controller."""
 
     script_name = "job.mpirun"
     id_pattern = re.compile(r"m([1-9][0-9]*)")
@@ -234,7 +234,7 @@ _SIGNALS: Final = {number.name.removeprefix("SIG"): number.value for number in s
 
 
 def job_info(record: Mapping[str, Any], user: str) -> JobInfo:
-    """Return the job in a host's record. If the record is damaged, the job has no nodes and state UNKNOWN."""
+    """Return the job in a host's record. A damaged record gives a job without nodes in state UNKNOWN."""
     match = MpirunClient.id_pattern.fullmatch(str(record.get("id")))
     number = int(match[1]) if match else 0
     job = JobInfo(number=number, name="", user=user, state=JobState.UNKNOWN, reason="", prefix=PREFIX)

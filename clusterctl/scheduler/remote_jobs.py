@@ -4,7 +4,7 @@
 
 REQUEST and the answer are JSON objects. A job's records are in its user's home, which all hosts share:
 `~/clusterctl/mpirun/m1/` holds `job.json`, `end.json` (written by the job's unit at its end) and `cancelled`.
-They are opened as the user: root may have no rights in a shared home, and must not follow a job's links.
+All are opened as the user: root may have no rights in a shared home, and must not follow a job's links.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class User:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the user's registry of jobs, for starting a job or recording a lost job."""
+        """Lock the folder of the user's job records, to start a job or to record a lost job."""
         with acting_as(self.account):
             self.registry.mkdir(parents=True, exist_ok=True)
             # The wait is limited, because a job can hold the lock.
@@ -129,7 +129,7 @@ def read(path: Path) -> Record | None:
 
 
 def valid_record(job: Record | None) -> Record:
-    """Return the record of a job, or {} if clusterctl did not write it."""
+    """Return the record of a job, or {} if a field that clusterctl writes is missing or invalid."""
     if job is None or not all(isinstance(job.get(name), kind) for name, kind in FIELDS.items()):
         return {}
     return job if job["nodes"] and all(isinstance(node, str) for node in job["nodes"]) else {}
@@ -147,7 +147,7 @@ def unit_exists(name: str) -> bool:
 
 
 def submit(user: User, request: Record) -> Record:
-    """Start a job, unless another job is active. If the request's token is known, return its job's id."""
+    """Start a job. Return {"id": ID}, also for a known token; {"busy": OTHER_JOB}; or {"failed": ERROR}."""
     with user.locked():
         for job in user.jobs():
             if job.get("token") == request["job"]["token"]:
@@ -189,7 +189,7 @@ def systemd_run(user: User, name: str, request: Record) -> list[str]:
 
 
 def record_lost_jobs(user: User, request: Record) -> Record:
-    """Return the records of these jobs. If a job's unit has disappeared without an end, record it as lost."""
+    """Return {"jobs": RECORDS} for the requested ids. Record a job as lost if it has neither unit nor end."""
     with user.locked():
         for job in user.jobs():
             # Check the unit after the record: a unit writes its end before it disappears.

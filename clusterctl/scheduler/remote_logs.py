@@ -30,7 +30,7 @@ RECORD = 300  # bytes
 
 
 def end_of(folder: str, path: str, most: int) -> str:
-    """Return the last ``most`` bytes of a log as text. For a restarted job, only those since the restart."""
+    """Return the last ``most`` bytes of a log as text, without output from before the job's last restart."""
     try:
         fd = open_file(os.fsencode(folder), os.fsencode(path))
     except OSError:
@@ -43,7 +43,7 @@ def end_of(folder: str, path: str, most: int) -> str:
 
 
 def ends(folder: str, task: str) -> dict[str, Any]:
-    """Return the answer that the module's docstring describes."""
+    """Return the program's answer, as the module describes it: ends of the logs of a job and its ranks."""
     suffix = f"-{task}" if task else ""
     ranks_folder = (f"task-{task}/" if task else "") + "rank-logs"
     try:

@@ -43,7 +43,7 @@ _SIGNAL = "USR1@60"
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Python environment of a job's program: of the nodes, below ``root``, or built from a ``lock``."""
+    """Python environment of a job's program: installed below ``root`` on nodes, or built from ``lock``."""
 
     lock: Lock | None = None
     root: str = ROOT
@@ -243,7 +243,7 @@ def mpirun_exports(job: JobSpec) -> str:
 
 
 def sweep_variable(key: str) -> str:
-    """Return the name of the environment variable with a sweep's value of this key."""
+    """Return the name of the environment variable that holds the value of a sweep's key."""
     return "SWEEP_" + re.sub(r"\W", "_", key).upper()
 
 
@@ -393,7 +393,7 @@ def _is_array(job: JobSpec, script: UserScript | None) -> bool:
 def _options(job: JobSpec, script: UserScript | None) -> list[str]:
     """Return the #SBATCH options that follow the script's own #SBATCH lines, and so override them.
 
-    If the script has such lines, only flags given on the command line are returned, not the defaults.
+    If the script has #SBATCH lines, only flags given on the command line are returned, not the defaults.
     """
     task = "-%a" if _is_array(job, script) else ""
     fields = job.model_fields_set if script is not None and script.directives else set(JOB_FIELDS)
@@ -415,7 +415,7 @@ def _signal_options(job: JobSpec, script: UserScript | None) -> list[str]:
 
 
 def resource_options(job: JobOptions | JobSpec, given: Collection[str]) -> list[str]:
-    """Return a job's resources as options of sbatch and salloc. Nodes and tasks: only if ``given``."""
+    """Return a job's resources as options of sbatch and salloc; nodes and tasks only if in ``given``."""
     values: list[tuple[str, object]] = [
         ("nodes", job.nodes if "nodes" in given else None),
         ("ntasks-per-node", job.tasks_per_node if "tasks_per_node" in given else None),
@@ -448,6 +448,6 @@ VERIFICATION_PER_NODE_S = 3
 
 
 def verification_argv(root: str, hosts: Sequence[str]) -> tuple[str, ...]:
-    """Return the command of a rank of the probe. It contains the probe's code, so nodes only need mpi4py."""
+    """Return the command for each rank of the probe, an MPI test. The command contains the probe's code."""
     texts = module_texts("payload.commands.probe", data_folder("payload").parent)
     return (f"{root}/env/bin/python", "-c", BOOT, texts, json.dumps([",".join(hosts)]))

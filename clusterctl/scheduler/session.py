@@ -1,4 +1,4 @@
-"""A job user's connection to a running cluster: facts, scheduler, ledger of submissions."""
+"""A job user's connection to a running cluster: cluster facts, scheduler, and record of submissions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SBATCH_MAY_HANG_S = 600
 class Session:
     """A connection to the controller as the job user.
 
-    unshared_nodes: the nodes, if hosts share no folder. The files of a job are then on each of its nodes.
+    unshared_nodes: node -> transport, if hosts share no folder. Each node of a job then has files of the job.
     """
 
     facts: ClusterFacts
@@ -49,7 +49,7 @@ class Session:
 
     @property
     def spec(self) -> ClusterSpec:
-        """The spec that `up` was last given. It is read on demand, because few job commands need it."""
+        """The spec that `up` was last given, read only on demand, because few job commands need the spec."""
         return read_applied_spec(self.workspace)
 
     @property
@@ -58,7 +58,7 @@ class Session:
         return self.scheduler.transport
 
     def transports_of_partition(self, partition: str | None) -> tuple[Transport, ...]:
-        """Return transports to a partition's unshared nodes, except the controller. None: all partitions."""
+        """Return transports to a partition's ``unshared_nodes``, without the controller. None: all nodes."""
         partitions = [facts for facts in self.facts.partitions if partition in (None, facts.name)]
         names = (name for facts in partitions for name in facts.nodes)
         transports = (self.unshared_nodes[name] for name in names if name in self.unshared_nodes)
@@ -115,7 +115,7 @@ def open_session(chosen: ChosenCluster, *, patience_s: float = PATIENCE_S) -> It
 
 
 def read_applied_spec(workspace: Workspace) -> ClusterSpec:
-    """Return the spec that `up` was last given. Imported on demand, because its models are slow to import."""
+    """Return the spec that `up` was last given. Import its models only here, because they load slowly."""
     from clusterctl.state.inventory import applied_spec  # noqa: PLC0415
 
     return applied_spec(workspace)
@@ -133,14 +133,14 @@ def scheduler_client(
 def mpirun_client(
     cluster: Workspace | Inventory, user: str, controller: Transport, to: Connect, patience_s: float
 ) -> MpirunClient:
-    """Return the client for a cluster without a scheduler. Imported on demand: it is rarely needed."""
+    """Return the client for a cluster without a scheduler. Its module is imported only when needed."""
     from clusterctl.scheduler.mpirun import MpirunClient  # noqa: PLC0415
 
     return MpirunClient.of(cluster, user, controller, to, patience_s)
 
 
 def resolve_submissions(scheduler: Jobs, ledger: Ledger) -> None:
-    """Ask the scheduler whether it accepted the submissions without an answer, and record the result."""
+    """Ask the scheduler for the jobs of submissions that got no answer. Record the result in the ledger."""
     for entry in ledger.entries():
         if entry.job_id is None and not entry.refused:
             job = scheduler.by_token(entry.token, entry.submitted_at)

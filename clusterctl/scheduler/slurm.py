@@ -78,7 +78,7 @@ _TOO_LARGE = re.compile("node configuration is not available|Node count|More pro
 
 
 class SlurmAwayError(SlurmError):
-    """slurmctld or slurmdbd did not answer. The command can be repeated."""
+    """slurmctld or slurmdbd did not answer. The same command may succeed later."""
 
     code = "slurm-away"
     retryable = True
@@ -86,7 +86,7 @@ class SlurmAwayError(SlurmError):
 
 @dataclass
 class SlurmClient(Jobs):
-    """Slurm, used as the user of ``transport``. Queries wait up to ``patience_s`` until Slurm answers."""
+    """Client for Slurm as the user of ``transport``. Queries wait up to ``patience_s`` for an answer."""
 
     transport: Transport
     clock: Clock = field(default_factory=Clock)
@@ -241,7 +241,7 @@ class SlurmClient(Jobs):
     def _query(
         self, query: slurm_parse.Query[_T], *options: str, nothing: re.Pattern[str] | None = None
     ) -> tuple[_T, ...]:
-        """Run a query. Returns () if it fails with a message that matches ``nothing``."""
+        """Return the results of a query; () if Slurm's error message matches ``nothing``."""
         separator: str = slurm_parse.new_separator()
         return query.parse(self._ask([*query.command(separator), *options], nothing=nothing), separator)
 
@@ -252,7 +252,7 @@ class SlurmClient(Jobs):
         nothing: re.Pattern[str] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> str:
-        """Return the stdout of a command that only reads; "" if its error matches ``nothing``."""
+        """Return the stdout of a read-only command; "" if the error message matches ``nothing``."""
         return self._ask_all([argv], nothing=nothing, env=env)[0]
 
     def _ask_all(
@@ -262,7 +262,7 @@ class SlurmClient(Jobs):
         nothing: re.Pattern[str] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[str]:
-        """Run commands in a single round trip, until a command fails. Return the stdout of each command."""
+        """Run commands in a single round trip; stop at the first failure. Return each command's stdout."""
         boundary = slurm_parse.new_separator()
         line = f" && printf %s {shlex.quote(boundary)} && ".join(map(shlex.join, commands))
         argv = commands[0] if len(commands) == 1 else ["sh", "-c", line]

@@ -49,8 +49,8 @@ class Node:
 def render_files(spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, NodeFacts]) -> dict[str, str]:
     """Return Slurm's configuration files: file name -> text. Empty for a cluster without Slurm.
 
-    facts: hardware by host name. Hosts with cpus and memory in the inventory need none; if another host's
-        facts are missing, SlurmError is raised.
+    facts: hardware by host name, for hosts without cpus and memory in the inventory. SlurmError is raised if
+        the facts of such a host are missing.
     """
     if not inventory.has_slurm:
         return {}
@@ -136,7 +136,6 @@ def slurm_minutes(seconds: int) -> int:
 
 
 def _release(inventory: Inventory) -> str:
-    """Return the release of the cluster's Slurm; "" if unknown."""
     return inventory.slurm or inventory.distribution.slurm or ""
 
 
@@ -189,7 +188,7 @@ def _slurm_conf(spec: ClusterSpec, inventory: Inventory, nodes: tuple[Node, ...]
 
 
 def _with_extra(text: str, extra: tuple[str, ...]) -> str:
-    """Add the user's lines. They replace generated lines with the same key, which Slurm rejects twice."""
+    """Add the user's lines, in place of generated lines with the same key: Slurm rejects repeated keys."""
     if not extra:
         return text
     user_keys = {match.group(1).lower() for line in extra if (match := re.match(r"\s*(\w+)", line))}
@@ -293,7 +292,7 @@ _PARTITION_SIZE: Final = re.compile(r"(?<= )DefMemPerCPU=\d+ ")
 
 
 def render_slurmd_digests(files: Mapping[str, str], inventory: Inventory) -> str:
-    """Return, as JSON by host, digests of the settings that require a restart of slurmd when they change.
+    """Return JSON: host -> digest of the settings that require a restart of slurmd when they change.
 
     files: of ``render_files``. If `scontrol reconfigure` announces nodes, lines of other nodes do not count.
     A node's own line counts unless the node is a part of a machine: slurmd measures hardware when it starts.

@@ -82,7 +82,7 @@ def _number(record: _Record, name: str) -> int:
 
 
 def _text(record: _Record, name: str) -> str:
-    """Return a field; "" for Slurm's texts for an empty field."""
+    """Return a field; "" for a text such as (null), which Slurm prints for an empty field."""
     return "" if record[name] in {"(null)", "None", "N/A"} else record[name]
 
 
@@ -93,7 +93,7 @@ def _time(text: str) -> int | None:
 
 @lru_cache
 def _limit_s(text: str) -> int | None:
-    """Return a time limit; None without a limit, which Slurm prints as UNLIMITED, NOT_SET, or a year."""
+    """Return a time limit in seconds. None for UNLIMITED, NOT_SET, and 365 days, which mean no limit."""
     with suppress(ValueError):
         seconds = parse_slurm_time_s(text)
         return None if seconds == _YEAR_S else seconds
@@ -101,7 +101,7 @@ def _limit_s(text: str) -> int | None:
 
 
 def _exit(record: _Record, name: str) -> tuple[int, int]:
-    """Return exit code and signal from ``1:0``, or, in squeue before Slurm 23, from a status of wait(2)."""
+    """Return (exit code, signal) from ``1:0`` or, in squeue before Slurm 23, from a status of wait(2)."""
     code, colon, signal = record[name].partition(":")
     if colon and _is_number(code) and _is_number(signal):
         return int(code), int(signal)
@@ -184,7 +184,7 @@ def _job(record: _Record, columns: str, **fields: Any) -> JobInfo:
 def _jobs(command: str, read: str, records: Iterator[_Record]) -> Iterator[JobInfo]:
     """Yield the jobs in records. An invalid record becomes a job of state UNKNOWN, with the error as reason.
 
-    Its user and nodes are set if possible, because the nodes are in use in any case.
+    This job has the record's user and nodes if possible, because the nodes are in use in any case.
     """
     for record in records:
         try:
@@ -227,7 +227,7 @@ def _step(record: _Record) -> StepInfo:
 
 
 def _nodes(records: Iterator[_Record]) -> Iterator[NodeInfo]:
-    """Yield the nodes in records. sinfo prints a record for each pair of node and partition."""
+    """Yield each node in records once. sinfo prints a record for each pair of node and partition."""
     nodes: dict[str, NodeInfo] = {}
     for record in records:
         name, partitions = record["NodeList"], (record["Partition"].rstrip("*"),)

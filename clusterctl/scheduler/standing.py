@@ -56,7 +56,7 @@ def group_by_standing(nodes: Iterable[NodeInfo]) -> dict[Availability, list[Node
 
 
 def find_unusable_nodes(nodes: Iterable[NodeInfo]) -> tuple[tuple[str, str], ...]:
-    """Return (name, state and reason) of the nodes that Slurm has taken out of service."""
+    """Return (name, text with state and reason) of each node that Slurm has taken out of service."""
     out = (Availability.OUT, Availability.FAILED)
     return tuple(
         (node.name, f"Slurm reports {slurm_state_text(node)}") for node in nodes if standing_of(node) in out
@@ -69,7 +69,7 @@ def slurm_state_text(node: NodeInfo) -> str:
 
 
 def drain_reason(node: NodeInfo) -> str:
-    """Return a text that tells who drained a node and why, or "reserved"."""
+    """Return a text with the user that drained a node and the user's reason, or "reserved"."""
     if _is_reserved(node):
         return "reserved"
     return f"drained by {node.reason_by or 'an unknown user'}: {node.reason or 'no reason given'}"

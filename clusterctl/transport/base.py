@@ -1,4 +1,4 @@
-"""Interface to the hosts: run commands given as argv lists. Arguments are quoted for the remote shell."""
+"""Interface to the hosts: run commands, given as lists of arguments and quoted for the remote shell."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ except OSError as exc:
 
 
 class Conversation(Protocol):
-    """A running command with open stdin and stdout. It must print little until it has read its input.
+    """A running command with open stdin and stdout. Before its input is sent, the command must print little.
 
-    All methods raise NoAnswerError if the command neither reads nor prints a byte for too long. ``send`` and
+    All methods raise NoAnswerError if no byte passes in either direction for too long. ``send`` and
     ``finish`` raise CommandError if the command exits too early or non-zero, UnreachableError if the
     connection breaks.
     """
@@ -83,7 +83,7 @@ class Conversation(Protocol):
 
 
 class Transport(Protocol):
-    """Access to a host as a given user. Commands end when clusterctl ends, or at the end of their stdin.
+    """Access to a host as a given user. If clusterctl ends, a command is killed or its stdin is closed.
 
     A clusterctl program on the host (see ``remote_argv``) also ends when its stdout is closed.
     """
@@ -106,7 +106,7 @@ class Transport(Protocol):
         Bytes of stdout that are not UTF-8 become U+FFFD; ``stream`` returns stdout unchanged.
 
         Raises:
-            CommandError: the command exited non-zero and ``check`` is set. rc is -1 if a signal ended it.
+            CommandError: ``check`` is set, and the command exited non-zero, or a signal ended it (rc is -1).
             NoAnswerError: the command did not exit in ``timeout_s``. Children under sudo may keep running.
             UnreachableError: there is no connection to the host.
         """
@@ -128,7 +128,7 @@ class Transport(Protocol):
         """
 
     def begin(self, argv: Sequence[str]) -> None:
-        """Start a command for a later ``converse``, if a connection is already open. Raises nothing."""
+        """Start a command for a later ``converse`` if a connection is already open. Raises no exceptions."""
 
     def close(self) -> None:
         """Close the connection. May be called twice."""
@@ -179,7 +179,7 @@ def shown_command(argv: Sequence[str], limit: int = 120) -> str:
 
 
 def command_error(host: str, argv: Sequence[str], rc: int, stderr: str) -> CommandError:
-    """Return the error for a command on a host that exited non-zero or was ended by a signal."""
+    """Return the error for a command on ``host`` if the command exited non-zero or a signal ended it."""
     outcome = "was ended by a signal" if rc == ENDED_BY_SIGNAL else f"failed with exit status {rc}"
     return CommandError(
         f"`{shown_command(argv)}` {outcome}",
@@ -224,7 +224,7 @@ def remote_argv(module: str, *arguments: str) -> list[str]:
 
     The command carries the text of the module and of all clusterctl modules that it imports. Arguments are
     passed as JSON, because they may hold names that are not UTF-8 (as `os.fsdecode` returns them). Python
-    runs isolated: a module in the account's home, left by a job or by `clusterctl put json.py`, is not found.
+    runs isolated, so that it imports no file from the account's home, such as a json.py left by a job.
     """
     return ["python3", "-IS", "-c", BOOT, module_texts(module), json.dumps(arguments)]
 

@@ -24,9 +24,9 @@ from clusterctl.util.disk import append_line, read_rows
 class Copies:
     """A file or folder ``top`` on a host that also exists on this machine as ``directory``.
 
-    host: "" for the shared file system. names: the copied files of the folder. ``None``: all files.
-    sent: whether the files were sent to the host. They may then lie on the shared file system as well.
-    renamed: ending that only the local file names have, not the names on the host.
+    host: "" for the shared file system. names: names of the copied files in the folder; ``None``: all files.
+    sent: whether clusterctl sent the files to the host. Sent files may lie on the shared file system instead.
+    renamed: ending that names directly below ``directory`` have on this machine only.
     """
 
     host: str
@@ -37,7 +37,7 @@ class Copies:
     renamed: str = ""
 
     def numbers(self) -> Iterator[int]:
-        """Yield the ``digest`` that each file has on the host if it has the local file's size and time."""
+        """Yield the ``digest`` of each file on the host, computed from the local file's size and time."""
         hosts = {os.fsencode(self.host), *([b""] if self.sent else [])}
         for local, remote in self._files():
             with suppress(OSError):
@@ -64,7 +64,7 @@ class Copies:
 
 
 def _is_same_file(remote: bytes, status: os.stat_result) -> bool:
-    """Return whether the remote path is the local file: this machine is the host, or mounts its disk."""
+    """Return whether the remote path is the local file: this machine may be the host, or mount its disk."""
     try:
         return os.path.samestat(os.stat(remote), status)  # noqa: PTH116  # names are bytes
     except OSError:
@@ -74,7 +74,7 @@ def _is_same_file(remote: bytes, status: os.stat_result) -> bool:
 def record_copies(workspace: Workspace, copies: Iterable[Copies]) -> None:
     """Append these copies to the cluster's record of copies.
 
-    If this raises MachineError, `down` will treat the cluster's files as the only copies.
+    After a MachineError, `down` will treat the cluster's files as the only copies.
     """
     rows = [{key: value for key, value in asdict(copy).items() if value not in (None, "")} for copy in copies]
     if rows:
@@ -82,7 +82,7 @@ def record_copies(workspace: Workspace, copies: Iterable[Copies]) -> None:
 
 
 def read_copies(workspace: Workspace) -> Iterator[Copies]:
-    """Yield the copies written by ``record_copies``, also those of earlier clusters of this name."""
+    """Yield the copies written by ``record_copies``, including copies of earlier clusters with this name."""
     for row in read_rows(workspace.copies):
         with suppress(KeyError, TypeError):  # damaged row
             host, top, directory, names = row.get("host", ""), row["top"], row["directory"], row.get("names")

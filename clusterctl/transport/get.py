@@ -1,4 +1,4 @@
-"""Download files from the cluster. Equal local files are skipped; interrupted files are resumed."""
+"""Download of files from the cluster. Equal local files are skipped; interrupted files are resumed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MOST_BYTES = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Result of a download. sent_bytes: bytes over the network. skipped: pipes, sockets and devices."""
+    """Result of a download. sent_bytes: bytes received. skipped: paths of pipes, sockets and devices."""
 
     files: int
     bytes: int
@@ -51,12 +51,12 @@ def fetch(
 ) -> Fetched:
     """Download files and folders of the cluster into the local ``folder``, each under its own name.
 
-    Relative ``paths`` start at the user's home on the cluster. Other files in ``folder`` stay, and after an
-    error also complete files.
+    Relative ``paths`` start at the user's home on the cluster. Other files in ``folder`` stay unchanged.
+    After an error, files that are already complete stay as well.
 
     Raises:
         UsageError: a path does not exist on the cluster.
-        TransferError: a file can't be read or written, or changed.
+        TransferError: a file changed, can't be read on the cluster, or can't be written on this machine.
         TransportError: the cluster can't be reached.
     """
     argv = remote_argv("clusterctl.transport.remote_content", *paths)
@@ -91,7 +91,7 @@ def fetch(
 
 @contextmanager
 def writing_into(folder: Path) -> Iterator[None]:
-    """Raise TransferError if the body of the ``with`` can't write below the local ``folder``."""
+    """Raise TransferError if the body of the ``with`` can't write a file below the local ``folder``."""
     try:
         yield
     except OSError as exc:
@@ -105,9 +105,9 @@ def writing_into(folder: Path) -> Iterator[None]:
 
 
 class Sender:
-    """A program on a host that lists and sends files (see remote_content.py). Starts at the first request.
+    """A program on a host that lists and sends files (see remote_content.py). It starts at the first request.
 
-    many: keep the program running for several requests, to save a login and a Python start for each.
+    many: keep the program running between requests, so that only the first request needs a login.
     """
 
     def __init__(self, transport: Transport, argv: Sequence[str], *, many: bool = False) -> None:
@@ -122,10 +122,10 @@ class Sender:
 
     @contextmanager
     def listed(self, request: bytes = b"", *, most: int = sys.maxsize) -> Iterator[Download]:
-        """Send a request to the program (b"": none) and yield the list of files that the program returns.
+        """Send a request to the program, unless it is b"", and yield the list that the program returns.
 
         Raises:
-            TransferError: the list is invalid or longer than ``most`` lines, or the data do not match it.
+            TransferError: the list is invalid or longer than ``most`` lines, or the files do not match it.
             TransportError: the cluster can't be reached, or the program failed.
         """
         try:
@@ -152,7 +152,7 @@ class Sender:
 
 
 class Download:
-    """A host's list of files: ``entries`` can be downloaded, ``left`` can't. ``sent``: bytes received."""
+    """A host's list of files. ``entries`` can be downloaded, ``left`` can't. ``sent``: bytes received."""
 
     def __init__(self, talk: Conversation, most: int, *, more_follows: bool) -> None:
         self._talk, self._more_follows, self._stream = talk, more_follows, Stream(talk)
@@ -169,12 +169,12 @@ class Download:
         room: str = "free disk space, or choose another folder",
         progress: Progress = lambda *_: None,
     ) -> Mapping[int, str]:
-        """Download these entries into the local ``folder``. Return the sha256 of complete files by index.
+        """Download these entries into the local ``folder``. Return index -> sha256 of the complete files.
 
-        own: whether only clusterctl writes to ``folder``. If so, a link or file in place of a folder is
-            removed instead of an error, and every file is hashed. If not, a file is hashed only if it may
-            have changed during the transfer, and its returned sha256 is "".
-        room: the fix of the error if this machine's disk is too small.
+        own: whether only clusterctl writes to ``folder``. If so, a link or file with the name of a folder is
+            removed, and every file is hashed. If not, such a link or file raises OSError, and the sha256 of a
+            file that arrives is "".
+        room: the ``fix`` of the TransferError.
 
         Raises:
             OSError: a file can't be written on this machine.
@@ -217,7 +217,7 @@ class Download:
 
 
 def _hash_here(files: Sequence[Entry], progress: Progress) -> None:
-    """Hash existing local files and show the progress: for a large folder, this takes minutes."""
+    """Hash the files that exist already, and show the progress, because a large folder takes minutes."""
     hashable = {}
     for entry in files:
         place = Path(os.fsdecode(entry.final))
@@ -234,7 +234,7 @@ def _hash_here(files: Sequence[Entry], progress: Progress) -> None:
 def parse_listing(
     lines: Iterable[bytes], most: int = sys.maxsize
 ) -> tuple[tuple[Entry, ...], tuple[Entry, ...]]:
-    """Return the entries that can be downloaded, folders before their content, and the other entries.
+    """Return the entries that can be downloaded, each folder before its content, and the other entries.
 
     Raises TransferError if the list is invalid or has more than ``most`` lines.
     """

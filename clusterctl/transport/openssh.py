@@ -1,4 +1,4 @@
-"""Conversations with running programs, and the ssh program, which reads the cluster's `ssh_config`."""
+"""Conversations with running programs, and command lines of the ssh program for a cluster's `ssh_config`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def start_conversation(
 def start_program(
     words: Sequence[str], *, stdin: int = subprocess.PIPE, cwd: Path | None = None, is_ssh: bool = False
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a program with pipes. Leaving the ``with`` kills the program and its children.
+    """Start a program with pipes as its streams. Leaving the ``with`` kills the program and its children.
 
     is_ssh: whether the program is ssh. If clusterctl is killed, ssh and its remote command end as well.
     Raises CommandError if the program can't be started.
@@ -108,13 +108,13 @@ def start_program(
 
 
 def process_group_ending_with_us() -> int:
-    """Return a process group that is killed as soon as this process has ended, even by SIGKILL."""
+    """Return the id of a process group that is killed when this process has ended, even by SIGKILL."""
     return _leader(os.getpid()).pid
 
 
 @cache
 def _leader(_owner: int) -> subprocess.Popen[bytes]:
-    """Start the leader of a process group that ends with this process, whose pid is the cache's key."""
+    """Start the leader of a process group that ends with this process. The argument is this process's pid."""
     # Programs do not inherit the writing end, so the kernel closes it when this process ends.
     reading, _ = os.pipe()
     nothing = subprocess.DEVNULL
@@ -132,7 +132,7 @@ class Talk:
     silence_s: seconds without a byte after which NoAnswerError is raised.
     deadline: time (`time.monotonic`) after which NoAnswerError is raised. ``None``: ``silence_s`` applies.
     is_ssh: whether the program is ssh.
-    is_wrapped: whether the output of the command begins after ``MARK``.
+    is_wrapped: whether ``MARK``, after which the command's own output begins, has not arrived yet.
     """
 
     host: str
@@ -203,12 +203,12 @@ class Talk:
         self.raise_unless_succeeded()
 
     def raise_unless_succeeded(self) -> None:
-        """Raise CommandError unless the command exits with status 0. Its stdout must be at its end."""
+        """Raise CommandError unless the command exits with status 0. Call this at the end of its stdout."""
         if (rc := self.status()) != 0:
             raise command_error(self.host, self.argv, rc, self.stderr_tail())
 
     def status(self) -> int:
-        """Wait for the command to exit, and return its exit status. Its stdout must be at its end.
+        """Wait for the command to exit, and return its exit status. Call this at the end of its stdout.
 
         Raises NoAnswerError if the command does not exit, UnreachableError if the connection broke.
         """
@@ -232,7 +232,7 @@ class Talk:
         return self._status(rc)
 
     def stderr_tail(self) -> str:
-        """Return the end of the command's stderr. The command must have exited."""
+        """Return the last part of the command's stderr. The command must have exited."""
         return self._stderr.decode(errors="replace")
 
     def _status(self, rc: int) -> int:
@@ -244,7 +244,7 @@ class Talk:
         return rc
 
     def _read(self) -> bytes | None:
-        """Read a piece of stdout. Return None if the command's own output has not begun."""
+        """Return a piece of the command's stdout; None while only the host's login shell has printed."""
         assert self.process.stdout is not None  # noqa: S101
         data = os.read(self.process.stdout.fileno(), READ)
         if not self.is_wrapped:
@@ -271,7 +271,7 @@ class Talk:
         )
 
     def _ready(self, events: dict[int, int]) -> set[int]:
-        """Wait until some of these pipes are ready or at their end. Return their descriptors."""
+        """Wait until pipes of ``events`` are ready or at end of file. Return their file descriptors."""
         assert self.process.stderr is not None  # noqa: S101
         poll = select.poll()
         for fd, event in events.items():
@@ -291,7 +291,7 @@ class Talk:
                 return ready
 
     def _read_stderr(self) -> bool:
-        """Read a piece of stderr and keep its end. Return False at the end of stderr."""
+        """Read more of stderr, and keep only the last ``most_stderr`` bytes. Return False at end of file."""
         assert self.process.stderr is not None  # noqa: S101
         chunk = os.read(self.process.stderr.fileno(), READ)
         self._stderr += chunk
@@ -335,7 +335,7 @@ class OpenSSH:
 
 
 def write_ssh_files(inventory: Inventory, workspace: Workspace) -> None:
-    """Write known_hosts and `ssh_config`. Unchanged files stay, because open connections depend on them."""
+    """Write known_hosts and `ssh_config`. Don't replace an unchanged file: open connections depend on it."""
     changed = write_atomic(workspace.known_hosts, inventory.known_hosts())
     ssh_config = inventory.ssh_config(key=workspace.key, known_hosts=workspace.known_hosts)
     write_atomic(workspace.ssh_config, ssh_config, anew=changed)

@@ -1,4 +1,4 @@
-"""Upload files to the cluster. Files that it already has are skipped; interrupted files are resumed."""
+"""Upload of files to the cluster. Files that the cluster has are skipped; interrupted files are resumed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PIECE = 1 << 18  # bytes
 class Sent:
     """Result of an upload to ``folder`` on the cluster. sent_bytes: bytes sent over the network.
 
-    at: path of each file in the cluster's file store, if ``folder`` is "".
+    at: paths of the files in the cluster's file store, if the files were sent only to the store.
     """
 
     folder: str
@@ -45,14 +45,14 @@ class Sent:
 def send_into(
     transport: Transport, items: Sequence[Item], folder: str, *, progress: Progress = lambda *_: None
 ) -> Sent:
-    """Upload items directly to their places below a folder of the cluster, which is created if missing.
+    """Upload items into a folder of the cluster. Create the folder if it is missing.
 
     A relative ``folder`` starts at the user's home. Other files in the folder stay. After an error, complete
     files stay on the cluster.
 
     Raises:
         UsageError: a local file can't be read.
-        TransferError: a file changed, or can't be written on the cluster.
+        TransferError: a local file changed, or a file can't be written on the cluster.
         TransportError: the cluster can't be reached.
     """
     return _converse(transport, remote_argv(_PROGRAM, "", folder), items, None, progress)
@@ -69,8 +69,8 @@ def send_new_folder(
 ) -> Sent:
     """Create a folder on the cluster from ``items`` and from generated files, ``ours`` (name -> content).
 
-    Items are uploaded to the cluster's file store and copied from there. The folder appears complete or not
-    at all. An archive becomes the folder ``ARCHIVES/NAME`` of the store instead.
+    Items are uploaded to the cluster's file store and copied to the folder, which appears complete or not at
+    all. An archive is not copied: it becomes the folder ``ARCHIVES/NAME`` of the store.
     """
     return _converse(transport, _receiver(folder), items, hashes, progress, ours=ours)
 
@@ -87,10 +87,10 @@ def _receiver(folder: str) -> list[str]:
 def send_to_store(
     transport: Transport, files: Sequence[Path], *, progress: Progress = lambda *_: None
 ) -> Mapping[Path, str]:
-    """Upload files into the cluster's file store only. Return the path on the cluster of each file.
+    """Upload files into the cluster's file store only. Return a mapping: local path -> path on the cluster.
 
-    The stored files are read-only and named by their hash. Files unused for 30 days are removed, so call this
-    before each use; stored files are not uploaded again.
+    A stored file is read-only, named by its hash, and never uploaded again. The store removes files that were
+    unused for 30 days, so call this before each use.
     """
     items = []
     for number, path in enumerate(files):
@@ -110,7 +110,7 @@ def send_to_store(
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """The cluster's request for a file. It lacks the bytes from ``have``, or has a file with this sha256."""
+    """A file that the cluster requests. The cluster has ``have`` bytes of it, or a file with ``sha256``."""
 
     item: Item
     have: int
@@ -126,7 +126,7 @@ def _converse(
     *,
     ours: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Sent:
-    """Send the list of files, then the requested files. hashes: sha256 by origin; None if not known yet."""
+    """Send the list of files, then the requested files. hashes: local path -> sha256; None: not known yet."""
     try:
         with transport.converse(argv) as talk:
             answers = _answers(talk)
@@ -194,7 +194,7 @@ def _listing(
 
 
 def _send_requested(outgoing: _Outgoing, requests: Sequence[_Request], hashes: Mapping[Path, str]) -> int:
-    """Send the requested files, except files with the same hash on the cluster. Return the bytes sent."""
+    """Send the requested files, unless the cluster's file has the same hash. Return the number of bytes."""
     changed = [file for file in requests if not file.sha256 or hashes[file.item.origin] != file.sha256]
     total = outgoing.total = sum(file.item.size - file.have for file in changed)
     outgoing.sent = done = 0
@@ -225,7 +225,7 @@ def _send_requested(outgoing: _Outgoing, requests: Sequence[_Request], hashes: M
 
 
 def archive_of(folder: Path) -> bytes:
-    """Return a folder, with its name, as compressed JSON: path -> bytes as Latin-1."""
+    """Return a folder as compressed JSON: path -> bytes as Latin-1. Paths begin with the folder's name."""
     files = {path.relative_to(folder.parent).as_posix(): path.read_bytes() for path in tree_files(folder)}
     return zlib.compress(json.dumps({path: data.decode("latin-1") for path, data in files.items()}).encode())
 

@@ -17,8 +17,8 @@ otherwise the 32 bytes of its sha256. Instead of the number, -1 means that the f
 shorter, -2 that it has the hash in the request, and -3 is a keep-alive. remote_incoming.py reads this stream.
 
 As a program, this module lists and sends files and folders for `clusterctl get`. Arguments: the paths.
-Relative paths start at the home folder. Each PATH begins with the name of the argument. If a path does not
-exist, the exit status is 67.
+Relative paths start at the home folder. In the list, each PATH begins with the last name of an argument. If
+an argument does not exist, the exit status is 67.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def hash_of(fd: int, size: int, beat: Beat = SILENT) -> Any:
 
 
 def hole_at(fd: int, offset: int, size: int) -> int:
-    """Return the length of the hole (which reads as zeros) at ``offset``, at most up to ``size``; else 0."""
+    """Return the length of a sparse file's hole at ``offset``, counted up to byte ``size``; 0: no hole."""
     try:
         return min(os.lseek(fd, offset, os.SEEK_DATA), size) - offset
     except OSError as exc:
@@ -74,7 +74,7 @@ def hole_at(fd: int, offset: int, size: int) -> int:
 
 
 def data_at(fd: int, offset: int, size: int) -> int:
-    """Return the number of bytes from ``offset`` to the next hole, at most up to ``size``."""
+    """Return the number of bytes from ``offset`` to the file's next hole, counted up to byte ``size``."""
     try:
         return min(os.lseek(fd, offset, os.SEEK_HOLE), size) - offset
     except OSError:
@@ -85,8 +85,8 @@ def data_at(fd: int, offset: int, size: int) -> int:
 def send_content(out: BinaryIO, fd: int, offset: int, size: int) -> None:
     """Send the bytes of a file from ``offset`` to ``size`` in pieces.
 
-    A piece is eight bytes with its length, and its bytes. A hole is its negative length, without bytes. If
-    the file has become shorter, zeros are sent for the missing bytes.
+    A piece is its length in eight bytes, followed by its bytes. A hole is sent as its negative length only.
+    If the file has become shorter, zeros are sent for the missing bytes.
     """
     has_holes = os.fstat(fd).st_blocks * BLOCK < size
     while offset < size:
@@ -102,7 +102,7 @@ def send_content(out: BinaryIO, fd: int, offset: int, size: int) -> None:
 
 
 def held_still(fd: int, before: os.stat_result) -> bool:
-    """Return whether a file did not change since ``before``. False if its times are too recent to tell."""
+    """Return whether a file is unchanged since ``before``; False if it was written too recently to tell."""
     after = os.fstat(fd)
     same = (before.st_size, before.st_mtime_ns, before.st_ctime_ns) == (
         after.st_size,
@@ -113,10 +113,10 @@ def held_still(fd: int, before: os.stat_result) -> bool:
 
 
 def send_file(out: BinaryIO, fd: int, have: int, size: int, sha256: str = "") -> None:
-    """Send a file that had ``size`` bytes when it was listed, from byte ``have``.
+    """Send a file from byte ``have`` on. size: the file's size when it was listed.
 
-    sha256: hash of the receiver's complete file, or "". If the sent file has the same hash, only ``SAME`` is
-    sent, otherwise the complete file.
+    sha256: hash of the receiver's complete file, or "". If the file to send has the same hash, only ``SAME``
+        is sent, otherwise the complete file.
     """
     before, beat = os.fstat(fd), Beat(out, HEADER.pack(ALIVE))
     if before.st_size < size or size < have:
@@ -135,13 +135,13 @@ def send_file(out: BinaryIO, fd: int, have: int, size: int, sha256: str = "") ->
 
 
 def parse_request(line: bytes) -> tuple[int, int, int, str]:
-    """Return INDEX, HAVE, SIZE, SHA256 ("": no hash) of a request; raise ValueError if it is invalid."""
+    """Return INDEX, HAVE, SIZE and SHA256 (or "") of a request line. Raises ValueError if it is invalid."""
     index, have, size, sha256 = line.split()
     return int(index), int(have), int(size), "" if sha256 == b"-" else sha256.decode()
 
 
 def send_requested_files(opener: Opener, paths: Sequence[bytes]) -> None:
-    """Read requests from stdin, and send the requested files. A request has a file's index in ``paths``."""
+    """Read requests from stdin and send the files. INDEX in a request is the file's index in ``paths``."""
     # Read all requests first, because the receiver does not read while it writes them.
     requests = []
     while line := sys.stdin.buffer.readline().rstrip(b"\n"):
@@ -177,7 +177,7 @@ def line_of(
 
 
 def line_of_status(path: bytes, status: os.stat_result, target: bytes | None = None) -> str:
-    """Return the list's line for a path. ``target``: of a link. Pipes, sockets and devices get kind left."""
+    """Return the list's line for a path. target: of a link. Pipes, sockets and devices get KIND left."""
     mode, mtime_ns = stat.S_IMODE(status.st_mode), status.st_mtime_ns
     if stat.S_ISREG(status.st_mode):
         size, space = status.st_size, status.st_blocks * BLOCK
@@ -187,7 +187,7 @@ def line_of_status(path: bytes, status: os.stat_result, target: bytes | None = N
 
 
 def list_all(roots: list[bytes]) -> list[bytes]:
-    """Print the list of all files below these roots. Return the full path of each, in the same order."""
+    """Print the list of all files and folders below ``roots``. Return their full paths, in the same order."""
     missing = [os.fsdecode(root) for root in roots if not os.path.exists(root)]
     if missing:
         sys.stderr.write(", ".join(map(repr, missing)))

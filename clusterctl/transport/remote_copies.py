@@ -101,7 +101,7 @@ class Top:
         self.is_temporary = path in TEMPORARY
 
     def skips(self, path: bytes, ours: Collection[bytes]) -> bool:
-        """Return whether the file or folder at this path is skipped, with everything below it."""
+        """Return whether this path is skipped. ours: names of clusterctl's own files in job folders."""
         name = path.rpartition(b"/")[2]
         return (
             name == CACHE
@@ -174,7 +174,7 @@ def network_mounts() -> set[bytes]:
 
 
 class Walk:
-    """Search for files that exist only on this host. ``unread``: paths that can't be read, with the reason.
+    """Search for files that exist only on this host. ``unread``: unreadable paths, each with the reason.
 
     copied: ``digest``s of the files that also exist on the user's machine, sorted.
     """
@@ -187,7 +187,7 @@ class Walk:
         self.unread: list[tuple[bytes, str]] = []
 
     def files(self, top: Top) -> Iterator[tuple[bytes, os.stat_result]]:
-        """Yield path and status of each file below ``top`` that has no copy, folder by folder."""
+        """Yield the path and status of each file below ``top`` without a copy on the user's machine."""
         if top.path in self.passed_over and top.host:
             return
         try:
@@ -236,7 +236,7 @@ class Walk:
 
 
 class Group:
-    """Totals of the files in a job's folder, or in another item directly below a searched folder."""
+    """Totals of a group of files: all files of a job, or of an item directly below a searched folder."""
 
     def __init__(self) -> None:
         self.files = self.bytes = self.on_disk = self.newest_ns = 0
@@ -269,7 +269,7 @@ def keep_largest(groups: dict[tuple[bytes, bytes], Group], rest: Group) -> None:
 
 
 def report_files(walk: Walk, tops: Iterator[Top]) -> None:
-    """Print a line for each of the largest groups of files, and a line for the sum of the small groups."""
+    """Print a line for each of the largest groups of files, and a line for the sum of the smaller groups."""
     groups: dict[tuple[bytes, bytes], Group] = {}
     rest = Group()
     for top in tops:
@@ -290,7 +290,7 @@ def report_files(walk: Walk, tops: Iterator[Top]) -> None:
 
 
 def send_top(walk: Walk, top: Top, most: int) -> None:
-    """List up to ``most`` files below ``top``, after their parent folders, and send the requested files."""
+    """Print the list of up to ``most`` files below ``top``, with folders, and send the requested files."""
     paths: list[bytes] = []
     parents: list[bytes] = []
 

@@ -32,7 +32,7 @@ DIGEST = 32  # bytes
 
 
 class HashLater:
-    """Stand-in for the sha256 object of an arriving file. ``digest`` reads the file again to hash it."""
+    """Replacement for the sha256 object of an arriving file. ``digest`` hashes the complete file."""
 
     def __init__(self, fd: int, size: int, beat: Beat) -> None:
         self.fd, self.size, self.beat = fd, size, beat
@@ -100,7 +100,7 @@ class Incoming:
         return int(HEADER.unpack(self.exactly(HEADER.size))[0])
 
     def read_header(self, size: int, *, has_hash: bool) -> int:
-        """Return a file's header: ``size``, ``UNREADABLE``, or, if its request ``has_hash``, ``SAME``."""
+        """Return the number sent before a file: ``size``, ``UNREADABLE`` or, if ``has_hash``, ``SAME``."""
         while (header := self.number()) == ALIVE:
             pass
         if header not in {size, UNREADABLE} and not (has_hash and header == SAME):
@@ -112,9 +112,9 @@ class Incoming:
     ) -> Any:
         """Receive the rest of a file that ``send_content`` sends. Return the file's sha256 object.
 
-        fd: the file, which holds the first ``have`` of ``size`` bytes. Holes that are sent become holes.
-        stored: sync at intervals, because a single long sync at the end would look like a hang.
-        hashed: hash the file as it arrives. Otherwise it is read again if its digest is needed.
+        fd: the file, which holds the first ``have`` of ``size`` bytes. Holes of the sent file stay holes.
+        stored: whether to sync at intervals, because a single long sync at the end would look like a hang.
+        hashed: whether to hash the file as it arrives. If not, the sha256 object reads the file when needed.
         """
         sha = hash_of(fd, have, self.beat) if hashed else HashLater(fd, size, self.beat)
         # Only if longer, because ext4 syncs a file at close that was truncated to nothing.
@@ -143,7 +143,7 @@ class Incoming:
         return sha
 
     def is_complete(self, sha: Any) -> bool:
-        """Return whether the sender's file did not change, or still has the hash of the received data."""
+        """Return whether the sender's file did not change, or still has the received data's hash, ``sha``."""
         while (length := self.number()) == ALIVE:
             pass
         if length not in {0, DIGEST}:
@@ -151,7 +151,7 @@ class Incoming:
         return not length or bool(self.exactly(length) == sha.digest())
 
     def end(self, *, more_follows: bool = False) -> None:
-        """Raise UnexpectedError if unread data remains. Unless ``more_follows``, await the stream's end."""
+        """Raise UnexpectedError if data remain. more_follows: do not require the end of the stream."""
         if self.at < len(self.buffer) or (not more_follows and next(self.stream, b"")):
             raise UnexpectedError
 
@@ -163,9 +163,9 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
 
 
 class Entry:
-    """A line of the list of files.
+    """A file, folder or link in the sender's list, and its place on the receiver's disk.
 
-    local: path below the target folder: ``path``, unless a run's collection renames it.
+    local: path below the target folder. It differs from ``path`` if the collection of a run renames the file.
     final, partial: full path of the complete file, and of the file while it arrives.
     is_new: whether this transfer created the file's folder. known: sha256 of the existing file at ``final``
         if it has the same size, otherwise "". fd: the open partial file, which has ``have`` bytes.
@@ -177,7 +177,7 @@ class Entry:
     )
 
     def __init__(self, line: bytes, index: int = 0) -> None:
-        """Parse a line. Raises ValueError if it is invalid."""
+        """Parse a line of the list. Raises ValueError if the line is invalid."""
         kind, path, mode, mtime_ns, size, space, payload = line.split(b" ", 6)
         self.index = index
         self.kind, self.payload = kind.decode(), payload.decode()
@@ -190,17 +190,16 @@ class Entry:
 
     @property
     def request_line(self) -> bytes:
-        """The line that requests this file."""
         sha256 = self.known or "-"
         return b"%d %d %d %s\n" % (self.index, self.have, self.size, sha256.encode())
 
 
 def make_places(into: bytes, entries: Iterable[Entry], *, follow: bool, own: bool = False) -> None:
-    """Set the final and partial path of each entry, in the same folder. Create the folders and links.
+    """Set each entry's paths ``final`` and ``partial``, in the same folder. Create the folders and links.
 
-    follow: accept a link to a folder as a folder.
-    own: only clusterctl writes below ``into``: remove existing files of another kind, such as a link in place
-        of a folder. Otherwise they raise OSError.
+    follow: whether a link to a folder is accepted as a folder.
+    own: whether only clusterctl writes below ``into``. If so, an existing file of another kind, such as a
+        link with the name of a folder, is removed. If not, it raises OSError.
     """
     os.makedirs(into, exist_ok=True)
     # New or empty folders.
@@ -215,7 +214,7 @@ def make_places(into: bytes, entries: Iterable[Entry], *, follow: bool, own: boo
 
 
 def find_existing(files: Iterable[Entry], beat: Beat = SILENT) -> None:
-    """For each entry, hash the existing complete file, or open the partial file of an earlier transfer."""
+    """For each file, hash the existing complete file, or open the partial file of an earlier transfer."""
     open_paths: set[bytes] = set()
     for entry in files:
         if entry.is_new or entry.kind != "file":
@@ -232,7 +231,7 @@ def find_existing(files: Iterable[Entry], beat: Beat = SILENT) -> None:
 
 
 def hash_in_place(entry: Entry, beat: Beat) -> str:
-    """Return the hash of the file at an entry's path, or "" if its size differs or it can't be read."""
+    """Return the hash of the existing file at an entry's path; "" if it has another size or can't be read."""
     try:
         status = os.lstat(entry.final)
         if not stat.S_ISREG(status.st_mode) or status.st_size != entry.size:
@@ -251,7 +250,7 @@ class NoRoomError(OSError):
 
 
 def reject_small_disk(folder: bytes, files: Sequence[Entry]) -> None:
-    """Raise NoRoomError if the missing parts of these files do not fit on the disk of a (future) folder."""
+    """Raise NoRoomError if the missing parts of these files don't fit on the disk of the (future) folder."""
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
     status = os.statvfs(folder)
@@ -267,8 +266,8 @@ def reject_small_disk(folder: bytes, files: Sequence[Entry]) -> None:
 def receive(entry: Entry, incoming: Incoming, *, stored: bool = False, hashed: bool = False) -> str | None:
     """Receive a file and rename it once it is complete. Return its sha256, or "" if not ``hashed``.
 
-    Returns None if the file is incomplete, can't be read by the sender, or does not have the listed hash.
-    stored: the file goes into the store: sync it, and remove a link or folder in its place.
+    Return None if the file is incomplete, can't be read by the sender, or does not have the listed hash.
+    stored: whether the file is for the file store. If so, sync it, and replace a link or folder of its name.
     """
     header = incoming.read_header(entry.size - entry.have, has_hash=bool(entry.known))
     if header == SAME:
@@ -312,7 +311,7 @@ def close_partial_files(files: Iterable[Entry]) -> None:
 
 
 def open_arriving(entry: Entry) -> tuple[int, bytes]:
-    """Open the file in which an entry's content arrives. Return its descriptor and path (b"": no name)."""
+    """Open a file for an entry's content. Return (descriptor, path); a file without a name has path b""."""
     fd, entry.fd = entry.fd, None
     if fd is not None:
         return fd, entry.partial
@@ -326,7 +325,7 @@ def open_arriving(entry: Entry) -> tuple[int, bytes]:
 
 
 def open_partial(path: bytes) -> int | None:
-    """Open (or create) and lock a partial file. Return None if another transfer is writing it."""
+    """Open (or create) and lock a partial file. Return None if another transfer is writing the file."""
     fd = open_own(path)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -340,7 +339,7 @@ def open_partial(path: bytes) -> int | None:
 
 
 def open_unnamed(entry: Entry) -> int | None:
-    """Open a nameless file, which ``link_into_place`` names when it is complete. It is faster than a rename.
+    """Open a file that has no name until ``link_into_place`` names it. This is faster than a rename.
 
     Returns None if the entry is not a small file of a new folder, or O_TMPFILE is not supported.
     """
@@ -351,7 +350,7 @@ def open_unnamed(entry: Entry) -> int | None:
 
 
 def link_into_place(fd: int, entry: Entry) -> None:
-    """Give a file of ``open_unnamed`` its name, mode and time."""
+    """Give a file that ``open_unnamed`` opened its name, mode and time."""
     finish(fd, entry)
     # See linkat(2). With src_dir_fd set, os.link follows this link to the open file.
     descriptor_path = b"/proc/self/fd/%d" % fd
@@ -364,7 +363,7 @@ def link_into_place(fd: int, entry: Entry) -> None:
 
 
 def make_place(entry: Entry, new: set[bytes], *, follow: bool, own: bool) -> None:
-    """Create the entry's folder or link; for a file, raise OSError if a folder has its name."""
+    """Create the entry's folder or link. For a file, raise OSError if a folder has the file's name."""
     entry.is_new = entry.final.rpartition(b"/")[0] in new
     if entry.is_new and entry.kind == "file":
         return
@@ -380,7 +379,7 @@ def make_place(entry: Entry, new: set[bytes], *, follow: bool, own: bool) -> Non
 
 
 def make_folder(path: bytes, *, follow: bool) -> bool:
-    """Create a folder, or make an existing folder writable for its owner. Return whether it is new."""
+    """Create a folder, or make an existing folder writable for its owner. Return whether it was created."""
     try:
         os.mkdir(path, 0o700)
         return True
@@ -402,7 +401,7 @@ def make_link(target: bytes, path: bytes) -> None:
 
 
 def finish_places(entries: Iterable[Entry]) -> None:
-    """Set the modes and times of existing files and folders, folders after their content."""
+    """Set the mode and time of each existing file and folder; of a folder only after its content."""
     for entry in reversed([*entries]):
         if entry.kind != "link" and os.path.exists(entry.final):
             finish(entry.final, entry)

@@ -34,7 +34,7 @@ ALIVE_S = 1.0
 
 
 class Beat:
-    """Writer of keep-alives (``sign``) during long work. Call it often: it writes at most once a second."""
+    """Writer of keep-alives during long work. Each call writes ``sign``, but at most once a second."""
 
     def __init__(self, out: BinaryIO | None, sign: bytes) -> None:
         self.out, self.sign, self.due = out, sign, time.monotonic() + ALIVE_S
@@ -63,20 +63,20 @@ def open_folder(top: bytes, path: bytes = b"") -> int:
 
 
 def open_file(top: bytes, path: bytes, *, any_owner: bool = False) -> int:
-    """Open a regular file below ``top`` for reading, without blocking. Raises OSError for anything else."""
+    """Open a regular file below ``top`` to read it, without blocking. Raises OSError for anything else."""
     with contextlib.closing(Opener(top, any_owner=any_owner)) as opener:
         return opener.open(path)
 
 
 class Opener:
-    """Opens files below ``top`` like ``open_file``, and keeps the last folder open for the next file."""
+    """Opens files below ``top`` like ``open_file``. The last file's folder stays open for the next file."""
 
     def __init__(self, top: bytes, *, any_owner: bool = False) -> None:
         self.top, self.any_owner = top, any_owner
         self.entered, self.folder, self.owner = b"", -1, 0
 
     def enter(self, path: bytes) -> int:
-        """Open the folder of this path, unless it is open already, and return its descriptor."""
+        """Open the folder ``path`` below ``top``, unless it is open already. Return the descriptor."""
         if self.folder < 0 or path != self.entered:
             self.close()
             self.entered, self.folder = path, open_folder(self.top, path)
@@ -127,7 +127,7 @@ def read_json(top: bytes, path: bytes, most: int) -> Any:
 
 
 def remove(path: bytes) -> None:
-    """Remove a file, link or folder. Content of a folder that can't be removed stays."""
+    """Remove a file, a link, or a folder with its content. Content that can't be removed stays."""
     if stat.S_ISDIR(os.lstat(path).st_mode):
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -142,7 +142,7 @@ def remove_unless(kind: int, path: bytes) -> None:
 
 
 def open_own(path: bytes) -> int:
-    """Open a regular file for reading and writing. Create it if missing; remove a link or folder there."""
+    """Open a regular file to read and write. Create it if missing; remove a link or folder of its name."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         return os.open(path, flags | os.O_EXCL, OWNERS)
@@ -160,7 +160,7 @@ def is_same_file(path: bytes, fd: int) -> bool:
 
 
 def lock(path: bytes, how: int, wait_s: float, beat: Beat = SILENT) -> int:
-    """Open a file, lock it and return its descriptor. If it stays locked for ``wait_s``, exit with ``HELD``.
+    """Open and lock a file. Return its descriptor. If the lock is taken for ``wait_s``, exit with ``HELD``.
 
     how: ``fcntl.LOCK_SH`` or ``LOCK_EX``. beat: called between tries, to send keep-alives.
     """

@@ -82,9 +82,9 @@ def read_entries() -> list[Entry]:
 
 
 def is_stored(entry: Entry, beat: Beat) -> bool:
-    """Return whether the store has the entry's content. Record its use in its access time.
+    """Return whether the file store has the entry's content. If so, set the access time, to record the use.
 
-    A file is hashed only if it was modified: any write changes its modification time from ``SEALED``.
+    Stored files have the time ``SEALED``. A file with another time may have been changed, so it is hashed.
     """
     try:
         if entry.kind == "archive":
@@ -125,7 +125,7 @@ def receive_archive(entry: Entry, incoming: Incoming) -> None:
 
 
 def receive_all(entries: list[Entry], folder: bytes, *, stored: bool) -> list[int]:
-    """Request and receive these files and archives below ``folder``. Return the indices of wrong files."""
+    """Receive these files and archives below ``folder``. Return the indices of incomplete or wrong files."""
     beat = alive()
     find_existing(entries, beat)
     try:
@@ -160,7 +160,10 @@ def receive_below(into: bytes, entries: list[Entry]) -> list[int]:
 
 
 def open_store(store: bytes, jobs: bytes, wait_s: float) -> int:
-    """Lock the store against a sweep; return the lock's descriptor. Sweep first if it is due and possible."""
+    """Lock the store, so that no process sweeps it (removes unused files). Return the lock's descriptor.
+
+    If a sweep is due, and no other process uses the store, sweep it first.
+    """
     make_real_folder(os.path.join(store, b"partial"))
     path, swept = os.path.join(store, b"lock"), os.path.join(store, b"swept")
     beat = alive()
@@ -184,7 +187,7 @@ def make_real_folder(path: bytes) -> None:
 
 
 def sweep(store: bytes, jobs: bytes, beat: Beat) -> None:
-    """Remove stored files unused for ``UNUSED_S`` or ``ARCHIVE_UNUSED_S``, and incomplete job folders."""
+    """Remove incomplete job folders, and files unused for ``UNUSED_S`` (archives: ``ARCHIVE_UNUSED_S``)."""
     now = time.time()
     for folder in os.scandir(store):
         oldest = now - (ARCHIVE_UNUSED_S if folder.name == ARCHIVES else UNUSED_S)
@@ -202,7 +205,7 @@ def sweep(store: bytes, jobs: bytes, beat: Beat) -> None:
 
 
 def place_in_store(store: bytes, entries: list[Entry]) -> list[Entry]:
-    """Set the paths of files and archives in the store. Return copies with the mode and time of the store."""
+    """Set the entries' paths in the store. Return copies of the entries with the store's mode and time."""
     stored = []
     for entry in entries:
         if entry.kind not in {"file", "archive"}:
@@ -248,10 +251,7 @@ def make_new_folder(into: bytes, entries: list[Entry]) -> None:
 
 
 def copy_stored(entry: Entry, fd: int) -> bool:
-    """Copy a file from the store to ``fd``. Return False if the stored file is damaged.
-
-    Only small files are hashed. Large files share their blocks with the store if the file system can.
-    """
+    """Copy a stored file to ``fd``. Return False for a wrong size or, if the file is small, a wrong hash."""
     with open(entry.final, "rb", buffering=0) as file:
         if os.fstat(file.fileno()).st_size != entry.size:
             return False
@@ -276,7 +276,7 @@ def copy_stored(entry: Entry, fd: int) -> bool:
 
 
 def assemble(folder: bytes, entries: list[Entry]) -> None:
-    """Fill the new folder with copies from the store, because jobs may write to their files."""
+    """Fill the new folder with copies of stored files, not links, because jobs may write to their files."""
     folder_entries = [entry for entry in entries if entry.kind != "archive"]
     damaged = [entry for entry in folder_entries if not make_entry(os.path.join(folder, entry.path), entry)]
     for entry in damaged:
@@ -288,7 +288,7 @@ def assemble(folder: bytes, entries: list[Entry]) -> None:
 
 
 def make_entry(path: bytes, entry: Entry) -> bool:
-    """Create a file, folder or link. Return False if the stored content does not match its hash."""
+    """Create a file, folder or link at ``path``. Return False if the stored file is damaged."""
     if entry.kind == "folder":
         os.mkdir(path, 0o700)
         return True

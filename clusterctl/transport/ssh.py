@@ -1,8 +1,8 @@
 """SSH transport: the ssh program runs each command, with the same `ssh_config` as a plain ``ssh -F``.
 
-Commands share a connection, OpenSSH's ControlMaster, with its socket in a private folder beside the
-`ssh_config`. It is closed after ``IDLE_S`` without a command. Only the cluster's key and known_hosts are
-used: no agent, no keys of the user, no trust on first use.
+Commands share a connection (OpenSSH's ControlMaster). Its socket is in a private folder beside the
+`ssh_config`. After ``IDLE_S`` without a command, the connection is closed. Only the cluster's key and
+known_hosts are used: no agent, no keys of the user, no trust on first use.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _NO_SOCKET = re.compile("unix_listener|mux listener|ControlSocket")
 class Master:
     """A connection that commands share, held by an ssh process. folder, name: of the control socket.
 
-    watch: connected to the control socket; closed by ssh when it exits. Keeps an idle connection open.
+    watch: connection to the control socket. It keeps an idle ssh from exiting; if ssh exits, it is closed.
     stays: whether ``close`` leaves the connection open for the next clusterctl command.
     """
 
@@ -66,7 +66,7 @@ class Master:
     stays: bool
 
     def has_ended(self, within_s: float = 0.0) -> bool:
-        """Return whether the connection has ended or ``close`` was called. Wait up to ``within_s``."""
+        """Return whether the connection ended or ``close`` was called, now or in the next ``within_s``."""
         if self.watch.fileno() < 0:
             return True
         poll = select.poll()
@@ -173,7 +173,7 @@ def connection_error(host: str, config: Path, stderr: str, user: str | None = No
 
 
 def _run_ssh(words: list[str], folder: Path, limit_s: float) -> tuple[int | None, str]:
-    """Run ssh. Return its exit status, or None if it took longer than ``limit_s``, and its stderr."""
+    """Run ssh. Return (exit status, stderr), with status None if ssh ran longer than ``limit_s``."""
     # A file instead of a pipe, because the ssh that stays in the background may keep its stderr open.
     with tempfile.TemporaryFile() as stderr:
         nothing = subprocess.DEVNULL
@@ -194,7 +194,7 @@ def _run_ssh(words: list[str], folder: Path, limit_s: float) -> tuple[int | None
 
 
 def _private_folder(config: Path) -> Path | None:
-    """Return the folder for sockets, created if missing. Return None if other users could enter it."""
+    """Return the folder for sockets, created if missing; None if other users could enter the folder."""
     folder = Workspace(config.parent.absolute()).connections
     try:
         # Root must not create a folder in a user's workspace.
@@ -231,9 +231,9 @@ def _end_connection(folder: Path, name: str) -> None:
 class SSHTransport:
     """Transport to a host of an `ssh_config` (see ``Transport``).
 
-    user: default: the user in the `ssh_config`.
+    user: account on the host. Default: the user in the `ssh_config`.
     stays: leave the connection open for the next clusterctl command.
-    max_output: bytes of stdout that ``run`` accepts, and bytes of stderr that it returns.
+    max_output: most bytes of stdout that ``run`` accepts, and most bytes of stderr that ``run`` returns.
     """
 
     host: str
@@ -348,7 +348,7 @@ class _Command(Talk):
     master: Master | None
 
     def _status(self, rc: int) -> int:
-        """Return the command's exit status, or -1 if a signal ended it. Raise UnreachableError if ssh broke.
+        """Return the command's exit status; -1 if a signal ended it. Raise UnreachableError if ssh broke.
 
         ssh exits with 255 in both cases. A command that itself exits with 255 counts as ended by a signal.
         """
@@ -365,7 +365,7 @@ class _Command(Talk):
 
 
 def _may_stay(config: Path) -> bool:
-    """Return False for a cluster that removes itself when idle, because an open connection keeps it busy."""
+    """Return False if the cluster removes itself when idle, because an open connection would prevent that."""
     workspace = Workspace(config.parent)
     try:
         return not workspace.removing.exists() and b"auto_down" not in workspace.spec.read_bytes()

@@ -34,7 +34,7 @@ _HashCache = dict[str, tuple[tuple[int, ...], str]]
 
 
 def with_title(title: str, progress: Progress) -> Progress:
-    """Return a progress function that puts a title before each activity."""
+    """Return a function that calls ``progress``, with a title before the name of the activity."""
     return lambda activity, done, total: progress(f"{title}: {activity}", done, total)
 
 
@@ -42,7 +42,7 @@ def with_title(title: str, progress: Progress) -> Progress:
 class Stream:
     """Iterator over the pieces of stdout that a conversation receives.
 
-    progress: called after each piece with the bytes received of ``total``, unless ``total`` is 0.
+    progress: called after each piece with the number of bytes received and ``total``, unless ``total`` is 0.
     done: bytes of the complete files. came: bytes received of the current file.
     """
 
@@ -83,8 +83,8 @@ class Kind(StrEnum):
 class Item:
     """A file, folder, link or archive to send.
 
-    path: below the target folder. Names that are not UTF-8 are as `os.fsdecode` returns them.
-    origin: local path. size: of a file, in bytes. target: of a link.
+    path: path below the target folder. Names that are not UTF-8 are as `os.fsdecode` returns them.
+    origin: local path. size: size of a file, in bytes. target: target of a link.
     """
 
     path: str
@@ -110,9 +110,9 @@ class Item:
 
 
 def list_items(roots: Sequence[Path]) -> tuple[tuple[Item, ...], tuple[Path, ...]]:
-    """Return the items below these paths, each under its path's last name, and the skipped special files.
+    """Return the items at and below ``roots``, and the paths of skipped pipes, sockets and devices.
 
-    Links are sent as links, except links among ``roots``: their targets are sent.
+    Each path begins with its root's last name. Only links among ``roots`` are followed.
 
     Raises:
         UsageError: files can't be read, or two roots have the same name.
@@ -173,7 +173,7 @@ def format_size(size: float) -> str:
 
 
 def hash_items(files: Sequence[Item], *, progress: Progress = lambda *_: None) -> Mapping[Path, str]:
-    """Return the sha256 of each file in hex, by its origin. Hashes of large files are cached.
+    """Return a mapping: local path of each file -> sha256 in hex. Hashes of large files are cached.
 
     Raises UsageError if files can't be read. The error lists up to three of them.
     """
@@ -241,7 +241,7 @@ class _Hashing:
 
 @contextmanager
 def _hash_cache(*, used: bool) -> Iterator[_HashCache]:
-    """Yield the cache of hashes, empty if not ``used``. Save changes, unless the file can't be written."""
+    """Yield the cache of hashes, empty if not ``used``. At the end save changes, if the file is writable."""
     if not used:
         yield {}
         return

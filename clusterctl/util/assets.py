@@ -75,7 +75,7 @@ def digest(*parts: str | bytes) -> str:
 
 @cache
 def payload_hash() -> str:
-    """Return the hash of the payload's files. Clusters store the payload under this name."""
+    """Return the hash of the payload's files. On clusters, the payload's folder is named by this hash."""
     return tree_hash(data_folder("payload"))
 
 
@@ -86,18 +86,18 @@ def ansible_hash() -> str:
 
 
 def job_lock() -> Path:
-    """Return the requirements file, with versions and hashes, of the job environment on every node."""
+    """Return the path of the requirements (versions and hashes) of the nodes' Python environment for jobs."""
     return data_folder("payload") / "requirements.lock"
 
 
 def gpu_lock() -> Path:
-    """Return the additional requirements of nodes with NVIDIA GPUs: CuPy, CUDA's libraries, NCCL, NVML."""
+    """Return the path of the requirements that nodes with NVIDIA GPUs need in addition, such as CuPy."""
     return data_folder("payload") / "requirements-gpu.lock"
 
 
 @cache
 def install_inputs() -> tuple[bytes, ...]:
-    """Return the contents that determine a host's installation: install files of roles, and requirements.
+    """Return the name and content of each file that determines the software that `up` installs on a host.
 
     Files that only `configure.yml` reads (tasks, handlers, templates) are left out, so that changing them
     installs nothing. Roles without install.yml are left out; all files of roles with only install.yml count.
@@ -196,7 +196,7 @@ def fill_in(text: str, words: Mapping[str, str]) -> str:
 
 
 def first_rule(rules: Iterable[R], text: str) -> tuple[R, dict[str, str]] | None:
-    """Return the first rule that matches a text, with the named groups of its patterns. None: no match."""
+    """Return the first rule that matches a text, and its patterns' named groups, if any rule matches."""
     for rule in rules:
         if matches := [match for pattern in rule.match if (match := re.search(pattern, text))]:
             groups = (group for match in reversed(matches) for group in match.groupdict().items())

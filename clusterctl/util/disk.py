@@ -45,7 +45,7 @@ def translating_write_errors(path: Path) -> Iterator[None]:
 
 
 def disk_error(exc: OSError, path: Path | None = None, *, what: str = "") -> DiskError:
-    """Return the DiskError for an error of ``REFUSALS``. path: the written file; default: that of ``exc``."""
+    """Return the DiskError for an error of ``REFUSALS``. path: the written file, if not ``exc.filename``."""
     if path is None and isinstance(exc.filename, str):
         path = Path(exc.filename)
     unknown = "the full or unwritable disk (`df -h` and `df -i` show it)"

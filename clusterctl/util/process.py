@@ -43,8 +43,8 @@ _INTERRUPTIBLE_S: Final = 0.2
 def under_subreaper(argv: Sequence[str], *, grace_s: int = 0) -> list[str]:
     """Return a command that runs ``argv`` and kills its processes when this process ends (only on Linux).
 
-    grace_s: seconds between SIGINT and SIGKILL. 0: kill at once. SIGTERM to the subreaper does the same;
-        SIGHUP after that kills at once.
+    grace_s: seconds between SIGINT and SIGKILL; 0: only SIGKILL. SIGTERM to the command has the same effect
+        as the end of this process; SIGHUP during the grace time kills at once.
     """
     if sys.platform != "linux":
         return list(argv)
@@ -61,7 +61,7 @@ class Result:
 
     @property
     def reason(self) -> str:
-        """End of the output of a program that failed: of stderr or, if that is empty, of stdout."""
+        """Last part of the stderr of a failed program or, if stderr is empty, of its stdout."""
         return (self.stderr.strip() or self.stdout.strip())[-1500:] or f"exit {self.rc}"
 
 
@@ -143,7 +143,7 @@ def _started(
 
 @contextmanager
 def temporary_folder(place: str | Path | None = None, *, prefix: str = PREFIX) -> Iterator[Path]:
-    """Create a private folder that exists while the body runs. Default place: that of temporary files."""
+    """Create a private folder in ``place`` for the ``with`` body. Default: the folder for temporary files."""
     parent = Path(place) if place else _temporary_place()
     remove_stale_folders(parent, prefix=prefix)
     while True:
@@ -162,7 +162,7 @@ def temporary_folder(place: str | Path | None = None, *, prefix: str = PREFIX) -
 
 
 def remove_stale_folders(place: str | Path | None = None, *, prefix: str = PREFIX) -> None:
-    """Remove folders of killed processes below ``place``. Default: all places for temporary files."""
+    """Remove folders that killed processes left in ``place`` (default: all places for temporary files)."""
     places = {Path(place)} if place else {_temporary_place(), SHORT, _MEMORY}
     for folder in [folder_path for parent in places for folder_path in parent.glob(f"{prefix}*")]:
         # The folder may belong to another user, or be removed already.
@@ -175,7 +175,7 @@ def remove_stale_folders(place: str | Path | None = None, *, prefix: str = PREFI
 
 
 def roomiest_temporary_folder() -> Path:
-    """Return the place for temporary files with the most free space: on disk, or in memory."""
+    """Return the folder for temporary files, on disk or in memory, that has the most free space."""
     places = [_temporary_place(), *([_MEMORY] if os.access(_MEMORY, os.W_OK) else [])]
     return max(places, key=lambda place: shutil.disk_usage(place).free)
 
@@ -205,10 +205,10 @@ def _locked(folder: Path) -> int | None:
 def call_on_hosts(
     hosts: Iterable[str], ask: Callable[[str], R], *, most: int = _MAX_THREADS, limit: Limit = NO_LIMIT
 ) -> tuple[dict[str, R], dict[str, ClusterctlError]]:
-    """Call ``ask`` for each host in parallel. Return the answers and the errors, by host.
+    """Call ``ask`` for each host in parallel. Return two mappings: host -> answer, and host -> error.
 
     limit: calls that take longer are abandoned, and their hosts count as unreachable. With a limit, ``ask``
-        must only read.
+        must not change anything.
     """
 
     def answer(host: str) -> R | ClusterctlError:
@@ -231,8 +231,8 @@ def call_on_hosts(
 def parallel_map(items: Sequence[T], function: Callable[[T], R], *, most: int = _MAX_THREADS) -> list[R]:
     """Call a function for each item in parallel. Return the results in the order of the items.
 
-    After an exception, no further call starts. The exception is raised when the running calls have ended, as
-    they may need a lock that the caller holds. After an interrupt, running calls are not waited for.
+    After an exception, no further call starts. The exception is raised when the running calls have ended,
+    because these calls may need a lock that the caller holds. An interrupt does not wait for running calls.
     """
     results: list[R | None] = [None] * len(items)
     failed: list[BaseException] = []
@@ -266,8 +266,8 @@ def parallel_map(items: Sequence[T], function: Callable[[T], R], *, most: int = 
 def start_in_thread(call: Callable[[], R]) -> Callable[..., R]:
     """Start a call in a thread. Return a function that waits for the call's result or raises its exception.
 
-    This function takes a ``Limit``, and raises TimeoutError once the limit has passed. The process may exit
-    before the call has returned.
+    The returned function takes a ``Limit``, and raises TimeoutError once the limit has passed. The process
+    may exit before the call has returned.
     """
     results: queue.SimpleQueue[tuple[R | None, BaseException | None]] = queue.SimpleQueue()
 

@@ -118,7 +118,7 @@ class Clock:
     def polls(
         self, timeout_s: float | None, *, first_s: float = 0.2, longest_s: float = 15.0
     ) -> Iterator[None]:
-        """Yield before each poll and sleep between polls, without end or until ``timeout_s`` has passed."""
+        """Yield before each poll, and sleep between polls, until ``timeout_s`` (if given) has passed."""
         give_up = math.inf if timeout_s is None else self.now() + timeout_s
         for pause in backoff(first_s, longest_s=longest_s):
             yield

@@ -4,9 +4,9 @@
 
 PARENT is the pid of the process that starts the subreaper. Killing a process group is not enough, because
 Ansible's workers have their own sessions. Orphaned descendants become children of the subreaper instead of
-init's. GRACE is in seconds: if it is not 0, the program first gets SIGINT, and that much time to end; SIGHUP
-ends this time. SIGTERM may arrive again, because PARENT usually ends as well. Other open file descriptors
-stay open in the subreaper and are not inherited: a lock on such a file is held as long as the subreaper runs.
+init's. If GRACE is not 0, the program first gets SIGINT, and GRACE seconds to end; SIGHUP ends this time
+early. A second SIGTERM has no effect: it may arrive when PARENT ends. Other open file descriptors stay open
+in the subreaper and are not inherited: a lock on such a file is held as long as the subreaper runs.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ move the cursor, or hide and forge other output. Such characters are shown in vi
 ``LogFilter`` is for a log. It keeps text, and:
 
 - newlines and tabs;
-- colors: SGR sequences, ``ESC [ ... m``. They end with the log;
+- colors: SGR sequences, ``ESC [ ... m``, which are reset at the end of the log;
 - carriage returns, with which progress bars redraw their line. They affect only their own line, because
   ``cli/output.py`` never writes into a line that a log has begun.
 """
