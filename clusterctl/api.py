@@ -85,7 +85,7 @@ def _path(path: str | Path | None) -> Path | None:
 
 
 def _confirm(prompt: str, *, yes: bool) -> None:
-    """Raise UsageError without ``yes`` if the command line would show this prompt. "": no prompt."""
+    """Raise UsageError unless ``yes``, because the command line would ask ``prompt``. Ignore a prompt ""."""
     if prompt and not yes:
         reason = "Python programs are not prompted"
         raise UsageError(prompt, code="needs-confirmation", why=reason, fix="pass yes=True")
@@ -142,7 +142,7 @@ class Cluster:
         limit: _Names = (),
         no_wait: bool = False,
     ) -> UpResult:
-        """Create or repair the cluster."""
+        """Create or repair the cluster. The arguments are the options of the command `up`."""
         options = UpOptions(
             approve=lambda plan: _confirm(prompt_about(plan), yes=yes),
             reconfigure=reconfigure,
@@ -170,7 +170,7 @@ class Cluster:
         forget: _Names = (),
         no_wait: bool = False,
     ) -> down.DownResult:
-        """Collect runs, remove the cluster, and verify the cleanup."""
+        """Collect runs, remove the cluster, and check that nothing is left. Arguments: options of `down`."""
         workspace = self._chosen.workspace(named=True)
         _confirm(f"removing cluster {workspace.root.name!r} needs confirmation", yes=yes)
         options = down.DownOptions(
@@ -197,7 +197,7 @@ class Cluster:
         weights: Literal["best", "final"] = "best",
         **options: Unpack[JobKeywords],
     ) -> Job:
-        """Submit a bundled job or a script."""
+        """Submit a bundled job or a script. ``run``: the run from which the job loads the ``weights``."""
         if is_job_file(str(target)):
             raise UsageError(
                 f"{target} is a job file, which may contain several jobs",
@@ -327,7 +327,7 @@ class Cluster:
         return Path(to).absolute()
 
     def ssh(self, command: _Names, host: str | None = None, *, admin: bool = False) -> CompletedProcess[str]:
-        """Run a command on a host, by default the controller. The remote shell parses a single string."""
+        """Run a command on a host, by default the controller. If it is a string, a shell there parses it."""
         workspace, words = self._chosen.workspace(), _as_list(command)
         with naming_lock_holder(workspace):
             inventory = inventory_of(workspace)
@@ -371,7 +371,7 @@ class Job:
     def follow(
         self, show: Callable[[str], object] = print, *, timeout_s: float | None = None
     ) -> tuple[JobInfo, ...]:
-        """Call ``show`` with each line of the job's output until the job has ended. Raises as ``wait``."""
+        """Call ``show`` with each line of the job's output until the job ends. Raise errors like ``wait``."""
 
         def show_lines(chunk: LogChunk) -> None:
             for line in chunk.data.removesuffix(b"\n").split(b"\n"):
@@ -384,7 +384,7 @@ class Job:
             return ended
 
     def logs(self, *, stream: Literal["stdout", "stderr"] | None = None, rank: int | None = None) -> str:
-        """Return the job's output so far, at most the last 8 MiB; of this stream and rank, if given."""
+        """Return the last 8 MiB of the job's output so far; only of this stream and rank, if given."""
         kept = KeptLogs()
         with self.cluster._session() as session:
             watch.logs(session, self.id, on_output=kept.keep, rank="" if rank is None else str(rank))
@@ -421,7 +421,7 @@ def list_runs(
     cluster: str | None = None,
     report: LineReporter = SILENT.note,
 ) -> list[Row]:
-    """Return collected runs, newest first, like `runs list`. With ``sweep``: its tasks, the best first."""
+    """Return collected runs, newest first, like `runs list`. ``sweep``: only its tasks, the best first."""
     if sweep is not None:
         if where or since or tags or tasks or folders or everywhere or cluster or reverse:
             raise excluded("sweep=", "reverse= or a condition on runs")

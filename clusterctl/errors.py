@@ -62,8 +62,8 @@ class ClusterctlError(Exception):
     fix: the command or the change that helps.
     failures: a failure for each host, if several hosts failed.
 
-    ``had_side_effects``: the command may already have had an effect, so it is not retryable. ``answer``: the
-    fields that `-o json` shows in addition to the failures.
+    ``had_side_effects``: the failed command may have had an effect, so that a retry is not safe.
+    ``answer``: the fields that `-o json` shows in addition to the failures.
     """
 
     code: str = "error"
@@ -96,7 +96,7 @@ class ClusterctlError(Exception):
     def of_hosts(
         cls, what: str, failures: Iterable[Failure], *, code: str = "", fix: str = "", then: str = ""
     ) -> Self:
-        """Join the failures of several hosts to an error, with a line for each cause.
+        """Return an error that joins the failures of several hosts, with a line for each cause.
 
         what: the message, in which ``{hosts}`` is replaced by the names of the hosts.
         fix: used instead of the fixes of the failures. Empty: the fixes of the failures.
@@ -119,12 +119,12 @@ class ClusterctlError(Exception):
         return f"{self.what}: {self.why}" if self.why else self.what
 
     def on(self, host: str, phase: str) -> Failure:
-        """Convert this error to the failure of a host."""
+        """Return this error as a failure of this host in this phase."""
         return Failure(self.code, self.why or self.what, host, phase, self.fix, self.retryable)
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """The failures behind this error; without such failures, this error as a failure."""
+        """The failures that this error was created with. Without such failures, this error as a failure."""
         single = Failure(self.code, self.cause, self.host, None, self.fix, self.retryable)
         failures = self._failures or (single,)
         return tuple(replace(f, retryable=False) for f in failures) if self.had_side_effects else failures
@@ -202,7 +202,7 @@ class SpecError(UsageError):
 
 
 class BundleError(UsageError):
-    """A bundle is damaged, incomplete, or does not match; ``failures`` has an entry for each fault."""
+    """A bundle is damaged, incomplete or made for another spec; ``failures`` has an entry for each fault."""
 
     code = "bundle"
 
@@ -253,8 +253,8 @@ class ApiOffError(CloudError):
 class TerraformError(ProvisionError):
     """Terraform or the cloud failed in part; ``failures`` has an entry for each cause and host.
 
-    ``transient``: all causes are temporary, so a later retry helps. ``already_exists``: Terraform address ->
-    ID of resources that could not be created because they exist.
+    ``transient``: all causes are temporary, so a later retry helps. ``already_exists``: the resources that
+    could not be created because they exist, Terraform address -> ID.
     """
 
     code = "terraform"
@@ -415,7 +415,7 @@ def printable(text: str) -> str:
 
 
 def visible(char: str) -> str:
-    r"""Return a character as an escape, such as ``\n``. U+DC80 to U+DCFF are bytes that are not UTF-8."""
+    r"""Return a character as an escape, such as ``\n``. U+DC80 to U+DCFF stand for bytes outside UTF-8."""
     if "\udc80" <= char <= "\udcff":
         return f"\\x{ord(char) - 0xDC00:02x}"
     return char.encode("unicode_escape").decode("ascii")

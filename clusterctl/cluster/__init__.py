@@ -1,1 +1,1 @@
-"""Verbs that work on a whole cluster: up, down, plan, converge, verify, and the management of nodes."""
+"""Operations on a whole cluster: up, down, plan, converge, verify, and the management of nodes."""

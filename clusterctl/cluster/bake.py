@@ -1,4 +1,4 @@
-"""Baking of the image that nodes start from, and of the configuration that hosts of a group share."""
+"""The build of images that nodes start from, and of the configuration that hosts of a group share."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from clusterctl.util.progress import report_steps
 def bake_image(
     cluster: ClusterContext, approve: Callable[[tuple[str, ...]], None] = lambda _: None
 ) -> Literal["made", "cached"]:
-    """Build the image that new nodes start from. Return "cached" if the image was in the cache.
+    """Build the image that new nodes start from. Return "cached" if a fitting image existed already.
 
-    If the cluster does not exist yet, everything else that was created for the build is removed again.
+    If the cluster does not exist yet, remove everything else that the build has created.
 
-    approve: called with the images and their prices before anything is created. Raise to abort.
-    Raise UsageError if the provider can't build an image of these nodes.
+    approve: called with a text about each image and its price before anything is created; may raise to abort.
+    Raise UsageError if the provider can't build an image for these nodes.
     """
     cluster.provider.check(cluster.spec)
     spec, workspace = cluster.spec, cluster.workspace
@@ -70,7 +70,7 @@ def bake_image(
 
 
 def prepare_image(cluster: ClusterContext) -> Outcome[None]:
-    """Build the image of the nodes, if the provider needs an image."""
+    """Build the image that nodes start from, if the provider needs an image."""
     progress = cluster.reporter.progress
 
     def bake(image: Host) -> None:
@@ -90,9 +90,9 @@ def prepare_image(cluster: ClusterContext) -> Outcome[None]:
 def share_configuration(
     cluster: ClusterContext, plan: HostPlan, distribution: Distribution | None
 ) -> Mapping[str, str]:
-    """Prepare the configuration that new hosts of a group share, as a phase. Return group -> its key.
+    """Build the shared configuration of each group that gets new hosts. Return group -> key in the cache.
 
-    distribution: the distribution of new hosts. If it is unknown before they exist, nothing is prepared.
+    distribution: the Linux distribution of new hosts. Without a known distribution, build nothing.
     """
     if distribution is None or not has_classes(cluster):
         return {}
@@ -107,9 +107,9 @@ def share_configuration(
 
 @dataclass(frozen=True, slots=True)
 class SharedConfiguration:
-    """The configuration that hosts of a group share: group -> its key in the provider's cache.
+    """The shared configurations. keys: group of hosts -> key of its configuration in the provider's cache.
 
-    origin: "made" if any of it was built by this command.
+    origin: "made" if this command built any of these configurations, "cached" if all existed already.
     """
 
     keys: Mapping[str, str]
@@ -143,7 +143,7 @@ def prepare_class(
 
 
 def _free_port() -> int:
-    """Return a free TCP port of this machine. An image uses this machine's network during its build."""
+    """Return a free TCP port of this machine. A server in an image uses the port during the build."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
@@ -152,7 +152,7 @@ def _free_port() -> int:
 def _bake_machine(
     cluster: ClusterContext, image: Inventory, distribution: Distribution, variables: inventory_file.Variables
 ) -> None:
-    """Install and configure a machine that becomes an image, with a temporary copy of the workspace."""
+    """Install and configure a machine that is made into an image. Use a temporary copy of the workspace."""
     spec, workspace, report_progress = cluster.spec, cluster.workspace, cluster.reporter.progress
     expected = image.controller.model_copy(update={"distribution": distribution.release})
     image = image.model_copy(update={"hosts": (expected, *image.compute)})

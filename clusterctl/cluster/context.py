@@ -1,4 +1,4 @@
-"""The context of `up` and `plan`: the spec, the provider, the connections, and the applied state."""
+"""The objects that all steps of `up` and `plan` share, such as the spec and the state of the last `up`."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class ClusterContext(PhaseRunner):
         wait_s: float = WAIT_S,
         verb: str = "up",
     ) -> Self:
-        """Return the context of a cluster. Workspace and provider follow from the spec by default.
+        """Return the context of a cluster. By default, the spec determines the workspace and the provider.
 
-        prompts: how to ask about machines that the user owns. Default: refuse without asking.
+        prompts: how to ask the user about unknown host keys. Default: reject unknown keys without asking.
         """
         workspace = workspace or Workspace.of(spec.name)
         return cls(
@@ -60,29 +60,29 @@ class ClusterContext(PhaseRunner):
 
     @cached_property
     def inventory(self) -> Inventory | None:
-        """The inventory that the last `up` wrote, if there is an inventory. Read once."""
+        """The inventory that the last `up` wrote, unless it is missing or damaged. The file is read once."""
         return inventory_if_known(self.workspace)
 
     @cached_property
     def applied(self) -> ClusterSpec | None:
-        """The spec of the last `up`, unless it is missing or damaged. Read once."""
+        """The spec of the last `up`, unless it is missing or damaged. The file is read once."""
         return applied_if_known(self.workspace)
 
     def scheduler(self, inventory: Inventory, *, patience_s: float = PATIENCE_S) -> Jobs:
-        """Return a client of the scheduler of these hosts. It works as the admin user."""
+        """Return a client of these hosts' scheduler. The client runs commands as the admin user."""
         return scheduler_of(inventory, self.connections.to, patience_s=patience_s)
 
     def probe(
         self, inventory: Inventory, hosts: Collection[str], *, timeout_s: float = TIMEOUT_S
     ) -> dict[str, HostReport]:
-        """Probe these hosts. Raise TransportError, with a failure for each, if hosts do not answer."""
+        """Examine these hosts. Return host -> its facts and checksums. TransportError: no answer."""
         requests = probe_requests(self.spec, inventory, self.workspace)
         chosen = {host: request for host, request in requests.items() if host in hosts}
         return dict(probe_hosts(chosen, self.connections.to, timeout_s=timeout_s))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the cluster's lock during the body, and close the connections afterwards."""
+        """Hold the cluster's lock during the `with` block, and close the connections afterwards."""
         lock = self.workspace.lock(self.verb, wait_s=self.wait_s, waiting=self.reporter.note)
         with lock, self.workspace.begun(), self.connections:
             yield

@@ -1,6 +1,6 @@
-"""Configuration of new hosts and of hosts that drifted; each repair is reported.
+"""Configuration of new hosts, and of hosts with files or services that have changed since `up` (drift).
 
-Ansible runs only if a host, or the digest of all inputs, differs from the record of the last run.
+Ansible runs only if a host, or the hash of all inputs, differs from the record of the last `up`.
 """
 
 from __future__ import annotations
@@ -72,11 +72,10 @@ _START_SLURMD = (
 class Configured(BaseModel):
     """The workspace's record of how `up` last configured the hosts.
 
-    inputs: digest of all inputs. Empty while `up` configures all hosts, or if `up` did not finish.
-    groups: group of hosts -> digest of the inputs that its hosts share.
-    marks: host -> the checksums and states that a probe of the host returned afterwards.
-    hardware: node -> the hardware that it was configured for. Written before configuring starts, when nodes
-        that would lose jobs by a change of hardware are already drained.
+    inputs: hash of all inputs of the configuration. Empty while `up` configures all hosts, or if it failed.
+    groups: group of hosts -> hash of the inputs that are the same for all hosts of the group.
+    marks: host -> the checksums and states that a probe found after the host was configured.
+    hardware: node -> the hardware that the node is configured for. Written before the nodes are configured.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -95,10 +94,10 @@ def converge(
     limit: Collection[str] | None,
     again: bool = False,
 ) -> Outcome[Mapping[str, HostReport]]:
-    """Configure the hosts that need it, and report each repair. Return the new reports of all hosts.
+    """Configure new and changed hosts, and report each repair. Return host -> new probe result (all hosts).
 
-    limit: the only hosts to configure, besides the controller. None: all hosts.
-    again: also configure hosts that are configured and have not drifted.
+    limit: configure only these hosts and the controller. None: all hosts.
+    again: also configure hosts that need no change.
     """
     workspace, inventory = cluster.workspace, provisioned.inventory
     slurm = cluster.scheduler(inventory, patience_s=SHORT_PATIENCE_S)
@@ -140,7 +139,7 @@ def converge(
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The names of the hosts to configure, by the way in which they are configured.
+    """The hosts to configure, in a field for each way of configuring.
 
     ansible: hosts on which Ansible runs every role.
     introduced: hosts on which Ansible only updates the list of the cluster's hosts.
@@ -163,10 +162,10 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class HostsToConfigure:
-    """The choice of hosts to configure, made by comparing the record with the hosts' reports.
+    """The choice of hosts to configure. It compares the record of the last `up` with new probe results.
 
-    groups: group of hosts -> digest of the inputs that its hosts share.
-    files: host -> its host-specific files. Empty if rewriting these files can not be enough.
+    groups: group of hosts -> hash of the inputs that are the same for all hosts of the group.
+    files: host -> its host-specific files. Empty if rewriting only these files can't suffice.
     """
 
     inventory: Inventory
@@ -177,7 +176,7 @@ class HostsToConfigure:
     files: NodeFiles
 
     def choose_limited(self, limit: Collection[str]) -> Work:
-        """Return the work of `up --limit`. Hosts outside the limit only get the new list of hosts."""
+        """Return the work of `up --limit`. Hosts that are not in ``limit`` only get the new list of hosts."""
         ansible = tuple(
             host.name for host in self.inventory.hosts if host.name in limit or host.is_controller
         )
@@ -225,7 +224,7 @@ def _change_hosts(
     reports: Mapping[str, HostReport],
     files: NodeFiles,
 ) -> tuple[Mapping[str, HostReport], str]:
-    """Configure the hosts chosen in ``work``. Return their new reports and a summary."""
+    """Configure the hosts chosen in ``work``. Return (host -> new probe result, summary for the user)."""
     connect = cluster.connections.to
     new_reports: dict[str, HostReport] = {}
     summary = []
@@ -259,10 +258,10 @@ def _check_without_ansible(
     expected: Mapping[str, Checksums],
     reports: Mapping[str, HostReport],
 ) -> tuple[dict[str, HostReport], tuple[str, ...]]:
-    """Check hosts that should be configured without Ansible, and run Ansible on hosts that are not.
+    """Check hosts that were configured without Ansible. Run Ansible on hosts that differ from ``expected``.
 
-    expected: host -> its checksums and states if it is configured.
-    Returns the new reports, and the hosts that needed Ansible.
+    expected: host -> the checksums and states of a host that is configured correctly.
+    Returns (host -> new probe result, the hosts on which Ansible ran).
     """
     checked = {host: reports[host] for host in expected if matches(expected[host], reports[host].checksums)}
     if unknown_hosts := expected.keys() - checked.keys():
@@ -296,11 +295,11 @@ def _install_slurmd(
     reports: Mapping[str, HostReport],
     concerned: Collection[str],
 ) -> Mapping[str, HostReport]:
-    """Install slurmd on nodes that lack it, and return the reports with the hardware that slurmd reports.
+    """Install slurmd on nodes that lack slurmd. Return host -> probe result, with the detected hardware.
 
-    NVIDIA's driver is also installed if it shows fewer GPUs than the PCI bus, because Slurm is configured
-    with the GPUs that the driver shows. The same run installs all missing packages on the ``concerned`` hosts
-    and the controller.
+    Also install NVIDIA's driver where it shows fewer GPUs than the PCI bus, because Slurm is configured with
+    the GPUs that the driver shows. If any node needs either, the same run of Ansible installs all missing
+    packages on the ``concerned`` hosts and on the controller.
     """
     spec, workspace = cluster.spec, cluster.workspace
     nodes = [(host, reports[host.name]) for host in inventory.compute]
@@ -324,7 +323,7 @@ def _install_slurmd(
 def why_outdated(
     cluster: ClusterContext, inventory: Inventory, reports: Mapping[str, HostReport]
 ) -> Notice | None:
-    """Return the reason if `up` would configure all hosts: changed inputs, or an unfinished last `up`."""
+    """Return why `up` would configure all hosts, if it would: changed inputs, or an unfinished last `up`."""
     recorded = _read(cluster.workspace)
     if not recorded.inputs:
         return UNFINISHED
@@ -338,7 +337,7 @@ def why_outdated(
 def pending_changes(
     cluster: ClusterContext, inventory: Inventory, reports: Mapping[str, HostReport]
 ) -> NodeConfig:
-    """Return the hardware changes that `up` would apply, and the changes that it would postpone."""
+    """Return the changes of the nodes' hardware that `up` would apply, and those that `up` would postpone."""
     at_work = partial(nodes_with_jobs, cluster.scheduler(inventory, patience_s=SHORT_PATIENCE_S), drain=False)
     recorded = _read(cluster.workspace).hardware
     return node_config(cluster.spec, inventory, reports, recorded, at_work, concerned=inventory.names)
@@ -363,7 +362,7 @@ def drift_of(workspace: Workspace, reports: Mapping[str, HostReport]) -> Iterato
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """The files generated for the hosts, such as slurm.conf, and a digest of all configuration inputs."""
+    """The files generated for the hosts: name -> content. inputs: hash of all inputs of the configuration."""
 
     inputs: str
     files: Mapping[str, str]
@@ -377,7 +376,7 @@ class Rendered:
 def inputs_of(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Mapping[str, HostReport]
 ) -> Rendered:
-    """Render the files of these hosts, and compute the digest of all inputs. Nothing is written."""
+    """Generate the configuration files for these hosts, and hash all inputs. Write nothing."""
     facts = {host: report.facts for host, report in reports.items() if report.facts}
     slurm = render_files(spec, inventory, facts)
     drivers = {host: report.driver for host, report in reports.items()}
@@ -398,7 +397,7 @@ def inputs_of(
 def render(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Mapping[str, HostReport]
 ) -> Rendered:
-    """Render and write the files of these hosts, and the Ansible inventory."""
+    """Generate and write the configuration files for these hosts, and the Ansible inventory."""
     inventory = without_missing_cgroups(inventory, reports)
     rendered = inputs_of(spec, inventory, workspace, reports)
     rendered.write(workspace)
@@ -407,7 +406,7 @@ def render(
 
 
 def _read(workspace: Workspace, recreated: Collection[str] = ()) -> Configured:
-    """Return the record of the last run, without hosts that were recreated since."""
+    """Return the record of the last `up`, without the hosts that were recreated since."""
     try:
         recorded = Configured.model_validate_json(workspace.configured.read_bytes())
     except (FileNotFoundError, ValidationError):

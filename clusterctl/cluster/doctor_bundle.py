@@ -82,8 +82,8 @@ def create(
 ) -> DoctorBundle:
     """Collect the facts, and write the archive to ``file``.
 
-    doctor: the answer of `doctor -o json`. If it failed, ``error`` holds the reason.
-    source: the user's spec file. Default: left out.
+    doctor: the JSON output of `doctor`. If `doctor` failed, the key ``error`` holds the reason.
+    source: the user's spec file. Default: the archive contains no spec file.
     Raise MachineError if the archive can't be written.
     """
     missing = [f"doctor: {doctor['error']}"] if "error" in doctor else []

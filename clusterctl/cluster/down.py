@@ -1,6 +1,6 @@
-"""The steps of `down`: collect runs → search for only copies → destroy → verify that nothing is left.
+"""The steps of `down`: collect runs → find files that exist only on the cluster → destroy → verify.
 
-Kept storage and orphans, which remain after a cluster is gone, are found and removed here as well.
+Also removes storage that earlier clusters left behind, and orphans: clusters without a workspace.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ class DownOptions:
     """The options of `down`.
 
     discard: collect no runs, and delete everything that exists only on the cluster.
-    discard_runs: ids of jobs. Their runs are deleted instead of collected.
+    discard_runs: ids of jobs. Runs of these jobs are deleted instead of collected.
     out: the folder for collected runs. Default: ./runs.
     on_run: called with each run after it was collected.
     gone: names of machines that the user owned and lost; `down` does not try to restore them.
-    prompts: how to ask about machines that the user owns. Default: refuse without asking.
+    prompts: how to ask the user about unknown host keys. Default: reject unknown keys without asking.
     """
 
     discard: bool = False
@@ -149,7 +149,7 @@ def down_locked(runner: PhaseRunner, options: DownOptions) -> DownResult:
 
 
 def run_phases(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEntry, ...]) -> DownResult:
-    """Run the phases of `down`: collect runs, search for only copies, destroy, record kept storage."""
+    """Run the phases of `down`. ``discarded``: submissions with runs to delete instead of collect."""
     workspace = runner.workspace
     if not _has_begun(workspace):
         forget_machines(workspace, options.gone)
@@ -177,7 +177,7 @@ def run_phases(runner: PhaseRunner, options: DownOptions, discarded: tuple[JobEn
 
 
 def _has_begun(workspace: Workspace) -> bool:
-    """Return whether `up` may have created or changed a host, or a release of a host is pending."""
+    """Return whether `up` may have created or changed a host, or a former host must still be restored."""
     if workspace.joining.exists() or workspace.inventory.exists() or pending_releases(workspace):
         return True
     has_files = workspace.spec.exists() or workspace.terraform.exists() or workspace.known_id() is not None
@@ -215,7 +215,7 @@ def collect_runs(
 
 
 def destroy(runner: PhaseRunner, provider: Provider, lost: OnlyCopies) -> Outcome[None]:
-    """Record the losses, then remove the cluster. If clusterctl is killed, the next `down` continues."""
+    """Record the files to be lost, then remove the cluster. If interrupted, the next `down` continues."""
     workspace = runner.workspace
     note_removal(workspace, lost)
     try:
@@ -229,9 +229,9 @@ def destroy(runner: PhaseRunner, provider: Provider, lost: OnlyCopies) -> Outcom
 
 
 def remove_cluster(provider: Provider, cluster_id: str, workspace: Workspace | None) -> None:
-    """Remove everything that belongs to a cluster. ``workspace``: its workspace, unless it was lost.
+    """Remove everything that belongs to a cluster. ``workspace``: the cluster's, unless it was lost.
 
-    Raise LeftoversError if something is left, with a failure for each item and its cost.
+    Raise LeftoversError if anything still exists, with a failure for each such thing and its cost.
     """
     provider.destroy(cluster_id, workspace=workspace)
     left = provider.leftovers(cluster_id)
@@ -261,7 +261,7 @@ def keep_storage(
 
 
 def find_kept(name: str, provider: Provider, left: StorageRecord) -> tuple[KeptStorage, ...]:
-    """Ask the provider for the kept storage of this cluster name, and add the recorded dates."""
+    """Ask the provider for storage that clusters of this name left behind. Add since when it is unused."""
     earlier = load_record(name)
     since = {storage.id: storage.since for storage in earlier.kept} if earlier else {}
     return tuple(
@@ -271,9 +271,9 @@ def find_kept(name: str, provider: Provider, left: StorageRecord) -> tuple[KeptS
 
 
 def to_discard(workspace: Workspace, ids: Collection[str], *, everything: bool) -> tuple[JobEntry, ...]:
-    """Return the submissions to delete without collecting their runs. UsageError: an id is unknown.
+    """Return the submissions with runs to delete instead of collect. UsageError: an id is unknown.
 
-    ids: ids of their jobs. everything: ignore ``ids``, and return all submissions without a collected run.
+    ids: job ids of these submissions. everything: ignore ``ids``, and return all that are not collected.
     """
     not_collected = uncollected(workspace)
     submitted = Ledger(workspace.jobs).entries()
@@ -309,8 +309,8 @@ def not_collected_error(exc: ClusterctlError, discarded: Sequence[str] = ()) -> 
 def _applied_settings(workspace: Workspace) -> ProviderSettings:
     """Return the provider settings that the cluster was created with.
 
-    If the spec is missing or damaged, return the settings of a local cluster; raise UsageError if that could
-    leave hosts at another provider.
+    If the recorded spec is missing or damaged, return the settings of a local cluster. Raise UsageError if
+    the cluster may have hosts at another provider, because these hosts would be left behind.
     """
     try:
         return applied_spec(workspace).provider
@@ -335,7 +335,7 @@ class Storage:
 def find_storage(chosen: ChosenCluster, prompts: Prompts = NO_PROMPTS, *, named: bool = False) -> Storage:
     """Ask the provider for the storage that earlier clusters of the chosen name left behind.
 
-    The record of the storage names the provider; else the spec file; else this machine is searched.
+    The record of the storage names the provider, else the spec file does. Without both, search this machine.
 
     named: reject a cluster that is chosen only because it is the only cluster that is up.
     Raise NotUpError if no storage and no record has that name.
@@ -407,7 +407,7 @@ def remove_storage(runner: PhaseRunner, storage: Storage) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Orphans:
-    """Clusters with this name but without a workspace: cluster id -> machines, disks, other resources."""
+    """Clusters of this name without a workspace. clusters: cluster id -> its machines, disks and so on."""
 
     name: str
     settings: ProviderSettings
@@ -418,9 +418,9 @@ class Orphans:
 def find_orphans(
     chosen: ChosenCluster, prompts: Prompts = NO_PROMPTS, *, project: str | None = None
 ) -> Orphans:
-    """Ask the provider for clusters of the chosen name that do not belong to the workspace.
+    """Ask the provider for clusters of the chosen name that have no workspace on this machine.
 
-    If only a name is chosen, its workspace names the provider; without a workspace, this machine is searched.
+    The provider is read from the spec file or the workspace. Without both, search this machine.
 
     project: the Google Cloud project to search. Raise UsageError if it is given without a name.
     """
@@ -461,7 +461,7 @@ def reject_orphans(orphans: Orphans, *, discard: bool) -> None:
 
 
 def remove_orphans(runner: PhaseRunner, orphans: Orphans) -> tuple[KeptStorage, ...]:
-    """Remove the orphans, and return the kept storage. Raise LeftoversError if anything else is left."""
+    """Remove these clusters, and return the storage that stays. LeftoversError: anything else is left."""
     runner.reporter.step("destroy")
     for cluster_id in orphans.clusters:
         remove_cluster(orphans.provider, cluster_id, None)

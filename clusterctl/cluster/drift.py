@@ -43,7 +43,7 @@ def matches(expected: Checksums, now: Checksums) -> bool:
 
 
 def drift_of_host(host: str, recorded: Checksums, now: Checksums) -> Iterator[Drift]:
-    """Yield the drift of a host, without drift that only follows from other drift."""
+    """Yield the drift of a host, except drift that other drift on the host causes."""
     for key in _without_consequences(_recorded_drift(recorded, now), now):
         yield Drift(host, _describe(key, now[key])[0])
 
@@ -66,7 +66,7 @@ def lost_packages(recorded: Checksums, now: Checksums) -> str:
 
 
 def _without_consequences(keys: Sequence[str], marks: Checksums) -> Iterator[str]:
-    """Yield the keys without drift that follows from other drift, such as the home of a missing account."""
+    """Yield the keys, except drift that other drift causes, such as the home folder of a missing account."""
     for key in keys:
         kind, _, name = key.partition(" ")
         if kind == "home":
@@ -85,7 +85,7 @@ def hosts_with_drift(recorded: Mapping[str, Checksums], now: Mapping[str, Checks
 
 
 def touches_slurm(keys: Iterable[str]) -> bool:
-    """Return whether the drift affects files in /etc/slurm, which nodes may have fetched meanwhile."""
+    """Return whether files in /etc/slurm drifted. Nodes may have fetched the changed files meanwhile."""
     return any(key.startswith("file /etc/slurm/") for key in keys)
 
 
@@ -103,7 +103,7 @@ _NAMES = {
 
 
 def _describe(key: str, mark: str) -> tuple[str, str]:
-    """Describe the drift of an item, and how configuring repairs it."""
+    """Return the drift of an item in words, and how `up` repairs the item."""
     kind, _, name = key.partition(" ")
     if kind in ("alone", "rivals"):
         return f"{mark} contradicted {name}", "moved away"

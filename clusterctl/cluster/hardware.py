@@ -52,8 +52,8 @@ NodesAtWork = Callable[[Collection[str]], Mapping[str, str]]
 class Hardware:
     """The hardware that a node is configured for.
 
-    facts: CPUs and memory, unless the inventory sets the node's size. driver: GPUs of NVIDIA's driver.
-    cards: number of GPUs on the PCI bus. 0 if no software is installed for them.
+    facts: CPUs and memory, unless the inventory sets the node's size. driver: GPUs that the driver shows.
+    cards: number of GPUs on the PCI bus; 0 if clusterctl installs no software for GPUs.
     """
 
     facts: NodeFacts | None = None
@@ -65,9 +65,9 @@ class Hardware:
 class NodeConfig:
     """The hardware to configure the nodes for, and its changes.
 
-    reports: host -> its report; with the recorded hardware if its change is postponed.
+    reports: host -> its probe result, but with the old hardware if the change of hardware is postponed.
     changes: host -> the change of its hardware, in words. waiting: host -> why its change is postponed.
-    recorded: host -> the hardware that it was configured for.
+    recorded: host -> the hardware that the last `up` configured the host for.
     """
 
     reports: Reports
@@ -137,8 +137,9 @@ def node_config(
 ) -> NodeConfig:
     """Decide which hardware to configure the nodes for.
 
-    nodes_at_work: called with the nodes that would lose jobs. Returns node -> why its change is postponed.
-    concerned: the nodes to configure. Other nodes keep the recorded hardware.
+    nodes_at_work: called with nodes that would lose jobs. Returns node -> why the change must wait.
+    recorded: node -> the hardware that the last `up` configured the node for.
+    concerned: the nodes to configure. Nodes that are not listed keep the recorded hardware.
     """
     reports = with_recorded_memory(reports, recorded)
     current = hardware(spec, inventory, reports)
@@ -166,7 +167,7 @@ def node_config(
 
 
 def with_recorded_memory(reports: Reports, recorded: Mapping[str, Hardware]) -> Reports:
-    """Return the reports, with the recorded memory of nodes if it differs by at most 1 %."""
+    """Return the reports, with the recorded memory where the memory now differs from it by at most 1 %."""
     result = dict(reports)
     for host, report in reports.items():
         before, facts = recorded.get(host, Hardware()).facts, report.facts
@@ -176,7 +177,7 @@ def with_recorded_memory(reports: Reports, recorded: Mapping[str, Hardware]) -> 
 
 
 def as_recorded(reports: Reports, recorded: Mapping[str, Hardware], hosts: Collection[str]) -> Reports:
-    """Return the reports, with the recorded hardware for these hosts."""
+    """Return the reports of all hosts, with the recorded instead of the current hardware for ``hosts``."""
     result = dict(reports)
     for host in hosts:
         old, facts = recorded[host], reports[host].facts
@@ -189,7 +190,7 @@ def as_recorded(reports: Reports, recorded: Mapping[str, Hardware], hosts: Colle
 
 
 def _ends_jobs(old: Hardware, new: Hardware) -> bool:
-    """Return whether a change would make Slurm cancel jobs, or leave less memory than they were given."""
+    """Return whether Slurm would cancel jobs on a node that changes so, or its jobs may lack memory."""
     if format_gres(old.driver.gpus) != format_gres(new.driver.gpus):
         return True
     if old.facts is None or new.facts is None:
@@ -214,7 +215,7 @@ def _cores(facts: NodeFacts) -> tuple[int, ...]:
 
 
 def gpus_file(spec: ClusterSpec, inventory: Inventory, workspace: Workspace, reports: Reports) -> str:
-    """Return JSON: node -> whether CuPy is installed, and UUIDs of GPUs if Slurm orders them unlike CUDA."""
+    """Return JSON: node -> whether to install CuPy, and GPUs' UUIDs if Slurm orders GPUs unlike CUDA."""
     cupy = spec.software.cupy and _can_provide_cupy(inventory, workspace)
     drivers = {host.name: reports[host.name].driver for host in inventory.compute if host.name in reports}
     nodes = {name: {"cupy": cupy and gpus.cards > 0, "uuids": gpus.uuids} for name, gpus in drivers.items()}
@@ -222,7 +223,7 @@ def gpus_file(spec: ClusterSpec, inventory: Inventory, workspace: Workspace, rep
 
 
 def fetch_gpu_wheels(cluster: ClusterContext, inventory: Inventory, reports: Reports) -> tuple[str, ...]:
-    """Download CuPy for hosts with GPUs that can't download it themselves. Return notes on hosts without it.
+    """Download CuPy to this machine for hosts with GPUs that can't download CuPy. Return notes for the user.
 
     Raises:
         MachineError: CuPy can't be downloaded.
@@ -256,12 +257,12 @@ def fetch_gpu_wheels(cluster: ClusterContext, inventory: Inventory, reports: Rep
 
 
 def mark_of_wheels(lock: Path) -> str:
-    """Return the name of the mark file for an environment that has the wheels of this lock file."""
+    """Return the name of the file that marks an environment with all wheels of this lock file."""
     return f"installed-{sha1(lock.read_bytes().rstrip(), usedforsecurity=False).hexdigest()}"
 
 
 def link_wheels(lock: Path, link: Path, distribution: Distribution) -> None:
-    """Download the wheels of a lock file, and point the symbolic link to their folder."""
+    """Download the wheels of a lock file, and make ``link`` a symbolic link to the folder with the wheels."""
     wheels = wheelhouse(lock, NodePlatform.of(distribution))
     # The new link replaces the old link atomically.
     with temporary_folder(link.parent) as folder:
@@ -271,7 +272,7 @@ def link_wheels(lock: Path, link: Path, distribution: Distribution) -> None:
 
 
 def _can_provide_cupy(inventory: Inventory, workspace: Workspace) -> bool:
-    """Return whether CuPy can be installed: from the bundle, or without a bundle from the package index."""
+    """Return whether the bundle has CuPy. True without a bundle, as the package index has CuPy."""
     return not workspace.bundle.exists() or has_wheelhouse(
         gpu_lock(), NodePlatform.of(inventory.distribution)
     )
@@ -287,7 +288,7 @@ def reject_missing_gpus(
 ) -> None:
     """Raise VerifyError, with a failure for each node with unusable GPUs, or fewer GPUs than in the spec.
 
-    needs: findings about drivers, such as a needed reboot. They replace the message of nvidia-smi.
+    needs: findings about drivers, such as a needed reboot. The error shows them instead of nvidia-smi's text.
     """
     required = {partition.name: partition.gpus for partition in spec.partitions}
     failures = []
@@ -317,9 +318,9 @@ def reject_missing_gpus(
 
 
 def nodes_with_jobs(scheduler: Jobs, hosts: Collection[str], *, drain: bool) -> dict[str, str]:
-    """Return host -> why its change must wait, for hosts with jobs or with unknown jobs.
+    """Return host -> why its change must wait, for hosts that run jobs, or may run unknown jobs.
 
-    drain: drain the hosts without jobs. Verification resumes them.
+    drain: drain the hosts without jobs, so that they start no job. The verification of `up` resumes them.
     """
     if not isinstance(scheduler, Nodes):
         return {}

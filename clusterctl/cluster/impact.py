@@ -70,11 +70,12 @@ def free_leaving_hosts(
 ) -> Mapping[str, Size]:
     """Drain the nodes that leave or restart, check that no data is lost, and cancel the affected jobs.
 
-    If the change is rejected, the nodes are resumed. Returns node -> its size, for nodes that keep their size
+    If the change is rejected, resume the nodes. Return node -> its size, for nodes that keep their size
     because they run jobs.
 
     force: cancel the affected jobs.
-    discard: delete data that exists only on hosts that leave, or on ``replaced`` hosts.
+    discard: delete data that exists only on hosts that leave.
+    replaced: names of hosts that leave because different machines get these names.
 
     Raises:
         OnlyCopyError: data exists only on these hosts, and ``discard`` is false.
@@ -236,7 +237,7 @@ def reject_taken_uids(spec: ClusterSpec, accounts: str) -> None:
 def cancel_jobs(affected: Sequence[AffectedJob], scheduler: Jobs) -> None:
     """Cancel these jobs, with the reason in Slurm's accounting, and wait at most ``END_S`` for their end.
 
-    Raise SchedulerError if jobs are still active then.
+    Raise SchedulerError if jobs are still active after that time.
     """
     if isinstance(scheduler, Nodes):
         for job in affected:

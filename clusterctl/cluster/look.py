@@ -37,10 +37,10 @@ LOOK_VALID_S = 3600.0
 def check_only_copies(
     runner: PhaseRunner, discarded: Collection[JobEntry], *, discard: bool
 ) -> Outcome[OnlyCopies]:
-    """Find jobs and files that exist only on the cluster, before `down` removes it. Return the losses.
+    """Find jobs and files that exist only on the cluster, before `down` removes the cluster. Return them.
 
-    discarded: jobs that the user does not want to collect. They don't stop `down`; the result lists them.
-    discard: accept all losses. If false, raise OnlyCopyError if something exists only on the cluster.
+    discarded: jobs that the user does not want to collect. The result lists them; they don't stop `down`.
+    discard: the user accepts all losses. If false, raise OnlyCopyError if jobs or files would be lost.
     """
     workspace = runner.workspace
     ids = {entry.job_id for entry in discarded if entry.job_id}
@@ -60,8 +60,8 @@ def check_only_copies(
 def find_only_copies(workspace: Workspace, discarded: Collection[str]) -> OnlyCopies:
     """Return the waiting and running jobs of the cluster, and the files that exist only on it.
 
-    Machines that the user owns keep their files, so they need not answer. ``discarded``: ids of jobs that are
-    left out, with their files.
+    Machines that the user owns keep their files, so it is no problem if they don't answer. ``discarded``: ids
+    of jobs to leave out, with their files.
     """
     # Before the hosts were configured, no user could log in.
     if not workspace.configured.exists():
@@ -82,7 +82,7 @@ def find_only_copies(workspace: Workspace, discarded: Collection[str]) -> OnlyCo
 def _active_jobs(
     inventory: Inventory, to: Connect, discarded: Collection[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return a line for each waiting or running job, or the reason why the jobs are unknown."""
+    """Return (a line for each waiting or running job, the reason if the jobs are unknown)."""
     try:
         jobs = active_jobs(scheduler_of(inventory, to, patience_s=SHORT_PATIENCE_S))
     except (SchedulerError, TransportError) as exc:
@@ -112,7 +112,7 @@ class LeavingHosts:
         return {change.name for change in self.planned.changes if change.action in {"remove", "replace"}}
 
     def places_lost(self, *, keep: bool) -> tuple[list[str], bool]:
-        """Return the hosts that lose local disks, and whether the shared folder is lost (unless ``keep``)."""
+        """Return the hosts that lose local files, and whether the shared folder is lost (not if ``keep``)."""
         restarted = {change.name for change in self.planned.changes if change.restarts}
         emptied = {host.name for host in self.before.hosts if host.name in restarted and host.local_ssds}
         hosts = [host.name for host in self.before.hosts if host.name in self.names | emptied]
@@ -125,10 +125,10 @@ def check_leaving_hosts(
 ) -> Outcome[OnlyCopies]:
     """Find files and runs that exist only on hosts or a shared folder that a change removes or recreates.
 
-    Machines that the user owns keep their files, but `collect` no longer finds the machines. So if they have
-    no shared folder, the runs that are not collected are returned.
+    Machines that the user owns keep their files, but `collect` no longer finds the machines. So without a
+    shared folder, return the runs that are only on these machines and not collected.
 
-    discard: accept the losses. If false, raise OnlyCopyError if something would be lost.
+    discard: the user accepts all losses. If false, raise OnlyCopyError if files or runs would be lost.
     """
     copies, workspace, inventory = NOTHING, cluster.workspace, leaving.before
     if inventory.traits.user_owned:
@@ -177,9 +177,9 @@ def all_answer(workspace: Workspace) -> bool:
 
 
 def note_removal(workspace: Workspace, lost: OnlyCopies) -> None:
-    """Record that the cluster is being removed, and the losses, before anything is removed.
+    """Record, before anything is removed, that the cluster is being removed, and the files to be lost.
 
-    If all hosts were searched, the next `down` ignores unreachable hosts for ``LOOK_VALID_S`` seconds.
+    If all hosts were searched, a `down` within ``LOOK_VALID_S`` seconds accepts that hosts don't answer.
     """
     looked_at = None if lost.unknown else _last_check_time(workspace) or time.time()
     with suppress(MachineError):
@@ -188,7 +188,7 @@ def note_removal(workspace: Workspace, lost: OnlyCopies) -> None:
 
 
 def note_discarded(workspace: Workspace, lines: Sequence[str]) -> None:
-    """Append the losses to the record of discarded runs and files. Nothing is written without a loss."""
+    """Append lines about lost runs and files to the record of such losses. Without lines, write nothing."""
     if lines:
         row = {"time": time.time(), "cluster": workspace.root.name, "discarded": lines}
         with suppress(ClusterctlError, OSError):
@@ -212,7 +212,7 @@ def _summary(copies: OnlyCopies) -> str:
 
 
 def _how_to_keep(workspace: Workspace) -> str:
-    """Return how to keep the shared folder. "" if it is kept already, or it is too late to change that."""
+    """Return advice on keeping the shared folder. "" if it is kept already or can no longer be kept."""
     with suppress(UsageError):
         spec = applied_spec(workspace)
         if spec.storage.keep or spec.provider.keeps_from_start:

@@ -1,7 +1,7 @@
 """The configuration that hosts of a group share, called their class, and the files specific to a host.
 
 A class is built once and found by a hash of its inputs. Addresses, sizes and secrets are in host-specific
-files. A host that does not show the expected files is configured by Ansible.
+files. Ansible configures the hosts on which a probe does not find the expected files.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def has_classes(cluster: ClusterContext) -> bool:
 
 
 def class_inputs(variables: Mapping[str, Any]) -> str:
-    """Return the digest of everything that determines a shared configuration, except its image."""
+    """Return a hash of everything that determines a shared configuration, except the image under it."""
     return digest(ansible_hash(), json.dumps(variables, sort_keys=True, default=str))
 
 
 def inputs_of_new_nodes(cluster: ClusterContext) -> str:
-    """Return the digest of the configuration that new nodes would share. "" if they can't share it."""
+    """Return the hash of the configuration that new nodes would share. "" if new nodes can't share any."""
     distribution = planned_distribution(cluster.spec, cluster.workspace)
     if distribution is None or not has_classes(cluster):
         return ""
@@ -82,7 +82,7 @@ def _own_tasks() -> tuple[tuple[Path, Mapping[str, Any]], ...]:
 def _files_of_task(
     role: Path, task: Mapping[str, Any], values: Mapping[str, Any], request: ProbeRequest
 ) -> Iterator[tuple[str, NodeFile]]:
-    """Yield the files that an Ansible task would write on a host, as far as the host needs them."""
+    """Yield (path, file) for each file that an Ansible task would write on a host and the host needs."""
     defaults = read_table(role / "defaults/main.yml", dict[str, Any])
     ((module, arguments),) = ((key, value) for key, value in task.items() if key.startswith("ansible."))
     owner = {"root": 0, **system_accounts()}[arguments.get("owner", "root")]
@@ -144,9 +144,9 @@ def _key(path: str, file: NodeFile) -> str:
 
 
 def can_renew(files: Mapping[str, NodeFile], checksums: Checksums) -> bool:
-    """Return whether a host needs at most new host-specific files. Its secret files must be up to date.
+    """Return whether it may suffice to rewrite host-specific files, all secret files being up to date.
 
-    checksums: the checksums and states that a probe of the host returned.
+    checksums: the checksums and states that a probe of the host found.
     """
     marks = expected_marks(files)
     secrets = [f"file {path}" for path, file in files.items() if not file.mode & 0o077]
@@ -162,10 +162,10 @@ def renew(files: Mapping[str, NodeFile], checksums: Checksums, transport: Transp
 
 
 def shared_inputs(cluster: ClusterContext, inventory: Inventory) -> Mapping[str, str]:
-    """Return, for each group of hosts, the digest of everything but the host-specific files.
+    """Return group of hosts -> hash of all configuration except the host-specific files.
 
-    A group is left out if its hosts differ in more than these files. The group of the controller is left out
-    if slurmctld must be restarted to learn about nodes.
+    The result lacks a group if its hosts differ in more than these files. It also lacks the controller's
+    group if slurmctld must be restarted to learn about new nodes.
     """
     spec = cluster.spec
     # Hosts that are not baked also differ in their firewall or a mount.

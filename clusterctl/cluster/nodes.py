@@ -170,7 +170,7 @@ def expand_hosts(ranges: Iterable[str]) -> tuple[str, ...]:
 
 
 def limit_spec(spec: ClusterSpec, workspace: Workspace, limit: Collection[str]) -> ClusterSpec:
-    """Return the spec with changes only to these hosts. All other hosts are as in the cluster now.
+    """Return the spec, changed so that only the hosts in ``limit`` change. All other hosts stay as they are.
 
     Raise UsageError if the spec lacks a host, or its hosts are not machines that the user owns.
     """
@@ -219,9 +219,9 @@ def spec_without(spec: ClusterSpec, names: Collection[str]) -> ClusterSpec:
 
 @contextmanager
 def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[None]:
-    """Record that these host names belong to different machines. The old machines get a pending release.
+    """Record that these host names belong to new machines, and that the old machines are to be restored.
 
-    If the body raises, the records are restored.
+    If the `with` block raises, undo these changes of the records.
     """
     former = [host for host in load_known_hosts(workspace).values() if host.name in names]
     if not former:
@@ -243,9 +243,9 @@ def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[None]:
 
 
 def forget_machines(workspace: Workspace, names: Collection[str]) -> tuple[str, ...]:
-    """Remove lost machines from the records: their pending releases, or hosts of the cluster.
+    """Remove lost machines from the records: from the machines still to be restored, or the cluster's hosts.
 
-    If a release and a host have the same name, only the release is removed. Returns a line per machine.
+    If both records have a name, remove it only from the machines to be restored. Return a text per machine.
     """
     if not names:
         return ()

@@ -46,7 +46,7 @@ class Plan:
 
     hosts: hosts to create, change, recreate or remove, and their cost. jobs: the effect on jobs.
     settings: settings that differ from the applied spec. drift: deviations that `up` would repair.
-    notes: facts that the user should know, without a change.
+    notes: facts for the user that are no changes.
     tasks: changes that Ansible's check mode reports. Only for machines that the user owns.
     """
 
@@ -144,9 +144,9 @@ def _reject_other_cluster(cluster: ClusterContext) -> None:
 
 
 def preflight(cluster: ClusterContext) -> Outcome[None]:
-    """Ask a cloud provider for everything that would stop `up`, before anything is billed.
+    """Ask a cloud provider about all problems that would stop `up`, before anything is billed.
 
-    Raise ProvisionError if something would stop `up`, with a failure for each cause.
+    Raise ProvisionError if there are such problems, with a failure for each problem.
     """
     report = cluster.provider.preflight(cluster.spec, cluster.workspace)
     findings = report.findings if report else ()
@@ -193,7 +193,7 @@ def _drift(cluster: ClusterContext, plan: Plan, notes: list[str]) -> Iterator[Dr
 
 
 def _drift_of_services(cluster: ClusterContext, inventory: Inventory, staying: set[str]) -> Iterator[Drift]:
-    """Yield the nodes that Slurm can't use, and a missing Python environment of the spec's requirements."""
+    """Yield a deviation for each node that Slurm can't use, and for a missing Python environment."""
     spec, controller = cluster.spec, inventory.controller.name
     try:
         nodes = cluster.scheduler(inventory, patience_s=SHORT_PATIENCE_S).nodes()
@@ -222,7 +222,7 @@ def _reasons_to_reject(cluster: ClusterContext) -> Iterator[str]:
 
 
 def _with_tasks(cluster: ClusterContext, plan: Plan, inventory: Inventory, copy: Workspace) -> Plan:
-    """Run Ansible in check mode on the user's machines, and add the tasks that would change something."""
+    """Return the plan with the tasks that, in Ansible's check mode, would change the user's machines."""
     spec, workspace = cluster.spec, cluster.workspace
     if absent := [host.name for host in inventory.hosts if host.name not in plan.staying]:
         return replace(plan, notes=(*plan.notes, f"Ansible's tasks are unknown without {', '.join(absent)}"))

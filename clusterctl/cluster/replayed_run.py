@@ -1,4 +1,4 @@
-"""Replay of a collected run: the choice of its tasks, and the known differences."""
+"""Replays (a collected run is submitted again): the choice of tasks, and known differences from the run."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _NUMBER: Final = re.compile(r"[0-9]{1,7}")
 def select_replay(
     row: Row, changes: Mapping[str, str], *, failed: bool, flags: Mapping[str, object]
 ) -> ReplayRequest | None:
-    """Return the description of a replay, unless `failed` is set and no task has failed.
+    """Return the submission that repeats the run ``row``, unless ``failed`` is set and no task has failed.
 
     changes: options of the program with their new values. flags: options of `submit`.
-    failed: submit only the array tasks that did not complete, in this run or in later replays. Raise
+    failed: submit only the array tasks that completed neither in this run nor in later replays. Raise
         UsageError if the run is not an array or has unfinished tasks.
     """
     indices = _unfinished_tasks(row, changes) if failed else []

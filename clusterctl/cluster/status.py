@@ -39,8 +39,8 @@ class Status:
 def status_of(workspace: Workspace) -> Status:
     """Ask the cluster for its status. Raise NotUpError if there is no such cluster.
 
-    If it does not answer: LockedError while another clusterctl process holds its lock, else SchedulerError or
-    TransportError.
+    If the cluster does not answer: LockedError while another clusterctl process holds its lock, else
+    SchedulerError or TransportError.
     """
     with naming_lock_holder(workspace), ExitStack() as stack:
         facts = facts_of(workspace)
@@ -57,7 +57,7 @@ def status_of(workspace: Workspace) -> Status:
 
 
 def auto_down(spec: ClusterSpec, controller: Transport) -> dict[str, Any] | None:
-    """Return the spec's idle time, if any, before the cluster removes itself; and if the timer is active."""
+    """Return ``after``: the idle time until the cluster removes itself; ``armed``: if its timer is active."""
     if (idle_s := spec.provider.idle_timeout_s) is None:
         return None
     state = controller.run(

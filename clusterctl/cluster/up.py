@@ -51,8 +51,8 @@ from clusterctl.util.progress import report_steps
 class UpOptions:
     """The options of `up`.
 
-    approve: called with the plan before anything changes. Raise to abort.
-    reconfigure: also configure hosts that are configured and have not drifted.
+    approve: called with the plan before anything changes; may raise an exception to abort.
+    reconfigure: also configure hosts that need no change.
     force: cancel jobs on nodes that the changed spec no longer has.
     discard: delete data that exists only on hosts that are removed.
     bundle: the bundle that hosts install packages from. Default: the bundle of the last `up`, if any.
@@ -111,8 +111,8 @@ def up(cluster: ClusterContext, options: UpOptions) -> UpResult:
 def decide(cluster: ClusterContext, options: UpOptions) -> Decision:
     """Create a plan, ask for approval, drain the hosts that leave, and record the spec.
 
-    If the plan is rejected, the replaced hosts are members of the cluster again. Raise UsageError if the
-    change would cancel jobs, OnlyCopyError if data exists only on hosts that leave.
+    If the plan is rejected, replaced hosts stay in the cluster. Raise UsageError if the change would cancel
+    jobs, OnlyCopyError if data exists only on hosts that leave.
     """
     workspace, spec = cluster.workspace, cluster.spec
     with replacing(workspace, options.replaced if spec.provider.user_owned else ()):
@@ -148,7 +148,7 @@ class Decision:
     keep: node -> the size that the node keeps, because it runs jobs.
     recreated: the hosts that the provider removes and creates again.
     distribution: the distribution of new hosts, if it is known before they exist.
-    environment: the Python environment of the spec, resolved for this distribution.
+    environment: the spec's Python requirements, resolved to exact versions for this distribution.
     bundle: the bundle that hosts install packages from, unless they use their own repositories.
     """
 
@@ -171,7 +171,7 @@ def reject_bundles(spec: ClusterSpec, *, fix: str) -> None:
 
 
 def open_bundle(cluster: ClusterContext, options: UpOptions) -> Bundle | None:
-    """Open the bundle of the options, or else of the last `up`, as a phase, if there is a bundle."""
+    """Open, as a phase, the file of packages that the options name, else that of the last `up`, if any."""
     if options.bundle is not None:
         reject_bundles(cluster.spec, fix="leave --bundle out")
         return cluster.run("open_bundle", _open_bundle, options.bundle)
@@ -189,7 +189,7 @@ def _open_bundle(cluster: ClusterContext, file: Path) -> Outcome[Bundle]:
 def resolve_environment(
     cluster: ClusterContext, distribution: Distribution, decision: Decision | None = None
 ) -> Environment:
-    """Resolve the spec's Python requirements as a phase, unless the decision has them already."""
+    """Choose versions for the spec's Python requirements, as a phase, unless ``decision`` has them."""
     if decision and decision.environment and decision.distribution == distribution:
         return decision.environment
     if cluster.spec.software.python.requirements is None:
@@ -206,7 +206,7 @@ def _resolve_environment(cluster: ClusterContext, distribution: Distribution) ->
 
 
 def provision(cluster: ClusterContext, decision: Decision, keys: Mapping[str, str]) -> Outcome[Provisioned]:
-    """Create, start and remove hosts. ``keys``: group -> key of the shared configuration of new hosts."""
+    """Create, start and remove hosts. ``keys``: group of hosts -> cache key of its shared configuration."""
     spec, workspace, progress = cluster.spec, cluster.workspace, cluster.reporter.progress
 
     def completed(inventory: Inventory) -> Inventory:
@@ -299,9 +299,9 @@ _RENUMBER = (
 def _with_one_uid(
     cluster: ClusterContext, inventory: Inventory, reports: Mapping[str, HostReport]
 ) -> Mapping[str, HostReport]:
-    """Give the admin account the same uid on all hosts, because the verification job needs that.
+    """Give the admin account the same uid on all hosts, as the verification job requires. Return the reports.
 
-    Cloud images create the account with the next free uid. If a uid can't be changed, it stays.
+    Cloud images create the account with the next free uid. A uid that can't be changed stays.
     """
     uids = {host: r.accounts[ADMIN_USER] for host, r in reports.items() if ADMIN_USER in r.accounts}
     if len({*uids.values()}) <= 1:
@@ -322,7 +322,7 @@ def _with_one_uid(
 def send_packages(
     cluster: ClusterContext, bundle: Bundle | None, inventory: Inventory, reports: Mapping[str, HostReport]
 ) -> Outcome[None]:
-    """Send the bundle's repository to the hosts that lack packages. BundleError: its file is missing."""
+    """Send the bundle's repository to hosts that lack packages. BundleError: the bundle's file is missing."""
     to = cluster.connections.to
     hosts = inventory_file.hosts_to_install(inventory, cluster.spec.software, reports, to)
     if not hosts:

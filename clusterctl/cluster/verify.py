@@ -88,7 +88,7 @@ def verify(
     reports: Mapping[str, HostReport],
     limit: Collection[str] | None = None,
 ) -> Outcome[Verification]:
-    """Run an MPI job across the nodes, release held jobs, and check that all GPUs are present.
+    """Run an MPI job across the nodes, release jobs held after a failed launch, and check all GPUs.
 
     limit: the only nodes to verify, besides the controller. None: all nodes.
     """
@@ -225,7 +225,7 @@ def _failures_by_job(result: Result) -> tuple[Failure, ...]:
 def _failures_of_parts(
     hosts: tuple[str, ...], inventory: Inventory, to: Connect, scheduler: AdminClient
 ) -> tuple[Failure, ...]:
-    """Return failures of hosts that other hosts can't reach; else of hosts that fail a job of their own."""
+    """Return a failure for each host that peers can't reach. If all are reached, test each with a job."""
     addresses = {host.name: host.address for host in inventory.hosts if host.name in hosts}
     if (failures := find_unconnected_hosts(addresses, to)) or len(hosts) == 1:
         return failures
@@ -248,7 +248,7 @@ def _error_text(result: Result) -> str:
 def examine_cluster(
     spec: ClusterSpec, workspace: Workspace, provider: Provider, *, hosts: Collection[str] = ()
 ) -> DoctorReport:
-    """Report the problems of a cluster's hosts, without changes. ``hosts``: only these. Default: all."""
+    """Report problems of a cluster's hosts, without changes. ``hosts``: examine only these. Empty: all."""
     hosts_known: tuple[Host, ...] = ()
     try:
         inventory = inventory_of(workspace)

@@ -179,7 +179,7 @@ def _next_event(inbox: queue.SimpleQueue[Event], pid: int | None) -> Event:
 
 
 def _stop(thread: threading.Thread, pid: int | None) -> None:
-    """Stop Ansible if it still runs. Its subreaper stops the remaining processes."""
+    """Stop Ansible if it still runs. The subreaper process around Ansible stops Ansible's child processes."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         if pid is not None and thread.is_alive():
             with suppress(ProcessLookupError):
@@ -212,7 +212,7 @@ def _prepare(config_class: Any, run: PlaybookRun, private: Path, sockets: Path) 
 
 
 def _environment(private: Path) -> Mapping[str, str]:
-    """Return variables that make a run independent of the caller's Ansible settings, locale and home."""
+    """Return variables that make Ansible independent of the caller's Ansible settings, locale and home."""
     here = str(Path(sys.executable).parent)
     if importlib.util.find_spec("ansible_mitogen") is None:
         fix = "install clusterctl again, with its dependencies"
@@ -265,16 +265,16 @@ _SEALED: Final = ("configure", "install_first")
 
 
 def run(verb: Verb, inventory: Inventory, workspace: Workspace, *, hosts: Collection[str]) -> Results:
-    """Run a playbook on these hosts of the cluster. A repeated run changes nothing.
+    """Run the playbook of this verb on these hosts of the cluster. A repeated run changes nothing.
 
-    - configure: everything. The Ansible inventory and the files in ``workspace.rendered`` must be written. A
-      subset of hosts is valid only if nothing else has changed since all hosts were configured, because hosts
-      depend on each other.
-    - install_first: the install part of every role, for hosts that are not baked.
-    - introduce: update the list of the cluster's hosts: names, addresses, the firewall. No restarts.
-    - restore: release hosts, with their state before the first `up`. The notes list everything that could not
-      be restored, and why. Hosts that are already released, or were never configured, are not changed.
-    - seal: after a failure, record the changes to the user's machines; later changes may be the user's.
+    - configure: configure everything. The Ansible inventory and the files in ``workspace.rendered`` must be
+      written. A subset of hosts is valid only if nothing else has changed since all hosts were configured,
+      because hosts depend on each other.
+    - install_first: run the install part of every role, for hosts that do not start from an installed image.
+    - introduce: update the list of the cluster's hosts: names, addresses, the firewall. Restart nothing.
+    - restore: give hosts back the state that they had before the first `up`. The notes list everything that
+      could not be restored, and why. Hosts that are already restored, or were never configured, stay as is.
+    - seal: after a failure, record clusterctl's changes to the user's machines, before the user changes them.
 
     Raise ConfigureError, with a failure for each host, if tasks fail. The output is in ``workspace.logs``.
     """
@@ -298,7 +298,7 @@ def restore(
 
 
 def record_inventory(inventory: Inventory, workspace: Workspace) -> None:
-    """Write the inventory to hosts.json, and the ssh files for it."""
+    """Write the inventory to hosts.json, and ssh_config and known_hosts for its hosts."""
     write_ssh_files(inventory, workspace)
     write_atomic(workspace.inventory, inventory.model_dump_json(indent=2) + "\n")
     # hosts.json now has all hosts of joining.json.
@@ -308,9 +308,9 @@ def record_inventory(inventory: Inventory, workspace: Workspace) -> None:
 def preview(
     inventory: Inventory, workspace: Workspace, *, hosts: Collection[str]
 ) -> tuple[tuple[TaskResult, ...], tuple[Failure, ...]]:
-    """Run Ansible's check mode on these hosts. Return the tasks that would change something, and failures.
+    """Run Ansible's check mode on these hosts. Return (the tasks that would change something, failures).
 
-    A host's tasks after a failure are unknown. Raise ConfigureError if Ansible itself can't run.
+    After a failure on a host, later tasks are not checked there. ConfigureError: Ansible itself can't run.
     """
     playbook = "configure" if inventory.baked else "site"
     results: list[TaskResult] = []
@@ -333,7 +333,7 @@ def _play(
     logs: Workspace | None = None,
     check: bool = False,
 ) -> Results:
-    """Run a playbook with the workspace's Ansible inventory. ``logs``: another workspace for the output."""
+    """Run a playbook with the workspace's Ansible inventory. ``logs``: the workspace for Ansible's output."""
     groups = {host.name: host.roles for host in inventory.hosts if host.name in hosts}
     log = (logs or workspace).logs / f"ansible-{time.strftime('%Y%m%dT%H%M%S')}.log"
     return run_playbook(PlaybookRun(f"{playbook}.yml", workspace.ansible_inventory, groups, log, check))
@@ -342,7 +342,7 @@ def _play(
 def install_image(
     spec: ClusterSpec, image: Host, *, wheels: Path, lock: Path, workspace: Workspace
 ) -> Results:
-    """Run the install part of every role on an image that reaches its package mirror. No service is started.
+    """Run the install part of every role on an image, which must reach its package mirror. Start no service.
 
     spec: sets Slurm's release. wheels: folder with all wheels of ``lock``, a requirements file with hashes.
     Raise ConfigureError if a task fails. The output is in ``workspace.logs``.
@@ -360,10 +360,10 @@ def configure_class(
     *,
     workspace: Workspace,
 ) -> Results:
-    """Apply the configuration that hosts of a group share to images.
+    """Apply to images the configuration that all hosts of a group share.
 
     variables: the variables of the roles; see ``class_variables``.
-    slurm: file name -> content of Slurm's files, for the accounting on a controller.
+    slurm: name -> content of the Slurm files that set up the accounting database on a controller.
     Raise ConfigureError if a task fails. The output is in ``workspace.logs``.
     """
     with _image_inventory(images, workspace) as (inventory, own):
@@ -382,9 +382,9 @@ def make_image(
     workspace: Workspace,
     logs: Workspace,
 ) -> Results:
-    """Turn the compute host of this inventory into an image: install, configure, and remove its identity.
+    """Make the compute host of this inventory ready to be an image: install, configure, remove its keys.
 
-    workspace: a workspace for this inventory, with its ssh_config. logs: the workspace for the output.
+    workspace: a workspace with the inventory's ssh_config. logs: the workspace for Ansible's output.
     """
     health = workspace.rendered / inventory_file.HEALTH_FILE
     write_atomic(health, _no_health(inventory))
@@ -394,13 +394,13 @@ def make_image(
 
 
 def _no_health(inventory: Inventory) -> str:
-    """Return the content of health.json without requirements, for hosts with unknown hardware."""
+    """Return a health.json with which health checks require no hardware, because it is unknown yet."""
     return json.dumps({host.name: {} for host in inventory.hosts})
 
 
 @contextmanager
 def _image_inventory(images: Sequence[Host], workspace: Workspace) -> Iterator[tuple[Inventory, Workspace]]:
-    """Yield an inventory of only these images, and a temporary workspace with the keys of this cluster."""
+    """Yield (an inventory of only these images, a temporary workspace that uses ``workspace``'s SSH key)."""
     empty_fields = dict.fromkeys(("cluster", "cluster_id", "provider", "network", "shared"), "")
     inventory = Inventory(hosts=tuple(images), baked=False, **empty_fields)
     with temporary_folder() as folder:

@@ -27,7 +27,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TaskResult(HostStep):
-    """The result of a task on a host. ``how`` is its ``Status``.
+    """The result of a task on a host. ``how``: whether the task changed the host, failed, and so on.
 
     diff: unified diff of the changes that check mode reports. "" for tasks with secrets.
     """

@@ -42,10 +42,10 @@ Variables = Mapping[str, Any]
 
 
 def spec_of_inventory(source: Path) -> tuple[str, list[str]]:
-    """Convert an Ansible inventory to a spec, with a partition for each group. Return the spec's text.
+    """Convert an Ansible inventory to a spec, with a partition for each group of hosts.
 
-    Also return notes on everything that could not be converted. Raise UsageError if Ansible can't read the
-    inventory, or the spec would be invalid.
+    Return (the spec's text, notes on everything that could not be converted). Raise UsageError if Ansible
+    can't read the inventory, or the spec would be invalid.
     """
     inventory = _Inventory(source)
     text = _HEAD.format(source=source.name) + yaml_text(inventory.document(), offset=2)

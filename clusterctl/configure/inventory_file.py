@@ -1,4 +1,4 @@
-"""The input of Ansible: `inventory.yml`, and the repository of a bundle on hosts that install from it.
+"""Input for Ansible: `inventory.yml`, and package repositories from bundles, which are sent to hosts.
 
 The inventory has hosts, groups and all role variables, so it also works with `ansible-playbook -i`.
 """
@@ -49,7 +49,7 @@ Variables = dict[str, Any]
 
 
 def write_ansible_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
-    """Write the Ansible inventory of the cluster. It has only the paths of secrets, not their content."""
+    """Write the Ansible inventory of the cluster. It names the files of secrets, but contains no secret."""
     write_atomic(workspace.ansible_inventory, inventory_text(spec, inventory, workspace))
 
 
@@ -67,7 +67,7 @@ def inventory_text(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
 def image_inventory_text(
     spec: ClusterSpec, inventory: Inventory, ssh_config: Path, wheels: Path, lock: Path
 ) -> str:
-    """Return the Ansible inventory of an image. It is only for `install.yml`."""
+    """Return the Ansible inventory for running the playbook `install.yml` on an image."""
     variables = {
         "clusterctl_install_mark": install_mark(),
         "clusterctl_image": True,
@@ -79,7 +79,7 @@ def image_inventory_text(
 
 
 def _newer_slurm(spec: ClusterSpec, distribution: Distribution) -> Variables:
-    """Return the source of a newer Slurm release for an image. {} if the distribution's release is used."""
+    """Return variables: where an image gets a newer Slurm release. {} if it gets the distribution's."""
     release = spec.slurm.version or ""
     if (suite := distribution.newer_slurm.get(release)) is None:
         return {}
@@ -92,8 +92,8 @@ def class_variables(
 ) -> Variables:
     """Return the variables for the configuration that hosts of a group share, even across clusters.
 
-    Addresses, secrets and names of nodes are not included, because they are in host-specific files. Variables
-    in both groups have the same value.
+    Addresses, secrets and names of nodes are not included, because they are in host-specific files. A
+    variable of both groups has the same value in both.
     """
     group_variables = {
         COMPUTE: {"slurmd_conf_server": "", "slurmd_config_digest": ""},
@@ -115,7 +115,7 @@ def class_variables(
 
 
 def class_inventory_text(inventory: Inventory, ssh_config: Path, variables: Variables, rendered: Path) -> str:
-    """Return the Ansible inventory for `class.yml`. ``rendered`` has placeholders of host-specific files."""
+    """Return the Ansible inventory for `class.yml`. ``rendered``: folder of placeholders for host files."""
     paths = {
         "health_config_src": rendered / HEALTH_FILE,
         "slurmdbd_config_src": rendered / "slurmdbd.conf",
@@ -128,7 +128,7 @@ def class_inventory_text(inventory: Inventory, ssh_config: Path, variables: Vari
 def image_of_class_text(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, variables: Variables, health: Path
 ) -> str:
-    """Return the Ansible inventory of a machine that becomes an image. It is only for `image.yml`.
+    """Return the Ansible inventory for the playbook `image.yml`, which prepares a machine to be an image.
 
     The machine is installed like a node of this cluster, so nodes from this image need no installation.
     """
@@ -148,7 +148,7 @@ def image_of_class_text(
 
 
 def write_restore_inventory(inventory: Inventory, workspace: Workspace) -> None:
-    """Write the Ansible inventory of hosts that are released, for `restore.yml`. It needs no spec."""
+    """Write the Ansible inventory for `restore.yml`, on hosts that leave the cluster. No spec is needed."""
     cluster = {"shared_storage_cluster_id": inventory.cluster_id}
     variables = {**cluster, "clusterctl_keeps": inventory.traits.user_owned}
     write_atomic(workspace.ansible_inventory, _text(inventory, workspace.ssh_config, variables))
@@ -216,7 +216,7 @@ def _groups(
 
 
 def install_mark(inventory: Inventory | None = None, software: Software = PLAIN) -> str:
-    """Return the name of the file that marks a finished installation. Default: of an image."""
+    """Return the name of the file that marks a finished installation. Without inventory: in an image."""
     inputs: dict[str, bool] = {}
     if inventory is not None:
         kind, scheduler = inventory.shared_folder.kind, inventory.scheduler
@@ -343,7 +343,7 @@ def _repositories(spec: ClusterSpec) -> Variables:
 
 
 def _auto_down(spec: ClusterSpec, inventory: Inventory) -> Variables:
-    """Return the variables of the role auto_down, for clouds. They are also set if it is off, to stop it."""
+    """Return the variables of the role auto_down, for clouds. The role also turns auto_down off."""
     if not spec.provider.is_cloud:
         return {}
     return {
@@ -413,7 +413,7 @@ _FIND_MARKS: Final = 'for mark; do [ ! -e "$mark" ] || echo there; done'
 def hosts_to_install(
     inventory: Inventory, software: Software, reports: Mapping[str, HostReport], to: Connect
 ) -> tuple[Host, ...]:
-    """Return the hosts whose installation, also of software for their GPUs, is not complete."""
+    """Return the hosts on which packages, or software for the GPUs, are not completely installed."""
     mark = install_mark(inventory, software)
     nodes = inventory.compute if software.nvidia.installs else ()
     with_cards = {host.name for host in nodes if reports[host.name].cards}
@@ -427,7 +427,7 @@ def hosts_to_install(
 
 
 def send_repository(bundle: Bundle, hosts: Sequence[Host], to: Connect) -> tuple[str, ...]:
-    """Send the bundle's repository to the hosts that lack the repository. Return the names of these hosts.
+    """Send the bundle's packages to the hosts that do not have them yet. Return the names of these hosts.
 
     Raise BundleError, with nothing sent, if the bundle lacks packages for a host's distribution.
     Raise TransportError, with a failure for each host, if sending fails.
@@ -464,7 +464,7 @@ def _send(bundle: Bundle, host: Host, transport: Transport) -> bool:
 
 
 def _marks(host: Host, mark: str, *, with_cards: bool) -> tuple[str, ...]:
-    """Return the possible mark files of a complete installation on this host; see install.yml."""
+    """Return the files of which any marks a finished installation on this host; see install.yml."""
     mark_file = f"/opt/clusterctl/installed-{mark}"
     roles = [role for role in (CONTROLLER, COMPUTE) if role in host.roles] or [LOGIN]
     role_mark = f"{mark_file}-{roles[0]}" if len(roles) == 1 else mark_file

@@ -118,7 +118,7 @@ class Bundle:
     digest: str
 
     def stream(self, folder: str, *, as_folder: str, after: Mapping[str, bytes]) -> Iterator[bytes]:
-        """Yield a tar with the files ``after`` and a folder of the bundle, renamed to ``as_folder``."""
+        """Yield a tar of the files ``after`` (path -> content) and a folder, renamed to ``as_folder``."""
         with _open_tar(self.file) as archive:
             members = (
                 (
@@ -132,7 +132,7 @@ class Bundle:
             yield from _tar(chain(starmap(_source, after.items()), members))
 
     def copy(self, paths: Iterable[str], folder: Path) -> None:
-        """Copy files into a folder, without their paths. Raise a BundleError if a file is damaged."""
+        """Copy files of the bundle directly into a folder. Raise a BundleError if a file is damaged."""
         with _open_tar(self.file) as archive:
             for path in paths:
                 target = folder / PurePosixPath(path).name
@@ -187,7 +187,7 @@ def _manifest(raw: bytes, file: Path) -> Manifest:
 
 @contextmanager
 def _open_tar(file: Path) -> Iterator[tarfile.TarFile]:
-    """Open a bundle. Raise a BundleError if it is not a tar archive, or lacks a file that the body reads."""
+    """Open a bundle. BundleError: it is no tar archive, or lacks a file that the `with` block reads."""
     try:
         with tarfile.open(file, "r:") as archive:
             yield archive
@@ -218,7 +218,7 @@ def named(paths: Sequence[str], most: int = 5) -> str:
 
 
 def damages(bundle: Bundle) -> tuple[Failure, ...]:
-    """Compare each file of the bundle with SHA256SUMS. The whole bundle is read."""
+    """Read the whole bundle. Return a failure for each file that is missing or differs from SHA256SUMS."""
     hashes = {HASHES: bundle.digest, **bundle.hashes}
     corrupted = []
     with _open_tar(bundle.file) as archive, suppress(tarfile.ReadError):
@@ -299,7 +299,7 @@ def asks_for_cupy(spec: ClusterSpec) -> bool:
 def mismatches(
     bundle: Bundle, spec: ClusterSpec | None, releases: Collection[str] = ()
 ) -> tuple[Failure, ...]:
-    """Compare a bundle with this clusterctl, the spec (if given), and hosts with these releases."""
+    """Return a failure for each way in which a bundle does not fit this clusterctl, the spec or releases."""
     manifest = bundle.manifest
     differences = [*_clusterctl_mismatches(manifest)]
     reason = f"the bundle only has packages for {', '.join(manifest.systems)}"
@@ -337,7 +337,7 @@ def _system_mismatches(release: str, system: System, spec: ClusterSpec | None) -
 
 
 def _needed_packages(release: str, spec: ClusterSpec | None) -> set[str]:
-    """Return the packages that a bundle needs for a release. Without a spec: the packages of all specs."""
+    """Return the packages that a bundle needs for a release. Without a spec: those that all specs need."""
     try:
         distribution = distribution_of(release)
     except ProvisionError:
@@ -349,7 +349,7 @@ def _needed_packages(release: str, spec: ClusterSpec | None) -> set[str]:
 
 
 class Remembered(BaseModel):
-    """The record of a cluster's bundle: its path, and the size and time at its last full check."""
+    """The record of a cluster's bundle: its path, and its size and mtime when it was last checked in full."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -373,7 +373,7 @@ def cluster_bundle(workspace: Workspace) -> Remembered | None:
 
 
 def missing_bundle(workspace: Workspace) -> BundleError:
-    """Return the error if hosts need packages from a bundle file that no longer exists."""
+    """Return the error for a bundle file that no longer exists although hosts need its packages."""
     remembered = cluster_bundle(workspace)
     return BundleError(
         "the bundle that this cluster is installed from is missing",

@@ -53,7 +53,7 @@ def package_names(distribution: Distribution, software: Software = PLAIN) -> tup
 
 
 def asked_packages(distribution: Distribution, software: Software) -> tuple[str, ...]:
-    """Return the packages that a bundle must hold for a distribution: package names, and upstream's files."""
+    """Return the packages that a bundle must hold: names, and files that developers publish themselves."""
     upstream = upstream_packages(distribution, software)
     return (*package_names(distribution, software), *(package.file for package in upstream))
 

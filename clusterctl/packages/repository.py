@@ -125,7 +125,7 @@ def _pack_apt(request: RepositoryRequest, names: Sequence[str]) -> Path:
 
 
 def _repository(folder: Path, inner: str, paths: Mapping[str, Path]) -> Path:
-    """Create a folder with links to these packages only; the cache also holds packages of other bundles."""
+    """Create a folder with links to only these packages. (The cache also holds packages of other bundles.)"""
     root = folder / "repository"
     shutil.rmtree(root, ignore_errors=True)
     (root / inner).mkdir(parents=True)
@@ -266,7 +266,7 @@ def _repositories(request: RepositoryRequest) -> tuple[str, tuple[str, ...]]:
 
 
 def _user_repositories(path: Path) -> tuple[str, tuple[str, ...]]:
-    """Return the text of the user's .repo file and its key URLs. Raise a UsageError if there are none."""
+    """Return (the text of the user's .repo file, its key URLs). Raise a UsageError if it has no key URL."""
     text = _read_user_file(path)
     parser = configparser.ConfigParser(interpolation=None)
     try:

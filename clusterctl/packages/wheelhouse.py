@@ -59,7 +59,7 @@ class Pip:
     def download(
         self, arguments: Sequence[str], *, cwd: Path | None = None, builds: Builds | None = None
     ) -> Result:
-        """Run `pip download`. ``builds`` stops it if it chose a CUDA build for nodes without GPUs."""
+        """Run `pip download`. With ``builds``, stop pip if it chooses a CUDA build for nodes without GPUs."""
         node = self.node
         platforms = [f"manylinux_2_{minor}_{ARCHITECTURE}" for minor in range(node.glibc_minor, 4, -1)]
         platforms += [f"manylinux{name}_{ARCHITECTURE}" for name in ("2014", "2010", "1")]
@@ -119,7 +119,7 @@ class Lock:
 
     @property
     def key(self) -> str:
-        """The name of the environment on a cluster: a hash of its content."""
+        """The name of the Python environment on a cluster: a hash of the lock and its base."""
         return digest(_LAYOUT, self.text, *(f"{name}=={version}" for name, version in self.base.items()))
 
     @classmethod
@@ -159,7 +159,7 @@ def wheelhouse(lock: Path, node: NodePlatform = DEFAULT_PLATFORM) -> Path:
 
 @contextmanager
 def new_wheelhouse(lock: Path, node: NodePlatform) -> Iterator[Path]:
-    """Yield a folder for the wheels of a lock. It becomes the wheelhouse, unless the body raises."""
+    """Yield a folder for a lock's wheels. If the `with` block succeeds, the folder is the wheelhouse."""
     with cache_of_downloads() as home:
         home.mkdir(parents=True, exist_ok=True)
         with temporary_folder(home) as unfinished:
@@ -209,7 +209,7 @@ def content_hash(files: Sequence[Path]) -> str:
 def _contents(
     file: Path, parents: frozenset[Path] = frozenset(), named_in: str = "", *, constraints: bool = True
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Yield folder and content of a requirements file and its included files, and hashes of local wheels."""
+    """Yield (folder, content) of a requirements file and included files, and ("", hash) of local wheels."""
     file = file.absolute()
     if file in parents:
         return
@@ -302,7 +302,7 @@ class Requirements:
 
     @property
     def answer(self) -> Path:
-        """The path of the resulting lock in the cache, by a hash of all inputs except pip's indexes."""
+        """The path of the resulting lock in the cache, named by a hash of all inputs except pip's indexes."""
         settings = [f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith("PIP_")]
         if self.gpus is not None:
             settings += [f"gpus={self.gpus}", cpu_index()]
@@ -335,7 +335,7 @@ def resolve(requirements: Requirements, *, report: LineReporter, heard: LineRepo
 def fetch_locked(
     text: str, base: Path, node: NodePlatform, *, report: LineReporter, heard: LineReporter = SILENT.note
 ) -> Lock | None:
-    """Parse a lock and download its exact wheels, unless they are cached. None if it is for another Python.
+    """Parse a lock and download its exact wheels, unless cached. Return None for a lock of another Python.
 
     Raise a UsageError if an index lacks a wheel, or a MachineError if the cache can't be written.
     """
@@ -374,7 +374,7 @@ def cached_lock(requirements: Requirements) -> Lock | None:
 
 
 def store_lock(requirements: Requirements, text: str, wheels: Path) -> None:
-    """Store a result for ``resolve`` in the cache. The wheels are moved from their folder."""
+    """Store a lock's text, so that ``resolve`` will return this lock, and move its wheels to the cache."""
     with cache_of_downloads(_CACHE):
         for path in wheels.glob("*.whl"):
             _move_to_cache(path)
@@ -390,7 +390,7 @@ def _load_lock(answer: Path, requirements: Requirements) -> Lock | None:
 
 
 def _download(requirements: Requirements, folder: Path, pip: Pip) -> list[Path]:
-    """Download the wheels that pip chooses. Versions to keep are dropped if the requirements exclude them."""
+    """Download wheels that pip chooses, of the versions to keep unless the requirements exclude them."""
     files, kept = requirements.files, requirements.kept
     limits = folder / "constraints.txt"
     builds = Builds(requirements.gpus, pip.report, folder)

@@ -66,7 +66,7 @@ class ChosenCluster:
         return _known_workspace(path) or self._workspace_of_file(path)
 
     def named_workspace(self) -> Workspace:
-        """Return the workspace of ``name``. UsageError: an invalid name, or a spec file is given too."""
+        """Return the workspace of cluster ``name``. UsageError: invalid name, or a spec file is given too."""
         if self.file is not None:
             raise excluded("-f", "--cluster")
         if not is_cluster_name(self.name or ""):
@@ -74,9 +74,9 @@ class ChosenCluster:
         return Workspace.of(self.name or "")
 
     def only_cluster(self, *, named: bool = False) -> str | None:
-        """Return the name of the only cluster that is up, unless a cluster is given, or the built-in is up.
+        """Return the name of the only cluster that is up, unless a cluster is chosen or the built-in is up.
 
-        Raise UsageError if several other clusters are up, or if the user must name the cluster (``named``).
+        Raise UsageError if several clusters are up. ``named``: raise UsageError also if a single cluster is.
         """
         clusters = clusters_up()
         if self.name is not None or self.spec_file or not clusters or DEFAULT_CLUSTER in clusters:
@@ -128,7 +128,7 @@ def unknown_cluster(name: str) -> UsageError:
 
 
 def _known_workspace(path: Path) -> Workspace | None:
-    """Return the workspace for the name in a spec file, if it exists. The file is not parsed."""
+    """Return the workspace of the cluster that a spec file names, if it exists. Don't parse the file."""
     with suppress(OSError, UnicodeDecodeError):
         names = [match[2] for match in _NAME_LINE.finditer(path.read_text())]
         if len(names) == 1 and (workspace := Workspace.of(names[0])).root.is_dir():
@@ -138,9 +138,9 @@ def _known_workspace(path: Path) -> Workspace | None:
 
 @contextmanager
 def naming_lock_holder(workspace: Workspace) -> Iterator[None]:
-    """Raise LockedError if the body fails because the cluster does not answer while its lock is held.
+    """Raise LockedError if the `with` block fails because the cluster does not answer while it is locked.
 
-    The error names the other clusterctl process, which explains the failure.
+    The error names the clusterctl process that holds the lock, which explains the failure.
     """
     try:
         yield

@@ -14,9 +14,9 @@ from clusterctl.state.workspace import Workspace
 def spec_of(chosen: ChosenCluster) -> ClusterSpec:
     """Return the spec of the chosen file, of ./cluster.yaml, or of the built-in local cluster.
 
-    For a cluster chosen by its name, this is the applied spec. It may break rules that are newer than the
-    cluster, so that the cluster can be repaired; violations become notes. Raise SpecError if the file has
-    errors, UsageError if the file or cluster does not exist.
+    For a cluster chosen by its name, return the spec of its last `up`. If that spec breaks rules that are
+    newer than the cluster, violations become notes, so that the cluster can be repaired. Raise SpecError if
+    the file has errors, UsageError if the file or cluster does not exist.
     """
     if chosen.name is not None:
         workspace = chosen.named_workspace()
@@ -34,5 +34,5 @@ def spec_of(chosen: ChosenCluster) -> ClusterSpec:
 
 
 def spec_of_existing(chosen: ChosenCluster) -> ClusterSpec:
-    """Return the spec like `spec_of`, but without a spec file the spec of the only cluster that is up."""
+    """Return the same as `spec_of`; but without a spec file, the spec of the only cluster that is up."""
     return spec_of(replace(chosen, name=chosen.only_cluster() or chosen.name))

@@ -1,6 +1,6 @@
-"""Facts about a cluster that job verbs need, as plain values from its record hosts.json or from a spec.
+"""Facts about a cluster that job commands need, read from its record hosts.json or from a spec.
 
-The pydantic models of the record and of specs take 0.1 s to import.
+This module does without the pydantic models of hosts.json and of specs, which take 0.1 s to import.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def applied_text(workspace: Workspace) -> bytes:
 
 
 def facts_of_spec(spec: ClusterSpec) -> ClusterFacts:
-    """Return the facts of a resolved spec, whether the cluster is up or not."""
+    """Return the facts of a spec with all defaults set. The cluster need not be up."""
     recorded = job_settings(spec)
     del recorded["scheduler"]
     return ClusterFacts(
@@ -131,7 +131,7 @@ def facts_of_spec(spec: ClusterSpec) -> ClusterFacts:
 
 
 def job_settings(spec: ClusterSpec) -> dict[str, Any]:
-    """Return the settings of a spec that hosts.json records for job verbs, as fields of an inventory."""
+    """Return the settings of a spec that job commands need, as fields of ``Inventory`` -> value."""
     requirements = spec.software.python.requirements
     return {
         "scheduler": spec.scheduler,

@@ -91,8 +91,8 @@ class Host(BaseModel):
 class SharedFolder(BaseModel):
     """The source of the shared folder.
 
-    `existing`: it is mounted already. `nfs`: the controller exports it. `filestore`: a Filestore instance
-    exports it. `server`: an NFS server of the user exports it. `none`: there is no shared folder.
+    `existing`: hosts have the folder mounted already. `nfs`: the controller exports the folder. `filestore`:
+    a Filestore instance does. `server`: an NFS server of the user does. `none`: there is no shared folder.
     """
 
     model_config = ConfigDict(frozen=True, defer_build=True)
@@ -104,7 +104,7 @@ class SharedFolder(BaseModel):
 
 
 class Inventory(BaseModel):
-    """The hosts of a cluster, controller first, and the facts about it that tools and jobs need."""
+    """The hosts of a cluster, the controller first, and facts about the cluster that tools and jobs need."""
 
     model_config = ConfigDict(frozen=True, defer_build=True)
 
@@ -151,7 +151,6 @@ class Inventory(BaseModel):
 
     @property
     def distribution(self) -> Distribution:
-        """The distribution of all hosts."""
         return distributions.distribution_of(self.controller.distribution)
 
     @property
@@ -161,7 +160,7 @@ class Inventory(BaseModel):
 
     @property
     def constrains_devices(self) -> bool:
-        """Whether Slurm hides devices such as GPUs of other jobs. Not if nodes are shares of a machine."""
+        """Whether Slurm hides a job's GPUs from other jobs. It can't if several nodes share a machine."""
         shares = any(host.cpus is not None and host.memory_mib is not None for host in self.compute)
         return self.has_slurm and self.cgroups and not shares
 
@@ -224,7 +223,7 @@ def applied_if_known(workspace: Workspace) -> ClusterSpec | None:
 
 
 def keeps_storage(workspace: Workspace, *, if_damaged: bool = False) -> bool:
-    """Return whether the applied spec keeps the shared folder after `down`. No spec: ``if_damaged``."""
+    """Return whether `down` keeps the shared folder, by the last `up`'s spec. Unreadable: ``if_damaged``."""
     try:
         return applied_spec(workspace).storage.keep
     except UsageError:
@@ -234,7 +233,7 @@ def keeps_storage(workspace: Workspace, *, if_damaged: bool = False) -> bool:
 def may_keep_storage(workspace: Workspace) -> bool:
     """Return whether a shared folder may remain after `down`.
 
-    An earlier `up` that failed before it configured the hosts may have attached kept storage.
+    An earlier `up` that failed before it configured the hosts may have attached an earlier cluster's folder.
     """
     if keeps_storage(workspace, if_damaged=True):
         return True

@@ -99,7 +99,7 @@ class TaskRecord(_Stored):
 
 
 def node_hours(tasks: Iterable[TaskRecord]) -> float:
-    """Return the sum of nodes times hours. Parts of nodes count as nodes, tasks that never started as 0."""
+    """Return the sum of nodes times hours. A part of a node counts as a node, a task without start as 0."""
     times = ((task.start_time, task.end_time, len(task.nodes)) for task in tasks)
     return sum(count * (end - start) for start, end, count in times if start and end) / 3600
 
@@ -107,7 +107,7 @@ def node_hours(tasks: Iterable[TaskRecord]) -> float:
 class Skipped(_Stored):
     """A file or folder of a job that `collect` did not copy, and why.
 
-    path: printable path in the job's folder. bytes: total size. files: their number, 0 without data.
+    path: printable path in the job's folder. bytes: total size. files: number of files, 0 without data.
     """
 
     path: str
@@ -207,7 +207,7 @@ def runs_folders() -> tuple[Path, ...]:
 
 
 def note_runs_folder(folder: Path) -> None:
-    """Record a folder with collected runs. A full disk is ignored, because the runs are already collected."""
+    """Record a folder with collected runs. Ignore a full disk, because the runs are already collected."""
     path = state_home() / _FOLDERS
     if all(row.get("folder") != str(folder) for row in read_rows(path)):
         with suppress(MachineError):

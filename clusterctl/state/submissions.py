@@ -45,7 +45,7 @@ UNCHANGED = "unchanged since it was submitted"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEntry:
-    """A submission, recorded under its token before it is sent to Slurm.
+    """A submission, recorded before the job is sent to Slurm. ``token``: random text that identifies it.
 
     job_id: set when sbatch has answered. refused: whether Slurm rejected the job, so it never gets an id.
     state: the job's final state, once known.
@@ -72,9 +72,9 @@ _KEYS = frozenset(field.name for field in fields(JobEntry))
 
 
 class Ledger:
-    """The workspace's jobs.jsonl. Lines are only appended; later lines for a token update earlier lines.
+    """The submissions in a workspace's jobs.jsonl. Lines are only appended; a later line updates an entry.
 
-    The folder jobs/TOKEN/ holds clusterctl's files as sent, because a job can change the files in its folder.
+    jobs/TOKEN/ has copies of the files that clusterctl sent, because a job can change files in its folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -103,13 +103,13 @@ class Ledger:
         return next((entry for entry in reversed(self.entries()) if entry.job_id == base), None)
 
     def add(self, entry: JobEntry) -> JobEntry:
-        """Record a submission. It is on disk when this returns."""
+        """Record a submission. The record is on disk when this method returns."""
         row = {key: value for key, value in asdict(entry).items() if value is not None}
         append_line(self._path, json.dumps(row, separators=(",", ":")))
         return entry
 
     def update(self, entry: JobEntry, **changes: str | bool) -> JobEntry:
-        """Record changes of a submission. On a full disk they stay in memory, and ``refusal`` is set."""
+        """Record changes of a submission. If the disk is full, keep them in memory, and set ``refusal``."""
         row = {"token": entry.token, **changes}
         try:
             append_line(self._path, json.dumps(row, separators=(",", ":")))
@@ -119,7 +119,7 @@ class Ledger:
         return replace(entry, **changes)  # type: ignore[arg-type]  # fields of these types
 
     def keep(self, token: str, files: Mapping[str, bytes]) -> None:
-        """Store clusterctl's files of a job's folder on this machine. If writing fails, store nothing."""
+        """Store here the files that clusterctl sends to a job's folder. If writing fails, store nothing."""
         folder = self._folder(token)
         try:
             with translating_write_errors(folder):
@@ -133,7 +133,7 @@ class Ledger:
             raise
 
     def kept(self, token: str) -> Mapping[str, bytes]:
-        """Return the files that ``keep`` stored. Empty for a job submitted from another machine."""
+        """Return name -> content of the files of ``keep``. Empty if another machine submitted the job."""
         folder = self._folder(token)
         return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.is_dir() else {}
 

@@ -58,7 +58,7 @@ def cache_home() -> Path:
 
 
 def _xdg_folder(variable: str, default: str) -> Path:
-    """Return clusterctl's folder in an XDG base directory. As specified, relative paths are ignored."""
+    """Return clusterctl's folder in an XDG base directory. A relative path in the variable is ignored."""
     named = Path(os.environ.get(variable, ""))
     return (named if named.is_absolute() else _expand_home("~") / default) / "clusterctl"
 
@@ -82,9 +82,9 @@ def _private_folder(path: Path) -> None:
 
 
 def write_atomic(path: Path, data: str | bytes, *, mode: int = 0o600, anew: bool = False) -> bool:
-    """Write a file so that a reader, even after a crash, sees either the old or the new content, all of it.
+    """Write a file so that a reader, even after a crash, sees all of the old or all of the new content.
 
-    A file that already has this content is not replaced, unless ``anew``. Return whether it was written.
+    A file that already has this content is replaced only if ``anew``. Return whether the file was written.
     Raise MachineError if the file can't be written; see ``translating_write_errors``.
     """
     raw = data.encode() if isinstance(data, str) else data
@@ -192,9 +192,9 @@ class Workspace:
 
     @contextmanager
     def begun(self) -> Iterator[None]:
-        """Create the folder. If the body fails before the spec is written, remove a new folder again.
+        """Create the workspace. If it is new and the `with` block fails before writing the spec, remove it.
 
-        A folder with host keys that the user has confirmed is kept.
+        A workspace with host keys that the user has confirmed is kept.
         """
         existed = self.root.exists()
         try:
@@ -221,12 +221,12 @@ class Workspace:
 
     @property
     def copies(self) -> Path:
-        """The list of collected copies. It is beside the folder, because it must survive `down`."""
+        """The list of files that exist elsewhere. It is beside the workspace, so that it survives `down`."""
         return self.root.parent / f"{self.root.name}.copies.jsonl"
 
     @property
     def lock_file(self) -> Path:
-        """The lock file. It is beside the folder, because `down` removes the folder with the lock held."""
+        """The lock file. It is beside the workspace, because `down` removes that while it holds the lock."""
         return self.root.parent / f".{self.root.name}.lock"
 
     def lock(
@@ -282,10 +282,10 @@ class Holder:
 def hold(
     path: Path, verb: str, *, what: str, wait_s: float = WAIT_S, waiting: Callable[[str], None]
 ) -> Iterator[None]:
-    """Hold a lock while the body runs.
+    """Hold a lock during the `with` block.
 
     verb: the command that is recorded as the holder. ``what``: the locked resource, for messages.
-    waiting: called once with a message about the other holder, if there is a wait.
+    waiting: called once, if the lock is not free, with a message about the process that holds the lock.
     Raise LockedError if another clusterctl process holds the lock for ``wait_s`` seconds, MachineError if the
     lock file can't be created.
     """
@@ -330,7 +330,7 @@ def _acquire(fd: int, kind: int) -> bool:
 
 
 def _name_holder(fd: int, text: str) -> None:
-    """Write the holder to the lock file. A full or read-only disk is ignored."""
+    """Write the holder to the lock file. Ignore a full or read-only disk."""
     with suppress(OSError):
         os.ftruncate(fd, 0)
         os.pwrite(fd, text.encode(), 0)
