@@ -35,7 +35,7 @@ def bake_image(
 
     If the cluster does not exist yet, remove everything else that the build has created.
 
-    approve: called with a text about each image and its price before anything is created; may raise to abort.
+    approve: called with a text about each image and its price, before any is created; may raise to abort.
     Raise UsageError if the provider can't build an image for these nodes.
     """
     cluster.provider.check(cluster.spec)
@@ -107,7 +107,7 @@ def share_configuration(
 
 @dataclass(frozen=True, slots=True)
 class SharedConfiguration:
-    """The shared configurations. keys: group of hosts -> key of its configuration in the provider's cache.
+    """The shared configurations. keys: group of hosts (controller, compute) -> key in the provider's cache.
 
     origin: "made" if this command built any of these configurations, "cached" if all existed already.
     """
@@ -119,7 +119,7 @@ class SharedConfiguration:
 def prepare_class(
     cluster: ClusterContext, distribution: Distribution, groups: Collection[str]
 ) -> Outcome[SharedConfiguration]:
-    """Build the shared configuration of these groups, unless it is in the provider's cache."""
+    """Build the configuration that hosts of each group share, unless it is in the provider's cache."""
     spec, workspace = cluster.spec, cluster.workspace
     shared = str(cluster.provider.known_shared)
     variables = {group: inventory_file.class_variables(spec, distribution, shared, group) for group in groups}

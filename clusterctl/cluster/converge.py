@@ -72,7 +72,7 @@ _START_SLURMD = (
 class Configured(BaseModel):
     """The workspace's record of how `up` last configured the hosts.
 
-    inputs: hash of all inputs of the configuration. Empty while `up` configures all hosts, or if it failed.
+    inputs: hash of all inputs of the configuration. Empty until `up` has configured all hosts.
     groups: group of hosts -> hash of the inputs that are the same for all hosts of the group.
     marks: host -> the checksums and states that a probe found after the host was configured.
     hardware: node -> the hardware that the node is configured for. Written before the nodes are configured.

@@ -215,7 +215,7 @@ def collect_runs(
 
 
 def destroy(runner: PhaseRunner, provider: Provider, lost: OnlyCopies) -> Outcome[None]:
-    """Record the files to be lost, then remove the cluster. If interrupted, the next `down` continues."""
+    """Record the files to be lost, then remove the cluster. After a crash, the next `down` continues."""
     workspace = runner.workspace
     note_removal(workspace, lost)
     try:
@@ -261,7 +261,7 @@ def keep_storage(
 
 
 def find_kept(name: str, provider: Provider, left: StorageRecord) -> tuple[KeptStorage, ...]:
-    """Ask the provider for storage that clusters of this name left behind. Add since when it is unused."""
+    """Ask the provider for storage that clusters of this name left behind, and add the recorded dates."""
     earlier = load_record(name)
     since = {storage.id: storage.since for storage in earlier.kept} if earlier else {}
     return tuple(
@@ -448,9 +448,9 @@ def _find_provider(chosen: ChosenCluster, project: str | None) -> tuple[str, Pro
 
 
 def reject_orphans(orphans: Orphans, *, discard: bool) -> None:
-    """Raise OnlyCopyError unless ``discard``, which accepts the loss of files. The files can't be listed.
+    """Raise OnlyCopyError if there are orphans, because their files can't be listed.
 
-    Machines that the user owns keep their files and are not rejected.
+    Machines that the user owns keep their files and are not rejected. discard: accept the loss of files.
     """
     if orphans.clusters and not (discard or orphans.settings.user_owned):
         raise OnlyCopyError(

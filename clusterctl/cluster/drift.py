@@ -49,13 +49,13 @@ def drift_of_host(host: str, recorded: Checksums, now: Checksums) -> Iterator[Dr
 
 
 def repairs_of(host: str, recorded: Checksums, before: Checksums, after: Checksums) -> list[Drift]:
-    """Return the drift of a host that configuring repaired; ``before`` and ``after`` are probe results."""
+    """Return the drift that `up` has repaired on a host; ``before`` and ``after`` are probe results."""
     changed = [key for key in _recorded_drift(recorded, before) if after.get(key) != before[key]]
     return [Drift(host, *_describe(key, before[key])) for key in _without_consequences(changed, before)]
 
 
 def _recorded_drift(recorded: Checksums, now: Checksums) -> list[str]:
-    """Return the keys of items that drifted. Items without a record or an answer are ignored."""
+    """Return the keys of items that drifted. Ignore items without a recorded or without a current state."""
     return [key for key in drifted(recorded, now) if key in recorded and now[key] != UNKNOWN]
 
 

@@ -190,7 +190,7 @@ def as_recorded(reports: Reports, recorded: Mapping[str, Hardware], hosts: Colle
 
 
 def _ends_jobs(old: Hardware, new: Hardware) -> bool:
-    """Return whether Slurm would cancel jobs on a node that changes so, or its jobs may lack memory."""
+    """Return whether Slurm would cancel a node's jobs at this change, or the node would have less memory."""
     if format_gres(old.driver.gpus) != format_gres(new.driver.gpus):
         return True
     if old.facts is None or new.facts is None:

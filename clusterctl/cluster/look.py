@@ -37,7 +37,7 @@ LOOK_VALID_S = 3600.0
 def check_only_copies(
     runner: PhaseRunner, discarded: Collection[JobEntry], *, discard: bool
 ) -> Outcome[OnlyCopies]:
-    """Find jobs and files that exist only on the cluster, before `down` removes the cluster. Return them.
+    """Find and return jobs and files that exist only on the cluster, before `down` removes the cluster.
 
     discarded: jobs that the user does not want to collect. The result lists them; they don't stop `down`.
     discard: the user accepts all losses. If false, raise OnlyCopyError if jobs or files would be lost.

@@ -172,7 +172,7 @@ def expand_hosts(ranges: Iterable[str]) -> tuple[str, ...]:
 def limit_spec(spec: ClusterSpec, workspace: Workspace, limit: Collection[str]) -> ClusterSpec:
     """Return the spec, changed so that only the hosts in ``limit`` change. All other hosts stay as they are.
 
-    Raise UsageError if the spec lacks a host, or its hosts are not machines that the user owns.
+    Raise UsageError if the spec lacks such a host, or the user does not own the cluster's machines.
     """
     provider = own_machines(spec.provider)
     named = {p.name: spec.node_names(p) for p in spec.partitions}

@@ -109,7 +109,7 @@ class PhaseRunner:
 
 
 def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Provider:
-    """Return the provider for these settings. ``prompts`` asks about machines that the user owns."""
+    """Return the provider for these settings. ``prompts``: how to ask about unknown host keys."""
     if settings.user_owned:
         # Only machines of the user are restored, and importing Ansible takes time.
         from clusterctl.configure.ansible import restore  # noqa: PLC0415

@@ -45,7 +45,7 @@ class Plan:
     """The changes that `up` would make.
 
     hosts: hosts to create, change, recreate or remove, and their cost. jobs: the effect on jobs.
-    settings: settings that differ from the applied spec. drift: deviations that `up` would repair.
+    settings: settings that differ from the last `up`. drift: deviations that `up` would repair.
     notes: facts for the user that are no changes.
     tasks: changes that Ansible's check mode reports. Only for machines that the user owns.
     """

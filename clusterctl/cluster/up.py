@@ -57,9 +57,9 @@ class UpOptions:
     discard: delete data that exists only on hosts that are removed.
     bundle: the bundle that hosts install packages from. Default: the bundle of the last `up`, if any.
     own_repositories: install packages from the hosts' own repositories again, instead of from a bundle.
-    limit: the only hosts to configure, besides the controller. Default: all hosts.
+    limit: configure only these hosts and the controller. Default: all hosts.
     replaced: names of hosts that are replaced by different machines. The old machines are removed, or
-        released if the user owns them.
+        restored if the user owns them.
     """
 
     approve: Callable[[Plan], None] = lambda _: None
@@ -171,7 +171,7 @@ def reject_bundles(spec: ClusterSpec, *, fix: str) -> None:
 
 
 def open_bundle(cluster: ClusterContext, options: UpOptions) -> Bundle | None:
-    """Open, as a phase, the file of packages that the options name, else that of the last `up`, if any."""
+    """Open the bundle (file of packages) that the options name, else the bundle of the last `up`, if any."""
     if options.bundle is not None:
         reject_bundles(cluster.spec, fix="leave --bundle out")
         return cluster.run("open_bundle", _open_bundle, options.bundle)
@@ -189,7 +189,7 @@ def _open_bundle(cluster: ClusterContext, file: Path) -> Outcome[Bundle]:
 def resolve_environment(
     cluster: ClusterContext, distribution: Distribution, decision: Decision | None = None
 ) -> Environment:
-    """Choose versions for the spec's Python requirements, as a phase, unless ``decision`` has them."""
+    """Choose versions for the spec's Python requirements, unless ``decision`` has these versions."""
     if decision and decision.environment and decision.distribution == distribution:
         return decision.environment
     if cluster.spec.software.python.requirements is None:

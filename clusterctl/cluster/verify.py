@@ -90,7 +90,7 @@ def verify(
 ) -> Outcome[Verification]:
     """Run an MPI job across the nodes, release jobs held after a failed launch, and check all GPUs.
 
-    limit: the only nodes to verify, besides the controller. None: all nodes.
+    limit: verify only these nodes and the controller. None: all nodes.
     """
     host_names = inventory.names if limit is None else limit
     nodes = [host.name for host in inventory.compute if host.is_controller or host.name in host_names]

@@ -112,7 +112,7 @@ def run_playbook(run: PlaybookRun) -> Results:
 
 
 def _open_log(log: Path) -> IO[bytes]:
-    """Open the log to append. It is unbuffered, so a failed write to a full disk is not repeated."""
+    """Open the log to append. The file is unbuffered, so a failed write to a full disk is not repeated."""
     with translating_write_errors(log):
         return os.fdopen(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab", buffering=0)
 
@@ -274,7 +274,7 @@ def run(verb: Verb, inventory: Inventory, workspace: Workspace, *, hosts: Collec
     - introduce: update the list of the cluster's hosts: names, addresses, the firewall. Restart nothing.
     - restore: give hosts back the state that they had before the first `up`. The notes list everything that
       could not be restored, and why. Hosts that are already restored, or were never configured, stay as is.
-    - seal: after a failure, record clusterctl's changes to the user's machines, before the user changes them.
+    - seal: after a failure, record clusterctl's changes to the user's machines. The user may change more.
 
     Raise ConfigureError, with a failure for each host, if tasks fail. The output is in ``workspace.logs``.
     """
@@ -291,7 +291,7 @@ def run(verb: Verb, inventory: Inventory, workspace: Workspace, *, hosts: Collec
 def restore(
     inventory: Inventory, hosts: Collection[str], workspace: Workspace, reporter: Reporter
 ) -> Mapping[str, tuple[str, ...]]:
-    """Restore these hosts to their state before the cluster. Return host -> notes on failed restorations."""
+    """Restore the state that these hosts had before `up`. Return host -> notes on failed restorations."""
     inventory_file.write_restore_inventory(inventory, workspace)
     record_inventory(inventory, workspace)
     return report_steps(run("restore", inventory, workspace, hosts=hosts), reporter).notes
@@ -394,7 +394,7 @@ def make_image(
 
 
 def _no_health(inventory: Inventory) -> str:
-    """Return a health.json with which health checks require no hardware, because it is unknown yet."""
+    """Return a health.json that requires no hardware of the hosts, as the hardware is not known yet."""
     return json.dumps({host.name: {} for host in inventory.hosts})
 
 

@@ -226,7 +226,7 @@ def _name(host: str) -> str:
 
 
 def _split_jumps(arguments: str) -> tuple[list[str], list[str]]:
-    """Return the jump hosts in the arguments of ssh, and all other arguments."""
+    """Return (the jump hosts in the arguments of ssh, all other arguments)."""
     try:
         flags, words = getopt(shlex.split(arguments), _FLAGS)
     except (ValueError, GetoptError):

@@ -79,7 +79,7 @@ def image_inventory_text(
 
 
 def _newer_slurm(spec: ClusterSpec, distribution: Distribution) -> Variables:
-    """Return variables: where an image gets a newer Slurm release. {} if it gets the distribution's."""
+    """Return the source of a newer Slurm release, as variables. {} if the distribution's release is used."""
     release = spec.slurm.version or ""
     if (suite := distribution.newer_slurm.get(release)) is None:
         return {}
@@ -343,7 +343,7 @@ def _repositories(spec: ClusterSpec) -> Variables:
 
 
 def _auto_down(spec: ClusterSpec, inventory: Inventory) -> Variables:
-    """Return the variables of the role auto_down, for clouds. The role also turns auto_down off."""
+    """Return the variables with which the role auto_down turns its timer on or off. {} outside clouds."""
     if not spec.provider.is_cloud:
         return {}
     return {
@@ -413,7 +413,7 @@ _FIND_MARKS: Final = 'for mark; do [ ! -e "$mark" ] || echo there; done'
 def hosts_to_install(
     inventory: Inventory, software: Software, reports: Mapping[str, HostReport], to: Connect
 ) -> tuple[Host, ...]:
-    """Return the hosts on which packages, or software for the GPUs, are not completely installed."""
+    """Return the hosts on which packages, including software for GPUs, are not completely installed."""
     mark = install_mark(inventory, software)
     nodes = inventory.compute if software.nvidia.installs else ()
     with_cards = {host.name for host in nodes if reports[host.name].cards}
@@ -451,7 +451,7 @@ def send_repository(bundle: Bundle, hosts: Sequence[Host], to: Connect) -> tuple
 
 
 def _send(bundle: Bundle, host: Host, transport: Transport) -> bool:
-    """Send the repository to a host that lacks it. Return whether it was sent."""
+    """Send the repository to a host, if the host lacks the repository. Return whether it was sent."""
     argv = ["sudo", "-n", "sh", "-c", render(f"{_TEMPLATES}/receive.sh"), "sh", BUNDLE_FOLDER, bundle.digest]
     with transport.converse(argv, silence_s=_UNPACK_S) as stream:
         overflow = TransportError(f"{host.name} sent too much output", code="answer-too-long", host=host.name)
@@ -464,7 +464,7 @@ def _send(bundle: Bundle, host: Host, transport: Transport) -> bool:
 
 
 def _marks(host: Host, mark: str, *, with_cards: bool) -> tuple[str, ...]:
-    """Return the files of which any marks a finished installation on this host; see install.yml."""
+    """Return paths. If any of these files exists on the host, its installation is finished (install.yml)."""
     mark_file = f"/opt/clusterctl/installed-{mark}"
     roles = [role for role in (CONTROLLER, COMPUTE) if role in host.roles] or [LOGIN]
     role_mark = f"{mark_file}-{roles[0]}" if len(roles) == 1 else mark_file

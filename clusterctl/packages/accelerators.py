@@ -37,7 +37,7 @@ class CudaBuildError(Exception):
 
 
 def has_gpus(cluster: ClusterSpec | ClusterFacts, partition: str | None = None) -> bool | None:
-    """Return whether the cluster (or a partition) has GPUs; None (unknown) if there is no Slurm to tell."""
+    """Return whether the cluster (or a partition) has GPUs. None: no GPUs are declared, and no Slurm runs."""
     chosen = [p for p in cluster.partitions if partition in (None, p.name)]
     if any(p.gpus is not None for p in chosen):
         return True
@@ -86,7 +86,7 @@ class Builds:
                 self.arguments.append(f"{name}[{extra}]{match[1] or ''}")
 
     def read_line(self, line: str) -> None:
-        """Report large downloads in pip's output. CudaBuildError: first CUDA torch for nodes without GPUs."""
+        """Report large downloads in pip's output. CudaBuildError: torch has CUDA, but the nodes no GPUs."""
         if not self._decided and (torch := _CUDA_TORCH.search(line)):
             self._decided = True
             if self.gpus is False:

@@ -106,7 +106,7 @@ class Manifest(_Head):
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A bundle with a checked manifest. Its other files are checked by ``damages``.
+    """A bundle with a checked manifest. ``damages`` checks the other files of the bundle.
 
     hashes: path -> SHA-256, in the order of the tar. digest: the SHA-256 of SHA256SUMS, which identifies the
     bundle's content.
@@ -118,7 +118,7 @@ class Bundle:
     digest: str
 
     def stream(self, folder: str, *, as_folder: str, after: Mapping[str, bytes]) -> Iterator[bytes]:
-        """Yield a tar of the files ``after`` (path -> content) and a folder, renamed to ``as_folder``."""
+        """Yield a tar: files ``after`` (path -> content), a folder of the bundle renamed to ``as_folder``."""
         with _open_tar(self.file) as archive:
             members = (
                 (
@@ -247,7 +247,7 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> io.BufferedRe
 
 
 def write_bundle(target: Path, manifest: Manifest, sources: Mapping[str, Path | bytes]) -> None:
-    """Write a bundle. The file appears under its name only when it is complete and checked.
+    """Write a bundle. The file gets the name ``target`` only when it is complete and checked.
 
     Raise a MachineError if the file can't be written, or a BundleError if a source file changed meanwhile.
     """

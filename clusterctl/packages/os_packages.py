@@ -53,7 +53,7 @@ def package_names(distribution: Distribution, software: Software = PLAIN) -> tup
 
 
 def asked_packages(distribution: Distribution, software: Software) -> tuple[str, ...]:
-    """Return the packages that a bundle must hold: names, and files that developers publish themselves."""
+    """Return the packages that a bundle must hold: names, and file names of packages in no distribution."""
     upstream = upstream_packages(distribution, software)
     return (*package_names(distribution, software), *(package.file for package in upstream))
 

@@ -135,7 +135,7 @@ def pins(lock: Path) -> dict[str, str]:
 
 @contextmanager
 def cache_of_downloads(name: str = "") -> Iterator[Path]:
-    """Yield clusterctl's cache folder or a folder in it. An OSError in the body becomes a MachineError."""
+    """Yield clusterctl's cache folder or a folder in it. An OSError in the `with` block: MachineError."""
     folder = cache_home() / name
     try:
         yield folder
@@ -147,7 +147,7 @@ def cache_of_downloads(name: str = "") -> Iterator[Path]:
 
 
 def wheelhouse(lock: Path, node: NodePlatform = DEFAULT_PLATFORM) -> Path:
-    """Return the folder with all wheels of a lock file. They are downloaded once.
+    """Return the folder with all wheels of a lock file. The wheels are downloaded only once.
 
     Raise a MachineError if a wheel for the nodes can't be downloaded, or the cache can't be written.
     """
@@ -159,7 +159,7 @@ def wheelhouse(lock: Path, node: NodePlatform = DEFAULT_PLATFORM) -> Path:
 
 @contextmanager
 def new_wheelhouse(lock: Path, node: NodePlatform) -> Iterator[Path]:
-    """Yield a folder for a lock's wheels. If the `with` block succeeds, the folder is the wheelhouse."""
+    """Yield a folder for a lock's wheels. If the `with` block succeeds, it becomes the wheelhouse."""
     with cache_of_downloads() as home:
         home.mkdir(parents=True, exist_ok=True)
         with temporary_folder(home) as unfinished:
@@ -390,7 +390,7 @@ def _load_lock(answer: Path, requirements: Requirements) -> Lock | None:
 
 
 def _download(requirements: Requirements, folder: Path, pip: Pip) -> list[Path]:
-    """Download wheels that pip chooses, of the versions to keep unless the requirements exclude them."""
+    """Download the wheels that pip chooses. Keep the versions to keep, unless the requirements conflict."""
     files, kept = requirements.files, requirements.kept
     limits = folder / "constraints.txt"
     builds = Builds(requirements.gpus, pip.report, folder)

@@ -35,7 +35,7 @@ class ChosenCluster:
 
     file: the spec file. Default: ./cluster.yaml if it exists, otherwise the only cluster that is up,
         otherwise the built-in local cluster.
-    name: the name of a cluster. Its applied spec is used.
+    name: the name of a cluster. The spec of its last `up` is used.
     note: called with a line for the user, such as which cluster was chosen.
     """
 
@@ -76,7 +76,7 @@ class ChosenCluster:
     def only_cluster(self, *, named: bool = False) -> str | None:
         """Return the name of the only cluster that is up, unless a cluster is chosen or the built-in is up.
 
-        Raise UsageError if several clusters are up. ``named``: raise UsageError also if a single cluster is.
+        Raise UsageError if several clusters are up; with ``named``, also if only a single cluster is up.
         """
         clusters = clusters_up()
         if self.name is not None or self.spec_file or not clusters or DEFAULT_CLUSTER in clusters:

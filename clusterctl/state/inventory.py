@@ -1,7 +1,7 @@
 """The inventory of a cluster: its hosts, in the same form for all providers.
 
-It is stored as `hosts.json`, and for other tools as `inventory.yml` (``ansible-playbook -i``), `ssh_config`
-(``ssh -F``) and `known_hosts`.
+The file `hosts.json` stores the inventory. Files for other tools are derived from it: `inventory.yml`
+(``ansible-playbook -i``), `ssh_config` (``ssh -F``) and `known_hosts`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Host(BaseModel):
 
     address: the address that Slurm, MPI and the other hosts use.
     roles: a subset of CONTROLLER, COMPUTE and LOGIN.
-    cpus, memory_mib: the node's share, if it is a part of a larger machine. Slurm gets the share instead of
-        the detected hardware (``config_overrides``).
+    cpus, memory_mib: the node's share of a machine, if several nodes share a machine. Slurm is configured
+        with this share instead of the detected hardware (``config_overrides``).
     disk_mib: limit of the disk space that the node may use. Default: no limit.
     proxy_command: program whose standard streams carry the SSH connection if there is no route to the host;
         `%p` stands for the port.
@@ -166,7 +166,7 @@ class Inventory(BaseModel):
 
     @property
     def has_slurm(self) -> bool:
-        """Whether Slurm runs the jobs. Otherwise they run with mpirun over SSH."""
+        """Whether Slurm runs the jobs. Otherwise jobs run with mpirun over SSH."""
         return self.scheduler == "slurm"
 
     @property
@@ -178,10 +178,10 @@ class Inventory(BaseModel):
         return next((h for h in self.hosts if h.name == name), None)
 
     def ssh_config(self, *, key: Path, known_hosts: Path) -> str:
-        """Return the ssh_config for all hosts. It uses only this key and known_hosts file, without prompts.
+        """Return an ssh_config for all hosts. With it, ssh uses only these two files and never asks.
 
-        Hosts with a proxy command get a longer connection timeout. Paths are quoted, as they may contain
-        spaces.
+        Hosts with a proxy command get a longer connection timeout. Paths are quoted, because paths may
+        contain spaces.
         """
         values = {"key": key, "known_hosts": known_hosts, "proxied_timeout_s": PROXIED_TIMEOUT_S}
         return render("ssh_config.j2", hosts=self.hosts, **values)
@@ -192,7 +192,7 @@ class Inventory(BaseModel):
 
 
 def inventory_of(workspace: Workspace) -> Inventory:
-    """Return the inventory that `up` wrote. UsageError: the cluster is not up, or the file is damaged."""
+    """Return the inventory that `up` wrote. UsageError: the cluster is not up, or hosts.json is damaged."""
     try:
         return Inventory.model_validate_json(workspace.inventory.read_bytes())
     except ValidationError as exc:
@@ -223,7 +223,7 @@ def applied_if_known(workspace: Workspace) -> ClusterSpec | None:
 
 
 def keeps_storage(workspace: Workspace, *, if_damaged: bool = False) -> bool:
-    """Return whether `down` keeps the shared folder, by the last `up`'s spec. Unreadable: ``if_damaged``."""
+    """Return whether the spec of the last `up` keeps the shared folder. Without a spec: ``if_damaged``."""
     try:
         return applied_spec(workspace).storage.keep
     except UsageError:

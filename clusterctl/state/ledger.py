@@ -132,8 +132,8 @@ class RunRecord(_Stored):
     price_per_hour: price of a node in USD. cost_usd: cost of all nodes of all tasks.
     source: hash of the job's input files, as in source.json.
     diagnosis: why the job failed or was cancelled.
-    args: arguments of the program. config: its options, and the configuration in its metrics.jsonl. Each task
-        of an array has its own ``config`` and ``metrics``.
+    args: arguments of the program. config: the program's options and its configuration in metrics.jsonl.
+        Each task of an array has its own ``config`` and ``metrics``.
     tags, note: set by the user. sweep: the varied options of a sweep, and how its tasks are ranked.
     replay_of: token of the original run. of_failed: the replay has only the failed tasks of the original,
         and replaces them in rankings.

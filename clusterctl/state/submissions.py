@@ -119,7 +119,7 @@ class Ledger:
         return replace(entry, **changes)  # type: ignore[arg-type]  # fields of these types
 
     def keep(self, token: str, files: Mapping[str, bytes]) -> None:
-        """Store here the files that clusterctl sends to a job's folder. If writing fails, store nothing."""
+        """Store clusterctl's files of a job in the workspace. If writing fails, store nothing."""
         folder = self._folder(token)
         try:
             with translating_write_errors(folder):
@@ -133,7 +133,7 @@ class Ledger:
             raise
 
     def kept(self, token: str) -> Mapping[str, bytes]:
-        """Return name -> content of the files of ``keep``. Empty if another machine submitted the job."""
+        """Return name -> content of the files that ``keep`` stored. Empty: another machine sent the job."""
         folder = self._folder(token)
         return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.is_dir() else {}
 

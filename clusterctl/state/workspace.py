@@ -177,7 +177,7 @@ class Workspace:
         return self._id.read_text().strip() if self._id.exists() else None
 
     def cluster_id(self) -> str:
-        """Return the cluster's id of six hex digits, chosen once. Google's filters need a letter first."""
+        """Return the cluster's id, chosen once: six hex digits, first a letter, as Google's filters need."""
         if not self._id.exists():
             write_atomic(self._id, secrets.choice("abcdef") + secrets.token_hex(3)[1:] + "\n")
         return self._id.read_text().strip()
@@ -221,12 +221,12 @@ class Workspace:
 
     @property
     def copies(self) -> Path:
-        """The list of files that exist elsewhere. It is beside the workspace, so that it survives `down`."""
+        """The list of cluster files with a copy here. It lies outside the workspace, which `down` removes."""
         return self.root.parent / f"{self.root.name}.copies.jsonl"
 
     @property
     def lock_file(self) -> Path:
-        """The lock file. It is beside the workspace, because `down` removes that while it holds the lock."""
+        """The lock file. It lies outside the workspace, which `down` removes while it holds the lock."""
         return self.root.parent / f".{self.root.name}.lock"
 
     def lock(
