@@ -151,7 +151,7 @@ def storage_remove(
 
 
 def _chosen(screen: Screen, name: str | None) -> ChosenCluster:
-    """Return the cluster of the argument NAME, or by default the cluster of the options -f and --cluster."""
+    """Return the cluster with this name, or by default the cluster that -f or --cluster selects."""
     if name is not None and screen.cluster is not None:
         raise excluded("NAME", "--cluster")
     return ChosenCluster(screen.file, name or screen.cluster, screen.note)

@@ -69,7 +69,7 @@ def _show_transfer(
     """Show the size and the duration of a transfer.
 
     started_at: start of the transfer by the monotonic clock, in seconds.
-    verb: sent or fetched.
+    verb: the word "sent" or "fetched".
     folder, where: the full path of the target folder, and its path as the user wrote it.
     """
     seconds, size = time.monotonic() - started_at, format_size(done.bytes)

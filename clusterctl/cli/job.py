@@ -114,7 +114,7 @@ def follow_job(
     """Show the output of a job until the job has ended.
 
     Raises:
-        JobFailedError, JobCancelledError: the job has not completed.
+        JobFailedError, JobCancelledError: the job failed, or was cancelled.
     """
     changes = ChangeNotes(screen.note)
     with _detaching(screen, [job_id]):
@@ -137,7 +137,7 @@ def _detaching(screen: Screen, ids: Sequence[str]) -> Iterator[None]:
 
 
 def timeout_of(text: str | None) -> float | None:
-    """Return ``--timeout``, which has the format of ``--time``, in seconds."""
+    """Convert the value of ``--timeout`` to seconds. The format is the same as for ``--time``."""
     try:
         return None if text is None else float(parse_slurm_time_s(text))
     except ValueError as exc:

@@ -126,7 +126,7 @@ def _list_or_find(session: Session, ids: Words, *, everything: bool) -> tuple[tu
 
 
 def _rounds(session: Session, ids: Words, *, everything: bool) -> Iterator[tuple[JobInfo, ...]]:
-    """Yield the jobs every few seconds. If ``ids`` are given, stop when these jobs have ended."""
+    """Yield the jobs every few seconds, with ``ids`` until these jobs have ended, otherwise forever."""
     while True:
         yield (infos := _list_or_find(session, ids, everything=everything)[0])
         if ids and all(job.ended for job in infos):
@@ -135,7 +135,7 @@ def _rounds(session: Session, ids: Words, *, everything: bool) -> Iterator[tuple
 
 
 def _watch(screen: Screen, rounds: Iterator[tuple[JobInfo, ...]]) -> None:
-    """Show changes of jobs: redraw the table on a terminal, otherwise print a line for each change."""
+    """Whenever jobs change, redraw the table on a terminal, or else print a line for each changed job."""
     if sys.stdout.isatty():
         with screen.redrawing() as draw:
             for infos in rounds:
@@ -193,7 +193,7 @@ def _rows(job: JobInfo) -> list[tuple[str, str | None]]:
 
 
 def _files(session: Session, job: JobInfo) -> list[dict[str, Any]] | None:
-    """Return the files of a job's folder, up to two levels deep, or ``None`` if they can't be listed."""
+    """Return path, bytes and host of files in a job's folder, two levels deep; ``None`` after an error."""
     files: list[dict[str, Any]] = []
     try:
         for host, transport in session.hosts_with_files(job.nodes):
@@ -226,10 +226,10 @@ def _shown_files(files: Sequence[dict[str, Any]] | None) -> str:
 def job_table(
     screen: Screen, infos: Sequence[JobInfo], *, users: bool = False, tasks: bool = False
 ) -> list[str]:
-    """Return the table of jobs for `jobs` and `status`. Empty if the output is JSON.
+    """Return the lines of the table that `jobs` and `status` show. Empty if the user asked for JSON.
 
-    users: add a column with the user of each job.
-    tasks: show a line for each task of an array, instead of a single line.
+    users: whether to add a column with the user of each job.
+    tasks: whether to show a line for each task of an array, instead of a line for the array.
     """
     if screen.json:
         return []
@@ -245,7 +245,7 @@ def job_table(
 
 
 def _job_row(jobs: Sequence[JobInfo]) -> list[str]:
-    """Return the table row of a job or an array. An array's row has counts of states and its worst task."""
+    """Return the row of a job or an array. An array's row counts states and describes the worst task."""
     head, array = worst_job(jobs), len(jobs) > 1
     return [
         f"{head.whole_id} ({len(jobs)} tasks)" if array else head.id,

@@ -57,7 +57,7 @@ def storage_list(screen: Screen) -> None:
 
 
 def _storage(screen: Screen) -> tuple[list[KeptStorage], list[str]]:
-    """Return the kept storage, and lines about it for people. Print a note for each damaged record."""
+    """Return (kept storage, lines that show the storage). Print a note for each damaged record."""
     for path in damaged_records():
         screen.note(
             f"note: the record of kept storage can't be read: {path}; find the storage with the cluster's "
@@ -114,7 +114,7 @@ def _recorded_clusters() -> Iterator[_Listed]:
 
 
 def _unrecorded_clusters(recorded_ids: set[str | None]) -> Iterator[_Listed]:
-    """Yield local clusters without a record in this state folder: unfinished, elsewhere or orphaned."""
+    """Yield local clusters that are not in ``recorded_ids``. State: unfinished, elsewhere or orphaned."""
     try:
         clusters = clusters_on_this_machine()
     except ClusterctlError:
@@ -167,7 +167,7 @@ def cache_list(screen: Screen) -> None:
 
 
 def _show_cache(screen: Screen, kept: Sequence[KeptImage], *, prune: bool) -> None:
-    """Show or prune this machine's cache, and show ``kept``, the listed or deleted images of a project."""
+    """Show or, with ``prune``, clean this machine's image cache. Also show ``kept``, a project's images."""
     images = cached_images(prune=prune, report=lambda line: screen.note(str(line)))
     rows = [[i.key, i.size_mib, ", ".join(i.used_by) or "-"] for i in images]
     empty = ["nothing to remove" if prune else Notice("cache-empty", "the image cache is empty")]

@@ -35,7 +35,7 @@ INTERRUPTED = 130
 
 
 def jobs_to_submit(incomplete: str) -> list[str]:
-    """Complete bundled jobs, and scripts and job files in the current folder. The shell completes paths."""
+    """Complete names of bundled jobs, and of scripts and job files in the current folder."""
     from clusterctl.spec.job import BUNDLED_JOBS
 
     try:
@@ -47,7 +47,7 @@ def jobs_to_submit(incomplete: str) -> list[str]:
 
 
 def job_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Complete the IDs of jobs submitted from this machine, the newest first, with the jobs' names."""
+    """Complete IDs of jobs submitted from this machine, newest first. Return (ID, name of the job)."""
     entries: dict[str, dict[str, Any]] = {}
     with suppress(OSError, UnicodeDecodeError):
         for row in read_rows(_workspace(ctx) / "jobs.jsonl"):
@@ -81,7 +81,7 @@ def _offered(words: Iterable[str], incomplete: str) -> list[str]:
 
 
 def _workspace(ctx: typer.Context) -> Path:
-    """Return the workspace folder of the cluster selected by the incomplete command line."""
+    """Return the workspace folder of the cluster that the options typed so far select."""
     typed = {**(ctx.parent.params if ctx.parent else {}), **{k: v for k, v in ctx.params.items() if v}}
     file, name = typed.get("file"), typed.get("cluster")
     screen = Screen(json=False, color=False, file=Path(file) if file else None, cluster=name)
@@ -106,7 +106,7 @@ def option(text: str, *names: str, tab: Tab | None = None, **settings: Any) -> A
     """Return a Typer option with this help text.
 
     names: the option's flags. Empty: derived from the name of the parameter.
-    tab: returns completions when the user presses TAB.
+    tab: a function that returns completions when the user presses TAB.
     """
     return typer.Option(*names, help=text, autocompletion=tab, **settings)
 
@@ -174,9 +174,9 @@ _SYNONYM: Final = "_synonym"
 
 
 def takes(flags: Mapping[str, Any], **synonyms: Any) -> Callable[[Verb], Verb]:
-    """Add options to a command that are not in its signature. Given options are passed as ``**given``.
+    """Return a decorator that adds options to a command. The command gets the set options as ``**given``.
 
-    flags: name -> annotation.
+    flags: name of the option -> annotation for Typer.
     synonyms: name in ``flags`` -> annotation of another option that sets the same value.
     """
 

@@ -50,7 +50,7 @@ class Screen:
     json: whether to print the result as a single JSON object.
     markdown: whether `report` prints Markdown.
     file, cluster: the spec file or the cluster name from the options.
-    partial_answer: fields of the JSON answer that are already known. The answer of an error has them, too.
+    partial_answer: fields of the JSON answer that are known so far. A failed command prints these fields.
     """
 
     json: bool
@@ -128,7 +128,7 @@ class Screen:
             stream.buffer.flush()
 
     def _shown(self, lines: Sequence[str], *, stderr: bool) -> str:
-        """Join lines to a text with control characters escaped and, on a terminal, bold table headers."""
+        """Join lines to a text. Escape control characters. Make table headers bold on a terminal."""
         shown = [printable(line) for line in lines]
         if self._heads.intersection(shown) and self._is_colored(sys.stderr if stderr else sys.stdout):
             shown = [f"\x1b[1m{line}\x1b[0m" if line in self._heads else line for line in shown]
@@ -138,7 +138,7 @@ class Screen:
         return self.color and stream.isatty() and can_draw()
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-        """Return the lines of a table without frames. Numbers are aligned to the right."""
+        """Return the lines of a table without frames. Columns of numbers are aligned to the right."""
         from rich.cells import cell_len, set_cell_size
 
         numeric = [
@@ -172,7 +172,7 @@ class Screen:
 
     @contextmanager
     def redrawing(self) -> Iterator[Callable[[Sequence[str]], None]]:
-        """Yield a function that replaces the lines that it printed before."""
+        """Yield a function that prints lines. Each call replaces the lines of the previous call."""
         pictures = _pictures()
         console = pictures.console(stderr=False, color=self.color, wrap=True)
         with pictures.Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
@@ -193,7 +193,7 @@ class Screen:
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """Stop the animated display during a prompt."""
+        """Stop the animated display during the ``with`` block, so that the block can prompt the user."""
         if self.live is None:
             yield
             return
@@ -213,7 +213,7 @@ class Screen:
 
     @contextmanager
     def transfers(self) -> Iterator[Progress]:
-        """Yield a function that draws a progress bar of transfers, if stderr is a terminal."""
+        """Yield a function that draws a progress bar of transfers. Without a terminal, it draws nothing."""
         if self.json or not sys.stderr.isatty():
             yield lambda *_: None
             return
@@ -285,7 +285,7 @@ def _json(answer: dict[str, Any]) -> bytes:
 
 @contextmanager
 def writing(stream: TextIO) -> Iterator[None]:
-    """Turn OSErrors of writing to a stream into ClusterctlErrors. Exit quietly if the reader has gone."""
+    """Turn OSErrors of writing to ``stream`` into ClusterctlErrors. Exit quietly if a pipe's reader ended."""
     try:
         yield
     except BrokenPipeError:
@@ -298,5 +298,5 @@ def writing(stream: TextIO) -> Iterator[None]:
 
 
 def silence(stream: TextIO) -> None:
-    """Redirect a broken stream to /dev/null, so that Python does not report it again on exit."""
+    """Redirect a broken stream to /dev/null, so that Python does not report the same error on exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

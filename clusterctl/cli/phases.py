@@ -47,9 +47,9 @@ _FINGERPRINT: Final = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 
 
 def prompts_for(screen: Screen, *, ask_password: bool, accepted: Sequence[str] | None = None) -> Prompts:
-    """Return the prompts of a command. The password is read now; host keys are confirmed during the command.
+    """Read the sudo password if ``ask_password`` is set. Return Prompts, which ask about host keys later.
 
-    accepted: fingerprints of host keys to accept.
+    accepted: fingerprints of host keys to accept without a prompt.
 
     Raises:
         UsageError: a fingerprint is malformed, or the password is empty.
@@ -70,7 +70,7 @@ def prompts_for(screen: Screen, *, ask_password: bool, accepted: Sequence[str] |
 
 
 def sudo_password(*, ask: bool) -> str | None:
-    """Prompt for the sudo password if ``ask`` is set. Without a terminal, read it from stdin."""
+    """If ``ask`` is set, return the sudo password: prompted on a terminal, otherwise read from stdin."""
     if not ask:
         return None
     text = getpass.getpass("sudo password: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
@@ -145,7 +145,7 @@ class _Progress:
 
 
 class Phases(PhaseLines):
-    """The display of the phases of `up` and `down`: animated on a terminal, otherwise lines."""
+    """Shows the phases of `up` and `down`: animated on a terminal, otherwise as a line for each phase."""
 
     def __init__(self, screen: Screen) -> None:
         super().__init__(screen.note, verbose=screen.verbose)
@@ -167,7 +167,7 @@ class Phases(PhaseLines):
 
     @contextmanager
     def _moving(self) -> Iterator[None]:
-        """Draw phases with a spinner and their seconds, if stderr is a terminal that supports redrawing."""
+        """Draw phases during the ``with`` block, if stderr is a terminal that supports redrawing."""
         if not (sys.stderr.isatty() and can_draw()):
             yield
             return
@@ -212,7 +212,7 @@ class Phases(PhaseLines):
 
 
 def phase_table(screen: Screen, phases: Sequence[Phase], *, total: bool = False) -> list[str]:
-    """Return the lines of a table of phases, with an empty line at the end."""
+    """Return the lines of a table of phases, then an empty line. ``total``: whether to add a sum."""
     rows: list[list[object]] = [[shown_phase(phase.name), phase.seconds, phase.note] for phase in phases]
     rows += [["total", sum(phase.seconds for phase in phases), ""]] if total else []
     return [*screen.table(["PHASE", "SECONDS", ""], rows), ""]

@@ -233,7 +233,7 @@ def examine(screen: Screen, spec: ClusterSpec, first_lines: Sequence[str], answe
 
 
 def _write_bundle(screen: Screen, spec: ClusterSpec, provider: Provider, words: Sequence[str]) -> int:
-    """Write the archive of `doctor --bundle`. ``words``: host names and at most one name of the archive."""
+    """Write the archive of `doctor --bundle`. ``words``: names of hosts, and optionally of the archive."""
     files = [word for word in words if word.endswith(_ARCHIVE)]
     if len(files) > 1:
         raise UsageError(

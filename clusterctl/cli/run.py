@@ -60,7 +60,7 @@ def completion(screen: Screen, shell: Annotated[Shell, argument("Your shell.")])
 
 
 def _register_shells() -> None:
-    """Make Typer support shells. Typer does this only for programs with its own completion options."""
+    """Register shells with Typer. Typer does this only for programs with Typer's completion options."""
     other_program = typer.Typer(add_completion=True)
     other_program.command()(lambda: None)
     typer.main.get_command(other_program)
@@ -172,7 +172,7 @@ def _plain_value(kind: Any, info: Any, word: object) -> Any:
 
 
 def _process_value(param: Any, annotation: Any, context: Any, value: Any) -> Any:
-    """Do the same as `process_value` of a parameter, but convert common values without pydantic.
+    """Do the same as Typer's ``param.process_value``, but convert common values without pydantic.
 
     Newer versions of Typer convert all arguments with pydantic, whose import takes 55 ms of each command.
     """
@@ -326,7 +326,7 @@ def end_by_signals() -> None:
 
 
 def _signal_again(lost: sys.UnraisableHookArgs) -> None:
-    """Repeat a signal whose exception was lost, because Python drops exceptions in finalizers."""
+    """Send a signal again if Python dropped the signal's exception, as Python does in finalizers."""
     match lost.exc_value:
         case KeyboardInterrupt():
             number = int(signal.SIGINT)

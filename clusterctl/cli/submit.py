@@ -93,7 +93,7 @@ SLURM_FLAGS: Final[Mapping[str, Any]] = {
 
 
 def some_flags(names: str) -> Mapping[str, Any]:
-    """Return the job options with these names, which are separated by spaces."""
+    """Return name -> annotation of these job options. ``names``: the names, separated by spaces."""
     return {name: JOB_FLAGS[name] for name in names.split()}
 
 
@@ -176,7 +176,7 @@ class Watching:
 
     @classmethod
     def of(cls, jobs: Sequence[JobSpec], *, wait: bool, follow: bool, timeout: str | None) -> Watching | None:
-        """Check the options of a command that submits jobs. Return ``None`` to not wait.
+        """Check these options of a command. Return ``None`` if the command must not wait for the jobs.
 
         Raises:
             UsageError: the options contradict each other, or the timeout is wrong.
@@ -204,7 +204,7 @@ def prepare(screen: Screen, session: Session, submission: Submission) -> tuple[P
 
 
 def rendered(screen: Screen, submission: Submission, spec: ClusterSpec) -> tuple[PreparedJob, ...]:
-    """Render the scripts of jobs, and show the folders that would be sent."""
+    """Create the batch scripts of jobs without sending them. Show the folders that `submit` would send."""
     with screen.working("preparing the job"):
         jobs = preparer(screen).render(submission, spec)
     for job in jobs:
@@ -215,7 +215,7 @@ def rendered(screen: Screen, submission: Submission, spec: ClusterSpec) -> tuple
 
 
 def show_scripts(screen: Screen, jobs: Sequence[PreparedJob], more: Mapping[str, Any] = NOTHING) -> None:
-    """Print the scripts of jobs, with headings if there are several.
+    """Print the batch scripts of jobs, with a heading for each script if there are several.
 
     more: more fields of the JSON answer for each job.
     """
@@ -230,7 +230,7 @@ def show_scripts(screen: Screen, jobs: Sequence[PreparedJob], more: Mapping[str,
 def submit_and_note(
     screen: Screen, session: Session, jobs: Sequence[PreparedJob], more: Mapping[str, Any] = NOTHING
 ) -> list[JobRow]:
-    """Submit jobs. If a submission fails, the answer still has the earlier jobs.
+    """Submit jobs. If a submission fails, the JSON answer still contains the jobs submitted before.
 
     more: more fields of the JSON answer for each job.
     """
@@ -254,7 +254,7 @@ def watch_jobs(
 ) -> bool:
     """Wait for submitted jobs, or follow a single job. Return whether the job's output was shown.
 
-    ``rows`` is changed: each job gets its state, and each sweep its ranking.
+    This function adds the job's state to each row of ``rows``, and the ranking to the row of a sweep.
 
     Raises:
         JobFailedError, JobCancelledError: a job has not completed.
@@ -280,7 +280,7 @@ def watch_jobs(
 
 
 def answer_of(rows: Sequence[JobRow]) -> dict[str, Any]:
-    """Return the JSON answer about jobs: the key ``jobs``, and for a single job also its own keys."""
+    """Return the JSON answer: ``rows`` as the key ``jobs``, and for a single job also the keys of its row."""
     return {**(rows[0] if len(rows) == 1 else {}), "jobs": [dict(row) for row in rows]}
 
 

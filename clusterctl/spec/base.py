@@ -49,10 +49,10 @@ INCONSISTENT: Final = "inconsistent"
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A mistake in a user file.
+    """A mistake in a spec or a job file.
 
-    loc: location of the value in the file.
-    at_key: report the position of the key instead of the position of the value.
+    loc: keys and indices that lead to the value, such as ``("partitions", 1, "nodes")``.
+    at_key: whether the message shows the line of the key instead of the line of the value.
     """
 
     code: str
@@ -67,7 +67,7 @@ class Fault:
 
 
 def repeated(values: Iterable[object]) -> Iterator[tuple[int, int]]:
-    """Yield the index of each repeated value, and the index of its first occurrence."""
+    """For each value that occurred before, yield the value's index and the index of the first occurrence."""
     first: dict[object, int] = {}
     for index, value in enumerate(values):
         if value is not UNKNOWN and first.setdefault(value, index) != index:
@@ -75,7 +75,7 @@ def repeated(values: Iterable[object]) -> Iterator[tuple[int, int]]:
 
 
 def dotted(loc: Loc) -> str:
-    """Return a location as text: ``("partitions", 1, "nodes")`` is ``partitions[1].nodes``."""
+    """Return a location in a file as text: ``("partitions", 1, "nodes")`` is ``partitions[1].nodes``."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
     return text.removeprefix(".")
 
@@ -108,9 +108,9 @@ _ANY_OTHER: Final = Notice("bad-value", "{name} can't be {shown}")
 
 
 def explain(kind: str, context: Mapping[str, object], name: str, value: str) -> Notice:
-    """Translate a pydantic error into a message with a code.
+    """Return clusterctl's message and error code for an error of pydantic.
 
-    kind, context: the error's ``type`` and ``ctx``.
+    kind, context: the fields ``type`` and ``ctx`` of pydantic's error.
     name: the field in the user's notation, such as ``--nodes``.
     value: the wrong value, formatted by ``units.shown``.
     """
@@ -123,13 +123,13 @@ def explain(kind: str, context: Mapping[str, object], name: str, value: str) -> 
 
 
 def either(words: Iterable[object]) -> str:
-    """Join values to a text of alternatives: ``1, 2 or 4``."""
+    """Join values as alternatives: ``[1, 2, 4]`` becomes ``1, 2 or 4``."""
     *first, last = (str(word) for word in words)
     return f"{', '.join(first)} or {last}" if first else last
 
 
 class _Unknown:
-    """The placeholder of a wrong value in a partial model. It and all its attributes are false and empty."""
+    """UNKNOWN, which ``partial_model`` puts in place of wrong values. Its attributes are UNKNOWN, too."""
 
     def __bool__(self) -> bool:
         return False
@@ -152,7 +152,7 @@ _PARTIAL: Final = "partial"
 
 
 class Model(BaseModel):
-    """The base of all spec models: frozen; unknown keys are an error."""
+    """The base class of all spec models. They are immutable and reject unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -160,7 +160,7 @@ class Model(BaseModel):
 def partial_model(model: type[M], values: object, context: Mapping[str, Any]) -> M:
     """Build a model from values that may be wrong. UNKNOWN replaces each wrong or missing value.
 
-    With a partial model, contradictions between fields are reported together with wrong values of fields.
+    So clusterctl can check the model for contradictions between fields although some fields are wrong.
     """
     result: M = _tolerant_validator(model).validate_python(values, context={**context, _PARTIAL: True})
     return result
@@ -177,7 +177,7 @@ def is_partial(info: ValidationInfo) -> bool:
 
 
 def _tolerant_schema(schema: Any) -> Any:
-    """Change a pydantic schema so that its models accept any value."""
+    """Return a pydantic schema with models that accept any value and replace wrong values by UNKNOWN."""
     if isinstance(schema, list):
         return [_tolerant_schema(part) for part in schema]
     if not isinstance(schema, dict):
@@ -214,7 +214,7 @@ def _given_or_required(model: type[BaseModel], value: object) -> dict[str, objec
 class Pattern:
     """A regular expression that a whole text must match.
 
-    asks_for: the description of the allowed texts in messages.
+    asks_for: a phrase for messages, which describes the allowed texts.
     """
 
     regex: str
@@ -301,7 +301,7 @@ JobTimeS = Annotated[int, BeforeValidator(parse_slurm_time_s), _DURATION_TEXT, _
 
 
 def at_least(text: str) -> AfterValidator:
-    """Return a validator that rejects durations or sizes below a minimum, such as ``10m`` or ``64MiB``."""
+    """Return a validator for a minimum. ``text``: a duration such as ``10m``, or a size such as ``64MiB``."""
     least = parse_size_mib(text) if text.endswith("B") else parse_duration_s(text)
 
     def check(value: int) -> int:
@@ -313,5 +313,5 @@ def at_least(text: str) -> AfterValidator:
 
 
 def spelled(text: str, description: str) -> Any:
-    """Return a field with a duration or a size as its default, such as ``10m`` or ``64MiB``."""
+    """Return a field with the default ``text``: a duration such as ``10m``, or a size such as ``64MiB``."""
     return Field(text, validate_default=True, description=description)

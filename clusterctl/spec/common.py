@@ -1,6 +1,6 @@
 """The parts of a spec that all providers share: partitions, users, software, Slurm's settings.
 
-Checks between fields are in ``models`` and in the module of each provider.
+Checks that compare several fields are in ``models`` and in the module of each provider.
 """
 
 from __future__ import annotations
@@ -129,17 +129,17 @@ class Nvidia(Model):
 
     @property
     def of_branch(self) -> str | None:
-        """The branch of the driver to install. Default: the newest."""
+        """The branch of NVIDIA's driver to install. Default: the newest branch."""
         return self.branch or (str(LAST_FOR_VOLTA) if self.driver == "proprietary" else None)
 
     @property
     def has_driver(self) -> bool:
-        """Whether clusterctl installs a driver on hosts without a driver."""
+        """Whether clusterctl installs NVIDIA's driver on hosts without a driver."""
         return self.driver != "present"
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The parts of the Ansible role cuda that hosts may need. The role selects the parts of each host."""
+        """The parts of the Ansible role cuda that some host may need. The role selects each host's parts."""
         chosen = {
             self.driver: self.has_driver,
             "toolkit": self.toolkit is not None,
@@ -316,15 +316,15 @@ class SlurmSettings(Model):
 
 
 class ProviderSettings(Model):
-    """Settings of a provider, and the traits that distinguish providers in the rest of clusterctl.
+    """Settings of a provider. Class variables describe how the provider differs from other providers.
 
-    The traits and properties below are available without a ``Provider`` object.
+    The class variables and the properties need no ``Provider`` object.
 
-    user_owned: the hosts belong to the user, and `down` restores them.
-    shares_kernel: the hosts share this machine's kernel, so they can't reboot and have no firewall.
-    is_cloud: the hosts are rented, by machine type.
-    keeps_from_start: storage.keep can't be changed while the cluster is up.
-    default_uid: uid of the job user if the spec names no users. Default: the caller's uid.
+    user_owned: whether the hosts are the user's own machines, which `down` restores.
+    shares_kernel: whether the hosts use this machine's kernel. Then they can't reboot and have no firewall.
+    is_cloud: whether the hosts are rented, by machine type.
+    keeps_from_start: whether storage.keep can't be changed while the cluster is up.
+    default_uid: uid of the job user if the spec has no users. Default: the uid that runs clusterctl.
     """
 
     type: str
@@ -336,26 +336,26 @@ class ProviderSettings(Model):
 
     @property
     def machines(self) -> Mapping[str, OnpremHost]:
-        """Host name -> address and login of each host that the user owns. Empty for other providers."""
+        """Host name -> address and login, for machines of the user. Empty if clusterctl creates the hosts."""
         return {}
 
     @property
     def known_network(self) -> IPv4Network | None:
-        """The cluster's network, if the spec gives it. Otherwise the hosts must be probed for the network."""
+        """The cluster's network if the spec names the network. Otherwise clusterctl must ask the hosts."""
         return None
 
     @property
     def switches(self) -> Mapping[str, Switch]:
-        """The switches of the fast network, by name. Empty if the spec has no `fabric`."""
+        """Switch name -> switch of the fast network. Empty if the spec has no key `fabric`."""
         return {}
 
     @property
     def location(self) -> Mapping[str, str]:
-        """The keys ``project`` and ``zone`` of rented hosts. Empty for other providers."""
+        """The values of ``project`` and ``zone`` if the hosts are rented. Otherwise empty."""
         return {}
 
     def baking(self) -> Self:
-        """Return these settings with `image.bake` enabled.
+        """Return a copy of these settings with `image.bake` enabled, so that `up` builds a node image.
 
         Raises:
             UsageError: the provider can't build images in advance.
@@ -368,7 +368,7 @@ class ProviderSettings(Model):
 
     @property
     def debian_mirror(self) -> str | None:
-        """The mirror of Debian's packages for the hosts. Default: Debian's own servers."""
+        """The URL of the Debian mirror that the hosts use. Default: Debian's own servers."""
         return None
 
     @property
@@ -377,7 +377,7 @@ class ProviderSettings(Model):
         return None
 
     def faults(self, spec: Cluster) -> Iterator[Fault]:  # noqa: ARG002
-        """Yield contradictions between the fields of a spec with this provider. The spec may be partial."""
+        """Yield contradictions between fields of a spec with this provider. Some fields may be UNKNOWN."""
         yield from ()
 
     def controller_of(self, cluster: str) -> str:
@@ -385,11 +385,11 @@ class ProviderSettings(Model):
         return f"{cluster}-ctl"
 
     def with_images(self, spec: Cluster, raised: Cluster | None) -> Self:  # noqa: ARG002
-        """Return these settings with the image of each host. ``raised``: see ``resolve_spec``."""
+        """Return a copy that names the image of each host. ``raised``: the running cluster's spec, if any."""
         return self
 
     def expected_release(self, spec: Cluster) -> str | None:  # noqa: ARG002
-        """Return the distribution of all hosts, if it is known before the hosts are probed."""
+        """Return the distribution of all hosts, if clusterctl can tell before it connects to the hosts."""
         return None
 
 
@@ -435,12 +435,12 @@ class Cluster(Model):
 
     @property
     def job_user(self) -> User:
-        """The account that jobs run as. Only a resolved spec (see ``load_spec``) has it."""
+        """The account that jobs run as. ``resolve_spec`` must have been called, which fills in ``users``."""
         return self.users[0]
 
     @property
     def has_slurm(self) -> bool:
-        """Whether Slurm runs the jobs. If not, they run with plain mpirun over SSH."""
+        """Whether Slurm runs the jobs. Otherwise plain mpirun runs the jobs over SSH."""
         return self.scheduler == "slurm"
 
     @property
@@ -459,7 +459,7 @@ class Cluster(Model):
         return tuple(f"{self.name}-{partition.name}-{i}" for i in range(1, partition.nodes + 1))
 
     def refused(self, rows: Iterable[Refusal]) -> Iterator[Fault]:
-        """Yield a fault for each of these keys that the spec sets. The spec may be partial."""
+        """Yield a fault for each key in ``rows`` that the spec sets. Fields of the spec may be UNKNOWN."""
         for key, message, fix in rows:
             top, _, name = key.partition(".")
             section = getattr(self, top)

@@ -25,14 +25,14 @@ Family = Literal["Debian", "RedHat"]
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """A release of a distribution.
+    """A release of a Linux distribution, such as Debian 13.
 
     python: path of the interpreter that creates the job environment.
     mpi_module: environment module of Open MPI, if a module is needed.
     glibc_minor: the x of glibc 2.x.
     cgroup_v2: whether the distribution's Slurm supports cgroup version 2.
     slurm: the release of the distribution's Slurm packages, if the release is fixed.
-    newer_slurm: release of Slurm that a node image can have instead -> Debian suite with its packages.
+    newer_slurm: release of Slurm that a node image can have instead of ``slurm`` -> Debian suite to use.
     slurm_without_pmix: releases in ``newer_slurm`` without packages of the PMIx plugin.
     """
 
@@ -58,7 +58,7 @@ class Distribution:
 
 
 def distribution_of(name: str) -> Distribution:
-    """Return the distribution with this ID and VERSION_ID of os-release, such as ``rocky-9.6``.
+    """Return a distribution. ``name``: the ID and VERSION_ID in os-release, such as ``rocky-9.6``.
 
     Raises:
         ProvisionError: clusterctl can't configure the distribution.
@@ -74,7 +74,7 @@ def distribution_of(name: str) -> Distribution:
 
 
 def common_distribution(hosts: Mapping[str, str]) -> Distribution:
-    """Return the release that all hosts share. Slurm, Open MPI and Python must be the same on every host.
+    """Return the distribution that all hosts share, because Slurm, Open MPI and Python must be the same.
 
     hosts: host name -> ID and VERSION_ID such as ``rocky-9.6``, the controller first.
 
@@ -96,7 +96,7 @@ def common_distribution(hosts: Mapping[str, str]) -> Distribution:
 
 
 def differing(hosts: Mapping[str, Distribution]) -> list[Failure]:
-    """Return a failure for each host with a different distribution than the first host, the controller."""
+    """Return a failure for each host with another distribution than the controller, the first host."""
     (leader, first), *others = hosts.items()
     differs = f"and {leader} has {first.title}: their Slurm and Open MPI differ"
     fix = "use hosts with the same distribution and release, or create two clusters"
@@ -119,7 +119,7 @@ def redhat_release(os_release: Path = _OS_RELEASE) -> str | None:
 
 
 def of_local_nodes() -> str:
-    """Return the distribution of local nodes: this machine's in the Red Hat family, otherwise Debian."""
+    """Return this machine's distribution for local nodes if it is of the Red Hat family, otherwise Debian."""
     return redhat_release() or DEFAULT
 
 
@@ -183,7 +183,7 @@ def is_removed(key: str, release: str) -> bool:
 def refuse_slurm(
     release: str, distribution: Distribution | None, *, makes_image: bool
 ) -> SlurmRefusal | None:
-    """Return the reason why hosts can't have this release of Slurm, if the reason is known.
+    """Return the reason why hosts can't have this release of Slurm, if clusterctl knows a reason.
 
     distribution: the hosts' distribution, or ``None`` before the hosts are probed.
     makes_image: whether clusterctl builds the hosts' image, which can contain another release of Slurm.

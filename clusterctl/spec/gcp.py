@@ -187,12 +187,12 @@ class GcpSettings(ProviderSettings):
 
 
 def whole_project(project: str) -> GcpSettings:
-    """Return settings to search a whole project for orphaned resources. Their zone is not used."""
+    """Return settings for a search of a whole project for orphaned resources. The search ignores the zone."""
     return GcpSettings(type="gcp", project=project, zone="us-central1-a")
 
 
 def machine_of(spec: Cluster, partition: Partition) -> Machine:
-    """Return the machine type of a partition's nodes, with GPUs. The spec's provider must be Google Cloud."""
+    """Return the type and GPUs of a partition's machines. The spec's provider must be Google Cloud."""
     gpus = partition.gpus
     wanted_gpus = Gpus(type=gpu_type(gpus.type) or gpus.type, count=gpus.count) if gpus else None
     name = settings_of(spec).nodes_of(partition.name).machine_type
@@ -211,7 +211,7 @@ DEFAULT_SHARED_DISK: Final = GcpDisk.model_validate({"size": "100GiB"})
 
 
 def shared_disk(spec: Cluster) -> tuple[int, str] | None:
-    """Return the size in GiB and the type of the disk for the kept shared folder, if a disk is needed."""
+    """Return (size in GiB, type) of the disk that keeps the shared folder after `down`, if any."""
     settings = settings_of(spec)
     if not spec.storage.keep or settings.filestore:
         return None
@@ -226,7 +226,7 @@ def settings_of(spec: Cluster) -> GcpSettings:
 
 
 def _nodes_by_name(spec: Cluster) -> dict[str, tuple[GcpNodes, bool]]:
-    """Return the settings of the controller ("") and each partition, and whether its instances have GPUs."""
+    """Return partition name -> (settings, whether its instances have GPUs). The controller's name is ""."""
     if not isinstance(spec.provider, GcpSettings):
         return {}
 
@@ -347,7 +347,7 @@ def _node_faults(provider: GcpSettings, spec: Cluster) -> Iterator[Fault]:
 
 
 def _uid_faults(spec: Cluster) -> Iterator[Fault]:
-    """Reject uids that a new host may give to Google's accounts and group before `up` configures it."""
+    """Reject uids that Google's software may already have given to its own accounts on a new host."""
     for index, user in enumerate(spec.users):
         if user.uid in _GIVEN_OUT:
             reason = "Google's images assign uids from 1000 on"

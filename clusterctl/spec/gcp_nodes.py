@@ -78,13 +78,13 @@ _VCPUS_BESIDE_A_GPU: Final = 4
 class Machine:
     """A machine type.
 
-    gpu: its GPUs, with clusterctl's short name of their type.
+    gpu: type and number of the machine's GPUs. The type is clusterctl's short name.
     accelerator: Google's name of the GPU type.
-    guest_accelerator: the GPUs are attached to the machine type rather than part of it.
+    guest_accelerator: whether the GPUs are added to the machine type, instead of included in the type.
     local_ssds: the allowed numbers of additional local disks.
     bundled_ssds: the number of local disks that the machine type includes.
-    only: spot, reservation, or both, if instances of this type are not available on demand.
-    reservation_bound: instances from a reservation need the provisioning model RESERVATION_BOUND.
+    only: ``spot``, ``reservation`` or both, if Google offers this type only so. Empty: also on demand.
+    reservation_bound: whether instances from a reservation need the provisioning model RESERVATION_BOUND.
     """
 
     name: str
@@ -106,7 +106,7 @@ class Machine:
 
     @property
     def has_nvswitches(self) -> bool:
-        """Whether NVSwitches connect its GPUs. An instance may hide the switches."""
+        """Whether NVSwitches connect the machine's GPUs. The instance itself may not see the switches."""
         return bool(self.gpu and self.gpu.count > 1 and data()["gpus"][self.gpu.type].get("nvswitches"))
 
 
@@ -117,7 +117,7 @@ def data() -> Mapping[str, Any]:
 
 @cache
 def machines() -> Mapping[str, Machine]:
-    """Return all machine types by name, without attached GPUs. The types of a family are sorted by size."""
+    """Return name -> machine type, without attached GPUs. In a family, smaller types come first."""
     rows: dict[str, Mapping[str, Any]] = {
         f"{series}-{vcpus}": {"vcpus": vcpus, "gib": facts["gib"] * vcpus}
         for series, facts in data()["series"].items()
@@ -153,14 +153,14 @@ def _machine(name: str, row: Mapping[str, Any]) -> Machine:
 def gpu_type(name: str) -> str | None:
     """Return clusterctl's short name of a GPU model, if the name is known.
 
-    name: clusterctl's or Google's name.
+    name: clusterctl's or Google's name of the model.
     """
     by_google = {facts["google"]: short for short, facts in data()["gpus"].items()}
     return name if name in data()["gpus"] else by_google.get(name)
 
 
 def counts(gpu: str) -> tuple[int, ...]:
-    """Return the numbers of GPUs that a node can have. ``gpu``: clusterctl's short name of the model."""
+    """Return how many GPUs a node can have, such as 1, 2, 4. ``gpu``: clusterctl's name of the model."""
     attached = {int(count) for count in data()["attached"].get(gpu, {})}
     with_gpus = (machine.gpu for machine in machines().values() if machine.gpu)
     bundled = {gpus.count for gpus in with_gpus if gpus.type == gpu}
@@ -168,7 +168,7 @@ def counts(gpu: str) -> tuple[int, ...]:
 
 
 def most_vcpus(gpus: Gpus) -> int | None:
-    """Return the maximum number of processors of an N1 machine with these GPUs, if N1 can have them."""
+    """Return how many processors an N1 machine with these GPUs can have, if N1 can have these GPUs."""
     limit: int | None = data()["attached"].get(gpus.type, {}).get(str(gpus.count))
     return limit
 
@@ -177,7 +177,7 @@ def default_machine(gpus: Gpus | None) -> Machine:
     """Return the smallest machine type with these GPUs, or ``PLAIN`` without GPUs.
 
     Raises:
-        ValueError: no machine type has these GPUs. A checked spec never requests them.
+        ValueError: no machine type has these GPUs. The checks of a spec reject such GPUs earlier.
     """
     if gpus is None:
         return machines()[PLAIN]
@@ -195,7 +195,7 @@ def with_added(machine: Machine, gpus: Gpus) -> Machine:
 
 
 def disk_type(disk: GcpDisk, allowed: Sequence[str]) -> str:
-    """Return the type of a disk: the requested type, or the first type that the machine allows."""
+    """Return the type of a disk: the type in the spec, or else the first type in ``allowed``."""
     return disk.type or allowed[0]
 
 
@@ -226,7 +226,7 @@ def image_of(nodes: GcpNodes, machine: Machine) -> Image:
 
 
 def release_of(image: Image) -> str | None:
-    """Return the distribution of an image, such as ``rocky-9``, if the image's name contains it."""
+    """Return the distribution in the name of an image from Google, such as ``rocky-9``, if any."""
     match = _NAMED.search(image.family or image.name or "") if image.project in _PUBLIC else None
     if match is None:
         return None
@@ -263,7 +263,7 @@ class Nodes:
 
 
 def check(nodes: Nodes) -> tuple[Machine | None, list[Fault]]:
-    """Return the machine type of these nodes, if the spec determines it, and faults in their settings."""
+    """Return (machine type of the nodes or ``None``, faults in the nodes' settings)."""
     faults, machine = [*_machine_independent_faults(nodes)], _machine_or_fault(nodes)
     if isinstance(machine, Fault):
         return None, [machine, *faults]
@@ -273,7 +273,7 @@ def check(nodes: Nodes) -> tuple[Machine | None, list[Fault]]:
 
 
 def _machine_or_fault(nodes: Nodes) -> Machine | Fault | None:
-    """Return the machine type, or a fault. ``None`` if a fault of a field has already been reported."""
+    """Return the nodes' machine type, or a fault, or nothing if a fault has already been reported."""
     gpus, name = nodes.gpus, nodes.settings.machine_type
     if gpus is not None:
         if gpus.type is UNKNOWN or gpus.count is UNKNOWN:

@@ -1,4 +1,4 @@
-"""JobSpec, the description of a job, and the lookup of the program named by the argument JOB."""
+"""JobSpec, the description of a job, and the search for the program that JOB in `submit JOB` names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ONE_RANK_JOBS = ("sample", "predict", "export")
 
 
 def sweep_arguments(values: Mapping[str, str]) -> list[str]:
-    """Return program arguments for a task's values: ``--lr 0.1``; true is ``--flag``; false is omitted."""
+    """Return a sweep task's values as arguments: ``--lr 0.1``, ``--flag`` for true, nothing for false."""
     words = []
     for key, value in values.items():
         if value != "false":
@@ -48,7 +48,7 @@ class Weights(StrEnum):
 
 
 class JobKeywords(TypedDict, total=False):
-    """The keyword arguments of a job: the fields of JobOptions except ``args``."""
+    """The keyword arguments of functions that submit a job: the fields of JobOptions except ``args``."""
 
     name: str
     nodes: int
@@ -79,9 +79,9 @@ class JobKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True, init=False)
 class JobSpec:
-    """A job. Either ``bundled`` or ``script`` is set. ``mem`` is in MiB, ``time`` in seconds.
+    """A job. Either ``bundled`` (a program of clusterctl) or ``script`` is set. ``mem``: MiB. ``time``: s.
 
-    JobOptions documents the other fields. ``model_fields_set``: the names of the fields that were given.
+    JobOptions documents the other fields. ``model_fields_set``: names of the fields that the caller set.
     JobSpec is not a pydantic model, because the import of pydantic is slow and most jobs do not need it.
     """
 
@@ -118,7 +118,7 @@ class JobSpec:
     def __init__(
         self, *, name: str, bundled: str | None = None, script: Path | None = None, **options: Any
     ) -> None:
-        """Create a job. ``options``: values of the other fields, which are validated.
+        """Create a job. Validate ``options``, the values of the other fields.
 
         Raises:
             ValueError: ``bundled`` and ``script`` are both given, or both missing.
@@ -133,7 +133,7 @@ class JobSpec:
         vars(self)["model_fields_set"] = frozenset(target) | options.keys()
 
     def model_copy(self, *, update: Mapping[str, Any]) -> JobSpec:
-        """Return a copy with these values, which are not validated."""
+        """Return a copy with the values in ``update``, without validating them."""
         copy = object.__new__(JobSpec)
         names = self.model_fields_set | update.keys()
         vars(copy).update({**vars(self), **update, "model_fields_set": names})
@@ -141,7 +141,7 @@ class JobSpec:
 
     @property
     def record(self) -> dict[str, Any]:
-        """All fields as in environment.client.json, with sizes and times written as in a job file."""
+        """All fields for environment.client.json, with ``mem`` and ``time`` as text: ``4GiB``, ``1h``."""
         values = {name: getattr(self, name) for name in JOB_FIELDS}
         values["mem"] = format_size(self.mem) if self.mem is not None else None
         values["time"] = format_duration(self.time) if self.time is not None else None
@@ -149,7 +149,7 @@ class JobSpec:
 
     @property
     def tasks(self) -> int:
-        """The total number of ranks."""
+        """The number of ranks on all nodes together."""
         return self.nodes * self.tasks_per_node
 
 
@@ -200,9 +200,9 @@ def is_python(script: Path) -> bool:
 
 
 def named_job(target: str, folder: Path) -> tuple[str | None, Path | None]:
-    """Return the name of a bundled job, or the path of a script; the other value is ``None``.
+    """Return (name of a bundled job, path of a script). Only the value that applies is set.
 
-    target: name or path. A bundled job takes precedence over a file with its name; ``./train`` is the file.
+    target: name or path. ``train`` is the bundled job even if there is a file train; ``./train`` is the file.
     folder: the folder that paths are relative to.
 
     Raises:
@@ -242,7 +242,7 @@ def named_job(target: str, folder: Path) -> tuple[str | None, Path | None]:
 
 
 def _suggestion(target: str, folder: Path) -> str:
-    """Return the fix for a missing script: a bundled job or a neighbouring file with a similar name."""
+    """Return the fix for a missing script: a bundled job, or a file in its folder, with a similar name."""
     path = folder / target
     try:
         files = [entry.name for entry in os.scandir(path.parent) if entry.is_file()]
@@ -263,7 +263,7 @@ def job_spec(target: str, flags: Mapping[str, object]) -> JobSpec:
     """Return the job that a command line of `submit` requests.
 
     target: the name of a bundled job, or the path of a script relative to the current folder.
-    flags: field of JobOptions -> value of the given option.
+    flags: field of JobOptions -> value that the user gave.
 
     Raises:
         UsageError: there is no such job or script, or flags are wrong; ``failures`` has an entry for each
@@ -281,7 +281,7 @@ _PLAIN_NAME: Final = re.compile(r"[a-z][a-z0-9]{0,19}", re.ASCII)
 
 
 def valid_options(flags: Mapping[str, object]) -> Mapping[str, Any]:
-    """Validate the flags of a job and return their values, like ``job_options``.
+    """Validate the flags of a job. Return field -> value. Raise the same errors as ``job_options``.
 
     Common values are validated without pydantic, because its import would take most of the time of `submit`.
     """
@@ -294,7 +294,7 @@ def valid_options(flags: Mapping[str, object]) -> Mapping[str, Any]:
 
 
 def _plain(name: str, value: object) -> object:
-    """Return a value as JobOptions would convert it, or ``None`` if only JobOptions can validate it."""
+    """Convert the value of option ``name`` as JobOptions would, or return ``None`` if only JobOptions can."""
     if name in _COUNTS:
         return value if type(value) is int and _COUNTS[name] <= value <= MAX_COUNT else None
     if name in {"folder", "requeue"}:
@@ -309,7 +309,7 @@ def _plain(name: str, value: object) -> object:
 
 
 def job_of(target: str, options: Mapping[str, Any], *, folder: Path) -> JobSpec:
-    """Return the job for a target and valid options. ``target`` is relative to ``folder``.
+    """Return the job. ``target``: a bundled job or a path relative to ``folder``. ``options``: validated.
 
     Raises:
         UsageError: there is no such job or script, or options exclude each other.

@@ -96,7 +96,7 @@ JOB_FILE: Final = Filetype(
 def jobs_of_file(
     path: Path, flags: Mapping[str, object], variants: Sequence[str] = ()
 ) -> tuple[JobSpec, ...]:
-    """Return the jobs of a job file. Flags override the file.
+    """Return the jobs of a job file. Flags override options in the file.
 
     variants: names of the variants to return. Empty: all variants, or the file's job if it has no variants.
 
@@ -143,7 +143,7 @@ def _jobs(
 
 
 def _layered(*layers: JobOptions) -> dict[str, Any]:
-    """Merge options. Later layers override earlier layers; `env`, `tag` and lists with a + are combined."""
+    """Merge options. Later layers override earlier layers, but extend `env`, `tag` and lists like `args+`."""
     options: dict[str, Any] = {}
     for layer in layers:
         env = {**options.get("env", {}), **layer.env}
@@ -157,7 +157,7 @@ def _layered(*layers: JobOptions) -> dict[str, Any]:
 def _job_of_file(
     path: Path, document: Document[JobFile], where: Loc, target: str | None, options: Mapping[str, Any]
 ) -> JobSpec:
-    """Return a job of the file. A wrong program is reported at the location ``where``."""
+    """Return a job of the file. ``where``: the location in the file that an error about the program shows."""
     try:
         return job_of(target or "", options, folder=path.parent)
     except UsageError as exc:

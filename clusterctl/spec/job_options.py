@@ -46,7 +46,7 @@ def _can_travel(value: str) -> str:
 
 
 def _as_mapping(value: object) -> object:
-    """Turn flags such as ``["A=1", "B"]`` into a mapping. ``B`` has its value in clusterctl's environment."""
+    """Turn ``["A=1", "B"]`` into a mapping. The value of ``B`` is taken from clusterctl's environment."""
     if isinstance(value, list | tuple):
         pairs = [entry.partition("=") for entry in value if isinstance(entry, str)]
         if len(pairs) < len(value):
@@ -79,7 +79,7 @@ def _variable(name: str) -> str:
 
 
 def _image(value: str, info: ValidationInfo) -> str:
-    """Return the absolute path of an image on this machine, otherwise the given path on the cluster."""
+    """Return a container image's absolute path if it is on this machine, or else the path on the cluster."""
     if "://" in value:
         raise BadValueError("not-an-image", f"{shown(value)} is not a file: run `apptainer pull job.sif URL`")
     try:
@@ -205,12 +205,12 @@ class JobOptions(Model):
 
     @property
     def given(self) -> dict[str, Any]:
-        """The options that were given, validated, without defaults."""
+        """Field -> validated value of each option that the user gave. Defaults are left out."""
         return {field: getattr(self, field) for field in self.model_fields_set}
 
 
 def job_options(flags: Mapping[str, object]) -> JobOptions:
-    """Validate the flags of a job or an allocation.
+    """Validate the flags of a job or an allocation. ``flags``: field of JobOptions -> value.
 
     Raises:
         UsageError: flags are wrong; ``failures`` has an entry for each wrong flag.

@@ -38,8 +38,8 @@ _NAME_LINE: Final = re.compile(
 def read_spec(path: Path | None, *, recorded: bool = False) -> ClusterSpec:
     """Read a spec file without resolving its defaults.
 
-    path: the spec file. Without it, return the default spec: `local` with partition `train` of 2 nodes.
-    recorded: whether the spec describes existing hosts. Newer rules are then skipped, so that `down` works.
+    path: the spec file. Without a file, the spec has 2 local nodes in the partition `train`.
+    recorded: whether the hosts of the spec exist already. Then contradictions between fields are allowed.
 
     Raises:
         UsageError: the file can't be read.
@@ -54,10 +54,10 @@ def read_spec(path: Path | None, *, recorded: bool = False) -> ClusterSpec:
 def resolve_spec(
     spec: ClusterSpec, raised: ClusterSpec | None = None, current_user: CurrentUser | None = None
 ) -> ClusterSpec:
-    """Fill in the defaults that depend on the caller and on the running cluster.
+    """Fill in the defaults that depend on the caller's account and on the running cluster.
 
-    raised: the spec of the running cluster with this name, if the cluster is up. It supplies the defaults, so
-        that a new version of clusterctl changes no host.
+    raised: the spec of the running cluster with this name, if any. The defaults are taken from this spec, so
+        that a new version of clusterctl, with other defaults, changes no host.
     """
     provider = spec.provider.with_images(spec, raised)
     spec = spec.model_copy(update={"provider": provider})
@@ -67,17 +67,17 @@ def resolve_spec(
 def load_spec(
     path: Path | None, *, current_user: CurrentUser | None = None, recorded: bool = False
 ) -> ClusterSpec:
-    """Read a spec file and resolve its defaults."""
+    """Read a spec file as ``read_spec`` does, and fill in its defaults as ``resolve_spec`` does."""
     return resolve_spec(read_spec(path, recorded=recorded), current_user=current_user)
 
 
 def default_spec() -> ClusterSpec:
-    """Return the spec that is used without a spec file. Its defaults are not resolved."""
+    """Return the spec for commands without a spec file. ``resolve_spec`` must still fill in its defaults."""
     return ClusterSpec(version=1, name=DEFAULT_CLUSTER, partitions=(Partition(name="train", nodes=2),))
 
 
 def parse_spec(text: str, file: str) -> ClusterSpec:
-    """Parse the text of a spec without resolving its defaults.
+    """Parse the text of a spec. ``resolve_spec`` must still fill in its defaults.
 
     file: the name of the file in error messages.
 
@@ -88,7 +88,7 @@ def parse_spec(text: str, file: str) -> ClusterSpec:
 
 
 def read_name(path: Path) -> tuple[str, SpecError | None]:
-    """Return the cluster's name in a spec file, and an error if the rest of the file is wrong.
+    """Return (name of the cluster in a spec file, error if the rest of the file is wrong).
 
     Raises:
         UsageError: the file can't be read.
@@ -151,10 +151,10 @@ class CurrentUser:
 def resolve_users(
     spec: ClusterSpec, current_user: CurrentUser, raised: ClusterSpec | None = None
 ) -> ClusterSpec:
-    """Fill in the default of ``users``: the caller, or `hpc` if the caller can't be an account of the nodes.
+    """Fill in ``users`` if it is empty: with the caller, or with `hpc` if the nodes can't have this account.
 
-    Root can't be an account of the nodes. The uid is that of the account in the running cluster (``raised``),
-    otherwise the provider's default uid, otherwise the caller's uid.
+    The nodes can't have root, for example. The uid is the account's uid in the running cluster (``raised``),
+    or else the provider's default uid, or else the caller's uid.
     """
     if spec.users:
         return spec
@@ -165,7 +165,7 @@ def resolve_users(
 
 
 def job_user_notes(spec: ClusterSpec, current_user: CurrentUser) -> tuple[Notice, ...]:
-    """Return a note if jobs of a resolved spec can't run as the caller."""
+    """Return a note if jobs run as `hpc` because the nodes can't have the caller's account; else nothing."""
     if current_user.uid == 0 or _as_user(current_user, spec) or spec.users != (FALLBACK_USER,):
         return ()
     caller = (
@@ -177,7 +177,7 @@ def job_user_notes(spec: ClusterSpec, current_user: CurrentUser) -> tuple[Notice
 
 
 def _as_user(current_user: CurrentUser, spec: ClusterSpec) -> User | None:
-    """Return the caller as an account of the nodes, if this is allowed. Root is not allowed."""
+    """Return the caller as an account for the nodes, if this account is allowed. Root is not allowed."""
     try:
         return User(name=current_user.name, uid=spec.provider.default_uid or current_user.uid)
     except ValidationError:
@@ -190,7 +190,7 @@ _OF_A_NODE: Final = frozenset({"nodes", "cpus", "memory", "disk", "gpus"})
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A changed setting. ``key``: its dotted key. ``what``: its new and its old value."""
+    """A changed setting. ``key``: such as ``storage.keep``. ``what``: text with the new and the old value."""
 
     key: str
     what: str
@@ -200,7 +200,7 @@ class Difference:
 
 
 def differences(before: ClusterSpec, after: ClusterSpec) -> tuple[Difference, ...]:
-    """Return the settings that differ. Hosts are not compared, because the provider compares them."""
+    """Return the settings that differ between two specs. The provider, not this function, compares hosts."""
     old, new = ({key: value for key, value in _settings(spec) if value} for spec in (before, after))
     return tuple(
         Difference(key, f"{new.get(key, 'not set')}, it was {old.get(key, 'not set')}")
@@ -210,13 +210,13 @@ def differences(before: ClusterSpec, after: ClusterSpec) -> tuple[Difference, ..
 
 
 def _settings(spec: ClusterSpec) -> Iterator[tuple[str, str]]:
-    """Yield the dotted key and the value of each setting. For a list of mappings, yield their names first."""
+    """Yield (dotted key, value) of each setting. For a list of mappings, first yield the mappings' names."""
     for key, value in spec.model_dump(mode="json", exclude_none=True, exclude=_OF_THE_HOSTS).items():
         yield from _flat(key, value, {"name", *(_OF_A_NODE if key == "partitions" else ())})
 
 
 def _flat(key: str, value: Any, left_out: Collection[str] = ()) -> Iterator[tuple[str, str]]:
-    """Yield the settings below a key. ``left_out``: keys to skip in the mappings of a list."""
+    """Yield (dotted key, value) of the settings below ``key``. ``left_out``: keys to skip in list entries."""
     if isinstance(value, list):
         yield key, ", ".join(entry["name"] if isinstance(entry, Mapping) else entry for entry in value)
         for entry in value:

@@ -118,7 +118,7 @@ class ClusterSpec(Cluster):
 
 
 def faults(spec: ClusterSpec) -> Iterator[Fault]:
-    """Yield all contradictions between the fields of a spec. The spec may be partial."""
+    """Yield all contradictions between the fields of a spec. Some fields may be UNKNOWN."""
     yield from spec.provider.faults(spec)
     if spec.scheduler == "none":
         fix = "remove {}, or write scheduler: slurm"
@@ -149,7 +149,7 @@ def faults(spec: ClusterSpec) -> Iterator[Fault]:
 
 
 def _slurm_release_faults(spec: ClusterSpec) -> Iterator[Fault]:
-    """Yield a fault if the spec shows that the hosts can't have this release of Slurm."""
+    """Yield a fault if the hosts, or lines of ``slurm.extra``, do not fit the release ``slurm.version``."""
     at, version, provider = ("slurm", "version"), spec.slurm.version, spec.provider
     if not version:
         return

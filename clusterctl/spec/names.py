@@ -39,13 +39,13 @@ class Launcher(StrEnum):
 
 
 def is_cluster_name(text: str) -> bool:
-    """Return whether this is a valid cluster name, without the slow import of the spec models."""
+    """Return whether this is a valid cluster name, quickly: without importing the spec models."""
     pattern, _ = tomllib.loads((DATA / "patterns.toml").read_text(encoding="utf-8"))["label"]
     return re.fullmatch(pattern, text) is not None
 
 
 def find_spec(start: Path) -> Path | None:
-    """Return the path of the spec file in this folder, if the file exists. It may be unreadable."""
+    """Return the path of the spec file in the folder ``start``, if the file exists, even if unreadable."""
     path = start / SPEC_NAME
     return path if path.exists() or path.is_symlink() else None
 

@@ -86,7 +86,7 @@ class OnpremSettings(ProviderSettings):
 
     @property
     def machines(self) -> Mapping[str, OnpremHost]:
-        """Each host with its address and its login, completed from ``access``."""
+        """Host name -> address and login. ``access`` supplies the settings that a host's entry omits."""
         pairs = (pair for names, settings in self.hosts.items() for pair in self._each(names, settings))
         return dict(pairs)
 
@@ -130,7 +130,7 @@ def own_machines(provider: ProviderSettings) -> OnpremSettings:
     """Return the settings of the provider `onprem`.
 
     Raises:
-        UsageError: the provider is another provider, which creates and removes its hosts.
+        UsageError: the provider is not `onprem`, but creates and removes its hosts itself.
     """
     if isinstance(provider, OnpremSettings):
         return provider
@@ -281,7 +281,7 @@ def _fabric_faults(switches: Mapping[str, Switch], spec: Cluster) -> Iterator[Fa
 
 
 def _switch_faults(switches: Mapping[str, Switch], above: Mapping[str, str]) -> Iterator[Fault]:
-    """Yield faults for switches without members or with mixed members, and for cycles."""
+    """Reject switches that are empty, have hosts and switches, or form cycles. ``above``: name -> parent."""
     for name, switch in switches.items():
         at = ("provider", "fabric", name)
         if (switch.hosts is None) == (switch.switches is None):

@@ -44,7 +44,7 @@ MAX_BYTES: Final = 1024 * 1024
 
 
 def read_text(path: Path, filetype: Filetype[M]) -> str:
-    """Read the text of a user file.
+    """Read the text of a spec or a job file.
 
     Raises:
         UsageError: the file can't be read, is larger than MAX_BYTES, or is not UTF-8.
@@ -77,17 +77,17 @@ _SPELLED: Final = frozenset({f"{_TAG}int", f"{_TAG}float", f"{_TAG}bool"})
 
 
 class _Constructor(SafeConstructor):
-    """A constructor of plain values from YAML 1.2, which reads dates as text."""
+    """Builds Python values from YAML 1.2. Dates become text."""
 
 
 _Constructor.add_constructor(f"{_TAG}timestamp", SafeConstructor.construct_yaml_str)
 
 
 class Document(Generic[M]):
-    """A YAML text: its plain values, and their lines and columns."""
+    """A parsed YAML text: its values, and the line and column of each value."""
 
     def __init__(self, text: str, file: str, filetype: Filetype[M]) -> None:
-        """Read the text. ``file``: its name in messages.
+        """Read the text. ``file``: the file's name in messages.
 
         Raises:
             SpecError: the text is empty, or not YAML.
@@ -109,7 +109,7 @@ class Document(Generic[M]):
             raise SpecError(file, (nothing,), kind=filetype.name)
 
     def model(self, context: Mapping[str, Any] | None = None) -> M:
-        """Build the model of the document.
+        """Validate the document and return its model. ``context``: for pydantic's validators.
 
         Raises:
             SpecError: the document has mistakes; ``problems`` has all of them.
@@ -159,7 +159,7 @@ class Document(Generic[M]):
     def place(self, loc: Loc, *, at_key: bool = False) -> tuple[int, int]:
         """Return line and column of a value, or of its key if ``at_key`` is set or the value is empty.
 
-        For a missing value, return line and column of the mapping in which it is missing.
+        For a missing value, return line and column of the mapping that lacks the value.
         """
         here, key = self._root, None
         for part in loc:
@@ -181,7 +181,7 @@ def _child(node: Node | None, part: str | int) -> tuple[Node | None, Node | None
 
 
 def _make_text(root: Node | None, keys: Collection[str]) -> None:
-    """Change the numbers and booleans below these keys to text as the user wrote it."""
+    """Turn the numbers and booleans below these keys into text, exactly as the user wrote them."""
     # An alias may occur inside the value that it refers to.
     seen: set[tuple[int, bool]] = set()
     rest = [(root, False)] if keys else []
@@ -199,7 +199,7 @@ def _make_text(root: Node | None, keys: Collection[str]) -> None:
 
 
 def _syntax_problem(exc: Exception, file: str) -> Problem:
-    """Return the problem of a text that is not YAML, with the message of ruamel.yaml."""
+    """Turn an error of ruamel.yaml into a Problem with line and column."""
     message, context = getattr(exc, "problem", None) or str(exc), getattr(exc, "context", None)
     context_mark = getattr(exc, "context_mark", None)
     mark = getattr(exc, "problem_mark", None) or context_mark
@@ -222,7 +222,7 @@ _HINTS_BY_KEY: Final[Mapping[Loc, str]] = {
 
 
 class _Errors:
-    """The validation errors of a document, converted to problems with line and column."""
+    """Converts pydantic's errors about a document into Problems with line and column."""
 
     def __init__(self, document: Document[Any], errors: Iterable[ErrorDetails]) -> None:
         self._document = document
@@ -247,11 +247,11 @@ class _Errors:
                 yield Problem(self._document.file, *place, key, fault.code, fault.message, fault.hint)
 
     def _is_noise(self, error: ErrorDetails) -> bool:
-        """Return whether an error is redundant: pydantic reports a list of invalid entries as too short."""
+        """Return whether an error is redundant: pydantic also calls a list of invalid entries too short."""
         return error["type"] == "too_short" and bool(self._document.value(error["loc"]))
 
     def _placed(self, error: ErrorDetails) -> ErrorDetails:
-        """Correct the location of an error, into which pydantic inserts the type of the provider."""
+        """Remove the provider's type, which pydantic inserts, from the location of an error."""
         loc, kind = error["loc"], error["type"]
         if kind == "union_tag_invalid":
             return {**error, "loc": (*loc, "type"), "type": "literal_error"}

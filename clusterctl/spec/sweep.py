@@ -50,7 +50,7 @@ def _key(name: str) -> str:
 
 
 def _texts(value: object) -> object:
-    """Turn a value, a list of values, or a range of whole numbers such as ``0..2`` into a tuple."""
+    """Turn a value, a list of values, or a range of whole numbers such as ``0..2`` into a tuple of texts."""
     values = value if isinstance(value, list | tuple) else [value]
     texts: list[str] = []
     for entry in values:
@@ -90,7 +90,7 @@ def _drawn_from(value: object) -> object:
 
 
 def as_grid(value: object) -> object:
-    """Turn flags such as ``["lr=1e-4,3e-4", "seed=0..2"]`` into a grid."""
+    """Turn flags such as ``["lr=1e-4,3e-4"]`` into ``{"grid": {"lr": ["1e-4", "3e-4"]}}``."""
     if not isinstance(value, list | tuple):
         return value
     grid: dict[str, list[str]] = {}
@@ -208,12 +208,12 @@ class Sweep(Model):
 
     @property
     def keys(self) -> list[str]:
-        """The keys with a value in any task."""
+        """The keys that have a value in some task."""
         return list(dict.fromkeys(key for values in self.tasks for key in values))
 
     @property
     def array(self) -> str:
-        """The indices of its job array, in the format of sbatch."""
+        """The value of ``sbatch --array``: ``0-7`` for 8 tasks, ``0-7%2`` if ``parallel`` is 2."""
         most = f"%{self.parallel}" if self.parallel else ""
         return f"0-{len(self.tasks) - 1}{most}"
 

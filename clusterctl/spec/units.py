@@ -136,7 +136,7 @@ def format_duration(seconds: int) -> str:
 
 
 def _spelled(value: object) -> str:
-    """Return a value as text. A bare number is an int in a job file, and a text on the command line."""
+    """Return a text or a number as text, else "". Bare numbers are ints in job files, texts in commands."""
     return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
 
 

@@ -1,7 +1,7 @@
 """SSH access to on-prem machines as their owner: plain ssh with the owner's keys and agent, and sudo.
 
-Used until clusterctl's admin account exists. Commands run without a terminal. A password for sudo is written
-to sudo's standard input only.
+clusterctl logs in this way until its admin account exists on a machine. Commands run without a terminal.
+clusterctl writes a password for sudo only to sudo's standard input.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class SshHost:
 
 
 def ssh_host(name: str, machine: OnpremHost) -> SshHost:
-    """Return a machine of the spec, with its jump hosts. Machines with the same route share their aliases."""
+    """Return a machine of the spec, with its jump hosts. Jump hosts on the same route have the same alias."""
     jump: SshHost | None = None
     for text in machine.jump or ():
         match = _JUMP.fullmatch(text)
@@ -90,7 +90,7 @@ def ssh_host(name: str, machine: OnpremHost) -> SshHost:
 
 
 def ssh_hosts(machines: Mapping[str, OnpremHost]) -> tuple[SshHost, ...]:
-    """Return all jump hosts, each once, those nearest to this machine first; then the machines."""
+    """Return each jump host once, the nearest to this machine first, and then the machines."""
     ends = [ssh_host(name, machine) for name, machine in machines.items()]
     jumps = dict.fromkeys(jump for end in ends for jump in end.path[:-1])
     return (*sorted(jumps, key=lambda jump: len(jump.path)), *ends)
@@ -136,7 +136,7 @@ class AccessError(ProvisionError):
 
 
 def explain(stderr: str, *, host: str, user: str, address: str) -> AccessError | None:
-    """Return the error for a message of ssh or sudo. No error if no rule in refusals.yaml matches."""
+    """Return the error that explains a message of ssh or sudo, if a rule in refusals.yaml matches."""
     if (match := first_rule(read_table(_RULES, tuple[Rule, ...]), stderr)) is None:
         return None
     rule, groups = match
@@ -196,10 +196,10 @@ class HostKeys:
         *,
         find_all: bool = False,
     ) -> Mapping[str, ClusterctlError]:
-        """Find a trusted key for every machine and jump host. Return the errors of machines without a key.
+        """Find a trusted key of each machine and jump host. Return name -> error of machines without a key.
 
-        confirm: called with the keys that are not trusted yet. If it raises, no key is saved.
-        find_all: if ``confirm`` raises, return an error for each unconfirmed machine instead of raising.
+        confirm: asks the user about keys that are not trusted yet. If ``confirm`` raises, no key is saved.
+        find_all: whether to return errors about unconfirmed keys, instead of raising an error.
         """
         peers = ssh_hosts(machines)
         failed: dict[str, ClusterctlError] = {}
@@ -218,7 +218,7 @@ class HostKeys:
     def _round(
         self, peers: Sequence[SshHost], confirm: Confirm, limit: Limit, *, find_all: bool
     ) -> Mapping[str, ClusterctlError]:
-        """Like ``trust``, for machines whose jump hosts are trusted already. Return the errors by title."""
+        """Like ``trust``, for machines behind trusted jump hosts. Return title of the machine -> error."""
         for peer in peers:
             if key := peer.host_key or self._keys.get(peer.title) or _users_own(peer):
                 self._keys[peer.title] = key
@@ -257,7 +257,7 @@ def _read(file: Path) -> dict[str, str]:
 
 
 def _users_own(peer: SshHost, files: Sequence[Path] = USERS_OWN) -> str | None:
-    """Return the machine's key from the known_hosts files of the user and of this machine, if known."""
+    """Return the host key of ``peer`` in the known_hosts files of the user and of this machine, if any."""
     for file in files:
         known_hosts = paramiko.HostKeys()
         with suppress(OSError, RuntimeError):

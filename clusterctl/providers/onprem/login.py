@@ -1,9 +1,9 @@
 """Logging in to on-prem machines: first as their owner, later as clusterctl's admin account.
 
-The machine that runs clusterctl can be a node too. Its owner is already logged in, and no port is opened. The
-admin account logs in over SSH, as on other nodes, but through an sshd that serves a single connection. The
-script GATE starts that sshd as root; a sudoers line lets the owner run GATE and nothing else.
-remote_account.py creates both.
+The machine that runs clusterctl can be a node too. On this machine, the owner is already logged in. The admin
+account logs in over SSH, as on other nodes, but to an sshd that serves a single connection and opens no port.
+The script GATE starts this sshd as root. A line in sudoers lets the owner run GATE as root, and nothing else.
+remote_account.py creates the script and the line.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _PACKAGE: Final = Path(__file__).resolve().parents[2]
 
 
 def check_this_machine(host: str) -> AccessError | None:
-    """Return the error if this machine, on which clusterctl runs, can't be a host of the cluster."""
+    """Return an error if the machine that runs clusterctl can't be a host. ``host``: this machine's name."""
     if _JOBS in (environment := Path(sys.prefix).resolve(), *environment.parents):
         cause = f"clusterctl is installed in {environment}, but nodes keep the environment of jobs in {_JOBS}"
         fix = "install clusterctl elsewhere: with pipx, or a virtual environment in your home"
@@ -80,7 +80,7 @@ def check_this_machine(host: str) -> AccessError | None:
 
 
 def connect(host: str, config: Path) -> SSHTransport:
-    """Connect to a machine, remote or local, as the admin account."""
+    """Connect to a host, which may be this machine, as the admin account."""
     if is_this_machine(address_of(host, config)) and not GATE.exists():
         summary, reason = f"{host} has no clusterctl account", f"{GATE} does not exist"
         fix = "run `clusterctl up`, which creates the account"
@@ -111,8 +111,8 @@ ANSWER_S: Final = 60.0
 class Claim:
     """The cluster that a machine joins, and the public key that may log in to the machine.
 
-    owner: on the machine that runs clusterctl: the ``uid`` that may run GATE, and the ``host_key`` file of
-        the sshd that GATE starts. Empty on all other machines.
+    owner: only if the machine that runs clusterctl joins. ``uid``: may run GATE. ``host_key``: key file of
+        the sshd that GATE starts.
     """
 
     cluster_id: str
@@ -160,7 +160,7 @@ def check_sudo(transport: Transport) -> None:
 
 
 def remove_account(host: str, claim: Claim, login: Connect) -> None:
-    """Have the admin account delete itself on a host. Return when the account can no longer log in."""
+    """As the admin account, delete this account on a host. Return when the account can no longer log in."""
     with closing(login(host)) as transport:
         unit = ("systemd-run", "--quiet", "--collect", f"--unit={_UNIT}")
         transport.run(("sudo", "-n", *unit, *_PYTHON, "-c", _PROGRAM, claim.request("leave", host)))
@@ -192,7 +192,7 @@ _SUDO: Final = ("env", "LC_ALL=C", "sudo", "-k")
 
 
 class Login:
-    """The owner's SSH logins to the machines. Creating the object writes the ssh_config for them."""
+    """The owner's SSH logins to the machines. ``__init__`` writes the ssh_config for these logins."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class Login:
     def run(
         self, host: str, argv: Sequence[str], stdin: bytes = b"", *, timeout_s: float | None = None
     ) -> str:
-        """Run a command as the owner and return its standard output."""
+        """Run a command on a host as the owner. Return the command's standard output."""
         timeout_s = timeout_s or self.answer_s
         try:
             line, script = wrap_command(argv)
@@ -258,7 +258,7 @@ class Login:
         return (*(("sh", "-c") if self.is_here(host) else ssh), line)
 
     def root(self, host: str, argv: Sequence[str], stdin: bytes = b"") -> str:
-        """Run a command as root and return its standard output. Raise the same errors as ``run``."""
+        """Run a command on a host as root. Return the standard output. Raise the same errors as ``run``."""
         if self._machines[host].become == "none":
             return self.run(host, argv, stdin)
         if self._wants_password(host):
@@ -284,7 +284,7 @@ class Login:
         return asks
 
     def check_keys(self, hosts: Sequence[str]) -> None:
-        """Raise a UsageError if a key file of the spec is missing. With ssh-agent, FILE.pub is enough."""
+        """Raise a UsageError if a key file in the spec is missing. With ssh-agent, FILE.pub is enough."""
         keys = {name: key for name in hosts if (key := self._machines[name].key)}
         # Unlike Path.is_file, os.path.isfile does not raise in a folder that we can't read.
         missing = {n: key for n, key in keys.items() if not any(map(os.path.isfile, (key, f"{key}.pub")))}
@@ -296,7 +296,7 @@ class Login:
     def trust(
         self, hosts: Sequence[str], limit: Limit = NO_LIMIT, *, find_all: bool = False
     ) -> Mapping[str, ClusterctlError]:
-        """Find a trusted key for each host, as ``HostKeys.trust`` does. Return the errors by host."""
+        """Find a trusted key for each host, as ``HostKeys.trust`` does. Return host -> error."""
         here = [name for name in hosts if self.is_here(name)]
         lost = {name: exc for name in here if (exc := check_this_machine(name)) is not None}
         remote = {name: self._machines[name] for name in hosts if name not in here}
@@ -308,17 +308,17 @@ class Login:
         self.workspace.confirmed.touch(mode=0o600)
 
     def key_of(self, host: str) -> str:
-        """Return a host's trusted key. For this machine it is the key of the sshd that GATE starts."""
+        """Return a host's trusted key. This machine's key is the key of the sshd that GATE starts."""
         return self.workspace.draw_host_key() if self.is_here(host) else self._keys.key_of(host)
 
     def claim(self, cluster_id: str, cluster: str) -> Claim:
-        """Return the claim that makes a machine part of this cluster. All machines get the same claim."""
+        """Return the data with which a machine joins this cluster. All machines get the same data."""
         here = any(map(self.is_here, self.hosts))
         owner = {"uid": os.getuid(), "host_key": str(self.workspace.host_key)} if here else None
         return Claim(cluster_id, cluster, self.workspace.public_key.read_text().strip(), owner)
 
     def proxies(self, hosts: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
-        """Return the ProxyCommand of each host with a jump host, and of this machine. `%p` is the port."""
+        """Return host -> ProxyCommand, for this machine and hosts behind a jump host. `%p` is the port."""
         proxies: dict[str, tuple[str, ...]] = {}
         for name in hosts:
             target = ssh_host(name, self._machines[name])

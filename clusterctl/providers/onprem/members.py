@@ -43,7 +43,7 @@ _JOB_NETWORK: Final = {"NCCL_SOCKET_IFNAME": "={interface}", "GLOO_SOCKET_IFNAME
 def members(spec: ClusterSpec, settings: OnpremSettings) -> tuple[Host, ...]:
     """Return the cluster's machines as the spec describes them, the controller first.
 
-    ``address``: an IPv4 address if this machine can resolve the name. ``host_key``: "" if not in the spec.
+    ``address``: the IPv4 address, or the name if the lookup fails. ``host_key``: "" if not in the spec.
     """
     partitions = {name: p.name for p in spec.partitions for name in spec.node_names(p)}
     hosts = []
@@ -141,7 +141,7 @@ def _resolved(target: SshHost) -> str:
 
 
 def network_of(facts: HostFacts, address: str) -> IPv4Network | None:
-    """Return the network of ``address``, or else of the host's only interface, if any."""
+    """Return the network of the host's interface with ``address``, or else of the host's only interface."""
     interfaces = _interfaces(facts)
     named = [interface.network for interface in interfaces if str(interface.ip) == address]
     outward = [interface.network for interface in interfaces if not interface.ip.is_loopback]
@@ -149,7 +149,7 @@ def network_of(facts: HostFacts, address: str) -> IPv4Network | None:
 
 
 def address_in(network: IPv4Network | None, facts: HostFacts, address: str) -> str:
-    """Return the host's address on the network, preferably ``address``; "" without such an address."""
+    """Return the host's address on the network, preferably ``address``, or "" if the host is not on it."""
     addresses = [str(interface.ip) for interface in _interfaces(facts) if network and interface.ip in network]
     return address if address in addresses else next(iter(addresses), "")
 
@@ -157,7 +157,7 @@ def address_in(network: IPv4Network | None, facts: HostFacts, address: str) -> s
 def address_failures(
     hosts: Sequence[Host], facts: Mapping[str, HostFacts], network: IPv4Network | None, leader: Host
 ) -> list[Failure]:
-    """Return a failure for each host outside the network, or a single failure for an unknown network."""
+    """Return a failure for each host outside the network; without a network, a failure of ``leader``."""
     interfaces = {host.name: ", ".join(map(str, _interfaces(facts[host.name]))) or "none" for host in hosts}
     if network is None:
         reason = f"{leader.address} is not an address of that host ({interfaces[leader.name]})"
@@ -185,7 +185,7 @@ def admin_login(workspace: Workspace) -> Connect:
 def log_in(
     hosts: Sequence[str], workspace: Workspace, limit: Limit = NO_LIMIT
 ) -> tuple[Collection[str], Mapping[str, ClusterctlError]]:
-    """Log in to hosts as the admin account and try sudo. Return the hosts where it works, and the errors."""
+    """Log in as the admin account and try sudo. Return (hosts where both work, other host -> error)."""
     return call_on_hosts(hosts, lambda host: check_sudo(admin_login(workspace)(host)), limit=limit)
 
 
@@ -194,7 +194,7 @@ def joined_members(
 ) -> tuple[Mapping[str, Host], Mapping[str, Host]]:
     """Log in as the admin account to the hosts in ``previous``, except hosts with a new address or host key.
 
-    Return the hosts that accept the login, and the hosts that do not answer, both as in ``previous``.
+    Return (hosts that accept the login, hosts that do not answer): name -> host in ``previous``.
     """
     pairs = [(host, previous[host.name]) for host in hosts if host.name in previous]
     unchanged = [
@@ -219,9 +219,9 @@ def examine(
 ) -> DoctorReport:
     """Collect facts about the hosts, and all findings about them.
 
-    ours: hosts that clusterctl examines as the admin account. It examines the other hosts as their owner.
+    ours: hosts to examine as the admin account. clusterctl examines the other hosts as their owner.
     only: the hosts to examine.
-    lost: hosts where the login failed, with the errors. Each error becomes a finding.
+    lost: host -> error, for hosts where the login failed. Each error becomes a finding.
     limit: time limit. A host that has not answered by then gets a finding.
     """
     all_checks = requirements_of_hosts(spec, hosts, installed=ours)
@@ -260,7 +260,7 @@ def examine(
 
 @dataclass(frozen=True, slots=True)
 class _NetworkCheck:
-    """The hosts to test. ``new``: hosts not in the cluster yet. ``offline``: test no package repositories."""
+    """Hosts to test. ``new``: hosts not in the cluster yet. ``offline``: whether to skip repositories."""
 
     spec: ClusterSpec
     shared: OnpremShared
@@ -319,7 +319,7 @@ def _different_mtus(check: _NetworkCheck, mtus: Mapping[str, int]) -> Iterator[F
 
 
 def _address(host: Host, facts: HostFacts, network: IPv4Network | None) -> str:
-    """Return the host's address on the network; "" if unknown. Without a network: the spec's address."""
+    """Return the host's address on the network; without a network, its address in the spec. "": not found."""
     addresses = [interface.ip for interface in _interfaces(facts) if not interface.ip.is_loopback]
     return next((str(ip) for ip in addresses if (ip in network if network else str(ip) == host.address)), "")
 
@@ -335,7 +335,7 @@ def _request(check: _NetworkCheck, host: Host, facts: HostFacts) -> dict[str, ob
 
 
 def _peer(check: _NetworkCheck, host: Host, address: str, facts: HostFacts) -> Peer:
-    """Return a host as a target of connection tests; untried with firewalld, because `up` opens its ports."""
+    """Return a host as a target of connection tests. firewalld: no tests, because `up` opens the ports."""
     exports = check.shared.kind == "nfs" and check.shared.server is None
     ports = needed_ports(check.spec, host, exports=exports and host.name == check.hosts[0].name)
     is_new, tried = host.name in check.new, facts.firewall.name != "firewalld"
@@ -373,7 +373,7 @@ def _findings(check: _NetworkCheck, name: str, answer: Mapping[str, Any]) -> Ite
 
 
 def cluster_findings(spec: ClusterSpec, hosts: Sequence[Host], report: DoctorReport) -> Iterator[Finding]:
-    """Find problems of all answering hosts together, such as different releases."""
+    """Compare the hosts that answer. Yield the problems, such as different distributions."""
     facts, leader = report.facts, hosts[0]
     supported = facts.keys() - {finding.host for finding in report.findings if finding.code == "distribution"}
     candidates = [host for host in hosts if host.name in supported]
@@ -417,7 +417,7 @@ def parse_claim(text: str) -> Mapping[str, str]:
 
 
 def notes(spec: ClusterSpec, findings: Sequence[Finding], *, cluster_exists: bool) -> tuple[str, ...]:
-    """Return the findings to show in a plan, except problems that `up` solves or other checks report."""
+    """Return findings as lines for a plan, without problems that `up` solves or other checks report."""
     later = {"no-driver"} if spec.software.nvidia.has_driver else set()
     later |= {checks.NO_CGROUPS} if cluster_exists else set()
     return tuple(str(finding) for finding in findings if finding.code not in later)
@@ -426,7 +426,7 @@ def notes(spec: ClusterSpec, findings: Sequence[Finding], *, cluster_exists: boo
 def preview(
     spec: ClusterSpec, hosts: Sequence[Host], facts: Mapping[str, HostFacts], new: Collection[str]
 ) -> tuple[str, ...]:
-    """Return a plan's lines about the changes on ``new`` hosts. Hosts with the same changes share a line."""
+    """Return lines for a plan: the changes on ``new`` hosts. Hosts with the same change share a line."""
     lines: dict[str, list[str]] = {}
     for host in hosts:
         if host.name in new:

@@ -58,7 +58,7 @@ class _Examination:
 
     text: the spec as YAML. The result is reused only for the same text and workspace.
     new: names of hosts that are not in the cluster yet.
-    silent: hosts of the cluster that do not answer.
+    silent: name -> host, for hosts of the cluster that do not answer.
     previous_settings: the provider settings of the last `up`.
     preview: lines about the changes that `up` will make on new machines.
     joined: names of new hosts that already have the admin account.
@@ -292,8 +292,8 @@ class OnpremProvider(Provider):
     ) -> tuple[Mapping[str, Host], Mapping[str, Host], DoctorReport, tuple[Finding, ...]]:
         """Examine all machines that answer.
 
-        Return hosts with the admin account, the silent hosts, the report, and the findings that stop `up`.
-        find_all: for `plan --preflight`: an unconfirmed host key becomes a finding instead of an error.
+        Return (hosts with the admin account, hosts that do not answer, report, findings that stop `up`).
+        find_all: for `plan --preflight`: whether an unconfirmed host key becomes a finding, not an error.
         """
         total_s = max(_PREFLIGHT_S if find_all else _UP_S, _HOST_S * len(hosts))
         limit, login_limit = (Limit.within(seconds, self._clock) for seconds in (total_s, total_s / 3))
@@ -337,7 +337,7 @@ def blocking_findings(
     workspace: Workspace,
     silent: Mapping[str, Host],
 ) -> tuple[Finding, ...]:
-    """Return the findings that stop `up`: errors of new or silent hosts, the controller, or all together."""
+    """Return errors that stop `up`: of new or unexamined hosts, between hosts, or of a silent controller."""
     leader = hosts[0].name
     relevant = [
         finding
@@ -360,7 +360,7 @@ def blocking_findings(
 
 
 def _previous_settings(workspace: Workspace) -> OnpremSettings | None:
-    """Return the provider settings of the last `up`, if that was an `up` on on-prem machines."""
+    """Return the provider settings of the last `up`, if the provider of the last `up` was `onprem`."""
     try:
         provider = applied_spec(workspace).provider
     except UsageError:
@@ -424,9 +424,9 @@ rmdir "$path/home" "$path" 2>/dev/null || true
 def find_homes(
     login: Login, settings: OnpremSettings, name: str, users: Sequence[str]
 ) -> tuple[KeptStorage, ...]:
-    """Return the homes of these users on the shared folder, as storage that outlives the cluster.
+    """Return the home folders of these users in the shared folder, as storage that outlives the cluster.
 
-    `down` keeps homes; `storage remove` removes them. Empty if the user's NFS server has the shared folder.
+    `down` keeps home folders; `storage remove` deletes them. Empty if the spec names an NFS server.
     """
     shared, host = settings.shared, settings.controller
     if shared.server is not None:

@@ -57,7 +57,7 @@ _LIST_TRACES: Final = (Path(__file__).with_name("data") / "look.sh").read_text()
 
 
 def release_all(login: Login, cluster_id: str) -> None:
-    """Release all machines of the workspace's inventory. Raise the errors of all machines together."""
+    """Release all machines in the workspace's inventory. Then raise a single error about all failures."""
     inventory = load_known_inventory(login.workspace)
     if inventory is None:
         return
@@ -84,7 +84,7 @@ def _release(
 
 
 def release_removed(inventory: Inventory, login: Login) -> Mapping[str, str]:
-    """Release the machines that ``inventory`` no longer has. Return unreachable machines with the reasons."""
+    """Release machines of the last `up` that ``inventory`` lacks. Return unreachable machine -> reason."""
     workspace = login.workspace
     previous = load_known_inventory(workspace)
     removed = [host.name for host in previous.hosts if inventory.host(host.name) is None] if previous else []
@@ -106,7 +106,7 @@ def release_removed(inventory: Inventory, login: Login) -> Mapping[str, str]:
 
 
 def find_leftovers(login: Login, cluster_id: str) -> tuple[Leftover, ...]:
-    """Return clusterctl's files and accounts on the machines, as far as their owners see them."""
+    """Return clusterctl's files and accounts that the machines' owners can still see after a login."""
     hosts = list(load_known_hosts(login.workspace)) or list(login.hosts)
     hosts = [host for host in hosts if host in login.hosts]
     lost = login.trust(hosts)
@@ -118,7 +118,7 @@ def find_leftovers(login: Login, cluster_id: str) -> tuple[Leftover, ...]:
 
 
 def _traces_on(host: str, login: Login, cluster_id: str) -> Sequence[str]:
-    """Return clusterctl's files and accounts on a host. Empty if another cluster has the host now."""
+    """Return clusterctl's files and accounts on a host. Empty if the host belongs to another cluster now."""
     claim = claim_on(host, login)
     if claim and claim.get("id") != cluster_id:
         return ()
@@ -169,7 +169,7 @@ def _restore(hosts: Sequence[str], inventory: Inventory, login: Login) -> Mappin
 
 
 def release_orphan(login: Login, settings: OnpremSettings, cluster_id: str) -> None:
-    """Release the machines whose claim files have this cluster id. ``login`` has a temporary workspace."""
+    """Release machines with this cluster id in their claim files. ``login`` has a temporary workspace."""
     claimed = {host: c for host, c in claims(login).items() if c.get("id") == cluster_id}
     if not claimed:
         return
@@ -222,7 +222,7 @@ _TRACES: Final = "the machine still has the account clusterctl, the cluster's fi
 def record_pending(
     host: Host, inventory: Inventory, settings: OnpremSettings, workspace: Workspace, *, why: str
 ) -> PendingRelease:
-    """Record that a host of ``inventory`` must still be released. ``settings``: how to log in to it."""
+    """Record that a host of ``inventory`` must be released later. ``settings``: for the login to the host."""
     target = Workspace(workspace.releases / f"{host.name}-{digest(address_of(host), host.host_key)[:8]}")
     target.create()
     for path in (workspace.key, workspace.public_key, workspace.root / "id"):
@@ -237,7 +237,7 @@ def record_pending(
 
 
 def _machine(host: Host, settings: OnpremSettings) -> OnpremHost:
-    """Return how the owner logs in to a host: the host's entry in the spec, or else the common settings."""
+    """Return the owner's login to a host: from the host's entry in the spec, or else from `access`."""
     address = host.ssh_address or host.address
     machine = settings.machines.get(host.name)
     if machine is not None and ssh_host(host.name, machine).host == address:
@@ -251,9 +251,9 @@ def _machine(host: Host, settings: OnpremSettings) -> OnpremHost:
 def retry_all(hosts: Collection[Host], login: Login, *, ending: bool = False) -> tuple[Notice, ...]:
     """Try again to release each machine whose release is pending. Return notes for the user.
 
-    hosts: the cluster's hosts. A machine that is among them again needs no release. A machine with the host
-        key of a host, but another address, may be that host, and is skipped.
-    ending: whether ``hosts`` are being released too. Then no machine is skipped.
+    hosts: the cluster's hosts. A machine that is again among these hosts needs no release. A machine with the
+        host key of a host, but another address, may be that host, so clusterctl skips the machine.
+    ending: whether clusterctl is also releasing ``hosts``. Then it skips no machine.
     """
     notes: list[Notice] = []
     for pending in pending_releases(login.workspace):
@@ -312,7 +312,7 @@ def _release_pending(pending: PendingRelease, login: Login) -> None:
 
 
 def _reason(exc: ClusterctlError) -> str:
-    """Return why a machine could not be released, and which parts of clusterctl are still on it."""
+    """Return why a machine could not be released, and which parts of clusterctl the machine still has."""
     if any(failure.code == UnreachableError.code for failure in exc.failures):
         return f"it does not answer; {_TRACES}"
     return f"{'; '.join(dict.fromkeys(failure.cause for failure in exc.failures))}; {_TRACES}"

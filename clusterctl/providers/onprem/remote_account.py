@@ -85,7 +85,7 @@ def account(name: str) -> Optional[pwd.struct_passwd]:
 
 
 def text_of(path: Path) -> Optional[str]:
-    """Return the content of a path, if it is a small regular file."""
+    """Return the text of a file, if the file is small and regular."""
     try:
         return read_regular(str(path)).decode("utf-8", "surrogateescape")
     except OSError:
@@ -93,7 +93,7 @@ def text_of(path: Path) -> Optional[str]:
 
 
 def write(path: Path, text: str, mode: int, uid: int = 0, gid: int = 0) -> bool:
-    """Replace a file atomically if its text, mode or owner differs. Return whether it was written."""
+    """Replace a file atomically if its text, mode or owner differs. Return whether the file was replaced."""
     try:
         status = path.stat()
         if text_of(path) == text and status.st_mode & 0o7777 == mode and status.st_uid == uid:
@@ -116,7 +116,7 @@ def write(path: Path, text: str, mode: int, uid: int = 0, gid: int = 0) -> bool:
 
 
 def home_folder() -> Path:
-    """Return the account's home: below /home, or below /var/lib if /home is on a network file system."""
+    """Return the path for the account's home: in /home, or in /var/lib if /home is a network file system."""
     deepest = ("", "")
     for line in Path("/proc/self/mounts").read_text(errors="replace").splitlines():
         _, mount_point, kind = line.split()[:3]
@@ -152,7 +152,7 @@ def join(request: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def make_account(user: str, number: int) -> None:
-    """Create the account, if possible with this uid and gid, because Slurm runs jobs by uid."""
+    """Create the account. If possible, its uid and gid are ``number``, because Slurm runs jobs by uid."""
     names = ["SYS_{}ID_{}={}".format(kind, end, number) for kind in "UG" for end in ("MIN", "MAX")]
     pinned = [word for name in names for word in ("-K", name)]
     argv = ["useradd", "--system", "--create-home", "--home-dir", str(home_folder()), "--shell", "/bin/bash"]
@@ -164,7 +164,7 @@ def make_account(user: str, number: int) -> None:
 
 
 def let_in(user: str, key: str) -> bool:
-    """Add the key to the account's authorized_keys. Return whether it was missing."""
+    """Add the key to the account's authorized_keys. Return whether the key was missing."""
     entry = pwd.getpwnam(user)
     folder = Path(entry.pw_dir) / ".ssh"
     file = folder / "authorized_keys"
@@ -189,7 +189,7 @@ def let_in(user: str, key: str) -> bool:
 def let_become_root(user: str, owner: Optional[Dict[str, Any]]) -> bool:
     """Let the account use sudo without a password. visudo checks the file before it is installed.
 
-    owner: given if clusterctl runs on this host: its uid may run GATE as root, and nothing else.
+    owner: given if clusterctl runs on this host. The uid ``owner["uid"]`` may run only GATE as root.
     """
     text = "# clusterctl's own account; `clusterctl down` removes it\n{} ALL=(ALL:ALL) NOPASSWD: ALL\n"
     text = text.format(user)
@@ -229,7 +229,7 @@ def allowed(user: str) -> List[str]:
 
 
 def leave(request: Dict[str, Any]) -> Dict[str, Any]:
-    """Release the host: delete the account, or only its key and sudo rights if it existed before."""
+    """Release the host: delete the account, or only its key and sudo rights if the account existed before."""
     claim = claimed()
     if claim.get("id", request["id"]) != request["id"]:
         # The machine belongs to another cluster now.
@@ -273,7 +273,7 @@ def end_processes(uid: int) -> None:
 
 @contextmanager
 def alone(path: str = LOCK) -> Iterator[None]:
-    """Hold this program's lock. Only root may read its file, because any reader could hold the lock."""
+    """Make other runs of this program wait. Only root may read the lock's file: a reader could lock it."""
 
     def late(*_: Any) -> None:
         cause = "another clusterctl is changing this account on the host"
