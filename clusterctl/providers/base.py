@@ -1,8 +1,8 @@
 """The interface of providers, which create and delete the hosts of a spec, and the types that they share.
 
-A pending release is an on-prem machine that left the cluster but could not be restored yet. It has its own
-small workspace, with its inventory entry, its login settings and the admin key, so that a later `up` or
-`down` can restore the machine without the spec it was in.
+A pending release is an on-prem machine that left the cluster but could not be restored yet. It keeps a
+small workspace with the machine's inventory entry, login settings and admin key, so that a later `up` or
+`down` can restore the machine without the spec of that time.
 """
 
 # ruff: noqa: ARG002 - the optional methods ignore their arguments
@@ -43,7 +43,7 @@ _NOTE: Final = "pending.json"
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The size of a compute host, if its provider sets it. ``disk_mib``: the limit of its disk, if any."""
+    """The CPUs and memory that a provider gives a compute host. ``disk_mib``: the disk's limit, if any."""
 
     cpus: int
     memory_mib: int
@@ -51,7 +51,7 @@ class Size:
 
     @classmethod
     def of(cls, host: Host | None) -> Size | None:
-        """Return the size that the provider gave a host. Not for hosts with the size of their hardware."""
+        """Return the size that the provider gave a host, unless the host has the size of its hardware."""
         if host is None or host.cpus is None or host.memory_mib is None:
             return None
         return cls(host.cpus, host.memory_mib, host.disk_mib)
@@ -72,10 +72,10 @@ Sizes = Mapping[str, Size]  # by host
 
 @dataclass(frozen=True, slots=True)
 class Provisioned:
-    """The hosts of a cluster after ``apply``, and notes for the user.
+    """The hosts of a cluster after ``apply`` (``inventory``), and notes for the user.
 
-    made: new hosts. started: existing hosts that were off.
-    classed: new hosts that were created from a node template, with all their files.
+    made: names of new hosts. started: names of existing hosts that were off.
+    classed: names of those new hosts that started from a node template and already have all their files.
     """
 
     inventory: Inventory
@@ -90,7 +90,7 @@ Action = Literal["make", "change", "replace", "remove", "keep"]
 
 @dataclass(frozen=True, slots=True)
 class HostChange:
-    """The planned change of a host, in the user's words.
+    """The planned change of a host, as it is shown to the user.
 
     action: ``change`` keeps the host and its data; ``replace`` deletes both and recreates the host.
     what: the kind of machine, such as `g2-standard-8, spot`. why: the reason for the change.
@@ -117,7 +117,7 @@ class HostChange:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of a cluster in USD an hour, ``now`` and ``then``, without the resources in ``unpriced``."""
+    """A cluster's USD an hour, ``now`` and ``then`` (after the plan), without the ``unpriced`` resources."""
 
     now: float
     then: float
@@ -128,11 +128,11 @@ class Cost:
 class HostPlan:
     """The changes that ``apply`` would make.
 
-    hosts: existing and future hosts. other: changes of other resources, such as networks and disks.
-    priced_on: the date of the price table. Empty if the provider has no price table.
-    other_usd_per_hour: the cost of other resources, now and then, not counting ``other_unpriced``.
-    other_lost: other resources that are deleted or recreated with their data.
-    images: node templates to be built, each with its machine, cost and time.
+    hosts: a change, or ``keep``, for each host. other: changes of other resources, such as networks.
+    priced_on: the date of the price table. Empty: the provider has no price table.
+    other_usd_per_hour: the cost of other resources, now and after the plan, without ``other_unpriced``.
+    other_lost: other resources that are deleted or recreated, so that their data is lost.
+    images: a text for each node template that must be built: its machine, cost and time.
     """
 
     hosts: tuple[HostChange, ...]
@@ -158,12 +158,12 @@ class HostPlan:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """The future cost of the cluster, if all prices are known."""
+        """The cluster's cost in USD an hour after the plan, unless a price is unknown."""
         return self.cost.then if self.cost and not self.cost.unpriced else None
 
     @property
     def may_cost_more(self) -> bool:
-        """Whether the cost rises, or a resource with an unknown price is created."""
+        """Whether the plan raises the cost, or creates a resource with an unknown price."""
         if self.cost is None:
             return False
         unknown = any(host.usd_per_hour is None for host in self.changes if host.action != "remove")
@@ -172,7 +172,7 @@ class HostPlan:
 
     @property
     def cost(self) -> Cost | None:
-        """The cost of the cluster, if a host has a price or the provider has a price table."""
+        """The cost of the cluster, if a resource has a price or the provider has a price table."""
         now, then = self.other_usd_per_hour
         unpriced = [host.name for host in self.hosts if host.usd_per_hour is None]
         for host in self.hosts:
@@ -187,7 +187,7 @@ class HostPlan:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A resource of a cluster that still exists, and its cost, if known and not zero."""
+    """An existing resource of a cluster, and the resource's cost, if known."""
 
     what: str
     usd_per_hour: float | None = None
@@ -198,9 +198,9 @@ class Leftover:
 
 
 class Provider(Protocol):
-    """A way to create the hosts of a cluster. Constructed from its settings and ``Prompts``.
+    """Creates and deletes hosts of clusters. Constructed from a spec's `provider` and ``Prompts``.
 
-    known_shared: path of the shared folder on the hosts. Only for providers with node templates.
+    known_shared: path of the shared folder on the hosts, if the provider has node templates.
     class_groups: groups of hosts that can start from a node template.
     """
 
@@ -208,41 +208,41 @@ class Provider(Protocol):
     class_groups: tuple[str, ...] = (COMPUTE,)
 
     def start_ahead(self) -> None:
-        """Start slow helper processes, so that they are ready when other methods need them."""
+        """Start slow helper processes early, so that later method calls need not wait for them."""
         return
 
     def check(self, spec: ClusterSpec) -> None:
-        """Raise a UsageError for an unsupported setting, a MachineError for a missing tool. Ask no host."""
+        """Raise a UsageError for an unsupported setting, a MachineError for a missing tool. Use no host."""
 
     def examine(
         self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]
     ) -> DoctorReport | None:
-        """Check existing machines before the first `up`. No report if the provider creates its hosts.
+        """Check existing machines before the first `up`, unless the provider creates its hosts itself.
 
         hosts: names of the hosts to check. A UsageError rejects unknown names. Empty: all hosts of the spec.
         """
         return None
 
     def preflight(self, spec: ClusterSpec, workspace: Workspace) -> DoctorReport | None:
-        """Report everything that would stop ``apply``, or nothing if ``check`` does so. Changes nothing."""
+        """Report all obstacles to ``apply``, unless ``check`` already finds all of them. Change nothing."""
         return None
 
     def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake) -> None:
-        """Check this machine (MachineError). Build the base image (ProvisionError) unless it is cached."""
+        """Raise a MachineError if this machine can't run hosts. Build the base image if it is not cached."""
         return
 
     def prepare_class(
         self, spec: ClusterSpec, workspace: Workspace, inputs: Mapping[str, str], *, bake: BakeClass
     ) -> Mapping[str, str]:
-        """Build the node templates of new hosts, unless they are cached. Return group -> template key.
+        """Build missing node templates for new hosts. Return group of hosts -> key of its template.
 
-        inputs: group -> hash of the configuration in its template.
-        bake: called with a machine for each template to be built. Raise to abort.
+        inputs: group -> hash of the configuration that its template contains.
+        bake: called to configure the temporary machine of each missing template. May raise to abort.
         """
         return {}
 
     def sizes(self, spec: ClusterSpec) -> Sizes:
-        """Return the size of each compute host by the spec, if the provider sets its size."""
+        """Return compute host -> size according to the spec. Empty if this provider sets no sizes."""
         return {}
 
     def plan(
@@ -257,7 +257,7 @@ class Provider(Protocol):
         """Return the changes that ``apply`` would make, without making them.
 
         workspace: an empty workspace if the cluster is not up.
-        keep: sizes of hosts that are not resized.
+        keep: host -> size of the existing hosts that must not be resized.
         inputs: hash of the configuration in the template of new compute nodes. Empty: there is no template.
         recreated: hosts that are deleted and created again.
 
@@ -275,25 +275,25 @@ class Provider(Protocol):
     ) -> Provisioned:
         """Create missing hosts and remove hosts that are not in the spec. A repeated call changes nothing.
 
-        After a ``plan``, make only the changes that it showed. Raise a ProvisionError if a change fails.
+        After a ``plan``, make only the planned changes. Raise a ProvisionError if a change fails.
         node_class: the templates of new hosts, by group. Default: new hosts start from the base image.
         keep, recreated: as for ``plan``.
         """
 
     def alive(self, cluster_id: str) -> bool:
-        """Return whether any host of the cluster is running, even if it does not answer."""
+        """Return whether a host of the cluster is running. A host that does not answer counts too."""
 
     def destroy(self, cluster_id: str, *, workspace: Workspace | None) -> None:
-        """Delete all resources of the cluster. If its ``workspace`` was lost, find them by its id."""
+        """Delete a cluster's resources. Without a ``workspace``, find the resources by ``cluster_id``."""
 
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
-        """Return the resources of the cluster that still exist, found by its id, without its workspace."""
+        """Find the existing resources of a cluster by ``cluster_id`` alone, without its workspace."""
 
     def orphans(self, name: str) -> tuple[str, ...]:
-        """Return the ids of the caller's clusters with this name that have lost their workspaces."""
+        """Return the ids of the caller's clusters that are called ``name`` and have lost their workspace."""
 
     def kept_storage(self, name: str, users: Sequence[str]) -> tuple[KeptStorage, ...]:
-        """Return the kept shared folders of the caller's former clusters with this name and these users."""
+        """Return the shared folders that `down` kept for the caller's clusters of this name and users."""
 
     def refuse_used(self, kept: KeptStorage) -> None:
         """Raise a UsageError if a cluster or another machine uses the kept storage."""
@@ -304,7 +304,7 @@ class Provider(Protocol):
 
 
 def load_known_inventory(workspace: Workspace) -> Inventory | None:
-    """Return the inventory of the last `up`, and the hosts that an unfinished `up` was adding."""
+    """Return the inventory of the last `up`, extended by the hosts that an unfinished `up` was adding."""
     inventory: Inventory | None = None
     hosts: dict[str, Host] = {}
     for path in (workspace.joining, workspace.inventory):
@@ -321,7 +321,7 @@ def load_known_hosts(workspace: Workspace) -> Mapping[str, Host]:
 
 @dataclass(frozen=True, slots=True)
 class OfferedKey:
-    """A machine's host key that the user has not confirmed yet.
+    """A machine's SSH host key that the user has not confirmed yet.
 
     title: the machine's name in known_hosts. key: `ssh-ed25519 AAAA...`. fingerprint: `SHA256:...`.
     """
@@ -354,7 +354,7 @@ Restore = Callable[[Inventory, Collection[str], Workspace, Reporter], Mapping[st
 
 
 def reject_unknown_keys(offered: Sequence[OfferedKey]) -> None:
-    """Raise a ProvisionError that lists unknown host keys. For commands that change nothing."""
+    """Raise a ProvisionError with the unknown host keys. Commands that change nothing call this function."""
     then = "`clusterctl up` shows the keys and asks you to confirm them"
     raise ProvisionError.of_hosts(
         "unknown host keys: {hosts}", [key.failure for key in offered], code="host-keys-unknown", then=then
@@ -363,12 +363,12 @@ def reject_unknown_keys(offered: Sequence[OfferedKey]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The callbacks and answers that a provider needs from the user.
+    """Callbacks that ask the user, and answers that the user has already given to a command.
 
-    confirm: called with unknown host keys. Raise to reject them.
+    confirm: called with unknown host keys. Raises to reject the keys.
     accepted: fingerprints that the user confirmed on the command line.
-    password: the sudo password, for machines that require a password. Never shown.
-    restore: called with hosts that leave the cluster. reporter: receives progress and notes.
+    password: the sudo password, for machines that require a password. It is never shown.
+    restore: called to restore hosts that leave the cluster. reporter: receives progress and notes.
     """
 
     confirm: Confirm = reject_unknown_keys
@@ -385,7 +385,7 @@ NO_PROMPTS: Final = Prompts()
 class PendingRelease:
     """An on-prem machine that left the cluster and still has to be restored for its owner.
 
-    machine: how its owner logs in. since: when it left (Unix time). why: why it could not be restored then.
+    machine: its login settings in the spec. since: when it left (Unix time). why: why it was not restored.
     """
 
     workspace: Workspace
@@ -400,7 +400,7 @@ class PendingRelease:
 
     @property
     def title(self) -> str:
-        """The machine's name and address, because another machine may have its name now."""
+        """The machine's name and address, because another machine may have the same name now."""
         return f"{self.host.name} ({self.address})"
 
     @property
@@ -423,7 +423,7 @@ class PendingRelease:
         return {"host": self.host.name, "address": self.address, "since": self.since, "why": self.why}
 
     def save(self) -> PendingRelease:
-        """Write the file that makes the release pending."""
+        """Record the pending release in a file of its own workspace."""
         machine = self.machine.model_dump(mode="json")
         content = json.dumps({"since": self.since, "why": self.why, "machine": machine})
         write_atomic(self.workspace.root / _NOTE, f"{content}\n")
@@ -457,5 +457,5 @@ def address_of(host: Host) -> str:
 
 
 def host_port(host: str, port: int) -> str:
-    """Return a host and its port in the notation of known_hosts."""
+    """Return ``host``, or `[host]:port` unless the port is 22, as in known_hosts."""
     return host if port == 22 else f"[{host}]:{port}"  # noqa: PLR2004 - ssh's default port

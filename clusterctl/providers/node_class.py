@@ -1,4 +1,4 @@
-"""Node templates: images from which hosts of a group start. Such hosts differ only in a few files."""
+"""Node templates: images from which hosts of a group start. Hosts of a group differ only in a few files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clusterctl.state.inventory import Inventory
 
 @dataclass(frozen=True, slots=True)
 class NodeFile:
-    """A file of a single node. ``owner``: uid and gid. ``edges``: first and last line, if it is a block."""
+    """A node's own file, or its block in a file between the lines ``edges``. ``owner``: uid and gid."""
 
     data: bytes
     mode: int = 0o644
@@ -20,7 +20,7 @@ class NodeFile:
 
     @property
     def mark(self) -> str:
-        """The checksum of the file, in the format of the host probe."""
+        """The checksum, and of a whole file also mode and owner, as the probe of a host reports them."""
         content = hashlib.sha256(self.data).hexdigest()[:16]
         return content if self.edges else f"{content} {self.mode:o} {self.owner}:{self.owner}"
 
@@ -31,7 +31,7 @@ NodeFiles = Mapping[str, Mapping[str, NodeFile]]
 
 @dataclass(frozen=True, slots=True)
 class KeptImage:
-    """A node template that is stored in the cloud. ``usd_per_month``: its price, if known."""
+    """A node template that is stored in the cloud. ``usd_per_month``: the price of storing it, if known."""
 
     name: str
     size_mib: int
@@ -44,7 +44,7 @@ class KeptImage:
 
 @dataclass(frozen=True, slots=True)
 class NodeClass:
-    """The templates of new hosts (group -> key), and a function that returns each host's other files."""
+    """The templates of new hosts. ``keys``: group -> template. ``files`` returns each host's own files."""
 
     keys: Mapping[str, str]
     files: Callable[[Inventory], NodeFiles]

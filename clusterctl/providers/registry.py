@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Provider:
-    """Return the provider with these settings. ``prompts``: for machines that the user owns."""
+    """Return the provider for these settings. ``prompts``: callbacks that ask the user."""
     kind = getattr(_module(settings, "provider"), f"{settings.type.title()}Provider")
     provider: Provider = kind(settings, prompts)
     return provider
@@ -34,14 +34,14 @@ def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Pr
 def record_pending(
     host: Host, inventory: Inventory, spec: ClusterSpec, workspace: Workspace, *, why: str
 ) -> PendingRelease:
-    """Record that a host left the cluster but could not be restored. ``spec``: as last applied."""
+    """Record that a host left the cluster but could not be restored. ``spec``: the last applied spec."""
     from clusterctl.providers.onprem import release  # noqa: PLC0415
 
     return release.record_pending(host, inventory, own_machines(spec.provider), workspace, why=why)
 
 
 def node_price(spec: ClusterSpec, partition: str) -> float | None:
-    """Return a node's price in USD an hour (`price_per_hour`, or else the cloud's price), if known."""
+    """Return the price of a partition's node in USD an hour: `price_per_hour`, or else the cloud's price."""
     partition_spec = next((p for p in spec.partitions if p.name == partition), None)
     if partition_spec is None or partition_spec.price_per_hour is not None:
         return partition_spec.price_per_hour if partition_spec else None
@@ -60,7 +60,7 @@ def recorded_cost(spec: ClusterSpec, workspace: Workspace) -> float | None:
 
 
 def kept_images(settings: ProviderSettings, *, prune: bool = False) -> tuple[KeptImage, ...]:
-    """Return the node templates that are stored in the cloud. With ``prune``, delete them as well."""
+    """Return the node templates that are stored in the cloud. With ``prune``, delete all of these."""
     if not settings.is_cloud:
         return ()
     kept: tuple[KeptImage, ...] = _module(settings, "images").kept(settings, prune=prune)
@@ -68,14 +68,14 @@ def kept_images(settings: ProviderSettings, *, prune: bool = False) -> tuple[Kep
 
 
 def cached_images(*, prune: bool = False, report: ProgressReporter) -> tuple[CachedImage, ...]:
-    """Return the cached images on this machine. With ``prune``, delete and return the unused images."""
+    """Return the cached images on this machine. With ``prune``, delete and return only unused images."""
     from clusterctl.providers.local import provider  # noqa: PLC0415
 
     return provider.cached_images(prune=prune, report=report)
 
 
 def clusters_on_this_machine() -> tuple[tuple[ClusterState, bool], ...]:
-    """Return the caller's local clusters on this machine, each with whether it is an orphan."""
+    """Return (cluster, whether its workspace was lost) for each local cluster of the caller."""
     from clusterctl.providers.local import provider  # noqa: PLC0415
 
     # Workspaces of other accounts can't be read, so it is unknown whether their clusters are orphans.

@@ -30,10 +30,10 @@ REMOVE: Final = "clusterctl storage remove {name}"
 class KeptStorage(BaseModel):
     """The shared folder of a cluster that is down.
 
-    id: the provider's id. what: a description with the place, such as `disk demo-a1b2c3-shared in ZONE`.
+    id: the provider's name of the storage. what: a description: `disk demo-a1b2c3-shared in ZONE`.
     kind: the type of disk or file server. Empty if the provider has a single type.
     since: when the cluster went down (Unix time), if known.
-    homes: accounts with a home folder on the storage -> uid.
+    homes: account -> uid, for each account with a home folder on the storage.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -68,7 +68,7 @@ def choose_storage_to_reuse(spec: Cluster, storages: Sequence[KeptStorage]) -> K
     """Return the kept storage that `up` reuses, if `storage.keep` is true and there is kept storage.
 
     Raises:
-        UsageError: there are several, or the owners of the files differ from the users of the spec.
+        UsageError: there are several kept storages, or their files' owners differ from the spec's users.
     """
     if not spec.storage.keep or not storages:
         return None
@@ -126,7 +126,7 @@ def reuse_note(kept: KeptStorage) -> str:
 
 
 class StorageRecord(BaseModel):
-    """The record of the kept storage of a cluster name: the provider, the users of the spec, the storages."""
+    """The storages that were kept for clusters of a name, with the provider and the users of the spec."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -136,7 +136,7 @@ class StorageRecord(BaseModel):
 
     @property
     def place(self) -> tuple[str | None, ...]:
-        """The place where the provider searches for kept storage. On Google Cloud: project and first user."""
+        """The provider's type and, on Google Cloud, project and first user: where the provider searches."""
         project = getattr(self.provider, "project", None)
         return (self.provider.type, project, *(self.users[:1] if project else ()))
 
@@ -152,9 +152,9 @@ def _file(name: str) -> Path:
 
 
 def save_record(name: str, record: StorageRecord | None) -> None:
-    """Write the record of a cluster name, if it lists any storage. Otherwise delete the file.
+    """Write the record of a cluster name to its file. If the record lists no storage, delete the file.
 
-    A file of another place than that of ``record`` is not deleted, unless ``record`` is ``None``.
+    Keep a file with another ``place`` than ``record``. Without a ``record``, delete the file anyway.
     """
     saved = load_record(name)
     if record is not None and record.kept:
@@ -164,7 +164,7 @@ def save_record(name: str, record: StorageRecord | None) -> None:
 
 
 def load_record(name: str) -> StorageRecord | None:
-    """Return the record of this cluster name, unless it is missing or damaged."""
+    """Return the record of this cluster name, unless the record is missing or damaged."""
     with suppress(FileNotFoundError, ValidationError):
         return StorageRecord.model_validate_json(_file(name).read_bytes())
     return None

@@ -74,12 +74,12 @@ class Rule(assets.Rule):
 
 
 def rules() -> tuple[Rule, ...]:
-    """Return the explanations of Google's refusals, for calls of clusterctl and of Terraform."""
+    """Return the rules of diagnoses.yaml, which explain errors of Google's APIs and of Terraform."""
     return read_table(Path(__file__).with_name("data") / "diagnoses.yaml", tuple[Rule, ...])
 
 
 class _BusyError(Exception):
-    """A refusal after which the call is repeated. ``error`` is raised after the last try."""
+    """Google refused a call that can be repeated. ``error`` is to be raised after the last try."""
 
     def __init__(self, error: CloudError, response: requests.Response | None = None) -> None:
         super().__init__(error)
@@ -88,7 +88,7 @@ class _BusyError(Exception):
 
 @dataclass
 class Api:
-    """The APIs of a project. Paths lack the service's own prefix: `projects/p/global/networks`.
+    """Calls Google's APIs for a project. Paths omit the service's prefix: `projects/p/global/networks`.
 
     answer_s: timeout of a call. tries: number of attempts if Google is busy or does not answer.
     session: HTTP session of the calls. Default: a session with the user's login.
@@ -102,15 +102,15 @@ class Api:
     session: requests.Session | None = None
 
     def get(self, service: str, path: str, **query: str) -> Json:
-        """Return a resource. Raise a CloudError if Google refuses (``status`` 404: missing) or is silent."""
+        """Return a resource. Raise a CloudError if it is missing (``status`` 404), or Google refuses."""
         return self._call("GET", service, path, query)
 
     def find(self, service: str, path: str, **query: str) -> Json | None:
-        """Return a resource, or None if it does not exist. Raise other errors like ``get``."""
+        """Return a resource, or None if the resource is missing. Raise other errors like ``get``."""
         return self._unless_missing("GET", service, path, query)
 
     def pages(self, service: str, path: str, **query: str) -> Iterator[Json]:
-        """Yield the pages of a list. Raise a CloudError if a zone or region could not be searched."""
+        """Yield the pages of a list of resources. Raise a CloudError if Google skipped a zone or region."""
         token: dict[str, str] = {}
         while True:
             page = self._call("GET", service, path, query | token)
@@ -124,7 +124,7 @@ class Api:
             token = {"pageToken": str(page["nextPageToken"])}
 
     def post(self, service: str, path: str, body: Json | None = None, **query: str) -> Json:
-        """Call a method with this body, if any. Raise errors like ``get``."""
+        """Send a POST request with this body, if any, and return the answer. Raise errors like ``get``."""
         return self._call("POST", service, path, query, body)
 
     def delete(self, service: str, path: str) -> Json | None:
@@ -140,9 +140,9 @@ class Api:
             raise
 
     def is_off(self, service: str) -> bool:
-        """Return whether an API is disabled in the project, so that the project has no such resources.
+        """Return whether an API is disabled in the project, which then has no resources of this API.
 
-        Service Usage is asked, because the refusal of a call may concern the login's quota project instead.
+        Ask the Service Usage API, because a refused call may concern the login's quota project instead.
         """
         path = f"projects/{self.project}/services/{service}.googleapis.com"
         return self.get("serviceusage", path).get("state") == "DISABLED"
@@ -208,9 +208,9 @@ class Api:
         return self._error(match, path, f"Google refused the request to {_VERBS[verb]} a resource", reason)
 
     def finish(self, service: str, scope: str, operation: Json, *, timeout_s: float) -> None:
-        """Wait for an operation. Raise a CloudError if it fails or takes longer than ``timeout_s``.
+        """Wait until an operation ends. Raise a CloudError if it fails or takes over ``timeout_s``.
 
-        scope: the parent path of an operation of Compute Engine: `projects/p/global`.
+        scope: for Compute Engine, the path above `operations`, such as `projects/p/global`.
         """
         deadline, name = self.clock.now() + timeout_s, str(operation.get("name", ""))
         while not _is_done(operation):
@@ -236,7 +236,7 @@ class Api:
     def _error(
         self, match: tuple[Rule, Mapping[str, str]] | None, path: str, message: str, reason: str
     ) -> CloudError:
-        """Return an error with the cause and fix of the matching diagnosis, or else with ``message``."""
+        """Return an error with the cause and fix of the matched rule. Without a rule, use ``message``."""
         if match is None:
             return CloudError(message, code="cloud-refused", where=path, why=reason)
         zone = _ZONE.search(path)
@@ -312,7 +312,7 @@ def org_policy(api: Api, constraint: str) -> Json:
 
 
 def enforces(policy: Mapping[str, Any]) -> bool:
-    """Return whether a boolean policy is on, or a managed policy is on for resources without tags."""
+    """Return whether a policy is enforced. A managed policy's rules that are limited to tags don't count."""
     managed = any(
         rule.get("enforce") and not rule.get("condition") for rule in policy.get("spec", {}).get("rules", ())
     )
@@ -331,7 +331,7 @@ _KEY = re.compile(r"AAAAC3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/=]+")
 def host_keys(api: Api, zone: str, names: Iterable[str], *, timeout_s: float = WAIT_S) -> dict[str, str]:
     """Return host -> public host key, as `ssh-ed25519 AAAA...`. Wait for instances that have just started.
 
-    Raise a ProvisionError, with a failure for each late host, if a key is not published in time.
+    Raise a ProvisionError that lists the hosts without a published key after ``timeout_s``.
     """
     missing = list(dict.fromkeys(names))
     keys: dict[str, str] = {}
@@ -383,7 +383,7 @@ _INSTALL: Final = (
 
 
 def iap_tunnel(instance: str, *, project: str, zone: str) -> tuple[str, ...]:
-    """Return the ProxyCommand that connects to an instance's SSH port, which ssh fills in for `%p`."""
+    """Return ssh's ProxyCommand, as words, for a tunnel to an instance. ssh replaces `%p` by the port."""
     return (
         *("gcloud", "compute", "start-iap-tunnel", instance, "%p", "--listen-on-stdin"),
         *(f"--project={project}", f"--zone={zone}", "--verbosity=error"),
@@ -391,7 +391,7 @@ def iap_tunnel(instance: str, *, project: str, zone: str) -> tuple[str, ...]:
 
 
 def check_gcloud() -> None:
-    """Raise a MachineError unless `gcloud` is installed and logged in, which all connections need."""
+    """Raise a MachineError unless `gcloud`, which makes all connections, is installed and logged in."""
     reason = "clusterctl reaches hosts without a public address through gcloud"
     if shutil.which("gcloud") is None:
         message = "gcloud is not installed on this machine"

@@ -39,13 +39,13 @@ _CLOCK: Final = Clock()
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The cluster that owns resources. ``storage`` is the import id of the kept storage that it reuses."""
+    """The cluster that owns resources. ``storage``: import id of kept storage that the cluster reuses."""
 
     cluster_id: str
     storage: str = ""
 
     def owns(self, change: ResourceChange) -> bool:
-        """Return whether an existing resource belongs to this cluster, by label, description or name."""
+        """Return whether a resource's label, description or name shows that this cluster owns it."""
         resource = change.before or {}
         if change.adopts and change.adopts == self.storage:
             return True
@@ -56,7 +56,7 @@ class Owner:
 
 
 def apply_plan(terraform: Terraform, plan: Plan, owner: Owner, *, clock: Clock = _CLOCK) -> None:
-    """Apply a plan. Retry transient errors, and import resources that exist and belong to ``owner``."""
+    """Apply a plan. Retry transient errors. Import already existing resources that ``owner`` owns."""
     waits, layers = iter(WAITS_S), iter(range(_LAYERS))
     imports: Mapping[str, str] = MappingProxyType({})
     failed: TerraformError | None = None
@@ -88,7 +88,7 @@ _COSTS: Final = ("google_compute_", "google_filestore_")
 
 
 def reject_foreign_state(plan: Plan, cluster_id: str) -> None:
-    """Reject a state with another cluster's id, as when two clusters share a bucket and prefix."""
+    """Reject a Terraform state of another cluster, as when two clusters share a bucket and prefix."""
     ids = {cluster_id_of(resource) for resource in _existing(plan)} - {None, cluster_id}
     if ids:
         raise ProvisionError(
@@ -137,10 +137,10 @@ def remove_node(terraform: Terraform, name: str, owner: Owner) -> None:
 
 @contextmanager
 def extra_node(terraform: Terraform, name: str, owner: Owner, shown: Plan | None) -> Iterator[None]:
-    """Create a node, with the network and accounts that it needs, and delete it after the body.
+    """Create a node, with the network and accounts that the node needs. After the body, delete the node.
 
-    Terraform's variables must already contain the node. shown: the plan that the user has seen. Raise a
-    StalePlanError if other changes than those in ``shown`` are necessary. Default: all changes are allowed.
+    Terraform's variables must already contain the node. shown: the plan that the user has seen. If given,
+    raise a StalePlanError if changes are necessary that ``shown`` lacks, except for those of the node.
     """
     # An interrupted earlier run may not have deleted the node.
     remove_node(terraform, name, owner)
@@ -185,7 +185,7 @@ _OWN_ACCOUNT: Final = "projects/{project}/serviceAccounts/{account}@{project}.ia
 class Place:
     """The location of a cluster. ``controller`` is the name of the controller's host.
 
-    enables_apis: whether `up` enables APIs, so that an API that Google reports as disabled was just enabled.
+    enables_apis: whether `up` enables APIs. Google may still report an API as disabled shortly afterwards.
     """
 
     project: str
@@ -198,13 +198,13 @@ class Place:
         return self.zone.rsplit("-", 1)[0]
 
     def host_of(self, address: str) -> str | None:
-        """Return the host to which a resource of the module belongs, if any."""
+        """Return the name of the host to which the resource at this Terraform address belongs, if any."""
         if node := _NODE.match(address):
             return node.group(1)
         return self.controller if address.startswith(_CONTROLLER) else None
 
     def explain(self, action: str, diagnostics: tuple[Diagnostic, ...]) -> TerraformError:
-        """Return the error for a failed action, such as "Terraform could not make a plan"."""
+        """Return an error that starts with ``action`` ("Terraform could not make a plan") and says why."""
         findings = [(diagnostic.address, diagnose(diagnostic, self)) for diagnostic in diagnostics]
         failures = tuple(dict.fromkeys(finding.failure for _, finding in findings))
         first, *other_causes = _causes(failures) or [""]
@@ -222,7 +222,7 @@ class Place:
         return error
 
     def name(self, resource: Resource) -> str:
-        """Return a host's name, or the common name of another resource; "" if it need not be shown."""
+        """Return a host's name, or another resource's common name; "" for resources not worth showing."""
         host, word = self.host_of(resource.address), label_for(resource.type)
         if resource.type == INSTANCE and host:
             return host
@@ -232,7 +232,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The meaning of a diagnostic. ``import_id`` is Terraform's id of a resource that already exists."""
+    """The meaning of a Terraform diagnostic. ``import_id``: of a resource that already exists, or empty."""
 
     failure: Failure
     transient: bool = False
@@ -240,7 +240,7 @@ class Finding:
 
 
 def diagnose(diagnostic: Diagnostic, place: Place) -> Finding:
-    """Return the meaning of a diagnostic. If no rule matches, its full text is the cause."""
+    """Return the meaning of a Terraform diagnostic. If no rule matches it, its full text is the cause."""
     host = place.host_of(diagnostic.address)
     if (match := first_rule(rules(), " ".join(diagnostic.text.split()))) is None:
         location = f" ({diagnostic.address})" if diagnostic.address else ""
@@ -266,7 +266,7 @@ def _import_id(groups: Mapping[str, str], place: Place) -> str:
 
 
 def _causes(failures: Iterable[Failure]) -> list[str]:
-    """Return each cause once, with the names of its hosts."""
+    """Return each distinct cause once, preceded by the names of the hosts that failed with it."""
     hosts: dict[str, list[str]] = {}
     for failure in failures:
         hosts.setdefault(failure.cause, []).extend([failure.host] if failure.host else [])
@@ -297,7 +297,7 @@ def host_changes(plan: Plan, prices: HostPrices | None = None) -> tuple[HostChan
 
 
 def other_changes(plan: Plan) -> tuple[str, ...]:
-    """Return the changes of other resources, as `make a network, 2 service accounts`."""
+    """Return the changes of resources that are not hosts: `make a network, 2 service accounts`."""
     lines = []
     for action, verb in _ACTIONS.items():
         changes = (change for change in plan.real_changes if change.action == action != "no-op")
@@ -315,7 +315,7 @@ def lost_data(plan: Plan) -> tuple[str, ...]:
 
 
 def label_for(kind: str, count: int = 1) -> str:
-    """Return the common name for resources of a type, with their number; "" if they need not be shown."""
+    """Return the common name of ``count`` resources of a type; "" for types that are not worth showing."""
     plain = kind.removeprefix("google_").replace("_", " ")
     labels = read_table(_DATA / "resources.yaml", dict[str, tuple[str, str]])
     singular, plural = labels.get(kind, (plain, f"{plain}s"))

@@ -40,18 +40,18 @@ def of_disk(kind: str, gib: float) -> float | None:
 
 
 def of_nat(hosts: int) -> float:
-    """Return the price of Cloud NAT for this many hosts, with its IP address."""
+    """Return the hourly price of Cloud NAT for this many hosts, including NAT's IP address."""
     nat: dict[str, float] = table()["nat"]
     return min(hosts, nat["machines"]) * nat["machine"] + float(table()["address"])
 
 
 def of_gib(usd_a_month: float | None, gib: float) -> float | None:
-    """Return the hourly price of capacity that Google charges for by GiB and month."""
+    """Return the hourly price of ``gib`` GiB that cost ``usd_a_month`` each, if that price is known."""
     return None if usd_a_month is None else usd_a_month * gib / HOURS_A_MONTH
 
 
 def total(parts: Iterable[float | None]) -> float | None:
-    """Return the sum, or None if a part is unknown."""
+    """Return the sum of prices, or None if a price is unknown."""
     costs = tuple(parts)
     return None if None in costs else sum(filter(None, costs))
 
@@ -59,9 +59,9 @@ def total(parts: Iterable[float | None]) -> float | None:
 def of_machine(
     name: str, gpus: Mapping[str, int], *, spot: bool, own_prices: Mapping[str, float] = MappingProxyType({})
 ) -> float | None:
-    """Return the price of a machine without its disks. ``gpus``: Google's name of an added GPU -> count.
+    """Return the hourly price of a machine type without disks. ``gpus``: Google's name of added GPU -> count.
 
-    own_prices: the user's prices of machine types, GPUs included, which override the table.
+    own_prices: machine type -> the user's price including GPUs, which overrides the price table.
     """
     prices, machine = table(), gcp_nodes.machines().get(name)
     if name in own_prices:
@@ -80,7 +80,7 @@ def of_machine(
 
 
 def of_local_ssds(count: int, *, spot: bool) -> float | None:
-    """Return the price of local disks that are added to a machine. None for spot machines: unknown."""
+    """Return the hourly price of ``count`` added local disks. For spot machines, the price is unknown."""
     if count == 0:
         return 0.0
     return None if spot else of_gib(table()["local_ssd"], count * LOCAL_SSD_GIB)
@@ -93,7 +93,7 @@ Attributes = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class HostPrices:
-    """Prices of a cluster's instances: by partition, else by machine type, else from the built-in table."""
+    """The user's prices of partitions and of machine types. Instances without such a price use the table."""
 
     cluster: str
     partitions: Mapping[str, float] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class HostPrices:
         return cls(spec.name, partition_prices, gcp.settings_of(spec).prices)
 
     def of(self, instance: Attributes) -> float | None:
-        """Return the price of an instance in Terraform's state, with its boot disk and local disks."""
+        """Return the hourly price of an instance in Terraform's state, including boot and local disks."""
         node = re.fullmatch(rf"{re.escape(self.cluster)}-(.+)-[0-9]+", str(instance.get("name")))
         if node and node[1] in self.partitions and instance.get("current_status") not in OFF:
             return self.partitions[node[1]]
@@ -113,7 +113,7 @@ class HostPrices:
 
 
 def node_price(spec: ClusterSpec, partition: Partition) -> float | None:
-    """Return the price of a partition's node: machine, GPUs and disks."""
+    """Return the hourly price of a partition's node: machine, GPUs and disks."""
     settings, machine = gcp.settings_of(spec), gcp.machine_of(spec, partition)
     nodes = settings.nodes_of(partition.name)
     added = machine.gpu if machine.guest_accelerator else None
@@ -130,7 +130,7 @@ def node_price(spec: ClusterSpec, partition: Partition) -> float | None:
 
 
 def other_costs(resources: Iterable[tuple[str, Attributes]]) -> tuple[float, tuple[str, ...]]:
-    """Return the price of all Terraform resources except instances, and the names of unpriced resources."""
+    """Return the total price of all resources except instances, and the names of unpriced resources."""
     total_cost, unpriced = 0.0, []
     resources = tuple(resources)
     hosts = sum(kind == INSTANCE for kind, _ in resources)
@@ -143,7 +143,7 @@ def other_costs(resources: Iterable[tuple[str, Attributes]]) -> tuple[float, tup
 
 
 def recorded_cost(spec: ClusterSpec, folder: Path) -> float | None:
-    """Return the price of the resources in the state in ``folder``, or None if a price is unknown."""
+    """Return the price of all resources in Terraform's state in ``folder``, unless a price is unknown."""
     try:
         state = json.loads((folder / STATE_FILE).read_bytes())
     except (OSError, ValueError):
@@ -157,7 +157,7 @@ def recorded_cost(spec: ClusterSpec, folder: Path) -> float | None:
 
 
 def of_row(kind: str, row: Attributes) -> float | None:
-    """Return the price of a resource of the REST API. 0: Google does not charge for it by the hour."""
+    """Return the hourly price of a resource of the REST API. 0: Google does not charge by the hour."""
     match kind:
         case "instance":
             added = row.get("guestAccelerators", ())

@@ -35,7 +35,7 @@ _BYTES_A_GIB: Final = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class HostGroup:
-    """Hosts of the same kind: the controller, or the missing nodes of a partition."""
+    """Equal hosts to create: the controller (``name`` empty), or missing nodes of partition ``name``."""
 
     name: str
     nodes: GcpNodes
@@ -50,9 +50,9 @@ class HostGroup:
 
 @dataclass(frozen=True, slots=True)
 class NodeImage:
-    """A node image. Its ``name`` contains a hash of all inputs; ``family`` helps people to find it.
+    """A node image. ``name`` contains a hash of all inputs; ``family`` helps people to find the image.
 
-    base, nodes, machine: the image, settings and type of the machine on which it is built.
+    base, nodes, machine: the image, settings and type of the machine on which clusterctl builds the image.
     """
 
     name: str
@@ -63,12 +63,12 @@ class NodeImage:
 
 
 def machine_name(spec: ClusterSpec) -> str:
-    """Return the name of the temporary machine, which differs from node names: these end with a number."""
+    """Return the name of the machine that builds images: without a number at its end, unlike node names."""
     return f"{spec.name}-image"
 
 
 def image_machines(spec: ClusterSpec) -> Iterator[HostGroup]:
-    """Yield the machine that builds the image of each partition: small, unless it installs a GPU driver."""
+    """Yield the machine that builds each partition's image: a small machine unless a GPU driver is needed."""
     settings = gcp.settings_of(spec)
     for partition in spec.partitions:
         nodes, machine = settings.nodes_of(partition.name), gcp.machine_of(spec, partition)
@@ -82,9 +82,9 @@ def image_machines(spec: ClusterSpec) -> Iterator[HostGroup]:
 
 
 def images_of(api: Api, spec: ClusterSpec, inputs: str) -> dict[str, NodeImage]:
-    """Return partition -> image of its nodes, for the configuration with the hash ``inputs``.
+    """Return partition -> image of its nodes. ``inputs``: hash of the nodes' configuration.
 
-    A partition is left out if Google no longer has an image of its family; its existing nodes need no image.
+    Omit partitions with a base image that Google no longer offers: their existing nodes need no image.
     Raise a CloudError if an image family can't be read.
     """
     disks, settings = _local_disks(spec), gcp.settings_of(spec)
@@ -98,7 +98,7 @@ def images_of(api: Api, spec: ClusterSpec, inputs: str) -> dict[str, NodeImage]:
 
 
 def partitions_without_base(spec: ClusterSpec, chosen: Mapping[str, NodeImage]) -> Iterator[str]:
-    """Yield a message for each partition whose base image no longer exists."""
+    """Yield a message for each partition that ``chosen`` lacks, because its base image no longer exists."""
     for group in image_machines(spec):
         if group.name not in chosen:
             name = group.name
@@ -115,7 +115,7 @@ def _local_disks(spec: ClusterSpec) -> dict[str, int]:
 
 
 def _newest_image(api: Api, image: Image) -> str | None:
-    """Return the name of an image, or of a family's newest usable image, if any."""
+    """Return the image's name, or else the name of the newest usable image of its family, if any."""
     if image.family is None:
         return image.name
     newest = api.find("compute", f"projects/{image.project}/global/images/family/{image.family}")
@@ -132,7 +132,7 @@ def _node_image(group: HostGroup, newest: str, *inputs: str) -> NodeImage:
 
 
 def describe_missing(api: Api, spec: ClusterSpec, chosen: Mapping[str, NodeImage]) -> Iterator[str]:
-    """Yield a message for each image that must be built, with its machine, price and time."""
+    """Yield a message for each image that must be built: the time, and the machine and its price."""
     for image in {image.name: image for image in chosen.values()}.values():
         resource = api.find("compute", path_of(api, image.name)) or {}
         if resource.get("status") not in {"READY", "PENDING"}:
@@ -149,7 +149,7 @@ def describe_missing(api: Api, spec: ClusterSpec, chosen: Mapping[str, NodeImage
 def machine_inventory(
     spec: ClusterSpec, cluster_id: str, image: NodeImage, chosen: Mapping[str, NodeImage], key: str
 ) -> Inventory:
-    """Return an inventory of the temporary machine, with its host ``key``, and a controller."""
+    """Return an inventory with the temporary machine (SSH host ``key``) and the cluster's controller."""
     settings, disks = gcp.settings_of(spec), _local_disks(spec)
 
     def host(name: str, role: str, local_ssds: Iterable[int]) -> Host:
@@ -187,7 +187,7 @@ def path_of(api: Api, name: str) -> str:
 
 
 def wait_until_ready(api: Api, name: str) -> bool:
-    """Return whether the image exists. Wait while it is being built, and delete it if its build failed."""
+    """Wait while an image is being built; delete a failed image. Return whether the image exists."""
     for _ in api.clock.polls(_WAIT_S, first_s=2.0, longest_s=10.0):
         resource = api.find("compute", path_of(api, name))
         match resource and resource.get("status"):
@@ -240,7 +240,7 @@ def _wait(api: Api, scope: str, operation: Json) -> None:
 
 
 def kept(settings: gcp.GcpSettings, *, prune: bool = False) -> tuple[KeptImage, ...]:
-    """Return clusterctl's images in the project, for all clusters. ``prune`` deletes them."""
+    """Return clusterctl's images in the project, of all clusters. With ``prune``, delete all of them."""
     api = Api(settings.project)
     pages = api.pages("compute", f"projects/{api.project}/global/images", filter=f"labels.{LABEL}:*")
     rows = (row for page in pages for row in page.get("items", ()) if LABEL in row.get("labels", {}))

@@ -1,4 +1,4 @@
-"""The cluster's resources on Google Cloud, found by their labels through the API, without Terraform's state.
+"""A cluster's resources on Google Cloud, found by their labels through the API, without Terraform's state.
 
 Resources that can't carry labels have them as text in their description, and a name that begins with
 `<cluster>-<id>`. All other resources are ignored.
@@ -44,7 +44,7 @@ _PLACE = re.compile(r"/(?:zones|regions|locations)/([^/]+)/")
 
 @dataclass(frozen=True, slots=True)
 class CloudResource:
-    """A resource of a cluster. ``usd_per_hour`` is its cost; None: unknown.
+    """A resource of a cluster. ``usd_per_hour``: its cost, if known.
 
     path: its REST path. kept: why `down` keeps the resource. Empty: `down` deletes it.
     """
@@ -70,7 +70,7 @@ class CloudResource:
 
 @dataclass(frozen=True, slots=True)
 class _LabelQuery:
-    """A search for a label and its value. ``name`` matches names of resources that can't carry labels."""
+    """A search for a label's value. ``name``: pattern for names of resources that can't carry labels."""
 
     label: str
     value: str
@@ -82,7 +82,7 @@ class _LabelQuery:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A kind of resource, with the list of the API that has it. ``named`` kinds can't carry labels."""
+    """A kind of resource, with the API and path that list it. ``named``: the kind can't carry labels."""
 
     word: str
     service: str
@@ -118,7 +118,7 @@ def find_resources(api: Api, cluster_id: str) -> tuple[CloudResource, ...]:
 def find_labelled(
     api: Api, label: str, value: str, kinds: Collection[str]
 ) -> Iterator[tuple[str, str, Json]]:
-    """Yield the resources of these kinds with a label, each as kind, path and REST resource."""
+    """Yield (kind, path, REST resource) of each resource of these kinds with this label and value."""
     query = _LabelQuery(label, value, "")
     for kind in (candidate for candidate in _KINDS if candidate.word in kinds):
         rows = ((f"{folder}{row['name']}", row) for folder, row in _rows(api, kind, query))
@@ -138,7 +138,7 @@ def orphan_ids(api: Api, cluster: str) -> tuple[str, ...]:
 
 
 def remove_resources(api: Api, resources: Iterable[CloudResource], *, timeout_s: float = WAIT_S) -> None:
-    """Delete resources, kind by kind. Raise a ProvisionError that lists all failures."""
+    """Delete all resources that `down` does not keep. Raise a ProvisionError that lists all failures."""
     to_delete = [resource for resource in resources if not resource.kept]
     failures: list[Failure] = []
     for kind in _KINDS:
@@ -203,7 +203,7 @@ def _resources_of_kind(api: Api, kind: _Kind, query: _LabelQuery) -> Iterator[Cl
 
 
 def _rows(api: Api, kind: _Kind, query: _LabelQuery) -> Iterator[tuple[str, Json]]:
-    """Yield the folder and the REST resource of each row of a list. If the API is disabled, yield nothing."""
+    """Yield (path without name, REST resource) of each resource of a kind. Nothing if its API is disabled."""
     project, collection = f"projects/{api.project}", kind.path.rpartition("/")[2]
     try:
         if kind.service == "storage":

@@ -56,8 +56,8 @@ def preflight(
 ) -> tuple[Finding, ...]:
     """Return every obstacle to the creation of the missing hosts, with its fix.
 
-    cluster_id: id of a cluster that an earlier `up` began, if any. services: required APIs. A call without
-    an answer in time yields only a warning, because Terraform would find an obstacle later.
+    cluster_id: id of the cluster, if an earlier `up` began it. services: required APIs. If Google does not
+    answer a check in time, the finding is only a warning, because Terraform would find the obstacle later.
     """
     settings = gcp.settings_of(spec)
     api = api or Api(settings.project, answer_s=_ANSWER_S, tries=_TRIES)
@@ -70,7 +70,7 @@ def preflight(
 
 @dataclass(frozen=True, slots=True)
 class _Checks:
-    """The checks of a spec. Each check yields findings, or raises Google's refusal."""
+    """The checks of a spec. Each check yields findings, or raises a CloudError if Google refuses a call."""
 
     spec: ClusterSpec
     settings: GcpSettings
@@ -127,7 +127,7 @@ class _Checks:
                 yield f"{path.rpartition('/')[2]} of {where}", partial(self.exists, code, where, path)
 
     def _named_resources(self, groups: Collection[HostGroup]) -> Iterator[tuple[str, str, str]]:
-        """Yield the resources that the spec names: the code if missing, the place in the spec, the path."""
+        """Yield (error code if missing, key or hosts, REST path) of each resource that the spec names."""
         zone, network, region = self._zone, self.settings.network, self.settings.region_name
         yield "bad-zone", "provider.zone", zone
         for group in groups:
@@ -159,7 +159,7 @@ class _Checks:
         return tuple(finding for answer in answers for finding in answer)
 
     def _refusal_finding(self, name: str, exc: CloudError) -> Finding:
-        """Return a finding for Google's refusal: a warning about check ``name`` if it may be temporary."""
+        """Return a finding for a refusal: a lasting refusal is an error, else a warning about ``name``."""
         code, fix = exc.failures[0].code, exc.fix or "run the same command again"
         lasting_codes = {rule.code for rule in rules() if not (rule.transient or rule.retryable)}
         if code in {*lasting_codes, ApiOffError.code}:
@@ -167,7 +167,7 @@ class _Checks:
         return Finding(name, "warning", code, exc.what, exc.why, fix)
 
     def _error(self, code: str, where: str, message: str, reason: str = "", **words: str) -> Finding:
-        """Return an error with the fix of a code in diagnoses.yaml. Default ``reason``: its cause there."""
+        """Return an error with the fix and (by default) the reason of rule ``code`` in diagnoses.yaml."""
         rule = next(rule for rule in rules() if rule.code == code)
         location = {**self.settings.location, "region": self.settings.region_name}
         failure = rule.failure({**location, **words}, host=None, phase="plan")
@@ -195,7 +195,7 @@ class _Checks:
             yield self._error("project-missing", self.settings.project, message, exc.why)
 
     def service(self, name: str) -> Iterator[Finding]:
-        """Yield a finding if an API is disabled: a warning if `enable_apis` lets `up` enable it."""
+        """Yield a finding if an API is disabled: a warning if `up` may enable it (`enable_apis`)."""
         if self.api.get("serviceusage", f"{self._project}/services/{name}").get("state") != "ENABLED":
             finding = self._error("api-off", name, "the API is not enabled", service=name)
             reason = "`up` enables it; until then, its quotas and resources can't be checked"
@@ -229,7 +229,7 @@ class _Checks:
                 yield self._error("org-policy", self.settings.project, message, reason, constraint=name)
 
     def exists(self, code: str, where: str, path: str) -> Iterator[Finding]:
-        """Yield an error if a resource that the spec names is missing. Unreadable resources may be usable."""
+        """Yield an error if no resource exists at ``path``. Accept resources that the login can't read."""
         kind, _, name = path.removeprefix(f"{self._project}/").rpartition("/")
         with suppress(PermissionDeniedError):
             if self.api.find("storage" if kind == "b" else "compute", path) is None:
@@ -289,7 +289,7 @@ def _data() -> dict[str, Any]:
 
 
 def _demand(groups: Collection[HostGroup]) -> tuple[Counter[str], Counter[str]]:
-    """Return the quota that the hosts need, metric -> count: quotas of the region, and of the project."""
+    """Return two maps, metric -> quota that the hosts need: in the region, and in the whole project."""
     regional, everywhere = Counter[str](), Counter[str]()
     for group in groups:
         machine, nodes, count = group.machine, group.nodes, group.count
@@ -345,7 +345,7 @@ def host_warnings(spec: ClusterSpec, made: Collection[str]) -> Iterator[str]:
 
 
 def fabric_manager_warning(spec: ClusterSpec, host: str, machine: Machine) -> Iterator[Finding]:
-    """Yield a warning about GPUs that may need a fabric manager, if clusterctl does not install it."""
+    """Yield a warning if GPUs may need a fabric manager and clusterctl does not install the manager."""
     if machine.has_nvswitches and not spec.software.nvidia.has_driver:
         reason = (
             f"NVSwitches link the GPUs of {machine.name}. If instances see the switches, programs fail with "
@@ -356,14 +356,14 @@ def fabric_manager_warning(spec: ClusterSpec, host: str, machine: Machine) -> It
 
 
 def job_environment(machine: Machine, *, gvnic: bool) -> dict[str, str]:
-    """Return the environment variables of jobs on a machine. Empty without a GPU."""
+    """Return the environment variables of jobs on this machine type. Empty for types without a GPU."""
     if machine.gpu is None:
         return {}
     return {**_jobs_data().gpu, **(_jobs_data().gvnic if gvnic else {})}
 
 
 def network_note(machine: Machine) -> str | None:
-    """Return a note on network features of a machine family that jobs don't use, if any."""
+    """Return a note if jobs don't use all network features of this machine's family."""
     family = "-".join(machine.name.split("-")[:_NAME_PARTS])
     note = _jobs_data().notes.get(family)
     return f"{family}: jobs communicate through gVNIC's sockets; {note} (docs/gcp.md)" if note else None

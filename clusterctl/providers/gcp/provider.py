@@ -174,7 +174,7 @@ class GcpProvider(Provider):
         return Provisioned(inventory, (*notes(spec), *_reuse_notes(plan, kept)), made, started)
 
     def _new_plan(self, terraform: Terraform) -> Plan:
-        """Return a new plan. After an apply, raise a StalePlanError if it would delete hosts or files."""
+        """Return a new plan. After an apply, raise a StalePlanError if the plan deletes hosts or files."""
         plan = terraform.plan()
         lost_hosts = [host.name for host in apply.host_changes(plan) if host.destroys]
         if self._is_done and (lost_hosts or apply.lost_data(plan)):
@@ -233,7 +233,7 @@ class GcpProvider(Provider):
         orphans.remove_resources(self._api, [storage.as_resource(kept)])
 
     def _storage_to_reuse(self, spec: ClusterSpec) -> KeptStorage | None:
-        """Return the kept storage of this cluster or of an earlier cluster of its name, if any."""
+        """Return the kept storage of this cluster, or of an earlier cluster with the same name, if any."""
         storages = self.kept_storage(spec.name, [spec.job_user.name]) if spec.storage.keep else ()
         kept = choose_storage_to_reuse(spec, storages)
         if kept is not None:
@@ -332,7 +332,7 @@ def _names(spec: ClusterSpec) -> tuple[str, ...]:
 
 
 def _new_hosts(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of hosts that a plan creates, and of existing hosts that are off."""
+    """Return the names of the hosts that a plan creates, and the names of existing hosts that are off."""
     instances = [change for change in plan.changes if change.type == costs.INSTANCE]
     changes = {(change.after or change.before or {})["name"]: change for change in instances}
     made = tuple(name for name, change in changes.items() if change.action in ("create", "replace"))
@@ -421,13 +421,13 @@ def has_module(folder: Path) -> bool:
 
 
 def controller_of(folder: Path) -> str:
-    """Return the controller's name in the variables last written; "" if they can't be read."""
+    """Return the controller's name from the file with Terraform's variables; "" if the file can't be read."""
     hosts = storage.read_variables(folder).get("hosts", {})
     return next((name for name, host in hosts.items() if host["role"] == CONTROLLER), "")
 
 
 def _set_project(project: str, folder: Path) -> None:
-    """Write the cluster's project to the variables. A rejected plan may have changed it."""
+    """Write the project to the file with Terraform's variables: a rejected plan may have changed it."""
     if last_variables := storage.read_variables(folder):
         text = json.dumps(last_variables | {"project": project}, indent=2)
         _write(folder / VARIABLES, f"{text}\n".encode())
@@ -459,7 +459,7 @@ def _backend(state: GcsState | None, cluster: str) -> dict[str, str]:
 
 
 def _refuse_moved_state(folder: Path, backend: Mapping[str, str]) -> None:
-    """Reject a new location of the state: Terraform would find no state there and create all again."""
+    """Reject a changed location of the state: Terraform would find no state and create everything again."""
     if not has_module(folder):
         return
     path = folder / BACKEND_FILE

@@ -37,7 +37,7 @@ VARIABLES: Final = "clusterctl.auto.tfvars.json"
 
 
 def variable(spec: ClusterSpec, cluster_id: str, kept: KeptStorage | None) -> dict[str, Any] | None:
-    """Return Terraform's variable `storage`, for ``kept`` or new storage, if `storage.keep` is on."""
+    """Return Terraform's variable `storage` for ``kept`` or else new storage, if `storage.keep` is on."""
     if not spec.storage.keep:
         return None
     disk, share = gcp.shared_disk(spec), gcp.settings_of(spec).filestore
@@ -55,7 +55,7 @@ def variable(spec: ClusterSpec, cluster_id: str, kept: KeptStorage | None) -> di
 
 
 def find(api: Api, name: str, user: str) -> tuple[KeptStorage, ...]:
-    """Return the kept storage of clusters of this name whose first user is ``user``."""
+    """Return the kept storage of clusters with this name and the first user ``user``."""
     resources = orphans.find_labelled(api, LABEL, name, _ADDRESSES)
     users = ((orphans.read_labels(resource[2]).get(USER_LABEL), resource) for resource in resources)
     return tuple(_kept(name, *resource) for owner, resource in users if owner == user)
@@ -102,7 +102,7 @@ def reject_in_use(api: Api, kept: KeptStorage) -> None:
 
 
 def reject_mismatch(spec: ClusterSpec, kept: KeptStorage) -> None:
-    """Raise a UsageError if the spec asks for storage of another kind, zone or type, or for less space."""
+    """Raise a UsageError if the spec asks for storage of another type or zone, or for less space."""
     settings, disk, share = gcp.settings_of(spec), gcp.shared_disk(spec), gcp.settings_of(spec).filestore
     place, size_mib, kind = settings.zone, 0, ""
     if disk:
@@ -128,7 +128,7 @@ def _shown(kind: str, place: str, size_mib: int | None) -> str:
 
 
 def write_imports(folder: Path, kept: KeptStorage | None) -> None:
-    """Write the file that makes Terraform import the kept storage. Without ``kept``, delete the file."""
+    """Write the file that makes Terraform import the storage ``kept``. Without ``kept``, delete the file."""
     path = folder / _IMPORTS
     if kept is None:
         path.unlink(missing_ok=True)

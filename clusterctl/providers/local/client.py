@@ -29,7 +29,7 @@ _idle: list[subprocess.Popen[str]] = []
 
 @dataclass(slots=True)
 class Exchange:
-    """A request in progress. ``goes_on``: the helper will accept another request afterwards."""
+    """A request in progress. ``goes_on``: whether the root helper can take another request afterwards."""
 
     process: subprocess.Popen[str]
     report: ProgressReporter
@@ -37,9 +37,9 @@ class Exchange:
     _result: dict[str, Any] | None = None
 
     def ready(self) -> dict[str, Any] | None:
-        """Return the helper's question, to be answered with ``send``. No question: the result has come.
+        """Return the helper's next question, to be answered with ``send``, or None once the result is there.
 
-        The helper asks when an image under construction answers SSH, and when new nodes have addresses.
+        The helper asks for the configuration of a new image over SSH, and for the files of new nodes.
         """
         assert self.process.stdout is not None  # noqa: S101 - for the type checker: it is a pipe
         for line in self.process.stdout:
@@ -74,7 +74,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Helper:
-    """The connection to the root helper, which serves several requests, since starting it takes 0.15 s."""
+    """A connection to a root helper process, reused for several requests, since a start takes 0.15 s."""
 
     report: ProgressReporter = SILENT.progress
 
@@ -84,7 +84,7 @@ class Helper:
 
     @contextmanager
     def asking(self, verb: str, request: Mapping[str, Any]) -> Iterator[Exchange]:
-        """Send a request and yield the exchange. If the body raises, the helper ends and cleans up."""
+        """Send a request and yield its ``Exchange``. If the body raises, the helper cleans up and ends."""
         exchange: Exchange | None = None
         # In a thread: Ctrl-C in the main thread could lose the process that was just started.
         with ThreadPoolExecutor(max_workers=1) as pool:
@@ -102,7 +102,7 @@ class Helper:
 
 
 def start_ahead() -> None:
-    """Start a helper now, so that the first call need not wait for it. Errors appear at the first call."""
+    """Start a root helper now, so that the first call need not wait. The first call reports any error."""
     # The first call reports the error.
     with suppress(MachineError, OSError):
         _idle.append(_take())
@@ -153,7 +153,7 @@ def refuse_other_machines(system: str) -> None:
 
 
 def elevation(system: str) -> list[str]:
-    """Return the command prefix that runs a command as root. Empty if this process is root already."""
+    """Return the command prefix that runs a command as root. Empty if this process already runs as root."""
     refuse_other_machines(system)
     if os.geteuid() == 0:
         return []

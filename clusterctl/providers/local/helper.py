@@ -107,7 +107,7 @@ _Cached = tuple[Callable[[], object], Callable[[], AbstractContextManager[tuple[
 
 
 def _bake_missing(items: Mapping[str, _Cached]) -> None:
-    """Create all missing images at the same time. Tell the caller their SSH ports and host keys."""
+    """Create all missing images at the same time. Send the caller the images' SSH ports and host keys."""
     if all(is_cached() for is_cached, _ in items.values()):
         return
     caller = _Caller.reading or _Caller()
@@ -165,7 +165,7 @@ def _check_caller() -> None:
 
 @contextmanager
 def state_lock(verb: str, *, wait_s: float = WAIT_S) -> Iterator[None]:
-    """Hold the lock that protects the local clusters of all accounts on this machine."""
+    """Hold the lock on the local clusters of all accounts. ``verb``: the command that takes the lock."""
     for folder in (layout.RUN, layout.STATE):
         layout.make_private(folder)
     with hold(layout.RUN / "lock", verb, what="this machine", wait_s=wait_s, waiting=system.waiting):
@@ -258,7 +258,7 @@ def _made_node(
 
 
 def _ask_for_files(answer: layout.MadeCluster) -> dict[str, list[layout.PlacedFile]]:
-    """Ask the caller for each new node's own files, which need the addresses of all nodes."""
+    """Send the caller all nodes' addresses. Return node -> the files that only this node gets."""
     system.answer({"ready": answer.model_dump(mode="json")})
     if not (line := sys.stdin.readline()):
         raise ProvisionError("the work was not finished", code="caller-gone", why="clusterctl has ended")
@@ -304,7 +304,7 @@ def _load_state(request: layout.ClusterRequest) -> layout.ClusterState:
 
 
 def _assign_numbers(state: layout.ClusterState, request: layout.ClusterRequest) -> layout.ClusterState:
-    """Give each node a number, and save the record before new nodes start. Return the record."""
+    """Give each node a number, save the record (before new nodes start), and return the record."""
     numbers = layout.numbered((node.name for node in request.nodes), state.numbers)
     # Once true, this stays true until a `down` with another value.
     keep = state.keep_storage or request.keep_storage
@@ -316,7 +316,7 @@ def _assign_numbers(state: layout.ClusterState, request: layout.ClusterRequest) 
 def _remove_nodes(
     request: layout.ClusterRequest, state: layout.ClusterState
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Remove nodes to recreate (requested, or with another disk size), and nodes not in the request."""
+    """Remove nodes to recreate, and nodes that the request lacks. Return the names of these two groups."""
     nodes = layout.cluster_dir(request.id) / "nodes"
     nodes.mkdir(exist_ok=True)
     system.erase_doomed(nodes)
@@ -357,7 +357,7 @@ def down(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _keep_shared(cluster_id: str, *, wish: bool | None) -> bool:
-    """Keep the shared folder if ``wish``, by default that of the last `up`, is true. Return whether."""
+    """Keep only the shared folder if ``wish`` (default: that of the last `up`). Return whether it is kept."""
     folder, record = layout.cluster_dir(cluster_id), layout.state_file(cluster_id)
     shared, note = layout.shared_folder(cluster_id), layout.storage_file(cluster_id)
     if not record.exists():
@@ -380,7 +380,7 @@ def _keep_shared(cluster_id: str, *, wish: bool | None) -> bool:
 
 
 def _kept_folders() -> tuple[layout.KeptFolder, ...]:
-    """Return the kept shared folders. The caller must hold ``state_lock``."""
+    """Return the shared folders that `down` has kept. The caller must hold ``state_lock``."""
     folders = []
     for note in sorted(layout.STATE.glob("[!.]*/storage.json")):
         kept = layout.KeptFolder.model_validate_json(note.read_bytes())
@@ -424,7 +424,7 @@ def existing(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def look(message: dict[str, Any]) -> dict[str, Any]:
-    """List everything of a cluster that still exists, a line for each item. Empty after a complete `down`."""
+    """Return a line for each part of a cluster that still exists. Empty after a complete `down`."""
     cluster_id = layout.ClusterQuery.model_validate(message).id
     folder = layout.cluster_dir(cluster_id)
     alive, netns = machine.alive(), layout.netns_name(cluster_id)
@@ -451,7 +451,7 @@ def clusters(_: dict[str, Any]) -> dict[str, Any]:
 
 
 def cache(message: dict[str, Any]) -> dict[str, Any]:
-    """List the image cache, or delete unused images. The locks keep images from being used meanwhile."""
+    """List the cached images. With ``prune`` in the message, delete the unused images and list only these."""
     if message.get("prune"):
         with image.cache_lock("cache prune"), state_lock("cache prune"):
             images = image.prune()

@@ -78,7 +78,7 @@ _OWN_PROCESSES = (
 
 
 def base_inputs(release: str) -> tuple[str, ...]:
-    """Return the inputs that determine a distribution's base, except the mirror, for its cache key."""
+    """Return all inputs of a distribution's base, except the mirror, to compute the base's cache key."""
     base, options = (DEBIAN, _MMDEBSTRAP) if release in DEBIAN.suites else (REDHAT, _DNF)
     at_boot = {"unused", "tmp_in_memory"}
     table_of = base.model_dump_json(exclude={"suites", *at_boot})
@@ -117,7 +117,7 @@ def layers(key: str) -> tuple[Path, ...]:
 
 
 def cached(key: str) -> bool:
-    """Return whether the image and its base are cached. A cached image is complete: a rename adds it."""
+    """Return whether the image and its base are cached. Cached images are complete: a rename adds them."""
     try:
         return all(layer.is_dir() for layer in layers(key))
     except ProvisionError:
@@ -126,7 +126,7 @@ def cached(key: str) -> bool:
 
 @contextmanager
 def cache_lock(verb: str, *, wait_s: float = _BUILDS_S) -> Iterator[None]:
-    """Hold the lock of the image cache. First remove the files and machines of builders that were killed."""
+    """Hold the lock of the image cache. First remove files and machines that killed builds have left."""
     for folder in (layout.RUN, layout.CACHE):
         layout.make_private(folder)
     title = "the cache of node images"
@@ -141,7 +141,7 @@ def cache_lock(verb: str, *, wait_s: float = _BUILDS_S) -> Iterator[None]:
 
 
 def remove_unfinished() -> None:
-    """Remove the files and machines of builders that were killed, unless an image is being built."""
+    """Remove files and machines that killed builds have left, unless an image is being built."""
     if any(layout.CACHE.glob(".building-*")):
         with suppress(LockedError), cache_lock("down", wait_s=0):
             pass
@@ -207,13 +207,13 @@ def apt_proxy() -> str:
 
 
 def baking(request: layout.BakeRequest) -> AbstractContextManager[tuple[int, str]]:
-    """Create a new image, which answers SSH on loopback while the body runs; see ``_baked_over``."""
+    """Create a new image, which answers SSH while the body runs. Yield its SSH port and host key."""
     base = build_base(request)
     return _baked_over((base,), image_dir(request.key), request.base_key, request.admin_key)
 
 
 def class_key(image_key: str, inputs: str) -> str:
-    """Return the cache key of a node template. It contains no names, addresses or secrets of a cluster."""
+    """Return the cache key of a template: a hash of its image and of its configuration (``inputs``)."""
     return digest(image_key, inputs)
 
 
@@ -227,7 +227,7 @@ def class_layer(key: str) -> Path:
 
 
 def class_baking(key: str, image_key: str, admin_key: str) -> AbstractContextManager[tuple[int, str]]:
-    """Create a new node template, which answers SSH while the body runs; see ``_baked_over``."""
+    """Create a new node template, which answers SSH while the body runs. Yield its SSH port and host key."""
     return _baked_over(layers(image_key), layout.class_folder(key), image_key, admin_key)
 
 
@@ -321,7 +321,7 @@ def states() -> tuple[layout.ClusterState, ...]:
 
 
 def classes_of(cluster_id: str) -> frozenset[str]:
-    """Return the folder names, in the cache, of the node templates that a cluster's nodes use."""
+    """Return the node templates that a cluster's nodes use, as names of folders in the image cache."""
     notes = map(layout.class_note, (layout.cluster_dir(cluster_id) / "nodes").glob("[!.]*"))
     return frozenset(layout.class_folder(note.read_text()).name for note in notes if note.exists())
 
@@ -340,7 +340,7 @@ def cache_list() -> tuple[layout.CachedImage, ...]:
 
 
 def erase_old_classes() -> None:
-    """Delete unused node templates except the latest few. Each cluster name has its own templates."""
+    """Delete unused node templates except the latest few, because each cluster name adds new templates."""
     used = {key for state in states() for key in classes_of(state.id)}
     folders = [folder for folder in layout.CACHE.glob("class-*") if folder.name not in used]
     for folder in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)[_KEPT_CLASSES:]:
@@ -367,7 +367,7 @@ HOST_ROOT: Final = Path("/")
 
 
 def dnf_install(root: Path, name: str, *, through: tuple[str, ...] = ()) -> None:
-    """Install a minimal system of this machine's distribution into ``root``, from the same repositories."""
+    """Install this machine's distribution into ``root``. ``through``: prefix of the dnf command, as words."""
     root.mkdir(parents=True)
     # The package that identifies the distribution has different names: rocky-release, redhat-release...
     query = ["rpm", "--query", "--whatprovides", "--queryformat=%{NAME}\n", "system-release"]

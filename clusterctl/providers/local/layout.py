@@ -1,6 +1,6 @@
 """Paths, names of kernel objects, and the messages between the local provider and its root helper.
 
-All kernel names derive from the random cluster id, so that clusters of the same name in two homes do not
+All kernel names derive from the random cluster id, so that clusters of the same name of two users do not
 collide. They fit in the 15 characters that Linux allows for a link.
 """
 
@@ -65,7 +65,7 @@ def storage_file(cluster_id: str) -> Path:
 
 
 def netns_name(cluster_id: str) -> str:
-    """Return the name of the cluster's network namespace, and of this machine's veth end into it."""
+    """Return the name of the cluster's network namespace. The veth link on this machine has the same name."""
     return f"cc{cluster_id}"
 
 
@@ -74,7 +74,7 @@ def bridge_name(cluster_id: str) -> str:
 
 
 def machine_name(cluster_id: str, number: int) -> str:
-    """Return the node's name in systemd-nspawn. nspawn shortens ``vb-NAME`` if it has over 15 characters."""
+    """Return the node's name in systemd-nspawn, so short that its link ``vb-NAME`` fits in 15 characters."""
     return f"c{cluster_id}-{number:03d}"
 
 
@@ -118,7 +118,7 @@ class _Installed(_OfCluster):
 
 
 class ClusterRequest(_Installed):
-    """A whole cluster. The helper creates its missing parts and removes all other nodes."""
+    """A request for a whole cluster. The helper creates missing parts, and removes nodes not listed here."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -133,12 +133,12 @@ class ClusterRequest(_Installed):
     anew: tuple[HostName, ...] = Field((), description="nodes to recreate: existing ones are removed first")
 
     def class_of(self, node: Node) -> str | None:
-        """Return the key of the template for a new node. Without a key, the node starts from the image."""
+        """Return the key of a new node's template. Without a template, the node starts from the image."""
         return self.node_class if node.cores else self.controller_class
 
 
 class PlacedFile(_Message):
-    """A file of a single new node. ``data``: base64. ``owner``, ``edges``: as in ``NodeFile``."""
+    """A file for a single new node. ``data``: base64. ``owner``, ``edges``: as in ``NodeFile``."""
 
     path: Annotated[str, StringConstraints(pattern=r"^/(etc|opt)(/[A-Za-z0-9][\w.-]*)+$")]
     data: str
@@ -148,9 +148,9 @@ class PlacedFile(_Message):
 
 
 class ClassRequest(_Message):
-    """The node templates to create, as layers over ``image``, or over the image of an existing cluster.
+    """The node templates to create, over the image of the existing cluster ``id``, or else over ``image``.
 
-    inputs: group -> hash of everything that the caller configures in its template.
+    inputs: group of nodes -> hash of everything that the caller configures in the group's template.
     """
 
     id: ClusterId
@@ -160,7 +160,7 @@ class ClassRequest(_Message):
 
 
 class ClusterQuery(_Message):
-    """A cluster to examine or remove. ``keep_storage``: for `down`. Default: as the last `up` requested."""
+    """A cluster to examine or remove. ``keep_storage``: keep /shared. Default: as the last `up` requested."""
 
     id: ClusterId
     keep_storage: bool | None = None
@@ -169,7 +169,7 @@ class ClusterQuery(_Message):
 class ClusterState(_Installed):
     """The helper's record of a cluster, `cluster.json`. Keys written by other versions are ignored.
 
-    numbers: by node name. A node's number determines its address and machine name, and never changes.
+    numbers: node name -> number, which determines the node's address and machine name and never changes.
     """
 
     distribution: Release | None = None
@@ -179,7 +179,7 @@ class ClusterState(_Installed):
     def notes_on_kept_settings(
         self, subnet: IPv4Network | None, image: str, distribution: str, slurm: str | None
     ) -> Iterator[str]:
-        """Yield a note for each changed setting that existing nodes keep as it was."""
+        """Yield a note for each setting that differs from the record but does not change existing nodes."""
         if subnet not in (None, self.subnet):
             yield f"the nodes keep the subnet {self.subnet}; `down` and `up` change it to {subnet}"
         is_alike = self.distribution in (None, distribution) and self.slurm in (None, slurm)
@@ -188,7 +188,7 @@ class ClusterState(_Installed):
 
 
 class KeptFolder(_OfCluster):
-    """The record of a removed cluster's shared folder, `storage.json`. ``homes``: account -> uid."""
+    """The record of a removed cluster's kept shared folder, `storage.json`. ``homes``: account -> uid."""
 
     since: float
     size_mib: int
@@ -196,7 +196,7 @@ class KeptFolder(_OfCluster):
 
 
 class StorageQuery(_Message):
-    """A request for the list of kept shared folders, after deleting those of the clusters in ``remove``."""
+    """A request to delete the kept folders of the clusters in ``remove``, and to list the other folders."""
 
     remove: tuple[ClusterId, ...] = ()
 
@@ -204,8 +204,8 @@ class StorageQuery(_Message):
 class Existing(_Message):
     """The state of a cluster on this machine.
 
-    nodes: name -> size of its disk in MiB, if it has its own disk.
-    machines: names of all running machines, also of machines that are not in the record.
+    nodes: name -> size of the node's own disk in MiB, if the node has such a disk.
+    machines: machine names of all running nodes, also of nodes that are missing in ``state``.
     """
 
     state: ClusterState | None = None
@@ -223,7 +223,7 @@ class MadeNode(_Message):
 
 
 class MadeCluster(_Message):
-    """The answer to a ClusterRequest."""
+    """The root helper's answer to a ClusterRequest."""
 
     subnet: IPv4Network
     distribution: Release | None
@@ -236,7 +236,7 @@ class MadeCluster(_Message):
 class BakeRequest(_Message):
     """The image to create: a base of Debian or this machine's distribution, plus the changes of install.yml.
 
-    key: hash of all inputs. id: the cluster whose nodes will use the image.
+    key: hash of all inputs. id: the cluster for which the image is built.
     """
 
     id: ClusterId | None = None
@@ -262,5 +262,5 @@ def numbered(names: Iterable[str], kept: Mapping[str, int]) -> dict[str, int]:
 
 
 def address(subnet: IPv4Network, number: int) -> str:
-    """Return a node's address. This machine has .1, the controller (number 1) .2, and so on."""
+    """Return a node's address: .2 for number 1 (the controller), and so on. This machine has .1."""
     return str(subnet[number + 1])

@@ -65,7 +65,7 @@ def booted_with_systemd() -> bool:
 
 
 def running() -> Mapping[str, int]:
-    """Return the pids of all systemd-nspawn processes on this machine, by machine name.
+    """Return machine name -> pid, for all systemd-nspawn processes on this machine.
 
     Processes inside containers are left out: an image built in a container may have the same name.
     """
@@ -81,7 +81,7 @@ def running() -> Mapping[str, int]:
 
 
 def alive() -> Mapping[str, tuple[int, ...]]:
-    """Return the pids of all machines by name, nspawn's pid first. A machine can outlive its nspawn."""
+    """Return machine name -> pids, nspawn's pid first. Machines that have outlived nspawn are included."""
     pids_by_name: dict[str, list[int]] = {name: [pid] for name, pid in running().items()}
     for pid, name in cgroup_members():
         if pid not in pids_by_name.setdefault(name, []):
@@ -96,7 +96,7 @@ def prepare(
     admin_key: str,
     files: Sequence[layout.PlacedFile] = (),
 ) -> None:
-    """Mount the root of a node that is not running, and write the node's own files, including ``files``.
+    """Mount the root folder of a node that is not running, and write ``files`` and the node's own settings.
 
     Symbolic links are not followed, because root in the node may have created them.
     """
@@ -127,7 +127,7 @@ def prepare(
 
 
 def make_host_key(file: Path, comment: str) -> str:
-    """Create an SSH host key with this comment. Return its public half."""
+    """Create an SSH host key with this comment. Return the public key."""
     keygen = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(file)]
     run(keygen, action="making a host key")
     return public_key(file)
@@ -175,7 +175,7 @@ def _place(root: Path, name: str, text: str | bytes, *, mode: int = 0o644) -> Pa
 
 
 def pin(machine: Machine, pids: Collection[int]) -> None:
-    """Move all threads of a running node to its cores, which change if the number of nodes changes."""
+    """Move all threads of a running node to the node's cores, which depend on the number of nodes."""
     for pid in pids:
         # The process may have ended.
         with suppress(OSError):
@@ -232,7 +232,7 @@ def spawn(argv: Sequence[str], output: int | IO[bytes]) -> subprocess.Popen[byte
 
 
 def check_started(machines: Collection[Machine]) -> None:
-    """Raise a ProvisionError, with the console's output, if a machine ended right after its start."""
+    """Raise a ProvisionError, with a node's console output, if nodes ended right after their start."""
     time.sleep(_EARLY_S)
     running_names = alive()
     if dead := [machine for machine in machines if machine.name not in running_names]:
@@ -260,7 +260,7 @@ def stop(names: Collection[str]) -> None:
 
 
 def end_rooted(folder: Path) -> None:
-    """Kill all processes that run on nodes' file systems below a folder, even if their machine is unknown."""
+    """Kill all processes with a root directory in a node's folder below ``folder``."""
 
     until = time.monotonic() + STOP_TIMEOUT_S
     while remaining := rooted_under(folder):
@@ -269,7 +269,7 @@ def end_rooted(folder: Path) -> None:
 
 
 def _pause(until: float, summary: str, remaining: Iterable[object], *, fix: str = "") -> None:
-    """Wait 20 ms. If the time is up, raise a ProvisionError that lists the ``remaining`` items."""
+    """Wait 20 ms. After the time ``until``, raise a ProvisionError that lists the ``remaining`` items."""
     if time.monotonic() > until:
         raise ProvisionError(summary, code="nodes-not-removed", why=", ".join(map(str, remaining)), fix=fix)
     time.sleep(0.02)
@@ -316,7 +316,7 @@ def remove_cgroups(machine: str) -> None:
 
 
 def cgroups(machines: str) -> tuple[Path, ...]:
-    """Return the control groups of all machines whose names start with ``machines``."""
+    """Return the control groups of all machines with names that start with ``machines``."""
     return tuple(
         group for root in _hierarchies() for group in sorted(root.glob(f"{_CGROUP_PREFIX}{machines}*"))
     )

@@ -327,7 +327,7 @@ def _placed(path: str, file: NodeFile) -> dict[str, Any]:
 
 
 def _is_ours(kept: layout.KeptFolder) -> bool:
-    """Return whether the caller owns the folder, and it does not belong to another state folder in use."""
+    """Return whether the caller owns the kept folder, unless another existing state folder manages it."""
     folder = Path(kept.workspace).parent
     return kept.owner == os.getuid() and (folder == state_home() or not folder.exists())
 

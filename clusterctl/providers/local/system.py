@@ -36,7 +36,7 @@ _running: set[subprocess.Popen[str]] = set()
 
 
 def run(argv: Sequence[str], *, action: str, stdin: str | None = None, where: str = "", fix: str = "") -> str:
-    """Run a tool and return its stdout. The error names ``action``, such as "reading routes"."""
+    """Run a tool and return its stdout, or raise a ProvisionError that names ``action``: "reading routes"."""
     process = subprocess.Popen(
         argv,
         stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
@@ -86,7 +86,7 @@ def answer(message: dict[str, Any]) -> None:
 
 
 def read_processes(name: str) -> Iterator[tuple[Path, str]]:
-    """Yield each process's folder below /proc, and the text of a file in it. Skip unreadable processes."""
+    """Yield each process's folder in /proc, and the text of its file ``name``. Skip unreadable files."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with suppress(OSError):
@@ -110,7 +110,7 @@ def mounted_under(folder: Path) -> tuple[Path, ...]:
 
 
 def mount_disk(folder: Path, size_mib: int) -> Path:
-    """Mount ``folder/disk``, a file system of this size in a sparse file. Create it if it does not exist."""
+    """Mount a file system of this size at ``folder/disk``. Create its sparse file if the file is missing."""
     image, point = folder / "disk.img", folder / "disk"
     point.mkdir(parents=True, exist_ok=True)
     if not image.exists():
@@ -131,7 +131,7 @@ def disk_mib(folder: Path) -> int | None:
 
 
 def loops_under(folder: Path) -> tuple[str, ...]:
-    """Return the loop devices whose files are, or were before their deletion, below this folder."""
+    """Return the loop devices with a file below this folder, even if the file has been deleted."""
     devices = []
     for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
         # The device may have just been detached.
@@ -142,7 +142,7 @@ def loops_under(folder: Path) -> tuple[str, ...]:
 
 
 def mount_overlay(lower: tuple[Path, ...], folder: Path, changes: Path | None = None) -> Path:
-    """Mount ``folder/root`` over the lower layers, topmost first. Changes go to ``changes`` or ``folder``."""
+    """Mount ``lower`` (topmost first) as overlay ``folder/root``. Changes go to ``changes`` or ``folder``."""
     changes = changes or folder
     root, upper, work = folder / "root", changes / "upper", changes / "work"
     if mounted_under(root):
@@ -205,7 +205,7 @@ def delete(folder: Path) -> None:
 
 
 def rooted_under(folder: Path) -> tuple[int, ...]:
-    """Return the processes whose root is an overlay with its changes below ``folder``, mounted or not."""
+    """Return the pids of processes with an overlay below ``folder`` as root directory, even if unmounted."""
     option = f"upperdir={folder}/"
     return tuple(
         int(process.name)
@@ -281,7 +281,7 @@ def restore_kernel_settings() -> None:
 
 
 def has_dnf() -> bool:
-    """Return whether this machine installs packages with dnf. It may be able to build images of Debian."""
+    """Return whether this machine installs its packages with dnf, not apt-get."""
     return shutil.which("dnf") is not None and shutil.which("apt-get") is None
 
 
@@ -309,7 +309,7 @@ def used_networks() -> tuple[IPv4Network, ...]:
 def choose_subnet(
     cluster_id: str, used: Iterable[IPv4Network], requested: IPv4Network | None = None
 ) -> IPv4Network:
-    """Return the requested network if it is free, or else a free /24 that depends on the cluster's id."""
+    """Return ``requested`` (a MachineError if in use), or else a free /24 that depends on the cluster id."""
     taken = tuple(used)
     if requested is not None:
         if clash := next((network for network in taken if network.overlaps(requested)), None):
@@ -374,7 +374,7 @@ def close_network(cluster_id: str, subnet: IPv4Network) -> tuple[str, ...]:
 
 
 def sorting(subnet: IPv4Network) -> tuple[str, ...]:
-    """Return the ``tc -batch`` lines that filter the packets leaving the cluster's network.
+    """Return the ``tc -batch`` lines that filter the packets from nodes to this machine.
 
     Answers take HTB's direct class 1:0; all other packets go to a class with a qdisc that drops them. No
     classifier actions are used, because some kernels lack them. A TCP packet with ACK or RST counts as an
@@ -407,7 +407,7 @@ def remove_network(cluster_id: str) -> None:
 
 
 def remove_netns_folder() -> None:
-    """Unmount and remove /run/netns if it is empty. `ip netns` created and mounted it."""
+    """Unmount and remove /run/netns, which `ip netns` has created, if the folder is empty."""
     if not NETNS_DIR.is_dir() or any(NETNS_DIR.iterdir()):
         return
     # If another process is just creating a namespace, the folder stays.
