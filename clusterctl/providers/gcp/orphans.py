@@ -23,7 +23,7 @@ _WORDS = re.compile(rf"\b({CLUSTER_LABEL}|{ID_LABEL})=([a-z0-9-]+)")
 
 
 def read_labels(resource: Mapping[str, Any]) -> dict[str, str]:
-    """Return the labels of a resource of the REST API, or the labels in its description."""
+    """Return the labels of a REST resource, or else the labels that the resource's description contains."""
     return resource.get("labels") or dict(_WORDS.findall(resource.get("description") or ""))
 
 

@@ -434,7 +434,7 @@ def _set_project(project: str, folder: Path) -> None:
 
 
 def write_module(folder: Path, variables: Mapping[str, Any], state: GcsState | None, *, cluster: str) -> None:
-    """Update clusterctl's files in Terraform's folder. Files `*_override.tf` belong to the user."""
+    """Update clusterctl's files in Terraform's folder. Leave the user's files `*_override.tf` unchanged."""
     folder.mkdir(mode=0o700, exist_ok=True)
     backend = _backend(state, cluster)
     _refuse_moved_state(folder, backend)

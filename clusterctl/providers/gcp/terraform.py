@@ -1,7 +1,7 @@
 """Terraform in a working folder: init, plan, apply of exactly the plan that was shown, outputs, destroy.
 
 Terraform's providers are downloaded once and shared, because Google's has about 100 MB. If the user has a
-Terraform CLI configuration, which may set mirrors and caches, it is used instead.
+Terraform CLI configuration, which may set mirrors and caches, Terraform uses only that configuration.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ class Terraform(Runner):
 
 @contextmanager
 def _import_blocks(folder: Path, adopt: Mapping[str, str]) -> Iterator[None]:
-    """Add import blocks to the module while a plan is made. The plan file then contains the imports."""
+    """Add import blocks to the module while the body makes a plan. The plan then contains the imports."""
     path = folder / _IMPORTS
     if adopt:
         blocks = [{"to": address, "id": identity} for address, identity in adopt.items()]

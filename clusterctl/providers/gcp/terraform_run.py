@@ -1,8 +1,8 @@
 """Runs of Terraform: at most a single run per folder, stopped with a single interrupt when clusterctl stops.
 
 Terraform leads its own session, so that Ctrl-C on the terminal reaches it only through clusterctl. A second
-interrupt would make it stop without writing its state. If clusterctl is killed, the subreaper interrupts
-Terraform (see ``util/process.py``), because it would otherwise create machines that no record names.
+interrupt would make Terraform stop without writing the state. If clusterctl is killed, the subreaper
+(``util/process.py``) interrupts Terraform, which would otherwise create machines that no record names.
 
 A lock on a remote state is released only if a killed run of clusterctl's left it. (The kernel drops the locks
 of local states.) A lock in a bucket names its user and time, but no process. Therefore the start of a run is

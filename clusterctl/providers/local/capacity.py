@@ -1,4 +1,4 @@
-"""Dividing this machine's cores and memory among local nodes, and comparing that with existing nodes."""
+"""Divide this machine's cores and memory among local nodes, and compare the result with existing nodes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Paths, names of kernel objects, and the messages between the local provider and its root helper.
 
 All kernel names derive from the random cluster id, so that clusters of the same name of two users do not
-collide. They fit in the 15 characters that Linux allows for a link.
+collide. The names fit in the 15 characters that Linux allows for a link.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def state_file(cluster_id: str) -> Path:
 
 
 def shared_folder(cluster_id: str) -> Path:
-    """Return the folder that nodes mount as /shared. Kept storage stays in it after `down`."""
+    """Return the folder that nodes mount as /shared. After `down`, this folder may remain as kept storage."""
     return cluster_dir(cluster_id) / "shared"
 
 

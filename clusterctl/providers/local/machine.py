@@ -304,7 +304,7 @@ def enter_cgroup(machine: str) -> list[str]:
 
 
 def remove_cgroups(machine: str) -> None:
-    """Remove the control groups of a machine that has ended. The kernel may take a moment to allow it."""
+    """Remove the control groups of a machine that has ended. Retry until the kernel allows the removal."""
     until = time.monotonic() + STOP_TIMEOUT_S
     remaining = cgroups(machine)
     while remaining:

@@ -290,7 +290,7 @@ def is_orphan(cluster: layout.ClusterState) -> bool:
 
 
 def image_keys(settings: LocalSettings, slurm: str | None = None) -> tuple[str, str]:
-    """Return the cache keys of the base and of the image on it: hashes of all inputs.
+    """Return the cache keys of the base and of the image built on the base: hashes of all inputs.
 
     slurm: the release of Slurm. Default: the release in the distribution's packages.
     """

@@ -177,7 +177,7 @@ def check_overlay(place: Path) -> None:
 def erase(folder: Path) -> None:
     """Unmount and delete the folder of a node or a cluster. Never delete anything in a mounted file system.
 
-    An interruption leaves the folder either complete or renamed: a node with missing files would still start.
+    An interrupted call leaves the folder complete or renamed, so that no node starts with missing files.
     """
     for point in mounted_under(folder):
         run(["umount", str(point)], action=f"unmounting {point}")
@@ -256,7 +256,7 @@ def raise_kernel_limits(nodes: int) -> tuple[str, ...]:
 
 
 def disable_autogroup() -> tuple[str, ...]:
-    """Turn off autogroup, which divides CPU time by sessions. Return a note if it was on."""
+    """Turn off autogroup, which divides CPU time by sessions. Return a note if autogroup was on."""
     # Some kernels lack the setting, and containers can't write it. Nodes can run with autogroup too.
     with suppress(OSError):
         if current := int((_SYS / _AUTOGROUP).read_text()):
